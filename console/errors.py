@@ -1,0 +1,113 @@
+"""What can go wrong through no fault of ours, each with what, where and how to mend it.
+
+    UserError
+    ├── ConfigError        a file or option that a person wrote is wrong (all problems at once)
+    ├── InputError         a corpus cannot be read as what it is said to be
+    ├── StorageError       a file or object cannot be read or written
+    ├── IntegrityError     stored bytes are not the ones that were written
+    ├── BusyError          another process holds what this one needs
+    ├── PlanError          a mixture cannot be carried out as asked
+    ├── LayoutError        a parallel layout, engine or device cannot do what is asked
+    ├── CheckpointError    a checkpoint cannot be saved, or is not one that this run can load
+    ├── RunError           a run cannot go on
+    └── MissingError       a package or program is not installed
+
+Assertions are for our own invariants; these are for everything else. The command line prints
+them without a traceback and exits with 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class UserError(Exception):
+    """An error that a person can mend: what happened, where, and what to do about it."""
+
+    def __init__(self, what: str, *, where: str | None = None, mend: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.mend = mend
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross process boundaries (workers, executors); keyword arguments do not survive
+        # the default pickling of exceptions.
+        return (_rebuild, (type(self), self.__dict__))
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.mend:
+            lines.append(f"  mend:  {self.mend}")
+        return "\n".join(lines)
+
+
+def _rebuild(kind: type[UserError], state: dict[str, object]) -> UserError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, state["what"])
+    error.__dict__.update(state)
+    return error
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One wrong value of a configuration: its dotted path, what is wrong, the line if known."""
+
+    path: str
+    what: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        place = f"line {self.line}: " if self.line else ""
+        return f"{place}{self.path}: {self.what}" if self.path else f"{place}{self.what}"
+
+
+class ConfigError(UserError):
+    """Everything that is wrong with one configuration, reported together."""
+
+    def __init__(self, source: str, problems: Sequence[Problem], *, mend: str | None = None):
+        ordered = sorted(problems, key=lambda problem: problem.line or 0)
+        count = "1 problem" if len(ordered) == 1 else f"{len(ordered)} problems"
+        what = "\n".join([f"{count} in {source}", *(f"  {problem}" for problem in ordered)])
+        super().__init__(what, mend=mend)
+        self.source = source
+        self.problems = tuple(ordered)
+
+
+class InputError(UserError):
+    """A corpus cannot be read as what it is said to be."""
+
+
+class StorageError(UserError):
+    """A file or object cannot be read or written."""
+
+
+class IntegrityError(UserError):
+    """Stored bytes are not the ones that were written."""
+
+
+class BusyError(UserError):
+    """Another process holds what this one needs."""
+
+
+class PlanError(UserError):
+    """A mixture cannot be carried out as asked."""
+
+
+class LayoutError(UserError):
+    """A parallel layout, an engine or a device cannot do what is asked of it."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint cannot be saved, or is not one that this run can load."""
+
+
+class RunError(UserError):
+    """A run cannot go on."""
+
+
+class MissingError(UserError):
+    """A package or program that is needed is not installed."""

@@ -1,0 +1,23 @@
+"""Logging: to stderr, one format, one place where it is set up.
+
+Libraries call `get_logger(__name__)`; only a command calls `setup`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def get_logger(name: str) -> logging.Logger:
+    return logging.getLogger(name)
+
+
+def setup(*, debug: bool = False) -> None:
+    """Send headrace's messages to stderr; other libraries speak only when something is wrong."""
+    rank = os.environ.get("RANK")
+    form = FORMAT if rank is None else FORMAT.replace("%(message)s", f"[rank {rank}] %(message)s")
+    logging.basicConfig(format=form, datefmt="%H:%M:%S", level=logging.WARNING, force=True)
+    logging.getLogger("headrace").setLevel(logging.DEBUG if debug else logging.INFO)

@@ -1,0 +1,92 @@
+"""Progress on stderr: a line that moves on a terminal, one line a minute anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+QUIET_SECONDS = 60.0
+TERMINAL_SECONDS = 0.2
+
+
+def human(number: float) -> str:
+    """12345 → '12.3K'; the suffixes are those that configuration accepts."""
+    for suffix, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if abs(number) >= size:
+            return f"{number / size:.3g}{suffix}"
+    return f"{number:.3g}" if isinstance(number, float) else str(number)
+
+
+def duration(seconds: float) -> str:
+    """3725 → '1h02m'; 65 → '1m05s'."""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    if whole >= 60:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{seconds:.1f}s" if seconds < 10 else f"{whole}s"
+
+
+class Progress:
+    """Counts towards a total and says so.
+
+    `advance(n)` moves the bar; `details` are counters of the caller's own, shown beside it.
+
+        with Progress("building", total=size, unit="B") as progress:
+            progress.advance(len(block), documents=1)
+    """
+
+    def __init__(
+        self,
+        label: str,
+        *,
+        total: float | None = None,
+        unit: str = "",
+        stream: TextIO | None = None,
+    ) -> None:
+        self.label = label
+        self.total = total
+        self.unit = unit
+        self.done = 0.0
+        self.details: dict[str, float | str] = {}
+        self.stream = stream or sys.stderr
+        self.terminal = self.stream.isatty()
+        self.started = self.shown = time.monotonic()
+
+    def advance(self, amount: float = 1, **counters: float) -> None:
+        self.done += amount
+        for name, value in counters.items():
+            previous = self.details.get(name, 0)
+            self.details[name] = (previous if isinstance(previous, (int, float)) else 0) + value
+        if time.monotonic() - self.shown >= (TERMINAL_SECONDS if self.terminal else QUIET_SECONDS):
+            self.show()
+
+    def line(self) -> str:
+        elapsed = max(time.monotonic() - self.started, 1e-9)
+        parts = [f"{self.label}: {human(self.done)}{self.unit}"]
+        if self.total:
+            parts[0] += f" of {human(self.total)}{self.unit} ({self.done / self.total:.0%})"
+        parts += [
+            f"{human(value) if isinstance(value, (int, float)) else value} {name}"
+            for name, value in self.details.items()
+        ]
+        parts.append(f"{human(self.done / elapsed)}{self.unit}/s")
+        if self.total and 0 < self.done < self.total:
+            parts.append(f"{duration(elapsed * (self.total / self.done - 1))} left")
+        else:
+            parts.append(duration(elapsed))
+        return ", ".join(parts)
+
+    def show(self) -> None:
+        self.shown = time.monotonic()
+        self.stream.write(f"\r\x1b[2K{self.line()}" if self.terminal else f"{self.line()}\n")
+        self.stream.flush()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.show()
+        if self.terminal:
+            self.stream.write("\n")

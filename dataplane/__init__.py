@@ -1,0 +1,1 @@
+"""The ground: storage, shards, manifests, the order, the stream, the loader."""

@@ -1,0 +1,1 @@
+"""The plan: sources, weights, phases, annealing; what a run will see, and what it saw."""

@@ -1,0 +1,1 @@
+"""Hybrid models: operators, blocks, counting and conversion. Needs torch alone."""

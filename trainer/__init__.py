@@ -1,0 +1,1 @@
+"""The run: engines, parallel layouts, schedule, checkpoints, report."""
