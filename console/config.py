@@ -120,7 +120,8 @@ def build(kind: type[T], data: object, *, source: str, lines: Lines | None = Non
 
     problems: list[Problem] = []
     try:
-        return pydantic.TypeAdapter(_strict(kind)).validate_python(data)
+        checked: T = pydantic.TypeAdapter(_strict(kind)).validate_python(data)
+        return checked
     except pydantic.ValidationError as error:
         for item in error.errors(include_url=False):
             path = _data_path(data, item["loc"])
@@ -236,7 +237,7 @@ def _choices(kind: Any, data: Any) -> list[Any]:
     if typing.get_origin(kind) is typing.Annotated:
         for mark in kind.__metadata__:
             if isinstance(mark, OneOf):
-                tag = data.get(mark.tag) if isinstance(data, dict) else None
+                tag = str(data.get(mark.tag)) if isinstance(data, dict) else ""
                 return [mark.registry[tag]] if tag in mark.registry else []
         return _choices(typing.get_args(kind)[0], data)
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
@@ -329,11 +330,12 @@ def _loader() -> type[yaml.SafeLoader]:
     if _LOADER is None:
 
         class Loader(yaml.SafeLoader):
-            yaml_implicit_resolvers: typing.ClassVar = {
-                first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:bool"]
-                for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-            }
+            pass
 
+        Loader.yaml_implicit_resolvers = {
+            first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:bool"]
+            for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
         bools = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
         Loader.add_implicit_resolver("tag:yaml.org,2002:bool", bools, list("tTfF"))
         Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))

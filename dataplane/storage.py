@@ -1,0 +1,219 @@
+"""Files by URL: local paths and anything fsspec knows, with retries and atomic writes.
+
+A write is visible whole or not at all. On a local disk that is a temporary file, fsync and one
+rename; on an object store one PUT (or a completed multipart upload). Passing faults of a remote
+store are retried with growing pauses; what remains is a StorageError that names the URL.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..console.errors import MissingError, StorageError
+from ..console.log import get_logger
+
+T = TypeVar("T")
+
+log = get_logger(__name__)
+
+ATTEMPTS = 8
+FIRST_PAUSE = 0.2
+LONGEST_PAUSE = 20.0
+
+
+def is_local(url: str) -> bool:
+    return "://" not in url or url.startswith("file://")
+
+
+def local_path(url: str) -> Path:
+    """The path of a local URL."""
+    assert is_local(url), url
+    return Path(url.removeprefix("file://")).expanduser()
+
+
+def join(url: str, *names: str) -> str:
+    return "/".join([url.rstrip("/"), *(name.strip("/") for name in names)])
+
+
+def read(url: str, start: int = 0, end: int | None = None) -> bytes:
+    """The bytes [start, end) of a file, or all of it."""
+    if is_local(url):
+        try:
+            with local_path(url).open("rb") as file:
+                file.seek(start)
+                return file.read() if end is None else file.read(end - start)
+        except OSError as error:
+            raise _failed("read", url, error) from None
+    if start == 0 and end is None:
+        return _remote("read", url, lambda fs, path: bytes(fs.cat_file(path)))
+    return _remote("read", url, lambda fs, path: bytes(fs.cat_file(path, start=start, end=end)))
+
+
+def size(url: str) -> int:
+    if is_local(url):
+        try:
+            return local_path(url).stat().st_size
+        except OSError as error:
+            raise _failed("read", url, error) from None
+    return int(_remote("read", url, lambda fs, path: fs.info(path)["size"]))
+
+
+def exists(url: str) -> bool:
+    if is_local(url):
+        return local_path(url).exists()
+    return bool(_remote("look for", url, lambda fs, path: fs.exists(path)))
+
+
+def write(url: str, data: bytes) -> None:
+    """Write a small file atomically."""
+    if not is_local(url):
+        _remote("write", url, lambda fs, path: fs.pipe_file(path, data))
+        return
+    target = local_path(url)
+    temporary = _beside(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+        sync_folder(target.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _failed("write", url, error) from None
+
+
+def put(source: Path, url: str) -> None:
+    """Move a finished local file to `url`, atomically."""
+    if not is_local(url):
+        _remote("write", url, lambda fs, path: fs.put_file(str(source), path))
+        source.unlink()
+        return
+    target = local_path(url)
+    temporary = _beside(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with source.open("rb+") as file:
+            os.fsync(file.fileno())
+        try:
+            source.replace(target)
+        except OSError as error:
+            if error.errno != 18:  # EXDEV: another file system
+                raise
+            shutil.copyfile(source, temporary)
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(target)
+            source.unlink()
+        sync_folder(target.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _failed("write", url, error) from None
+
+
+def delete(url: str) -> None:
+    """Remove one file; one that is not there is no error."""
+    if is_local(url):
+        local_path(url).unlink(missing_ok=True)
+        return
+
+    def remove(fs: Any, path: str) -> None:
+        try:
+            fs.rm_file(path)
+        except FileNotFoundError:
+            return
+
+    _remote("delete", url, remove)
+
+
+def list_files(url: str) -> list[str]:
+    """The names of all files below a folder, relative to it, sorted."""
+    if is_local(url):
+        root = local_path(url)
+        return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+    def find(fs: Any, path: str) -> list[str]:
+        fs.invalidate_cache()
+        root = path.rstrip("/") + "/"
+        return sorted(str(name)[len(root) :] for name in fs.find(path))
+
+    return _remote("list", url, find)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """fsspec's file system for a URL, and the path in it."""
+    import fsspec
+
+    try:
+        fs, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise MissingError(f"cannot open {url}: {error}", mend="check the URL's scheme") from None
+    return fs, path
+
+
+def _remote(verb: str, url: str, act: Callable[[Any, str], T]) -> T:
+    for attempt, pause in enumerate(_pauses(), start=1):
+        try:
+            return act(*file_system(url))
+        except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+            raise _failed(verb, url, error) from None
+        except Exception as error:  # fsspec's back ends share no class for a passing fault
+            if attempt == ATTEMPTS or not _passing(error):
+                raise _failed(verb, url, error) from error
+            log.warning("could not %s %s (%s); trying again in %.1f s", verb, url, error, pause)
+            time.sleep(pause)
+    raise AssertionError("unreachable")
+
+
+def _passing(error: Exception) -> bool:
+    """Whether trying again may help: time-outs, dropped connections, throttling, 5xx."""
+    if isinstance(error, (TimeoutError, ConnectionError)):
+        return True
+    response = getattr(error, "response", None)
+    status = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+    if status.get("HTTPStatusCode", 0) in (429, 500, 502, 503, 504):
+        return True
+    text = f"{type(error).__module__}.{type(error).__name__} {error}".lower()
+    words = ("timeout", "connect", "slow", "throttl", "503", "429", "payload", "disconnected")
+    return any(word in text for word in words)
+
+
+def _pauses() -> Iterator[float]:
+    pause = FIRST_PAUSE
+    for _ in range(ATTEMPTS):
+        yield pause * random.uniform(0.5, 1.5)
+        pause = min(pause * 2, LONGEST_PAUSE)
+
+
+def _beside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+def _failed(verb: str, url: str, error: Exception) -> StorageError:
+    mend = None
+    if isinstance(error, FileNotFoundError):
+        reason, mend = "it does not exist", "check the path, or build the dataset first"
+    elif isinstance(error, PermissionError):
+        reason, mend = "access is denied", "check the credentials (`headrace doctor` shows them)"
+    elif isinstance(error, OSError) and error.errno == 28:
+        reason, mend = "the disk is full", "free some space and run the same command again"
+    else:
+        reason = str(error) or type(error).__name__
+    return StorageError(f"cannot {verb} {url}: {reason}", mend=mend)
