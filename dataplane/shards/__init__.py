@@ -9,7 +9,7 @@ To add one: write a file beside this one, and add it to FORMATS.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import BinaryIO, Protocol
@@ -23,6 +23,7 @@ Reader = Callable[[int, int], bytes]
 """Reads the bytes [start, end) of a shard."""
 
 Int64 = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,76 @@ class Origin:
     id: str | None = None
 
 
-@dataclass(frozen=True)
-class Document:
-    """One tokenized document, its end-of-document id included."""
+@dataclass(frozen=True, eq=False)
+class Documents:
+    """Tokenized documents side by side, each with its end-of-document id.
 
-    tokens: npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
-    origin: Origin
+    Arrays, never a list of objects: a corpus of short documents would spend its time on them.
+    """
+
+    tokens: Tokens
+    starts: Int64
+    """Token offsets of the documents, and after the last one: documents + 1 values."""
+    files: tuple[str, ...]
+    file: npt.NDArray[np.int32]
+    """Of each document, the index of its file in `files`."""
+    position: Int64
+    """Of each document, the place in its file."""
+    ids: tuple[str | None, ...] | None = None
+    """The user's own ids, where there are any."""
     weights: npt.NDArray[np.uint8] | None = None
-    """A code for each token into the dataset's palette of loss weights."""
+    """Of each token, a code into the dataset's palette of loss weights."""
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, part: slice) -> Documents:
+        """A run of documents; copies no tokens."""
+        first, last, step = part.indices(len(self))
+        assert step == 1
+        last = max(first, last)
+        start, end = int(self.starts[first]), int(self.starts[last])
+        return Documents(
+            tokens=self.tokens[start:end],
+            starts=self.starts[first : last + 1] - start,
+            files=self.files,
+            file=self.file[first:last],
+            position=self.position[first:last],
+            ids=None if self.ids is None else self.ids[first:last],
+            weights=None if self.weights is None else self.weights[start:end],
+        )
+
+    @property
+    def size(self) -> int:
+        """Bytes of tokens and weight codes."""
+        return self.tokens.nbytes + (0 if self.weights is None else self.weights.nbytes)
+
+    @staticmethod
+    def concatenate(parts: Sequence[Documents]) -> Documents:
+        """The documents of all parts, in order. At least one part."""
+        if len(parts) == 1:
+            return parts[0]
+        names: dict[str, int] = {}
+        file, starts, offset = [], [np.zeros(1, np.int64)], 0
+        for part in parts:
+            codes = [names.setdefault(name, len(names)) for name in part.files]
+            file.append(np.array(codes, np.int32)[part.file])
+            starts.append(part.starts[1:] + offset)
+            offset += int(part.starts[-1])
+        ids = None
+        if any(part.ids is not None for part in parts):
+            ids = tuple(id for part in parts for id in (part.ids or (None,) * len(part)))
+        weights = [part.weights for part in parts if part.weights is not None]
+        assert len(weights) in (0, len(parts))
+        return Documents(
+            tokens=np.concatenate([part.tokens for part in parts]),
+            starts=np.concatenate(starts),
+            files=tuple(names),
+            file=np.concatenate(file),
+            position=np.concatenate([part.position for part in parts]),
+            ids=ids,
+            weights=np.concatenate(weights) if weights else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -61,19 +124,11 @@ class Layout:
     weight_bytes: Int64 | None = None
 
 
-class Writer(Protocol):
-    """Writes documents into the file it was made for."""
-
-    def add(self, document: Document) -> None: ...
-
-    def finish(self) -> None: ...
-
-
 class Format(Protocol):
     """What each module of this folder provides, as functions."""
 
-    def writer(self, out: BinaryIO, *, dtype: str, weighted: bool) -> Writer:
-        """Start a shard. `out` is written strictly forward."""
+    def write(self, out: BinaryIO, documents: Documents) -> None:
+        """Write a whole shard, strictly forward. Equal documents give equal bytes."""
         ...
 
     def layout(self, read: Reader, size: int, *, dtype: str, details: dict[str, object]) -> Layout:

@@ -1,0 +1,255 @@
+"""Arrow IPC files in large record batches: pyarrow, polars and `datasets` open them as they are.
+
+    tokens: list<uint16 | uint32>    weights: list<uint8> (if any)
+    file: string    position: int64    id: string (null where the corpus has none)
+
+The tokens of one record batch lie side by side, so that a batch is one run. Where they lie is
+read from the metadata alone: the footer, then each batch's header and list offsets. (pyarrow does
+not tell where a buffer lies in its file, hence the few lines of flatbuffers at the end.)
+
+fms-fsdp's files are read too: a `tokens` column of plain integers, a record batch a document.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+from ...console.errors import InputError, IntegrityError
+from . import Documents, Int64, Layout, Origin, Reader
+
+BATCH_BYTES = 16 << 20
+"""A record batch is closed when its tokens exceed this: few batches, each well below the 2^31
+elements that list offsets can count."""
+
+MAGIC = b"ARROW1"
+TAIL = 64 << 10
+
+
+def write(out: BinaryIO, documents: Documents) -> None:
+    schema = _schema(documents)
+    with pa.ipc.new_file(out, schema) as writer:
+        for first, last in _batches(documents):
+            part = documents[first:last]
+            offsets = pa.array(part.starts.astype(np.int32))
+            columns = [pa.ListArray.from_arrays(offsets, pa.array(part.tokens))]
+            if part.weights is not None:
+                columns.append(pa.ListArray.from_arrays(offsets, pa.array(part.weights)))
+            names = pa.DictionaryArray.from_arrays(
+                pa.array(part.file), pa.array(part.files, pa.string())
+            )
+            columns += [names.cast(pa.string()), pa.array(part.position)]
+            ids = part.ids if part.ids is not None else (None,) * len(part)
+            columns.append(pa.array(ids, pa.string()))
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+
+
+def layout(read: Reader, size: int, *, dtype: str, details: dict[str, object]) -> Layout:
+    file = _File(read, size)
+    tokens, nested = file.column("tokens")
+    has_weights = nested and "weights" in file.schema.names
+    starts: list[Int64] = [np.zeros(1, np.int64)]
+    run_tokens, run_bytes, weight_bytes = [0], [], []
+    for block in file.blocks:
+        buffers, rows = file.buffers(block)
+        if nested:
+            offsets = file.offsets(buffers[tokens + 1], rows, file.schema.field("tokens").type)
+            base = int(offsets[0])
+            ends = offsets[1:] - base
+            values = buffers[tokens + 3][0] + base * np.dtype(dtype).itemsize
+        else:
+            ends = np.array([rows], np.int64)
+            values = buffers[tokens + 1][0]
+            base = 0
+        starts.append(ends + run_tokens[-1])
+        run_bytes.append(values)
+        if has_weights:
+            weight_bytes.append(buffers[file.column("weights")[0] + 3][0] + base)
+        run_tokens.append(int(starts[-1][-1]) if len(ends) else run_tokens[-1])
+    return Layout(
+        document_starts=np.concatenate(starts),
+        run_tokens=np.array(run_tokens, np.int64),
+        run_bytes=np.array(run_bytes, np.int64),
+        weight_bytes=np.array(weight_bytes, np.int64) if has_weights else None,
+    )
+
+
+def origins(
+    read: Reader, size: int, first: int, last: int, *, details: dict[str, object]
+) -> list[Origin]:
+    file = _File(read, size)
+    nested = file.column("tokens")[1]
+    names = [name for name in ("file", "position", "id") if name in file.schema.names]
+    found: list[Origin] = []
+    seen = 0
+    for number, block in enumerate(file.blocks):
+        buffers, rows = file.buffers(block)
+        rows = rows if nested else 1
+        low, high = max(first, seen) - seen, min(last, seen + rows) - seen
+        seen += rows
+        if low >= high:
+            continue
+        if not nested or "file" not in names:
+            found += [Origin(file="", position=seen - rows + k) for k in range(low, high)]
+            continue
+        columns = {name: file.values(name, number, buffers, low, high) for name in names}
+        ids = columns.get("id", [None] * (high - low))
+        found += [
+            Origin(str(name), int(position), None if id is None else str(id))
+            for name, position, id in zip(columns["file"], columns["position"], ids, strict=True)
+        ]
+    return found
+
+
+def _schema(documents: Documents) -> Any:
+    fields = [("tokens", pa.list_(pa.from_numpy_dtype(documents.tokens.dtype)))]
+    if documents.weights is not None:
+        fields.append(("weights", pa.list_(pa.uint8())))
+    return pa.schema(
+        [*fields, ("file", pa.string()), ("position", pa.int64()), ("id", pa.string())]
+    )
+
+
+def _batches(documents: Documents) -> list[tuple[int, int]]:
+    """Cuts documents into record batches of about BATCH_BYTES of tokens."""
+    room = BATCH_BYTES // documents.tokens.itemsize
+    cuts, first = [], 0
+    while first < len(documents):
+        last = int(np.searchsorted(documents.starts, documents.starts[first] + room, side="right"))
+        last = min(max(last - 1, first + 1), len(documents))
+        cuts.append((first, last))
+        first = last
+    return cuts
+
+
+class _File:
+    """The skeleton of an Arrow file: its schema, its record batches, where their buffers lie."""
+
+    def __init__(self, read: Reader, size: int) -> None:
+        self.read = read
+        tail = read(max(0, size - TAIL), size)
+        if len(tail) < 10 or not tail.endswith(MAGIC):
+            raise IntegrityError("not a whole Arrow IPC file: its last bytes are missing")
+        length = struct.unpack_from("<i", tail, len(tail) - 10)[0]
+        footer = tail[-10 - length : -10]
+        if length + 10 > len(tail):
+            footer = read(size - 10 - length, size - 10)
+        root = _Table(footer, struct.unpack_from("<I", footer)[0])
+        self.blocks = [struct.unpack_from("<qi4xq", footer, at) for at in root.vector(3, stride=24)]
+        end = self.blocks[0][0] if self.blocks else size - 10 - length
+        self.schema = pa.ipc.read_schema(pa.py_buffer(read(8, end)))
+        self._index: dict[str, int] = {}
+        at = 0
+        for field in self.schema:
+            self._index[field.name] = at
+            at += _buffer_count(field.type)
+
+    def column(self, name: str) -> tuple[int, bool]:
+        """The index of a column's first buffer, and whether it is a list of a document each."""
+        if name not in self._index:
+            known = ", ".join(self.schema.names)
+            raise InputError(f"the Arrow file has no column `{name}`", mend=f"it has: {known}")
+        kind = self.schema.field(name).type
+        return self._index[name], pa.types.is_list(kind) or pa.types.is_large_list(kind)
+
+    def buffers(self, block: tuple[int, int, int]) -> tuple[list[tuple[int, int]], int]:
+        """Where the buffers of a record batch lie in the file (offset, bytes), and its rows."""
+        offset, head, _ = block
+        data = self.read(offset, offset + head)
+        start = 8 if data[:4] == b"\xff\xff\xff\xff" else 4
+        message = _Table(data, start + struct.unpack_from("<I", data, start)[0])
+        batch = message.table(2)
+        if batch.field(3):
+            raise InputError(
+                "the Arrow file's buffers are compressed: tokens cannot be read in place",
+                mend="write it again without compression",
+            )
+        places = [struct.unpack_from("<qq", data, at) for at in batch.vector(2, stride=16)]
+        rows = struct.unpack_from("<q", data, batch.field(0))[0] if batch.field(0) else 0
+        return [(offset + head + at, length) for at, length in places], rows
+
+    def offsets(self, buffer: tuple[int, int], rows: int, kind: Any) -> Int64:
+        """The rows + 1 offsets of a list or string column."""
+        wide = any(test(kind) for test in (pa.types.is_large_list, pa.types.is_large_string))
+        dtype = np.dtype("<i8" if wide else "<i4")
+        if rows == 0:
+            return np.zeros(1, np.int64)
+        data = self.read(buffer[0], buffer[0] + (rows + 1) * dtype.itemsize)
+        return np.frombuffer(data, dtype).astype(np.int64)
+
+    def values(
+        self, name: str, number: int, buffers: list[tuple[int, int]], low: int, high: int
+    ) -> list[Any]:
+        """Rows [low, high) of a string or int64 column, reading those rows alone."""
+        at = self._index[name]
+        kind = self.schema.field(name).type
+        _, rows = self.buffers(self.blocks[number])
+        if pa.types.is_int64(kind):
+            start = buffers[at + 1][0]
+            places = np.frombuffer(self.read(start + 8 * low, start + 8 * high), "<i8")
+            return list(places.tolist())
+        offsets = self.offsets(buffers[at + 1], rows, kind)[low : high + 1]
+        start = buffers[at + 2][0]
+        text = self.read(start + int(offsets[0]), start + int(offsets[-1]))
+        present = [True] * (high - low)
+        if buffers[at][1]:
+            bits = np.frombuffer(self.read(buffers[at][0], sum(buffers[at])), np.uint8)
+            present = np.unpackbits(bits, bitorder="little")[low:high].astype(bool).tolist()
+        cuts = (offsets - offsets[0]).tolist()
+        return [
+            text[a:b].decode() if there else None
+            for a, b, there in zip(cuts[:-1], cuts[1:], present, strict=True)
+        ]
+
+
+def _buffer_count(kind: Any) -> int:
+    """How many buffers a column of this type has in a record batch, children included."""
+    types = pa.types
+    if types.is_null(kind):
+        return 0
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
+        return 2 + sum(_buffer_count(kind.field(k).type) for k in range(kind.num_fields))
+    if types.is_struct(kind) or types.is_fixed_size_list(kind):
+        return 1 + sum(_buffer_count(kind.field(k).type) for k in range(kind.num_fields))
+    if any(
+        test(kind)
+        for test in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    ):
+        return 3
+    if types.is_primitive(kind) or types.is_dictionary(kind) or types.is_fixed_size_binary(kind):
+        return 2
+    raise InputError(f"the Arrow file has a column of type {kind}, which cannot be indexed")
+
+
+class _Table:
+    """A flatbuffers table: a vtable that says where each numbered field lies."""
+
+    def __init__(self, data: bytes, position: int) -> None:
+        self.data = data
+        self.position = position
+        self.vtable = position - struct.unpack_from("<i", data, position)[0]
+        self.size = struct.unpack_from("<H", data, self.vtable)[0]
+
+    def field(self, number: int) -> int:
+        """Where field `number` lies; 0 if it is absent."""
+        slot = 4 + 2 * number
+        if slot >= self.size:
+            return 0
+        offset = int(struct.unpack_from("<H", self.data, self.vtable + slot)[0])
+        return self.position + offset if offset else 0
+
+    def table(self, number: int) -> _Table:
+        at = self.field(number)
+        return _Table(self.data, at + struct.unpack_from("<I", self.data, at)[0])
+
+    def vector(self, number: int, *, stride: int) -> list[int]:
+        """Where the elements of a vector of structs lie."""
+        at = self.field(number)
+        if not at:
+            return []
+        start = at + struct.unpack_from("<I", self.data, at)[0]
+        count = struct.unpack_from("<I", self.data, start)[0]
+        return [start + 4 + stride * k for k in range(count)]

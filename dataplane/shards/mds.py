@@ -1,0 +1,193 @@
+"""MDS files: mosaicml's `streaming.StreamingDataset` reads them unmodified.
+
+    count: uint32 | offsets: (count + 1) × uint32 | JSON config | token counts | samples
+
+A sample is the sizes of its variable columns, then the columns: tokens, weights (if any), file,
+position, id (empty where the corpus has none). The token counts between the config and the first
+sample are ours: readers of MDS go by the offsets and never look there, and we find every token
+without touching a sample. Files that others wrote are found out by reading their samples' sizes.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from ...console.errors import InputError, IntegrityError
+from . import Documents, Int64, Layout, Origin, Reader
+
+LIMIT = 2**32
+"""Offsets are uint32: a file is smaller than this."""
+
+MARK = "headrace"
+FIXED = {"int": 8, "uint8": 1, "uint16": 2, "uint32": 4, "int32": 4, "int64": 8, "uint64": 8}
+FIXED |= {"int8": 1, "int16": 2, "float16": 2, "float32": 4, "float64": 8}
+
+
+def write(out: BinaryIO, documents: Documents) -> None:
+    config = json.dumps({**columns(documents), MARK: {"counts": len(documents)}}).encode()
+    lengths = np.diff(documents.starts)
+    assert not len(lengths) or lengths.min() > 0, "a document holds at least its end"
+    counts = lengths.astype(np.uint32).tobytes()
+    samples = _samples(documents)
+    sizes = np.fromiter((len(sample) for sample in samples), np.int64, len(samples))
+    head = 4 + 4 * (len(samples) + 1) + len(config) + len(counts)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]) + head
+    if offsets[-1] >= LIMIT:
+        raise InputError(
+            f"a shard of {offsets[-1]} bytes is too large for MDS, whose files end at 4 GiB",
+            mend="choose a smaller --shard-size, or split long documents (--max-document-tokens)",
+        )
+    out.write(np.uint32(len(samples)).tobytes())
+    out.write(offsets.astype(np.uint32).tobytes())
+    out.write(config)
+    out.write(counts)
+    out.writelines(samples)
+
+
+def columns(documents: Documents) -> dict[str, Any]:
+    """What the dataset's index.json says of each shard's columns."""
+    return index_columns(documents.tokens.dtype.name, weighted=documents.weights is not None)
+
+
+def index_columns(dtype: str, *, weighted: bool) -> dict[str, Any]:
+    encodings = {"tokens": f"ndarray:{dtype}"}
+    if weighted:
+        encodings["weights"] = "ndarray:uint8"
+    encodings |= {"file": "str", "position": "int", "id": "str"}
+    return {
+        "column_names": list(encodings),
+        "column_encodings": list(encodings.values()),
+        "column_sizes": [FIXED.get(encoding) for encoding in encodings.values()],
+        "format": "mds",
+        "version": 2,
+    }
+
+
+def layout(read: Reader, size: int, *, dtype: str, details: dict[str, object]) -> Layout:
+    offsets, config, end = _head(read, size)
+    samples = len(offsets) - 1
+    itemsize = np.dtype(dtype).itemsize
+    if MARK not in config:
+        return _foreign_layout(read, offsets, config, itemsize)
+    data = read(end, end + 4 * samples)
+    lengths = np.frombuffer(data, np.uint32).astype(np.int64)
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    variable = config["column_sizes"].count(None)
+    # In front of the values of an array: a byte for its kind of shape, and the shape.
+    shape = 1 + np.select([lengths < 1 << 8, lengths < 1 << 16], [1, 2], 4)
+    tokens = offsets[:-1] + 4 * variable + shape
+    weights = tokens + lengths * itemsize + shape
+    return Layout(
+        document_starts=starts,
+        run_tokens=starts,
+        run_bytes=tokens,
+        weight_bytes=weights if "weights" in config["column_names"] else None,
+    )
+
+
+def origins(
+    read: Reader, size: int, first: int, last: int, *, details: dict[str, object]
+) -> list[Origin]:
+    offsets, config, _ = _head(read, size)
+    names = config["column_names"]
+    found = []
+    for number in range(first, last):
+        if "file" not in names or "position" not in names:
+            found.append(Origin(file="", position=number))
+            continue
+        sample = read(int(offsets[number]), int(offsets[number + 1]))
+        place = _places(sample, config)
+        start, end = place["position"]
+        position = int(np.frombuffer(sample[start:end], np.int64)[0])
+        id = sample[slice(*place["id"])].decode() if "id" in place else ""
+        found.append(Origin(sample[slice(*place["file"])].decode(), position, id or None))
+    return found
+
+
+def _samples(documents: Documents) -> list[bytes]:
+    names = [name.encode() for name in documents.files]
+    width = documents.tokens.itemsize
+    tokens = memoryview(documents.tokens.tobytes())
+    weights = None if documents.weights is None else memoryview(documents.weights.tobytes())
+    ids = documents.ids or (None,) * len(documents)
+    starts = documents.starts.tolist()
+    samples = []
+    for number, (file, position, id) in enumerate(
+        zip(documents.file.tolist(), documents.position.tolist(), ids, strict=True)
+    ):
+        start, end = starts[number], starts[number + 1]
+        name, own, shape = names[file], (id or "").encode(), _shape(end - start)
+        sizes = [len(shape) + (end - start) * width, len(name), len(own)]
+        parts: list[bytes | memoryview] = [shape, tokens[start * width : end * width]]
+        if weights is not None:
+            sizes.insert(1, len(shape) + end - start)
+            parts += [shape, weights[start:end]]
+        parts += [name, position.to_bytes(8, "little", signed=True), own]
+        samples.append(b"".join([b"".join(n.to_bytes(4, "little") for n in sizes), *parts]))
+    return samples
+
+
+def _shape(length: int) -> bytes:
+    """MDS' header of a one-dimensional array: ndim and the width of the shape, then the shape."""
+    power = 0 if length < 1 << 8 else 1 if length < 1 << 16 else 2
+    return bytes([1 << 2 | power]) + length.to_bytes(1 << power, "little")
+
+
+def _head(read: Reader, size: int) -> tuple[Int64, dict[str, Any], int]:
+    """The samples' offsets, the config, and where the config ends."""
+    count = int.from_bytes(read(0, 4), "little")
+    at = 4 + 4 * (count + 1)
+    if at > size:
+        raise IntegrityError("not a whole MDS file: its table of offsets is cut off")
+    offsets = np.frombuffer(read(4, at), np.uint32).astype(np.int64)
+    if offsets[-1] != size or np.any(np.diff(offsets) < 0):
+        raise IntegrityError("not a whole MDS file: its offsets do not end where it ends")
+    text = read(at, int(offsets[0])).decode("latin-1")
+    try:
+        config, length = json.JSONDecoder().raw_decode(text)
+    except ValueError:
+        raise IntegrityError("not an MDS file: it has no config after its offsets") from None
+    return offsets, config, at + length
+
+
+def _foreign_layout(read: Reader, offsets: Int64, config: dict[str, Any], itemsize: int) -> Layout:
+    """The layout of a file that others wrote: each sample's tokens are looked up in it."""
+    names = config["column_names"]
+    if "tokens" not in names:
+        raise InputError("the MDS file has no column `tokens`", mend=f"it has: {', '.join(names)}")
+    encoding = config["column_encodings"][names.index("tokens")]
+    places, lengths = [], []
+    for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        sample = read(start, end)
+        low, high = _places(sample, config)["tokens"]
+        if encoding.startswith("ndarray"):
+            low += _array_head(sample[low:high], encoding)
+        places.append(start + low)
+        lengths.append((high - low) // itemsize)
+    starts = np.concatenate([[0], np.cumsum(np.array(lengths, np.int64))]).astype(np.int64)
+    return Layout(starts, starts, np.array(places, np.int64))
+
+
+def _array_head(data: bytes, encoding: str) -> int:
+    """Bytes in front of the values of an encoded array."""
+    _, *rest = encoding.split(":")
+    head = 0 if rest else 1
+    if len(rest) < 2:
+        kind = data[head]
+        head += 1 + (kind >> 2) * 2 ** (kind % 4)
+    return head
+
+
+def _places(sample: bytes, config: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Where each column lies in a sample."""
+    variable = config["column_sizes"].count(None)
+    sizes = iter(np.frombuffer(sample[: 4 * variable], np.uint32).tolist())
+    place, at = {}, 4 * variable
+    for name, fixed in zip(config["column_names"], config["column_sizes"], strict=True):
+        size = fixed or next(sizes)
+        place[name] = (at, at + size)
+        at += size
+    return place
