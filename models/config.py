@@ -1,0 +1,144 @@
+"""A model as people write it: widths, named operators, and a pattern of them.
+
+vocab_size: 512
+width: 256
+pattern: "[se, mr, li] * 3 + [attention]"
+mlp: glu
+operators:
+  attention: {kind: attention, heads: 4}
+  se: {kind: hyena-se, groups: 16}
+  …
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+from ..console import config as reader
+from ..console.errors import ConfigError, Problem
+from .initialise import InitConfig
+from .norms import NormKind
+from .operators import OPERATORS, OPTIONS, Options
+from .pattern import Layer, parse_pattern
+
+SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Everything that decides what a model computes."""
+
+    vocab_size: int
+    """Rows of the embedding."""
+    width: int
+    """Of the residual stream; D in the papers."""
+    pattern: str
+    """The layers, first to last: names of operators in lists, with `*` to repeat and `+` to join.
+    `name/mlp` has another MLP than the model's, `name/none` has none; `shared>name` is fed by a
+    shared block."""
+    mlp: str | None = None
+    """The operator that follows every mixer, behind a norm and a residual of its own."""
+    operators: dict[str, Annotated[Options, reader.OneOf(OPTIONS, tag="kind")]]
+    """The operators that the pattern names, with their options."""
+    norm: NormKind = "rms"
+    """`rms-eps-outside` adds eps to the root instead of below it, as StripedHyena does."""
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = True
+    """The embedding is the output matrix as well."""
+    learned_positions: int | None = None
+    """Rows of a table of positions that is added to the embeddings, as in GPT-2."""
+    isolate_documents: bool = True
+    """Documents packed into one row do not see each other, in any operator. false gives the
+    behaviour of published runs that let them."""
+    init: InitConfig = field(default_factory=InitConfig)
+
+    def __post_init__(self) -> None:
+        wrong = [
+            f"{name} must be at least 1, not {getattr(self, name)}"
+            for name in ("vocab_size", "width")
+            if getattr(self, name) < 1
+        ]
+        if not wrong:
+            wrong = [*self._pattern_problems(), *self._operator_problems()]
+        if wrong:
+            raise ValueError("; ".join(wrong))
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """The pattern, layer by layer."""
+        return parse_pattern(self.pattern, mlp=self.mlp)
+
+    @property
+    def residual_branches(self) -> int:
+        """How often something is added to the residual stream."""
+        return sum(1 + (layer.mlp is not None) for layer in self.layers)
+
+    def uses(self, name: str) -> list[int]:
+        """The numbers of the layers in which the operator takes part."""
+        return [
+            number
+            for number, layer in enumerate(self.layers)
+            if name in (layer.mixer, layer.mlp, layer.shared)
+        ]
+
+    def _pattern_problems(self) -> list[str]:
+        named: dict[str, int] = {}
+        for number, layer in enumerate(self.layers):
+            for name in (layer.mixer, layer.mlp, layer.shared):
+                if name is not None:
+                    named.setdefault(name, number)
+        wrong = []
+        for name, number in named.items():
+            if name not in self.operators:
+                near = difflib.get_close_matches(name, self.operators, n=1, cutoff=0.5)
+                hint = f"; did you mean `{near[0]}`?" if near else ""
+                known = ", ".join(self.operators)
+                wrong.append(
+                    f"layer {number} names the operator `{name}`, which is not defined under"
+                    f" `operators`{hint} (defined: {known})"
+                )
+        for number, layer in enumerate(self.layers):
+            for name, shared in ((layer.mixer, False), (layer.mlp, False), (layer.shared, True)):
+                kind = self.operators[name].kind if name in self.operators else None
+                if kind is not None and OPERATORS[kind].shared != shared:
+                    should = "cannot be shared" if shared else "stands before `>` only"
+                    wrong.append(f"layer {number}: `{name}` is of kind {kind}, which {should}")
+        return wrong
+
+    def _operator_problems(self) -> list[str]:
+        wrong = []
+        for name, options in self.operators.items():
+            numbers = self.uses(name)
+            shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
+            place = f" (layers {shown})" if numbers else " (in no layer)"
+            wrong += [f"operators.{name}{place}: {what}" for what in options.problems(self.width)]
+        return wrong
+
+
+def load_model_config(name_or_file: str | Path, overrides: Sequence[str] = ()) -> ModelConfig:
+    """A shipped model by its name (`llama2-7b`), or a YAML file by its path."""
+    file = Path(name_or_file)
+    if file.suffix not in SUFFIXES and not file.is_file():
+        shipped = shipped_models()
+        if str(name_or_file) not in shipped:
+            near = difflib.get_close_matches(str(name_or_file), shipped, n=3, cutoff=0.4)
+            raise ConfigError(
+                "the model",
+                [Problem("", f"there is no shipped model `{name_or_file}`")],
+                mend=(f"did you mean {', '.join(near)}? " if near else "")
+                + "`headrace models list` shows them all; a file's name ends in .yaml",
+            )
+        file = shipped[str(name_or_file)]
+    return reader.load(ModelConfig, file, overrides)
+
+
+def shipped_models() -> dict[str, Path]:
+    """The files of `configs/models/`, by name."""
+    folder = Path(str(resources.files("headrace.configs"))) / "models"
+    return {file.stem: file for file in sorted(folder.glob("*.yaml"))}

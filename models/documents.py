@@ -1,0 +1,152 @@
+"""Packed rows: which tokens belong together, and the layouts in which operators keep them apart.
+
+Everything follows from one tensor: for each token, how many tokens of its own document precede
+it. A token sees j steps back if its position is at least j. That holds as well where a row is a
+piece of a longer sequence (its first position is then not zero), as under context parallelism
+and in generation.
+
+    row        a a a a b b c c c c c        three documents
+    positions  0 1 2 3 0 1 0 1 2 3 4
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents of a batch of rows; layouts are made once and kept."""
+
+    positions: Tensor
+    """int64 [rows, length]: the number of tokens of its document before each token."""
+    _layouts: dict[int, Aligned] = field(default_factory=dict, repr=False, compare=False)
+    _buckets: list[Tensor] = field(default_factory=list, repr=False, compare=False)
+
+    @classmethod
+    def from_cu_seqlens(cls, cu_seqlens: Tensor, shape: tuple[int, int]) -> Documents:
+        """From the boundaries in the flattened rows. Every row start is a boundary as well.
+
+        `cu_seqlens` is 0, …, rows·length; repeated values (padding to a fixed size) are allowed.
+        """
+        rows, length = shape
+        starts = torch.zeros(rows * length + 1, dtype=torch.bool, device=cu_seqlens.device)
+        starts[cu_seqlens.long()] = True
+        starts = starts[:-1].view(rows, length)
+        starts[:, 0] = True
+        column = torch.arange(length, device=cu_seqlens.device).expand(rows, length)
+        return cls(column - torch.where(starts, column, 0).cummax(dim=1).values)
+
+    @property
+    def index(self) -> Tensor:
+        """int64 [rows, length]: the number of the document in the batch."""
+        starts = self.segment_starts().flatten()
+        return (starts.cumsum(0) - 1).view_as(self.positions)
+
+    def segment_starts(self) -> Tensor:
+        """bool [rows, length]: where a document, or the row, begins."""
+        starts = self.positions == 0
+        starts[:, 0] = True
+        return starts
+
+    def lengthened(self, before: int) -> Documents:
+        """The same with `before` tokens of history in front of each row.
+
+        Where the first document did not begin that far back, the positions there are negative:
+        whoever fills the history must put zeros.
+        """
+        past = torch.arange(-before, 0, device=self.positions.device)
+        return Documents(torch.cat([self.positions[:, :1] + past, self.positions], dim=1))
+
+    def buckets(self) -> list[Tensor]:
+        """Documents of like lengths together: indices [documents, size] into the flattened rows.
+
+        A size is a power of two, so that padding at most doubles the work; rows·length is the
+        index of padding.
+        """
+        if self._buckets:
+            return self._buckets
+        starts = self.segment_starts().flatten()
+        total = starts.numel()
+        begins = starts.nonzero().squeeze(1)
+        lengths = torch.diff(begins, append=begins.new_tensor([total]))
+        result = self._buckets
+        size, smaller = 1, 0
+        while smaller < int(lengths.max()):
+            chosen = (lengths > smaller) & (lengths <= size)
+            if bool(chosen.any()):
+                column = torch.arange(size, device=starts.device)
+                index = begins[chosen, None] + column
+                result.append(torch.where(column < lengths[chosen, None], index, total))
+            size, smaller = size * 2, size
+        return result
+
+    def aligned(self, chunk: int) -> Aligned:
+        """The layout in which each document begins on a multiple of `chunk`."""
+        if chunk not in self._layouts:
+            self._layouts[chunk] = Aligned.build(self, chunk)
+        return self._layouts[chunk]
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Rows spread out so that no chunk holds two documents.
+
+    It costs less than a chunk of padding for each document. A chunk is then either the first of
+    its document, and nothing flows into it, or it continues the chunk before.
+    """
+
+    chunk: int
+    source: Tensor
+    """int64 [rows, chunks · chunk]: the column that stands here; `length` means padding."""
+    place: Tensor
+    """int64 [rows, length]: where each column went."""
+    continues: Tensor
+    """bool [rows, chunks]: the chunk continues the document of the chunk before."""
+
+    @classmethod
+    def build(cls, documents: Documents, chunk: int) -> Aligned:
+        starts = documents.segment_starts()
+        rows, length = starts.shape
+        column = torch.arange(length, device=starts.device).expand(rows, length)
+        begins = torch.where(starts, column, 0).cummax(dim=1).values
+        # The document before a start is as long as the column says; pad it to whole chunks.
+        previous = column[:, 1:] - begins[:, :-1]
+        padding = torch.where(starts[:, 1:], -previous % chunk, 0)
+        place = column + F.pad(padding, (1, 0)).cumsum(dim=1)
+        chunks = int(place.max()) // chunk + 1
+        source = torch.full((rows, chunks * chunk), length, device=starts.device)
+        source.scatter_(1, place, column)
+        # A start at position 0 lets nothing in; a row that goes on with a document does.
+        fresh = torch.zeros(rows, chunks, dtype=torch.int64, device=starts.device)
+        fresh.scatter_add_(1, place // chunk, (documents.positions == 0).long())
+        return cls(chunk, source, place, fresh == 0)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """[rows, length, width] → [rows, chunks, chunk, width], zeros where there is padding."""
+        padded = F.pad(x, (0, 0, 0, 1))
+        index = self.source.unsqueeze(-1).expand(-1, -1, x.shape[-1])
+        chunks: Tensor = padded.gather(1, index).unflatten(1, (-1, self.chunk))
+        return chunks
+
+    def collect(self, chunks: Tensor) -> Tensor:
+        """[rows, chunks, chunk, width] → [rows, length, width]."""
+        index = self.place.unsqueeze(-1).expand(-1, -1, chunks.shape[-1])
+        return chunks.flatten(1, 2).gather(1, index)
+
+
+def plain_layout(rows: int, length: int, chunk: int, device: torch.device) -> Aligned:
+    """The layout of rows that are one document each."""
+    chunks = -(-length // chunk)
+    column = torch.arange(chunks * chunk, device=device).clamp(max=length)
+    continues = torch.ones(rows, chunks, dtype=torch.bool, device=device)  # the first, a state
+    return Aligned(
+        chunk,
+        column.expand(rows, -1),
+        column[:length].expand(rows, -1),
+        continues,
+    )

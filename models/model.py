@@ -1,0 +1,120 @@
+"""The model: embedding, the blocks of the pattern, a norm, and logits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from .block import Block, Checkpointing
+from .config import ModelConfig
+from .documents import Documents
+from .initialise import Initialiser
+from .norms import build_norm
+from .operators import State
+
+
+class Embedding(nn.Module):
+    """One matrix used both ways: ids come in and vectors go out, or vectors in and logits out."""
+
+    def __init__(self, vocab_size: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight) if x.is_floating_point() else F.embedding(x, self.weight)
+
+
+class Model(nn.Module):
+    """A language model of any pattern.
+
+    Parameters are uninitialised until `init_weights`, or until a checkpoint is loaded, so that a
+    model can be built on the meta device.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.checkpointing: Checkpointing = "none"
+        self.embedding = Embedding(config.vocab_size, config.width)
+        self.positions = (
+            Embedding(config.learned_positions, config.width) if config.learned_positions else None
+        )
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in config.layers)
+        self.norm = build_norm(config.norm, config.width, config.norm_eps)
+        self.head = None if config.tie_embeddings else Embedding(config.vocab_size, config.width)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        documents: Documents | None = None,
+        *,
+        states: list[list[State]] | None = None,
+    ) -> Tensor:
+        """Logits [rows, length, vocabulary] for int64 tokens [rows, length].
+
+        Without `documents`, each row is one. `states` (from `new_states`) are read and updated.
+        """
+        return self.logits(self.hidden(tokens, documents, states=states)[0])
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        documents: Documents | None = None,
+        *,
+        states: list[list[State]] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """What `logits` takes, and the sum of the operators' auxiliary losses (MoE routers)."""
+        if not self.config.isolate_documents:
+            documents = None
+        seen = states[0][0].seen if states else 0
+        if documents is not None:
+            positions = documents.positions
+        else:
+            end = seen + tokens.shape[1]
+            positions = torch.arange(seen, end, device=tokens.device).unsqueeze(0)
+        u = self.embedding(tokens)
+        if self.positions is not None:
+            u = u + self.positions(positions)
+        losses = u.new_zeros((), dtype=torch.float32)
+        for number, block in enumerate(self.blocks):
+            own = states[number] if states else None
+            if self.checkpointing == "block" and torch.is_grad_enabled():
+                u, loss = checkpoint(block, u, positions, documents, own, use_reentrant=False)
+            else:
+                recompute = self.checkpointing == "operator" and torch.is_grad_enabled()
+                u, loss = block(u, positions, documents, own, recompute)
+            losses = losses + loss
+        for state in (state for own in states or () for state in own):
+            state.seen += tokens.shape[1]
+        return self.norm(u), losses
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        result: Tensor = (self.head or self.embedding)(hidden)
+        return result
+
+    def new_states(self, capacity: int) -> list[list[State]]:
+        """Empty states for generation: one for each operator of each block."""
+        return [[State(capacity) for _ in block.branches()] for block in self.typed_blocks()]
+
+    def typed_blocks(self) -> list[Block]:
+        return [block for block in self.blocks if isinstance(block, Block)]
+
+    def init_weights(self, seed: int) -> None:
+        """The published initialisation; the same numbers on any device and in any layout."""
+        config = self.config
+        init = Initialiser(
+            self,
+            config.init,
+            seed,
+            width=config.width,
+            layers=len(config.layers),
+            branches=config.residual_branches,
+        )
+        for embedding in (self.embedding, self.positions, self.head):
+            if embedding is not None:
+                init.embedding(embedding.weight)
+        for block in self.typed_blocks():
+            block.init_weights(init)
+        init.norm(self.norm)

@@ -1,0 +1,68 @@
+"""Normalisations, computed in fp32 (fp64 stays fp64)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .precision import widen
+
+NormKind = Literal["rms", "rms-eps-outside", "layer"]
+
+
+class RMSNorm(nn.Module):
+    """w · x / √(mean(x²) + eps); StripedHyena adds eps outside of the root instead."""
+
+    def __init__(self, width: int, eps: float, *, eps_outside: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.eps = eps
+        self.eps_outside = eps_outside
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = widen(x)
+        power = wide.square().mean(-1, keepdim=True)
+        if self.eps_outside:
+            normal = wide / (power.sqrt() + self.eps)
+        else:
+            normal = wide * torch.rsqrt(power + self.eps)
+        return self.weight * normal.to(x.dtype)
+
+
+class GatedRMSNorm(nn.Module):
+    """Mamba-2's: RMSNorm(y · silu(z)), each of `groups` contiguous parts on its own."""
+
+    def __init__(self, width: int, eps: float, *, groups: int = 1) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.eps = eps
+        self.group_width = width // groups
+
+    def forward(self, y: Tensor, z: Tensor) -> Tensor:
+        gated = widen(y) * F.silu(widen(z))
+        parts: Tensor = gated.unflatten(-1, (-1, self.group_width))
+        normal = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * normal.flatten(-2).to(y.dtype)
+
+
+class LayerNorm(nn.Module):
+    """(x − mean) / √(var + eps) · w + b, as in GPT-2."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = F.layer_norm(widen(x), self.weight.shape, eps=self.eps)
+        return self.weight * wide.to(x.dtype) + self.bias
+
+
+def build_norm(kind: NormKind, width: int, eps: float) -> nn.Module:
+    if kind == "layer":
+        return LayerNorm(width, eps)
+    return RMSNorm(width, eps, eps_outside=kind == "rms-eps-outside")

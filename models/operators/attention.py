@@ -1,0 +1,128 @@
+"""Attention: softmax(q·kᵀ/√d)·v over the document's past; heads may share keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..initialise import Initialiser
+from ..linear import SplitLinear
+from ..norms import RMSNorm
+from ..rope import Rope, rotate, rotation
+from .base import Context, Operator, Options, State, divides
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOptions(Options):
+    """Multi-head and grouped-query attention."""
+
+    kind: Literal["attention"] = "attention"
+    heads: int
+    kv_heads: int | None = None
+    """Heads of keys and values, each for heads/kv_heads queries; as many as heads if unset."""
+    head_dim: int | None = None
+    """width / heads if unset."""
+    rope: Rope | None = field(default_factory=Rope)
+    """null for none."""
+    window: int | None = None
+    """How many tokens a query sees, itself included; all of its past if unset."""
+    qk_norm: bool = False
+    """RMSNorm of each head's queries and keys before they are rotated."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+
+    def problems(self, width: int) -> Iterator[str]:
+        if self.head_dim is None:
+            yield from divides("heads", self.heads, "the width", width)
+        elif self.head_dim < 1 or self.heads < 1:
+            yield f"heads ({self.heads}) and head_dim ({self.head_dim}) must be at least 1"
+        if self.kv_heads is not None:
+            yield from divides("kv_heads", self.kv_heads, "heads", self.heads)
+        if self.rope is not None and self.heads > 0 and self.dim(width) % 2:
+            yield f"rotary positions need an even head_dim, not {self.dim(width)}"
+        if self.window is not None and self.window < 1:
+            yield f"the window must hold at least 1 token, not {self.window}"
+
+    def dim(self, width: int) -> int:
+        return self.head_dim or width // self.heads
+
+
+class Attention(Operator):
+    Options = AttentionOptions
+
+    def __init__(self, options: AttentionOptions, width: int, input_width: int = 0) -> None:
+        """`input_width` where what comes in is wider than what goes out."""
+        super().__init__(options, width)
+        self.head_dim = dim = options.dim(input_width or width)
+        kv = dim * (options.kv_heads or options.heads)
+        parts = {"q": dim * options.heads, "k": kv, "v": kv}
+        self.qkv = SplitLinear(input_width or width, parts, bias=options.qkv_bias)
+        self.q_norm = RMSNorm(dim, 1e-6) if options.qk_norm else None
+        self.k_norm = RMSNorm(dim, 1e-6) if options.qk_norm else None
+        self.out = nn.Linear(dim * options.heads, width, bias=options.output_bias)
+        self.scale = dim**-0.5
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        q, k, v = self.qkv(x)
+        return self.attend(q, k, v, context)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+        q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in (q, k, v))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.options.rope is not None:
+            cos, sin = rotation(self.options.rope, context.positions, self.head_dim)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if context.state is not None:
+            k, v = remember(k, v, context.state)
+        mask = visible(context, q.shape[1], self.options.window)
+        y = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=self.scale,
+            enable_gqa=q.shape[2] != k.shape[2],
+        )
+        result: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return result
+
+    def init_weights(self, init: Initialiser) -> None:
+        init.linear(self.qkv)
+        init.output(self.out)
+        for norm in (self.q_norm, self.k_norm):
+            if norm is not None:
+                init.norm(norm)
+
+    def flops(self, length: int) -> dict[str, float]:
+        # All pairs of the row, as the plain kernels compute them; causal skipping halves it.
+        return {"attention": 4.0 * length * self.head_dim * self.options.heads}
+
+
+def remember(k: Tensor, v: Tensor, state: State) -> tuple[Tensor, Tensor]:
+    """Put keys and values into the cache; all of them up to now."""
+    end = state.seen + k.shape[1]
+    assert end <= state.capacity, "the cache is as long as the sequence that was announced"
+    for name, new in (("keys", k), ("values", v)):
+        if name not in state.tensors:
+            shape = (new.shape[0], state.capacity, *new.shape[2:])
+            state.tensors[name] = new.new_zeros(shape)
+        state.tensors[name][:, state.seen : end] = new
+    return state.tensors["keys"][:, :end], state.tensors["values"][:, :end]
+
+
+def visible(context: Context, queries: int, window: int | None) -> Tensor | None:
+    """bool [rows or 1, 1, queries, keys], or None for plain causal attention."""
+    seen = context.state.seen if context.state else 0
+    if context.documents is None and not seen and (window is None or window >= queries):
+        return None
+    past = context.positions if window is None else context.positions.clamp(max=window - 1)
+    key = torch.arange(seen + queries, device=past.device)
+    query = key[seen:, None]
+    return ((key <= query) & (key >= query - past[..., None])).unsqueeze(1)

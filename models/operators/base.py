@@ -1,0 +1,84 @@
+"""What every operator is: options read from YAML, and a module that maps x to x."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from ..documents import Documents
+from ..initialise import Initialiser
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of one operator; `kind` is its name in the registry."""
+
+    kind: str
+
+    def problems(self, width: int) -> Iterator[str]:
+        """What is wrong with these options at this model width, with the numbers."""
+        yield from ()
+
+
+@dataclass
+class State:
+    """What an operator keeps between calls: constant-size states, or a cache of keys and values."""
+
+    capacity: int
+    """The longest sequence that caches must hold."""
+    seen: int = 0
+    """Tokens that have already passed."""
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Context:
+    """What an operator may know beside its input."""
+
+    positions: Tensor
+    """int64 [rows or 1, length]: of each token in its document, for position embeddings."""
+    documents: Documents | None = None
+    """None: each row is one document."""
+    state: State | None = None
+    """Read and updated where given: generation."""
+    losses: list[Tensor] = field(default_factory=list)
+    """Auxiliary losses are added here by those who have one."""
+
+
+class Operator(nn.Module):
+    """Maps x [rows, length, width] to the same shape, given a Context.
+
+    Forward passes take sizes from their weights and never from the options, so that a
+    tensor-parallel layout can put a slice of the heads or channels in their place.
+    """
+
+    Options: ClassVar[type[Options]]
+    shared: ClassVar[bool] = False
+    """Whether it feeds other layers, with one set of weights for all of its calls."""
+
+    def __init__(self, options: Any, width: int) -> None:
+        super().__init__()
+        self.options = options
+        self.width = width
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        raise NotImplementedError
+
+    def init_weights(self, init: Initialiser) -> None:
+        raise NotImplementedError
+
+    def flops(self, length: int) -> dict[str, float]:
+        """Forward floating-point operations for each token, by part, at this sequence length.
+
+        Only what is not a matrix product with a weight: those are counted from the module.
+        """
+        return {}
+
+
+def divides(what: str, number: int, into_what: str, total: int) -> Iterator[str]:
+    """A problem unless `number` is positive and divides `total`."""
+    if number < 1 or total % number:
+        yield f"{what} ({number}) does not divide {into_what} ({total})"

@@ -1,0 +1,96 @@
+"""Hyena-LI, modal: a filter as long as the document, a sum of N exponentials for each channel.
+
+    h_t = Σ_n R_n · exp(−e^{r_n} · t)
+
+It is a diagonal state space, so a chunked scan gives the convolution exactly, in linear time,
+with N numbers of state for each channel, and a document begins by a state of zeros. The FFT form
+gives the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..convolution import causal_convolution
+from ..initialise import Initialiser
+from ..precision import widen
+from ..scan import modal_scan
+from .base import Context
+from .hyena import Hyena, HyenaOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyenaLIOptions(HyenaOptions):
+    """Hyena, long implicit filter in modal form."""
+
+    kind: Literal["hyena-li"] = "hyena-li"
+    state_size: int = 16
+    """N: exponentials for each channel."""
+    method: Literal["scan", "fft"] = "scan"
+    chunk: int = 32
+    """Tokens for each block of the scan: changes the speed, not the result."""
+
+    def problems(self, width: int) -> Iterator[str]:
+        for name in ("state_size", "chunk"):
+            if getattr(self, name) < 1:
+                yield f"{name} must be at least 1, not {getattr(self, name)}"
+
+
+class HyenaLI(Hyena):
+    Options = HyenaLIOptions
+
+    def __init__(self, options: HyenaLIOptions, width: int) -> None:
+        super().__init__(options, width, skip=True)
+        self.log_rates = nn.Parameter(torch.empty(width, options.state_size))
+        self.residues = nn.Parameter(torch.empty(width, options.state_size))
+
+    def filter(self, length: int) -> Tensor:
+        """h [width, length]."""
+        rates = torch.exp(widen(self.log_rates)).unsqueeze(-1)
+        time = torch.arange(length, device=rates.device)
+        return torch.einsum("dn,dnt->dt", widen(self.residues), torch.exp(-rates * time))
+
+    def mix(self, w: Tensor, context: Context) -> Tensor:
+        if self.options.method == "fft" and context.state is None:
+            taps = self.filter(w.shape[1])
+            return causal_convolution(w, taps, context.documents, method="fft")
+        tensors = context.state.tensors if context.state is not None else {}
+        y, state = modal_scan(
+            widen(w),
+            torch.exp(widen(self.log_rates)),
+            widen(self.residues),
+            context.documents,
+            state=tensors.get("modes"),
+            chunk=self.options.chunk,
+        )
+        tensors["modes"] = state
+        return y.to(w.dtype)
+
+    def init_weights(self, init: Initialiser) -> None:
+        super().init_weights(init)
+        # γ is the logarithm of a uniform number, p = −1: the rate is e^{p+γ}.
+        init.put(self.log_rates, init.drawn_uniform(self.log_rates, 0.01, 0.1).log() - 1)
+        init.normal(self.residues, 0.1 / math.sqrt(self.options.state_size))
+
+    def flops(self, length: int) -> dict[str, float]:
+        """The scan's matrix products: the chunk itself, into the state, and out of it."""
+        size, chunk = self.options.state_size, min(self.options.chunk, length)
+        parts = super().flops(length)
+        if self.options.method == "scan":
+            parts["scan"] = 2.0 * self.width * (chunk + 2 * size)
+        else:
+            parts["fft"] = fft_flops(length, self.width)
+        return parts
+
+
+def fft_flops(length: int, width: int) -> float:
+    """Two real transforms of twice the length for each channel (the filter's is shared by the
+    batch and left out), each 2.5·n·log₂n, and n/2 complex products; for each token."""
+    size = 2 * length
+    return width * (2 * 2.5 * size * math.log2(size) + 6 * (size / 2 + 1)) / length

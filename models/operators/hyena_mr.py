@@ -1,0 +1,86 @@
+"""Hyena-MR: an explicit filter of medium length under a fixed decay, one for each group.
+
+    h_g[t] = ĥ_g[t] · exp(−a_g · t/(S−1)),  t < K        a: logarithmically spaced over groups
+
+S, the horizon, is a constant of the model: the length it was first trained with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..convolution import Method
+from ..initialise import Initialiser
+from ..precision import widen
+from .base import Context, divides
+from .hyena import Hyena, HyenaOptions
+from .short_conv import remembered_convolution
+
+DECAYS = {"weak": (-2.0, 2.0), "normal": (-1.0, 2.0), "strong": (0.0, 2.0)}
+"""Exponents of ten between which the decay of the first and of the last group lie."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyenaMROptions(HyenaOptions):
+    """Hyena, medium filter, regularised by decay."""
+
+    kind: Literal["hyena-mr"] = "hyena-mr"
+    groups: int
+    """Filters; each is shared by width/groups neighbouring channels."""
+    taps: int = 128
+    decay: Literal["weak", "normal", "strong", "none"] = "weak"
+    """`none` where the filter has its decay in it already, as in converted models."""
+    filter_horizon: int = 8192
+    """S: over how many tokens the decay is defined."""
+    method: Method = "auto"
+    """The form of the convolution; all give the same result."""
+
+    def problems(self, width: int) -> Iterator[str]:
+        yield from divides("groups", self.groups, "the width", width)
+        if not 1 <= self.taps <= self.filter_horizon:
+            yield (
+                f"taps ({self.taps}) must lie between 1 and the filter_horizon"
+                f" ({self.filter_horizon})"
+            )
+
+
+class HyenaMR(Hyena):
+    Options = HyenaMROptions
+
+    def __init__(self, options: HyenaMROptions, width: int) -> None:
+        super().__init__(options, width, skip=True)
+        self.taps = nn.Parameter(torch.empty(options.groups, options.taps))
+        self.group_range = (0, options.groups)
+        """Which of the model's groups are here: a tensor-parallel layout holds a part."""
+
+    def filter(self) -> Tensor:
+        taps = widen(self.taps)
+        if self.options.decay == "none":
+            return taps
+        first, last = DECAYS[self.options.decay]
+        rate = torch.logspace(first, last, self.options.groups, device=taps.device)
+        rate = rate[slice(*self.group_range)].to(taps.dtype)
+        time = torch.arange(taps.shape[1], device=taps.device) / max(
+            self.options.filter_horizon - 1, 1
+        )
+        return taps * torch.exp(-rate.unsqueeze(-1) * time.to(taps.dtype))
+
+    def mix(self, w: Tensor, context: Context) -> Tensor:
+        return remembered_convolution(
+            w, self.filter(), context, "filter", method=self.options.method
+        )
+
+    def init_weights(self, init: Initialiser) -> None:
+        super().init_weights(init)
+        init.normal(self.taps, 1e-5 / math.sqrt(self.options.filter_horizon))
+
+    def flops(self, length: int) -> dict[str, float]:
+        parts = super().flops(length)
+        parts["convolution"] += 2.0 * self.width * min(self.taps.shape[1], length)
+        return parts

@@ -1,0 +1,50 @@
+"""Hyena-SE: a short explicit filter; h[group, K], each row for width/groups channels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..initialise import Initialiser
+from .base import Context, divides
+from .hyena import Hyena, HyenaOptions
+from .short_conv import remembered_convolution
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyenaSEOptions(HyenaOptions):
+    """Hyena, short explicit filter."""
+
+    kind: Literal["hyena-se"] = "hyena-se"
+    groups: int
+    """Filters; each is shared by width/groups neighbouring channels."""
+    taps: int = 7
+
+    def problems(self, width: int) -> Iterator[str]:
+        yield from divides("groups", self.groups, "the width", width)
+        if not 1 <= self.taps <= 16:
+            yield f"a short filter has 1 to 16 taps, not {self.taps}; hyena-mr has longer ones"
+
+
+class HyenaSE(Hyena):
+    Options = HyenaSEOptions
+
+    def __init__(self, options: HyenaSEOptions, width: int) -> None:
+        super().__init__(options, width, skip=False)
+        self.taps = nn.Parameter(torch.empty(options.groups, options.taps))
+
+    def mix(self, w: Tensor, context: Context) -> Tensor:
+        return remembered_convolution(w, self.taps, context, "filter")
+
+    def init_weights(self, init: Initialiser) -> None:
+        super().init_weights(init)
+        init.short_filter(self.taps, self.featurizer.taps.shape[1])
+
+    def flops(self, length: int) -> dict[str, float]:
+        parts = super().flops(length)
+        parts["convolution"] += 2.0 * self.width * self.taps.shape[1]
+        return parts

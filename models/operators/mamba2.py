@@ -1,0 +1,119 @@
+"""Mamba-2: a scalar-decay state space for each head, as matrix products (SSD).
+
+z, x, B, C, dt = split(u·W)                 x, B, C ← silu(conv4(x, B, C))
+S_t = exp(Δ_t·A)·S_{t−1} + Δ_t·x_t⊗B_t      Δ = softplus(dt + b), A = −exp(A_log)
+y_t = S_t·C_t + D·x_t                       out = RMSNorm(y·silu(z))·W_out
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..initialise import Initialiser
+from ..linear import SplitLinear
+from ..norms import GatedRMSNorm
+from ..precision import widen
+from ..scan import ssd
+from .base import Context, Operator, Options, divides
+from .short_conv import ShortConvolution
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba2Options(Options):
+    """Mamba-2 (SSD)."""
+
+    kind: Literal["mamba2"] = "mamba2"
+    state_size: int = 128
+    """N: numbers of state for each channel."""
+    head_dim: int = 64
+    """P: channels that share a decay."""
+    groups: int = 1
+    """B and C are shared by heads/groups heads; the gated norm works group by group."""
+    expand: int = 2
+    """The inner width, in widths."""
+    conv: int = 4
+    """Taps of the short convolution."""
+    chunk: int = 64
+    """Tokens for each block of the scan: changes the speed, not the result."""
+    norm_eps: float = 1e-5
+    bias: bool = False
+    """Biases of the input and output projections."""
+
+    def problems(self, width: int) -> Iterator[str]:
+        inner = self.expand * width
+        yield from divides("head_dim", self.head_dim, "expand · width", inner)
+        if self.head_dim > 0 and inner % self.head_dim == 0:
+            yield from divides("groups", self.groups, "the heads", inner // self.head_dim)
+        for name in ("state_size", "conv", "chunk"):
+            if getattr(self, name) < 1:
+                yield f"{name} must be at least 1, not {getattr(self, name)}"
+
+
+class Mamba2(Operator):
+    Options = Mamba2Options
+
+    def __init__(self, options: Mamba2Options, width: int) -> None:
+        super().__init__(options, width)
+        inner = options.expand * width
+        self.heads = heads = inner // options.head_dim
+        shared = options.groups * options.state_size
+        parts = {"z": inner, "x": inner, "B": shared, "C": shared, "dt": heads}
+        self.input = SplitLinear(width, parts, bias=options.bias)
+        self.conv = ShortConvolution(inner + 2 * shared, options.conv, bias=True)
+        self.dt_bias = nn.Parameter(torch.empty(heads))
+        self.A_log = nn.Parameter(torch.empty(heads))
+        self.D = nn.Parameter(torch.empty(heads))
+        self.norm = GatedRMSNorm(inner, options.norm_eps, groups=options.groups)
+        self.output = nn.Linear(inner, width, bias=options.bias)
+
+    def forward(self, u: Tensor, context: Context) -> Tensor:
+        z, x, B, C, dt = self.input(u)
+        sizes = [x.shape[-1], B.shape[-1], C.shape[-1]]
+        mixed = F.silu(self.conv(torch.cat([x, B, C], dim=-1), context))
+        x, B, C = mixed.split(sizes, dim=-1)
+        x = widen(x).unflatten(-1, (-1, self.options.head_dim))
+        B, C = (widen(t).unflatten(-1, (-1, self.options.state_size)) for t in (B, C))
+        dt = F.softplus(widen(dt) + widen(self.dt_bias))
+        A = -torch.exp(widen(self.A_log))
+        tensors = context.state.tensors if context.state is not None else {}
+        y, state = ssd(
+            x, dt, A, B, C, context.documents, state=tensors.get("ssm"), chunk=self.options.chunk
+        )
+        tensors["ssm"] = state
+        y = y + widen(self.D).unsqueeze(-1) * x
+        result: Tensor = self.output(self.norm(y.flatten(2).to(u.dtype), z))
+        return result
+
+    def init_weights(self, init: Initialiser) -> None:
+        init.linear(self.input)
+        self.conv.init_weights(init)
+        init_dt_bias(self.dt_bias, init)
+        init.put(self.A_log, init.drawn_uniform(self.A_log, 1, 16).log())
+        init.put(self.D, 1.0)
+        init.norm(self.norm)
+        init.output(self.output)
+
+    def flops(self, length: int) -> dict[str, float]:
+        """The blocked scan, for each token: C·B, the mixing of the chunk, and the states twice."""
+        chunk, size = min(self.options.chunk, length), self.options.state_size
+        inner = self.heads * self.options.head_dim
+        scores = 2.0 * chunk * size * self.options.groups
+        return {
+            "convolution": 2.0 * self.conv.taps.numel(),
+            "scan": scores + 2.0 * chunk * inner + 4.0 * size * inner,
+        }
+
+
+def init_dt_bias(
+    bias: Tensor, init: Initialiser, low: float = 1e-3, high: float = 0.1, floor: float = 1e-4
+) -> None:
+    """Such that softplus(bias) is log-uniform in [low, high)."""
+    dt = init.drawn_uniform(bias, math.log(low), math.log(high)).exp().clamp(min=floor)
+    init.put(bias, dt + torch.log(-torch.expm1(-dt)))

@@ -1,0 +1,89 @@
+"""MLPs: gated (SwiGLU, GEGLU) and plain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..initialise import Initialiser
+from ..linear import SplitLinear
+from .base import Context, Operator, Options
+
+Activation = Literal["silu", "gelu", "gelu-tanh", "relu", "identity"]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "identity": lambda x: x,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLPOptions(Options):
+    """Plain: act(x·W)·W_out."""
+
+    kind: Literal["mlp"] = "mlp"
+    hidden: int
+    activation: Activation = "gelu-tanh"
+    bias: bool = False
+
+    def problems(self, width: int) -> Iterator[str]:
+        if self.hidden < 1:
+            yield f"hidden must be at least 1, not {self.hidden}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GLUOptions(Options):
+    """Gated: (act(x·W_gate) ⊙ x·W_up)·W_out."""
+
+    kind: Literal["glu"] = "glu"
+    hidden: int
+    activation: Activation = "silu"
+    """silu makes a SwiGLU, gelu a GEGLU; `identity` is the released Evo 2 models' quirk."""
+    bias: bool = False
+
+    def problems(self, width: int) -> Iterator[str]:
+        if self.hidden < 1:
+            yield f"hidden must be at least 1, not {self.hidden}"
+
+
+class MLP(Operator):
+    Options = MLPOptions
+
+    def __init__(self, options: MLPOptions, width: int) -> None:
+        super().__init__(options, width)
+        self.up = nn.Linear(width, options.hidden, bias=options.bias)
+        self.down = nn.Linear(options.hidden, width, bias=options.bias)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        result: Tensor = self.down(ACTIVATIONS[self.options.activation](self.up(x)))
+        return result
+
+    def init_weights(self, init: Initialiser) -> None:
+        init.linear(self.up)
+        init.output(self.down)
+
+
+class GLU(Operator):
+    Options = GLUOptions
+
+    def __init__(self, options: GLUOptions, width: int) -> None:
+        super().__init__(options, width)
+        parts = {"gate": options.hidden, "up": options.hidden}
+        self.gate_up = SplitLinear(width, parts, bias=options.bias)
+        self.down = nn.Linear(options.hidden, width, bias=options.bias)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        gate, up = self.gate_up(x)
+        result: Tensor = self.down(ACTIVATIONS[self.options.activation](gate) * up)
+        return result
+
+    def init_weights(self, init: Initialiser) -> None:
+        init.linear(self.gate_up)
+        init.output(self.down)

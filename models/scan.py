@@ -1,0 +1,151 @@
+"""Linear recurrences as chunks of matrix products, with a state carried from chunk to chunk.
+
+A document's first token meets a state of zeros. `state` is what came before the row: a
+context-parallel neighbour's, or, in generation, what was seen before.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .documents import Documents, plain_layout
+
+
+def ssd(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    documents: Documents | None = None,
+    *,
+    state: Tensor | None = None,
+    chunk: int = 64,
+) -> tuple[Tensor, Tensor]:
+    """Mamba-2: S_t = exp(dt_t·A)·S_{t−1} + dt_t·x_t⊗B_t, y_t = S_t·C_t.
+
+    x [rows, length, heads, head_dim], dt [rows, length, heads], A [heads] below zero,
+    B and C [rows, length, groups, N]; the state is [rows, heads, head_dim, N].
+    """
+    rows, length, heads, head_dim = x.shape
+    groups, size = B.shape[2:]
+    chunk = min(chunk, length)
+    padding = -length % chunk
+    positions = (
+        documents.positions
+        if documents is not None
+        else torch.full((rows, length), length, device=x.device)
+    )
+    if padding:  # dt = 0 leaves the state as it is
+        x, B, C = (F.pad(t, (0, 0, 0, 0, 0, padding)) for t in (x, B, C))
+        dt = F.pad(dt, (0, 0, 0, padding))
+        column = torch.arange(1, padding + 1, device=x.device)
+        positions = torch.cat([positions, positions[:, -1:] + column], dim=1)
+
+    # [rows, chunks, chunk, groups, heads of a group, …]
+    x = x.unflatten(1, (-1, chunk)).unflatten(3, (groups, -1))
+    dt = dt.unflatten(1, (-1, chunk)).unflatten(3, (groups, -1))
+    B, C = (t.unflatten(1, (-1, chunk)) for t in (B, C))
+    A = A.unflatten(0, (groups, -1))
+    column = torch.arange(chunk, device=x.device)
+    start = column - positions.unflatten(1, (-1, chunk))  # of the document, within the chunk
+
+    total = (dt * A).cumsum(dim=2).permute(0, 1, 3, 4, 2)  # log-decay; time last
+    weighted = x * dt.unsqueeze(-1)
+
+    # Within a chunk: y_t = Σ_{s≤t} (C_t·B_s) · exp(total_t − total_s) · dt_s·x_s
+    seen = (column <= column[:, None]) & (column >= start[..., None])  # [rows, chunks, t, s]
+    decay = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(
+        ~seen[:, :, None, None], float("-inf")
+    )
+    scores = torch.einsum("bctgn,bcsgn->bcgts", C, B)
+    mixing = scores.unsqueeze(3) * decay.exp()
+    y = torch.einsum("bcghts,bcsghp->bctghp", mixing, weighted)
+
+    # Between chunks: what reaches the end of one decays through the next.
+    last = start[..., -1:]
+    reaches = (column >= last)[:, :, None, None]
+    fade = (total[..., -1:] - total).masked_fill(~reaches, float("-inf")).exp()
+    added = torch.einsum("bcsgn,bcghs,bcsghp->bcghpn", B, fade, weighted)
+    keep = total[..., -1].exp() * (last < 0)[..., None]
+    current = (
+        x.new_zeros(rows, groups, heads // groups, head_dim, size)
+        if state is None
+        else state.to(x.dtype).unflatten(1, (groups, -1))
+    )
+    incoming = []
+    for step in range(x.shape[1]):
+        incoming.append(current)
+        current = current * keep[:, step, :, :, None, None] + added[:, step]
+    carried = total.masked_fill((start >= 0)[:, :, None, None], float("-inf")).exp()
+    states = torch.stack(incoming, dim=1)
+    y = y + torch.einsum("bctgn,bcght,bcghpn->bctghp", C, carried, states)
+
+    y = y.flatten(3, 4).flatten(1, 2)[:, :length]
+    return y, current.flatten(1, 2)
+
+
+def modal_scan(
+    x: Tensor,
+    rates: Tensor,
+    residues: Tensor,
+    documents: Documents | None = None,
+    *,
+    state: Tensor | None = None,
+    chunk: int = 32,
+) -> tuple[Tensor, Tensor]:
+    """Hyena-LI's modal form: the convolution with h_t = Σ_n residues_n · exp(−rates_n · t).
+
+    It is a diagonal state space with real poles: S_t = exp(−rates)·S_{t−1} + x_t,
+    y_t = residues·S_t. x [rows, length, width]; rates and residues [width, N]; the state is
+    [rows, width, N].
+    """
+    rows, length = x.shape[:2]
+    chunk = min(chunk, length)
+    layout = (
+        documents.aligned(chunk)
+        if documents is not None
+        else plain_layout(rows, length, chunk, x.device)
+    )
+    spread = layout.spread(x).permute(3, 0, 1, 2)  # [width, rows, chunks, time]
+    time = torch.arange(chunk, device=x.device)
+    powers = torch.exp(-rates.unsqueeze(-1) * time)  # λ^t: [width, N, chunk]
+
+    # Within a chunk: a Toeplitz matrix for each channel.
+    lag = time - time[:, None]  # [s, t]
+    taps = torch.einsum("dn,dnt->dt", residues, powers)
+    matrix = taps[:, lag.clamp(min=0)] * (lag >= 0)
+    y = torch.bmm(spread.flatten(1, 2), matrix)
+
+    # Between chunks: N numbers for each channel.
+    added = torch.bmm(spread.flatten(1, 2), powers.flip(-1).transpose(1, 2))
+    added = added.unflatten(1, (rows, -1)).permute(2, 1, 0, 3)  # [chunks, rows, width, N]
+    pole = torch.exp(-rates)
+    whole = torch.exp(-rates * chunk)
+    current = torch.zeros_like(added[0]) if state is None else state.to(x.dtype)
+    incoming = []
+    for step in range(added.shape[0]):
+        current = current * layout.continues[:, step, None, None]
+        incoming.append(current)
+        current = current * whole + added[step]
+    states = torch.stack(incoming)  # [chunks, rows, width, N]
+    carried = (residues * pole).unsqueeze(-1) * powers  # R·λ^{t+1}
+    through = states.permute(2, 1, 0, 3).flatten(1, 2)  # [width, rows · chunks, N]
+    y = y + torch.bmm(through, carried)
+    y = layout.collect(y.unflatten(1, (rows, -1)).permute(1, 2, 3, 0))
+    return y, _state_at_the_end(layout.place[:, -1], spread, states, rates)
+
+
+def _state_at_the_end(last: Tensor, spread: Tensor, states: Tensor, rates: Tensor) -> Tensor:
+    """The state after each row's last token, which need not end a chunk."""
+    chunk = spread.shape[-1]
+    row = torch.arange(len(last), device=last.device)
+    step, column = last // chunk, last % chunk
+    inputs = spread[:, row, step].permute(1, 0, 2)  # [rows, width, time]
+    age = column[:, None] - torch.arange(chunk, device=last.device)
+    age = age[:, None, :, None]
+    powers = torch.exp(-rates[:, None] * age.clamp(min=0)) * (age >= 0)  # rows width time N
+    before = states[step, row] * torch.exp(-rates * (column + 1)[:, None, None])
+    return before + torch.einsum("bdt,bdtn->bdn", inputs, powers)
