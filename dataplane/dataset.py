@@ -1,0 +1,249 @@
+"""A dataset as one long sequence of tokens: any span of it, and the documents in it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..console.errors import IntegrityError, PlanError
+from . import manifest as manifests
+from . import storage
+from .cache import Cache, CachedShardFile
+from .manifest import CHUNK_BYTES, Manifest, Shard
+from .permutation import Int64
+from .shard_file import LocalShardFile, ShardFile
+from .shards import Layout, Origin, shard_format
+
+OPEN_SHARDS = 512
+"""Shards kept open at once: each costs a file descriptor and its document offsets."""
+
+
+@dataclass(frozen=True)
+class DocumentSpan:
+    """A document, or the part of one, that a span of tokens holds."""
+
+    number: int
+    """Its number in the dataset."""
+    first_token: int
+    """In the dataset."""
+    tokens: int
+    """Of the whole document, its end included."""
+
+
+class OpenShard:
+    """A shard with its layout at hand."""
+
+    def __init__(self, file: ShardFile, shard: Shard, manifest: Manifest) -> None:
+        self.file = file
+        self.shard = shard
+        self.format = shard_format(manifest.format)
+        self.dtype = np.dtype(manifest.dtype).newbyteorder("<")
+        self.layout: Layout = self.format.layout(
+            self._read, shard.size, dtype=manifest.dtype, details=shard.details
+        )
+        starts = self.layout.document_starts
+        if starts[-1] != shard.tokens or len(starts) != shard.documents + 1:
+            raise IntegrityError(
+                f"{shard.name} holds {int(starts[-1])} tokens in {len(starts) - 1} documents; its "
+                f"manifest says {shard.tokens} in {shard.documents}"
+            )
+
+    def fill(self, start: int, out: npt.NDArray[Any], codes: npt.NDArray[np.uint8] | None) -> None:
+        """Copy the tokens from `start` on (and their weight codes) into arrays."""
+        layout, width = self.layout, self.dtype.itemsize
+        run = int(np.searchsorted(layout.run_tokens, start, side="right")) - 1
+        filled = 0
+        while filled < len(out):
+            inside = start + filled - int(layout.run_tokens[run])
+            here = min(
+                len(out) - filled, int(layout.run_tokens[run + 1] - layout.run_tokens[run]) - inside
+            )
+            byte = int(layout.run_bytes[run]) + inside * width
+            raw = self.file.read(byte, byte + here * width)
+            out[filled : filled + here] = raw.view(self.dtype)
+            if codes is not None and layout.weight_bytes is not None:
+                byte = int(layout.weight_bytes[run]) + inside
+                codes[filled : filled + here] = self.file.read(byte, byte + here)
+            filled += here
+            run += 1
+
+    def origins(self, first: int, last: int) -> list[Origin]:
+        return self.format.origins(
+            self._read, self.shard.size, first, last, details=self.shard.details
+        )
+
+    def byte_ranges(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The bytes that hold the tokens [start, end)."""
+        layout, width = self.layout, self.dtype.itemsize
+        first = int(np.searchsorted(layout.run_tokens, start, side="right")) - 1
+        ranges = []
+        for run in range(first, len(layout.run_bytes)):
+            run_start, run_end = int(layout.run_tokens[run]), int(layout.run_tokens[run + 1])
+            if run_start >= end:
+                break
+            low, high = max(start, run_start) - run_start, min(end, run_end) - run_start
+            byte = int(layout.run_bytes[run])
+            ranges.append((byte + low * width, byte + high * width))
+            if layout.weight_bytes is not None:
+                byte = int(layout.weight_bytes[run])
+                ranges.append((byte + low, byte + high))
+        return ranges
+
+    def _read(self, start: int, end: int) -> bytes:
+        return self.file.read(start, end).tobytes()
+
+
+class Dataset:
+    def __init__(
+        self, url: str, *, generations: int | None = None, cache: Cache | None = None
+    ) -> None:
+        """Open a dataset, or its first `generations` generations."""
+        self.url = url
+        self.manifest = manifests.load(url)
+        self.generations = self.manifest.generations[:generations]
+        self.cache = cache
+        self._open: OrderedDict[int, OpenShard] = OrderedDict()
+
+    @property
+    def hash(self) -> str:
+        return self.generations[-1].hash
+
+    @cached_property
+    def palette(self) -> npt.NDArray[np.float32] | None:
+        """The loss weight of each code."""
+        weights = self.manifest.weights
+        return None if weights is None else np.array(weights, np.float32)
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        return [
+            shard
+            for generation in self.generations
+            for shard in manifests.load_table(self.url, generation)
+        ]
+
+    @cached_property
+    def shard_tokens(self) -> Int64:
+        """Tokens before each shard, and in all."""
+        return np.cumsum([0, *(shard.tokens for shard in self.shards)], dtype=np.int64)
+
+    @cached_property
+    def shard_documents(self) -> Int64:
+        """Documents before each shard, and in all."""
+        return np.cumsum([0, *(shard.documents for shard in self.shards)], dtype=np.int64)
+
+    def fill(
+        self, start: int, out: npt.NDArray[Any], codes: npt.NDArray[np.uint8] | None = None
+    ) -> None:
+        """Copy the tokens from `start` on, and their weight codes, into arrays."""
+        filled = 0
+        while filled < len(out):
+            number, inside = self._place(start + filled)
+            here = min(len(out) - filled, self.shards[number].tokens - inside)
+            part = slice(filled, filled + here)
+            self.open_shard(number).fill(inside, out[part], None if codes is None else codes[part])
+            filled += here
+
+    def document_starts(self, start: int, end: int) -> Int64:
+        """The tokens in [start, end) with which a document begins."""
+        found = []
+        token = start
+        while token < end:
+            number, inside = self._place(token)
+            first = int(self.shard_tokens[number])
+            last = min(end, int(self.shard_tokens[number + 1]))
+            starts = self.open_shard(number).layout.document_starts[:-1]
+            low, high = np.searchsorted(starts, (inside, last - first))
+            found.append(starts[low:high] + first)
+            token = last
+        return found[0] if len(found) == 1 else np.concatenate([*found, np.empty(0, np.int64)])
+
+    def documents(self, start: int, end: int) -> list[DocumentSpan]:
+        """The documents of which [start, end) holds a token."""
+        found = []
+        token = start
+        while token < end:
+            number, inside = self._place(token)
+            first = int(self.shard_tokens[number])
+            last = min(end, int(self.shard_tokens[number + 1]))
+            starts = self.open_shard(number).layout.document_starts
+            low = int(np.searchsorted(starts, inside, side="right")) - 1
+            high = int(np.searchsorted(starts[:-1], last - first))
+            found += [
+                DocumentSpan(
+                    number=int(self.shard_documents[number]) + index,
+                    first_token=first + int(starts[index]),
+                    tokens=int(starts[index + 1] - starts[index]),
+                )
+                for index in range(low, high)
+                if starts[index + 1] > starts[index]
+            ]
+            token = last
+        return found
+
+    def origins(self, first: int, last: int) -> list[Origin]:
+        """Where the documents [first, last) came from."""
+        found: list[Origin] = []
+        while first < last:
+            number = int(np.searchsorted(self.shard_documents, first, side="right")) - 1
+            before = int(self.shard_documents[number])
+            until = min(last, int(self.shard_documents[number + 1]))
+            found += self.open_shard(number).origins(first - before, until - before)
+            first = until
+        return found
+
+    def chunks(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The (shard, chunk of its file) pairs that hold the tokens [start, end)."""
+        found = []
+        token = start
+        while token < end:
+            number, inside = self._place(token)
+            first = int(self.shard_tokens[number])
+            last = min(end, int(self.shard_tokens[number + 1]))
+            for low, high in self.open_shard(number).byte_ranges(inside, last - first):
+                found += [
+                    (number, chunk) for chunk in range(low // CHUNK_BYTES, -(-high // CHUNK_BYTES))
+                ]
+            token = last
+        return found
+
+    def open_shard(self, number: int) -> OpenShard:
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        shard = self.shards[number]
+        if len(self._open) >= OPEN_SHARDS:
+            self._open.popitem(last=False)
+        self._open[number] = OpenShard(self.file(shard), shard, self.manifest)
+        return self._open[number]
+
+    def file(self, shard: Shard) -> ShardFile:
+        if storage.is_local(self.url) and shard.stored_name is None:
+            return LocalShardFile(self.url, shard)
+        if self.cache is None:
+            self.cache = Cache.default()
+        return CachedShardFile(self.url, shard, self.cache)
+
+    def _place(self, token: int) -> tuple[int, int]:
+        """The shard that holds a token, and the token's number in it."""
+        number = int(np.searchsorted(self.shard_tokens, token, side="right")) - 1
+        return number, token - int(self.shard_tokens[number])
+
+
+def open_pinned(
+    url: str, *, hash: str, generations: int, name: str, cache: Cache | None = None
+) -> Dataset:
+    """Open the dataset that a plan names, and refuse any other."""
+    dataset = Dataset(url, generations=generations, cache=cache)
+    if len(dataset.generations) < generations or dataset.hash != hash:
+        raise PlanError(
+            f"the dataset of source {name} is not the one that the plan was made for",
+            where=url,
+            mend="put the planned dataset back, or make a new plan with `mixtures plan`",
+        )
+    return dataset

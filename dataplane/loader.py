@@ -1,0 +1,184 @@
+"""The loader: for each update, the micro-batches of one data-parallel rank.
+
+The rows of an update are the plan's; ranks share them out in order. How many ranks, workers or
+micro-batches there are changes who reads a row, never which rows an update has.
+
+    step → its rows → this rank's slice → micro-batches of `micro_batch` rows, padded to that size
+
+With workers, processes read whole steps ahead into shared memory. They hold nothing by name, so
+that whatever is killed leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ..console.errors import ConfigError, Problem
+from .cache import Cache
+from .permutation import Int64
+from .plan import Plan, Step
+from .rows import Float32, RowArrays, RowReader
+
+if TYPE_CHECKING:
+    import torch
+
+PADDING = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A micro-batch: `B` rows of `L` tokens."""
+
+    tokens: torch.Tensor
+    """int64 [B, L]"""
+    targets: torch.Tensor
+    """int64 [B, L]"""
+    weights: torch.Tensor
+    """float32 [B, L]; 0 where a target is masked and in rows of padding."""
+    cu_seqlens: torch.Tensor
+    """int32: where documents begin in the B·L tokens laid side by side, and B·L at the end."""
+    rows: Int64
+    """The rows' numbers; PADDING where there is none."""
+    sources: npt.NDArray[np.int32]
+    """Indices into the plan's sources."""
+    digests: list[bytes]
+    """Of the real rows, in order."""
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """int32 [B, L]: each token's place in its document, or in the part of it in the row."""
+        import torch
+
+        bounds = self.cu_seqlens.to(torch.int64)
+        starts = torch.repeat_interleave(bounds[:-1], bounds.diff())
+        flat = torch.arange(self.tokens.numel(), device=starts.device) - starts
+        return flat.to(torch.int32).view_as(self.tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class RankRows:
+    """One rank's rows of a step, the arrays padded to whole micro-batches."""
+
+    tokens: Int64
+    weights: Float32
+    rows: Int64
+    sources: npt.NDArray[np.int32]
+    document_starts: list[Int64]
+    digests: list[bytes]
+
+
+class Loader:
+    """Iterates over the plan's steps from `start_step` on; each is a list of micro-batches, as
+    many on every rank."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        micro_batch: int,
+        rank: int = 0,
+        world: int = 1,
+        start_step: int | None = None,
+        workers: int = 0,
+        pin_memory: bool = False,
+        digests: bool = True,
+        cache: Cache | None = None,
+    ) -> None:
+        if not 0 <= rank < world or micro_batch < 1 or workers < 0:
+            problem = f"rank {rank} of {world}, {micro_batch} rows a micro-batch, {workers} workers"
+            raise ConfigError("the loader", [Problem("", problem)])
+        self.plan = plan
+        self.micro_batch = micro_batch
+        self.rank, self.world = rank, world
+        self.start_step = plan.first_step if start_step is None else start_step
+        self.workers = workers
+        self.pin_memory = pin_memory
+        self.digests = digests
+        self.cache = cache
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        if self.workers:
+            from .workers import read_ahead
+
+            source = read_ahead(self)
+        else:
+            reader = RowReader(self.plan, cache=self.cache)
+            source = (self.read(reader, number) for number in self.steps)
+        for rows in source:
+            yield self.micro_batches(rows)
+
+    @property
+    def steps(self) -> range:
+        return range(self.start_step, self.plan.last_step)
+
+    def slice(self, step: Step) -> Int64:
+        """This rank's rows of a step."""
+        first = step.first_row + step.rows * self.rank // self.world
+        last = step.first_row + step.rows * (self.rank + 1) // self.world
+        return np.arange(first, last, dtype=np.int64)
+
+    def micro_batch_count(self, step: Step) -> int:
+        """How many micro-batches every rank has in a step."""
+        largest = -(-step.rows // self.world)
+        return -(-largest // self.micro_batch)
+
+    def read(self, reader: RowReader, number: int, into: RowArrays | None = None) -> RankRows:
+        step = self.plan.step(number)
+        rows = self.slice(step)
+        padded = self.micro_batch_count(step) * self.micro_batch
+        arrays = into or RowArrays.empty(padded, step.phase.seq_len)
+        tokens, weights = arrays.tokens[:padded], arrays.weights[:padded]
+        tokens[len(rows) :] = 0
+        weights[len(rows) :] = 0.0
+        if not len(rows):  # more ranks than rows
+            return RankRows(tokens, weights, rows, np.empty(0, np.int32), [], [])
+        block = reader.read(rows, arrays)
+        sources = block.located.sources
+        digests = [
+            reader.digest(source, row)
+            for source, row in zip(sources.tolist(), block.tokens, strict=True)
+            if self.digests
+        ]
+        return RankRows(tokens, weights, rows, sources, block.document_starts, digests)
+
+    def micro_batches(self, read: RankRows) -> list[Batch]:
+        """Cut a rank's rows into micro-batches."""
+        import torch
+
+        size, length = self.micro_batch, read.weights.shape[1]
+        tokens, weights = torch.from_numpy(read.tokens), torch.from_numpy(read.weights)
+        if self.pin_memory:
+            tokens, weights = tokens.pin_memory(), weights.pin_memory()
+        batches = []
+        for first in range(0, len(read.tokens), size):
+            real = slice(first, min(first + size, len(read.rows)))
+            rows = np.full(size, PADDING, np.int64)
+            sources = np.zeros(size, np.int32)
+            count = max(real.stop - real.start, 0)
+            rows[:count] = read.rows[real]
+            sources[:count] = read.sources[real]
+            starts = read.document_starts[real] if self.plan.isolate_documents else []
+            batches.append(
+                Batch(
+                    tokens=tokens[first : first + size, :-1],
+                    targets=tokens[first : first + size, 1:],
+                    weights=weights[first : first + size],
+                    cu_seqlens=torch.from_numpy(_boundaries(starts, size, length)),
+                    rows=rows,
+                    sources=sources,
+                    digests=read.digests[real],
+                )
+            )
+        return batches
+
+
+def _boundaries(starts: list[Int64], rows: int, length: int) -> npt.NDArray[np.int32]:
+    """Where documents begin in rows laid side by side: every row begins one, too."""
+    parts = [number * length + places[places < length] for number, places in enumerate(starts)]
+    edges = np.arange(rows + 1, dtype=np.int64) * length
+    return np.sort(np.concatenate([edges, *parts])).astype(np.int32)

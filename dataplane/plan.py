@@ -1,0 +1,318 @@
+"""The plan: a mixture resolved against datasets, down to the row; and its hash.
+
+A plan holds everything that decides which tokens row n has, and besides it what a run needs to
+know (URLs, batch sizes, learning rates). The hash covers the first alone: a new learning rate or
+a mirror of a dataset is not a new order.
+
+    rows    0 ─────────────── stable ───────────────┬────── anneal ──────┐
+    steps   one update = batch_rows rows of a phase; an edge never falls inside one
+
+A plan that continues another (`parent`) goes on with its row and step numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..console.errors import IntegrityError, StorageError
+from . import storage
+from .chairman import Segment
+from .source_order import Position, Rest, SourceOrder
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A dataset as this plan uses it."""
+
+    name: str
+    url: str
+    dataset: str
+    """The hash of the dataset's manifest, after `generations` generations."""
+    generations: int
+    max_epochs: int
+    order: SourceOrder
+    start: Position = field(default_factory=Position)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """Rows of a phase with constant integer weights, one for each source of the plan."""
+
+    rows: int
+    weights: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A span of rows with its own weights, sequence length, batch and learning rate."""
+
+    name: str
+    first_row: int
+    first_step: int
+    first_token: int
+    rows: int
+    seq_len: int
+    batch_rows: int
+    stretches: tuple[Stretch, ...]
+    lr: Mapping[str, Any] = field(default_factory=dict)
+    asked_tokens: int = 0
+    """What the mixture asked for, before it was rounded to whole updates."""
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.seq_len
+
+    @property
+    def steps(self) -> int:
+        return self.rows // self.batch_rows
+
+    @property
+    def last_row(self) -> int:
+        return self.first_row + self.rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One optimizer update."""
+
+    number: int
+    first_row: int
+    rows: int
+    phase: Phase
+    first_token: int
+    """Tokens that all steps before this one took."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent:
+    """The plan that this one continues, up to (not including) a row."""
+
+    hash: str
+    row: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    seed: int
+    sources: tuple[Source, ...]
+    phases: tuple[Phase, ...]
+    tokenizer: str
+    """The fingerprint that all sources share."""
+    vocab_size: int
+    isolate_documents: bool = True
+    debts: tuple[Fraction, ...] = ()
+    """Tokens that each source is still owed when the plan begins."""
+    parent: Parent | None = None
+
+    @property
+    def first_row(self) -> int:
+        return self.phases[0].first_row
+
+    @property
+    def last_row(self) -> int:
+        """One past the last row."""
+        return self.phases[-1].last_row
+
+    @property
+    def rows(self) -> int:
+        return self.last_row - self.first_row
+
+    @property
+    def first_step(self) -> int:
+        return self.phases[0].first_step
+
+    @property
+    def last_step(self) -> int:
+        """One past the last step."""
+        return self.phases[-1].first_step + self.phases[-1].steps
+
+    @property
+    def tokens(self) -> int:
+        return sum(phase.tokens for phase in self.phases)
+
+    def step(self, number: int) -> Step:
+        """The update `number`."""
+        if not self.first_step <= number < self.last_step:
+            raise IndexError(f"step {number} is not in [{self.first_step}, {self.last_step})")
+        phase = next(p for p in reversed(self.phases) if p.first_step <= number)
+        rows_before = (number - phase.first_step) * phase.batch_rows
+        return Step(
+            number=number,
+            first_row=phase.first_row + rows_before,
+            rows=phase.batch_rows,
+            phase=phase,
+            first_token=phase.first_token + rows_before * phase.seq_len,
+        )
+
+    def step_at(self, row: int) -> Step:
+        """The update that takes `row`."""
+        phase = self.phase_at(row)
+        return self.step(phase.first_step + (row - phase.first_row) // phase.batch_rows)
+
+    def phase_at(self, row: int) -> Phase:
+        if not self.first_row <= row < self.last_row:
+            raise IndexError(f"row {row} is not in [{self.first_row}, {self.last_row})")
+        return next(phase for phase in reversed(self.phases) if phase.first_row <= row)
+
+    def segments(self) -> list[Segment]:
+        return [
+            Segment(stretch.rows, stretch.weights, phase.seq_len)
+            for phase in self.phases
+            for stretch in phase.stretches
+        ]
+
+    @cached_property
+    def hash(self) -> str:
+        """Names the order: two plans with one hash serve the same tokens at every row."""
+        data = self.to_json()
+        order = {
+            "version": VERSION,
+            "parent": data["parent"],
+            "debts": data["debts"],
+            "isolate_documents": self.isolate_documents,
+            "first_row": self.first_row,
+            "sources": [
+                {name: source[name] for name in ("dataset", "order", "start")}
+                for source in data["sources"]
+            ],
+            "phases": [
+                {name: phase[name] for name in ("rows", "seq_len", "stretches")}
+                for phase in data["phases"]
+            ],
+        }
+        text = json.dumps(order, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def continues(self, other_hash: str, row: int) -> bool:
+        """Whether a run of the plan `other_hash` that stands at `row` may go on with this one."""
+        if other_hash == self.hash:
+            return True
+        return self.parent == Parent(hash=other_hash, row=row)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "seed": self.seed,
+            "tokenizer": self.tokenizer,
+            "vocab_size": self.vocab_size,
+            "isolate_documents": self.isolate_documents,
+            "debts": [[debt.numerator, debt.denominator] for debt in self.debts],
+            "parent": vars(self.parent) if self.parent else None,
+            "sources": [
+                {
+                    **vars(source),
+                    "order": _order_to_json(source.order),
+                    "start": vars(source.start),
+                }
+                for source in self.sources
+            ],
+            "phases": [
+                {
+                    **vars(phase),
+                    "lr": dict(phase.lr),
+                    "stretches": [
+                        {"rows": stretch.rows, "weights": list(stretch.weights)}
+                        for stretch in phase.stretches
+                    ],
+                }
+                for phase in self.phases
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        return cls(
+            seed=data["seed"],
+            tokenizer=data["tokenizer"],
+            vocab_size=data["vocab_size"],
+            isolate_documents=data["isolate_documents"],
+            debts=tuple(Fraction(*pair) for pair in data["debts"]),
+            parent=Parent(**data["parent"]) if data["parent"] else None,
+            sources=tuple(
+                Source(
+                    **{
+                        **source,
+                        "order": _order_from_json(source["order"]),
+                        "start": Position(**source["start"]),
+                    }
+                )
+                for source in data["sources"]
+            ),
+            phases=tuple(
+                Phase(
+                    **{
+                        **phase,
+                        "stretches": tuple(
+                            Stretch(rows=item["rows"], weights=tuple(item["weights"]))
+                            for item in phase["stretches"]
+                        ),
+                    }
+                )
+                for phase in data["phases"]
+            ),
+        )
+
+    def save(self, file: str | Path) -> None:
+        text = json.dumps({**self.to_json(), "hash": self.hash}, indent=1)
+        storage.write(str(file), text.encode())
+
+    @classmethod
+    def load(cls, file: str | Path) -> Plan:
+        """Read a plan that was saved, and check that it still has the hash that it had."""
+        try:
+            data = json.loads(storage.read(str(file)))
+            version = data.pop("version")
+            written = data.pop("hash")
+            if version != VERSION:
+                raise StorageError(
+                    f"{file} is a plan of version {version}; this headrace reads {VERSION}",
+                    mend="make the plan again with `mixtures plan`",
+                )
+            plan = cls.from_json(data)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise IntegrityError(
+                f"{file} is not a whole plan: {error!r}",
+                mend="make the plan again with `mixtures plan`",
+            ) from None
+        if plan.hash != written:
+            raise IntegrityError(
+                f"{file} was changed after it was written: its order hashes to {plan.hash}, "
+                f"and it says {written}",
+                mend="change the mixture instead, and make the plan again",
+            )
+        return plan
+
+
+def _order_to_json(order: SourceOrder) -> dict[str, Any]:
+    rest = order.rest
+    return {
+        "seed": order.seed,
+        "name": order.name,
+        "tokens": order.tokens,
+        "chunk": order.chunk,
+        "window": order.window,
+        "rest": rest
+        and {
+            "order": _order_to_json(rest.order),
+            "position": vars(rest.position),
+            "length": rest.length,
+        },
+    }
+
+
+def _order_from_json(data: Mapping[str, Any]) -> SourceOrder:
+    rest = data["rest"] and Rest(
+        order=_order_from_json(data["rest"]["order"]),
+        position=Position(**data["rest"]["position"]),
+        length=data["rest"]["length"],
+    )
+    return SourceOrder(**{**data, "rest": rest})

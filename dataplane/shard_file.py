@@ -1,0 +1,78 @@
+"""The bytes of one shard, each chunk checked against its hash when it is first touched.
+
+A local shard is memory-mapped: reading costs no copy. A remote or compressed one is read through
+the cache, which checks chunks as they arrive.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..console.errors import IntegrityError, StorageError
+from . import storage
+from .manifest import CHUNK_BYTES, Shard, root_hash
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
+
+Bytes = npt.NDArray[np.uint8]
+
+MEND = "restore the shard from a copy, or build the dataset again: `tokenize verify` says how"
+
+
+class ShardFile(Protocol):
+    """Reads the bytes [start, end) of a shard; they are the ones that were written."""
+
+    def read(self, start: int, end: int) -> Bytes: ...
+
+
+class LocalShardFile:
+    """A memory-mapped shard."""
+
+    def __init__(self, url: str, shard: Shard) -> None:
+        self.where = storage.join(url, shard.name)
+        self.shard = shard
+        path = storage.local_path(self.where)
+        check_chunk_table(self.where, shard)
+        try:
+            size = path.stat().st_size
+            if size != shard.size:
+                raise IntegrityError(
+                    f"{self.where} has {size:,} bytes, and should have {shard.size:,}", mend=MEND
+                )
+            self.data: Bytes = np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
+        except OSError as error:
+            raise StorageError(
+                f"cannot read the shard {self.where}: {error.strerror}", mend=MEND
+            ) from None
+        self.checked = np.zeros(-(-size // CHUNK_BYTES), np.bool_)
+
+    def read(self, start: int, end: int) -> Bytes:
+        first, last = start // CHUNK_BYTES, -(-end // CHUNK_BYTES)
+        if not self.checked[first:last].all():
+            for number in range(first, last):
+                if not self.checked[number]:
+                    chunk = self.data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+                    check_chunk(self.where, self.shard, number, chunk)
+                    self.checked[number] = True
+        return self.data[start:end]
+
+
+def check_chunk_table(where: str, shard: Shard) -> None:
+    if root_hash(shard.size, shard.chunks) != shard.hash:
+        raise IntegrityError(f"the chunk hashes of {where} do not match its hash", mend=MEND)
+
+
+def check_chunk(where: str, shard: Shard, number: int, data: Buffer) -> None:
+    """Refuse a chunk whose bytes are not the ones that were written."""
+    if hashlib.sha256(data).digest() != shard.chunks[number * 32 : number * 32 + 32]:
+        first = number * CHUNK_BYTES
+        raise IntegrityError(
+            f"{where} is damaged: bytes {first:,} to {first + memoryview(data).nbytes:,} are not the ones that "
+            "were written",
+            mend=MEND,
+        )

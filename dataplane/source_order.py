@@ -1,0 +1,218 @@
+"""The order of one source: epochs of chunks, permuted; and of rows, permuted within windows.
+
+    epoch ── chunk 17 ── chunk 3 ── chunk 40 │ chunk 8 ── …        chunks in a permuted order
+             └──────── a window ───────────┘ └─ the next …         `window` chunks at a time
+             row 9, row 2, row 31, …                               its rows in a permuted order
+
+A chunk is a span of tokens that every sequence length of the plan divides, so that rows of
+another length can begin at any window without cutting a row in two. What follows the last whole
+chunk is a shorter one, a tail, and belongs to the last window. The last token of a source is only
+ever a target.
+
+A plan that continues another begins with the pool of chunks that that one had not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from .permutation import Int64, UInt64, key, permute
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """A place in a source: row `row`, of the current length, of epoch `epoch`."""
+
+    epoch: int = 0
+    row: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rest:
+    """What another order had left of its epoch when it stopped at a position."""
+
+    order: SourceOrder
+    position: Position
+    length: int
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The chunks of an epoch: `whole` ones, which start at `starts`, and shorter tails."""
+
+    whole: int
+    tails: Int64
+    """[start, tokens] of each."""
+    starts: Int64 | None = None
+    """None: whole chunks lie side by side from token 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOrder:
+    """The order of one source, for rows of any length that divides its chunks."""
+
+    seed: int
+    name: str
+    tokens: int
+    chunk: int
+    """Tokens of a chunk."""
+    window: int
+    """Chunks of a window."""
+    rest: Rest | None = None
+    """What this order's first epoch begins with, if it continues another."""
+    _keys: dict[tuple[int, int], UInt64] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def rows(self, epoch: int, length: int) -> int:
+        """Rows of one epoch."""
+        pool = self._pool(epoch)
+        return pool.whole * (self.chunk // length) + int((pool.tails[:, 1] // length).sum())
+
+    def advance(self, position: Position, length: int, draws: int) -> Position:
+        """Where one is `draws` rows after `position`."""
+        epoch, row = self._locate(position, length, np.array([draws], np.int64))
+        return Position(epoch=int(epoch[0]), row=int(row[0]))
+
+    def next_window(self, position: Position, length: int) -> Position:
+        """The next place where rows of another length may begin, still in rows of `length`."""
+        window = self._windows_begun(position, length)
+        if window < self._windows(position.epoch):
+            return Position(epoch=position.epoch, row=window * self._window_rows(length))
+        return Position(epoch=position.epoch + 1)
+
+    def convert(self, position: Position, length: int, other: int) -> Position:
+        """The beginning of a window, counted in rows of another length."""
+        assert position.row % self._window_rows(length) == 0, position
+        return Position(epoch=position.epoch, row=position.row * length // other)
+
+    def offsets(self, position: Position, length: int, draws: Int64) -> tuple[Int64, Int64]:
+        """The epoch and the first token of the rows that come `draws` after `position`."""
+        epochs, rows = self._locate(position, length, draws)
+        tokens = np.empty(len(rows), np.int64)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            tokens[chosen] = self._epoch_offsets(int(epoch), length, rows[chosen])
+        return epochs, tokens
+
+    def untouched(self, position: Position, length: int) -> Int64:
+        """[start, end) of the tokens of the epoch that no window begun before `position` holds."""
+        pool = self._pool(position.epoch)
+        window = self._windows_begun(position, length)
+        if window >= self._windows(position.epoch):
+            return np.empty((0, 2), np.int64)
+        slots = np.arange(window * self.window, pool.whole, dtype=np.int64)
+        starts = self._chunk_starts(position.epoch, pool, slots)
+        whole = np.stack([starts, starts + self.chunk], axis=1)
+        tails = np.stack([pool.tails[:, 0], pool.tails.sum(axis=1)], axis=1)
+        return joined(np.concatenate([whole, tails]).tolist())
+
+    def _pool(self, epoch: int) -> Pool:
+        if self.rest is not None and epoch == self.rest.position.epoch:
+            return self._rest_pool
+        return self._full_pool
+
+    @cached_property
+    def _full_pool(self) -> Pool:
+        whole, tail = divmod(max(self.tokens - 1, 0), self.chunk)
+        tails = [[whole * self.chunk, tail]] if tail else []
+        return Pool(whole, np.array(tails, np.int64).reshape(-1, 2))
+
+    @cached_property
+    def _rest_pool(self) -> Pool:
+        """Whole chunks cut from what was left; of the shorter pieces, as many as a window has
+        chunks, the longest first: they would spread the last window over the whole source."""
+        assert self.rest is not None
+        before = self.rest.order
+        spans = before.untouched(self.rest.position, self.rest.length).tolist()
+        if self.tokens > before.tokens:
+            # The source has grown; what was its last token is now the first of the new ones.
+            spans = joined([*spans, [before.tokens - 1, self.tokens - 1]]).tolist()
+        starts, tails = [], []
+        for start, end in spans:
+            cut = end - (end - start) % self.chunk
+            starts.append(np.arange(start, cut, self.chunk, dtype=np.int64))
+            if cut < end:
+                tails.append([cut, end - cut])
+        kept = sorted(sorted(tails, key=lambda tail: -tail[1])[: self.window])
+        chunks = np.concatenate([*starts, np.empty(0, np.int64)])
+        return Pool(len(chunks), np.array(kept, np.int64).reshape(-1, 2), chunks)
+
+    def _windows(self, epoch: int) -> int:
+        return max(1, -(-self._pool(epoch).whole // self.window))
+
+    def _window_rows(self, length: int) -> int:
+        return self.window * (self.chunk // length)
+
+    def _windows_begun(self, position: Position, length: int) -> int:
+        """How many windows of the epoch have served a row before `position`."""
+        return min(-(-position.row // self._window_rows(length)), self._windows(position.epoch))
+
+    def _locate(self, position: Position, length: int, draws: Int64) -> tuple[Int64, Int64]:
+        """The epoch, and the row within it, of each draw."""
+        rows = position.row + draws
+        over = rows - self.rows(position.epoch, length)
+        beyond = over >= 0
+        if not beyond.any():
+            return np.full(len(draws), position.epoch, np.int64), rows
+        later = max(self.rows(position.epoch + 1, length), 1)
+        epochs = np.where(beyond, position.epoch + 1 + over // later, position.epoch)
+        return epochs, np.where(beyond, over % later, rows)
+
+    def _epoch_offsets(self, epoch: int, length: int, rows: Int64) -> Int64:
+        """The first token of each row of an epoch."""
+        pool = self._pool(epoch)
+        in_window = self._window_rows(length)
+        windows = np.minimum(rows // in_window, self._windows(epoch) - 1)
+        total = self.rows(epoch, length)
+        shuffled = np.empty(len(rows), np.int64)
+        for window in np.unique(windows).tolist():
+            chosen = windows == window
+            first = window * in_window
+            last = total if window == self._windows(epoch) - 1 else first + in_window
+            keys = self._key(epoch, window)
+            shuffled[chosen] = first + permute(keys, last - first, rows[chosen] - first)
+
+        in_chunk = self.chunk // length
+        in_tails = shuffled >= pool.whole * in_chunk
+        tokens = np.empty(len(rows), np.int64)
+        slots, places = np.divmod(shuffled[~in_tails], in_chunk)
+        tokens[~in_tails] = self._chunk_starts(epoch, pool, slots) + places * length
+        if in_tails.any():
+            tokens[in_tails] = _tail_rows(pool.tails, length)[
+                shuffled[in_tails] - pool.whole * in_chunk
+            ]
+        return tokens
+
+    def _chunk_starts(self, epoch: int, pool: Pool, slots: Int64) -> Int64:
+        """The first token of the chunks at these places of the epoch's order."""
+        chunks = permute(self._key(epoch, -1), pool.whole, slots)
+        return chunks * self.chunk if pool.starts is None else pool.starts[chunks]
+
+    def _key(self, epoch: int, window: int) -> UInt64:
+        """The key of a window's rows; that of the chunks where window is -1."""
+        if (epoch, window) not in self._keys:
+            if len(self._keys) > 1024:
+                self._keys.clear()
+            self._keys[epoch, window] = key(self.seed, self.name, epoch, window)
+        return self._keys[epoch, window]
+
+
+def _tail_rows(tails: Int64, length: int) -> Int64:
+    rows = [start + np.arange(tokens // length) * length for start, tokens in tails.tolist()]
+    return np.concatenate(rows)
+
+
+def joined(spans: Iterable[list[int]]) -> Int64:
+    """Spans [start, end) in order, those that touch made one."""
+    merged: list[list[int]] = []
+    for start, end in sorted(spans):
+        if merged and merged[-1][1] == start:
+            merged[-1][1] = end
+        else:
+            merged.append([start, end])
+    return np.array(merged, np.int64).reshape(-1, 2)

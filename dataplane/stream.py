@@ -1,0 +1,177 @@
+"""The stream: the plan as a function of the row number.
+
+    row n → segment → (source, draw) → epoch, chunk, place → the first token of n in its source
+
+World size, workers and batch size appear nowhere; restarting is calling it with another n.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from ..console.errors import PlanError
+from .chairman import Assignment
+from .permutation import Int64
+from .plan import Phase, Plan
+from .source_order import Position
+
+
+@dataclass(frozen=True, eq=False)
+class Located:
+    """Where rows of one length have their tokens: row i reads [tokens[i], tokens[i] + length]."""
+
+    rows: Int64
+    length: int
+    sources: npt.NDArray[np.int32]
+    """Indices into the plan's sources."""
+    epochs: Int64
+    tokens: Int64
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """Phases side by side with one sequence length, and where each source stands as it begins."""
+
+    first_row: int
+    last_row: int
+    length: int
+    starts: tuple[Position, ...]
+    counts: Int64
+    """Draws of each source before the span, since the plan began."""
+    abandoned: Int64
+    """Tokens of each source that the change of length at the span's beginning passes over."""
+
+
+class Stream:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.assignment = Assignment(plan.segments(), plan.debts or None)
+        self.spans = self._spans()
+
+    def locate(self, rows: Int64) -> Located:
+        """Where rows lie. All of them must be of one length."""
+        span = self._span_at(int(rows[0]))
+        assert rows.min() >= span.first_row and rows.max() < span.last_row, "rows of two lengths"
+        sources, draws = self.assignment.locate(rows - self.plan.first_row)
+        epochs = np.empty(len(rows), np.int64)
+        tokens = np.empty(len(rows), np.int64)
+        for index in np.unique(sources).tolist():
+            chosen = sources == index
+            epochs[chosen], tokens[chosen] = self.plan.sources[index].order.offsets(
+                span.starts[index], span.length, draws[chosen] - span.counts[index]
+            )
+        return Located(rows, span.length, sources, epochs, tokens)
+
+    def counts(self, row: int) -> Int64:
+        """Rows of each source before `row`, since the plan began."""
+        return self.assignment.counts(row - self.plan.first_row)
+
+    def positions(self, row: int) -> tuple[Position, ...]:
+        """Where each source stands when `row` is next, in rows of the length before it."""
+        span = self._span_at(max(row - 1, self.plan.first_row))
+        drawn = self.counts(row) - span.counts
+        return tuple(
+            source.order.advance(start, span.length, int(count))
+            for source, start, count in zip(self.plan.sources, span.starts, drawn, strict=True)
+        )
+
+    def debts(self, row: int) -> list[Fraction]:
+        """Tokens that each source is owed when `row` is next."""
+        return self.assignment.debts(row - self.plan.first_row)
+
+    def check_supply(self) -> None:
+        """Refuse a plan that asks a source for more epochs than it may give."""
+        problems = []
+        for index, source in enumerate(self.plan.sources):
+            dry = self._runs_dry(index)
+            if dry is None:
+                continue
+            row, phase = dry
+            length = phase.seq_len
+            epoch = source.order.rows(source.max_epochs, length)
+            if not epoch:
+                problems.append(
+                    f"{source.name}: a sequence of {length:,} tokens is longer than the source "
+                    f"({source.order.tokens:,} tokens)"
+                )
+                continue
+            needed = int(self.counts(phase.last_row)[index] - self.counts(row)[index])
+            problems.append(
+                f"{source.name}: runs dry at row {row:,} (phase {phase.name}): its "
+                f"{source.max_epochs} epoch{'s' * (source.max_epochs > 1)} of "
+                f"{epoch * length:,} tokens are used up, and the phase wants "
+                f"{needed * length:,} tokens more"
+            )
+        if problems:
+            raise PlanError(
+                "the plan runs dry:\n  " + "\n  ".join(problems),
+                mend="lower the source's weight, shorten the phase, add data, or allow more with "
+                "`max_epochs`",
+            )
+
+    def _runs_dry(self, index: int) -> tuple[int, Phase] | None:
+        """The first row that would need an epoch past the source's cap, and its phase."""
+        source = self.plan.sources[index]
+        for span in self.spans:
+            start = span.starts[index]
+            last = int(self.counts(span.last_row)[index] - span.counts[index])
+            supply = -start.row + sum(
+                source.order.rows(epoch, span.length)
+                for epoch in range(start.epoch, min(start.epoch + 2, source.max_epochs))
+            )
+            more = source.max_epochs - start.epoch - 2
+            if more > 0:
+                supply += more * source.order.rows(start.epoch + 1, span.length)
+            if last <= max(supply, 0):
+                continue
+            wanted = span.counts[index] + max(supply, 0)
+            low, high = span.first_row, span.last_row
+            while high - low > 1:  # counts(low) <= wanted < counts(high)
+                middle = (low + high) // 2
+                if self.counts(middle)[index] <= wanted:
+                    low = middle
+                else:
+                    high = middle
+            return low, self.plan.phase_at(low)
+        return None
+
+    def _spans(self) -> list[Span]:
+        plan = self.plan
+        edges = [plan.first_row]
+        lengths = [plan.phases[0].seq_len]
+        for phase in plan.phases[1:]:
+            if phase.seq_len != lengths[-1]:
+                edges.append(phase.first_row)
+                lengths.append(phase.seq_len)
+        edges.append(plan.last_row)
+        positions = [source.start for source in plan.sources]
+        abandoned = np.zeros(len(plan.sources), np.int64)
+        counts = np.zeros(len(plan.sources), np.int64)
+        spans = []
+        for index, (first, last) in enumerate(pairwise(edges)):
+            length = lengths[index]
+            spans.append(Span(first, last, length, tuple(positions), counts, abandoned))
+            if last == plan.last_row:
+                break
+            counts = self.counts(last)
+            abandoned = np.zeros(len(plan.sources), np.int64)
+            drawn = counts - spans[-1].counts
+            for number, source in enumerate(plan.sources):
+                order = source.order
+                here = order.advance(positions[number], length, int(drawn[number]))
+                there = order.next_window(here, length)
+                if there.epoch == here.epoch:
+                    passed = there.row - here.row
+                else:
+                    passed = order.rows(here.epoch, length) - here.row
+                abandoned[number] = passed * length
+                positions[number] = order.convert(there, length, lengths[index + 1])
+        return spans
+
+    def _span_at(self, row: int) -> Span:
+        return next(span for span in reversed(self.spans) if span.first_row <= row)

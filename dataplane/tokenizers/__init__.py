@@ -1,0 +1,90 @@
+"""Tokenizers, found by name: text to ids when a dataset is built, ids to text when it is read.
+
+They live on the ground floor, because whoever reads a dataset (an audit, a sample of a run) must
+be able to show its documents as text. A manifest holds what builds its tokenizer again; a file
+that is too large for it lies beside the manifest, named by its content.
+
+To add one: write a file beside this one, and add it to TOKENIZERS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ...console.errors import InputError
+
+if TYPE_CHECKING:
+    from ..manifest import TokenizerInfo
+    from ..shards import Int64, Tokens
+
+TOKENIZERS = {
+    "byte": "headrace.dataplane.tokenizers.byte",
+    "bpe": "headrace.dataplane.tokenizers.bpe",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Documents as ids, side by side, each with its end-of-document id."""
+
+    tokens: Tokens
+    starts: Int64
+    """Token offsets of the documents, and after the last one."""
+    weights: npt.NDArray[np.uint8] | None = None
+    """Of each token, a code into the tokenizer's palette of loss weights."""
+
+
+class Tokenizer(Protocol):
+    @property
+    def info(self) -> TokenizerInfo:
+        """What the manifest says of it."""
+        ...
+
+    @property
+    def palette(self) -> tuple[float, ...] | None:
+        """The loss weights that the codes of `Encoded.weights` stand for."""
+        ...
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """What must lie beside the manifest, by name."""
+        ...
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """The ids of each text, and the end-of-document id after it."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; special tokens are shown by their names."""
+        ...
+
+
+class TokenizerModule(Protocol):
+    """What each module of this folder provides."""
+
+    def restore(self, info: TokenizerInfo, url: str) -> Tokenizer:
+        """The tokenizer of the dataset at `url`, whose manifest holds `info`."""
+        ...
+
+
+def load(info: TokenizerInfo, url: str) -> Tokenizer:
+    """The tokenizer of the dataset at `url`, whose manifest holds `info`."""
+    if info.kind not in TOKENIZERS:
+        raise InputError(
+            f"the dataset at {url} does not say how its ids become text "
+            f"(its tokenizer is called `{info.kind}`)",
+            mend="index it again with --tokenizer FILE.json",
+        )
+    module: TokenizerModule = import_module(TOKENIZERS[info.kind])
+    return module.restore(info, url)
+
+
+def id_type(vocab_size: int) -> str:
+    """The smallest of our types that holds every id."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"

@@ -1,0 +1,126 @@
+"""Bytes as tokens: ids 0–255 are the bytes of UTF-8, special tokens follow.
+
+For DNA, lower-case bases (the masked repeats of a genome) become the ids of their upper case and
+weigh less in the loss: what repeats a million times should not be what a model learns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..manifest import TokenizerInfo
+from ..shards import Int64
+from . import Encoded, id_type
+
+END = "<|endoftext|>"
+UPPER = np.arange(256, dtype=np.uint16)
+UPPER[ord("a") : ord("z") + 1] -= 32
+MASKED = np.zeros(256, np.uint8)
+MASKED[ord("a") : ord("z") + 1] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByteConfig:
+    special_tokens: tuple[str, ...] = (END,)
+    """Named from id 256 on. The first one ends every document."""
+    parse_special: bool = False
+    """Whether a special token's name within a text stands for its id; otherwise it is text."""
+    dna: bool = False
+    """Whether lower-case letters become upper-case ids that weigh `masked_weight`."""
+    masked_weight: float = 0.1
+    """The loss weight of what was lower-case."""
+
+    def __post_init__(self) -> None:
+        if not self.special_tokens:
+            raise ValueError("a byte tokenizer needs a special token that ends documents")
+        if len(set(self.special_tokens)) < len(self.special_tokens) or "" in self.special_tokens:
+            raise ValueError("special tokens must be different and not empty")
+        if not 0 <= self.masked_weight <= 1:
+            raise ValueError(f"masked_weight is {self.masked_weight}; a weight is between 0 and 1")
+
+
+class ByteTokenizer:
+    def __init__(self, config: ByteConfig) -> None:
+        self.config = config
+        self.palette = (1.0, config.masked_weight) if config.dna else None
+        self.files: dict[str, bytes] = {}
+        self._end = 256
+        spec = {**asdict(config), "special_tokens": list(config.special_tokens)}
+        self._names = {name: 256 + n for n, name in enumerate(config.special_tokens)}
+        vocab_size = 256 + len(self._names)
+        self._dtype = np.dtype(id_type(vocab_size))
+        longest_first = sorted(self._names, key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, longest_first)))
+        self.info = TokenizerInfo(
+            kind="byte",
+            fingerprint=hashlib.sha256(json.dumps(["byte", spec]).encode()).hexdigest(),
+            vocab_size=vocab_size,
+            end_of_document=self._end,
+            spec=spec,
+        )
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        if self.config.parse_special and any(map(self._special.search, texts)):
+            return self._encode_special(texts)
+        # One separator after each text makes room for the end of its document.
+        joined = "\0".join([*texts, ""])
+        data = np.frombuffer(joined.encode(), np.uint8)
+        if len(data) == len(joined):
+            lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        else:
+            lengths = np.fromiter((len(text.encode()) for text in texts), np.int64, len(texts))
+        starts = np.concatenate([[0], np.cumsum(lengths + 1)])
+        return self._finish(data, starts)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        parts = []
+        names = [name.encode() for name in self.config.special_tokens]
+        for id in ids:
+            if id >= self.info.vocab_size:
+                raise ValueError(f"{id} is not an id of this tokenizer")
+            parts.append(bytes([id]) if id < 256 else names[id - 256])
+        return b"".join(parts).decode(errors="replace")
+
+    def _finish(self, data: npt.NDArray[np.uint8], starts: Int64) -> Encoded:
+        weights = None
+        if self.config.dna:
+            weights = MASKED[data]
+            tokens = UPPER[data]
+        else:
+            tokens = data.astype(self._dtype)
+        tokens[starts[1:] - 1] = self._end
+        return Encoded(tokens, starts, weights)
+
+    def _encode_special(self, texts: Sequence[str]) -> Encoded:
+        """The slow way, for texts in which special tokens are to be found."""
+        pieces: list[bytes] = []
+        places: list[tuple[int, int]] = []
+        starts, at = [0], 0
+        for text in texts:
+            done = 0
+            for match in self._special.finditer(text):
+                before = text[done : match.start()].encode()
+                pieces += [before, b"\0"]
+                places.append((at + len(before), self._names[match.group()]))
+                at += len(before) + 1
+                done = match.end()
+            rest = text[done:].encode()
+            pieces += [rest, b"\0"]
+            at += len(rest) + 1
+            starts.append(at)
+        found = self._finish(np.frombuffer(b"".join(pieces), np.uint8), np.array(starts, np.int64))
+        for place, id in places:
+            found.tokens[place] = id
+        return found
+
+
+def restore(info: TokenizerInfo, url: str) -> ByteTokenizer:
+    spec = {**info.spec, "special_tokens": tuple(info.spec["special_tokens"])}
+    return ByteTokenizer(ByteConfig(**spec))
