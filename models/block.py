@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +26,18 @@ def build_operator(config: ModelConfig, name: str) -> Operator:
     return OPERATORS[options.kind](options, config.width)
 
 
+@dataclass(frozen=True)
+class Where:
+    """What every operator of a batch is told."""
+
+    positions: Tensor
+    documents: Documents | None
+    embeddings: Tensor | None
+
+    def context(self, state: State | None) -> Context:
+        return Context(self.positions, self.documents, state, self.embeddings)
+
+
 class Branch(nn.Module):
     """norm → operator: what is added to the residual stream."""
 
@@ -31,11 +46,9 @@ class Branch(nn.Module):
         self.norm = build_norm(config.norm, config.width, config.norm_eps)
         self.operator = build_operator(config, name)
 
-    def forward(
-        self, u: Tensor, positions: Tensor, documents: Documents | None, state: State | None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, u: Tensor, where: Where, state: State | None) -> tuple[Tensor, Tensor]:
         """The branch, and the sum of its auxiliary losses."""
-        context = Context(positions, documents, state)
+        context = where.context(state)
         y = self.operator(self.norm(u), context)
         return y, sum(context.losses, start=u.new_zeros((), dtype=torch.float32))
 
@@ -47,34 +60,55 @@ class Branch(nn.Module):
 class Block(nn.Module):
     """One layer of the pattern."""
 
-    def __init__(self, config: ModelConfig, layer: Layer) -> None:
+    def __init__(self, config: ModelConfig, layer: Layer, shared: Operator | None = None) -> None:
         super().__init__()
+        self.call = shared.new_call() if shared is not None else None
         self.mixer = Branch(config, layer.mixer)
         self.mlp = Branch(config, layer.mlp) if layer.mlp else None
 
     def forward(
         self,
         u: Tensor,
-        positions: Tensor,
-        documents: Documents | None = None,
-        states: list[State] | None = None,
+        where: Where,
+        states: Sequence[State] | None = None,
+        shared: Operator | None = None,
         recompute: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """`recompute` keeps only the input of each branch for the backward pass."""
+        """The stream, and the sum of auxiliary losses.
+
+        `recompute` keeps only the input of each branch for the backward pass.
+        """
         losses = u.new_zeros((), dtype=torch.float32)
-        for number, branch in enumerate(self.branches()):
-            state = states[number] if states is not None else None
-            if recompute:
-                y, loss = checkpoint(branch, u, positions, documents, state, use_reentrant=False)
-            else:
-                y, loss = branch(u, positions, documents, state)
-            u = u + y
+        own = iter(states) if states is not None else repeat(None)
+        fed = u
+        if self.call is not None:
+            fed = u + self.run(recompute, self.feed, u, where, next(own), shared)
+        for branch in self.branches():
+            y, loss = self.run(recompute, branch, fed, where, next(own))
+            fed = u = u + y
             losses = losses + loss
         return u, losses
+
+    def feed(self, u: Tensor, where: Where, state: State | None, shared: Operator) -> Tensor:
+        assert self.call is not None
+        fed: Tensor = self.call(shared, u, where.context(state))
+        return fed
+
+    def run(self, recompute: bool, function: Callable[..., Any], *arguments: Any) -> Any:
+        if recompute:
+            return checkpoint(function, *arguments, use_reentrant=False)
+        return function(*arguments)
 
     def branches(self) -> list[Branch]:
         return [self.mixer] if self.mlp is None else [self.mixer, self.mlp]
 
+    def new_states(self, capacity: int) -> list[State]:
+        """One for each operator that is called here."""
+        calls = len(self.branches()) + (self.call is not None)
+        return [State(capacity) for _ in range(calls)]
+
     def init_weights(self, init: Initialiser) -> None:
+        if self.call is not None:
+            self.call.init_weights(init)
         for branch in self.branches():
             branch.init_weights(init)

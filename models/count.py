@@ -31,7 +31,11 @@ def parameters_by_part(model: Model) -> dict[str, int]:
     for name, table in (("positions", model.positions), ("head", model.head)):
         if table is not None:
             parts[name] = table.weight.numel()
+    for name, shared in model.shared.items():
+        parts[name] = parameters(shared)
     for layer, block in zip(model.config.layers, model.typed_blocks(), strict=True):
+        if block.call is not None:
+            parts[f"{layer.shared} (calls)"] += parameters(block.call)
         for name, branch in zip(layer.branches, block.branches(), strict=True):
             parts[name] += parameters(branch.operator)
             parts["norms"] += parameters(branch.norm)
@@ -48,6 +52,10 @@ def forward_flops_per_token(config: ModelConfig, seq_len: int) -> dict[str, floa
     model = build_meta(config)
     parts: defaultdict[str, float] = defaultdict(float)
     for layer, block in zip(config.layers, model.typed_blocks(), strict=True):
+        shared = model.shared_block(layer)
+        if layer.shared and shared is not None and block.call is not None:
+            parts[layer.shared] += operator_flops(shared, seq_len)
+            parts[f"{layer.shared} (calls)"] += matrix_flops(block.call)
         for name, branch in zip(layer.branches, block.branches(), strict=True):
             parts[name] += operator_flops(branch.operator, seq_len)
     parts["head"] = matrix_flops(model.head or model.embedding)

@@ -7,12 +7,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from .block import Block, Checkpointing
+from .block import Block, Checkpointing, Where, build_operator
 from .config import ModelConfig
 from .documents import Documents
 from .initialise import Initialiser
 from .norms import build_norm
-from .operators import State
+from .operators import Operator, State
+from .pattern import Layer
 
 
 class Embedding(nn.Module):
@@ -41,7 +42,11 @@ class Model(nn.Module):
         self.positions = (
             Embedding(config.learned_positions, config.width) if config.learned_positions else None
         )
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in config.layers)
+        names = dict.fromkeys(layer.shared for layer in config.layers if layer.shared)
+        self.shared = nn.ModuleDict({name: build_operator(config, name) for name in names})
+        self.blocks = nn.ModuleList(
+            Block(config, layer, self.shared_block(layer)) for layer in config.layers
+        )
         self.norm = build_norm(config.norm, config.width, config.norm_eps)
         self.head = None if config.tie_embeddings else Embedding(config.vocab_size, config.width)
 
@@ -77,14 +82,16 @@ class Model(nn.Module):
         u = self.embedding(tokens)
         if self.positions is not None:
             u = u + self.positions(positions)
+        where = Where(positions, documents, u if self.shared else None)
         losses = u.new_zeros((), dtype=torch.float32)
-        for number, block in enumerate(self.blocks):
+        for number, (layer, block) in enumerate(zip(self.config.layers, self.blocks, strict=True)):
             own = states[number] if states else None
+            shared = self.shared_block(layer)
             if self.checkpointing == "block" and torch.is_grad_enabled():
-                u, loss = checkpoint(block, u, positions, documents, own, use_reentrant=False)
+                u, loss = checkpoint(block, u, where, own, shared, use_reentrant=False)
             else:
                 recompute = self.checkpointing == "operator" and torch.is_grad_enabled()
-                u, loss = block(u, positions, documents, own, recompute)
+                u, loss = block(u, where, own, shared, recompute)
             losses = losses + loss
         for state in (state for own in states or () for state in own):
             state.seen += tokens.shape[1]
@@ -96,7 +103,10 @@ class Model(nn.Module):
 
     def new_states(self, capacity: int) -> list[list[State]]:
         """Empty states for generation: one for each operator of each block."""
-        return [[State(capacity) for _ in block.branches()] for block in self.typed_blocks()]
+        return [block.new_states(capacity) for block in self.typed_blocks()]
+
+    def shared_block(self, layer: Layer) -> Operator | None:
+        return getattr(self.shared, layer.shared) if layer.shared else None
 
     def typed_blocks(self) -> list[Block]:
         return [block for block in self.blocks if isinstance(block, Block)]
@@ -115,6 +125,9 @@ class Model(nn.Module):
         for embedding in (self.embedding, self.positions, self.head):
             if embedding is not None:
                 init.embedding(embedding.weight)
+        for shared in self.shared.values():
+            assert isinstance(shared, Operator)
+            shared.init_weights(init)
         for block in self.typed_blocks():
             block.init_weights(init)
         init.norm(self.norm)

@@ -19,6 +19,8 @@ class Rope:
 
     base: float = 10_000.0
     """Also called theta."""
+    channels: int | None = None
+    """How many channels of a head turn, from the first; all if unset."""
     scaling: Literal["none", "linear", "ntk", "yarn", "llama3"] = "none"
     """`linear`: positions divided by `factor`; `ntk`: a larger base; `yarn`: slow frequencies
     divided, fast ones kept, a ramp between; `llama3`: the same by wavelength."""
@@ -79,6 +81,7 @@ def rotation(rope: Rope, positions: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [rows, length, heads, dim]. The angles are fp32; the product has at least that."""
-    a, b = x.chunk(2, dim=-1)
-    turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+    half = cos.shape[-1]
+    a, b, still = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    turned = torch.cat([a * cos - b * sin, b * cos + a * sin, still], dim=-1)
     return turned.to(x.dtype)

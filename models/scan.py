@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from .documents import Documents, plain_layout
 
@@ -100,7 +101,7 @@ def modal_scan(
 
     It is a diagonal state space with real poles: S_t = exp(−rates)·S_{t−1} + x_t,
     y_t = residues·S_t. x [rows, length, width]; rates and residues [width, N]; the state is
-    [rows, width, N].
+    [rows, width, N]. Where rates and residues are complex, y is the real part.
     """
     rows, length = x.shape[:2]
     chunk = min(chunk, length)
@@ -115,16 +116,17 @@ def modal_scan(
 
     # Within a chunk: a Toeplitz matrix for each channel.
     lag = time - time[:, None]  # [s, t]
-    taps = torch.einsum("dn,dnt->dt", residues, powers)
+    taps = real(torch.einsum("dn,dnt->dt", residues, powers))
     matrix = taps[:, lag.clamp(min=0)] * (lag >= 0)
     y = torch.bmm(spread.flatten(1, 2), matrix)
 
     # Between chunks: N numbers for each channel.
-    added = torch.bmm(spread.flatten(1, 2), powers.flip(-1).transpose(1, 2))
+    inputs = spread.flatten(1, 2).to(powers.dtype)
+    added = torch.bmm(inputs, powers.flip(-1).transpose(1, 2))
     added = added.unflatten(1, (rows, -1)).permute(2, 1, 0, 3)  # [chunks, rows, width, N]
     pole = torch.exp(-rates)
     whole = torch.exp(-rates * chunk)
-    current = torch.zeros_like(added[0]) if state is None else state.to(x.dtype)
+    current = torch.zeros_like(added[0]) if state is None else state.to(added.dtype)
     incoming = []
     for step in range(added.shape[0]):
         current = current * layout.continues[:, step, None, None]
@@ -133,7 +135,7 @@ def modal_scan(
     states = torch.stack(incoming)  # [chunks, rows, width, N]
     carried = (residues * pole).unsqueeze(-1) * powers  # R·λ^{t+1}
     through = states.permute(2, 1, 0, 3).flatten(1, 2)  # [width, rows · chunks, N]
-    y = y + torch.bmm(through, carried)
+    y = y + real(torch.bmm(through, carried))
     y = layout.collect(y.unflatten(1, (rows, -1)).permute(1, 2, 3, 0))
     return y, _state_at_the_end(layout.place[:, -1], spread, states, rates)
 
@@ -148,4 +150,63 @@ def _state_at_the_end(last: Tensor, spread: Tensor, states: Tensor, rates: Tenso
     age = age[:, None, :, None]
     powers = torch.exp(-rates[:, None] * age.clamp(min=0)) * (age >= 0)  # rows width time N
     before = states[step, row] * torch.exp(-rates * (column + 1)[:, None, None])
-    return before + torch.einsum("bdt,bdtn->bdn", inputs, powers)
+    return before + torch.einsum("bdt,bdtn->bdn", inputs.to(powers.dtype), powers)
+
+
+def real(x: Tensor) -> Tensor:
+    return x.real if x.is_complex() else x
+
+
+def selective_scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    documents: Documents | None = None,
+    *,
+    state: Tensor | None = None,
+    chunk: int = 32,
+) -> tuple[Tensor, Tensor]:
+    """Mamba-1: S_t = exp(dt_t·A)·S_{t−1} + dt_t·x_t·B_t, y_t = S_t·C_t, for each channel.
+
+    x and dt [rows, length, heads, channels], A [heads, channels, N] below zero, B and C
+    [rows, length, heads, N]; the state is [rows, heads, channels, N]. Each chunk is done by
+    doubling, and done again in the backward pass, so that only one is ever held in full.
+    """
+    begins = documents.positions == 0 if documents is not None else None
+    current = x.new_zeros(x.shape[0], *A.shape) if state is None else state.to(x.dtype)
+    outputs = []
+    for first in range(0, x.shape[1], chunk):
+        part = slice(first, first + chunk)
+        inside = begins[:, part] if begins is not None else None
+        arguments = (x[:, part], dt[:, part], A, B[:, part], C[:, part], inside, current)
+        if torch.is_grad_enabled():
+            y, current = checkpoint(_selective_chunk, *arguments, use_reentrant=False)
+        else:
+            y, current = _selective_chunk(*arguments)
+        outputs.append(y)
+    return torch.cat(outputs, dim=1), current
+
+
+def _selective_chunk(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    begins: Tensor | None,
+    state: Tensor,
+) -> tuple[Tensor, Tensor]:
+    decay = torch.exp(dt.unsqueeze(-1) * A)  # [rows, chunk, heads, channels, N]
+    if begins is not None:
+        decay = decay * ~begins[:, :, None, None, None]
+    sums = (dt * x).unsqueeze(-1) * B.unsqueeze(3)
+    step = 1
+    while step < x.shape[1]:  # decay and sums reach back `step` tokens; join two such spans
+        back = (0, 0, 0, 0, 0, 0, step, 0)
+        sums = sums + decay * F.pad(sums, back)[:, :-step]
+        decay = decay * F.pad(decay, back, value=1.0)[:, :-step]
+        step *= 2
+    states = sums + decay * state.unsqueeze(1)
+    return torch.einsum("blhpn,blhn->blhp", states, C), states[:, -1]

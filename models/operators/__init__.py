@@ -5,19 +5,29 @@ from __future__ import annotations
 from .attention import Attention
 from .base import Context, Operator, Options, State
 from .hyena_li import HyenaLI
+from .hyena_li_freeform import HyenaLIFreeform
+from .hyena_mlp import HyenaMLP
 from .hyena_mr import HyenaMR
 from .hyena_se import HyenaSE
+from .mamba1 import Mamba1
 from .mamba2 import Mamba2
 from .mlp import GLU, MLP
+from .moe import MoE
+from .zamba import ZambaBlock
 
 OPERATORS: dict[str, type[Operator]] = {
     "attention": Attention,
+    "mamba1": Mamba1,
     "mamba2": Mamba2,
     "hyena-se": HyenaSE,
     "hyena-mr": HyenaMR,
     "hyena-li": HyenaLI,
+    "hyena-li-freeform": HyenaLIFreeform,
     "glu": GLU,
     "mlp": MLP,
+    "hyena-mlp": HyenaMLP,
+    "moe": MoE,
+    "zamba-block": ZambaBlock,
 }
 
 OPTIONS: dict[str, type[Options]] = {name: kind.Options for name, kind in OPERATORS.items()}

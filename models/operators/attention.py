@@ -43,8 +43,10 @@ class AttentionOptions(Options):
             yield f"heads ({self.heads}) and head_dim ({self.head_dim}) must be at least 1"
         if self.kv_heads is not None:
             yield from divides("kv_heads", self.kv_heads, "heads", self.heads)
-        if self.rope is not None and self.heads > 0 and self.dim(width) % 2:
-            yield f"rotary positions need an even head_dim, not {self.dim(width)}"
+        if self.rope is not None and self.heads > 0:
+            turning = self.rope.channels or self.dim(width)
+            if turning % 2 or turning > self.dim(width):
+                yield f"rope turns an even number of channels, up to {self.dim(width)}: {turning}"
         if self.window is not None and self.window < 1:
             yield f"the window must hold at least 1 token, not {self.window}"
 
@@ -76,7 +78,8 @@ class Attention(Operator):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.options.rope is not None:
-            cos, sin = rotation(self.options.rope, context.positions, self.head_dim)
+            turning = self.options.rope.channels or self.head_dim
+            cos, sin = rotation(self.options.rope, context.positions, turning)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if context.state is not None:
             k, v = remember(k, v, context.state)

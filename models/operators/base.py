@@ -44,6 +44,10 @@ class Context:
     """None: each row is one document."""
     state: State | None = None
     """Read and updated where given: generation."""
+    embeddings: Tensor | None = None
+    """What came out of the embedding, for shared blocks."""
+    adapters: Any = None
+    """What the present call of a shared block has of its own."""
     losses: list[Tensor] = field(default_factory=list)
     """Auxiliary losses are added here by those who have one."""
 
@@ -70,12 +74,26 @@ class Operator(nn.Module):
     def init_weights(self, init: Initialiser) -> None:
         raise NotImplementedError
 
+    def new_call(self) -> Call:
+        """For shared operators: what one call has of its own."""
+        raise NotImplementedError
+
     def flops(self, length: int) -> dict[str, float]:
         """Forward floating-point operations for each token, by part, at this sequence length.
 
         Only what is not a matrix product with a weight: those are counted from the module.
         """
         return {}
+
+
+class Call(nn.Module):
+    """One call of a shared operator: `forward(operator, x, context)` with weights of its own."""
+
+    def forward(self, operator: nn.Module, x: Tensor, context: Context) -> Tensor:
+        raise NotImplementedError
+
+    def init_weights(self, init: Initialiser) -> None:
+        raise NotImplementedError
 
 
 def divides(what: str, number: int, into_what: str, total: int) -> Iterator[str]:

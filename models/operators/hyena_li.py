@@ -1,6 +1,7 @@
 """Hyena-LI, modal: a filter as long as the document, a sum of N exponentials for each channel.
 
-    h_t = Σ_n R_n · exp(−e^{r_n} · t)
+    h_t = Σ_n R_n · exp(−e^{r_n} · t)                      real poles: StripedHyena 2
+    h_t = Re Σ_n R_n · exp((−e^{r_n} + i·φ_n) · t)         complex poles: StripedHyena 1
 
 It is a diagonal state space, so a chunked scan gives the convolution exactly, in linear time,
 with N numbers of state for each channel, and a document begins by a state of zeros. The FFT form
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from ..convolution import causal_convolution
 from ..initialise import Initialiser
 from ..precision import widen
-from ..scan import modal_scan
+from ..scan import modal_scan, real
 from .base import Context
 from .hyena import Hyena, HyenaOptions
 
@@ -32,6 +33,7 @@ class HyenaLIOptions(HyenaOptions):
     kind: Literal["hyena-li"] = "hyena-li"
     state_size: int = 16
     """N: exponentials for each channel."""
+    poles: Literal["real", "complex"] = "real"
     method: Literal["scan", "fft"] = "scan"
     chunk: int = 32
     """Tokens for each block of the scan: changes the speed, not the result."""
@@ -49,22 +51,35 @@ class HyenaLI(Hyena):
         super().__init__(options, width, skip=True)
         self.log_rates = nn.Parameter(torch.empty(width, options.state_size))
         self.residues = nn.Parameter(torch.empty(width, options.state_size))
+        oscillates = options.poles == "complex"
+        self.angles = nn.Parameter(torch.empty_like(self.log_rates)) if oscillates else None
+        self.residues_i = nn.Parameter(torch.empty_like(self.residues)) if oscillates else None
+
+    def modes(self) -> tuple[Tensor, Tensor]:
+        """Rates and residues [width, N], real or complex."""
+        rates, residues = torch.exp(widen(self.log_rates)), widen(self.residues)
+        if self.angles is None or self.residues_i is None:
+            return rates, residues
+        rates = torch.complex(rates, -widen(self.angles))
+        return rates, torch.complex(residues, widen(self.residues_i))
 
     def filter(self, length: int) -> Tensor:
         """h [width, length]."""
-        rates = torch.exp(widen(self.log_rates)).unsqueeze(-1)
+        rates, residues = self.modes()
         time = torch.arange(length, device=rates.device)
-        return torch.einsum("dn,dnt->dt", widen(self.residues), torch.exp(-rates * time))
+        powers = torch.exp(-rates.unsqueeze(-1) * time)
+        return real(torch.einsum("dn,dnt->dt", residues, powers))
 
     def mix(self, w: Tensor, context: Context) -> Tensor:
         if self.options.method == "fft" and context.state is None:
             taps = self.filter(w.shape[1])
             return causal_convolution(w, taps, context.documents, method="fft")
         tensors = context.state.tensors if context.state is not None else {}
+        rates, residues = self.modes()
         y, state = modal_scan(
             widen(w),
-            torch.exp(widen(self.log_rates)),
-            widen(self.residues),
+            rates,
+            residues,
             context.documents,
             state=tensors.get("modes"),
             chunk=self.options.chunk,
@@ -77,13 +92,17 @@ class HyenaLI(Hyena):
         # γ is the logarithm of a uniform number, p = −1: the rate is e^{p+γ}.
         init.put(self.log_rates, init.drawn_uniform(self.log_rates, 0.01, 0.1).log() - 1)
         init.normal(self.residues, 0.1 / math.sqrt(self.options.state_size))
+        if self.angles is not None and self.residues_i is not None:
+            init.uniform(self.angles, 0, math.pi)
+            init.normal(self.residues_i, 0.1 / math.sqrt(self.options.state_size))
 
     def flops(self, length: int) -> dict[str, float]:
         """The scan's matrix products: the chunk itself, into the state, and out of it."""
         size, chunk = self.options.state_size, min(self.options.chunk, length)
         parts = super().flops(length)
         if self.options.method == "scan":
-            parts["scan"] = 2.0 * self.width * (chunk + 2 * size)
+            product = 8.0 if self.options.poles == "complex" else 2.0
+            parts["scan"] = self.width * (2.0 * chunk + product * 2 * size)
         else:
             parts["fft"] = fft_flops(length, self.width)
         return parts

@@ -1,0 +1,94 @@
+"""Hyena-LI, free-form: a filter as long as its horizon, computed by a small sine network.
+
+    f(t) = [t/(S−1), cos and −sin of 16 frequencies at 2πt/S]        33 features, fixed
+    h(t) = W₃·sin(ω·(W₂·sin(ω·(W₁·sin(ω·(W₀·f(t))))))) · exp(−|α_c|·t/(S−1))
+
+There is no finite state behind such a filter: generation keeps the inputs, and packed documents
+are convolved one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..initialise import Initialiser
+from ..precision import widen
+from .base import Context
+from .hyena import Hyena, HyenaOptions
+from .hyena_li import fft_flops
+from .short_conv import remembered_convolution
+
+BANDS = 16
+SLOWEST, FASTEST = math.log(0.01) / 1.2, math.log(0.01) / 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyenaLIFreeformOptions(HyenaOptions):
+    """Hyena, long implicit filter in free form."""
+
+    kind: Literal["hyena-li-freeform"] = "hyena-li-freeform"
+    filter_width: int = 16
+    """Of the network that computes the filter."""
+    filter_horizon: int = 8192
+    """S: the filter's length. What lies further back is not seen."""
+
+    def problems(self, width: int) -> Iterator[str]:
+        if self.filter_horizon < 2 or self.filter_width < 1:
+            yield (
+                f"filter_horizon ({self.filter_horizon}) must be at least 2 and"
+                f" filter_width ({self.filter_width}) at least 1"
+            )
+
+
+class HyenaLIFreeform(Hyena):
+    Options = HyenaLIFreeformOptions
+
+    def __init__(self, options: HyenaLIFreeformOptions, width: int) -> None:
+        super().__init__(options, width, skip=True)
+        inner = options.filter_width
+        self.layers = nn.ModuleList(
+            [nn.Linear(1 + 2 * BANDS, inner), nn.Linear(inner, inner), nn.Linear(inner, inner)]
+        )
+        self.frequency = nn.Parameter(torch.empty(inner))
+        self.last = nn.Linear(inner, width, bias=False)
+        self.channel_range = (0, width)
+        """Which of the model's channels are here: a tensor-parallel layout holds a part."""
+
+    def filter(self, length: int) -> Tensor:
+        """h [width, length], for a length up to the horizon."""
+        horizon = self.options.filter_horizon
+        dtype = torch.promote_types(self.frequency.dtype, torch.float32)
+        step = torch.arange(length, device=self.frequency.device, dtype=dtype)
+        time = (step / (horizon - 1)).unsqueeze(-1)
+        bands = torch.linspace(1e-4, BANDS - 1, BANDS, device=step.device, dtype=dtype)
+        angle = (2 * math.pi / horizon * step).unsqueeze(-1) * bands
+        hidden = torch.cat([time, angle.cos(), -angle.sin()], dim=-1).to(self.frequency.dtype)
+        for layer in self.layers:
+            hidden = torch.sin(self.frequency * layer(hidden))
+        decay = torch.linspace(SLOWEST, FASTEST, self.width, device=step.device, dtype=dtype)
+        decay = decay[slice(*self.channel_range)].abs()
+        return (widen(self.last(hidden)) * torch.exp(-time * decay)).T
+
+    def mix(self, w: Tensor, context: Context) -> Tensor:
+        longest = context.state.capacity if context.state is not None else w.shape[1]
+        taps = self.filter(min(longest, self.options.filter_horizon))
+        return remembered_convolution(w, taps, context, "filter")
+
+    def init_weights(self, init: Initialiser) -> None:
+        super().init_weights(init)
+        for layer in (*self.layers, self.last):
+            assert isinstance(layer, nn.Linear)
+            bound = layer.in_features**-0.5
+            init.uniform(layer.weight, -bound, bound)
+            if layer.bias is not None:
+                init.uniform(layer.bias, -bound, bound)
+        init.put(self.frequency, 1.0)
+
+    def flops(self, length: int) -> dict[str, float]:
+        return {**super().flops(length), "fft": fft_flops(length, self.width)}

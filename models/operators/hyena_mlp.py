@@ -1,0 +1,60 @@
+"""The short-Hyena MLP: a wide Hyena-SE without featurizer, in the place of an MLP.
+
+q, k, v = split(x·W)                 D → 3·hidden
+y = (q ⊙ (h ∗ (k ⊙ v)))·W_out        h[group, K], as in Hyena-SE
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..initialise import Initialiser
+from ..linear import SplitLinear
+from .base import Context, Operator, Options, divides
+from .short_conv import remembered_convolution
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyenaMLPOptions(Options):
+    """An MLP that looks a few tokens back."""
+
+    kind: Literal["hyena-mlp"] = "hyena-mlp"
+    hidden: int
+    groups: int
+    """Filters; each is shared by hidden/groups neighbouring channels."""
+    taps: int = 7
+    bias: bool = False
+
+    def problems(self, width: int) -> Iterator[str]:
+        yield from divides("groups", self.groups, "hidden", self.hidden)
+        if not 1 <= self.taps <= 16:
+            yield f"a short filter has 1 to 16 taps, not {self.taps}"
+
+
+class HyenaMLP(Operator):
+    Options = HyenaMLPOptions
+
+    def __init__(self, options: HyenaMLPOptions, width: int) -> None:
+        super().__init__(options, width)
+        parts = {"q": options.hidden, "k": options.hidden, "v": options.hidden}
+        self.qkv = SplitLinear(width, parts, bias=options.bias)
+        self.taps = nn.Parameter(torch.empty(options.groups, options.taps))
+        self.down = nn.Linear(options.hidden, width, bias=options.bias)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        q, k, v = self.qkv(x)
+        result: Tensor = self.down(q * remembered_convolution(k * v, self.taps, context, "filter"))
+        return result
+
+    def init_weights(self, init: Initialiser) -> None:
+        init.linear(self.qkv)
+        init.short_filter(self.taps, self.taps.shape[1])
+        init.output(self.down)
+
+    def flops(self, length: int) -> dict[str, float]:
+        return {"convolution": 2.0 * self.down.in_features * self.taps.shape[1]}

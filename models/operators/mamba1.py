@@ -1,0 +1,116 @@
+"""Mamba-1: a diagonal state space for each channel, whose step and matrices the input selects.
+
+    x, z = split(u·W)            x ← silu(conv4(x) + b)
+    δ, B, C = split(x·W_x)       Δ = softplus(δ·W_Δ + b_Δ)
+    S_t = exp(Δ_t·A)·S_{t−1} + Δ_t·x_t·B_t           A = −exp(A_log)
+    y_t = S_t·C_t + D·x_t        out = (y·silu(z))·W_out
+
+Zamba's has heads: W_x and W_Δ are block-diagonal, and each head has its own B and C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..initialise import Initialiser
+from ..linear import SplitLinear
+from ..precision import widen
+from ..scan import selective_scan
+from .base import Context, Operator, Options, divides
+from .mamba2 import init_dt_bias
+from .short_conv import ShortConvolution
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba1Options(Options):
+    """Mamba-1 (selective scan)."""
+
+    kind: Literal["mamba1"] = "mamba1"
+    state_size: int = 16
+    """N: numbers of state for each channel."""
+    heads: int = 1
+    """Zamba has 2: channels in as many parts, each with its own B, C and step."""
+    expand: int = 2
+    """The inner width, in widths."""
+    conv: int = 4
+    """Taps of the short convolution."""
+    dt_rank: int | None = None
+    """⌈width/16⌉ if unset."""
+    chunk: int = 32
+    """Tokens for each block of the scan: changes the speed, not the result."""
+
+    def problems(self, width: int) -> Iterator[str]:
+        yield from divides("heads", self.heads, "expand · width", self.expand * width)
+        for name in ("state_size", "conv", "chunk", "expand"):
+            if getattr(self, name) < 1:
+                yield f"{name} must be at least 1, not {getattr(self, name)}"
+
+    def rank(self, width: int) -> int:
+        return self.dt_rank or -(-width // 16)
+
+
+class Mamba1(Operator):
+    Options = Mamba1Options
+
+    def __init__(self, options: Mamba1Options, width: int) -> None:
+        super().__init__(options, width)
+        inner = options.expand * width
+        rank, size, heads = options.rank(width), options.state_size, options.heads
+        channels = inner // heads
+        self.sizes = [rank, size, size]
+        self.input = SplitLinear(width, {"x": inner, "z": inner})
+        self.conv = ShortConvolution(inner, options.conv, bias=True)
+        self.select = nn.Parameter(torch.empty(heads, sum(self.sizes), channels))
+        self.dt = nn.Parameter(torch.empty(heads, channels, rank))
+        self.dt_bias = nn.Parameter(torch.empty(heads, channels))
+        self.A_log = nn.Parameter(torch.empty(heads, channels, size))
+        self.D = nn.Parameter(torch.empty(heads, channels))
+        self.output = nn.Linear(inner, width, bias=False)
+
+    def forward(self, u: Tensor, context: Context) -> Tensor:
+        x, z = self.input(u)
+        x = F.silu(self.conv(x, context)).unflatten(-1, (self.select.shape[0], -1))
+        selected = torch.einsum("blhp,hrp->blhr", x, self.select)
+        delta, B, C = torch.split(selected, self.sizes, dim=-1)
+        dt = torch.einsum("blhr,hpr->blhp", delta, self.dt)
+        tensors = context.state.tensors if context.state is not None else {}
+        y, state = selective_scan(
+            widen(x),
+            F.softplus(widen(dt) + widen(self.dt_bias)),
+            -torch.exp(widen(self.A_log)),
+            widen(B),
+            widen(C),
+            context.documents,
+            state=tensors.get("ssm"),
+            chunk=self.options.chunk,
+        )
+        tensors["ssm"] = state
+        y = (y + widen(self.D) * widen(x)).flatten(2).to(u.dtype)
+        result: Tensor = self.output(y * F.silu(z))
+        return result
+
+    def init_weights(self, init: Initialiser) -> None:
+        init.linear(self.input)
+        self.conv.init_weights(init)
+        init.matrix(self.select)
+        bound = self.dt.shape[-1] ** -0.5
+        init.uniform(self.dt, -bound, bound)
+        init_dt_bias(self.dt_bias, init)
+        init.put(self.A_log, torch.arange(1, self.options.state_size + 1).log())
+        init.put(self.D, 1.0)
+        init.output(self.output)
+
+    def flops(self, length: int) -> dict[str, float]:
+        """The scan as a recurrence: for each number of state an exponential, three products and
+        a sum into it, and a product and a sum out of it."""
+        return {
+            "projections": 2.0 * (self.select.numel() + self.dt.numel()),
+            "convolution": 2.0 * self.conv.taps.numel(),
+            "scan": 7.0 * self.A_log.numel(),
+        }

@@ -1,0 +1,129 @@
+"""Mixture of experts: a router sends each token to a few of many MLPs.
+
+softmax     p = softmax(x·W); the k largest, scaled to sum to one (Mixtral, Switch)
+sigmoid     p = sigmoid(x·W + b); the largest (BlackMamba). In training, Sinkhorn's iteration
+            on exp(2·logits) chooses, so that experts get equal numbers of tokens
+
+y = Σ_chosen p_e · (act(x·W_gate,e) ⊙ x·W_up,e)·W_down,e
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..initialise import Initialiser
+from ..precision import widen
+from .base import Context, Operator, Options
+from .mlp import ACTIVATIONS, Activation
+
+SINKHORN_ROUNDS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEOptions(Options):
+    """Mixture of gated MLPs."""
+
+    kind: Literal["moe"] = "moe"
+    experts: int
+    top_k: int = 2
+    """How many experts a token goes to."""
+    hidden: int
+    """Of one expert."""
+    activation: Activation = "silu"
+    router: Literal["softmax", "sigmoid"] = "softmax"
+    sinkhorn: bool = False
+    """Balance the choice in training by Sinkhorn's iteration; at evaluation, the plain largest."""
+    balance_loss: float = 0.0
+    """Coefficient of experts · Σ (share of tokens) · (mean probability)."""
+    z_loss: float = 0.0
+    """Coefficient of the mean of log²Σexp(logits)."""
+
+    def problems(self, width: int) -> Iterator[str]:
+        if self.hidden < 1:
+            yield f"hidden must be at least 1, not {self.hidden}"
+        if not 1 <= self.top_k <= self.experts:
+            yield f"top_k ({self.top_k}) must lie between 1 and experts ({self.experts})"
+        if self.router == "sigmoid" and self.balance_loss:
+            yield "balance_loss belongs to the softmax router; `sinkhorn: true` balances sigmoid"
+
+
+class MoE(Operator):
+    Options = MoEOptions
+
+    def __init__(self, options: MoEOptions, width: int) -> None:
+        super().__init__(options, width)
+        self.router = nn.Linear(width, options.experts, bias=options.router == "sigmoid")
+        self.gate_up = nn.Parameter(torch.empty(options.experts, 2 * options.hidden, width))
+        self.down = nn.Parameter(torch.empty(options.experts, width, options.hidden))
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        flat = x.flatten(0, 1)
+        logits = widen(self.router(flat))
+        chosen, weights = self.route(logits, context)
+        token = torch.arange(len(flat), device=x.device).repeat_interleave(self.options.top_k)
+        order = chosen.flatten().argsort(stable=True)
+        token = token[order]
+        experts = self.gate_up.shape[0]
+        counts = torch.bincount(chosen.flatten(), minlength=experts).tolist()
+        parts = [
+            self.expert(number, part)
+            for number, part in enumerate(flat[token].split(counts, dim=0))
+        ]
+        weighted = torch.cat(parts) * weights.flatten()[order].unsqueeze(-1).to(x.dtype)
+        return torch.zeros_like(flat).index_add(0, token, weighted).view_as(x)
+
+    def expert(self, number: int, x: Tensor) -> Tensor:
+        gate, up = (x @ self.gate_up[number].T).chunk(2, dim=-1)
+        return (ACTIVATIONS[self.options.activation](gate) * up) @ self.down[number].T
+
+    def route(self, logits: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """Which experts [tokens, k], and how much of each."""
+        options = self.options
+        softmax = options.router == "softmax"
+        probabilities = logits.softmax(dim=-1) if softmax else logits.sigmoid()
+        preference = probabilities
+        if options.sinkhorn and self.training:
+            preference = sinkhorn(logits.detach())
+        chosen = preference.topk(options.top_k, dim=-1).indices
+        weights = probabilities.gather(-1, chosen)
+        if softmax:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        if self.training and options.balance_loss:
+            context.losses.append(options.balance_loss * balance(probabilities, chosen))
+        if self.training and options.z_loss:
+            context.losses.append(options.z_loss * logits.logsumexp(dim=-1).square().mean())
+        return chosen, weights
+
+    def init_weights(self, init: Initialiser) -> None:
+        init.linear(self.router)
+        init.matrix(self.gate_up)
+        init.output_matrix(self.down)
+
+    def flops(self, length: int) -> dict[str, float]:
+        each = self.gate_up[0].numel() + self.down[0].numel()
+        return {"experts": 2.0 * self.options.top_k * each}
+
+
+def balance(probabilities: Tensor, chosen: Tensor) -> Tensor:
+    """1 where tokens are spread evenly, up to the number of experts where one gets them all."""
+    experts = probabilities.shape[-1]
+    counts = torch.bincount(chosen.flatten(), minlength=experts)
+    share = counts.to(probabilities.dtype) / chosen.shape[0]
+    return experts * (share * probabilities.mean(dim=0)).sum()
+
+
+def sinkhorn(logits: Tensor) -> Tensor:
+    """exp(2·logits), scaled so that every token and every expert has the same total."""
+    tokens, experts = logits.shape
+    weights = torch.exp(2 * (logits - logits.amax()))
+    columns = torch.ones(experts, device=logits.device, dtype=logits.dtype)
+    rows = columns.new_ones(tokens)
+    for _ in range(SINKHORN_ROUNDS):
+        rows = 1 / (tokens * (weights @ columns) + 1e-8)
+        columns = 1 / (experts * (rows @ weights) + 1e-8)
+    return weights * columns * rows.unsqueeze(-1)

@@ -1,0 +1,134 @@
+"""Zamba's shared block: one attention and MLP with one set of weights, called at many depths.
+
+    a = MLP(norm(Attn(norm([h; e]))))          e: the embeddings; nothing is added inside
+    h ← h + Mixer(norm(h + a·L_i))             the layer that the block feeds; L_i of this call
+
+Attention works on twice the width: its heads have 2D/H channels and the softmax is scaled by
+(2D/H / 2)^−½. In Zamba2 each call has low-rank corrections (LoRA) of the MLP's first matrix,
+and in some models of q, k and v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..initialise import Initialiser
+from ..linear import SplitLinear
+from ..norms import RMSNorm
+from ..rope import Rope
+from .attention import Attention, AttentionOptions
+from .base import Call, Context, Operator, Options, divides
+from .mlp import ACTIVATIONS, Activation
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZambaBlockOptions(Options):
+    """A shared block; `name>mixer` in the pattern calls it."""
+
+    kind: Literal["zamba-block"] = "zamba-block"
+    heads: int
+    hidden: int
+    """Of the gated MLP."""
+    activation: Activation = "gelu"
+    rope: Rope | None = None
+    lora_rank: int = 0
+    """Rank of the corrections of each call; 0 for none (Zamba-1)."""
+    attention_lora: bool = False
+    """Corrections of q, k and v as well as of the MLP."""
+    norm_eps: float = 1e-5
+
+    def problems(self, width: int) -> Iterator[str]:
+        yield from divides("heads", self.heads, "twice the width", 2 * width)
+        if self.hidden < 1:
+            yield f"hidden must be at least 1, not {self.hidden}"
+        if self.lora_rank < 0 or (self.attention_lora and not self.lora_rank):
+            yield f"lora_rank must be above 0 for corrections, not {self.lora_rank}"
+
+
+class ZambaBlock(Operator):
+    Options = ZambaBlockOptions
+    shared = True
+
+    def __init__(self, options: ZambaBlockOptions, width: int) -> None:
+        super().__init__(options, width)
+        self.norm = RMSNorm(2 * width, options.norm_eps)
+        attention = AttentionOptions(heads=options.heads, rope=options.rope)
+        self.attention = Attention(attention, width, input_width=2 * width)
+        self.attention.scale = (self.attention.head_dim / 2) ** -0.5
+        self.mlp_norm = RMSNorm(width, options.norm_eps)
+        self.gate_up = SplitLinear(width, {"gate": options.hidden, "up": options.hidden})
+        self.down = nn.Linear(options.hidden, width, bias=False)
+
+    def forward(self, h: Tensor, context: Context) -> Tensor:
+        assert context.embeddings is not None and context.adapters is not None
+        adapters = context.adapters
+        x = self.norm(torch.cat([h, context.embeddings], dim=-1))
+        q, k, v = self.attention.qkv(x)
+        if adapters.qkv is not None:
+            q, k, v = (t + low(x) for t, low in zip((q, k, v), adapters.qkv, strict=True))
+        x = self.mlp_norm(self.attention.attend(q, k, v, context))
+        gate, up = self.gate_up(x)
+        if adapters.gate_up is not None:
+            more_gate, more_up = adapters.gate_up(x).chunk(2, dim=-1)
+            gate, up = gate + more_gate, up + more_up
+        result: Tensor = self.down(ACTIVATIONS[self.options.activation](gate) * up)
+        return result
+
+    def new_call(self) -> ZambaCall:
+        """What one call of this block has of its own."""
+        return ZambaCall(self.options, self.width)
+
+    def init_weights(self, init: Initialiser) -> None:
+        init.norm(self.norm)
+        init.norm(self.mlp_norm)
+        self.attention.init_weights(init)
+        init.linear(self.gate_up)
+        init.output(self.down)
+
+    def flops(self, length: int) -> dict[str, float]:
+        return self.attention.flops(length)
+
+
+class LowRank(nn.Module):
+    """x·A·B, zero at first."""
+
+    def __init__(self, inputs: int, rank: int, outputs: int) -> None:
+        super().__init__()
+        self.down = nn.Linear(inputs, rank, bias=False)
+        self.up = nn.Linear(rank, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.up(self.down(x))
+        return result
+
+
+class ZambaCall(Call):
+    """The weights of one call: the map L_i into the layer, and the corrections."""
+
+    def __init__(self, options: ZambaBlockOptions, width: int) -> None:
+        super().__init__()
+        rank = options.lora_rank
+        self.project = nn.Linear(width, width, bias=False)
+        self.qkv = (
+            nn.ModuleList(LowRank(2 * width, rank, 2 * width) for _ in "qkv")
+            if options.attention_lora
+            else None
+        )
+        self.gate_up = LowRank(width, rank, 2 * options.hidden) if rank else None
+
+    def forward(self, operator: nn.Module, x: Tensor, context: Context) -> Tensor:
+        context.adapters = self
+        result: Tensor = self.project(operator(x, context))
+        return result
+
+    def init_weights(self, init: Initialiser) -> None:
+        init.output(self.project)
+        for low in self.modules():
+            if isinstance(low, LowRank):
+                init.linear(low.down)
+                init.put(low.up.weight, 0.0)
