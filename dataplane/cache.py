@@ -53,6 +53,9 @@ class Cache:
         home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
         return cls(Path(home) / "headrace")
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_reopen, (self.folder, self.max_bytes))
+
     def path(self, shard: Shard, number: int) -> Path:
         return self.folder / shard.hash / str(number)
 
@@ -68,9 +71,10 @@ class Cache:
         start = number * CHUNK_BYTES
         data = storage.read(where, start, min(start + CHUNK_BYTES, shard.size))
         self._count(len(data))
-        check_chunk(where, shard, number, data)
+        chunk = np.frombuffer(data, np.uint8)
+        check_chunk(where, shard, number, chunk)
         self._keep(path, data)
-        return np.frombuffer(data, np.uint8)
+        return chunk
 
     def _load(self, path: Path, shard: Shard, number: int) -> Bytes | None:
         expected = min(CHUNK_BYTES, shard.size - number * CHUNK_BYTES)
@@ -99,10 +103,10 @@ class Cache:
         data = zstandard.ZstdDecompressor().decompress(packed, max_output_size=shard.size)
         chunks = []
         for number, start in enumerate(range(0, shard.size, CHUNK_BYTES)):
-            chunk = data[start : start + CHUNK_BYTES]
-            check_chunk(where, shard, number, chunk)
-            self._keep(self.path(shard, number), chunk)
-            chunks.append(np.frombuffer(chunk, np.uint8))
+            part = data[start : start + CHUNK_BYTES]
+            chunks.append(np.frombuffer(part, np.uint8))
+            check_chunk(where, shard, number, chunks[-1])
+            self._keep(self.path(shard, number), part)
         return chunks
 
     def _count(self, size: int) -> None:
@@ -188,6 +192,10 @@ class Cache:
         for path in self.folder.glob("*/.*"):
             path.unlink(missing_ok=True)
         return sum(path.stat().st_size for path in self._chunks())
+
+
+def _reopen(folder: Path, max_bytes: int) -> Cache:
+    return Cache(folder, max_bytes=max_bytes)
 
 
 class Usage:

@@ -7,7 +7,7 @@ the cache, which checks chunks as they arrive.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,6 @@ import numpy.typing as npt
 from ..console.errors import IntegrityError, StorageError
 from . import storage
 from .manifest import CHUNK_BYTES, Shard, root_hash
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer as Buffer
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -67,12 +64,11 @@ def check_chunk_table(where: str, shard: Shard) -> None:
         raise IntegrityError(f"the chunk hashes of {where} do not match its hash", mend=MEND)
 
 
-def check_chunk(where: str, shard: Shard, number: int, data: Buffer) -> None:
+def check_chunk(where: str, shard: Shard, number: int, data: Bytes) -> None:
     """Refuse a chunk whose bytes are not the ones that were written."""
-    if hashlib.sha256(data).digest() != shard.chunks[number * 32 : number * 32 + 32]:
-        first = number * CHUNK_BYTES
+    if hashlib.sha256(data.data).digest() != shard.chunks[number * 32 : number * 32 + 32]:
+        first, last = number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, shard.size)
         raise IntegrityError(
-            f"{where} is damaged: bytes {first:,} to {first + memoryview(data).nbytes:,} are not the ones that "
-            "were written",
+            f"{where} is damaged: bytes {first:,} to {last:,} are not the ones that were written",
             mend=MEND,
         )

@@ -127,8 +127,8 @@ class _Work:
                 )
                 slot = free.pop(0)
                 read = loader.read(reader, number, _arrays(slots[slot], *shape))
-                empty = np.empty(0)
-                connection.send((slot, replace(read, tokens=empty, weights=empty), shape))
+                light = replace(read, tokens=np.empty(0, np.int64), weights=np.empty(0, np.float32))
+                connection.send((slot, light, shape))
             while True:  # the memory must outlive the last step
                 connection.recv()
         except (EOFError, BrokenPipeError, ConnectionResetError):

@@ -1,0 +1,117 @@
+"""Shares: what a person wrote, made exact fractions, and then the integer weights of a plan.
+
+Shares are read as the decimals that were written. A phase's integer weights reproduce them
+exactly where a table of at most MAX_PERIOD rows can; where none can, the largest table is used
+if it keeps the phase within a row of what was asked for, and the plan is refused if not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from itertools import pairwise
+
+from ..console.errors import PlanError
+from ..dataplane.plan import Stretch
+from .spec import PhaseSpec, ends
+
+MAX_PERIOD = 1 << 20
+RAMP_STRETCHES = 128
+RAMP_PERIOD = 1 << 10
+
+Shares = tuple[Fraction, ...]
+
+
+def exact(value: float) -> Fraction:
+    """The decimal that was written: 0.1 is one tenth."""
+    return Fraction(repr(value))
+
+
+def phase_shares(
+    phase: PhaseSpec, sources: Sequence[str], replays: Mapping[str, Shares]
+) -> tuple[Shares, Shares]:
+    """Each source's share at the phase's beginning and at its end, replayed phases dissolved."""
+    shares = ([Fraction(0)] * len(sources), [Fraction(0)] * len(sources))
+    for name, weight in phase.weights.items():
+        for side, value in enumerate(ends(weight)):
+            if name in replays:
+                for index, part in enumerate(replays[name]):
+                    shares[side][index] += exact(value) * part
+            else:
+                shares[side][sources.index(name)] += exact(value)
+    first, last = (_normal(side) for side in shares)
+    return first, last
+
+
+def average(first: Shares, last: Shares) -> Shares:
+    """A phase's shares of its tokens: what replaying it draws by."""
+    return tuple((one + two) / 2 for one, two in zip(first, last, strict=True))
+
+
+def stretches(name: str, rows: int, first: Shares, last: Shares) -> tuple[Stretch, ...]:
+    """A phase's rows as stretches of constant integer weights."""
+    if first == last:
+        return (_constant(name, rows, first),)
+    edges = _ramp_edges(rows)
+    taken = [Fraction(0)] * len(first)
+    result = []
+    for start, end in pairwise(edges):
+        # What is still owed at the stretch's end, so that rounding does not add up.
+        wanted = [
+            one * end + (two - one) * Fraction(end * end, 2 * rows) - so_far
+            for one, two, so_far in zip(first, last, taken, strict=True)
+        ]
+        weights = _rounded([max(part, Fraction(0)) for part in wanted], RAMP_PERIOD)
+        total = sum(weights)
+        result.append(Stretch(rows=end - start, weights=weights))
+        taken = [
+            so_far + Fraction(weight * (end - start), total)
+            for so_far, weight in zip(taken, weights, strict=True)
+        ]
+    return tuple(result)
+
+
+def _constant(name: str, rows: int, shares: Shares) -> Stretch:
+    period = math.lcm(*(share.denominator for share in shares))
+    if period <= MAX_PERIOD:
+        return Stretch(rows=rows, weights=tuple(int(share * period) for share in shares))
+    weights = _rounded(shares, MAX_PERIOD)
+    total = sum(weights)
+    error = max(
+        abs(Fraction(weight, total) - share) * rows
+        for weight, share in zip(weights, shares, strict=True)
+    )
+    if error >= 1:
+        raise PlanError(
+            f"the weights of phase {name} need a finer table than there is: over its {rows:,} rows "
+            f"a source would be off by {float(error):.1f} rows",
+            mend="write the weights with fewer decimals",
+        )
+    return Stretch(rows=rows, weights=weights)
+
+
+def _ramp_edges(rows: int) -> list[int]:
+    """Stretches of even length; the last ones ever shorter, so that the phase ends within a row."""
+    count = min(RAMP_STRETCHES, rows)
+    edges = [rows * number // count for number in range(count)]
+    while rows - edges[-1] > RAMP_PERIOD:
+        edges.append((edges[-1] + rows) // 2)
+    return [*edges, rows]
+
+
+def _rounded(parts: Sequence[Fraction], period: int) -> tuple[int, ...]:
+    """Integers in proportion to `parts` with about `period` as sum: none that is wanted is 0."""
+    total = sum(parts)
+    scaled = [part / total * period for part in parts]
+    floors = [max(math.floor(part), 1 if part else 0) for part in scaled]
+    short = period - sum(floors)
+    order = sorted(range(len(parts)), key=lambda index: floors[index] - scaled[index])
+    for index in order[: max(short, 0)]:
+        floors[index] += 1
+    return tuple(floors)
+
+
+def _normal(shares: Sequence[Fraction]) -> Shares:
+    total = sum(shares)
+    return tuple(share / total for share in shares)
