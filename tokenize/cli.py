@@ -1,0 +1,183 @@
+"""`tokenize`: corpora in, token datasets out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..console import command
+from ..console.config import build as build_config
+
+
+@command.group("tokenize")
+def main() -> None:
+    """Turn any corpus into a token dataset."""
+
+
+def _source_options(function: Any) -> Any:
+    """What says how a corpus is read."""
+    options = [
+        click.option(
+            "--input-format",
+            default="auto",
+            show_default=True,
+            metavar="KIND",
+            help="jsonl, parquet, arrow, text, fasta; auto goes by the files' endings.",
+        ),
+        click.option("--text-field", default="text", show_default=True, help="What holds a text."),
+        click.option("--id-field", help="What holds the corpus' own id of a document."),
+        click.option(
+            "--text-documents",
+            type=click.Choice(["file", "line", "separator"]),
+            default="file",
+            show_default=True,
+            help="What one document of a plain text is.",
+        ),
+        click.option(
+            "--separator", default="\\n\\n", show_default=True, help="Between the documents."
+        ),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _source(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "format": values.pop("input_format"),
+        "text_field": values.pop("text_field"),
+        "id_field": values.pop("id_field"),
+        "text_documents": values.pop("text_documents"),
+        "separator": values.pop("separator").encode().decode("unicode_escape"),
+    }
+
+
+@main.command()
+@click.argument("inputs", nargs=-1, required=True)
+@click.option("--out", required=True, help="Where the tokenizer's JSON goes.")
+@click.option("--vocab-size", default=32768, show_default=True)
+@click.option("--special", multiple=True, help="Special tokens; the first ends documents.")
+@click.option("--sample", default="256Mi", show_default=True, help="Text to train on, in bytes.")
+@_source_options
+def train(**values: Any) -> None:
+    """Train a byte-level BPE tokenizer on a sample of a corpus."""
+    from ..console.config import count
+    from .train import TrainConfig
+    from .train import train as run
+
+    data = {
+        "source": _source(values),
+        "inputs": values["inputs"],
+        "out": values["out"],
+        "vocab_size": values["vocab_size"],
+        "sample_bytes": _bytes(values["sample"], count),
+    }
+    if values["special"]:
+        data["special_tokens"] = values["special"]
+    config = build_config(TrainConfig, data, source="the command line")
+    tokenizer = run(config)
+    command.say(f"{config.out}: {tokenizer.get_vocab_size()} tokens")
+
+
+@main.command()
+@click.argument("inputs", nargs=-1, required=True)
+@click.option("--out", required=True, metavar="URL", help="Where the dataset goes.")
+@click.option("--tokenizer", required=True, metavar="byte|FILE", help="A tokenizer.json, or byte.")
+@click.option("--format", type=click.Choice(["arrow", "mds"]), default="arrow", show_default=True)
+@click.option("--compression", metavar="zstd[:LEVEL]", help="MDS only.")
+@click.option("--shard-size", default="64Mi", show_default=True, help="Bytes of tokens.")
+@click.option("--split", multiple=True, metavar="NAME=SHARE", help="Hold documents out.")
+@click.option("--max-document-tokens", type=int, metavar="N", help="Split what is longer.")
+@click.option("--dna", is_flag=True, help="byte: lower-case bases weigh less in the loss.")
+@click.option("--masked-weight", type=float, default=0.1, show_default=True, help="How much.")
+@click.option("--special", multiple=True, help="byte: special tokens; the first ends documents.")
+@click.option("--end-of-document", metavar="TOKEN", help="FILE: the token that ends documents.")
+@click.option("--parse-special", is_flag=True, help="Special tokens in a text are no text.")
+@click.option("--on-error", type=click.Choice(["fail", "skip"]), default="fail", show_default=True)
+@click.option("--workers", type=int, help="Processes; as many as there are cores.")
+@_source_options
+@command.json_option
+def build(as_json: bool, **values: Any) -> None:
+    """Build a dataset, or add files to it."""
+    from .build import build as run
+
+    config = _build_config(values)
+    made = run(config)
+    if as_json:
+        from .inspect import summary
+
+        command.emit([summary(url) for url in made])
+        return
+    for url, found in made.items():
+        command.say(f"{url}: {found.documents:,} documents, {found.tokens:,} tokens")
+
+
+def _build_config(values: dict[str, Any]) -> Any:
+    from ..console.config import count
+    from .build import BuildConfig
+
+    special = values.pop("special")
+    byte: dict[str, Any] = {
+        "dna": values.pop("dna"),
+        "masked_weight": values.pop("masked_weight"),
+        "parse_special": values["parse_special"],
+    }
+    if special:
+        byte["special_tokens"] = special
+    bpe = {
+        "end_of_document": values.pop("end_of_document"),
+        "parse_special": values.pop("parse_special"),
+    }
+    splits = {}
+    for word in values.pop("split"):
+        name, _, share = word.partition("=")
+        try:
+            splits[name] = float(share)
+        except ValueError:
+            raise click.UsageError(f"--split {word}: written NAME=SHARE, as in val=0.001") from None
+    data = {
+        "source": _source(values),
+        "byte": byte,
+        "bpe": bpe,
+        "splits": splits,
+        "shard_size": _bytes(values.pop("shard_size"), count),
+        **values,
+    }
+    return build_config(BuildConfig, data, source="the command line")
+
+
+@main.command()
+@click.argument("url")
+@click.option("--document", "number", type=int, metavar="N", help="Show this document as text.")
+@click.option("--documents", default=0, metavar="N", help="Show the first N documents.")
+@command.json_option
+def inspect(url: str, number: int | None, documents: int, as_json: bool) -> None:
+    """Show what a dataset is, what it came from, and what its documents say."""
+    from . import inspect as look
+
+    numbers = range(documents) if number is None else [number]
+    if as_json:
+        shown = []
+        for k in numbers:
+            origin, ids = look.document(url, k)
+            shown.append({"origin": vars(origin), "ids": ids, "text": look.text(url, ids)})
+        command.emit({**look.summary(url), "shown": shown})
+        return
+    if number is None:
+        click.echo(look.describe(url))
+    for k in numbers:
+        origin, ids = look.document(url, k)
+        name = f", id {origin.id}" if origin.id else ""
+        click.echo(f"\n--- document {k}: {len(ids)} tokens, {origin.file}:{origin.position}{name}")
+        click.echo(look.text(url, ids))
+
+
+def _bytes(text: str, count: Any) -> int:
+    """A size such as 64Mi."""
+    if text.isdigit():
+        return int(text)
+    try:
+        return int(count(text))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None

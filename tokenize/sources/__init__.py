@@ -1,0 +1,133 @@
+"""Corpora, found by name: each kind of file is cut into slices, and a slice is read as documents.
+
+A slice is what one task reads: a range of bytes, of row groups or of record batches. How a file
+is cut depends on the file alone, so that a build has the same tasks on any machine.
+
+To add one: write a file beside this one, and add it to SOURCES (and its endings to ENDINGS).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Literal, Protocol
+
+from ...console.errors import InputError
+
+SOURCES = {
+    "jsonl": "headrace.tokenize.sources.jsonl",
+    "parquet": "headrace.tokenize.sources.parquet",
+    "arrow": "headrace.tokenize.sources.arrow",
+    "text": "headrace.tokenize.sources.text",
+    "fasta": "headrace.tokenize.sources.fasta",
+}
+
+ENDINGS = {
+    **dict.fromkeys(("jsonl", "ndjson", "json"), "jsonl"),
+    **dict.fromkeys(("parquet", "pq"), "parquet"),
+    **dict.fromkeys(("arrow", "feather", "ipc"), "arrow"),
+    **dict.fromkeys(("txt", "text", "md"), "text"),
+    **dict.fromkeys(("fasta", "fa", "fna", "ffn", "faa", "frn"), "fasta"),
+}
+COMPRESSIONS = {"gz": "gzip", "gzip": "gzip", "zst": "zstd", "zstd": "zstd"}
+
+BLOCK_BYTES = 4 << 20
+"""What is read, and handed to the tokenizer, at once."""
+LARGEST_DOCUMENT = 64 << 20
+"""Bytes of text. A worker holds a document several times (text, ids, the shard it goes into), and
+its memory must stay below 1 GiB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceConfig:
+    format: Literal["auto", "jsonl", "parquet", "arrow", "text", "fasta"] = "auto"
+    """What the files are; auto goes by their endings."""
+    text_field: str = "text"
+    """The field or column that holds the text."""
+    id_field: str | None = None
+    """The field or column that holds the corpus' own id of a document."""
+    text_documents: Literal["file", "line", "separator"] = "file"
+    """What one document of a plain text is."""
+    separator: str = "\n\n"
+    """What separates the documents of a plain text, where `text_documents` is `separator`."""
+    split_large: bool = False
+    """Whether a text beyond the limit of memory is read in pieces, rather than refused."""
+
+    def __post_init__(self) -> None:
+        if not self.separator:
+            raise ValueError("separator is empty")
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a corpus."""
+
+    name: str
+    """Its URL or path, as it was given."""
+    size: int
+    format: str
+    compression: str | None
+    fingerprint: str
+    """Names its content (see inputs.py)."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A part of a file, [start, end) in the source's own unit."""
+
+    file: File
+    start: int
+    end: int
+    first: int
+    """The position of its first document in the file."""
+    size: int
+    """About how many bytes of the file it is."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A record that cannot be read."""
+
+    kind: str
+    what: str
+    file: str
+    position: int | None = None
+    unit: str = "record"
+
+    def where(self) -> str:
+        if self.position is None:
+            return self.file
+        return f"{self.file}, {self.unit} {self.position + 1}"
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Documents read, in the order of their file."""
+
+    texts: list[str]
+    positions: list[int]
+    ids: list[str | None] | None = None
+    problems: list[Problem] = field(default_factory=list)
+    size: int = 0
+    """Bytes of the file that were read for them."""
+
+
+class Source(Protocol):
+    """What each module of this folder provides."""
+
+    def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
+        """The slices of a file, each of about `size` bytes."""
+        ...
+
+    def read(self, part: Slice, config: SourceConfig) -> Iterator[Texts]:
+        """The documents of a slice. What cannot be read is a Problem among them."""
+        ...
+
+
+def source(name: str) -> Source:
+    """The source called `name`."""
+    if name not in SOURCES:
+        raise InputError(f"there is no source `{name}`", mend=f"known: {', '.join(SOURCES)}")
+    module: Source = import_module(SOURCES[name])
+    return module

@@ -1,0 +1,52 @@
+"""FASTA: a sequence a document, its lines joined, its name (the header's first word) its id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from . import File, Problem, Slice, SourceConfig, Texts
+from .streams import blocks, cut_bytes
+
+DELIMITER = b"\n>"
+UNIT = "record"
+BREAKS = bytes.maketrans(b"", b""), b"\n\r \t"
+
+
+def cut(file: File, config: SourceConfig, size: int) -> list[Slice]:
+    return cut_bytes(file, DELIMITER, size)
+
+
+def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
+    name = part.file.name
+    previous: tuple[int, str | None] = (-1, None)
+    for block in blocks(part, DELIMITER, unit=UNIT, split=config.split_large):
+        texts: list[str] = []
+        positions: list[int] = []
+        ids: list[str | None] = []
+        problems = [] if block.problem is None else [block.problem]
+        records = block.data.split(DELIMITER) if block.records else []
+        for number, data in enumerate(records, start=block.first):
+            if number == previous[0]:  # the next piece of a long sequence has no header
+                id, sequence = previous[1], data
+            else:
+                if number == 0:
+                    data = data.lstrip()
+                    if not data:
+                        continue
+                    if not data.startswith(b">"):
+                        what = "no `>` at its beginning: this is not FASTA"
+                        problems.append(Problem("broken FASTA", what, name, 0, UNIT))
+                        continue
+                header, _, sequence = data.partition(b"\n")
+                id = (header.lstrip(b">").split() or [b""])[0].decode(errors="replace") or None
+                previous = (number, id)
+            try:
+                text = sequence.translate(*BREAKS).decode("ascii")
+            except UnicodeDecodeError as error:
+                what = f"`{id}` holds the byte {sequence[error.start]:#x}: no letter of a sequence"
+                problems.append(Problem("broken FASTA", what, name, number, UNIT))
+                continue
+            texts.append(text)
+            positions.append(number)
+            ids.append(id)
+        yield Texts(texts, positions, ids, problems, block.read)

@@ -1,0 +1,76 @@
+"""JSON lines: an object a line, its text in a field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from . import File, Problem, Slice, SourceConfig, Texts
+from .streams import blocks, cut_bytes
+
+DELIMITER = b"\n"
+UNIT = "line"
+
+
+def cut(file: File, config: SourceConfig, size: int) -> list[Slice]:
+    return cut_bytes(file, DELIMITER, size)
+
+
+def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
+    name = part.file.name
+    for block in blocks(part, DELIMITER, unit=UNIT, split=False):
+        texts: list[str] = []
+        positions: list[int] = []
+        ids: list[str | None] = []
+        problems = [] if block.problem is None else [block.problem]
+        for number, line in enumerate(block.data.split(b"\n"), start=block.first):
+            if not line or line.isspace():
+                continue
+            try:
+                text, id = _document(line, config)
+            except _Bad as bad:
+                problems.append(Problem(bad.kind, str(bad), name, number, UNIT))
+                continue
+            texts.append(text)
+            positions.append(number)
+            ids.append(id)
+        yield Texts(texts, positions, ids if config.id_field else None, problems, block.read)
+
+
+class _Bad(Exception):
+    def __init__(self, kind: str, what: str) -> None:
+        super().__init__(what)
+        self.kind = kind
+
+
+def _document(line: bytes, config: SourceConfig) -> tuple[str, str | None]:
+    try:
+        decoded = line.decode()
+    except UnicodeDecodeError as error:
+        raise _Bad("invalid UTF-8", f"invalid UTF-8 at byte {error.start} of the line") from None
+    try:
+        record: Any = json.loads(decoded)
+    except (ValueError, RecursionError) as error:
+        raise _Bad("broken JSON", f"not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise _Bad("broken JSON", f"a JSON {type(record).__name__}, not an object")
+    text = record.get(config.text_field)
+    if not isinstance(text, str):
+        known = ", ".join(f"`{key}`" for key in list(record)[:10])
+        what = "no" if config.text_field not in record else "no string in the"
+        raise _Bad("missing field", f"{what} field `{config.text_field}` (it has {known})")
+    if b"\\u" in line and not _encodes(text):
+        raise _Bad("invalid UTF-8", "half of a surrogate pair, which is not a character")
+    if config.id_field is None:
+        return text, None
+    id = record.get(config.id_field)
+    return text, None if id is None else str(id)
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,72 @@
+"""Parquet: a row a document, read row group by row group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ...console.errors import InputError
+from . import File, Problem, Slice, SourceConfig, Texts
+from .columns import texts_of
+from .streams import open_file
+
+ROWS = 256
+"""Rows read at once."""
+PAGE_BYTES = 1 << 20
+
+
+def cut(file: File, config: SourceConfig, size: int) -> list[Slice]:
+    with _open(file.name) as opened:
+        meta = opened.metadata
+        slices: list[Slice] = []
+        start = first = rows = total = 0
+        for number in range(meta.num_row_groups):
+            group = meta.row_group(number)
+            rows += group.num_rows
+            total += group.total_byte_size
+            if total >= size or number == meta.num_row_groups - 1:
+                share = file.size * (number + 1 - start) // meta.num_row_groups
+                slices.append(Slice(file, start, number + 1, first, share))
+                start, first, total = number + 1, rows, 0
+    return slices
+
+
+def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
+    import pyarrow as pa
+
+    name = part.file.name
+    with _open(name) as opened:
+        wanted = [config.text_field, *([config.id_field] if config.id_field else [])]
+        names = opened.schema_arrow.names
+        if missing := [column for column in wanted if column not in names]:
+            what = f"no column `{missing[0]}` (it has {', '.join(names)})"
+            yield Texts([], [], None, [Problem("other schema", what, name)], part.size)
+            return
+        number = part.first
+        rows = sum(
+            opened.metadata.row_group(group).num_rows for group in range(part.start, part.end)
+        )
+        try:
+            for batch in opened.iter_batches(
+                ROWS,
+                row_groups=list(range(part.start, part.end)),
+                columns=wanted,
+                use_threads=False,
+            ):
+                size = part.size * len(batch) // max(1, rows)
+                yield texts_of(batch, number, config, name, "row", size)
+                number += len(batch)
+        except (pa.ArrowInvalid, OSError) as error:
+            problem = Problem("damaged file", str(error), name, number, "row")
+            yield Texts([], [], None, [problem])
+
+
+def _open(name: str) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        # Pages are read as they are needed: a row group may be larger than memory.
+        return pq.ParquetFile(open_file(name), buffer_size=PAGE_BYTES, pre_buffer=False)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(f"{name} is not a Parquet file: {error}") from None

@@ -1,0 +1,270 @@
+"""Bytes of a corpus: opened by URL, decompressed, cut at delimiters, with bounded memory."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from ...console.errors import InputError
+from ...dataplane import storage
+from . import BLOCK_BYTES, LARGEST_DOCUMENT, File, Problem, Slice
+
+
+class Broken(Exception):
+    """The stream ends before its time: a truncated or damaged archive."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Whole records side by side, the delimiters between them included."""
+
+    data: bytes
+    first: int
+    """The number of its first record."""
+    records: int
+    read: int
+    """Bytes of the file that were read for it."""
+    problem: Problem | None = None
+    """Why a record is missing here."""
+
+
+def open_file(name: str) -> BinaryIO:
+    """A file of the corpus, opened for reading; seekable where its store allows."""
+    try:
+        if storage.is_local(name):
+            return storage.local_path(name).open("rb")
+        fs, path = storage.file_system(name)
+        opened: BinaryIO = fs.open(path, "rb", block_size=BLOCK_BYTES)
+        return opened
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {name}: {error}", mend="check the input's path") from None
+
+
+def cut_bytes(file: File, delimiter: bytes, size: int) -> list[Slice]:
+    """Slices of a delimited file; one that is compressed, or small, is one slice."""
+    whole = [Slice(file, 0, file.size, 0, file.size)]
+    if file.compression or 2 * file.size < 3 * size or _overlaps_itself(delimiter):
+        return whole
+    edges = [*range(0, file.size - size // 2, size), file.size]
+    slices, records = [], 0
+    with open_file(file.name) as stream:
+        for start, end in itertools.pairwise(edges):
+            slices.append(Slice(file, start, end, records, end - start))
+            # The first record at or after `end` is preceded by as many records as there are
+            # delimiters that end before it, and the very first record.
+            low = max(0, start - len(delimiter))
+            stream.seek(low)
+            data = _read(stream, end - 1 - low)
+            records += data.count(delimiter) + (start == 0)
+    return slices
+
+
+def blocks(part: Slice, delimiter: bytes, *, unit: str, split: bool) -> Iterator[Block]:
+    """The records of a slice that start in it, a block at a time.
+
+    A record that is larger than LARGEST_DOCUMENT is cut into pieces if `split`, else it is left
+    out as a Problem.
+    """
+    reader = _chunks(part, delimiter)
+    number = part.first
+    carry = b""
+    broken: str | None = None
+    leaving_out = False
+    while True:
+        try:
+            chunk = next(reader, None)
+        except Broken as error:
+            chunk, broken = None, str(error)
+        if chunk is None:
+            break
+        data = carry + chunk if carry else chunk
+        cut = _last(data, delimiter)
+        if cut < 0:
+            carry = data
+            if leaving_out:
+                carry = data[-len(delimiter) :]
+                yield Block(b"", number, 0, len(chunk))
+            elif len(data) > LARGEST_DOCUMENT:
+                if split:
+                    piece = cut_text(data)
+                    carry = data[len(piece) :]
+                    yield Block(piece, number, 1, len(chunk))
+                else:
+                    leaving_out = True
+                    carry = data[-len(delimiter) :]
+                    yield Block(b"", number, 0, len(chunk), _too_large(part, number, unit))
+            else:
+                yield Block(b"", number, 0, len(chunk))
+            continue
+        whole, carry = data[:cut], data[cut + len(delimiter) :]
+        if leaving_out:
+            leaving_out = False
+            end = whole.find(delimiter)
+            whole = b"" if end < 0 else whole[end + len(delimiter) :]
+            number += 1
+            if end < 0:
+                yield Block(b"", number, 0, len(chunk))
+                continue
+        records = whole.count(delimiter) + 1
+        yield Block(whole, number, records, len(chunk))
+        number += records
+    if broken is not None:
+        problem = Problem("damaged file", broken, part.file.name, number, unit)
+        yield Block(b"", number, 0, 0, problem)
+    elif carry and not leaving_out:
+        yield Block(carry, number, 1, 0)
+
+
+def _chunks(part: Slice, delimiter: bytes) -> Iterator[bytes]:
+    """The bytes of the records that start in a slice, the last one's delimiter included."""
+    if part.file.compression or (part.start == 0 and part.end >= part.file.size):
+        yield from decompressed(part.file)
+        return
+    with open_file(part.file.name) as stream:
+        at = max(0, part.start - len(delimiter))
+        stream.seek(at)
+        skipping = part.start > 0
+        tail = b""
+        while True:
+            chunk = _read(stream, BLOCK_BYTES)
+            if not chunk:
+                break
+            data = tail + chunk
+            begin = at - len(tail)
+            at += len(chunk)
+            tail = b""
+            if skipping:
+                found = data.find(delimiter)
+                if found < 0:
+                    tail = data[-(len(delimiter) - 1) :] if len(delimiter) > 1 else b""
+                    continue
+                skipping = False
+                begin += found + len(delimiter)
+                data = data[found + len(delimiter) :]
+                if begin >= part.end:
+                    return
+            # The slice ends with the first delimiter that ends at or after its end.
+            low = max(0, part.end - begin - len(delimiter))
+            found = data.find(delimiter, low) if begin + len(data) >= part.end else -1
+            if found >= 0:
+                yield data[: found + len(delimiter)]
+                return
+            if keep := len(delimiter) - 1:  # a delimiter may lie across two chunks
+                tail = data[-keep:]
+                data = data[:-keep]
+            yield data
+    if tail and not skipping:
+        yield tail
+
+
+def decompressed(file: File) -> Iterator[bytes]:
+    """A whole file in blocks, decompressed by what its first bytes say."""
+    with open_file(file.name) as stream:
+        head = stream.read(4)
+        if head[:2] == b"\x1f\x8b":
+            yield from _gunzip(head, stream)
+        elif head == b"\x28\xb5\x2f\xfd":
+            yield from _unzstd(head, stream)
+        else:
+            if file.compression and head:
+                raise Broken(f"its name says {file.compression}, its first bytes do not")
+            chunk = head + _read(stream, BLOCK_BYTES - len(head))
+            while chunk:
+                yield chunk
+                chunk = _read(stream, BLOCK_BYTES)
+
+
+def _gunzip(data: bytes, stream: BinaryIO) -> Iterator[bytes]:
+    """gzip, with as many members as there are."""
+    inflate: Any = zlib.decompressobj(31)
+    try:
+        while True:
+            if inflate.eof:
+                data = inflate.unused_data + data
+                data = data or stream.read(BLOCK_BYTES // 4)
+                if not data.strip(b"\0"):
+                    return
+                inflate = zlib.decompressobj(31)
+            out = inflate.decompress(data, BLOCK_BYTES)
+            if out:
+                yield out
+            data = inflate.unconsumed_tail
+            if inflate.eof or data or len(out) == BLOCK_BYTES:
+                continue
+            data = stream.read(BLOCK_BYTES // 4)
+            if not data:
+                raise Broken("the gzip stream is cut off")
+    except zlib.error as error:
+        raise Broken(f"the gzip stream is damaged ({error})") from None
+
+
+def _unzstd(data: bytes, stream: BinaryIO) -> Iterator[bytes]:
+    """zstd, with as many frames as there are."""
+    import zstandard
+
+    decompressor = zstandard.ZstdDecompressor(max_window_size=2**31)
+    inflate = decompressor.decompressobj()
+    feed = 64 << 10
+    try:
+        while True:
+            if inflate.eof:
+                data = inflate.unused_data + data
+                data = data or stream.read(feed)
+                if not data:
+                    return
+                inflate = decompressor.decompressobj()
+            out = inflate.decompress(data)
+            for at in range(0, len(out), BLOCK_BYTES):
+                yield out[at : at + BLOCK_BYTES]
+            # The library inflates all that it is given: what inflates much is given less.
+            feed = max(256, feed // 2) if len(out) > 4 * BLOCK_BYTES else feed
+            data = b""
+            if not inflate.eof:
+                data = stream.read(feed)
+                if not data:
+                    raise Broken("the zstd stream is cut off")
+    except zstandard.ZstdError as error:
+        raise Broken(f"the zstd stream is damaged ({error})") from None
+
+
+def _read(stream: BinaryIO, size: int) -> bytes:
+    """As many bytes as there are, up to `size`."""
+    parts = []
+    while size > 0 and (part := stream.read(min(size, 16 << 20))):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def cut_text(data: bytes) -> bytes:
+    """A first piece of a long text, cut before a space if there is one near, else between
+    characters."""
+    end = LARGEST_DOCUMENT // 2
+    space = data.rfind(b" ", end - 4096, end)
+    if space > 0:
+        return data[:space]
+    while end < len(data) and data[end] & 0xC0 == 0x80:
+        end -= 1
+    return data[:end]
+
+
+def _too_large(part: Slice, number: int, unit: str) -> Problem:
+    limit = LARGEST_DOCUMENT >> 20
+    return Problem(
+        "too large", f"a document of more than {limit} MiB", part.file.name, number, unit
+    )
+
+
+def _last(data: bytes, delimiter: bytes) -> int:
+    """Where the last delimiter begins, found from the left."""
+    if not _overlaps_itself(delimiter):
+        return data.rfind(delimiter)
+    return len(data) - len(data.split(delimiter)[-1]) - len(delimiter)
+
+
+def _overlaps_itself(delimiter: bytes) -> bool:
+    """Whether its occurrences depend on where one begins to look ("\\n\\n" in "\\n\\n\\n")."""
+    return any(delimiter.startswith(delimiter[k:]) for k in range(1, len(delimiter)))

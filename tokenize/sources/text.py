@@ -1,0 +1,86 @@
+"""Plain text: a document a file, a line, or whatever stands between two separators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from . import LARGEST_DOCUMENT, File, Problem, Slice, SourceConfig, Texts
+from .streams import Block, Broken, blocks, cut_bytes, cut_text, decompressed
+
+
+def cut(file: File, config: SourceConfig, size: int) -> list[Slice]:
+    if config.text_documents == "file":
+        return [Slice(file, 0, file.size, 0, file.size)]
+    return cut_bytes(file, _delimiter(config), size)
+
+
+def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
+    if config.text_documents == "file":
+        yield from _whole(part.file, config)
+        return
+    delimiter = _delimiter(config)
+    unit = "line" if config.text_documents == "line" else "document"
+    for block in blocks(part, delimiter, unit=unit, split=config.split_large):
+        yield _texts(block, delimiter, part.file.name, unit)
+
+
+def _delimiter(config: SourceConfig) -> bytes:
+    return b"\n" if config.text_documents == "line" else config.separator.encode()
+
+
+def _texts(block: Block, delimiter: bytes, name: str, unit: str) -> Texts:
+    problems = [] if block.problem is None else [block.problem]
+    if not block.records:
+        return Texts([], [], None, problems, block.read)
+    numbers = range(block.first, block.first + block.records)
+    try:
+        texts = block.data.decode().split(delimiter.decode())
+        kept = list(numbers)
+    except UnicodeDecodeError:
+        texts, kept = [], []
+        for number, data in zip(numbers, block.data.split(delimiter), strict=True):
+            try:
+                texts.append(data.decode())
+                kept.append(number)
+            except UnicodeDecodeError as error:
+                what = f"invalid UTF-8 at byte {error.start} of the {unit}"
+                problems.append(Problem("invalid UTF-8", what, name, number, unit))
+    if delimiter == b"\n" and b"\r" in block.data:
+        texts = [text.removesuffix("\r") for text in texts]
+    if delimiter == b"\n" and "" in texts:
+        # A blank line is no document, as in JSON lines.
+        pairs = [(text, number) for text, number in zip(texts, kept, strict=True) if text]
+        texts, kept = [text for text, _ in pairs], [number for _, number in pairs]
+    return Texts(texts, kept, None, problems, block.read)
+
+
+def _whole(file: File, config: SourceConfig) -> Iterator[Texts]:
+    """A document that is a file; in pieces, where it is large and may be."""
+    data = b""
+    read = 0
+    try:
+        for chunk in decompressed(file):
+            read = len(chunk)
+            data += chunk
+            if len(data) > LARGEST_DOCUMENT:
+                if not config.split_large:
+                    what = f"a document of more than {LARGEST_DOCUMENT >> 20} MiB"
+                    yield Texts([], [], None, [Problem("too large", what, file.name)], file.size)
+                    return
+                piece = cut_text(data)
+                data = data[len(piece) :]
+                yield _document(piece, file.name, read)
+            elif len(data) > len(chunk):
+                yield Texts([], [], size=read)
+    except Broken as error:
+        yield Texts([], [], None, [Problem("damaged file", str(error), file.name)], read)
+        return
+    yield _document(data, file.name, read)
+
+
+def _document(data: bytes, name: str, read: int) -> Texts:
+    try:
+        return Texts([data.decode()], [0], size=read)
+    except UnicodeDecodeError as error:
+        what = f"invalid UTF-8 at byte {error.start}"
+        return Texts([], [], None, [Problem("invalid UTF-8", what, name)], read)
