@@ -1,0 +1,242 @@
+"""One process of a test: builds engines in several layouts, trains, saves and loads.
+
+Run by `in_processes` of conftest.py, never imported: `python layouts.py TASK FOLDER`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from headrace.models.config import load_model_config
+from headrace.models.documents import Documents
+from headrace.models.model import Model
+from headrace.trainer import launch
+from headrace.trainer.checkpoints import saver, store
+from headrace.trainer.checkpoints.fragments import KINDS
+from headrace.trainer.checkpoints.policy import CheckpointConfig
+from headrace.trainer.engines import ENGINES, build
+from headrace.trainer.engines.engine import Engine
+from headrace.trainer.layout import LayoutConfig, Parallel, join
+from headrace.trainer.objective import Objective, parameters
+from headrace.trainer.optimizer import OptimizerConfig
+
+LR = 1e-2
+ROWS, LENGTH = 8, 24
+"""Rows of a global batch; two micro-batches and more on every rank."""
+
+
+def make_model(seed: int) -> Model:
+    """Odd sizes, so that ranges begin and end inside rows."""
+    model = Model(load_model_config(Path(__file__).with_name("tiny.yaml")))
+    model.init_weights(seed)
+    return model
+
+
+def make_engine(layout: str, parallel: Parallel, seed: int = 3, clip: float = 0.5) -> Engine:
+    """`deepspeed-1-bf16`, `fsdp2-0-fp32`, …"""
+    kind, option, precision = layout.split("-")
+    if kind == "deepspeed":
+        config: Any = ENGINES[kind](zero=int(option))  # type: ignore[arg-type,call-arg]
+    else:
+        config = ENGINES[kind](shard=int(option) or None)  # type: ignore[call-arg]
+    optimizer = OptimizerConfig(lr=LR, clip=clip)
+    return build(config, Objective(make_model(seed)), optimizer, precision, parallel)  # type: ignore[arg-type]
+
+
+def global_batch(step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens, targets, weights and document starts: uneven weights, packed documents."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    tokens = torch.randint(0, 37, (ROWS, LENGTH + 1), generator=generator)
+    weights = (torch.rand(ROWS, LENGTH, generator=generator) > 0.3).float()
+    weights[step % ROWS] = 0.25
+    weights[(step + 1) % ROWS] = 0.0
+    starts = torch.rand(ROWS, LENGTH, generator=generator) < 0.1
+    return tokens[:, :-1], tokens[:, 1:], weights, starts
+
+
+def train(engine: Engine, parallel: Parallel, first: int, steps: int) -> list[list[float]]:
+    """[loss, gradient norm] of each step; the global batch is dealt out row by row."""
+    found = []
+    for step in range(first, first + steps):
+        tokens, targets, weights, starts = global_batch(step)
+        total = float(weights.sum())
+        mine = torch.arange(ROWS)[parallel.dp_rank :: parallel.dp].view(-1, 1)
+        loss = torch.zeros((), dtype=torch.float64)
+        for number, rows in enumerate(mine):
+            cuts = starts[rows].flatten().nonzero().flatten()
+            ends = torch.tensor([0, LENGTH * len(rows)])
+            documents = Documents.from_cu_seqlens(
+                torch.cat([ends[:1], cuts, ends[1:]]), (len(rows), LENGTH)
+            )
+            sums = engine(tokens[rows], targets[rows], weights[rows], documents)
+            engine.backward(sums.total / total, last=number == len(mine) - 1)
+            loss += sums.rows.sum().double()
+        dist.all_reduce(loss, group=parallel.control)
+        update = engine.update(LR)
+        assert update.applied
+        found.append([float(loss) / total, update.grad_norm])
+    return found
+
+
+def gathered(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
+    """The whole state by an independent way: every rank's fragments, element by element."""
+    mine = [(f.key, f.shape, f.start, f.data.clone().cpu()) for f in engine.fragments()]
+    everyone: list[Any] = [None] * parallel.world
+    dist.all_gather_object(everyone, mine, group=parallel.control)
+    whole: dict[str, torch.Tensor] = {}
+    for part in everyone:
+        for key, shape, start, data in part:
+            flat = whole.setdefault(key, torch.full(shape, torch.nan)).view(-1)
+            flat[start : start + data.numel()] = data
+    return whole
+
+
+def oracle(engine: Engine) -> dict[str, torch.Tensor]:
+    """The whole state as DeepSpeed and torch themselves gather it."""
+    from torch.distributed.tensor import DTensor
+
+    found: dict[str, torch.Tensor] = {}
+    for name, parameter in parameters(engine.objective).items():
+        for kind in KINDS:
+            found[f"{kind}.{name}"] = _full(engine, parameter, kind, DTensor).clone()
+    return found
+
+
+def _full(engine: Any, parameter: nn.Parameter, kind: str, dtensor: type) -> torch.Tensor:
+    if isinstance(parameter, dtensor):
+        tensor = parameter if kind == "master" else engine.optimizer.state[parameter][kind]
+        return tensor.detach().full_tensor()  # type: ignore[no-any-return,union-attr]
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    wrapper = engine.engine.optimizer
+    if hasattr(wrapper, "_lazy_init_hp_params_optimizer_state"):
+        wrapper._hp_optimizer_states_linked = False
+        wrapper._lazy_init_hp_params_optimizer_state()
+    if hasattr(parameter, "_hp_mapping") or hasattr(parameter, "ds_id"):
+        if kind == "master":
+            return safe_get_full_fp32_param(parameter)  # type: ignore[no-any-return]
+        return safe_get_full_optimizer_state(parameter, kind)  # type: ignore[no-any-return]
+    master: torch.Tensor = parameter
+    if hasattr(wrapper, "fp32_groups"):
+        for weights, masters in zip(wrapper.fp16_groups, wrapper.fp32_groups, strict=True):
+            for weight, candidate in zip(weights, masters, strict=True):
+                if weight is parameter:
+                    master = candidate
+    return master.detach() if kind == "master" else engine.optimizer.state[master][kind]
+
+
+def live_weights(engine: Engine) -> dict[str, torch.Tensor]:
+    """What computes: gathered where it is cut."""
+    from torch.distributed.tensor import DTensor
+
+    found = {}
+    for name, parameter in parameters(engine.objective).items():
+        if isinstance(parameter, DTensor):
+            found[name] = parameter.detach().full_tensor()
+        elif hasattr(parameter, "ds_id"):
+            import deepspeed
+
+            with deepspeed.zero.GatheredParameters([parameter]):
+                found[name] = parameter.detach().clone()
+        else:
+            found[name] = parameter.detach()
+    return found
+
+
+def state_at(step: int) -> store.RunState:
+    return store.RunState(
+        step=step,
+        row=step * ROWS,
+        tokens=step * ROWS * LENGTH,
+        plan_hash="synthetic",
+        updates=step,
+        ledger="",
+        seed=3,
+    )
+
+
+def main(task: str, folder: Path) -> dict[str, Any]:
+    watched = launch.Watched()
+    torch.set_num_threads(1)
+    launch.initialise("gloo", timedelta(seconds=60))
+    parallel = join(LayoutConfig(), "cpu", timedelta(seconds=60))
+    arguments = json.loads((folder / "arguments.json").read_text())
+    try:
+        return TASKS[task](parallel, folder, **arguments)
+    except Exception as error:
+        watched.fail(error)
+        raise
+
+
+def parity(parallel: Parallel, folder: Path, layouts: list[str], steps: int) -> dict[str, Any]:
+    """Losses, norms and the whole state after some steps, for each layout."""
+    found: dict[str, Any] = {}
+    for layout in layouts:
+        engine = make_engine(layout, parallel)
+        found[layout] = train(engine, parallel, 0, steps)
+        whole = gathered(engine, parallel)
+        if parallel.first:
+            torch.save(whole, folder / f"{layout}.pt")
+    return found
+
+
+def save_all(parallel: Parallel, folder: Path, layouts: list[str], steps: int) -> dict[str, Any]:
+    """Train and save in each layout; go on a little, for what a resume must repeat."""
+    found: dict[str, Any] = {}
+    for layout in layouts:
+        engine = make_engine(layout, parallel)
+        train(engine, parallel, 0, steps)
+        keeper = saver.Saver(folder / layout, CheckpointConfig(), parallel.checkpoint)
+        (folder / layout).mkdir(exist_ok=True)
+        keeper.save(engine.fragments(), state_at(steps))
+        whole = oracle(engine)
+        next_steps = train(engine, parallel, steps, 2)  # while it writes
+        keeper.wait()
+        if parallel.first:
+            torch.save(whole, folder / f"{layout}.pt")
+        found[layout] = next_steps
+    return found
+
+
+def load_all(
+    parallel: Parallel, folder: Path, sources: list[str], targets: list[str], steps: int, used: bool
+) -> dict[str, Any]:
+    """Load every source into every target; each from other weights, or already trained."""
+    found: dict[str, Any] = {}
+    for target in targets:
+        engine = make_engine(target, parallel, seed=99)
+        if used:
+            train(engine, parallel, 50, 1)
+        for source in sources:
+            path = folder / source / store.name(steps)
+            state = saver.load(path, engine.fragments(), parallel.checkpoint)
+            engine.loaded(state.updates)
+            wanted = torch.load(folder / f"{source}.pt")
+            have = oracle(engine)
+            assert have.keys() == wanted.keys()
+            worst = max(float((have[k].cpu() - wanted[k]).abs().max()) for k in wanted)
+            for name, weight in live_weights(engine).items():
+                master = have[f"master.{name}"].to(weight.dtype)
+                assert torch.equal(weight, master), f"{source} → {target}: {name} is stale"
+            found[f"{source} → {target}"] = [worst, train(engine, parallel, steps, 2)]
+    return found
+
+
+TASKS = {"parity": parity, "save_all": save_all, "load_all": load_all}
+
+
+if __name__ == "__main__":
+    where = Path(sys.argv[2])
+    result = main(sys.argv[1], where)
+    if dist.get_rank() == 0:
+        (where / "result.json").write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,112 @@
+"""What a process holds of the run's state: fragments of logical tensors.
+
+Every engine cuts the state differently. ZeRO flattens parameters end to end and gives each rank
+a range that begins and ends anywhere; FSDP2 gives it rows. Both are the same thing: a row-major
+range of a tensor whose name and whole shape any other layout knows.
+
+    weight [5, 4]          a rank of ZeRO holds elements 6 … 17       as boxes
+    ┌─────────┐            ┌─────────┐
+    │ · · · · │            │ · · · · │
+    │ · · · · │            │ · · █ █ │                                [1, 2:4]
+    │ · · · · │            │ █ █ █ █ │                                [2:4, 0:4]
+    │ · · · · │            │ █ █ █ █ │
+    │ · · · · │            │ █ █ · · │                                [4, 0:2]
+    └─────────┘            └─────────┘
+
+Boxes are what a checkpoint stores, so that a reader with any other cut finds its elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+Shape = tuple[int, ...]
+
+MASTER = "master"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+KINDS = (MASTER, *MOMENTS)
+
+CAP = 1 << 22
+"""The most elements of one stored box: a reader loads a box whole to use any of it."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangular part of a tensor."""
+
+    offsets: Shape
+    sizes: Shape
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.sizes)
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A range of one logical tensor, in live memory."""
+
+    key: str
+    """`master.<parameter>`, `exp_avg.<parameter>` or `exp_avg_sq.<parameter>`."""
+    shape: Shape
+    """Of the whole logical tensor."""
+    start: int
+    """Where the range begins in this rank's part of the tensor, in row-major order."""
+    data: torch.Tensor
+    """The elements: a one-dimensional view of the engine's own memory."""
+    part: Box | None = None
+    """The part of the logical tensor that is this rank's, under tensor parallelism; None: all."""
+    writes: bool = True
+    """Whether this rank stores it; of replicas only one does."""
+
+    def boxes(self, cap: int = CAP) -> Iterator[tuple[Box, torch.Tensor]]:
+        """The range as boxes of the logical tensor, each with a view of its elements."""
+        part = self.part or Box((0,) * len(self.shape), self.shape)
+        taken = 0
+        for box in cover(part.sizes, self.start, self.start + self.data.numel(), cap):
+            offsets = tuple(a + b for a, b in zip(box.offsets, part.offsets, strict=True))
+            view = self.data.narrow(0, taken, box.numel).view(box.sizes)
+            taken += box.numel
+            yield Box(offsets, box.sizes), view
+
+
+def cover(shape: Shape, start: int, end: int, cap: int) -> Iterator[Box]:
+    """The row-major range [start, end) of a tensor, as boxes of at most `cap` elements."""
+    if start >= end:
+        return
+    if not shape:
+        yield Box((), ())
+        return
+    row = math.prod(shape[1:])
+    while start < end:
+        index, inside = divmod(start, row)
+        whole = (end - start) // row if inside == 0 else 0
+        if whole and row <= cap:
+            rows = min(whole, cap // row)
+            yield Box((index, *(0 for _ in shape[1:])), (rows, *shape[1:]))
+            start += rows * row
+        else:
+            stop = min(end, (index + 1) * row)
+            for box in cover(shape[1:], inside, inside + stop - start, cap):
+                yield Box((index, *box.offsets), (1, *box.sizes))
+            start = stop
+
+
+def keyed(kind: str, parameter: str) -> str:
+    return f"{kind}.{parameter}"
+
+
+def fill(fragments: Iterable[Fragment], tensors: dict[str, torch.Tensor]) -> None:
+    """Copy into the fragments from whole tensors by key; keys that are not given stay."""
+    for fragment in fragments:
+        if fragment.key in tensors:
+            whole = tensors[fragment.key]
+            for box, view in fragment.boxes():
+                source = whole
+                for dim, (offset, size) in enumerate(zip(box.offsets, box.sizes, strict=True)):
+                    source = source.narrow(dim, offset, size)
+                view.copy_(source)

@@ -1,0 +1,144 @@
+"""Saving beside training: the step waits for a copy to host memory, a thread does the rest.
+
+    step 119   step 120   step 121   step 122
+               │ copy to host
+               └─ thread: write, hash, agree, rename ─┘
+
+The thread speaks to the other ranks' threads over a process group of its own, so that its
+messages never meet those of a step. Whether the save succeeded is agreed on by all ranks.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ...console.errors import UserError
+from ...console.log import get_logger
+from . import store, tensors
+from .fragments import Fragment
+from .policy import CheckpointConfig
+from .store import RunState
+
+log = get_logger(__name__)
+
+
+class Saver:
+    """Saves checkpoints of one run, one at a time."""
+
+    def __init__(self, folder: Path, config: CheckpointConfig, group: dist.ProcessGroup) -> None:
+        self.folder = folder
+        self.config = config
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.blocked = 0.0
+        """Seconds that the last save kept the step waiting."""
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._thread: threading.Thread | None = None
+        self._failure: UserError | None = None
+
+    def save(self, fragments: Sequence[Fragment], state: RunState) -> None:
+        """Begin to save; collective. Waits for the save before it, if that still runs."""
+        began = time.perf_counter()
+        self.wait()
+        copies = [self._copy(fragment) for fragment in fragments if fragment.writes]
+        self._thread = threading.Thread(
+            target=self._write, args=(copies, state), name="checkpoint", daemon=False
+        )
+        self._thread.start()
+        if not self.config.background:
+            self.wait()
+        self.blocked = time.perf_counter() - began
+
+    def wait(self) -> None:
+        """Until nothing is being written. Raises what went wrong."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.raise_failure()
+
+    @property
+    def failed(self) -> bool:
+        return self._failure is not None
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _copy(self, fragment: Fragment) -> Fragment:
+        """The fragment in host memory, in a buffer that the next save uses again."""
+        buffer = self._buffers.get(fragment.key)
+        if buffer is None or buffer.shape != fragment.data.shape:
+            pinned = fragment.data.is_cuda
+            buffer = torch.empty(fragment.data.shape, dtype=torch.float32, pin_memory=pinned)
+            self._buffers[fragment.key] = buffer
+        buffer.copy_(fragment.data)
+        return replace(fragment, data=buffer)
+
+    def _write(self, fragments: Sequence[Fragment], state: RunState) -> None:
+        token = [uuid.uuid4().hex[:8]]
+        dist.broadcast_object_list(token, group=self.group, group_src=0)
+        path = store.temporary(self.folder, state.step, token[0])
+        failure: UserError | None = None
+        files: list[tensors.StoredFile] = []
+        try:
+            (path / tensors.FOLDER).mkdir(parents=True, exist_ok=True)
+            files = tensors.write(path / tensors.FOLDER, fragments, self.group)
+        except UserError as error:
+            failure = error
+        except OSError as error:
+            failure = tensors.named(error, "write", f"a checkpoint in {self.folder}", self.rank)
+        gathered = [(files, failure)] * dist.get_world_size(self.group)
+        dist.all_gather_object(gathered, (files, failure), group=self.group)
+        failure = next((each for _, each in gathered if each), None)
+        verdict = [failure]
+        if self.rank == 0:
+            if failure is None:
+                verdict = [self._commit(path, [f for part, _ in gathered for f in part], state)]
+            if verdict[0] is not None:
+                shutil.rmtree(path, ignore_errors=True)
+        dist.broadcast_object_list(verdict, group=self.group, group_src=0)
+        self._failure = verdict[0]
+
+    def _commit(
+        self, path: Path, files: list[tensors.StoredFile], state: RunState
+    ) -> UserError | None:
+        try:
+            store.commit(path, self.folder / store.name(state.step), files, state)
+            store.prune(self.folder, self.config)
+        except OSError as error:
+            return tensors.named(error, "write", f"a checkpoint in {self.folder}")
+        return None
+
+
+def load(path: Path, fragments: Sequence[Fragment], group: dist.ProcessGroup) -> RunState:
+    """Verify a checkpoint and read it into the fragments, whatever layout wrote it; collective.
+
+    Each rank hashes its share of the files, and none reads before all are found whole.
+    """
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    failure: UserError | None = None
+    state: RunState | None = None
+    try:
+        files = store.read_manifest(path)
+        store.verify(path, files[rank::world])
+        state = store.read_state(path)
+    except UserError as error:
+        failure = error
+    failures = [failure] * world
+    dist.all_gather_object(failures, failure, group=group)
+    for each in failures:
+        if each is not None:
+            raise each
+    assert state is not None
+    tensors.read(path / tensors.FOLDER, fragments, group)
+    return state

@@ -1,0 +1,254 @@
+"""Tensors on disk: torch's distributed checkpoint files, keyed by logical name.
+
+The planners below give torch's own writer and reader our fragments, box by box, so that nothing
+is gathered and nothing is copied on the way in. Any tool that reads torch's format reads these
+files (`python -m torch.distributed.checkpoint.format_utils dcp_to_torch …`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import hashlib
+import io
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import (
+    FileSystem,
+    FileSystemReader,
+    FileSystemWriter,
+)
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+
+from ...console.errors import CheckpointError, StorageError, UserError
+from .fragments import Box, Fragment
+
+FOLDER = "tensors"
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredFile:
+    """A file of a checkpoint and the hash of what was written to it."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+def write(
+    folder: Path, fragments: Sequence[Fragment], group: dist.ProcessGroup
+) -> list[StoredFile]:
+    """Write the fragments that this rank stores; collective. Returns this rank's files."""
+    writer = FileSystemWriter(folder, single_file_per_rank=True, per_thread_copy_ahead=0)
+    files = HashingFiles()
+    writer.fs = files
+    with failures_named("write", f"a checkpoint in {folder.parent.parent}"):
+        metadata = save_tensors(
+            {}, storage_writer=writer, planner=_SavePlanner(fragments), process_group=group
+        )
+    if dist.get_rank(group) == 0:
+        _check_whole(metadata, folder)
+    return [
+        StoredFile(f"{FOLDER}/{_committed(name)}", sink.size, sink.digest.hexdigest())
+        for name, sink in files.written.items()
+    ]
+
+
+def read(folder: Path, fragments: Sequence[Fragment], group: dist.ProcessGroup) -> None:
+    """Fill the fragments from a checkpoint of any layout; collective."""
+    with failures_named("read", str(folder.parent)):
+        load_tensors(
+            {},
+            storage_reader=FileSystemReader(folder),
+            planner=_LoadPlanner(fragments),
+            process_group=group,
+        )
+
+
+def shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The tensors that a checkpoint holds."""
+    metadata = FileSystemReader(folder).read_metadata()
+    return {
+        key: tuple(item.size)
+        for key, item in metadata.state_dict_metadata.items()
+        if isinstance(item, TensorStorageMetadata)
+    }
+
+
+class _SavePlanner(DefaultSavePlanner):
+    """Plans to write each box of the fragments that this rank stores."""
+
+    def __init__(self, fragments: Sequence[Fragment]) -> None:
+        super().__init__()
+        self.views: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+        self.items: list[WriteItem] = []
+        for fragment in fragments:
+            if fragment.writes:
+                for box, view in fragment.boxes():
+                    self._add(fragment, box, view)
+
+    def _add(self, fragment: Fragment, box: Box, view: torch.Tensor) -> None:
+        data = TensorWriteData(
+            chunk=_chunk(box),
+            properties=TensorProperties(dtype=view.dtype),
+            size=torch.Size(fragment.shape),
+        )
+        index = MetadataIndex(fragment.key, box.offsets)
+        self.items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
+        self.views[fragment.key, box.offsets] = view
+
+    def create_local_plan(self) -> SavePlan:
+        # `planner_data` maps each key to its path in a nested state: ours is flat.
+        paths = {item.index.fqn: (item.index.fqn,) for item in self.items}
+        self.plan = SavePlan(self.items, planner_data=paths)
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
+        return self.views[index.fqn, tuple(index.offset or ())]
+
+
+class _LoadPlanner(DefaultLoadPlanner):
+    """Plans to read what the fragments need, straight into the engine's memory."""
+
+    def __init__(self, fragments: Sequence[Fragment]) -> None:
+        super().__init__()
+        self.fragments = fragments
+        self.views: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None
+        wanted: dict[str, list[ChunkStorageMetadata]] = {}
+        for fragment in self.fragments:
+            stored = self.metadata.state_dict_metadata.get(fragment.key)
+            if not isinstance(stored, TensorStorageMetadata):
+                raise CheckpointError(f"it holds no {fragment.key}", mend=_ANOTHER_MODEL)
+            if tuple(stored.size) != fragment.shape:
+                raise CheckpointError(
+                    f"its {fragment.key} has shape {list(stored.size)}, the model's has "
+                    f"{list(fragment.shape)}",
+                    mend=_ANOTHER_MODEL,
+                )
+            for box, view in fragment.boxes():
+                wanted.setdefault(fragment.key, []).append(_chunk(box))
+                self.views[fragment.key, box.offsets] = view
+        items: list[ReadItem] = []
+        for key, chunks in wanted.items():
+            stored = cast(TensorStorageMetadata, self.metadata.state_dict_metadata[key])
+            items += create_read_items_for_chunk_list(key, stored, chunks)
+        return LoadPlan(items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        return self.views[index.fqn, tuple(index.offset or ())]
+
+
+def _chunk(box: Box) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(offsets=torch.Size(box.offsets), sizes=torch.Size(box.sizes))
+
+
+def _check_whole(metadata: Metadata, folder: Path) -> None:
+    """Refuse to commit tensors with holes. torch checks this for more than one rank only."""
+    for key, item in metadata.state_dict_metadata.items():
+        assert isinstance(item, TensorStorageMetadata)
+        held = sum(math.prod(chunk.sizes) for chunk in item.chunks)
+        if held != math.prod(item.size):
+            raise CheckpointError(
+                f"{key} would be stored with {held:,} of its {math.prod(item.size):,} elements",
+                where=str(folder),
+            )
+
+
+class HashingFiles(FileSystem):
+    """Files that hash what is written to them, while it is written."""
+
+    def __init__(self) -> None:
+        self.written: dict[str, _HashingStream] = {}
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[io.IOBase]:
+        with Path(path).open(mode) as file:
+            stream = _HashingStream(file)
+            self.written[Path(path).name] = stream
+            yield stream
+
+
+class _HashingStream(io.IOBase):
+    """Writes forward only: a hash cannot go back."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.digest = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self.file.write(view)
+        self.digest.update(view)
+        self.size += len(view)
+        return len(view)
+
+    def tell(self) -> int:
+        return self.size
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def fileno(self) -> int:
+        return int(self.file.fileno())
+
+
+def _committed(name: str) -> str:
+    """torch writes its metadata beside its final name, and renames it."""
+    return name.removesuffix(".tmp")
+
+
+@contextmanager
+def failures_named(verb: str, what: str) -> Iterator[None]:
+    """Turn what torch or the disk raised, on any rank, into an error that a person can mend."""
+    try:
+        yield
+    except CheckpointException as error:  # a BaseException: the failures of all ranks
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise named(cause, verb, what, rank) from error
+    except (OSError, RuntimeError, ValueError) as error:
+        raise named(error, verb, what) from error
+
+
+def named(cause: BaseException, verb: str, what: str, rank: int = 0) -> UserError:
+    if isinstance(cause, UserError):
+        return cause
+    where = f"rank {rank}" if rank else None
+    if isinstance(cause, OSError):
+        full = cause.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+        reason = "the disk is full" if full else str(cause)
+        mend = "free some space and run the same command again" if full else None
+        return StorageError(f"cannot {verb} {what}: {reason}", where=where, mend=mend)
+    reason = f"{type(cause).__name__}: {cause}"
+    return CheckpointError(f"cannot {verb} {what}: {reason}", where=where)
+
+
+_ANOTHER_MODEL = "load it into the model that it was saved from (model.yaml of its run)"

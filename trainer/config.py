@@ -1,0 +1,139 @@
+"""A run as people write it: everything that is neither the mixture nor the model.
+
+optimizer: {lr: 1e-3}
+engine: {kind: deepspeed, zero: 1}
+checkpoints: {every: 200}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from ..console import config as reader
+from ..console.config import Data, Lines, OneOf
+from .checkpoints.policy import CheckpointConfig
+from .engines import ENGINES, DeepSpeedConfig, EngineConfig
+from .layout import DeviceKind, LayoutConfig
+from .optimizer import OptimizerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """How the rows are read. None of it changes which rows."""
+
+    workers: int = 0
+    """Processes of each rank that read ahead; 0 reads in the step itself."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise ValueError(f"workers must be at least 0, not {self.workers}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchConfig:
+    """What is shown of a run, and what ends it."""
+
+    log_seconds: float = 5.0
+    """Seconds between two lines on the terminal, at least."""
+    tensorboard: bool = True
+    """Write TensorBoard's files as well."""
+    not_finite: Literal["stop", "skip"] = "stop"
+    """A step whose gradients are not finite changes nothing; whether the run goes on after it."""
+    stall_seconds: float = 1800.0
+    """End the run when no process has finished a step for so long; 0: never."""
+    peak_flops: float | None = None
+    """Of one device, for MFU; known GPUs need none."""
+
+    def __post_init__(self) -> None:
+        for name in ("log_seconds", "stall_seconds"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticConfig:
+    """Random rows instead of a mixture's: to measure a machine, with torch alone."""
+
+    steps: int = 20
+    seq_len: int = 1024
+    batch_rows: int = 8
+    """Rows of an update."""
+    warmup: int = 2
+    """Steps over which the learning rate rises."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "seq_len", "batch_rows"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    seed: int = 1
+    """Of the initial weights, and of whatever is random in a step."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """bf16: with fp32 masters, moments and sums of gradients. auto: bf16 on GPU, fp32 on CPU."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    z_loss: float = 0.0
+    """Weight of log²Z in the loss, which keeps logits from drifting."""
+
+    processes: int | None = None
+    """Processes on this machine. Left out: one for each GPU, or one."""
+    device: DeviceKind = "auto"
+    threads: int | None = None
+    """Threads of each process on CPU. Left out: the machine's cores, shared out."""
+    deterministic: bool = False
+    """Use deterministic kernels on GPU, so that a resume is equal to the bit there as well."""
+    micro_batch_tokens: int = 8192
+    """Tokens that a process computes on at once, at most (one row at least)."""
+    recompute: Literal["none", "block", "operator"] = "none"
+    """What backward computes again instead of keeping it in memory."""
+    engine: Annotated[EngineConfig, OneOf(ENGINES, tag="kind")] = field(
+        default_factory=DeepSpeedConfig
+    )
+    layout: LayoutConfig = field(default_factory=LayoutConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    watch: WatchConfig = field(default_factory=WatchConfig)
+    synthetic: SyntheticConfig | None = None
+    """Random rows; a run with a mixture has none."""
+
+    def __post_init__(self) -> None:
+        for name in ("processes", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.micro_batch_tokens < 1:
+            raise ValueError(
+                f"micro_batch_tokens must be at least 1, not {self.micro_batch_tokens}"
+            )
+        if self.z_loss < 0:
+            raise ValueError(f"z_loss must be at least 0, not {self.z_loss}")
+
+
+DECIDES = ("seed", "precision", "optimizer", "z_loss", "synthetic")
+"""What makes another run of it. All else may change from one start to the next."""
+
+
+def load(file: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """A run's configuration: a YAML if there is one, and overrides."""
+    data, lines = reader.read_yaml(file) if file else ({}, {})
+    return build(data, overrides, source=str(file) if file else "the run", lines=lines)
+
+
+def build(
+    data: Data, overrides: Sequence[str], *, source: str, lines: Lines | None = None
+) -> RunConfig:
+    data = reader.apply_overrides(data, overrides)
+    engine = data.get("engine")
+    if isinstance(engine, dict):
+        engine.setdefault("kind", DeepSpeedConfig().kind)
+    return reader.build(RunConfig, data, source=source, lines=lines)
+
+
+def deciding(config: RunConfig) -> dict[str, Any]:
+    plain: dict[str, Any] = reader.plain(config)
+    return {name: plain[name] for name in DECIDES}

@@ -1,0 +1,180 @@
+"""DeepSpeed: ZeRO 0 to 3 over the data-parallel group.
+
+DeepSpeed owns the flat buffers, the reduction of gradients and the update. We own the optimizer's
+arithmetic (torch's AdamW), when an update happens, and where every element of the state lies:
+that is in deepspeed_state.py, the one file that reads DeepSpeed's private fields.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...console.errors import MissingError
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..checkpoints.fragments import Fragment
+    from ..layout import Parallel
+    from ..objective import Objective, Sums
+    from ..optimizer import OptimizerConfig
+    from .engine import Precision, Update
+
+LARGEST_BUCKET = 200_000_000
+"""Elements that are reduced or gathered at once, at most: DeepSpeed allocates as many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepSpeedConfig:
+    """DeepSpeed's ZeRO."""
+
+    kind: Literal["deepspeed"] = "deepspeed"
+    zero: Literal[0, 1, 2, 3] = 1
+    """What is divided among the data-parallel processes: 0 nothing, 1 masters and moments,
+    2 gradients as well, 3 weights as well."""
+
+    def check(self, dp: int, precision: Precision, device: str) -> None:
+        """DeepSpeed can do all of it on data-parallel processes."""
+
+    def describe(self) -> str:
+        return f"DeepSpeed ZeRO-{self.zero}"
+
+    def build(
+        self,
+        objective: Objective,
+        optimizer: OptimizerConfig,
+        precision: Precision,
+        parallel: Parallel,
+    ) -> DeepSpeed:
+        return DeepSpeed(self, objective, optimizer, precision, parallel)
+
+
+class DeepSpeed:
+    def __init__(
+        self,
+        config: DeepSpeedConfig,
+        objective: Objective,
+        optimizer: OptimizerConfig,
+        precision: Precision,
+        parallel: Parallel,
+    ) -> None:
+        deepspeed = _import(parallel.device.type)
+        from .. import optimizer as adamw
+        from ..checkpoints.fragments import fill
+        from ..objective import parameters
+        from . import deepspeed_state
+        from .engine import full_masters
+
+        masters = full_masters(objective)
+        self.objective = objective.to(parallel.device)
+        named = parameters(objective)
+        self.dp = parallel.dp
+        # Without ZeRO and in fp32, DeepSpeed would clip without telling the norm: we do it.
+        self.plain = config.zero == 0 and precision == "fp32"
+        self.clip = optimizer.clip
+        self.optimizer = adamw.build(named, optimizer)
+        self.updates = 0
+        self.engine, *_ = deepspeed.initialize(
+            model=objective,
+            optimizer=self.optimizer,
+            config=_settings(config, optimizer, precision, sum(p.numel() for p in named.values())),
+            dist_init_required=False,
+        )
+        self.state = deepspeed_state.find(self.engine, self.optimizer, named, parallel)
+        # DeepSpeed made the masters from weights that it had rounded: give them all their bits.
+        fill(self.fragments(), masters)
+        self.loaded(0)
+
+    def __call__(self, *inputs: Any) -> Sums:
+        sums: Sums = self.engine(*inputs)
+        return sums
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        self.engine.set_gradient_accumulation_boundary(last)
+        # DeepSpeed averages over the ranks; the loop wants sums.
+        self.engine.backward(loss * self.dp, scale_wrt_gas=False)
+
+    def update(self, lr: float) -> Update:
+        from .. import optimizer as adamw
+        from .engine import Update
+
+        adamw.set_lr(self.optimizer, lr)
+        if self.plain:
+            norm = self._clip()
+            if not math.isfinite(norm):
+                self.engine.zero_grad()
+                return Update(norm, applied=False)
+            self.engine.step()
+        else:
+            self.engine.step()
+            norm = float(self.engine.get_global_grad_norm())
+        applied = bool(self.engine.was_step_applied())
+        self.updates += applied
+        return Update(norm, applied)
+
+    def fragments(self) -> list[Fragment]:
+        return self.state.fragments()
+
+    def loaded(self, updates: int) -> None:
+        from .. import optimizer as adamw
+
+        self.updates = updates
+        adamw.set_updates(self.optimizer, updates)
+        self.state.refresh()
+        self.engine.global_steps = updates
+        self.engine.micro_steps = updates
+
+    def _clip(self) -> float:
+        import torch
+
+        parameters = list(self.objective.parameters())
+        for parameter in parameters:
+            if parameter.grad is None:  # unused: decayed as under ZeRO, not passed over
+                parameter.grad = torch.zeros_like(parameter)
+        return float(torch.nn.utils.clip_grad_norm_(parameters, self.clip or math.inf))
+
+
+def _settings(
+    config: DeepSpeedConfig, optimizer: OptimizerConfig, precision: Precision, numel: int
+) -> dict[str, Any]:
+    half = precision == "bf16"
+    plain = config.zero == 0 and not half
+    bucket = min(-(-numel // 256) * 256, LARGEST_BUCKET)  # DeepSpeed wants an even number
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,  # counters only: the loop owns the batch
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0 if plain else optimizer.clip,
+        "communication_data_type": "fp32",
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {
+            "stage": config.zero,
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+            "stage3_prefetch_bucket_size": bucket,
+        },
+        "bf16": {"enabled": half, "check_grad_overflow": half},
+    }
+    if config.zero:  # DeepSpeed refuses fp32 sums beside bf16 weights without ZeRO
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    return settings
+
+
+def _import(device: str) -> Any:
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    try:
+        import deepspeed
+        import deepspeed.ops
+    except ImportError as error:
+        raise MissingError(
+            f"the engine `deepspeed` needs the package deepspeed ({error})",
+            mend="pip install deepspeed, or set engine.kind=fsdp2, which needs torch alone",
+        ) from None
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    if device == "cpu":
+        # It would compile a shared-memory all-reduce with a C++ compiler, which a machine need
+        # not have, and probe for a dozen more operators that we never use.
+        deepspeed.ops.__compatible_ops__ = {}
+    return deepspeed

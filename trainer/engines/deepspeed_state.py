@@ -1,0 +1,162 @@
+"""Where DeepSpeed keeps the masters and moments: its private fields, read in this file alone.
+
+    ZeRO 0, fp32     the parameters themselves, whole on every rank
+    ZeRO 0, bf16     FP16_UnfusedOptimizer: an fp32 copy of each, whole on every rank
+    ZeRO 1, 2        one flat partition for each group; `_hp_mapping` says what of it is whose
+    ZeRO 3           every parameter cut evenly, padded; flat sub-groups; `grad_position`
+
+pyproject.toml pins DeepSpeed's minor version for this file, and tests/trainer proves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from .. import optimizer as adamw
+from ..checkpoints.fragments import MASTER, Fragment, keyed
+from ..layout import Parallel
+
+Named = Mapping[str, nn.Parameter]
+
+
+class State(Protocol):
+    def fragments(self) -> list[Fragment]: ...
+
+    def refresh(self) -> None:
+        """Bring the weights that compute into line with the masters; collective."""
+
+
+def find(
+    engine: Any, optimizer: torch.optim.Optimizer, parameters: Named, parallel: Parallel
+) -> State:
+    stage = int(engine.zero_optimization_stage())
+    if stage == 3:
+        return _Partitioned(engine.optimizer, optimizer, parameters, parallel)
+    if stage:
+        return _Flat(engine.optimizer, optimizer, parameters)
+    return _Whole(engine.optimizer, optimizer, parameters, parallel)
+
+
+class _Whole:
+    """ZeRO 0: every rank has everything; they take turns in writing it."""
+
+    def __init__(
+        self,
+        wrapper: Any,
+        optimizer: torch.optim.Optimizer,
+        parameters: Named,
+        parallel: Parallel,
+    ) -> None:
+        self.optimizer = optimizer
+        self.parallel = parallel
+        pairs: dict[int, torch.Tensor] = {}
+        if wrapper is not optimizer:
+            for weights, masters in zip(wrapper.fp16_groups, wrapper.fp32_groups, strict=True):
+                pairs |= {id(w): m for w, m in zip(weights, masters, strict=True)}
+        self.weights = {name: p for name, p in parameters.items() if id(p) in pairs}
+        self.masters = {name: pairs.get(id(p), p) for name, p in parameters.items()}
+
+    def fragments(self) -> list[Fragment]:
+        found = []
+        for number, (name, master) in enumerate(self.masters.items()):
+            tensors = {MASTER: master, **adamw.moments(self.optimizer, master)}
+            for kind, tensor in tensors.items():
+                found.append(
+                    Fragment(
+                        key=keyed(kind, name),
+                        shape=tuple(master.shape),
+                        start=0,
+                        data=tensor.detach().view(-1),
+                        writes=number % self.parallel.dp == self.parallel.dp_rank,
+                    )
+                )
+        return found
+
+    def refresh(self) -> None:
+        for name, weight in self.weights.items():
+            weight.data.copy_(self.masters[name].data)
+
+
+class _Flat:
+    """ZeRO 1 and 2: a range of all parameters of a group, laid end to end."""
+
+    def __init__(self, zero: Any, optimizer: torch.optim.Optimizer, parameters: Named) -> None:
+        self.zero = zero
+        self.optimizer = optimizer
+        self.parameters = parameters
+
+    def fragments(self) -> list[Fragment]:
+        partitions = [group["params"][0] for group in self.optimizer.param_groups]
+        found = []
+        for name, parameter in self.parameters.items():
+            mapping = parameter._hp_mapping  # type: ignore[attr-defined]
+            if mapping is None:  # another rank's
+                continue
+            flat = partitions[mapping.param_group_index]
+            address = mapping.hp_fragment_address
+            tensors = {MASTER: flat, **adamw.moments(self.optimizer, flat)}
+            for kind, tensor in tensors.items():
+                found.append(
+                    Fragment(
+                        key=keyed(kind, name),
+                        shape=tuple(parameter.shape),
+                        start=int(mapping.lp_fragment_address.start),
+                        data=tensor.detach().narrow(0, address.start, address.numel),
+                    )
+                )
+        return found
+
+    def refresh(self) -> None:
+        self.zero.update_lp_params()
+
+
+class _Partitioned:
+    """ZeRO 3: an even part of every parameter; the last ranks' parts end in padding."""
+
+    def __init__(
+        self,
+        zero: Any,
+        optimizer: torch.optim.Optimizer,
+        parameters: Named,
+        parallel: Parallel,
+    ) -> None:
+        self.zero = zero
+        self.optimizer = optimizer
+        self.parameters = parameters
+        self.parallel = parallel
+
+    def fragments(self) -> list[Fragment]:
+        found = []
+        for name, parameter in self.parameters.items():
+            group, offset, padded = self.zero.grad_position[self.zero.get_param_id(parameter)]
+            start = padded * self.parallel.dp_rank
+            numel = min(padded, parameter.ds_numel - start)  # type: ignore[attr-defined]
+            flat = self.zero.fp32_partitioned_groups_flat[group]
+            tensors = {MASTER: flat, **adamw.moments(self.optimizer, flat)}
+            if numel <= 0:
+                continue
+            for kind, tensor in tensors.items():
+                found.append(
+                    Fragment(
+                        key=keyed(kind, name),
+                        shape=tuple(parameter.ds_shape),  # type: ignore[attr-defined]
+                        start=start,
+                        data=tensor.detach().narrow(0, offset, numel),
+                    )
+                )
+        return found
+
+    def refresh(self) -> None:
+        for group in range(len(self.zero.fp16_groups)):
+            self.zero._reassign_or_swap_out_partitioned_parameters(group)
+        persistent = self.zero.persistent_parameters
+        if persistent:
+            # Small parameters stay gathered on every rank; gathering alone would keep what a
+            # used engine has of them.
+            for parameter in persistent:
+                parameter.partition()
+            persistent[0].all_gather(persistent)

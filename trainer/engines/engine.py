@@ -1,0 +1,67 @@
+"""What the loop asks of an engine.
+
+    for micro-batch:  sums = engine(…);  engine.backward(sums.total / weight, last=…)
+    engine.update(lr)
+
+Gradients of all micro-batches and ranks are *summed*: the loop has divided the loss by the
+weight of the global batch already. An engine that averages undoes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+
+from ..checkpoints.fragments import MASTER, Fragment
+from ..objective import Objective, Sums, parameters
+
+Precision = Literal["fp32", "bf16"]
+"""bf16: weights and activations in bf16, masters, moments and gradient sums in fp32."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What became of one update."""
+
+    grad_norm: float
+    """Of the summed gradients, before clipping."""
+    applied: bool
+    """False where the norm was not finite: nothing was changed."""
+
+
+class Engine(Protocol):
+    objective: Objective
+    updates: int
+    """Updates applied since the run began."""
+
+    def __call__(self, *inputs: Any) -> Sums:
+        """The objective's forward pass."""
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        """Add the gradients of one micro-batch; the update follows the `last`."""
+
+    def update(self, lr: float) -> Update:
+        """Clip the gradients, apply them, and forget them."""
+
+    def fragments(self) -> list[Fragment]:
+        """This rank's part of masters and moments: views of live memory, for saving and loading."""
+
+    def loaded(self, updates: int) -> None:
+        """The fragments were written to: bring the rest of the state into line with them."""
+
+
+def full_masters(objective: Objective) -> dict[str, torch.Tensor]:
+    """The objective's fp32 weights by key, before an engine rounds and cuts them."""
+    return {
+        f"{MASTER}.{name}": parameter.detach().clone()
+        for name, parameter in parameters(objective).items()
+    }
+
+
+def check_supported(fragments: Iterable[Fragment]) -> None:
+    for fragment in fragments:
+        assert fragment.data.dtype == torch.float32, (fragment.key, fragment.data.dtype)
+        assert fragment.data.ndim == 1 and fragment.data.is_contiguous(), fragment.key

@@ -1,0 +1,184 @@
+"""FSDP2: torch's own sharding, block by block. Needs torch alone.
+
+Masters are the sharded parameters themselves, in fp32; each block is gathered (in bf16, where
+that is the precision) just before it computes, and its gradients are summed in fp32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...console.errors import LayoutError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.distributed.tensor import DTensor
+
+    from ..checkpoints.fragments import Fragment
+    from ..layout import Parallel
+    from ..objective import Objective, Sums
+    from ..optimizer import OptimizerConfig
+    from .engine import Precision, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fsdp2Config:
+    """Torch's fully sharded data parallelism."""
+
+    kind: Literal["fsdp2"] = "fsdp2"
+    shard: int | None = None
+    """Processes that share one copy of the state; the copies are replicas (HSDP). None: all."""
+    reshard: bool = True
+    """Free a block's weights after its forward pass, and gather them again for backward."""
+    compile: bool = False
+    """Compile each block with torch.compile."""
+
+    def __post_init__(self) -> None:
+        if self.shard is not None and self.shard < 1:
+            raise ValueError(f"shard must be at least 1, not {self.shard}")
+
+    def check(self, dp: int, precision: Precision, device: str) -> None:
+        if self.shard is not None and dp % self.shard:
+            raise LayoutError(
+                f"engine.shard={self.shard} does not divide {dp} data-parallel processes",
+                mend=f"choose a divisor of {dp}, or leave it out to share among all",
+            )
+
+    def describe(self) -> str:
+        shards = f", shards of {self.shard}" if self.shard else ""
+        return f"FSDP2{shards}{', compiled' if self.compile else ''}"
+
+    def build(
+        self,
+        objective: Objective,
+        optimizer: OptimizerConfig,
+        precision: Precision,
+        parallel: Parallel,
+    ) -> Fsdp2:
+        return Fsdp2(self, objective, optimizer, precision, parallel)
+
+
+class Fsdp2:
+    def __init__(
+        self,
+        config: Fsdp2Config,
+        objective: Objective,
+        optimizer: OptimizerConfig,
+        precision: Precision,
+        parallel: Parallel,
+    ) -> None:
+        import torch
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        from .. import optimizer as adamw
+        from ..objective import parameters
+
+        self.shards = config.shard or parallel.dp
+        shape = (parallel.dp // self.shards, self.shards)
+        self.mesh = init_device_mesh(
+            parallel.device.type, shape, mesh_dim_names=("replica", "shard")
+        )
+        self.replica = self.mesh.get_local_rank("replica")
+        self.shard = self.mesh.get_local_rank("shard")
+        self.dp = parallel.dp
+        self.clip = optimizer.clip
+        self.updates = 0
+
+        half = torch.bfloat16 if precision == "bf16" else None
+        wanted: dict[str, Any] = {
+            "mesh": self.mesh if shape[0] > 1 else self.mesh["shard"],
+            "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32),
+            "reshard_after_forward": config.reshard,
+        }
+        objective.to(parallel.device)
+        for block in _blocks(objective):
+            if config.compile:
+                block.compile()
+            fully_shard(block, **wanted)
+        fully_shard(objective, **wanted)
+        self.objective = objective
+        self.parameters = parameters(objective)
+        self.optimizer = adamw.build(self.parameters, optimizer)
+        self.fragments()  # creates Adam's moments before the first update
+
+    def __call__(self, *inputs: Any) -> Sums:
+        sums: Sums = self.objective(*inputs)
+        return sums
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        # Every micro-batch is reduced into sharded fp32 sums at once: memory over messages.
+        self.objective.set_is_last_backward(last)  # type: ignore[operator]
+        (loss * self.dp).backward()  # FSDP2 averages; the loop wants sums
+
+    def update(self, lr: float) -> Update:
+        import torch
+
+        from .. import optimizer as adamw
+        from .engine import Update
+
+        for parameter in self.parameters.values():
+            if parameter.grad is None:  # unused: decayed as ZeRO does, not passed over
+                parameter.grad = torch.zeros_like(parameter)
+        norm = torch.nn.utils.get_total_norm(
+            [p.grad for p in self.parameters.values() if p.grad is not None]
+        )
+        value = float(norm.full_tensor())  # type: ignore[attr-defined]
+        applied = math.isfinite(value)
+        if applied:
+            if self.clip:
+                torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self.clip, norm)
+            adamw.set_lr(self.optimizer, lr)
+            self.optimizer.step()
+            self.updates += 1
+        self.optimizer.zero_grad(set_to_none=True)
+        return Update(value, applied)
+
+    def fragments(self) -> list[Fragment]:
+        from .. import optimizer as adamw
+        from ..checkpoints.fragments import MASTER, Fragment, keyed
+
+        found = []
+        for name, parameter in self.parameters.items():
+            tensors = {MASTER: parameter.data, **adamw.moments(self.optimizer, parameter)}
+            start = self._first_element(parameter)
+            for kind, tensor in tensors.items():
+                local = tensor.to_local()  # type: ignore[attr-defined]
+                if local.numel():
+                    found.append(
+                        Fragment(
+                            key=keyed(kind, name),
+                            shape=tuple(parameter.shape),
+                            start=start,
+                            data=local.detach().view(-1),
+                            writes=self.replica == 0,
+                        )
+                    )
+        return found
+
+    def loaded(self, updates: int) -> None:
+        from .. import optimizer as adamw
+
+        self.updates = updates
+        adamw.set_updates(self.optimizer, updates)
+
+    def _first_element(self, parameter: nn.Parameter | DTensor) -> int:
+        """Rows are dealt in equal pieces, the last ones shorter or empty."""
+        rows, *rest = parameter.shape
+        piece = -(-rows // self.shards)
+        return min(piece * self.shard, rows) * math.prod(rest)
+
+
+def _blocks(objective: nn.Module) -> Iterator[nn.Module]:
+    """What is gathered together: the members of the model's outermost lists of modules."""
+    from torch import nn
+
+    for child in objective.children():
+        if isinstance(child, nn.ModuleList):
+            yield from child
+        else:
+            yield from _blocks(child)

@@ -1,0 +1,321 @@
+"""Starting the processes of a run on this machine, and watching over them.
+
+    launcher ──┬─ rank 0 ─┐
+               ├─ rank 1 ─┤  one group
+               └─ …      ─┘
+
+The launcher forwards SIGTERM and SIGUSR1, and its own death is a SIGTERM to its processes. When a
+rank fails, the others are stopped and its error is the launcher's. When none makes progress for
+too long, each writes down where it stands, and the run ends with a report of that.
+
+Under torchrun (or any launcher that sets RANK and WORLD_SIZE) nothing is started: each process
+joins the group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from ..console.errors import RunError, UserError
+from ..console.log import get_logger
+
+INTERRUPTED = 85
+"""The exit code of a run that saved and made room: start it again."""
+
+GRACE = 10.0
+"""Seconds that the other ranks have to end by themselves when one has failed."""
+PAUSE = 0.05
+
+STORE_FD = "HEADRACE_STORE_FD"
+WATCH = "HEADRACE_WATCH"
+
+log = get_logger(__name__)
+
+
+def joined() -> bool:
+    """Whether another launcher has started this process as one of a group."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+@dataclass
+class Failure:
+    """What a process says of its own end."""
+
+    rank: int
+    time: float
+    error: UserError | None
+    text: str
+
+
+@dataclass
+class Launcher:
+    """Runs one command as the ranks of a group."""
+
+    command: Sequence[str]
+    processes: int
+    threads: int
+    logs: Path
+    """Where all ranks but the first write what they say."""
+    keep_open: Sequence[int] = ()
+    """File descriptors that rank 0 inherits (the run's lock)."""
+    stall_seconds: float = 0.0
+    """End the run when no rank has made progress for so long; 0: never."""
+    children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def run(self) -> int:
+        """Start, watch, and return the exit code. Raises the first rank's error."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        with (
+            tempfile.TemporaryDirectory(prefix="headrace-") as folder,
+            contextlib.ExitStack() as stack,
+        ):
+            watch = Path(folder)
+            listener = stack.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(self.processes + 8)
+            try:
+                for rank in range(self.processes):
+                    output = None
+                    if rank:
+                        file = self.logs / f"rank-{rank}.log"
+                        output = stack.enter_context(file.open("ab"))
+                    self._start(rank, listener, watch, output)
+                stack.enter_context(_forwarding(self.children))
+                return self._watch(watch)
+            finally:
+                self._end()
+
+    def _start(
+        self, rank: int, listener: socket.socket, watch: Path, output: IO[Any] | None
+    ) -> None:
+        environment = {
+            **os.environ,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self.processes),
+            "LOCAL_WORLD_SIZE": str(self.processes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(listener.getsockname()[1]),
+            "OMP_NUM_THREADS": str(self.threads),
+            WATCH: str(watch),
+        }
+        if sys.platform == "linux":
+            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        keep: tuple[int, ...] = ()
+        if rank == 0:
+            environment[STORE_FD] = str(listener.fileno())
+            keep = (listener.fileno(), *self.keep_open)
+        self.children.append(
+            subprocess.Popen(
+                self.command,
+                env=environment,
+                pass_fds=keep,
+                stdin=subprocess.DEVNULL,
+                stdout=output or sys.stderr,
+                stderr=output or sys.stderr,
+            )
+        )
+
+    def _watch(self, watch: Path) -> int:
+        failed_at: float | None = None
+        while True:
+            codes = [child.poll() for child in self.children]
+            if all(code is not None for code in codes):
+                return self._verdict(codes, watch)
+            if failed_at is None and any(code not in (None, 0, INTERRUPTED) for code in codes):
+                failed_at = time.monotonic()
+            if failed_at is not None and time.monotonic() - failed_at > GRACE:
+                self._end()
+            if self.stall_seconds and failed_at is None:
+                self._check_progress(watch)
+            time.sleep(PAUSE)
+
+    def _verdict(self, codes: Sequence[int | None], watch: Path) -> int:
+        bad = {rank: code for rank, code in enumerate(codes) if code not in (0, INTERRUPTED)}
+        if not bad:
+            return INTERRUPTED if INTERRUPTED in codes else 0
+        failures = _failures(watch)
+        if failures:
+            # The others' errors follow from the first one's.
+            first = failures[0]
+            if first.error is not None:
+                raise first.error
+            raise RunError(
+                f"rank {first.rank} stopped: {first.text.strip().splitlines()[-1]}",
+                where="\n" + first.text.rstrip(),
+                mend="this is a fault of headrace or of a package; the run resumes from its last "
+                "checkpoint when it is started again",
+            )
+        rank, code = next(iter(bad.items()))
+        raise RunError(
+            f"rank {rank} was ended by {_signal_name(code)} without a word",
+            mend="if it was killed for memory, use a smaller micro_batch_tokens or more "
+            "processes; the same command resumes the run",
+        )
+
+    def _check_progress(self, watch: Path) -> None:
+        beats = {int(path.suffix[1:]): path for path in watch.glob("beat.*")}
+        if len(beats) < self.processes:
+            return  # not all have begun
+        ages = {rank: time.time() - path.stat().st_mtime for rank, path in beats.items()}
+        if min(ages.values()) < self.stall_seconds:
+            return
+        steps = {rank: path.read_text() for rank, path in beats.items()}
+        for child in self.children:
+            child.send_signal(signal.SIGUSR2)
+        time.sleep(2)
+        stacks = [
+            f"rank {rank}, step {steps[rank]}:\n{_tail(watch / f'stack.{rank}', 25)}"
+            for rank in sorted(beats)
+        ]
+        raise RunError(
+            f"no rank has made progress for {self.stall_seconds:.0f} seconds",
+            where="\n" + "\n".join(stacks),
+            mend="the same command resumes from the last checkpoint; a longer stall_seconds "
+            "allows slower steps",
+        )
+
+    def _end(self) -> None:
+        for sent in (signal.SIGTERM, signal.SIGKILL):
+            running = [child for child in self.children if child.poll() is None]
+            for child in running:
+                child.send_signal(sent)
+            deadline = time.monotonic() + GRACE / 2
+            while time.monotonic() < deadline and any(c.poll() is None for c in running):
+                time.sleep(PAUSE)
+
+
+@contextlib.contextmanager
+def _forwarding(children: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Pass on what asks a run to save and end. Ctrl-C asks as well; a second one insists."""
+    asked = False
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if number == signal.SIGINT:
+            if asked:
+                raise KeyboardInterrupt
+            asked = True
+            log.info("saving; press Ctrl-C again to stop at once")
+            number = signal.SIGTERM
+        for child in children:
+            if child.poll() is None:
+                child.send_signal(number)
+
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    before = {number: signal.signal(number, forward) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Watched:
+    """The other side: what a process that a launcher started tells it."""
+
+    def __init__(self) -> None:
+        folder = os.environ.get(WATCH)
+        self.folder = Path(folder) if folder else None
+        self.rank = int(os.environ.get("RANK", 0))
+        if self.folder is None:
+            return
+        import faulthandler
+
+        _die_with_parent()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+        self.stack = (self.folder / f"stack.{self.rank}").open("w")
+        faulthandler.register(signal.SIGUSR2, file=self.stack, all_threads=False)
+
+    def beat(self, step: int) -> None:
+        """Say that a step has begun."""
+        if self.folder is not None:
+            (self.folder / f"beat.{self.rank}").write_text(str(step))
+
+    def fail(self, error: BaseException) -> None:
+        """Leave the reason of this process's end."""
+        if self.folder is None:
+            return
+        mine = error if isinstance(error, UserError) else None
+        text = "".join(traceback.format_exception(error))
+        failure = Failure(self.rank, time.time(), mine, text)
+        temporary = self.folder / f".failure.{self.rank}"
+        temporary.write_bytes(pickle.dumps(failure))
+        temporary.rename(self.folder / f"failure.{self.rank}")
+
+
+def initialise(backend: str, timeout: timedelta) -> None:
+    """Join the group that the environment names; alone, be a group of one."""
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import HashStore, Store, TCPStore
+
+    if not joined():
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+        return
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if WATCH not in os.environ:
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    fd = os.environ.get(STORE_FD)
+    store: Store = TCPStore(
+        "127.0.0.1",
+        int(os.environ["MASTER_PORT"]),
+        world,
+        is_master=rank == 0,
+        timeout=timeout,
+        # The launcher has bound the port already: no other program can take it in between.
+        master_listen_fd=int(fd) if fd else None,
+    )
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+
+
+def threads_for(processes: int, cores: int | None = None) -> int:
+    """Threads of each process, so that together they fill the machine."""
+    if cores is None:
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return max(1, cores // processes)
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", module, *arguments]
+
+
+def _failures(watch: Path) -> list[Failure]:
+    found: list[Failure] = [pickle.loads(p.read_bytes()) for p in watch.glob("failure.*")]
+    return sorted(found, key=lambda failure: failure.time)
+
+
+def _signal_name(code: int | None) -> str:
+    assert code is not None
+    if code < 0:
+        return signal.Signals(-code).name
+    return f"exit code {code}"
+
+
+def _tail(path: Path, lines: int) -> str:
+    if not path.exists():
+        return "  (it wrote nothing)"
+    return "\n".join("  " + line for line in path.read_text().splitlines()[:lines])
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel for a SIGTERM when the launcher is gone: save, and leave the run's lock."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)

@@ -1,0 +1,53 @@
+"""What an engine trains: the model and its loss as one module, so that the loss is sums.
+
+The mean that training minimises is over the whole global batch. No rank knows it alone, so the
+module gives sums and the loop divides by the weight of all ranks' micro-batches.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ..models.documents import Documents
+from ..models.loss import cross_entropy
+from ..models.model import Model
+
+PREFIX = "model."
+
+
+class Sums(NamedTuple):
+    total: torch.Tensor
+    """What backward starts from: Σ w·ℓ, and the routers' losses in proportion to Σ w."""
+    rows: torch.Tensor
+    """Σ w·ℓ of each row, for the losses by source."""
+
+
+class Objective(nn.Module):
+    def __init__(self, model: Model, z_loss: float = 0.0) -> None:
+        super().__init__()
+        self.model = model
+        self.z_loss = z_loss
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor,
+        weights: torch.Tensor,
+        documents: Documents | None,
+    ) -> Sums:
+        hidden, auxiliary = self.model.hidden(tokens, documents)
+        logits = self.model.logits(hidden)
+        per_row = zip(logits.unbind(), targets.unbind(), weights.unbind(), strict=True)
+        rows = torch.stack([cross_entropy(*row, z_loss=self.z_loss)[0] for row in per_row])
+        return Sums(rows.sum() + auxiliary * weights.sum(), rows.detach())
+
+
+def parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters by their logical names: the model's own, whatever wraps it."""
+    return {
+        name.removeprefix(PREFIX).replace("_orig_mod.", ""): parameter
+        for name, parameter in module.named_parameters()
+    }
