@@ -1,0 +1,121 @@
+"""Small models: one for each operator and option that mixes positions, and one of everything.
+
+A test that takes `tiny` runs for each of them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.console.config import build
+from headrace.models.config import ModelConfig
+from headrace.models.model import Model
+
+torch.set_num_threads(1)  # models of this size are slower on more
+
+GLU = {"kind": "glu", "hidden": 24}
+MIXERS: dict[str, dict[str, Any]] = {
+    "mha": {"kind": "attention", "heads": 4},
+    "gqa": {"kind": "attention", "heads": 4, "kv_heads": 2, "qk_norm": True, "qkv_bias": True},
+    "window": {"kind": "attention", "heads": 2, "window": 5, "rope": {"base": 100.0}},
+    "llama3": {
+        "kind": "attention",
+        "heads": 2,
+        "rope": {"scaling": "llama3", "factor": 4.0, "original_length": 16},
+    },
+    "mamba1": {"kind": "mamba1", "state_size": 4, "chunk": 8},
+    "mamba1-heads": {"kind": "mamba1", "state_size": 4, "heads": 2, "chunk": 16},
+    "mamba2": {"kind": "mamba2", "state_size": 8, "head_dim": 8, "chunk": 8},
+    "mamba2-groups": {
+        "kind": "mamba2",
+        "state_size": 4,
+        "head_dim": 4,
+        "groups": 4,
+        "chunk": 16,
+        "bias": True,
+    },
+    "se": {"kind": "hyena-se", "groups": 4},
+    "mr-direct": {
+        "kind": "hyena-mr",
+        "groups": 4,
+        "taps": 11,
+        "method": "direct",
+        "filter_horizon": 64,
+    },
+    "mr-toeplitz": {"kind": "hyena-mr", "groups": 8, "taps": 50, "filter_horizon": 64},
+    "mr-fft": {
+        "kind": "hyena-mr",
+        "groups": 2,
+        "taps": 37,
+        "method": "fft",
+        "filter_horizon": 64,
+        "decay": "strong",
+    },
+    "li": {"kind": "hyena-li", "state_size": 4, "chunk": 8},
+    "li-fft": {"kind": "hyena-li", "state_size": 4, "method": "fft", "qkv_bias": True},
+    "li-complex": {
+        "kind": "hyena-li",
+        "state_size": 2,
+        "poles": "complex",
+        "featurizer_bias": True,
+        "chunk": 16,
+    },
+    "freeform": {"kind": "hyena-li-freeform", "filter_horizon": 40},
+    "hyena-mlp": {"kind": "hyena-mlp", "hidden": 24, "groups": 6, "taps": 5},
+}
+
+
+def tiny_model_config(pattern: str, operators: dict[str, Any], **more: Any) -> ModelConfig:
+    data = {"vocab_size": 23, "width": 16, "pattern": pattern, "operators": operators, **more}
+    return build(ModelConfig, data, source="a test")
+
+
+def one_operator(name: str, **more: Any) -> ModelConfig:
+    return tiny_model_config(f"[{name}] * 2", {name: MIXERS[name], "glu": GLU}, mlp="glu", **more)
+
+
+def everything(**more: Any) -> ModelConfig:
+    shared = {"kind": "zamba-block", "heads": 4, "hidden": 24, "rope": {}, "lora_rank": 3}
+    operators = {
+        **MIXERS,
+        "glu": GLU,
+        "mlp": {"kind": "mlp", "hidden": 20, "bias": True},
+        "moe": {"kind": "moe", "experts": 4, "hidden": 12},
+        "sigmoid": {"kind": "moe", "experts": 3, "top_k": 1, "hidden": 12, "router": "sigmoid"},
+        "a": {**shared, "attention_lora": True},
+        "b": {**shared, "rope": None, "lora_rank": 0},
+    }
+    pattern = (
+        "[gqa, mamba2/none, a>mamba1/moe, se/mlp, mr-toeplitz/hyena-mlp, li/sigmoid]"
+        "+ [b>mamba2-groups, a>mha/none]"
+    )
+    return tiny_model_config(pattern, operators, mlp="glu", **more)
+
+
+TINY = {**{name: (lambda n=name: one_operator(n)) for name in MIXERS}, "everything": everything}
+
+
+def built(config: ModelConfig, seed: int = 0) -> Model:
+    """In fp64, with weights large enough that every part matters."""
+    model = Model(config)
+    model.init_weights(seed)
+    model.double().eval()
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.data += 0.1 * noise
+    return model
+
+
+@cache
+def tiny_config(name: str) -> ModelConfig:
+    return TINY[name]()
+
+
+@pytest.fixture(params=TINY)
+def tiny(request: pytest.FixtureRequest) -> Model:
+    return built(tiny_config(request.param))
