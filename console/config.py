@@ -11,106 +11,84 @@ themselves need the standard library only, so that models import with torch alon
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import re
-import types
+import os
+import pathlib
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from enum import Enum
+from typing import Any, TypeVar
 
+from . import yaml_text
 from .errors import ConfigError, Problem, StorageError
+from .explain import OneOf, changed_booleans, line_of, nearest, problems
+from .yaml_text import Lines, Path, count, dotted
 
-if TYPE_CHECKING:
-    import yaml
-    from pydantic_core import CoreSchema
+__all__ = [
+    "Lines",
+    "OneOf",
+    "apply_overrides",
+    "build",
+    "count",
+    "dump",
+    "load",
+    "plain",
+    "read_yaml",
+]
 
 T = TypeVar("T")
 Data = dict[str, Any]
-Lines = dict[tuple[str | int, ...], int]
-
-SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-COUNT = re.compile(r"^([0-9][0-9_]*(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|[KMBT])$")
-FLOAT = re.compile(r"^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9]+)[eE][-+]?[0-9]+$")
 
 
-def load(kind: type[T], file: str | Path, overrides: Sequence[str] = ()) -> T:
+def load(kind: type[T], file: str | pathlib.Path, overrides: Sequence[str] = ()) -> T:
     """Read a YAML file as `kind`. `overrides` are `dotted.path=value` words."""
     data, lines = read_yaml(file)
-    return build(kind, apply_overrides(data, overrides), source=str(file), lines=lines)
+    data = apply_overrides(data, overrides, lines)
+    return build(kind, data, source=str(file), lines=lines)
 
 
-def read_yaml(file: str | Path) -> tuple[Data, Lines]:
+def read_yaml(file: str | pathlib.Path) -> tuple[Data, Lines]:
     """The data of a YAML file, and the line on which each of its values stands."""
-    path = Path(file)
+    path = pathlib.Path(file)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        near = _nearest(path.name, [p.name for p in path.parent.glob("*.y*ml")])
-        raise StorageError(
-            f"there is no file {path}", mend=f"did you mean {path.parent / near}?" if near else None
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise StorageError(f"cannot read {path}: {error}") from None
-    return parse_yaml(text, source=str(file))
+        near = nearest(path.name, [p.name for p in path.parent.glob("*.y*ml")])
+        mend = f"did you mean {path.parent / near}?" if near else "check the path"
+        raise StorageError(f"there is no file {path}", mend=mend) from None
+    except IsADirectoryError:
+        mend = f"name a file in it, such as {path}/NAME.yaml"
+        raise StorageError(f"{path} is a folder, not a YAML file", mend=mend) from None
+    except UnicodeDecodeError as error:
+        what = f"{path} is not UTF-8 text: byte 0x{error.object[error.start]:02x} at {error.start}"
+        raise StorageError(what, mend="save it as UTF-8") from None
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror or error}") from None
+    return yaml_text.parse(text, source=str(file))
 
 
-def parse_yaml(text: str, *, source: str) -> tuple[Data, Lines]:
-    import yaml
+def apply_overrides(
+    data: Mapping[str, Any], overrides: Iterable[str], lines: Lines | None = None
+) -> Data:
+    """A copy of `data` with each `dotted.path=value` put in its place.
 
-    try:
-        node = yaml.compose(text, Loader=_loader())
-        lines: Lines = {}
-        problems: list[Problem] = []
-        _index(node, (), lines, problems)
-        if problems:
-            raise ConfigError(source, problems)
-        data = yaml.load(text, Loader=_loader())
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else None
-        raise ConfigError(source, [Problem("", f"not YAML: {error.problem}", line)]) from None
-    if data is None:
-        data = {}
-    if not isinstance(data, dict):
-        raise ConfigError(source, [Problem("", "expected `key: value` lines at the top level", 1)])
-    return data, lines
-
-
-def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> Data:
-    """A copy of `data` with each `dotted.path=value` put in its place."""
+    What is overridden no longer stands on the line that `lines` knows.
+    """
     import copy
 
-    import yaml
-
     result = copy.deepcopy(dict(data))
-    problems = []
+    wrong = []
     for word in overrides:
-        path, equals, value = word.partition("=")
-        keys = path.split(".")
-        if not equals or not all(keys):
-            problems.append(Problem(word, "an override is written path.to.key=value"))
-            continue
-        place: Any = result
-        for key in keys[:-1]:
-            place = _descend(place, key)
-            if not isinstance(place, (dict, list)):
-                problems.append(Problem(path, f"`{key}` holds a value, not keys"))
-                break
-        else:
-            try:
-                parsed = yaml.load(value, Loader=_loader())
-            except yaml.YAMLError:
-                problems.append(Problem(path, f"`{value}` is not a YAML value"))
-                continue
-            if isinstance(place, dict):
-                place[keys[-1]] = parsed
-            elif keys[-1].isdigit() and int(keys[-1]) < len(place):
-                place[int(keys[-1])] = parsed
-            else:
-                problems.append(Problem(path, f"the list has no item `{keys[-1]}`"))
-    if problems:
-        raise ConfigError("the overrides on the command line", problems)
+        path, equals, text = word.partition("=")
+        try:
+            if not equals or not all(path.split(".")):
+                raise ValueError("an override is written path.to.key=value")
+            place = _put(result, path.split("."), yaml_text.value(text))
+            if lines is not None:
+                lines[place] = None
+        except ValueError as error:
+            wrong.append(Problem(path, str(error)))
+    if wrong:
+        raise ConfigError("the overrides on the command line", wrong)
     return result
 
 
@@ -118,242 +96,77 @@ def build(kind: type[T], data: object, *, source: str, lines: Lines | None = Non
     """Check `data` against `kind` and build it; every problem is reported at once."""
     import pydantic
 
-    problems: list[Problem] = []
+    for part in _dataclasses_in(kind, set()):
+        if "__pydantic_config__" not in part.__dict__:
+            part.__pydantic_config__ = {"extra": "forbid"}  # read by pydantic: no unknown keys
     try:
-        checked: T = pydantic.TypeAdapter(_strict(kind)).validate_python(data)
-        return checked
+        built: T = pydantic.TypeAdapter(kind).validate_python(data)
     except pydantic.ValidationError as error:
-        for item in error.errors(include_url=False):
-            path = _data_path(data, item["loc"])
-            problems.append(
-                Problem(_dotted(path), _explain(kind, data, path, item), _line(lines or {}, path))
-            )
-    raise ConfigError(source, problems) from None
+        found = problems(kind, data, error.errors(include_url=False), lines or {})
+        raise ConfigError(source, found) from None
+    # Python counts True as 1, and so does pydantic; nobody who writes YAML does.
+    changed = [
+        Problem(dotted(path), "should be a number, not true or false", line_of(lines or {}, path))
+        for path in changed_booleans(data, plain(built))
+    ]
+    if changed:
+        raise ConfigError(source, changed)
+    return built
 
 
 def dump(value: Any) -> str:
     """A configuration as YAML that `load` reads back to an equal value."""
-    import yaml
-
-    return yaml.safe_dump(plain(value), sort_keys=False, allow_unicode=True)
+    return yaml_text.emit(plain(value))
 
 
 def plain(value: Any) -> Any:
     """A configuration as dictionaries, lists and scalars."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {plain(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     return value
 
 
-class OneOf:
-    """Marks a field that holds one of several dataclasses, chosen by a key of the YAML.
-
-    operators: dict[str, Annotated[object, OneOf(REGISTRY, tag="kind")]]
-    """
-
-    def __init__(self, registry: Mapping[str, type], *, tag: str) -> None:
-        self.registry = registry
-        self.tag = tag
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
-        from pydantic_core import core_schema
-
-        choices = {
-            name: handler.generate_schema(_strict(kind)) for name, kind in self.registry.items()
-        }
-        return core_schema.tagged_union_schema(choices, discriminator=self.tag)
-
-
-def _strict(kind: Any) -> Any:
-    """Have pydantic refuse unknown keys of this dataclass and of those inside it."""
-    for part in _dataclasses_in(kind, set()):
-        if "__pydantic_config__" not in part.__dict__:
-            part.__pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-    return kind
-
-
-def _dataclasses_in(kind: Any, seen: set[Any]) -> Iterable[Any]:
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind not in seen:
-        seen.add(kind)
-        yield kind
-        for hint in typing.get_type_hints(kind).values():
-            yield from _dataclasses_in(hint, seen)
-    for argument in typing.get_args(kind):
-        yield from _dataclasses_in(argument, seen)
-
-
-def _explain(kind: Any, data: Any, path: tuple[str | int, ...], item: Any) -> str:
-    given = _value(data, path)
-    what = item["type"]
-    if what in ("unexpected_keyword_argument", "extra_forbidden"):
-        names = _names_at(kind, data, path[:-1])
-        return f"unknown key{_hint(str(path[-1]), names)} Known: {', '.join(names)}"
-    if what in ("missing", "missing_argument"):
-        return "is required"
-    if what == "union_tag_invalid":
-        tag = item["ctx"]["tag"]
-        known = re.findall(r"'([^']+)'", item["ctx"]["expected_tags"])
-        return f"there is no `{tag}`{_hint(tag, known)} Known: {', '.join(sorted(known))}"
-    if what == "value_error":
-        return str(item["ctx"]["error"])
-    if what == "literal_error":
-        expected = item["ctx"]["expected"]
-        known = re.findall(r"'([^']+)'", expected)
-        return f"`{given}` is not one of {expected}{_hint(str(given), known)}"
-    message = item["msg"][0].lower() + item["msg"][1:]
-    return f"{message}, not {given!r}"
-
-
-def _names_at(kind: Any, data: Any, path: tuple[str | int, ...]) -> list[str]:
-    """The keys that the dataclass at `path` knows."""
-    for key in path:
-        data = _value(data, (key,))
-        kind = _field_type(kind, key, data)
-    names = []
-    for choice in _choices(kind, data):
-        if dataclasses.is_dataclass(choice):
-            names += [f.name for f in dataclasses.fields(choice) if f.init]
-    return names
-
-
-def _field_type(kind: Any, key: str | int, data: Any) -> Any:
-    for choice in _choices(kind, data):
-        if dataclasses.is_dataclass(choice):
-            hints = typing.get_type_hints(choice, include_extras=True)
-            if key in hints:
-                return hints[str(key)]
-        arguments = typing.get_args(choice)
-        if arguments:
-            return arguments[-1] if arguments[-1] is not Ellipsis else arguments[0]
-    return None
-
-
-def _choices(kind: Any, data: Any) -> list[Any]:
-    """The types that a hint may stand for, given the data: unions opened, tags followed."""
-    if typing.get_origin(kind) is typing.Annotated:
-        for mark in kind.__metadata__:
-            if isinstance(mark, OneOf):
-                tag = str(data.get(mark.tag)) if isinstance(data, dict) else ""
-                return [mark.registry[tag]] if tag in mark.registry else []
-        return _choices(typing.get_args(kind)[0], data)
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return [part for argument in typing.get_args(kind) for part in _choices(argument, data)]
-    return [kind]
-
-
-def _data_path(data: Any, location: Sequence[str | int]) -> tuple[str | int, ...]:
-    """pydantic's location without the names of union branches: only keys that can be found."""
+def _put(place: Any, keys: Sequence[str], value: Any) -> Path:
+    """Set what stands at `keys`; sections that do not exist yet are made. Returns the place."""
     path: list[str | int] = []
-    for position, key in enumerate(location):
-        found = (isinstance(data, dict) and key in data) or (
-            isinstance(data, (list, tuple)) and isinstance(key, int) and key < len(data)
-        )
-        if found:
-            data = data[key]
-            path.append(key)
-        elif position == len(location) - 1 and isinstance(data, dict):
-            path.append(key)  # a missing key
+    for key in keys[:-1]:
+        path.append(_key_in(place, key))
+        if isinstance(place, dict) and place.get(path[-1]) is None:
+            place[path[-1]] = {}
+        place = place[path[-1]]
+        if not isinstance(place, (dict, list)):
+            raise ValueError(f"`{key}` holds a value, not keys")
+    path.append(_key_in(place, keys[-1]))
+    place[path[-1]] = value
     return tuple(path)
 
 
-def _value(data: Any, path: Sequence[str | int]) -> Any:
-    for key in path:
-        try:
-            data = data[key]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return data
-
-
-def _descend(place: Any, key: str) -> Any:
-    if isinstance(place, list) and key.isdigit() and int(key) < len(place):
-        return place[int(key)]
+def _key_in(place: dict[str, Any] | list[Any], key: str) -> str | int:
     if isinstance(place, dict):
-        if place.get(key) is None:
-            place[key] = {}
-        return place[key]
-    return None
+        return key
+    if not key.isdecimal() or int(key) >= len(place):
+        raise ValueError(f"the list has no item `{key}`: it has {len(place)}, from 0")
+    return int(key)
 
 
-def _dotted(path: Iterable[str | int]) -> str:
-    return ".".join(str(key) for key in path)
-
-
-def _line(lines: Lines, path: tuple[str | int, ...]) -> int | None:
-    while path and path not in lines:
-        path = path[:-1]
-    return lines.get(path)
-
-
-def _nearest(word: str, known: Iterable[str]) -> str | None:
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return matches[0] if matches else None
-
-
-def _hint(word: str, known: Iterable[str]) -> str:
-    near = _nearest(word, known)
-    return f"; did you mean `{near}`?" if near else "."
-
-
-def _index(
-    node: yaml.Node | None, path: tuple[str | int, ...], lines: Lines, problems: list[Problem]
-) -> None:
-    """Note the line of every value, and every key that is written twice."""
-    import yaml
-
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            place = (*path, key.value)
-            line = key.start_mark.line + 1
-            if place in lines:
-                first = lines[place]
-                problems.append(
-                    Problem(_dotted(place), f"written twice, first on line {first}", line)
-                )
-            lines[place] = line
-            _index(value, place, lines, problems)
-    elif isinstance(node, yaml.SequenceNode):
-        for position, value in enumerate(node.value):
-            lines[(*path, position)] = value.start_mark.line + 1
-            _index(value, (*path, position), lines, problems)
-
-
-def _loader() -> type[yaml.SafeLoader]:
-    """PyYAML's safe loader, for which 1e-4 and 900B are numbers and `on`/`no` are words."""
-    import yaml
-
-    global _LOADER
-    if _LOADER is None:
-
-        class Loader(yaml.SafeLoader):
-            pass
-
-        Loader.yaml_implicit_resolvers = {
-            first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:bool"]
-            for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
-        bools = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
-        Loader.add_implicit_resolver("tag:yaml.org,2002:bool", bools, list("tTfF"))
-        Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))
-        Loader.add_implicit_resolver("!count", COUNT, list("0123456789"))
-        Loader.add_constructor("!count", lambda loader, node: count(node.value))
-        _LOADER = Loader
-    return _LOADER
-
-
-_LOADER: type[yaml.SafeLoader] | None = None
-
-
-def count(text: str) -> int | float:
-    """'900B' → 900_000_000_000, '8Ki' → 8192. Exact; a fraction of one stays a float."""
-    from fractions import Fraction
-
-    match = COUNT.match(text)
-    if not match:
-        raise ValueError(f"`{text}` is not a count such as 4096, 900B or 8Ki")
-    value = Fraction(match[1].replace("_", "")) * {**SUFFIXES, **BINARY}[match[2]]
-    return int(value) if value.denominator == 1 else float(value)
+def _dataclasses_in(kind: Any, seen: set[Any]) -> Iterable[Any]:
+    """Every dataclass that a hint leads to, those behind a OneOf included."""
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind not in seen:
+        seen.add(kind)
+        yield kind
+        for hint in typing.get_type_hints(kind, include_extras=True).values():
+            yield from _dataclasses_in(hint, seen)
+    for mark in getattr(kind, "__metadata__", ()):
+        if isinstance(mark, OneOf):
+            for choice in mark.registry.values():
+                yield from _dataclasses_in(choice, seen)
+    for argument in typing.get_args(kind):
+        yield from _dataclasses_in(argument, seen)

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+
+CLEAR_LINE = "\r\x1b[2K"
+"""What a terminal needs before a line that replaces the one where the cursor stands."""
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -19,5 +23,7 @@ def setup(*, debug: bool = False) -> None:
     """Send headrace's messages to stderr; other libraries speak only when something is wrong."""
     rank = os.environ.get("RANK")
     form = FORMAT if rank is None else FORMAT.replace("%(message)s", f"[rank {rank}] %(message)s")
+    if sys.stderr.isatty():  # a progress bar may stand there
+        form = CLEAR_LINE + form
     logging.basicConfig(format=form, datefmt="%H:%M:%S", level=logging.WARNING, force=True)
     logging.getLogger("headrace").setLevel(logging.DEBUG if debug else logging.INFO)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from typing import TextIO
+
+from .log import CLEAR_LINE
 
 QUIET_SECONDS = 60.0
 TERMINAL_SECONDS = 0.2
@@ -13,8 +16,9 @@ TERMINAL_SECONDS = 0.2
 def human(number: float) -> str:
     """12345 → '12.3K'; the suffixes are those that configuration accepts."""
     for suffix, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
-        if abs(number) >= size:
-            return f"{number / size:.3g}{suffix}"
+        if abs(number) >= size * 0.9995:  # which three digits round up to this suffix
+            scaled = number / size
+            return f"{scaled:.0f}{suffix}" if abs(scaled) >= 999.5 else f"{scaled:.3g}{suffix}"
     return f"{number:.3g}" if isinstance(number, float) else str(number)
 
 
@@ -80,7 +84,11 @@ class Progress:
 
     def show(self) -> None:
         self.shown = time.monotonic()
-        self.stream.write(f"\r\x1b[2K{self.line()}" if self.terminal else f"{self.line()}\n")
+        if self.terminal:  # a line that wraps could not be taken back
+            width = shutil.get_terminal_size().columns - 1
+            self.stream.write(f"{CLEAR_LINE}{self.line()[:width]}")
+        else:
+            self.stream.write(f"{self.line()}\n")
         self.stream.flush()
 
     def __enter__(self) -> Progress:

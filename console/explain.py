@@ -1,0 +1,212 @@
+"""What is wrong with a configuration, in words: what pydantic found, as a person can mend it."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from .errors import Problem
+from .yaml_text import Lines, Path, dotted
+
+UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
+MISSING = ("missing", "missing_argument", "union_tag_not_found")
+EXPECTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite_number": "a finite number",
+    "bool": "true or false",
+    "string": "text",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "keys with values",
+    "mapping": "keys with values",
+    "dataclass": "keys with values",
+    "model_attributes": "keys with values",
+    "none": "null",
+}
+"""What was expected, by the first words of pydantic's error types (`int_parsing`, `list_type`)."""
+
+
+class OneOf:
+    """Marks a field that holds one of several dataclasses, chosen by a key of the YAML.
+
+    operators: dict[str, Annotated[object, OneOf(REGISTRY, tag="kind")]]
+    """
+
+    def __init__(self, registry: typing.Mapping[str, type], *, tag: str) -> None:
+        self.registry = registry
+        self.tag = tag
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        choices = {name: handler.generate_schema(kind) for name, kind in self.registry.items()}
+        return core_schema.tagged_union_schema(choices, discriminator=self.tag)
+
+
+def problems(kind: Any, data: Any, found: Sequence[Any], lines: Lines) -> list[Problem]:
+    """One problem for each wrong value. `found` are pydantic's errors for `data` as `kind`."""
+    told: dict[Path, list[str]] = {}
+    wanted: dict[Path, list[str]] = {}
+    for item in found:
+        path = _data_path(data, item["loc"], missing=item["type"] in MISSING)
+        expected = EXPECTED.get(re.sub(r"_(type|parsing|from_float).*$", "", item["type"]))
+        if item["loc"][-1:] == ("[key]",) or item["type"] == "invalid_key":
+            _once(told, path, f"the key {path[-1]!r} is not text: write it in quotes")
+        elif expected:
+            _once(wanted, path, expected)
+        else:
+            _once(told, path, _tell(kind, data, path, item))
+    for path, kinds in wanted.items():
+        # A field that may be one of two things fails as both; what stands deeper says more.
+        deeper = any(other[: len(path)] == path for other in (*told, *wanted) if other != path)
+        if not deeper and path not in told:
+            given = at(data, path)
+            number = isinstance(given, (int, float)) and "text" in kinds
+            quotes = "; write it in quotes" if number else ""
+            told[path] = [f"should be {' or '.join(kinds)}, not {_show(given)}{quotes}"]
+    return [
+        Problem(dotted(path), what, line_of(lines, path))
+        for path, whats in told.items()
+        for what in whats
+    ]
+
+
+def changed_booleans(data: Any, built: Any, path: Path = ()) -> Iterator[Path]:
+    """Where the data says true or false and pydantic made a number of it."""
+    if isinstance(data, bool):
+        if not isinstance(built, bool):
+            yield path
+    elif isinstance(data, dict) and isinstance(built, dict):
+        for key, value in data.items():
+            yield from changed_booleans(value, built.get(key, value), (*path, key))
+    elif isinstance(data, list) and isinstance(built, list):
+        for position, (value, other) in enumerate(zip(data, built, strict=True)):
+            yield from changed_booleans(value, other, (*path, position))
+
+
+def line_of(lines: Lines, path: Path) -> int | None:
+    """The line of a value, or of what it would have stood in."""
+    while path and path not in lines:
+        path = path[:-1]
+    return lines.get(path)
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def at(data: Any, path: Path) -> Any:
+    """What stands at `path`; None where nothing does."""
+    for key in path:
+        try:
+            data = data[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return data
+
+
+def hint(word: str, known: Iterable[str]) -> str:
+    near = nearest(word, known)
+    return f"; did you mean `{near}`?" if near else "."
+
+
+def _tell(kind: Any, data: Any, path: Path, item: Any) -> str:
+    what, context = item["type"], item.get("ctx", {})
+    given = at(data, path)
+    if what in UNKNOWN:
+        names = _names_at(kind, data, path[:-1])
+        return f"unknown key{hint(str(path[-1]), names)} Known: {', '.join(names)}"
+    if what == "union_tag_not_found":
+        return f"has no key {context['discriminator'].replace(chr(39), '`')}"
+    if what in MISSING:
+        return "is required"
+    if what == "union_tag_invalid":
+        known = _quoted(context["expected_tags"])
+        tag = context["tag"]
+        return f"there is no `{tag}`{hint(tag, known)} Known: {', '.join(sorted(known))}"
+    if what == "literal_error":
+        expected = context["expected"]
+        return f"`{given}` is not one of {expected}{hint(str(given), _quoted(expected))}"
+    if what == "value_error":
+        return str(context["error"])
+    return f"{item['msg'][0].lower()}{item['msg'][1:]}: {_show(given)}"
+
+
+def _data_path(data: Any, location: Sequence[str | int], *, missing: bool) -> Path:
+    """pydantic's location without the names of union branches: only keys that can be found, and
+    at the end the one that is missing."""
+    path: list[str | int] = []
+    for position, key in enumerate(location):
+        found = (isinstance(data, dict) and key in data) or (
+            isinstance(data, (list, tuple)) and isinstance(key, int) and key < len(data)
+        )
+        if found:
+            data = data[key]
+            path.append(key)
+        elif missing and position == len(location) - 1:
+            path.append(key)
+    return tuple(path)
+
+
+def _names_at(kind: Any, data: Any, path: Path) -> list[str]:
+    """The keys that the dataclass at `path` knows."""
+    for key in path:
+        kind, data = _field_type(kind, key, data), at(data, (key,))
+    names: dict[str, None] = {}
+    for choice in _choices(kind, data):
+        if dataclasses.is_dataclass(choice):
+            names |= dict.fromkeys(field.name for field in dataclasses.fields(choice) if field.init)
+    return list(names)
+
+
+def _field_type(kind: Any, key: str | int, parent: Any) -> Any:
+    """The hint of what stands at `key`; `parent` chooses among the types that `kind` may be."""
+    for choice in _choices(kind, parent):
+        if dataclasses.is_dataclass(choice):
+            hints = typing.get_type_hints(choice, include_extras=True)
+            if key in hints:
+                return hints[str(key)]
+        arguments = typing.get_args(choice)
+        if typing.get_origin(choice) is tuple and arguments[-1] is not Ellipsis:
+            return arguments[int(key)]
+        if arguments:
+            return arguments[-1] if arguments[-1] is not Ellipsis else arguments[0]
+    return None
+
+
+def _choices(kind: Any, data: Any) -> list[Any]:
+    """The types that a hint may stand for, given the data: unions opened, tags followed."""
+    if typing.get_origin(kind) is typing.Annotated:
+        for mark in kind.__metadata__:
+            if isinstance(mark, OneOf):
+                tag = str(data.get(mark.tag)) if isinstance(data, dict) else ""
+                return [mark.registry[tag]] if tag in mark.registry else []
+        return _choices(typing.get_args(kind)[0], data)
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return [part for argument in typing.get_args(kind) for part in _choices(argument, data)]
+    return [kind]
+
+
+def _once(places: dict[Path, list[str]], path: Path, word: str) -> None:
+    words = places.setdefault(path, [])
+    if word not in words:
+        words.append(word)
+
+
+def _quoted(text: str) -> list[str]:
+    return re.findall(r"'([^']+)'", text)
+
+
+def _show(given: Any) -> str:
+    """A value in an error message: as it is, but never a page of it."""
+    text = (
+        "null" if given is None else str(given).lower() if isinstance(given, bool) else repr(given)
+    )
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,160 @@
+"""The YAML that people write: 1e-4 and 900B are numbers, `on` and 2026-01-01 are words.
+
+YAML 1.1, which PyYAML speaks, reads 1e-4 as a word, 010 as eight, 12:30 as 750 and `no` as false,
+and lets a key be written twice. Here numbers are what they look like, everything else is a word,
+and every value knows its line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from .errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    import yaml
+
+Path = tuple[str | int, ...]
+"""The keys and positions that lead to a value."""
+
+Lines = dict[Path, int | None]
+"""The line on which each value stands; None for one that stands in no file."""
+
+DECIMAL = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+DIGITS = "[0-9][0-9_]*"
+COUNT = re.compile(rf"^({DIGITS}(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|[KMBT])$")
+VALUES = {
+    "tag:yaml.org,2002:null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "tag:yaml.org,2002:bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "tag:yaml.org,2002:int": (r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F]+)", "-+0123456789"),
+    "tag:yaml.org,2002:float": (
+        rf"[-+]?(?:(?:{DIGITS}\.[0-9_]*|\.{DIGITS})(?:[eE][-+]?[0-9]+)?|{DIGITS}[eE][-+]?[0-9]+"
+        r"|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    "tag:yaml.org,2002:merge": (r"<<", "<"),
+    "!count": (COUNT.pattern, "0123456789"),
+}
+"""What is not a word: the tag, what it looks like, and the characters it may begin with."""
+
+
+def parse(text: str, *, source: str) -> tuple[dict[str, Any], Lines]:
+    """The data of a YAML text, and the line of each value."""
+    import yaml
+
+    lines: Lines = {}
+    try:
+        loader = _loader()(text)
+        node = loader.get_single_node()
+        if node is not None:
+            problems = list(_index(loader, node, (), (), lines))
+            if problems:
+                raise ConfigError(source, problems)
+        data = {} if node is None else loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else None
+        raise ConfigError(source, [Problem("", f"not YAML: {error.problem}", line)]) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        what = f"the character U+{ord(text[error.position]):04X} cannot stand in YAML"
+        raise ConfigError(source, [Problem("", what, line)]) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(source, [Problem("", f"cannot be read: {error}")]) from None
+    if not isinstance(data, dict):
+        raise ConfigError(source, [Problem("", "expected `key: value` lines at the top level", 1)])
+    return data, lines
+
+
+def value(text: str) -> Any:
+    """One value, as it would stand behind a colon. Raises ValueError where it is not YAML."""
+    import yaml
+
+    try:
+        return yaml.load(text, Loader=_loader())
+    except (yaml.YAMLError, RecursionError):
+        raise ValueError(f"`{text}` is not a YAML value") from None
+
+
+def emit(data: Any) -> str:
+    """`data` as text that `parse` reads back to an equal value."""
+    import yaml
+
+    return yaml.dump(data, Dumper=_dumper(), sort_keys=False, allow_unicode=True, width=100)
+
+
+def count(text: str) -> int | float:
+    """'900B' → 900_000_000_000, '8Ki' → 8192. Exact; a fraction of one stays a float."""
+    match = COUNT.match(text)
+    if not match:
+        raise ValueError(f"`{text}` is not a count such as 4096, 900B or 8Ki")
+    number = Fraction(match[1].replace("_", "")) * (DECIMAL | BINARY)[match[2]]
+    return int(number) if number.denominator == 1 else float(number)
+
+
+def _index(
+    loader: Any, node: yaml.Node, path: Path, above: tuple[yaml.Node, ...], lines: Lines
+) -> Iterator[Problem]:
+    """Note the line of every value; yield what YAML allows and nobody means."""
+    import yaml
+
+    if node in above:
+        yield Problem(dotted(path), "refers to itself", node.start_mark.line + 1)
+        return
+    above = (*above, node)
+    if isinstance(node, yaml.MappingNode):
+        for key, item in node.value:
+            line = key.start_mark.line + 1
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if not isinstance(key, yaml.ScalarNode):
+                yield Problem(dotted(path), "a key must be a single word", line)
+                continue
+            place = (*path, loader.construct_object(key))
+            if place in lines:
+                yield Problem(dotted(place), f"written twice, first on line {lines[place]}", line)
+            lines[place] = line
+            yield from _index(loader, item, place, above, lines)
+    elif isinstance(node, yaml.SequenceNode):
+        for position, item in enumerate(node.value):
+            lines[(*path, position)] = item.start_mark.line + 1
+            yield from _index(loader, item, (*path, position), above, lines)
+
+
+def dotted(path: Path) -> str:
+    return ".".join(str(key) for key in path)
+
+
+@cache
+def _loader() -> type[yaml.SafeLoader]:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.yaml_implicit_resolvers = {}
+    for tag, (pattern, first) in VALUES.items():
+        Loader.add_implicit_resolver(tag, re.compile(f"^(?:{pattern})$"), [*first])
+    Loader.add_constructor("!count", lambda loader, node: count(node.value))
+    return Loader
+
+
+@cache
+def _dumper() -> type[yaml.SafeDumper]:
+    """Quotes every word that this or another reader of YAML would take for something else."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def represent_str(self, data: str) -> yaml.ScalarNode:
+            # PyYAML writes U+0085 and its like so that they are read back as a space.
+            style = None if data.isprintable() else '"'
+            return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+    Dumper.add_representer(str, Dumper.represent_str)
+    for tag, (pattern, first) in VALUES.items():
+        Dumper.add_implicit_resolver(tag, re.compile(f"^(?:{pattern})$"), [*first])
+    return Dumper
