@@ -16,7 +16,9 @@ scalars = (
     | st.integers(-(10**25), 10**25)
     | st.floats(allow_nan=False)
     | st.text()
-    | st.sampled_from(["900B", "1e-4", "no", "on", "010", "12:30", "0x1F", "~", "", "<<", "-", "1_0"])
+    | st.sampled_from(
+        ["900B", "1e-4", "no", "on", "010", "12:30", "0x1F", "~", "", "<<", "-", "1_0"]
+    )
 )
 documents = st.recursive(
     scalars,

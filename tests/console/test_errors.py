@@ -1,0 +1,49 @@
+"""Errors say what, where and how to mend it, and survive the way from a worker."""
+
+import pickle
+
+import pytest
+
+from headrace.console import errors
+from headrace.console.errors import ConfigError, Problem, UserError
+
+KINDS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, UserError) and kind is not ConfigError
+]
+
+
+def test_what_where_and_mend_stand_on_lines_of_their_own() -> None:
+    error = UserError("the disk is full", where="/data", mend="free some space")
+    assert str(error) == "the disk is full\n  where: /data\n  mend:  free some space"
+    assert str(UserError("the disk is full")) == "the disk is full"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_survives_pickling(kind: type[UserError]) -> None:
+    error = pickle.loads(pickle.dumps(kind("what", where="where", mend="mend")))
+    assert type(error) is kind
+    assert (error.what, error.where, error.mend) == ("what", "where", "mend")
+    assert str(error) == str(kind("what", where="where", mend="mend"))
+    assert error.args == ("what",)
+
+
+def test_a_configuration_error_survives_pickling() -> None:
+    error = ConfigError("run.yaml", [Problem("lr", "is required", 3)], mend="add it")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is ConfigError
+    assert str(copy) == str(error)
+    assert (copy.source, copy.problems) == ("run.yaml", error.problems)
+
+
+def test_problems_are_counted_and_ordered_by_line() -> None:
+    error = ConfigError("run.yaml", [Problem("b", "two", 9), Problem("a", "one", 2)])
+    assert str(error) == "2 problems in run.yaml\n  line 2: a: one\n  line 9: b: two"
+    assert str(ConfigError("x", [Problem("", "bad")])) == "1 problem in x\n  bad"
+
+
+def test_the_tree_at_the_top_of_the_file_is_complete() -> None:
+    assert errors.__doc__ is not None
+    for kind in [*KINDS, ConfigError]:
+        assert kind.__name__ in errors.__doc__

@@ -1,0 +1,47 @@
+"""Logs go to stderr, and say which process speaks."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.console import log
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    root, ours = logging.getLogger(), logging.getLogger("headrace")
+    before = (root.handlers[:], root.level, ours.level)
+    yield
+    root.handlers[:], root.level = before[0], before[1]
+    ours.setLevel(before[2])
+
+
+def test_our_information_and_others_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    log.setup()
+    log.get_logger("headrace.dataplane").info("ours")
+    log.get_logger("headrace.dataplane").debug("too much")
+    log.get_logger("other").info("not asked for")
+    log.get_logger("other").warning("wrong")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert [line.split(" ", 1)[1] for line in lines] == [
+        "INFO headrace.dataplane: ours",
+        "WARNING other: wrong",
+    ]
+
+
+def test_debug_shows_more(capsys: pytest.CaptureFixture[str]) -> None:
+    log.setup(debug=True)
+    log.get_logger("headrace.x").debug("detail")
+    assert "DEBUG headrace.x: detail" in capsys.readouterr().err
+
+
+def test_a_rank_says_which_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    log.setup()
+    log.get_logger("headrace.x").info("here")
+    assert "headrace.x: [rank 3] here" in capsys.readouterr().err

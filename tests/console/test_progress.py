@@ -1,0 +1,97 @@
+"""Progress: a line that moves on a terminal, a line a minute elsewhere."""
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.console import progress
+from headrace.console.progress import Progress, duration, human
+from headrace.console.yaml_text import count
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (999.4, "999"),
+        (999.6, "1K"),
+        (12345, "12.3K"),
+        (999_999, "1M"),
+        (2.5e9, "2.5B"),
+        (-4500, "-4.5K"),
+        (1.5e15, "1500T"),
+        (0.25, "0.25"),
+        (12.0, "12"),
+    ],
+)
+def test_numbers_for_people(number: float, text: str) -> None:
+    assert human(number) == text
+
+
+@given(st.integers(1000, 10**17))
+def test_numbers_for_people_are_those_of_configuration(number: int) -> None:
+    assert count(human(number)) == pytest.approx(number, rel=5.01e-3)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0.0s"), (1.26, "1.3s"), (12.3, "12s"), (59.7, "1m00s"), (65, "1m05s"), (3725, "1h02m")],
+)
+def test_durations_for_people(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_terminal_sees_one_line_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stream = Clock(monkeypatch), Terminal()
+    with Progress("building", total=2000, unit="B", stream=stream) as bar:
+        bar.advance(100)
+        assert stream.getvalue() == ""  # too soon
+        clock.now += 1
+        bar.advance(400, documents=3)
+        clock.now += 1
+        bar.advance(500, documents=4)
+    first, second, last = stream.getvalue().split("\r\x1b[2K")[1:]
+    assert first == "building: 500B of 2KB (25%), 3 documents, 500B/s, 3.0s left"
+    assert second.startswith("building: 1KB of 2KB (50%), 7 documents")
+    assert last.endswith("\n")
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_a_line_never_wraps_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    stream = Terminal()
+    Progress("a label that is longer than the terminal is wide", stream=stream).show()
+    assert len(stream.getvalue().removeprefix("\r\x1b[2K")) < 20
+
+
+def test_a_log_gets_a_line_a_minute_and_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stream = Clock(monkeypatch), io.StringIO()
+    with Progress("reading", stream=stream) as bar:
+        for _ in range(150):
+            clock.now += 1
+            bar.advance()
+    lines = stream.getvalue().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["reading: 60", "reading: 120", "reading: 150"]
+    assert "\r" not in stream.getvalue()
+
+
+def test_the_total_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stream = Clock(monkeypatch), io.StringIO()
+    with Progress("reading", total=10, stream=stream) as bar:
+        clock.now += 5
+        bar.advance(10)
+    assert stream.getvalue() == "reading: 10 of 10 (100%), 2/s, 5.0s\n"
