@@ -13,7 +13,8 @@ Inside a long segment of integer weights with sum W the debts come back after W 
 assignment is a settling table, a table that repeats, and a closing table: any row is O(1).
 
 Where the length of rows changes, debts are carried in tokens. Just after an edge to shorter rows
-a debt of under one long row may be several short ones, and is worked off first.
+a debt of under one long row may be several short ones, and is worked off first. So the bound is
+one row of the longest so far while lengths grow; where they shrink, rare plans reach a little more.
 """
 
 from __future__ import annotations
@@ -248,17 +249,16 @@ class _Simulation:
     def _later_deadline(self, source: int, debt: int) -> int:
         """The deadline counted from the segment's end, where the debt is `debt`."""
         passed = 0
-        tokens = Fraction(debt, self.unit) * self.segments[self.position].row_tokens
-        limit = 1 - Fraction(self.slack, self.unit)
+        longest = self.segments[self.position].row_tokens
+        tokens = Fraction(debt, self.unit) * longest
         for segment in self.segments[self.position + 1 :]:
-            rows_owed = tokens / segment.row_tokens
-            if rows_owed > limit:
-                return passed
-            share = Fraction(segment.weights[source], segment.period)
-            if share:
-                due = (limit - rows_owed) // share + 1
+            longest = max(longest, segment.row_tokens)
+            limit = longest * (1 - Fraction(self.slack, self.unit))
+            gain = Fraction(segment.weights[source] * segment.row_tokens, segment.period)
+            if gain:
+                due = (limit - tokens) // gain + 1
                 if due <= segment.rows:
                     return passed + int(due)
-            tokens += share * segment.rows * segment.row_tokens
+            tokens += gain * segment.rows
             passed += segment.rows
         return NEVER

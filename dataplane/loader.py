@@ -54,10 +54,9 @@ class Batch:
         """int32 [B, L]: each token's place in its document, or in the part of it in the row."""
         import torch
 
-        bounds = self.cu_seqlens.to(torch.int64)
-        starts = torch.repeat_interleave(bounds[:-1], bounds.diff())
-        flat = torch.arange(self.tokens.numel(), device=starts.device) - starts
-        return flat.to(torch.int32).view_as(self.tokens)
+        bounds = self.cu_seqlens.numpy()
+        places = np.arange(bounds[-1], dtype=np.int32) - np.repeat(bounds[:-1], np.diff(bounds))
+        return torch.from_numpy(places).view(self.tokens.shape)
 
 
 @dataclass(frozen=True, eq=False)

@@ -75,18 +75,18 @@ def read_ahead(loader: Loader) -> Iterator[RankRows]:
             process, connection, slots = workers[turn % loader.workers]
             try:
                 answer = connection.recv()
-            except EOFError:
+                if isinstance(answer, BaseException):
+                    raise answer
+                slot, read, shape = answer
+                arrays = _arrays(slots[slot], *shape)
+                yield replace(read, tokens=arrays.tokens, weights=arrays.weights)
+                connection.send(slot)
+            except (EOFError, ConnectionError):
                 process.join()
                 raise RunError(
-                    f"a loader worker died (exit code {process.exitcode}) before step {number}",
+                    f"a loader worker died (exit code {process.exitcode}) at step {number}",
                     mend="if it was killed for memory, use fewer workers",
                 ) from None
-            if isinstance(answer, BaseException):
-                raise answer
-            slot, read, shape = answer
-            arrays = _arrays(slots[slot], *shape)
-            yield replace(read, tokens=arrays.tokens, weights=arrays.weights)
-            connection.send(slot)
     finally:
         for process, connection, _ in workers:
             connection.close()
@@ -131,7 +131,7 @@ class _Work:
                 connection.send((slot, light, shape))
             while True:  # the memory must outlive the last step
                 connection.recv()
-        except (EOFError, BrokenPipeError, ConnectionResetError):
+        except (EOFError, ConnectionError):
             return  # the consumer is gone
         except Exception as error:  # whatever it is, the consumer must hear of it
             connection.send(error)

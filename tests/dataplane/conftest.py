@@ -1,0 +1,40 @@
+"""Small plans over small datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from small_data import plan_of
+
+from headrace.dataplane.plan import Plan
+
+
+@pytest.fixture
+def two_phases(dataset: Callable[..., str]) -> Plan:
+    """Three sources, replay, a longer sequence in the second phase, more than one epoch."""
+    return plan_of(
+        {
+            "seed": 7,
+            "chunk": 1024,
+            "window": 4,
+            "sources": {
+                "web": {"data": dataset("web", count=300), "max_epochs": 3},
+                "code": {"data": dataset("code", count=200), "max_epochs": 2},
+                "math": {"data": dataset("math", count=100)},
+            },
+            "phases": {
+                "stable": {
+                    "tokens": 90_000,
+                    "seq_len": 64,
+                    "batch": 768,
+                    "weights": {"web": 0.7, "code": 0.3},
+                },
+                "anneal": {
+                    "tokens": 30_000,
+                    "seq_len": 128,
+                    "weights": {"stable": 0.6, "math": 0.4},
+                },
+            },
+        }
+    )

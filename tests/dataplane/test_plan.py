@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headrace.console.errors import IntegrityError, StorageError
+from headrace.dataplane.plan import Parent, Plan
+
+
+def test_round_trip(two_phases: Plan, tmp_path: Path) -> None:
+    two_phases.save(tmp_path / "plan.json")
+    again = Plan.load(tmp_path / "plan.json")
+    assert again == two_phases
+    assert again.hash == two_phases.hash
+
+
+def test_a_changed_plan_is_refused(two_phases: Plan, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    two_phases.save(file)
+    data = json.loads(file.read_text())
+    data["phases"][0]["stretches"][0]["weights"][0] += 1
+    file.write_text(json.dumps(data))
+    with pytest.raises(IntegrityError, match="changed after it was written"):
+        Plan.load(file)
+    file.write_text(file.read_text()[:200])
+    with pytest.raises(IntegrityError, match="not a whole plan"):
+        Plan.load(file)
+    file.write_text(json.dumps({**data, "version": 99}))
+    with pytest.raises(StorageError, match="version 99"):
+        Plan.load(file)
+
+
+def test_the_hash_names_the_order_alone(two_phases: Plan) -> None:
+    first, *others = two_phases.sources
+    same = [
+        replace(two_phases, sources=(replace(first, url="s3://mirror"), *others)),
+        replace(two_phases, sources=(replace(first, max_epochs=9), *others)),
+        replace(
+            two_phases,
+            phases=tuple(
+                replace(p, lr={"peak": 3}, name=f"x{p.name}", batch_rows=1)
+                for p in two_phases.phases
+            ),
+        ),
+    ]
+    assert {plan.hash for plan in same} == {two_phases.hash}
+    different = [
+        replace(two_phases, sources=(replace(first, dataset="0" * 64), *others)),
+        replace(two_phases, sources=(replace(first, order=replace(first.order, seed=8)), *others)),
+        replace(two_phases, isolate_documents=False),
+        replace(two_phases, parent=Parent(hash="x", row=0)),
+        replace(two_phases, phases=two_phases.phases[:1]),
+    ]
+    hashes = {plan.hash for plan in different}
+    assert len(hashes) == len(different) and two_phases.hash not in hashes
+
+
+def test_steps_tile_the_rows(two_phases: Plan) -> None:
+    row, token = two_phases.first_row, 0
+    for number in range(two_phases.first_step, two_phases.last_step):
+        step = two_phases.step(number)
+        assert (step.first_row, step.first_token) == (row, token)
+        assert two_phases.step_at(row) == step == two_phases.step_at(row + step.rows - 1)
+        row, token = row + step.rows, token + step.rows * step.phase.seq_len
+    assert row == two_phases.last_row
+    assert token == two_phases.tokens
+    for outside in (-1, two_phases.last_step):
+        with pytest.raises(IndexError):
+            two_phases.step(outside)
+
+
+def test_who_may_go_on(two_phases: Plan) -> None:
+    child = replace(two_phases, parent=Parent(hash=two_phases.hash, row=24), seed=8)
+    assert two_phases.continues(two_phases.hash, 3)
+    assert child.continues(two_phases.hash, 24)
+    assert not child.continues(two_phases.hash, 25)
+    assert not two_phases.continues("another", 24)

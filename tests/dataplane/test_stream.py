@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from headrace.console.errors import PlanError
+from headrace.dataplane.plan import Plan
+from headrace.dataplane.stream import Stream
+
+
+def walk(plan: Plan) -> list[tuple[int, int, int, int]]:
+    """(source, epoch, first token, length) of every row."""
+    stream = Stream(plan)
+    found = []
+    for phase in plan.phases:
+        located = stream.locate(np.arange(phase.first_row, phase.last_row))
+        found += [
+            (source, epoch, token, phase.seq_len)
+            for source, epoch, token in zip(
+                located.sources.tolist(),
+                located.epochs.tolist(),
+                located.tokens.tolist(),
+                strict=True,
+            )
+        ]
+    return found
+
+
+def test_each_token_at_most_once_an_epoch_over_phases_and_lengths(two_phases: Plan) -> None:
+    seen: Counter[tuple[int, int, int]] = Counter()
+    for source, epoch, first, length in walk(two_phases):
+        seen.update((source, epoch, token) for token in range(first, first + length))
+    assert set(seen.values()) == {1}
+    assert {epoch for source, epoch, _ in seen if source == 0} == {0, 1}
+
+
+def test_what_an_edge_abandons_is_counted(two_phases: Plan) -> None:
+    stream = Stream(two_phases)
+    assert stream.spans[0].abandoned.tolist() == [0, 0, 0]
+    rows = walk(two_phases)
+    for index, source in enumerate(two_phases.sources):
+        position = stream.positions(two_phases.phases[1].first_row)[index]
+        epoch = position.epoch
+        served = {
+            token
+            for number, in_epoch, first, length in rows
+            if number == index and in_epoch == epoch
+            for token in range(first, first + length)
+        }
+        if stream.spans[1].starts[index].epoch > epoch:
+            whole = source.order.rows(epoch, 64) * 64
+            assert stream.spans[1].abandoned[index] == whole - len(served)
+
+
+def test_a_row_alone_is_the_row_among_others(two_phases: Plan) -> None:
+    stream = Stream(two_phases)
+    rows = walk(two_phases)
+    for row in range(0, two_phases.rows, 37):
+        located = stream.locate(np.array([row]))
+        alone = (int(located.sources[0]), int(located.epochs[0]), int(located.tokens[0]))
+        assert alone == rows[row][:3]
+
+
+def test_positions_say_what_comes_next(two_phases: Plan) -> None:
+    stream, rows = Stream(two_phases), walk(two_phases)
+    for row in (0, 1, 100, 700):
+        positions = stream.positions(row)
+        for index in (0, 1):  # math has no row in this phase
+            later = next(number for number in range(row, len(rows)) if rows[number][0] == index)
+            order = two_phases.sources[index].order
+            epoch, token = order.offsets(positions[index], 64, np.array([0]))
+            assert (int(epoch[0]), int(token[0])) == rows[later][1:3]
+
+
+def test_a_plan_that_runs_dry_names_the_row(two_phases: Plan) -> None:
+    short = replace(two_phases.sources[0], max_epochs=1)
+    plan = replace(two_phases, sources=(short, *two_phases.sources[1:]))
+    with pytest.raises(PlanError) as caught:
+        Stream(plan).check_supply()
+    row = int(caught.value.what.split("at row ")[1].split(" ")[0].replace(",", ""))
+    rows = walk(two_phases)
+    assert rows[row][:2] == (0, 1)  # the first row of web's second epoch
+    assert all(epoch == 0 for source, epoch, _, _ in rows[:row] if source == 0)
+    assert "max_epochs" in str(caught.value)
+
+
+def test_ten_trillion_tokens_are_sought_at_once(two_phases: Plan) -> None:
+    """The cost of a row does not grow with the plan: only tables are held."""
+    sources = tuple(
+        replace(source, max_epochs=10, order=replace(source.order, tokens=10**13, chunk=1 << 20))
+        for source in two_phases.sources
+    )
+    stable = replace(two_phases.phases[0], rows=10**11, batch_rows=100)
+    stretch = replace(stable.stretches[0], rows=10**11)
+    plan = replace(two_phases, sources=sources, phases=(replace(stable, stretches=(stretch,)),))
+    stream = Stream(plan)
+    located = stream.locate(np.array([10**11 - 1]))
+    assert 0 <= located.tokens[0] < 10**13
+    assert sum(piece.table.nbytes for piece in stream.assignment.pieces) < 10_000

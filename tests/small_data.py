@@ -1,0 +1,100 @@
+"""Small datasets and plans for tests, written without any tokenizer."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.console import config
+from headrace.dataplane import manifest as manifests
+from headrace.dataplane import storage
+from headrace.dataplane.manifest import ChunkHasher, Generation, Manifest, Shard, TokenizerInfo
+from headrace.dataplane.plan import Plan
+from headrace.dataplane.shards import Documents, shard_format
+from headrace.mixtures.resolve import resolve
+from headrace.mixtures.spec import Mixture
+
+END = 0
+VOCABULARY = 512
+
+
+def random_documents(seed: int, count: int, *, longest: int = 400) -> list[np.ndarray]:
+    """Documents of ids in [1, 512), each with END at its end."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, longest, count)
+    return [
+        np.append(rng.integers(1, VOCABULARY, length - 1), END).astype(np.uint16)
+        for length in lengths
+    ]
+
+
+def write_dataset(
+    url: str,
+    documents: Sequence[np.ndarray],
+    *,
+    format: str = "arrow",
+    shard_documents: int = 50,
+    codes: Sequence[np.ndarray] | None = None,
+    palette: tuple[float, ...] | None = None,
+    fingerprint: str = "test",
+) -> Manifest:
+    """Append documents to the dataset at `url`, as a generation of their own."""
+    if storage.exists(storage.join(url, manifests.NAME)):
+        manifest = manifests.load(url)
+    else:
+        tokenizer = TokenizerInfo(
+            kind="byte", fingerprint=fingerprint, vocab_size=VOCABULARY, end_of_document=END
+        )
+        manifest = Manifest(format=format, dtype="uint16", tokenizer=tokenizer, weights=palette)
+    shards = []
+    for first in range(0, len(documents), shard_documents):
+        part = documents[first : first + shard_documents]
+        whole = Documents(
+            tokens=np.concatenate(part),
+            starts=np.cumsum([0, *map(len, part)]).astype(np.int64),
+            files=(f"corpus-{manifest.documents}.txt",),
+            file=np.zeros(len(part), np.int32),
+            position=np.arange(first, first + len(part), dtype=np.int64),
+            ids=tuple(f"id-{first + number}" for number in range(len(part))),
+            weights=None
+            if codes is None
+            else np.concatenate(codes[first : first + shard_documents]).astype(np.uint8),
+        )
+        buffer = io.BytesIO()
+        shard_format(format).write(buffer, whole)
+        data = buffer.getvalue()
+        hasher = ChunkHasher()
+        hasher.update(data)
+        chunks, digest = hasher.finish()
+        name = f"shards/{digest[:32]}.{format}"
+        storage.write(storage.join(url, name), data)
+        shards.append(
+            Shard(
+                name=name,
+                size=len(data),
+                documents=len(part),
+                tokens=len(whole.tokens),
+                hash=digest,
+                chunks=chunks,
+            )
+        )
+    table, table_hash = manifests.save_table(url, shards)
+    generation = Generation(
+        documents=len(documents),
+        tokens=sum(map(len, documents)),
+        size=sum(shard.size for shard in shards),
+        shards=len(shards),
+        table=table,
+        table_hash=table_hash,
+    )
+    manifest = manifest.append(generation)
+    manifests.save(url, manifest)
+    return manifest
+
+
+def plan_of(spec: dict[str, Any]) -> Plan:
+    """The plan of a mixture that is written as a YAML's data."""
+    return resolve(config.build(Mixture, spec, source="a test's mixture"))
