@@ -64,14 +64,14 @@ class Group(click.Group):
             ctx.exit(130)
 
 
-def group(name: str) -> Callable[[Callable[[], None]], Group]:
+def group(name: str, cls: type[Group] = Group) -> Callable[[Callable[[], None]], Group]:
     """A command's root: the function's docstring is its help."""
 
     def decorate(function: Callable[[], None]) -> Group:
         from .. import __version__
 
         settings = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-        root: Group = click.group(cls=Group, name=name, context_settings=settings)(function)
+        root: Group = click.group(cls=cls, name=name, context_settings=settings)(function)
         root.params.append(
             click.Option(["--debug"], is_flag=True, expose_value=False, help="Show tracebacks.")
         )

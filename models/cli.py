@@ -42,3 +42,7 @@ def show_model(name_or_file: str, overrides: tuple[str, ...], seq_len: int, as_j
         command.emit(summary)
     else:
         click.echo(render(summary))
+
+
+if __name__ == "__main__":
+    main()

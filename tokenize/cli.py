@@ -181,3 +181,7 @@ def _bytes(text: str, count: Any) -> int:
         return int(count(text))
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+
+
+if __name__ == "__main__":
+    main()

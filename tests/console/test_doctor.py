@@ -1,0 +1,116 @@
+"""The doctor: what is there, what will be used, what is missing and how to mend it."""
+
+import importlib.metadata
+import json
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from headrace.console.headrace import main
+
+
+def doctor(*words: str) -> Result:
+    return CliRunner().invoke(main, ["doctor", *words])
+
+
+@pytest.fixture(autouse=True)
+def nobodys_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_ROLE_ARN", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_this_machine_has_what_is_needed() -> None:
+    result = doctor()
+    assert result.exit_code == 0, result.output
+    assert "nothing that headrace needs is missing" in result.output
+    for title in ("found", "will be used"):
+        assert title in result.output.splitlines()
+
+
+def test_json_says_the_same() -> None:
+    report = json.loads(doctor("--json").stdout)
+    assert report["ok"] is True
+    assert report["found"]["torch"].startswith(torch.__version__)
+    assert report["found"]["deepspeed"] == importlib.metadata.version("deepspeed")
+    assert report["used"]["engine"].startswith("deepspeed")
+    assert not any(lack["needed"] for lack in report["missing"])
+
+
+def test_every_requirement_is_looked_for() -> None:
+    found = json.loads(doctor("--json").stdout)["found"]
+    for name in ("pyarrow", "mosaicml-streaming", "tokenizers", "fsspec", "s3fs", "triton"):
+        assert name in found
+
+
+def test_a_package_that_is_missing_fails_with_its_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == "s3fs":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "0.4.2" if name == "fsspec" else real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    result = doctor("--json")
+    assert result.exit_code == 1
+    report = json.loads(result.stdout)
+    needed = {lack["what"]: lack["mend"] for lack in report["missing"] if lack["needed"]}
+    assert needed == {
+        "s3fs>=2026": "pip install 's3fs>=2026'",
+        "fsspec>=2026; 0.4.2 is installed": "pip install 'fsspec>=2026'",
+    }
+    assert "nothing that headrace needs is missing" not in doctor().output
+
+
+def test_an_extra_that_is_missing_does_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == "ray":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    result = doctor()
+    assert result.exit_code == 0
+    assert "pip install 'headrace[ray]'" in result.output
+
+
+def test_a_gpu_that_torch_cannot_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    result = doctor()
+    assert result.exit_code == 0  # the CPU serves
+    assert "an NVIDIA GPU is here, and torch cannot use it" in result.output
+
+
+def test_a_gpu_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = namedtuple("card", "name total_memory major minor")("Wheel 9", 80e9, 9, 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
+    report = json.loads(doctor("--json").stdout)
+    assert report["found"]["gpu 1"] == "Wheel 9, 80.0 GB, compute 9.0"
+    assert report["used"]["device"] == "cuda, 2 processes"
+    assert report["used"]["precision"] == "bf16 with fp32 masters"
+
+
+def test_credentials_are_found_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASECRET")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "topsecret")
+    result = doctor()
+    assert "s3:// from AWS_ACCESS_KEY_ID" in result.output
+    assert "SECRET" not in result.output.replace("AWS_SECRET_ACCESS_KEY", "")
+    assert "topsecret" not in result.output
+
+
+def test_a_small_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")(20e9, 19e9, 1e9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert "disk: only 1.0 GB are free here" in doctor().output
