@@ -35,7 +35,9 @@ class Mamba2Options(Options):
     head_dim: int = 64
     """P: channels that share a decay."""
     groups: int = 1
-    """B and C are shared by heads/groups heads; the gated norm works group by group."""
+    """B and C are shared by heads/groups heads."""
+    norm_groups: int | None = None
+    """The gated norm works on as many parts, each by itself; as many as `groups` if unset."""
     expand: int = 2
     """The inner width, in widths."""
     conv: int = 4
@@ -51,6 +53,8 @@ class Mamba2Options(Options):
         yield from divides("head_dim", self.head_dim, "expand · width", inner)
         if self.head_dim > 0 and inner % self.head_dim == 0:
             yield from divides("groups", self.groups, "the heads", inner // self.head_dim)
+        if self.norm_groups is not None:
+            yield from divides("norm_groups", self.norm_groups, "expand · width", inner)
         for name in ("state_size", "conv", "chunk"):
             if getattr(self, name) < 1:
                 yield f"{name} must be at least 1, not {getattr(self, name)}"
@@ -70,7 +74,8 @@ class Mamba2(Operator):
         self.dt_bias = nn.Parameter(torch.empty(heads))
         self.A_log = nn.Parameter(torch.empty(heads))
         self.D = nn.Parameter(torch.empty(heads))
-        self.norm = GatedRMSNorm(inner, options.norm_eps, groups=options.groups)
+        norm_groups = options.norm_groups or options.groups
+        self.norm = GatedRMSNorm(inner, options.norm_eps, groups=norm_groups)
         self.output = nn.Linear(inner, width, bias=options.bias)
 
     def forward(self, u: Tensor, context: Context) -> Tensor:

@@ -1,0 +1,174 @@
+"""Mamba and Mamba-2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..config import ModelConfig
+from ..initialise import InitConfig
+from ..operators import Options
+from ..operators.mamba1 import Mamba1Options
+from ..operators.mamba2 import Mamba2Options
+from .family import Settings, alike, expect, plain_decoder, require
+from .rules import Rule, same, shaped, taps
+
+INIT = InitConfig(weights="uniform", output="depth")
+
+
+class Mamba:
+    architecture = "MambaForCausalLM"
+
+    def read(self, settings: Mapping[str, Any]) -> ModelConfig:
+        expect(settings, hidden_act="silu", use_bias=False, use_conv_bias=True)
+        rank = settings.get("time_step_rank", "auto")
+        options = Mamba1Options(
+            state_size=settings.get("state_size", 16),
+            expand=settings.get("expand", 2),
+            conv=settings.get("conv_kernel", 4),
+            dt_rank=None if rank == "auto" else rank,
+        )
+        return backbone(settings, options)
+
+    def write(self, config: ModelConfig) -> Settings:
+        alike(config, Mamba1Options, None)
+        options = config.operators[config.layers[0].mixer]
+        assert isinstance(options, Mamba1Options)
+        require(options.heads == 1, "its Mamba has several heads")
+        return {
+            **write_backbone(config),
+            "model_type": "mamba",
+            "state_size": options.state_size,
+            "expand": options.expand,
+            "intermediate_size": options.expand * config.width,
+            "conv_kernel": options.conv,
+            "time_step_rank": options.rank(config.width),
+            "use_bias": False,
+            "use_conv_bias": True,
+        }
+
+    def rules(self, config: ModelConfig) -> list[Rule]:
+        result = backbone_rules(config)
+        for number in range(len(config.layers)):
+            ours, theirs = f"blocks.{number}.mixer.operator", f"backbone.layers.{number}.mixer"
+            result.append(same(f"{ours}.input.weight", f"{theirs}.in_proj.weight"))
+            result += conv_rules(ours, theirs)
+            for name, other in (
+                ("select", "x_proj.weight"),
+                ("dt", "dt_proj.weight"),
+                ("dt_bias", "dt_proj.bias"),
+                ("A_log", "A_log"),
+                ("D", "D"),
+            ):
+                result.append(one_head(f"{ours}.{name}", f"{theirs}.{other}"))
+            result.append(same(f"{ours}.output.weight", f"{theirs}.out_proj.weight"))
+        return result
+
+
+class Mamba2:
+    architecture = "Mamba2ForCausalLM"
+
+    def read(self, settings: Mapping[str, Any]) -> ModelConfig:
+        expect(
+            settings, hidden_act="silu", use_conv_bias=True, rms_norm=True, norm_before_gate=True
+        )
+        options = Mamba2Options(
+            state_size=settings["state_size"],
+            head_dim=settings["head_dim"],
+            groups=settings["n_groups"],
+            norm_groups=1,
+            expand=settings.get("expand", 2),
+            conv=settings.get("conv_kernel", 4),
+            norm_eps=settings.get("layer_norm_epsilon", 1e-5),
+            bias=settings.get("use_bias", False),
+        )
+        return backbone(settings, options)
+
+    def write(self, config: ModelConfig) -> Settings:
+        alike(config, Mamba2Options, None)
+        options = config.operators[config.layers[0].mixer]
+        assert isinstance(options, Mamba2Options)
+        # transformers' module norms all groups together, and has one eps for all of its norms.
+        require((options.norm_groups or options.groups) == 1, "its gated norm has groups")
+        require(options.norm_eps == config.norm_eps, "its norms have different eps")
+        return {
+            **write_backbone(config),
+            "model_type": "mamba2",
+            "state_size": options.state_size,
+            "expand": options.expand,
+            "conv_kernel": options.conv,
+            "num_heads": options.expand * config.width // options.head_dim,
+            "head_dim": options.head_dim,
+            "n_groups": options.groups,
+            "chunk_size": 256,
+            "use_bias": options.bias,
+            "use_conv_bias": True,
+        }
+
+    def rules(self, config: ModelConfig) -> list[Rule]:
+        result = backbone_rules(config)
+        for number, layer in enumerate(config.layers):
+            ours, theirs = f"blocks.{number}.mixer.operator", f"backbone.layers.{number}.mixer"
+            result += mamba2_rules(ours, theirs, config.operators[layer.mixer])
+        return result
+
+
+def mamba2_rules(ours: str, theirs: str, options: Options) -> list[Rule]:
+    assert isinstance(options, Mamba2Options)
+    result = conv_rules(ours, theirs)
+    for name in ("A_log", "D", "dt_bias"):
+        result.append(same(f"{ours}.{name}", f"{theirs}.{name}"))
+    result.append(same(f"{ours}.norm.weight", f"{theirs}.norm.weight"))
+    for kind in ("weight", "bias") if options.bias else ("weight",):
+        result.append(same(f"{ours}.input.{kind}", f"{theirs}.in_proj.{kind}"))
+        result.append(same(f"{ours}.output.{kind}", f"{theirs}.out_proj.{kind}"))
+    return result
+
+
+def conv_rules(ours: str, theirs: str) -> list[Rule]:
+    return [
+        taps(f"{ours}.conv.taps", f"{theirs}.conv1d.weight"),
+        same(f"{ours}.conv.bias", f"{theirs}.conv1d.bias"),
+    ]
+
+
+def one_head(ours: str, theirs: str) -> Rule:
+    return shaped(ours, theirs, lambda t: t.squeeze(0), lambda t: t.unsqueeze(0))
+
+
+def backbone(settings: Mapping[str, Any], options: Options) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=settings["vocab_size"],
+        width=settings["hidden_size"],
+        pattern=f"[mamba] * {settings['num_hidden_layers']}",
+        operators={"mamba": options},
+        norm_eps=settings.get("layer_norm_epsilon", 1e-5),
+        tie_embeddings=bool(settings.get("tie_word_embeddings", True)),
+        init=INIT,
+    )
+
+
+def write_backbone(config: ModelConfig) -> Settings:
+    plain_decoder(config)
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.width,
+        "num_hidden_layers": len(config.layers),
+        "layer_norm_epsilon": config.norm_eps,
+        "tie_word_embeddings": config.tie_embeddings,
+        "hidden_act": "silu",
+        "residual_in_fp32": False,
+    }
+
+
+def backbone_rules(config: ModelConfig) -> list[Rule]:
+    result = [
+        same("embedding.weight", "backbone.embeddings.weight"),
+        same("norm.weight", "backbone.norm_f.weight"),
+    ]
+    if not config.tie_embeddings:
+        result.append(same("head.weight", "lm_head.weight"))
+    for number in range(len(config.layers)):
+        theirs = f"backbone.layers.{number}.norm.weight"
+        result.append(same(f"blocks.{number}.mixer.norm.weight", theirs))
+    return result

@@ -1,0 +1,312 @@
+"""Zamba and Zamba2: Mamba layers, some of them fed by shared blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..config import ModelConfig
+from ..operators import Options
+from ..operators.mamba1 import Mamba1Options
+from ..operators.mamba2 import Mamba2Options
+from ..operators.zamba import ZambaBlockOptions
+from ..rope import Rope
+from .family import Settings, expect, plain_decoder, require
+from .mamba import conv_rules, mamba2_rules
+from .rules import Rule, interleaved, rows, same
+
+
+class Zamba:
+    architecture = "ZambaForCausalLM"
+
+    def read(self, settings: Mapping[str, Any]) -> ModelConfig:
+        width, heads = settings["hidden_size"], settings["num_attention_heads"]
+        expect(
+            settings,
+            hidden_act="gelu",
+            hidden_mamba_act="silu",
+            mamba_conv_bias=True,
+            mamba_proj_bias=False,
+            attention_hidden_size=2 * width,
+            attention_head_dim=2 * width // heads,
+            num_key_value_heads=heads,
+        )
+        rank = settings.get("mamba_dt_rank", "auto")
+        mamba = Mamba1Options(
+            state_size=settings["mamba_d_state"],
+            heads=settings["n_mamba_heads"],
+            expand=settings["mamba_expand"],
+            conv=settings["mamba_d_conv"],
+            dt_rank=None if rank == "auto" else rank,
+        )
+        eps = settings["rms_norm_eps"]
+        block = ZambaBlockOptions(heads=heads, hidden=settings["intermediate_size"], norm_eps=eps)
+        return hybrid(
+            settings, block_types(settings), {"mamba": mamba, "shared": block}, ["shared"]
+        )
+
+    def write(self, config: ModelConfig) -> Settings:
+        mamba, blocks = parts_of(config, Mamba1Options)
+        assert isinstance(mamba, Mamba1Options)
+        block = blocks[0]
+        require(len(blocks) == 1, "it has several shared blocks")
+        require(not block.lora_rank, "its shared block has corrections")
+        require(block.rope is None, "its shared block has rotary positions")
+        period = call_period(config)
+        return {
+            **write_hybrid(config, block),
+            "model_type": "zamba",
+            "attn_layer_period": period[0],
+            "attn_layer_offset": period[1],
+            "n_mamba_heads": mamba.heads,
+            "mamba_d_state": mamba.state_size,
+            "mamba_d_conv": mamba.conv,
+            "mamba_expand": mamba.expand,
+            "mamba_dt_rank": mamba.rank(config.width),
+            "use_mamba_kernels": False,
+        }
+
+    def rules(self, config: ModelConfig) -> list[Rule]:
+        result = outer_rules(config)
+        written = False
+        for number, layer in enumerate(config.layers):
+            theirs = f"model.layers.{number}"
+            if layer.shared:
+                call = f"blocks.{number}.call.project.weight"
+                result.append(same(call, f"{theirs}.linear.weight"))
+                if not written:
+                    options = config.operators[layer.shared]
+                    result += block_rules(
+                        f"shared.{layer.shared}", f"{theirs}.shared_transf", options, config.width
+                    )
+                    written = True
+                theirs += ".mamba_decoder"
+            ours = f"blocks.{number}.mixer"
+            result.append(same(f"{ours}.norm.weight", f"{theirs}.input_layernorm.weight"))
+            ours, theirs = f"{ours}.operator", f"{theirs}.mamba"
+            result.append(interleaved(f"{ours}.input.weight", f"{theirs}.in_proj.weight", 2))
+            result += conv_rules(ours, theirs)
+            for name, other in (
+                ("select", "x_proj_weight"),
+                ("dt", "dt_proj_weight"),
+                ("dt_bias", "dt_proj_bias"),
+                ("A_log", "A_log"),
+                ("D", "D"),
+                ("output.weight", "out_proj.weight"),
+            ):
+                result.append(same(f"{ours}.{name}", f"{theirs}.{other}"))
+        return result
+
+
+class Zamba2:
+    architecture = "Zamba2ForCausalLM"
+
+    def read(self, settings: Mapping[str, Any]) -> ModelConfig:
+        heads = settings["num_attention_heads"]
+        expect(
+            settings,
+            hidden_act="gelu",
+            use_conv_bias=True,
+            add_bias_linear=False,
+            num_key_value_heads=heads,
+            use_long_context=False,
+        )
+        inner = settings["mamba_expand"] * settings["hidden_size"]
+        mamba = Mamba2Options(
+            state_size=settings["mamba_d_state"],
+            head_dim=inner // settings["n_mamba_heads"],
+            groups=settings["mamba_ngroups"],
+            expand=settings["mamba_expand"],
+            conv=settings["mamba_d_conv"],
+        )
+        block = ZambaBlockOptions(
+            heads=heads,
+            hidden=settings["intermediate_size"],
+            lora_rank=settings["adapter_rank"],
+            attention_lora=settings["use_shared_attention_adapter"],
+            rope=Rope(base=settings["rope_theta"]) if settings["use_mem_rope"] else None,
+            norm_eps=settings["rms_norm_eps"],
+        )
+        names = [f"shared{number}" for number in range(settings["num_mem_blocks"])]
+        operators: dict[str, Options] = {"mamba": mamba, **dict.fromkeys(names, block)}
+        return hybrid(settings, settings["layers_block_type"], operators, names)
+
+    def write(self, config: ModelConfig) -> Settings:
+        mamba, blocks = parts_of(config, Mamba2Options)
+        assert isinstance(mamba, Mamba2Options)
+        block = blocks[0]
+        require(all(other == block for other in blocks), "its shared blocks differ")
+        require(block.lora_rank > 0, "its shared blocks have no corrections")
+        require(mamba.norm_eps == 1e-5, f"the eps of its gated norm is {mamba.norm_eps}, not 1e-5")
+        require(mamba.norm_groups in (None, mamba.groups), "its gated norm has other groups")
+        require(not mamba.bias, "its Mamba-2 has biases")
+        rope = block.rope
+        require(rope is None or rope == Rope(base=rope.base), "its rotary positions are scaled")
+        return {
+            **write_hybrid(config, block),
+            "model_type": "zamba2",
+            "layers_block_type": ["hybrid" if layer.shared else "mamba" for layer in config.layers],
+            "num_mem_blocks": len(blocks),
+            "adapter_rank": block.lora_rank,
+            "use_shared_attention_adapter": block.attention_lora,
+            "use_mem_rope": rope is not None,
+            "rope_theta": rope.base if rope is not None else 10_000.0,
+            "n_mamba_heads": mamba.expand * config.width // mamba.head_dim,
+            "mamba_d_state": mamba.state_size,
+            "mamba_d_conv": mamba.conv,
+            "mamba_expand": mamba.expand,
+            "mamba_ngroups": mamba.groups,
+            "chunk_size": 256,
+            # transformers' path without kernels takes this for a lower bound of dt. The published
+            # models have none, but zero cannot be said: its logarithm is taken.
+            "time_step_min": 1e-30,
+        }
+
+    def rules(self, config: ModelConfig) -> list[Rule]:
+        result = outer_rules(config)
+        names = block_names(config)
+        calls = [number for number, layer in enumerate(config.layers) if layer.shared]
+        for number, layer in enumerate(config.layers):
+            theirs = f"model.layers.{number}"
+            if layer.shared:
+                call = f"blocks.{number}.call.project.weight"
+                result.append(same(call, f"{theirs}.linear.weight"))
+                theirs += ".mamba_decoder"
+            ours = f"blocks.{number}.mixer"
+            result.append(same(f"{ours}.norm.weight", f"{theirs}.input_layernorm.weight"))
+            options = config.operators[layer.mixer]
+            result += mamba2_rules(f"{ours}.operator", f"{theirs}.mamba", options)
+        for first, name in zip(calls, names, strict=False):
+            theirs = f"model.layers.{first}.shared_transformer"
+            block = config.operators[name]
+            assert isinstance(block, ZambaBlockOptions)
+            result += block_rules(f"shared.{name}", theirs, block, config.width)
+            for index, number in enumerate(calls):
+                if config.layers[number].shared == name:
+                    ours = f"blocks.{number}.call"
+                    result += call_rules(ours, theirs, index, attention=block.attention_lora)
+        return result
+
+
+def call_rules(ours: str, theirs: str, index: int, *, attention: bool) -> list[Rule]:
+    """The corrections of one call; theirs are kept in the block, by the number of the call."""
+    lists = {"gate_up": f"{theirs}.feed_forward.gate_up_proj_adapter_list.{index}"}
+    if attention:
+        for part, name in enumerate("qkv"):
+            lists[f"qkv.{part}"] = f"{theirs}.self_attn.linear_{name}_adapter_list.{index}"
+    return [
+        same(f"{ours}.{mine}.{matrix}.weight", f"{name}.{place}.weight")
+        for mine, name in lists.items()
+        for place, matrix in enumerate(("down", "up"))
+    ]
+
+
+def block_rules(ours: str, theirs: str, options: Options, width: int) -> list[Rule]:
+    assert isinstance(options, ZambaBlockOptions)
+    qkv = {f"{theirs}.self_attn.{name}_proj.weight": 2 * width for name in "qkv"}
+    result = [
+        same(f"{ours}.norm.weight", f"{theirs}.input_layernorm.weight"),
+        same(f"{ours}.mlp_norm.weight", f"{theirs}.pre_ff_layernorm.weight"),
+        rows(f"{ours}.attention.qkv.weight", qkv),
+        same(f"{ours}.attention.out.weight", f"{theirs}.self_attn.o_proj.weight"),
+        same(f"{ours}.down.weight", f"{theirs}.feed_forward.down_proj.weight"),
+    ]
+    if options.lora_rank:
+        fused = f"{theirs}.feed_forward.gate_up_proj.weight"
+        return [*result, same(f"{ours}.gate_up.weight", fused)]
+    gate_up = {
+        f"{theirs}.feed_forward.{name}_proj.weight": options.hidden for name in ("gate", "up")
+    }
+    return [*result, rows(f"{ours}.gate_up.weight", gate_up)]
+
+
+def outer_rules(config: ModelConfig) -> list[Rule]:
+    result = [
+        same("embedding.weight", "model.embed_tokens.weight"),
+        same("norm.weight", "model.final_layernorm.weight"),
+    ]
+    if not config.tie_embeddings:
+        result.append(same("head.weight", "lm_head.weight"))
+    return result
+
+
+def block_types(settings: Mapping[str, Any]) -> list[str]:
+    """Which layers Zamba-1's period and offset make hybrid."""
+    period, offset = settings["attn_layer_period"], settings["attn_layer_offset"]
+    later = range(settings["num_hidden_layers"] - 3)
+    rest = ["hybrid" if i % period == offset else "mamba" for i in later]
+    return ["mamba", "mamba", "hybrid", *rest]
+
+
+def call_period(config: ModelConfig) -> tuple[int, int]:
+    """A period and an offset that say where Zamba-1's calls are, if there are such."""
+    calls = [bool(layer.shared) for layer in config.layers]
+    count = len(calls)
+    for period in range(1, count + 1):
+        for offset in range(period):
+            settings = {"attn_layer_period": period, "attn_layer_offset": offset}
+            types = block_types({**settings, "num_hidden_layers": count})
+            if [kind == "hybrid" for kind in types] == calls:
+                return period, offset
+    require(False, "its shared block is not called in layer 2 and then periodically")
+    raise AssertionError
+
+
+def hybrid(
+    settings: Mapping[str, Any],
+    types: Sequence[str],
+    operators: dict[str, Options],
+    blocks: Sequence[str],
+) -> ModelConfig:
+    names: list[str] = []
+    for kind in types:
+        calls = sum(name != "mamba" for name in names)
+        names.append("mamba" if kind == "mamba" else f"{blocks[calls % len(blocks)]}>mamba")
+    return ModelConfig(
+        vocab_size=settings["vocab_size"],
+        width=settings["hidden_size"],
+        pattern=f"[{', '.join(names)}]",
+        operators=operators,
+        norm_eps=settings["rms_norm_eps"],
+        tie_embeddings=bool(settings.get("tie_word_embeddings", True)),
+    )
+
+
+def block_names(config: ModelConfig) -> list[str]:
+    return list(dict.fromkeys(layer.shared for layer in config.layers if layer.shared))
+
+
+def parts_of(config: ModelConfig, kind: type[Options]) -> tuple[Options, list[ZambaBlockOptions]]:
+    plain_decoder(config)
+    mixers = {layer.mixer for layer in config.layers}
+    require(len(mixers) == 1, "its mixers differ")
+    mixer = config.operators[mixers.pop()]
+    require(isinstance(mixer, kind), f"its mixer is of kind {mixer.kind}")
+    require(all(layer.mlp is None for layer in config.layers), "it has MLPs")
+    names = block_names(config)
+    require(bool(names), "it has no shared block")
+    blocks = []
+    for name in names:
+        options = config.operators[name]
+        assert isinstance(options, ZambaBlockOptions)
+        require(options.activation == "gelu", "the activation of its shared block is no GELU")
+        require(options.norm_eps == config.norm_eps, "its norms have different eps")
+        blocks.append(options)
+    calls = [layer.shared for layer in config.layers if layer.shared]
+    turns = [names[number % len(names)] for number in range(len(calls))]
+    require(calls == turns, "its shared blocks are not called by turns")
+    return mixer, blocks
+
+
+def write_hybrid(config: ModelConfig, block: ZambaBlockOptions) -> Settings:
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.width,
+        "num_hidden_layers": len(config.layers),
+        "num_attention_heads": block.heads,
+        "num_key_value_heads": block.heads,
+        "intermediate_size": block.hidden,
+        "hidden_act": "gelu",
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tie_embeddings,
+    }

@@ -1,0 +1,290 @@
+"""Against transformers: logits, every gradient, and folders in both directions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.console.errors import CheckpointError, ConfigError, StorageError
+from headrace.models.config import load_model_config
+from headrace.models.conversion import FAMILIES
+from headrace.models.conversion.huggingface import read_folder, write_folder, write_tensors
+from headrace.models.conversion.rules import to_theirs
+from headrace.models.model import Model
+
+transformers = pytest.importorskip("transformers")
+transformers.logging.set_verbosity_error()
+
+LLAMA = {
+    "vocab_size": 37,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+MIXTRAL = {**LLAMA, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+MAMBA2 = {
+    "vocab_size": 37,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "state_size": 8,
+    "head_dim": 8,
+    "num_heads": 8,
+    "chunk_size": 8,
+    "n_groups": 1,
+    "tie_word_embeddings": True,
+}
+ZAMBA = {
+    "vocab_size": 37,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "pad_token_id": None,
+    "mamba_d_state": 4,
+}
+ZAMBA1 = {
+    **ZAMBA,
+    "num_hidden_layers": 10,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "num_key_value_heads": 4,
+    "n_mamba_heads": 2,
+    "use_mamba_kernels": False,
+}
+ZAMBA2 = {
+    **ZAMBA,
+    "num_hidden_layers": 7,
+    "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "hybrid", "mamba", "hybrid"],
+    "n_mamba_heads": 8,
+    # With several chunks, transformers' path without kernels sums the decays between them over the
+    # wrong axis (its Mamba-2 does not), so one chunk holds the row.
+    "chunk_size": 64,
+    "adapter_rank": 3,
+    "time_step_min": 1e-30,  # a bound of dt on the path without kernels only
+}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", LLAMA),
+    "llama-gqa-tied": (
+        "llama",
+        {**LLAMA, "num_key_value_heads": 2, "tie_word_embeddings": True, "attention_bias": True},
+    ),
+    "llama-head-dim": ("llama", {**LLAMA, "head_dim": 6, "rope_theta": 500.0}),
+    "llama-linear": ("llama", {**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+    "llama-llama3": ("llama", {**LLAMA, "rope_scaling": LLAMA3_ROPE}),
+    "llama-yarn": ("llama", {**LLAMA, "rope_scaling": YARN}),
+    "mixtral": ("mixtral", MIXTRAL),
+    "mixtral-window": ("mixtral", {**MIXTRAL, "sliding_window": 7}),
+    "mamba": ("mamba", {"vocab_size": 37, "hidden_size": 32, "num_hidden_layers": 2}),
+    "mamba-untied": (
+        "mamba",
+        {
+            "vocab_size": 37,
+            "hidden_size": 20,
+            "num_hidden_layers": 2,
+            "state_size": 5,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "mamba2": ("mamba2", MAMBA2),
+    "mamba2-groups": ("mamba2", {**MAMBA2, "n_groups": 4, "use_bias": True}),
+    "zamba": ("zamba", ZAMBA1),
+    "zamba2": ("zamba2", {**ZAMBA2, "num_mem_blocks": 2, "use_mem_rope": True}),
+    "zamba2-groups": (
+        "zamba2",
+        {**ZAMBA2, "mamba_ngroups": 2, "use_shared_attention_adapter": True},
+    ),
+}
+
+
+def theirs_of(case: str) -> Any:
+    kind, settings = CASES[case]
+    torch.manual_seed(5)
+    config = transformers.AutoConfig.for_model(kind, **settings)
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            scale = 0.3 if parameter.dim() > 1 else 0.1
+            if not name.endswith(("A_log", "dt_bias", "dt_proj.bias", "dt_proj_bias")):
+                parameter.add_(scale * torch.randn_like(parameter) / parameter.shape[-1] ** 0.5)
+    return model.eval()
+
+
+def save(model: Any, folder: Path) -> None:
+    """As `save_pretrained`, which refuses a Mamba-2 with tied embeddings."""
+    model.config.save_pretrained(folder)
+    tied = model.config.tie_word_embeddings
+    tensors = {
+        name: parameter.detach().clone()
+        for name, parameter in model.named_parameters()
+        if not (tied and name == "lm_head.weight")
+    }
+    write_tensors(folder, tensors)
+
+
+def ours_of(folder: Path) -> Model:
+    config, tensors = read_folder(folder)
+    model = Model(config)
+    model.load_state_dict(tensors)
+    return model.eval()
+
+
+def tokens(length: int) -> Tensor:
+    return torch.randint(0, 37, (2, length), generator=torch.Generator().manual_seed(6))
+
+
+def loss_gradients(model: Any, logits: Tensor) -> dict[str, Tensor]:
+    probe = torch.randn(logits.shape, generator=torch.Generator().manual_seed(7))
+    model.zero_grad()
+    (logits * probe).sum().backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_and_gradients(case: str, tmp_path: Path) -> None:
+    theirs = theirs_of(case)
+    save(theirs, tmp_path)
+    ours = ours_of(tmp_path)
+    for length in (1, 8, 29):
+        ids = tokens(length)
+        expected = theirs(ids, use_cache=False).logits
+        logits = ours(ids)
+        largest = float(expected.detach().abs().max())
+        assert (logits - expected).abs().max() < 1e-5 * max(1.0, largest)
+    ours_gradients = loss_gradients(ours, logits)
+    assert ours_gradients.keys() == {name for name, _ in ours.named_parameters()}
+    gradients = to_theirs(FAMILIES[CASES[case][0]].rules(ours.config), ours_gradients)
+    wanted = loss_gradients(theirs, expected)
+    assert gradients.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        bound = 5e-5 * max(1.0, float(gradient.abs().max()))
+        assert (gradients[name] - gradient).abs().max() < bound, name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_there_and_back_is_the_same_to_the_bit(case: str, tmp_path: Path) -> None:
+    theirs = theirs_of(case)
+    save(theirs, tmp_path / "theirs")
+    config, tensors = read_folder(tmp_path / "theirs")
+    assert write_folder(config, tensors, tmp_path / "ours") == CASES[case][0]
+    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "ours", output_loading_info=True, attn_implementation="eager"
+    )
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    for name, parameter in theirs.named_parameters():
+        assert torch.equal(parameter, loaded.get_parameter(name)), name
+    again, same = read_folder(tmp_path / "ours")
+    assert again == config
+    assert all(torch.equal(tensors[name], same[name]) for name in tensors)
+    ids = tokens(11)
+    with torch.no_grad():
+        difference = loaded(ids, use_cache=False).logits - theirs(ids, use_cache=False).logits
+    assert difference.abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("case", "tensor"),
+    [
+        ("mamba2", "blocks.0.mixer.operator.conv.taps"),
+        ("zamba", "blocks.0.mixer.operator.conv.taps"),
+    ],
+)
+def test_a_reversed_filter_is_seen(case: str, tensor: str, tmp_path: Path) -> None:
+    theirs = theirs_of(case)
+    save(theirs, tmp_path)
+    ours = ours_of(tmp_path)
+    taps = ours.get_parameter(tensor)
+    taps.data = taps.data.flip(-1)
+    ids = tokens(29)
+    assert (ours(ids) - theirs(ids, use_cache=False).logits).abs().max() > 1e-4
+
+
+def test_swapped_gates_are_seen(tmp_path: Path) -> None:
+    theirs = theirs_of("llama")
+    save(theirs, tmp_path)
+    ours = ours_of(tmp_path)
+    gate_up = ours.get_parameter("blocks.0.mlp.operator.gate_up.weight")
+    gate_up.data = gate_up.data.roll(48, dims=0)
+    ids = tokens(29)
+    assert (ours(ids) - theirs(ids).logits).abs().max() > 1e-3
+
+
+def test_sharded_folders_and_tokenizers(tmp_path: Path) -> None:
+    theirs = theirs_of("llama")
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="10KB")
+    assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()
+    config, tensors = read_folder(tmp_path / "theirs")
+    (tmp_path / "theirs" / "tokenizer.json").write_text("{}")
+    write_folder(config, tensors, tmp_path / "ours", tokenizer=tmp_path / "theirs")
+    assert (tmp_path / "ours" / "tokenizer.json").read_text() == "{}"
+    names = to_theirs(FAMILIES["llama"].rules(config), tensors)
+    write_tensors(tmp_path / "ours", names, file_bytes=5000)
+    (tmp_path / "ours" / "model.safetensors").unlink()
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    for name, parameter in theirs.named_parameters():
+        assert torch.equal(parameter, loaded.get_parameter(name)), name
+
+
+def edited(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    settings = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({k: v for k, v in settings.items() if v != "REMOVED"}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"intermediate_size": 50}, CheckpointError, ["gate_proj", "(100, 32)", "(96, 32)"]),
+        ({"num_hidden_layers": 3}, CheckpointError, ["there is no model.layers.2."]),
+        ({"num_hidden_layers": 1}, CheckpointError, ["model.layers.1.", "not a part"]),
+        ({"hidden_act": "relu"}, ConfigError, ["hidden_act", "relu", "silu"]),
+        ({"model_type": "bert"}, ConfigError, ["bert", "llama", "zamba2"]),
+        ({"vocab_size": "REMOVED"}, ConfigError, ["vocab_size", "is required"]),
+        ({"num_key_value_heads": 3}, ConfigError, ["kv_heads (3)", "heads (4)", "layers 0, 1"]),
+        (
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            ConfigError,
+            ["rope_scaling", "dynamic"],
+        ),
+    ],
+)
+def test_what_does_not_fit(
+    changes: dict[str, Any], error: type[Exception], words: list[str], tmp_path: Path
+) -> None:
+    save(theirs_of("llama"), tmp_path)
+    edited(tmp_path, **changes)
+    with pytest.raises(error) as raised:
+        read_folder(tmp_path)
+    for word in words:
+        assert word in str(raised.value)
+
+
+def test_a_folder_without_weights(tmp_path: Path) -> None:
+    save(theirs_of("llama"), tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"rubbish")
+    with pytest.raises(StorageError, match=r"model\.safetensors"):
+        read_folder(tmp_path)
+
+
+def test_a_model_that_no_family_can_say(tmp_path: Path) -> None:
+    config = load_model_config("tiny-hybrid")
+    with pytest.raises(CheckpointError) as raised:
+        write_folder(config, Model(config).state_dict(), tmp_path)
+    for family in FAMILIES:
+        assert f"{family}: " in str(raised.value)
+    assert not list(tmp_path.iterdir())
