@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal
 from ..console import config as reader
 from ..console.config import Data, Lines, OneOf
 from .checkpoints.policy import CheckpointConfig
-from .engines import ENGINES, DeepSpeedConfig, EngineConfig
+from .engines import ENGINES, EngineConfig
+from .engines.deepspeed import DeepSpeedConfig
 from .layout import DeviceKind, LayoutConfig
 from .optimizer import OptimizerConfig
 
@@ -102,7 +103,7 @@ class RunConfig:
     """Random rows; a run with a mixture has none."""
 
     def __post_init__(self) -> None:
-        for name in ("processes", "threads"):
+        for name in ("processes", "threads", "micro_batch_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")

@@ -262,7 +262,7 @@ class Watched:
 def initialise(backend: str, timeout: timedelta) -> None:
     """Join the group that the environment names; alone, be a group of one."""
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import HashStore, Store, TCPStore
+    from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
 
     if not joined():
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)

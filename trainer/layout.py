@@ -79,6 +79,10 @@ def choose_device(kind: DeviceKind) -> Literal["cpu", "cuda"]:
     return kind
 
 
+def count_gpus() -> int:
+    return torch.cuda.device_count()
+
+
 def join(layout: LayoutConfig, device: Literal["cpu", "cuda"], timeout: timedelta) -> Parallel:
     """Make the groups. torch.distributed is initialised already."""
     rank, world = dist.get_rank(), dist.get_world_size()

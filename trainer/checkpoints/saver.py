@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,8 +34,16 @@ log = get_logger(__name__)
 class Saver:
     """Saves checkpoints of one run, one at a time."""
 
-    def __init__(self, folder: Path, config: CheckpointConfig, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: CheckpointConfig,
+        group: dist.ProcessGroup,
+        keep: Collection[int] = (),
+    ) -> None:
+        """`keep` are steps whose checkpoints stay for good, besides those of the policy."""
         self.folder = folder
+        self.keep = keep
         self.config = config
         self.group = group
         self.rank = dist.get_rank(group)
@@ -114,7 +122,7 @@ class Saver:
     ) -> UserError | None:
         try:
             store.commit(path, self.folder / store.name(state.step), files, state)
-            store.prune(self.folder, self.config)
+            store.prune(self.folder, self.config, self.keep)
         except OSError as error:
             return tensors.named(error, "write", f"a checkpoint in {self.folder}")
         return None

@@ -18,7 +18,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -145,17 +145,19 @@ def damaged(path: Path, what: str) -> CheckpointError:
     )
 
 
-def prune(folder: Path, config: CheckpointConfig) -> list[int]:
-    """Delete what the policy does not keep; returns the steps."""
-    found = committed(folder)
+def prune(folder: Path, config: CheckpointConfig, keep: Collection[int] = ()) -> list[int]:
+    """Delete what neither the policy nor `keep` keeps; returns the steps."""
     gone = []
-    for path in found[: -config.keep_last]:
-        if config.keep_every is None or step_of(path) % config.keep_every:
-            # Hidden first: a folder half deleted must not look like a checkpoint.
-            doomed = folder / f".{path.name}.deleted.tmp"
-            path.rename(doomed)
-            shutil.rmtree(doomed)
-            gone.append(step_of(path))
+    for path in committed(folder)[: -config.keep_last]:
+        step = step_of(path)
+        periodic = config.keep_every is not None and step % config.keep_every == 0
+        if periodic or step in keep:
+            continue
+        # Hidden first: a folder half deleted must not look like a checkpoint.
+        doomed = folder / f".{path.name}.deleted.tmp"
+        path.rename(doomed)
+        shutil.rmtree(doomed)
+        gone.append(step)
     return gone
 
 

@@ -1,0 +1,114 @@
+"""A run's folder: what belongs in it, whose it is, and that one run at a time has it.
+
+run.yaml model.yaml mixture.yaml plan.json     what runs, resolved
+metrics.jsonl ledger.jsonl events.jsonl        what ran
+checkpoints/ tensorboard/ logs/ report.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..console import config as reader
+from ..console.errors import BusyError, RunError, StorageError
+from . import ledger
+from .records import EVENTS, METRICS
+
+RUN = "run.yaml"
+MODEL = "model.yaml"
+MIXTURE = "mixture.yaml"
+PLAN = "plan.json"
+CHECKPOINTS = "checkpoints"
+LOGS = "logs"
+REPORT = "report.html"
+LOCK = ".lock"
+
+
+class RunFolder:
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self.run = self.root / RUN
+        self.model = self.root / MODEL
+        self.mixture = self.root / MIXTURE
+        self.plan = self.root / PLAN
+        self.checkpoints = self.root / CHECKPOINTS
+        self.logs = self.root / LOGS
+        self.report = self.root / REPORT
+        self.metrics = self.root / METRICS
+        self.ledger = self.root / ledger.NAME
+        self.events = self.root / EVENTS
+
+    @property
+    def begun(self) -> bool:
+        """Whether a run lives here."""
+        return self.run.exists()
+
+    def check_is_run(self) -> None:
+        if not self.begun:
+            raise RunError(
+                f"there is no run in {self.root}",
+                mend="name a folder that `trainer run … --out` has made",
+            )
+
+    def check_free(self) -> None:
+        """A new run may take the folder if it is empty, or does not exist."""
+        if self.root.is_dir() and not self.begun:
+            others = [path.name for path in self.root.iterdir() if path.name != LOCK]
+            if others:
+                raise RunError(
+                    f"{self.root} holds other things ({', '.join(sorted(others)[:3])}) and no run",
+                    mend="choose another --out",
+                )
+
+    def prepare(self) -> None:
+        """Make the folder, and find out now whether it can be written to."""
+        probe = self.root / f".probe-{uuid.uuid4().hex[:8]}"
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self.logs.mkdir(exist_ok=True)
+            probe.write_bytes(b"headrace")
+            probe.unlink()
+        except OSError as error:
+            raise StorageError(
+                f"cannot write to the run's folder {self.root}: {error.strerror}",
+                mend="choose another --out, or mend its permissions",
+            ) from None
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[int]:
+        """Hold the folder. The lock is the open file's: it dies with the last process."""
+        descriptor = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                holder = os.pread(descriptor, 100, 0).decode().strip() or "another process"
+                raise BusyError(
+                    f"{self.root} is in use by {holder}",
+                    mend="wait until it has ended, or choose another --out",
+                ) from None
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def differences(stored: Any, wanted: Any, path: str = "") -> list[str]:
+    """Where two configurations differ, in words: `optimizer.lr: 0.001 there, 0.002 here`."""
+    stored, wanted = reader.plain(stored), reader.plain(wanted)
+    if isinstance(stored, dict) and isinstance(wanted, dict):
+        found = []
+        for key in [*stored, *(key for key in wanted if key not in stored)]:
+            inner = f"{path}.{key}" if path else str(key)
+            found += differences(stored.get(key), wanted.get(key), inner)
+        return found
+    if stored == wanted:
+        return []
+    return [f"{path}: {stored!r} there, {wanted!r} here"]

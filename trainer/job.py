@@ -1,0 +1,272 @@
+"""What a run is, resolved and checked before anything starts.
+
+    YAML, mixture, model, overrides ─► Job: configuration, model, plan, layout, and what it costs
+
+A run's folder holds the resolved job. The same command finds it there and goes on with it, and
+is refused if it says something else.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..console import config as reader
+from ..console.errors import CheckpointError, LayoutError, PlanError, RunError, StorageError
+from ..console.progress import human
+from . import config as run_config
+from .checkpoints import store
+from .config import RunConfig
+from .folder import RunFolder, differences
+from .launch import threads_for
+from .schedule import Plan, micro_batches, micro_rows
+
+if TYPE_CHECKING:
+    from ..models.config import ModelConfig
+
+STATE_BYTES = 12
+"""Of a checkpoint, for each parameter: master, exp_avg, exp_avg_sq in fp32."""
+DISK_RESERVE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a person asked for on the command line."""
+
+    run: str | None = None
+    mixture: str | None = None
+    model: str | None = None
+    out: str | None = None
+    overrides: Sequence[str] = ()
+
+    def part(self, prefix: str) -> list[str]:
+        """The overrides that reach into the mixture's or the model's file."""
+        start = f"{prefix}."
+        return [word.removeprefix(start) for word in self.overrides if word.startswith(start)]
+
+    @property
+    def own(self) -> list[str]:
+        return [word for word in self.overrides if not word.startswith(("mixture.", "model."))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    folder: RunFolder
+    run: RunConfig
+    """With every `auto` and None replaced by what it comes to here."""
+    model: ModelConfig
+    plan: Plan
+    mixture: dict[str, Any] | None = None
+    """The mixture's data, as written; None for random rows."""
+
+    @property
+    def processes(self) -> int:
+        assert self.run.processes is not None
+        return self.run.processes
+
+    @property
+    def dp(self) -> int:
+        return self.run.layout.data_parallel(self.processes)
+
+    @property
+    def parent(self) -> Path | None:
+        """The checkpoint that the mixture branches from."""
+        after = (self.mixture or {}).get("after")
+        if not after:
+            return None
+        return RunFolder(after["run"]).checkpoints / store.name(self.plan.first_step)
+
+    def save(self) -> None:
+        """Write the resolved job into the run's folder; run.yaml, which makes it a run, last."""
+        from ..dataplane import storage
+        from ..dataplane.plan import Plan as MixturePlan
+
+        if isinstance(self.plan, MixturePlan):
+            self.plan.save(self.folder.plan)
+            storage.write(str(self.folder.mixture), reader.dump(self.mixture).encode())
+        storage.write(str(self.folder.model), reader.dump(self.model).encode())
+        storage.write(str(self.folder.run), reader.dump(self.run).encode())
+
+
+def resolve(request: Request) -> Job:
+    """A new job, or the one in the folder if it is the same."""
+    from ..models.config import load_model_config
+
+    run = resolve_here(run_config.load(request.run, request.own))
+    if request.mixture is None and run.synthetic is None:
+        raise RunError(
+            "a run needs rows",
+            mend="give a mixture with --mixture FILE.yaml, or random rows with synthetic.steps=20",
+        )
+    if request.mixture is not None and run.synthetic is not None:
+        raise RunError("a run has a mixture or synthetic rows, not both")
+    model = load_model_config(request.model or "tiny-hybrid", request.part("model"))
+    name = Path(request.run or request.mixture or "synthetic").stem
+    folder = RunFolder(request.out or f"runs/{name}")
+    mixture = None
+    if request.mixture is not None:
+        data, _ = reader.read_yaml(request.mixture)
+        mixture = reader.apply_overrides(data, request.part("mixture"))
+    if folder.begun:
+        stored = load(folder)
+        _check_same(stored, run, model, mixture)
+        return replace(stored, run=run)
+    folder.check_free()
+    if request.mixture is not None:
+        from ..mixtures.resolve import resolve_file
+
+        plan: Plan = resolve_file(request.mixture, request.part("mixture"))
+    else:
+        plan = _synthetic(run, model)
+    return Job(folder=folder, run=run, model=model, plan=plan, mixture=mixture)
+
+
+def load(folder: RunFolder, overrides: Sequence[str] = ()) -> Job:
+    """The job of a run's folder. Overrides may change what does not make it another run."""
+    from ..models.config import load_model_config
+
+    folder.check_is_run()
+    data, lines = reader.read_yaml(folder.run)
+    stored = run_config.build(data, (), source=str(folder.run), lines=lines)
+    run = resolve_here(run_config.build(data, overrides, source=str(folder.run), lines=lines))
+    model = load_model_config(folder.model)
+    mixture = None
+    if stored.synthetic is None:
+        from ..dataplane.plan import Plan as MixturePlan
+
+        plan: Plan = MixturePlan.load(folder.plan)
+        mixture, _ = reader.read_yaml(folder.mixture)
+    else:
+        plan = _synthetic(stored, model)
+    job = Job(folder=folder, run=stored, model=model, plan=plan, mixture=mixture)
+    _check_same(job, run, model, mixture)
+    return replace(job, run=run)
+
+
+def resolve_here(run: RunConfig) -> RunConfig:
+    """Replace what is left open by what it comes to on this machine."""
+    import os
+
+    from .launch import joined
+    from .layout import choose_device, count_gpus
+
+    device = choose_device(run.device)
+    processes = run.processes or (count_gpus() if device == "cuda" else 1)
+    if joined():
+        processes = int(os.environ["WORLD_SIZE"])
+    precision = run.precision
+    if precision == "auto":
+        precision = "bf16" if device == "cuda" else "fp32"
+    return replace(
+        run,
+        device=device,
+        processes=processes,
+        precision=precision,
+        threads=run.threads or threads_for(processes),
+    )
+
+
+def check(job: Job) -> None:
+    """Everything that can be known to fail before the first step."""
+    dp = job.dp
+    assert job.run.precision != "auto"
+    job.run.engine.check(dp, job.run.precision, job.run.device)
+    if job.plan.vocab_size > job.model.vocab_size:
+        raise PlanError(
+            f"the mixture's tokenizer has {job.plan.vocab_size:,} ids, the model embeds "
+            f"{job.model.vocab_size:,}",
+            mend=f"override model.vocab_size={job.plan.vocab_size}, or take another model",
+        )
+    for phase in job.plan.phases:
+        if phase.batch_rows < dp:
+            raise LayoutError(
+                f"phase {phase.name} updates on {phase.batch_rows} rows, fewer than the {dp} "
+                "data-parallel processes",
+                mend=f"use processes={phase.batch_rows} at most, or a larger batch",
+            )
+    if job.parent is not None and not job.folder.begun and not job.parent.is_dir():
+        steps = [store.step_of(path) for path in store.committed(job.parent.parent)]
+        raise CheckpointError(
+            f"the mixture continues after step {job.plan.first_step}, and there is no {job.parent}",
+            mend=f"set `after.step` to one that has a checkpoint: {steps}",
+        )
+    if job.run.device == "cuda":
+        from .launch import joined
+        from .layout import count_gpus
+
+        if job.processes > count_gpus() and not joined():
+            raise LayoutError(
+                f"{job.processes} processes for {count_gpus()} GPUs",
+                mend=f"use processes={count_gpus()}",
+            )
+
+
+def check_disk(job: Job) -> None:
+    """A checkpoint must fit beside the ones that are kept while it is written."""
+    need = checkpoint_bytes(job) + DISK_RESERVE
+    free = shutil.disk_usage(job.folder.root).free
+    if need > free:
+        raise StorageError(
+            f"{job.folder.root} has {human(free)}B free, and one checkpoint takes {human(need)}B",
+            mend="free some space, or choose another --out",
+        )
+
+
+def parameters(job: Job) -> int:
+    from ..models.count import build_meta
+    from ..models.count import parameters as count
+
+    return count(build_meta(job.model))
+
+
+def checkpoint_bytes(job: Job) -> int:
+    return STATE_BYTES * parameters(job)
+
+
+def _check_same(
+    stored: Job, run: RunConfig, model: ModelConfig, mixture: dict[str, Any] | None
+) -> None:
+    """Refuse to go on with a run as another one."""
+    pairs = (
+        (run_config.deciding(stored.run), run_config.deciding(run), ""),
+        (stored.model, model, "model"),
+        (stored.mixture, mixture, "mixture"),
+    )
+    changed = [line for there, here, name in pairs for line in differences(there, here, name)]
+    if changed:
+        what = "its mixture" if all(c.startswith("mixture") for c in changed) else "it"
+        raise RunError(
+            f"{stored.folder.root} holds another run: {what} differs",
+            where="\n" + "\n".join(f"    {line}" for line in changed),
+            mend="start a new run with another --out (a mixture can go on from this one with "
+            "`after: {run: …, step: …}`), or undo the change",
+        )
+
+
+def _synthetic(run: RunConfig, model: ModelConfig) -> Plan:
+    from .synthetic import SyntheticPlan
+
+    assert run.synthetic is not None
+    return SyntheticPlan(run.synthetic, model.vocab_size, run.seed)
+
+
+def arithmetic(job: Job) -> list[dict[str, Any]]:
+    """Each phase's rows, micro-batches and steps."""
+    found = []
+    for phase in job.plan.phases:
+        rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp)
+        found.append(
+            {
+                "phase": phase.name,
+                "tokens": phase.tokens,
+                "steps": phase.steps,
+                "seq_len": phase.seq_len,
+                "rows": phase.batch_rows,
+                "micro_batches": micro_batches(rows, phase, job.dp),
+                "micro_batch_rows": rows,
+            }
+        )
+    return found

@@ -1,0 +1,68 @@
+"""Files of JSON lines that a run appends to, and cuts when it goes back to a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+
+class LineWriter:
+    """Appends objects; each is on disk as far as the operating system is concerned."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("a", encoding="utf-8")
+
+    def write(self, entry: dict[str, Any]) -> None:
+        self.file.write(json.dumps(entry) + "\n")
+        self.file.flush()
+
+    def __enter__(self) -> LineWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.file.close()
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a file. A line torn by a kill can only be the last."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def cut(path: Path, step: int) -> Path | None:
+    """Take the entries from `step` on out of the file; returns where they are kept.
+
+    What a run did after its checkpoint and will do again is no longer its history, and is still
+    evidence: it stays beside the file.
+    """
+    if not path.exists():
+        return None
+    kept: list[str] = []
+    tail: list[str] = []
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            whole = line.endswith("\n")
+            (kept if whole and json.loads(line)["step"] < step else tail).append(line)
+    if not tail:
+        return None
+    place, number = path.with_suffix(f".after-{step}{path.suffix}"), 1
+    while place.exists():
+        number += 1
+        place = path.with_suffix(f".after-{step}-{number}{path.suffix}")
+    place.write_text("".join(tail), encoding="utf-8")
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    temporary.replace(path)
+    return place

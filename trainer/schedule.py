@@ -1,0 +1,103 @@
+"""What the loop needs of a plan and its loader. A mixture's plan has it, and so do random rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+class PhaseView(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def first_step(self) -> int: ...
+    @property
+    def first_token(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def seq_len(self) -> int: ...
+    @property
+    def batch_rows(self) -> int: ...
+
+
+class StepView(Protocol):
+    @property
+    def number(self) -> int: ...
+    @property
+    def first_row(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def phase(self) -> PhaseView: ...
+    @property
+    def first_token(self) -> int: ...
+
+
+class SourceView(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class Plan(Protocol):
+    @property
+    def hash(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def first_step(self) -> int: ...
+    @property
+    def last_step(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def phases(self) -> Sequence[PhaseView]: ...
+    @property
+    def sources(self) -> Sequence[SourceView]: ...
+    def step(self, number: int, /) -> StepView: ...
+
+
+class MicroBatch(Protocol):
+    """Some rows of one process; those that do not exist are padding of weight 0."""
+
+    @property
+    def tokens(self) -> torch.Tensor: ...
+    @property
+    def targets(self) -> torch.Tensor: ...
+    @property
+    def weights(self) -> torch.Tensor: ...
+    @property
+    def cu_seqlens(self) -> torch.Tensor: ...
+    @property
+    def rows(self) -> Iterable[int]: ...
+    @property
+    def sources(self) -> Iterable[int]: ...
+    @property
+    def digests(self) -> list[bytes]: ...
+
+
+Steps = Callable[[int, int], Iterator[Sequence[MicroBatch]]]
+"""From a step on, with micro-batches of so many rows: each step's micro-batches of this rank."""
+
+
+def micro_rows(tokens: int, phase: PhaseView, dp: int) -> int:
+    """Rows of a micro-batch: as many as `tokens` allows and a rank has, evenly."""
+    share = ceil_div(phase.batch_rows, dp)
+    most = max(1, min(tokens // phase.seq_len, share))
+    return ceil_div(share, ceil_div(share, most))
+
+
+def micro_batches(rows: int, phase: PhaseView, dp: int) -> int:
+    """How many micro-batches of `rows` rows every rank has in a step."""
+    return ceil_div(ceil_div(phase.batch_rows, dp), rows)
+
+
+def ceil_div(a: int, b: int) -> int:
+    return (a + b - 1) // b

@@ -1,0 +1,104 @@
+"""From a resolved job to running processes, and to the report at the end."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..console import command
+from ..console.progress import human
+from . import job as jobs
+from . import launch, lines
+from .checkpoints import store
+from .describe import describe
+from .job import Job
+
+
+def check(job: Job) -> None:
+    """Everything that can fail before a process is started, and that writes nothing."""
+    jobs.check(job)
+
+
+def speaks() -> bool:
+    """Whether this process is the one that talks: under torchrun, rank 0."""
+    return int(os.environ.get("RANK", 0)) == 0
+
+
+def start(job: Job, *, stop_after: int | None, fallback: bool, debug: bool) -> int:
+    """Run the job here, or join it, and draw its report. Returns the exit code."""
+    if launch.joined():
+        return _join(job, stop_after=stop_after, fallback=fallback)
+    job.folder.prepare()
+    with job.folder.locked() as lock:
+        _prepare(job)
+        arguments = [str(job.folder.root)]
+        if stop_after is not None:
+            arguments += ["--stop-after", str(stop_after)]
+        arguments += ["--fallback"] * fallback + ["--debug"] * debug
+        assert job.run.threads is not None
+        launcher = launch.Launcher(
+            launch.python("headrace.trainer.worker", *arguments),
+            job.processes,
+            threads=job.run.threads,
+            logs=job.folder.logs,
+            keep_open=[lock],
+            stall_seconds=job.run.watch.stall_seconds,
+        )
+        code = launcher.run()
+        _finish(job, code)
+        return code
+
+
+def outcome(job: Job, code: int) -> dict[str, Any]:
+    """What became of the run, for a program."""
+    entries = list(lines.read(job.folder.metrics))
+    found = store.committed(job.folder.checkpoints)
+    return {
+        "run": str(job.folder.root),
+        "finished": code == 0,
+        "exit_code": code,
+        "step": store.step_of(found[-1]) if found else job.plan.first_step,
+        "last_step": job.plan.last_step,
+        "loss": entries[-1]["loss"] if entries else None,
+        "plan_hash": job.plan.hash,
+        "report": str(job.folder.report),
+    }
+
+
+def _prepare(job: Job) -> None:
+    jobs.check_disk(job)
+    store.clean(job.folder.checkpoints)
+    job.save()
+    about = describe(job)
+    command.say(
+        f"{about['model']['stripe']}  {human(about['model']['parameters'])} parameters, "
+        f"{human(job.plan.tokens)} tokens in {job.plan.last_step - job.plan.first_step} steps, "
+        f"{about['layout']['engine']} on {job.processes} "
+        f"process{'es' * (job.processes > 1)} → {job.folder.root}"
+    )
+
+
+def _finish(job: Job, code: int) -> None:
+    from .report import write
+
+    path, _ = write([str(job.folder.root)], None)
+    if code == launch.INTERRUPTED:
+        command.say(
+            f"saved at step {store.step_of(store.committed(job.folder.checkpoints)[-1])} of "
+            f"{job.plan.last_step}; the same command goes on (exit code {code})"
+        )
+    command.say(f"report: {path}")
+
+
+def _join(job: Job, *, stop_after: int | None, fallback: bool) -> int:
+    """Under torchrun: rank 0 holds the folder; the others wait for its word in the group."""
+    from .worker import work
+
+    if not speaks():
+        return work(job, stop_after=stop_after, fallback=fallback)
+    job.folder.prepare()
+    with job.folder.locked():
+        _prepare(job)
+        code = work(job, stop_after=stop_after, fallback=fallback)
+        _finish(job, code)
+        return code

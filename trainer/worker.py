@@ -1,0 +1,308 @@
+"""One process of a run: joins the others, builds the engine, finds the checkpoint, trains.
+
+The launcher starts it as `python -m headrace.trainer.worker FOLDER`; under torchrun, the command
+itself becomes this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from .. import __version__
+from ..console import log as logs
+from ..console.errors import CheckpointError, UserError
+from ..models.model import Model
+from . import job as jobs
+from . import launch, lines, peak
+from .checkpoints import saver as savers
+from .checkpoints import store
+from .checkpoints.store import RunState
+from .engines import build
+from .engines.engine import Engine
+from .folder import RunFolder
+from .job import Job
+from .layout import Parallel, join
+from .loop import Loop, Options
+from .objective import Objective
+from .records import Records, Silent
+from .schedule import MicroBatch, Steps
+
+TIMEOUT = timedelta(minutes=30)
+
+log = logs.get_logger(__name__)
+
+
+class StopAsked:
+    """Notes that someone asked the run to save and make room."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+
+    def __call__(self) -> bool:
+        return self.asked
+
+
+def work(job: Job, *, stop_after: int | None = None, fallback: bool = False) -> int:
+    """Train until the plan's end, or until asked to stop. Returns the exit code."""
+    asked = StopAsked()
+    watched = launch.Watched()
+    try:
+        return _work(job, asked, watched, stop_after=stop_after, fallback=fallback)
+    except (Exception, KeyboardInterrupt) as error:
+        watched.fail(error)
+        raise
+
+
+def _work(
+    job: Job,
+    asked: Callable[[], bool],
+    watched: launch.Watched,
+    *,
+    stop_after: int | None,
+    fallback: bool,
+) -> int:
+    began = time.time()
+    run, plan, folder = job.run, job.plan, job.folder
+    assert run.threads is not None and run.precision != "auto" and run.device != "auto"
+    torch.set_num_threads(run.threads)
+    if run.deterministic:
+        torch.use_deterministic_algorithms(True)
+    launch.initialise("cpu:gloo,cuda:nccl" if run.device == "cuda" else "gloo", TIMEOUT)
+    parallel = join(run.layout, run.device, TIMEOUT)
+
+    engine = build_engine(job, parallel)
+    state, came_from = find_state(job, engine, parallel, fallback=fallback)
+    if parallel.first:
+        _cut_back(folder, state.step)
+    dist.barrier(parallel.control)
+
+    keeper = savers.Saver(
+        folder.checkpoints,
+        run.checkpoints,
+        parallel.checkpoint,
+        keep=[phase.first_step + phase.steps for phase in plan.phases],
+    )
+    records: Records | None = None
+    if parallel.first:
+        speed = peak.speed(job, parallel.world)
+        records = Records(folder.root, plan, speed, run.watch, first_step=state.step)
+        records.event(
+            "start" if came_from is None else "resume",
+            state.step,
+            layout=layout_of(job),
+            checkpoint=str(came_from) if came_from else None,
+            seconds=round(time.time() - began, 2),
+        )
+    loop = Loop(
+        plan,
+        steps_of(job, parallel),
+        lr_of(job),
+        engine,
+        parallel,
+        Options(
+            micro_batch_tokens=run.micro_batch_tokens,
+            seed=run.seed,
+            skip_not_finite=run.watch.not_finite == "skip",
+            save_every=run.checkpoints.every,
+            stop_after=stop_after,
+        ),
+        recorder=records or Silent(),
+        saver=keeper,
+        stop_asked=asked,
+        begin=watched.beat,
+    )
+    try:
+        state, finished = loop.run(state)
+        if records is not None:
+            records.event("finish" if finished else "stop", state.step, ledger=state.ledger)
+    except UserError as error:
+        if records is not None:
+            records.event("fail", _step_reached(folder), error=str(error))
+        raise
+    finally:
+        if records is not None:
+            records.close()
+    dist.barrier(parallel.control)
+    dist.destroy_process_group()
+    return 0 if finished else launch.INTERRUPTED
+
+
+def build_engine(job: Job, parallel: Parallel) -> Engine:
+    model = Model(job.model)
+    model.init_weights(job.run.seed)
+    model.checkpointing = job.run.recompute
+    precision = job.run.precision
+    assert precision != "auto"
+    objective = Objective(model, job.run.z_loss)
+    return build(job.run.engine, objective, job.run.optimizer, precision, parallel)
+
+
+def find_state(
+    job: Job, engine: Engine, parallel: Parallel, *, fallback: bool
+) -> tuple[RunState, Path | None]:
+    """Load the newest checkpoint, the one that the mixture branches from, or begin. Collective."""
+    found = store.committed(job.folder.checkpoints)
+    if found:
+        state, path = _load_newest(job, engine, parallel, found, fallback=fallback)
+        return state, path
+    first = job.plan.step(job.plan.first_step)
+    state = RunState(
+        step=first.number,
+        row=first.first_row,
+        tokens=first.first_token,
+        plan_hash=job.plan.hash,
+        updates=0,
+        ledger="",
+        seed=job.run.seed,
+        layout=layout_of(job),
+        headrace=__version__,
+        torch=torch.__version__,
+    )
+    if job.parent is None:
+        return state, None
+    parent = savers.load(job.parent, engine.fragments(), parallel.checkpoint)
+    engine.loaded(parent.updates)
+    return replace(state, updates=parent.updates, ledger=parent.ledger), job.parent
+
+
+def _load_newest(
+    job: Job, engine: Engine, parallel: Parallel, found: Sequence[Path], *, fallback: bool
+) -> tuple[RunState, Path]:
+    for path in reversed(found):
+        try:
+            state = savers.load(path, engine.fragments(), parallel.checkpoint)
+        except CheckpointError as error:
+            if not fallback or path is found[0]:
+                raise
+            if parallel.first:
+                log.warning("%s", error.what)
+            continue
+        if state.plan_hash != job.plan.hash:
+            raise CheckpointError(
+                f"{path} was saved by a run with another plan ({state.plan_hash}, not "
+                f"{job.plan.hash})",
+                mend="put the folder's own plan.json and checkpoints back together",
+            )
+        engine.loaded(state.updates)
+        if parallel.first:
+            log.info("going on from %s, step %d", path, state.step)
+            store.set_aside(job.folder.checkpoints, state.step)
+        layout = layout_of(job)
+        return replace(state, layout=layout, headrace=__version__, torch=torch.__version__), path
+    raise AssertionError("unreachable")
+
+
+def steps_of(job: Job, parallel: Parallel) -> Steps:
+    """Where the rows come from."""
+    from ..dataplane.plan import Plan as MixturePlan
+    from .synthetic import SyntheticLoader, SyntheticPlan
+
+    plan = job.plan
+    if isinstance(plan, SyntheticPlan):
+        return lambda step, rows: iter(
+            SyntheticLoader(
+                plan,
+                rank=parallel.dp_rank,
+                world=parallel.dp,
+                micro_batch=rows,
+                start_step=step,
+            )
+        )
+    assert isinstance(plan, MixturePlan)
+    return partial(_mixture_steps, plan, parallel, job.run.data.workers)
+
+
+def _mixture_steps(
+    plan: object, parallel: Parallel, workers: int, step: int, rows: int
+) -> Iterator[Sequence[MicroBatch]]:
+    from ..dataplane.loader import Loader
+    from ..dataplane.plan import Plan as MixturePlan
+
+    assert isinstance(plan, MixturePlan)
+    return iter(
+        Loader(
+            plan,
+            rank=parallel.dp_rank,
+            world=parallel.dp,
+            micro_batch=rows,
+            start_step=step,
+            workers=workers,
+            pin_memory=parallel.device.type == "cuda",
+        )
+    )
+
+
+def lr_of(job: Job) -> Callable[[int], float]:
+    from .synthetic import SyntheticPlan
+
+    plan, top = job.plan, job.run.optimizer.lr
+    if isinstance(plan, SyntheticPlan):
+        return lambda step: top * plan.lr_factor(step)
+    from ..dataplane.plan import Plan as MixturePlan
+    from ..mixtures.schedule import lr_factor
+
+    assert isinstance(plan, MixturePlan)
+    return lambda step: top * lr_factor(plan, step)
+
+
+def layout_of(job: Job) -> dict[str, object]:
+    return {
+        "engine": job.run.engine.describe(),
+        "processes": job.processes,
+        "dp": job.dp,
+        "tp": job.run.layout.tp,
+        "cp": job.run.layout.cp,
+        "precision": job.run.precision,
+        "device": job.run.device,
+        "threads": job.run.threads,
+    }
+
+
+def _cut_back(folder: RunFolder, step: int) -> None:
+    """Take back what was recorded after the checkpoint; it stays beside the file."""
+    for path in (folder.metrics, folder.ledger):
+        kept = lines.cut(path, step)
+        if kept is not None:
+            log.info("%s is cut back to step %d; the rest is in %s", path.name, step, kept.name)
+
+
+def _step_reached(folder: RunFolder) -> int:
+    steps = [int(entry["step"]) for entry in lines.read(folder.ledger)]
+    return steps[-1] if steps else 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder")
+    parser.add_argument("--stop-after", type=int)
+    parser.add_argument("--fallback", action="store_true")
+    parser.add_argument("--debug", action="store_true")
+    arguments = parser.parse_args()
+    logs.setup(debug=arguments.debug)
+    job = jobs.load(RunFolder(arguments.folder))
+    try:
+        code = work(job, stop_after=arguments.stop_after, fallback=arguments.fallback)
+    except UserError:
+        sys.exit(1)  # the launcher says it
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
