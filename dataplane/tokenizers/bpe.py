@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...console.errors import InputError, IntegrityError
 from .. import storage
 from ..manifest import TokenizerInfo
 from . import Encoded, id_type
+from .fast_bpe import BATCH, CUT, END, FastBpe, Inexact, convert
 
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
 """What tokenizers call the end of a document, tried in this order."""
@@ -55,6 +58,13 @@ class BpeTokenizer:
                 f"the tokenizer {source} has {what}",
                 mend="name the token that ends a document with --end-of-document",
             )
+        # What the library looks for in a text before it cuts it into words. A text that holds any
+        # of it, or one of our own marks, is left to the library.
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        found = [token.content for token in added if config.parse_special or not token.special]
+        self._marks = (END, CUT, *found)
+        normalizer = self.tokenizer.normalizer
+        self._normalize = None if normalizer is None else normalizer.normalize_str
         digest = hashlib.sha256(text).hexdigest()
         vocab_size = max(vocabulary.values()) + 1
         self._dtype = np.dtype(id_type(vocab_size))
@@ -74,19 +84,71 @@ class BpeTokenizer:
             spec=spec,
         )
 
+    @cached_property
+    def _fast(self) -> FastBpe | Inexact:
+        try:
+            return convert(json.loads(self.tokenizer.to_str()))
+        except Inexact as reason:
+            return reason
+
+    @property
+    def slow_because(self) -> str | None:
+        """Why the `tokenizers` library has to do all the work, if it has to."""
+        return str(self._fast) if isinstance(self._fast, Inexact) else None
+
     def encode(self, texts: Sequence[str]) -> Encoded:
-        found = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        ids = [encoding.ids for encoding in found]
-        lengths = np.fromiter((len(part) + 1 for part in ids), np.int64, len(ids))
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        tokens = np.empty(starts[-1], self._dtype)
-        for part, start in zip(ids, starts.tolist(), strict=False):
-            tokens[start : start + len(part)] = part
-        tokens[starts[1:] - 1] = self.info.end_of_document
-        return Encoded(tokens, starts)
+        batches = [self._encode(batch) for batch in _batches(texts)]
+        tokens = np.concatenate([np.empty(0, self._dtype), *(ids for ids, _ in batches)])
+        starts, offset = [np.zeros(1, np.int64)], 0
+        for ids, ends in batches:
+            starts.append(ends + offset)
+            offset += len(ids)
+        return Encoded(tokens.astype(self._dtype, copy=False), np.concatenate(starts))
+
+    def _encode(self, texts: Sequence[str]) -> tuple[Any, npt.NDArray[np.int64]]:
+        """The ids of texts, each with the end of document, and where each text ends in them."""
+        end = self.info.end_of_document
+        assert end is not None
+        if isinstance(self._fast, Inexact):
+            return self._encode_slowly(texts, end)
+        if self._normalize is not None:
+            plain = [text if text.isascii() else self._normalize(text) for text in texts]
+        else:
+            plain = list(texts)
+        together = "".join(plain)
+        if not any(mark in together for mark in self._marks):
+            ids, ends = self._fast.encode(plain, end)
+            return ids.astype(self._dtype), ends
+        parts = []
+        for given, text in zip(texts, plain, strict=True):
+            if any(mark in text or mark in given for mark in self._marks):
+                parts.append(self._encode_slowly([given], end)[0])
+            else:
+                parts.append(self._fast.encode([text], end)[0].astype(self._dtype))
+        return np.concatenate(parts), np.cumsum([len(part) for part in parts], dtype=np.int64)
+
+    def _encode_slowly(self, texts: Sequence[str], end: int) -> tuple[Any, npt.NDArray[np.int64]]:
+        """The same by the `tokenizers` library, whose ids are right by definition."""
+        parts = []
+        for text in texts:
+            encoded = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
+            parts.append(np.array([*encoded.ids, end], self._dtype))
+        return np.concatenate(parts), np.cumsum([len(part) for part in parts], dtype=np.int64)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Texts by as many as make up BATCH characters."""
+    first = size = 0
+    for number, text in enumerate(texts):
+        if size and size + len(text) > BATCH:
+            yield texts[first:number]
+            first, size = number, 0
+        size += len(text)
+    if first < len(texts):
+        yield texts[first:]
 
 
 def restore(info: TokenizerInfo, url: str) -> BpeTokenizer:

@@ -1,0 +1,205 @@
+r"""Byte-level BPE at the speed of tiktoken, with the ids of `tokenizers`, or not at all.
+
+tiktoken's inner loop is several times as fast as `tokenizers`', and three times as fast again
+where its pattern looks nowhere ahead. Three things make the ids the same, and each is checked:
+
+1. The merges. tiktoken joins the pair whose union has the lowest rank; `tokenizers` joins pairs
+   that its list names. They agree wherever every token, taken alone, is made by its own merge
+   (`convert` checks each): for if they ever parted, at a pair (x, y) that is not in the list
+   although xy is a token, then the token xy alone would end with that pair too.
+2. The pattern. Those that are known (PATTERNS) end in `\s+(?!\S)|\s+`: of several spaces, the last
+   one goes with the word after it. Without the look-ahead, a mark before that last space says the
+   same: a cut there is one in the original as well, because no alternative matches across it.
+3. The classes of characters. The two libraries bring tables of their own for \s, \p{L} and \p{N};
+   `tests/dataplane/test_tokenizers_fast_bpe.py` compares them on every character there is.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}|", r"\p{N}|")
+PATTERNS = {GPT2: False, LLAMA3: True, QWEN2: True}
+"""The patterns that are known, and whether they keep line breaks with the spaces before them."""
+
+END, CUT = "\x1e", "\x1f"
+"""Stand for the end of a document, and for a cut within it. Texts that hold one of them are
+tokenized one by one, the slow way."""
+LONG = 4 << 20
+"""Characters beyond which ids are taken as an array: slower than a list, but eight times less
+memory."""
+
+BATCH = 256 << 10
+"""Characters that are tokenized at once: what fits into a core's own cache is fastest."""
+
+SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+WIDE_SPACE = re.compile("[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
+"""Spaces of more than one byte."""
+
+
+class Inexact(Exception):
+    """Why a tokenizer cannot be converted with the same ids."""
+
+
+class FastBpe:
+    def __init__(self, ranks: dict[bytes, int], ids: npt.NDArray[np.uint32], pattern: str) -> None:
+        """`ids` holds the id of each rank."""
+        import tiktoken
+
+        assert r"|\s+(?!\S)|\s+" in pattern
+        marked = pattern.replace(r"[^\s\p{L}\p{N}]", rf"[^\s\p{{L}}\p{{N}}{END}{CUT}]")
+        marked = f"[{END}{CUT}]|" + marked.replace(r"\s+(?!\S)|", "")
+        self._encoding = tiktoken.Encoding(
+            "headrace", pat_str=marked, mergeable_ranks=ranks, special_tokens={}
+        )
+        self._ids = ids
+        self._end, self._cut = ranks[END.encode()], ranks[CUT.encode()]
+        self._keeps_breaks = PATTERNS[pattern]
+        last = SPACES.replace("\n", "").replace("\r", "") if self._keeps_breaks else SPACES
+        self._last_space = re.compile(f"(?<=[{SPACES}])(?=[{last}][^{SPACES}{END}])")
+        self._space = np.zeros(256, bool)
+        self._space[list(b"\t\n\x0b\x0c\r ")] = True
+        self._last = self._space.copy()
+        if self._keeps_breaks:
+            self._last[list(b"\r\n")] = False
+        self._next = ~self._space
+        self._next[ord(END)] = False
+
+    def encode(
+        self, texts: Sequence[str], end: int
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+        """The ids of all texts, each with `end` after it, and where each text ends in them."""
+        joined = END.join([*texts, ""])
+        marked = self._mark(joined)
+        if len(marked) > LONG:
+            ranks = self._encoding.encode_to_numpy(marked, disallowed_special=())
+        else:
+            ranks = np.frombuffer(array("I", self._encoding.encode_ordinary(marked)), np.uint32)
+        if len(marked) > len(joined):
+            ranks = ranks[ranks != self._cut]
+        ends = np.flatnonzero(ranks == self._end)
+        ids = self._ids[ranks]
+        ids[ends] = end
+        return ids, ends + 1
+
+    def _mark(self, text: str) -> str:
+        """The text with a cut before each last one of several spaces that a word follows."""
+        data = text.encode()
+        if len(data) > len(text) and WIDE_SPACE.search(text):
+            return self._last_space.sub(CUT, text)
+        if len(data) < 3:
+            return text
+        octets = np.frombuffer(data, np.uint8)
+        places = self._space[octets[:-2]] & self._last[octets[1:-1]] & self._next[octets[2:]]
+        cuts = np.flatnonzero(places) + 1
+        if not len(cuts):
+            return text
+        marked = np.empty(len(data) + len(cuts), np.uint8)
+        is_cut = np.zeros(len(marked), bool)
+        is_cut[cuts + np.arange(len(cuts))] = True
+        marked[is_cut] = ord(CUT)
+        marked[~is_cut] = octets
+        return marked.tobytes().decode()
+
+
+def convert(tokenizer: dict[str, Any]) -> FastBpe:
+    """The fast form of a tokenizer, given as the content of its JSON; Inexact, if there is none."""
+    model = tokenizer["model"]
+    if model.get("type", "BPE") != "BPE":
+        raise Inexact(f"its model is {model['type']}, not BPE")
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(key):
+            raise Inexact(f"its model sets {key}")
+    if model.get("byte_fallback"):
+        raise Inexact("its model falls back to bytes")
+    if tokenizer.get("normalizer") is not None:
+        kind = tokenizer["normalizer"].get("type")
+        if kind != "NFC":
+            raise Inexact(f"it normalizes texts ({kind})")
+    pattern = _pattern(tokenizer.get("pre_tokenizer"))
+    ranks, ids = _ranks(model)
+    return FastBpe(ranks, ids, pattern)
+
+
+def _pattern(pre: dict[str, Any] | None) -> str:
+    """The pattern that cuts texts into words, if it is one of those that are known."""
+    if pre is not None and pre["type"] == "ByteLevel" and pre.get("use_regex", True):
+        if pre.get("add_prefix_space"):
+            raise Inexact("it adds a space before each text")
+        return GPT2
+    steps = (pre or {}).get("pretokenizers", [])
+    if [step["type"] for step in steps] != ["Split", "ByteLevel"]:
+        raise Inexact("its pre-tokenizer is none of those that are known")
+    split, level = steps
+    if level.get("use_regex", True) or level.get("add_prefix_space"):
+        raise Inexact("its pre-tokenizer cuts texts twice, or adds a space before them")
+    pattern = split["pattern"].get("Regex", "")
+    if pattern not in PATTERNS or split["behavior"] != "Isolated" or split.get("invert"):
+        raise Inexact("its pre-tokenizer's pattern is none of those that are known")
+    return str(pattern)
+
+
+def _ranks(model: dict[str, Any]) -> tuple[dict[bytes, int], npt.NDArray[np.uint32]]:
+    """Each token's bytes and rank, and the id of each rank."""
+    vocabulary: dict[str, int] = model["vocab"]
+    letters = byte_letters()
+    octets = {letter: byte for byte, letter in letters.items()}
+    if missing := [byte for byte, letter in letters.items() if letter not in vocabulary]:
+        raise Inexact(f"it has no token for the byte {missing[0]:#x}")
+    ranks = {bytes([byte]): byte for byte in letters}
+    ids = [vocabulary[letters[byte]] for byte in range(256)]
+    pairs: list[tuple[bytes, bytes]] = []
+    for merge in model["merges"]:
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        try:
+            pair = bytes(octets[c] for c in left), bytes(octets[c] for c in right)
+        except KeyError:
+            raise Inexact(f"its merge of {left!r} and {right!r} is not one of bytes") from None
+        whole = pair[0] + pair[1]
+        if whole not in ranks:
+            ranks[whole] = len(ids)
+            ids.append(vocabulary[left + right])
+            pairs.append(pair)
+        # A second merge into the same token is never reached if the first one passes the check.
+    for whole, pair in zip(list(ranks)[256:], pairs, strict=True):
+        _check(whole, pair, ranks)
+    if model.get("ignore_merges"):
+        for token in vocabulary:
+            if all(c in octets for c in token) and bytes(octets[c] for c in token) not in ranks:
+                raise Inexact(f"its token {token!r} is made by no merge")
+    return ranks, np.array(ids, np.uint32)
+
+
+def _check(whole: bytes, pair: tuple[bytes, bytes], ranks: dict[bytes, int]) -> None:
+    """That a token's bytes, taken alone, end with the merge that the tokenizer names for it."""
+    parts = [whole[k : k + 1] for k in range(len(whole))]
+    while len(parts) > 2:
+        joins = [ranks.get(parts[k] + parts[k + 1], len(ranks)) for k in range(len(parts) - 1)]
+        best = min(joins)
+        if best == len(ranks):
+            break
+        at = joins.index(best)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    if tuple(parts) != pair:
+        raise Inexact(f"its merges never make the token {whole!r} the way that they say")
+
+
+def byte_letters() -> dict[int, str]:
+    """The letter by which byte-level tokenizers write each byte: itself where it can be printed,
+    else the next one from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {
+        byte: chr(256 + number) for number, byte in enumerate(rest)
+    }

@@ -1,0 +1,219 @@
+"""The fast path gives the ids of the `tokenizers` library, or says that it cannot."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiktoken
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
+from tokenizers import pre_tokenizers as pre
+
+from headrace.dataplane.tokenizers import fast_bpe
+from headrace.dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
+from headrace.dataplane.tokenizers.fast_bpe import GPT2, LLAMA3, QWEN2, Inexact, convert
+
+END = "<|endoftext|>"
+SCRIPTS = [
+    *("aZ", "é", "ß", "ñ", "Ω", "я", "中", "の", "한", "א", "ع", "ह", "ไ", "ༀ", "🙂"),
+    *("👩\u200d👩\u200d👧", "\u0301", "\u200d", "ﬁ", "ſ", "\u212a", "٣", "²", "Ⅷ", "½"),
+]
+PIECES = [
+    *SCRIPTS,
+    *(" ", "  ", "    ", "\t", "\n", "\n\n", "\r\n", "\r", "\x0b", "\x0c", "\x85", "\xa0"),
+    *("\u2003", "\u2028", "\u3000", "\x1c", "\x1e", "\x1f", "\x00", "\ufeff", "\uffff"),
+    *("'s", "'LL", "'Ve", "'ſ", "'", "don't", "x", "the ", "def f(x):\n        return ", "12345"),
+    *("<|endoftext|>", "<tool>", "...", "--", "!=", "https://", "_", "=" * 40, " " * 40),
+]
+TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=6), max_size=30).map("".join)
+
+
+def corpus() -> Iterator[str]:
+    """Some text of many kinds, so that merges of all kinds are learnt."""
+    rng = random.Random(0)
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        yield file.read_text()
+    for _ in range(3000):
+        yield "".join(rng.choice(PIECES) for _ in range(30))
+
+
+def train(pattern: str, *, normalizer: Any = None, vocab_size: int = 1500) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    if pattern == GPT2:
+        tokenizer.pre_tokenizer = pre.ByteLevel(add_prefix_space=False, use_regex=True)
+    else:
+        steps = [pre.Split(Regex(pattern), "isolated"), pre.ByteLevel(False, use_regex=False)]
+        tokenizer.pre_tokenizer = pre.Sequence(steps)
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END],
+        initial_alphabet=pre.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus(), trainer)
+    return tokenizer
+
+
+def brought(tokenizer: Tokenizer, **options: Any) -> BpeTokenizer:
+    return BpeTokenizer(tokenizer.to_str().encode(), BpeConfig(**options), source="test")
+
+
+STYLES = {
+    "gpt2": lambda: train(GPT2),
+    "llama3": lambda: train(LLAMA3),
+    "qwen2": lambda: train(QWEN2, normalizer=normalizers.NFC()),
+}
+
+
+@pytest.fixture(scope="module", params=list(STYLES))
+def style(request: pytest.FixtureRequest) -> tuple[BpeTokenizer, Tokenizer]:
+    tokenizer = STYLES[request.param]()
+    tokenizer.add_tokens([AddedToken("<tool>", special=False)])
+    reference = Tokenizer.from_str(tokenizer.to_str())
+    reference.encode_special_tokens = True
+    made = brought(tokenizer)
+    assert made.slow_because is None
+    return made, reference
+
+
+def same(made: BpeTokenizer, reference: Tokenizer, texts: list[str]) -> None:
+    found = made.encode(texts)
+    expected = reference.encode_batch_fast(texts, add_special_tokens=False)
+    assert len(found.starts) == len(texts) + 1
+    for number, one in enumerate(expected):
+        ids = found.tokens[found.starts[number] : found.starts[number + 1]].tolist()
+        assert ids == [*one.ids, made.info.end_of_document], repr(texts[number])
+
+
+@settings(deadline=None, max_examples=400)
+@example(texts=["", "a", " ", "  a", "a  ", "\n a", " \n", "a\n\n  b", "a \t b", "\x1ea\x1f  b"])
+@example(texts=["a  ", "  b", "c\n", "\n d", "e\xa0 f", "  \u3000g", "\u2003\u2003\u2003h"])
+@given(texts=st.lists(TEXTS, max_size=5))
+def test_ids_are_those_of_the_library(
+    style: tuple[BpeTokenizer, Tokenizer], texts: list[str]
+) -> None:
+    same(*style, texts)
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.binary(max_size=200))
+def test_random_bytes(style: tuple[BpeTokenizer, Tokenizer], data: bytes) -> None:
+    same(*style, [data.decode("latin-1"), data.decode(errors="replace")])
+
+
+@pytest.mark.slow
+def test_every_character_between_words_and_spaces(style: tuple[BpeTokenizer, Tokenizer]) -> None:
+    characters = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+    texts = []
+    for start in range(0, len(characters), 4096):
+        part = characters[start : start + 4096]
+        texts += ["".join(f"a {c}b  {c} 1{c}'{c}" for c in part), "".join(part)]
+    same(*style, texts)
+
+
+@pytest.mark.parametrize("kind", ["spaces", "letters", "words", "lines", "emoji"])
+def test_large_documents(style: tuple[BpeTokenizer, Tokenizer], kind: str) -> None:
+    size = 1 << 18
+    text = {
+        "spaces": " " * size + "x",
+        "letters": "ab" * (size // 2),
+        "words": "the quick  brown fox " * (size // 20),
+        "lines": "  x\n\n\t" * (size // 6),
+        "emoji": "👩‍👩‍👧 " * (size // 6),
+    }[kind]
+    same(*style, ["before", text, "after"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["the quick  brown fox jumps\n\n", "中文", "  ", "x = 1;\n    "])
+def test_documents_of_10_megabytes(style: tuple[BpeTokenizer, Tokenizer], unit: str) -> None:
+    same(*style, [unit * (10_000_000 // len(unit.encode()))])
+
+
+def test_what_is_decoded_is_what_was_encoded(style: tuple[BpeTokenizer, Tokenizer]) -> None:
+    made, _ = style
+    text = "Hello, wörld — 中文 🙂\n\n    x"
+    assert made.decode(made.encode([text]).tokens.tolist()) == text + END
+
+
+def test_a_special_token_in_a_text_is_text_unless_asked_otherwise() -> None:
+    tokenizer = train(LLAMA3, vocab_size=600)
+    end = tokenizer.token_to_id(END)
+    assert brought(tokenizer).encode([f"a{END}b"]).tokens.tolist().count(end) == 1
+    parsed = brought(tokenizer, parse_special=True).encode([f"a{END}b"])
+    assert parsed.tokens.tolist().count(end) == 2
+    reference = tokenizer.encode(f"a{END}b", add_special_tokens=False).ids
+    assert parsed.tokens.tolist() == [*reference, end]
+
+
+def test_an_unreachable_token_is_inexact() -> None:
+    """Negative control: a token whose merge never happens would change ids unseen."""
+    data = json.loads(train(LLAMA3, vocab_size=400).to_str())
+    broken = copy.deepcopy(data)
+    broken["model"]["merges"].reverse()
+    with pytest.raises(Inexact, match="never make the token"):
+        convert(broken)
+    convert(data)
+
+
+def test_without_the_marks_ids_would_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the tests above do see where spaces are cut."""
+    tokenizer = train(LLAMA3)
+    made = brought(tokenizer)
+    monkeypatch.setattr(fast_bpe.FastBpe, "_mark", lambda self, text: text)
+    with pytest.raises(AssertionError):
+        same(made, tokenizer, ["a   b"])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda data: data["model"].update(byte_fallback=True), "falls back to bytes"),
+        (lambda data: data["model"].update(dropout=0.1), "dropout"),
+        (lambda data: data.update(normalizer={"type": "Lowercase"}), "normalizes"),
+        (lambda data: data.update(pre_tokenizer={"type": "Whitespace"}), "pre-tokenizer"),
+        (lambda data: data["model"]["vocab"].pop("Ā"), "byte 0x0"),
+    ],
+)
+def test_what_cannot_be_converted_says_why(change: Any, reason: str) -> None:
+    data = json.loads(train(LLAMA3, vocab_size=300).to_str())
+    change(data)
+    with pytest.raises(Inexact, match=reason):
+        convert(data)
+
+
+def test_a_tokenizer_that_cannot_be_converted_is_used_as_it_is() -> None:
+    tokenizer = train(LLAMA3, normalizer=normalizers.Lowercase())
+    made = brought(tokenizer)
+    assert made.slow_because is not None
+    same(made, tokenizer, ["Hello  THERE", "", "x\n\n  Y"])
+
+
+@pytest.mark.parametrize("name", [r"\s", r"\p{L}", r"\p{N}"])
+def test_both_libraries_agree_on_the_class_of_every_character(name: str) -> None:
+    characters = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+    split = pre.Split(Regex(name), "removed").pre_tokenize_str("-".join(characters))
+    theirs = set(characters) - set("".join(piece for piece, _ in split))
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    ours = tiktoken.Encoding("test", pat_str=name, mergeable_ranks=ranks, special_tokens={})
+    found = set(bytes(ours.encode_ordinary("".join(characters))).decode())
+    assert found == theirs
+    if name == r"\s":
+        assert set(re.findall(f"[{fast_bpe.SPACES}]", "".join(characters))) == found
+
+
+def test_ids_fit_their_type() -> None:
+    made = brought(train(LLAMA3, vocab_size=300))
+    assert made.encode(["x"]).tokens.dtype == np.uint16
