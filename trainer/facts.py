@@ -27,6 +27,8 @@ class Facts:
     """Σ w·ℓ by source."""
     weights: list[float]
     """Σ w by source."""
+    rows: list[int]
+    """How many rows each source gave."""
     data_wait: float
     """The longest that a rank waited for its rows, in seconds."""
     stop: bool
@@ -52,6 +54,10 @@ def exchange(
     group: dist.ProcessGroup,
 ) -> Facts:
     """`losses` and `weights` are float64 by source, of this rank. Collective."""
+    drawn = torch.zeros_like(losses)
+    for batch in batches:
+        for row, source in zip(batch.rows, batch.sources, strict=True):
+            drawn[int(source)] += int(row) != PADDING
     rows = [int(row) for batch in batches for row in batch.rows]
     digests = b"".join(digest for batch in batches for digest in batch.digests)
     real = [row for row in rows if row != PADDING]
@@ -60,7 +66,7 @@ def exchange(
     padded = digests.ljust(len(rows) * DIGEST_BYTES, b"\0")
     message = torch.cat(
         [
-            torch.cat([losses, weights, flags]).view(torch.uint8),
+            torch.cat([losses, weights, drawn, flags]).view(torch.uint8),
             torch.tensor(real + [PADDING] * (len(rows) - len(real))).view(torch.uint8),
             torch.frombuffer(bytearray(padded), dtype=torch.uint8),
         ]
@@ -69,14 +75,14 @@ def exchange(
     dist.all_gather(answers, message, group=group)
 
     sources, count = len(losses), len(rows)
-    numbers = torch.zeros(2 * sources, dtype=torch.float64)
+    numbers = torch.zeros(3 * sources, dtype=torch.float64)
     told: list[torch.Tensor] = []
     by_row: dict[int, bytes] = {}
     for answer in answers:
-        cut = 8 * (2 * sources + FLAGS)
+        cut = 8 * (3 * sources + FLAGS)
         floats = answer[:cut].view(torch.float64)
-        numbers += floats[: 2 * sources]
-        told.append(floats[2 * sources :])
+        numbers += floats[: 3 * sources]
+        told.append(floats[3 * sources :])
         numbered = answer[cut : cut + 8 * count].view(torch.int64).tolist()
         digested = bytes(answer[cut + 8 * count :].tolist())
         for place, row in enumerate(numbered):
@@ -85,7 +91,8 @@ def exchange(
     waits, stops, failures = torch.stack(told).max(dim=0).values.tolist()
     return Facts(
         losses=numbers[:sources].tolist(),
-        weights=numbers[sources:].tolist(),
+        weights=numbers[sources : 2 * sources].tolist(),
+        rows=[int(count) for count in numbers[2 * sources :].tolist()],
         data_wait=waits,
         stop=bool(stops),
         save_failed=bool(failures),

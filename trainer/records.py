@@ -94,11 +94,15 @@ class Records:
             "data_wait": round(facts.data_wait / record.seconds, 6),
             "seconds": round(record.seconds, 6),
             "sources": {
-                source.name: {"loss": _number(loss / weight), "weight": weight}
-                for source, loss, weight in zip(
-                    self.plan.sources, facts.losses, facts.weights, strict=True
+                source.name: {
+                    "loss": _number(loss / weight) if weight else None,
+                    "weight": weight,
+                    "rows": rows,
+                }
+                for source, loss, weight, rows in zip(
+                    self.plan.sources, facts.losses, facts.weights, facts.rows, strict=True
                 )
-                if weight
+                if rows
             },
         }
         if not record.update.applied:

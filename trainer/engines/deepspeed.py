@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -163,7 +164,8 @@ def _settings(
 
 
 def _import(device: str) -> Any:
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    if device == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or it warns that it found no GPU
     try:
         import deepspeed
         import deepspeed.ops

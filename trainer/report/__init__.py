@@ -1,7 +1,23 @@
-"""A run's report."""
+"""A run's report: one HTML file that needs nothing else, to be looked at rather than read."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from ...dataplane import storage
+from ..folder import RunFolder
+from . import page
+from .data import RunData
 
 
-def write(folders, out):
-    return Path(folders[0]) / "report.html", {}
+def write(folders: Sequence[str], out: str | None) -> tuple[Path, dict[str, Any]]:
+    """Draw the report of one run, or of several side by side. Returns where, and the facts."""
+    runs = [RunData.load(RunFolder(folder)) for folder in folders]
+    target = Path(out) if out else RunFolder(folders[0]).report
+    if out is None and len(runs) > 1:
+        target = target.with_name("compare.html")
+    text = page.one(runs[0]) if len(runs) == 1 else page.several(runs)
+    storage.write(str(target), text.encode())
+    return target, {"report": str(target), "runs": [run.summary() for run in runs]}

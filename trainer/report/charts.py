@@ -1,0 +1,162 @@
+"""The charts of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from ...console.progress import human
+from .data import Curve, RunData, planned_over_tokens, realised_over_tokens, smooth
+from .svg import Chart, bounds, strip
+
+WIDE = 1080.0
+HALF = 530.0
+PALETTE = (
+    "#2b7a9b", "#d9892f", "#5a9e6f", "#b4534f", "#7d6cb3", "#a39136", "#3d9f9f", "#c2689a",
+    "#6b7f99", "#8a5a3c",
+)  # fmt: skip
+
+
+def colour(number: int) -> str:
+    return PALETTE[number % len(PALETTE)]
+
+
+def extent(runs: Sequence[RunData]) -> tuple[float, float]:
+    return (
+        float(min(run.first_token for run in runs)),
+        float(max(run.last_token for run in runs)),
+    )
+
+
+def spans(run: RunData) -> list[tuple[str, float, float]]:
+    return [
+        (phase.name, float(phase.first_token), float(phase.first_token + phase.tokens))
+        for phase in run.job.plan.phases
+    ]
+
+
+def loss(run: RunData) -> str:
+    """All losses faint, their run of means strong; by source where there are several."""
+    whole = run.curve("loss")
+    by_source = {name: run.source_loss(name) for name in run.sources}
+    width = max(3, len(whole.x) // 40)
+    many = len(run.sources) > 1
+    shown = [whole.y, *([smooth(c, width).y for c in by_source.values()] if many else [])]
+    chart = Chart(WIDE, 330, extent([run]), bounds(y for ys in shown for y in ys), _plain)
+    chart.bands(spans(run))
+    chart.axes()
+    if many:
+        for number, curve in enumerate(by_source.values()):
+            chart.line(smooth(curve, width), "thin", colour(number))
+    chart.line(whole, "faint")
+    chart.line(smooth(whole, width), "strong")
+    chart.marks(run.restarts, "resumed")
+    return chart.text("loss over tokens")
+
+
+def learning_rate(run: RunData) -> str:
+    curve = run.curve("lr")
+    chart = Chart(WIDE, 150, extent([run]), bounds(curve.y, zero=True), _short)
+    chart.bands(spans(run))
+    chart.axes()
+    chart.area(curve, "fill")
+    chart.line(curve, "strong")
+    chart.marks(run.restarts, "resumed")
+    return chart.text("learning rate over tokens")
+
+
+def mixture(run: RunData) -> str:
+    """The planned shares above the realised ones, over the same tokens."""
+    colours = [colour(number) for number in range(len(run.sources))]
+    rows = (
+        ("planned", planned_over_tokens(run)),
+        ("realised", realised_over_tokens(run, bins=160)),
+    )
+    parts = [
+        f'<div class="strip"><span>{name}</span>'
+        f"{strip(WIDE, 46, extent([run]), pieces, colours, run.sources)}</div>"
+        for name, pieces in rows
+    ]
+    return "".join(parts)
+
+
+def legend(names: Sequence[str], notes: Sequence[str] = ()) -> str:
+    notes = notes or [""] * len(names)
+    keys = [
+        f'<span class="key"><i style="background:{colour(number)}"></i>{escape(name)}{note}</span>'
+        for number, (name, note) in enumerate(zip(names, notes, strict=True))
+    ]
+    return f'<div class="legend">{"".join(keys)}</div>'
+
+
+def small(run: RunData, key: str, title: str, *, percent: bool = False) -> str:
+    """One quantity over tokens, half as wide."""
+    curve = run.curve(key)
+    high = sorted(curve.y)[int(0.98 * (len(curve.y) - 1))]  # a first step must not flatten all
+    top = max(high * 1.25, 0.01 if percent else 0.0)
+    label = _percent if percent else human
+    chart = Chart(HALF, 170, extent([run]), (0.0, top or 1.0), label)
+    chart.bands(spans(run))
+    chart.axes()
+    chart.area(curve, "fill")
+    chart.line(curve, "medium")
+    chart.marks(run.restarts, "resumed")
+    return chart.text(title)
+
+
+def compared(runs: Sequence[RunData], key: str, height: float, title: str) -> str:
+    """One quantity of several runs."""
+    curves = [run.curve(key) for run in runs]
+    if key == "loss":
+        curves = [smooth(curve, max(3, len(curve.x) // 40)) for curve in curves]
+    y_range = bounds((y for curve in curves for y in curve.y), zero=key == "lr")
+    chart = Chart(WIDE, height, extent(runs), y_range, _plain if key == "loss" else _short)
+    chart.bands(spans(max(runs, key=lambda run: run.last_token)))
+    chart.axes()
+    for number, curve in enumerate(curves):
+        chart.line(curve, "strong", colour(number))
+    return chart.text(title)
+
+
+def difference(runs: Sequence[RunData]) -> str | None:
+    """Loss of the others less that of the first, at the same tokens."""
+    base, *others = (smooth(run.curve("loss"), 9) for run in runs)
+    found = []
+    for curve in others:
+        pairs = [(x, y - at) for x, y in zip(curve.x, curve.y, strict=True)
+                 if (at := _at(base, x)) is not None]  # fmt: skip
+        found.append(Curve([x for x, _ in pairs], [y for _, y in pairs]))
+    if not any(curve.x for curve in found):
+        return None
+    y_range = bounds([0.0, *(y for curve in found for y in curve.y)])
+    chart = Chart(WIDE, 170, extent(runs), y_range, _plain)
+    chart.axes()
+    for number, curve in enumerate(found, start=1):
+        chart.line(curve, "medium", colour(number))
+    return chart.text("difference of loss")
+
+
+def _at(curve: Curve, x: float) -> float | None:
+    """A curve's value at x, between its points."""
+    from bisect import bisect_left
+
+    if not curve.x or not curve.x[0] <= x <= curve.x[-1]:
+        return None
+    place = bisect_left(curve.x, x)
+    if curve.x[place] == x:
+        return curve.y[place]
+    left, right = curve.x[place - 1], curve.x[place]
+    share = (x - left) / (right - left)
+    return curve.y[place - 1] * (1 - share) + curve.y[place] * share
+
+
+def _plain(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _short(value: float) -> str:
+    return "0" if value == 0 else f"{value:.1e}".replace("e-0", "e-")
+
+
+def _percent(value: float) -> str:
+    return f"{value:.2g}%" if value == 0 else f"{100 * value:.3g}%"

@@ -1,0 +1,241 @@
+"""What a run's folder says of it, in the shape that the charts need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...console.errors import RunError
+from .. import job as jobs
+from .. import lines
+from ..checkpoints import store
+from ..describe import describe
+from ..folder import RunFolder
+from ..job import Job
+
+MOST_POINTS = 500
+"""Of a curve: more would not be seen, and the file is to open at once."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A quantity over tokens."""
+
+    x: list[float]
+    y: list[float]
+
+
+@dataclass(frozen=True)
+class PhaseShares:
+    """A phase, and how its tokens are shared: as planned, and as it was."""
+
+    name: str
+    first_token: int
+    tokens: int
+    seq_len: int
+    batch_rows: int
+    steps: int
+    planned: list[float]
+    realised: list[int]
+    """Tokens by source."""
+
+
+@dataclass(frozen=True)
+class RunData:
+    job: Job
+    about: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    ledger: str
+    checkpoints: list[int]
+
+    @classmethod
+    def load(cls, folder: RunFolder) -> RunData:
+        job = jobs.load(folder)
+        metrics = list(lines.read(folder.metrics))
+        if not metrics:
+            raise RunError(f"the run in {folder.root} has not taken a step yet")
+        ledger = list(lines.read(folder.ledger))
+        return cls(
+            job=job,
+            about=describe(job),
+            metrics=metrics,
+            events=list(lines.read(folder.events)),
+            ledger=str(ledger[-1]["hash"]),
+            checkpoints=[store.step_of(path) for path in store.committed(folder.checkpoints)],
+        )
+
+    @property
+    def name(self) -> str:
+        return self.job.folder.root.resolve().name
+
+    @property
+    def sources(self) -> list[str]:
+        return [source.name for source in self.job.plan.sources]
+
+    @property
+    def first_token(self) -> int:
+        return self.job.plan.phases[0].first_token
+
+    @property
+    def last_token(self) -> int:
+        phase = self.job.plan.phases[-1]
+        return phase.first_token + phase.tokens
+
+    @property
+    def tokens(self) -> int:
+        """Taken so far."""
+        return int(self.metrics[-1]["tokens"]) - self.first_token
+
+    @property
+    def status(self) -> str:
+        last = self.events[-1]["event"] if self.events else "start"
+        return {"finish": "finished", "stop": "interrupted", "fail": "failed"}.get(last, "running")
+
+    @property
+    def restarts(self) -> list[float]:
+        """Tokens at which the run was taken up again."""
+        taken = {entry["step"]: float(entry["tokens"]) for entry in self.metrics}
+        steps = [e["step"] for e in self.events if e["event"] == "resume"]
+        return [taken.get(step - 1, float(self.first_token)) for step in steps]
+
+    @property
+    def loss(self) -> float | None:
+        """Of the last tenth of the steps, at most fifty: one step alone is noise."""
+        count = max(1, min(50, len(self.metrics) // 10))
+        last = [entry["loss"] for entry in self.metrics[-count:] if entry["loss"] is not None]
+        return sum(last) / len(last) if last else None
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Over the steps, without the first of each start, which warms up."""
+        cold = {e["step"] for e in self.events if e["event"] in ("start", "resume")}
+        warm = [entry for entry in self.metrics if entry["step"] not in cold] or self.metrics
+        seconds = sum(entry["seconds"] for entry in warm)
+        return float(sum(entry["tokens_per_second"] * entry["seconds"] for entry in warm) / seconds)
+
+    @property
+    def seconds(self) -> float:
+        return float(sum(entry["seconds"] for entry in self.metrics))
+
+    @property
+    def data_wait(self) -> float:
+        waited = sum(entry["data_wait"] * entry["seconds"] for entry in self.metrics)
+        return float(waited / self.seconds)
+
+    def curve(self, key: str) -> Curve:
+        pairs = [(float(e["tokens"]), e[key]) for e in self.metrics if e.get(key) is not None]
+        return thin([x for x, _ in pairs], [float(y) for _, y in pairs])
+
+    def source_loss(self, name: str) -> Curve:
+        pairs = [
+            (float(entry["tokens"]), entry["sources"][name]["loss"])
+            for entry in self.metrics
+            if entry["sources"].get(name, {}).get("loss") is not None
+        ]
+        return thin([x for x, _ in pairs], [float(y) for _, y in pairs])
+
+    def phases(self) -> list[PhaseShares]:
+        realised: dict[str, list[int]] = {}
+        for entry in self.metrics:
+            taken = realised.setdefault(entry["phase"], [0] * len(self.sources))
+            for place, source in enumerate(self.sources):
+                taken[place] += entry["sources"].get(source, {}).get("rows", 0)
+        return [
+            PhaseShares(
+                name=phase.name,
+                first_token=phase.first_token,
+                tokens=phase.tokens,
+                seq_len=phase.seq_len,
+                batch_rows=phase.batch_rows,
+                steps=phase.steps,
+                planned=_planned(phase, len(self.sources)),
+                realised=[
+                    rows * phase.seq_len
+                    for rows in realised.get(phase.name, [0] * len(self.sources))
+                ],
+            )
+            for phase in self.job.plan.phases
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "run": str(self.job.folder.root),
+            "status": self.status,
+            "steps": len(self.metrics),
+            "tokens": self.tokens,
+            "loss": self.loss,
+            "tokens_per_second": self.tokens_per_second,
+            "data_wait": self.data_wait,
+            "restarts": len(self.restarts),
+            "plan_hash": self.job.plan.hash,
+            "ledger_hash": self.ledger,
+        }
+
+
+def planned_over_tokens(run: RunData) -> list[tuple[float, float, list[float]]]:
+    """(from, to, share of each source): constant pieces of the plan."""
+    found = []
+    for phase in run.job.plan.phases:
+        token = float(phase.first_token)
+        for rows, shares in _pieces(phase, len(run.sources)):
+            end = token + rows * phase.seq_len
+            found.append((token, end, shares))
+            token = end
+    return found
+
+
+def realised_over_tokens(run: RunData, bins: int) -> list[tuple[float, float, list[float]]]:
+    """The same of what was taken, step by step where there are few, binned where many."""
+    count = max(1, -(-len(run.metrics) // bins))
+    found = []
+    begin = float(run.first_token)
+    for first in range(0, len(run.metrics), count):
+        group = run.metrics[first : first + count]
+        rows = [
+            sum(entry["sources"].get(source, {}).get("rows", 0) for entry in group)
+            for source in run.sources
+        ]
+        total = sum(rows)
+        end = float(group[-1]["tokens"])
+        found.append((begin, end, [each / total for each in rows]))
+        begin = end
+    return found
+
+
+def _pieces(phase: Any, sources: int) -> list[tuple[int, list[float]]]:
+    stretches = getattr(phase, "stretches", None)
+    if stretches is None:  # random rows have one source
+        return [(phase.rows, [1.0] * sources)]
+    return [
+        (stretch.rows, [weight / sum(stretch.weights) for weight in stretch.weights])
+        for stretch in stretches
+    ]
+
+
+def _planned(phase: Any, sources: int) -> list[float]:
+    pieces = _pieces(phase, sources)
+    total = sum(rows for rows, _ in pieces)
+    return [sum(rows * shares[i] for rows, shares in pieces) / total for i in range(sources)]
+
+
+def thin(x: Sequence[float], y: Sequence[float]) -> Curve:
+    """At most MOST_POINTS points, each the mean of its neighbours."""
+    size = max(1, -(-len(x) // MOST_POINTS))
+    groups = range(0, len(x), size)
+    return Curve(
+        [sum(x[i : i + size]) / len(x[i : i + size]) for i in groups],
+        [sum(y[i : i + size]) / len(y[i : i + size]) for i in groups],
+    )
+
+
+def smooth(curve: Curve, width: int) -> Curve:
+    """A centred mean over `width` points."""
+    half = width // 2
+    y = [
+        sum(curve.y[max(0, i - half) : i + half + 1])
+        / len(curve.y[max(0, i - half) : i + half + 1])
+        for i in range(len(curve.y))
+    ]
+    return Curve(curve.x, y)

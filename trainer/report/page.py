@@ -1,0 +1,259 @@
+"""The page around the charts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from ... import __version__
+from ...console.progress import duration, human
+from . import charts
+from .data import RunData
+from .style import CSS
+
+
+def one(run: RunData) -> str:
+    several_sources = len(run.sources) > 1
+    notes = _overall(run)
+    body = [
+        _header(run),
+        _tiles(run),
+        _section(
+            "Loss",
+            charts.loss(run),
+            legend='<span class="key"><b></b>all tokens</span>'
+            + (charts.legend(run.sources) if several_sources else "")
+            + _restart_key(run),
+        ),
+        _section("Learning rate", charts.learning_rate(run)),
+        _section(
+            "Mixture",
+            charts.mixture(run) + _phase_table(run),
+            legend=charts.legend(run.sources, notes),
+        ),
+        '<div class="pair">',
+        _section("Tokens per second", charts.small(run, "tokens_per_second", "tokens per second")),
+        _section("Gradient norm", charts.small(run, "grad_norm", "gradient norm")),
+        _section(
+            "Waiting for data", charts.small(run, "data_wait", "share of the step", percent=True)
+        ),
+        _section("Seconds per step", charts.small(run, "seconds", "seconds per step")),
+        "</div>",
+        _what_ran(run),
+        _history(run),
+    ]
+    return _page(run.name, "".join(body))
+
+
+def several(runs: Sequence[RunData]) -> str:
+    names = [run.name for run in runs]
+    difference = charts.difference(runs)
+    body = [
+        f'<header><div><p class="over">headrace · comparison</p>'
+        f"<h1>{escape(' · '.join(names))}</h1></div></header>",
+        _section("Loss", charts.compared(runs, "loss", 330, "loss"), legend=charts.legend(names)),
+        _section(f"Loss less that of {names[0]}", difference) if difference else "",
+        _section("Learning rate", charts.compared(runs, "lr", 160, "learning rate")),
+        _comparison(runs),
+    ]
+    return _page(" · ".join(names), "".join(body))
+
+
+def _header(run: RunData) -> str:
+    return (
+        f'<header><div><p class="over">headrace · run</p><h1>{escape(run.name)}</h1></div>'
+        f'<span class="status {run.status}">{run.status}</span></header>{_stripe(run)}'
+    )
+
+
+def _stripe(run: RunData) -> str:
+    """The model, layer by layer."""
+    layers = run.job.model.layers
+    kinds = list(dict.fromkeys(layer.mixer for layer in layers))
+    cells = "".join(
+        f'<i style="background:{charts.colour(kinds.index(layer.mixer))}" '
+        f'title="layer {number}: {escape(layer.mixer)}"></i>'
+        for number, layer in enumerate(layers)
+    )
+    count = run.about["model"]["parameters"]
+    return (
+        f'<div class="model"><div class="stripe">{cells}</div>{charts.legend(kinds)}'
+        f'<span class="count">{human(count)} parameters in {len(layers)} layers</span></div>'
+    )
+
+
+def _tiles(run: RunData) -> str:
+    planned = run.job.plan.tokens
+    loss = run.loss
+    mfu = [entry["mfu"] for entry in run.metrics if entry["mfu"] is not None]
+    tiles = [
+        ("tokens", human(run.tokens), f"{run.tokens / planned:.0%} of {human(planned)}"),
+        ("loss", f"{loss:.4f}" if loss is not None else "not finite", _loss_note(run)),
+        (
+            "steps",
+            f"{len(run.metrics):,}",
+            f"of {run.job.plan.last_step - run.job.plan.first_step:,}",
+        ),
+        (
+            "tokens per second",
+            human(run.tokens_per_second),
+            f"MFU {sum(mfu) / len(mfu):.1%}" if mfu else run.about["layout"]["device"].upper(),
+        ),
+        ("waiting for data", f"{run.data_wait:.2%}", "of the time"),
+        ("time", duration(run.seconds), _restart_note(run)),
+    ]
+    return (
+        '<div class="tiles">'
+        + "".join(
+            f"<div><p>{name}</p><strong>{value}</strong><small>{note}</small></div>"
+            for name, value, note in tiles
+        )
+        + "</div>"
+    )
+
+
+def _loss_note(run: RunData) -> str:
+    first = run.metrics[0]["loss"]
+    return f"from {first:.4f}" if first is not None else ""
+
+
+def _restart_note(run: RunData) -> str:
+    count = len(run.restarts)
+    return f"{count} restart{'s' * (count != 1)}" if count else "without a restart"
+
+
+def _restart_key(run: RunData) -> str:
+    return '<span class="key"><u></u>restart</span>' if run.restarts else ""
+
+
+def _overall(run: RunData) -> list[str]:
+    """Each source's share of all tokens taken."""
+    phases = run.phases()
+    taken = [sum(phase.realised[i] for phase in phases) for i in range(len(run.sources))]
+    total = sum(taken) or 1
+    return [f" <em>{human(tokens)} · {tokens / total:.1%}</em>" for tokens in taken]
+
+
+def _phase_table(run: RunData) -> str:
+    heads = "".join(f'<th colspan="2">{escape(source)}</th>' for source in run.sources)
+    under = "<th>planned</th><th>realised</th>" * len(run.sources)
+    rows = []
+    for phase in run.phases():
+        taken = sum(phase.realised)
+        cells = "".join(
+            f"<td>{planned:.2%}</td><td>{f'{tokens / taken:.2%}' if taken else '–'}</td>"
+            for planned, tokens in zip(phase.planned, phase.realised, strict=True)
+        )
+        rows.append(
+            f"<tr><th>{escape(phase.name)}</th><td>{human(taken)} of {human(phase.tokens)}</td>"
+            f"<td>{phase.batch_rows} × {phase.seq_len:,}</td>{cells}</tr>"
+        )
+    return (
+        '<div class="scroll"><table><thead><tr><th rowspan="2">phase</th>'
+        f'<th rowspan="2">tokens</th><th rowspan="2">batch</th>{heads}</tr><tr>{under}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _what_ran(run: RunData) -> str:
+    layout = run.about["layout"]
+    facts = {
+        "engine": f"{layout['engine']}, {layout['precision']}",
+        "layout": f"{layout['processes']} × {layout['device']} = dp {layout['dp']} × "
+        f"tp {layout['tp']} × cp {layout['cp']}",
+        "model": run.job.model.pattern,
+        "width": f"{run.job.model.width:,}, vocabulary {run.job.model.vocab_size:,}",
+        "optimizer": _optimizer(run),
+        "seed": str(run.job.run.seed),
+        "plan": run.job.plan.hash,
+        "ledger": run.ledger,
+        "checkpoints": ", ".join(f"step {step:,}" for step in run.checkpoints) or "none",
+        "folder": str(run.job.folder.root),
+    }
+    return f"<section><h2>What ran</h2>{_facts(facts)}</section>"
+
+
+def _optimizer(run: RunData) -> str:
+    config = run.job.run.optimizer
+    return (
+        f"AdamW, peak {config.lr:g}, β {config.beta1:g} / {config.beta2:g}, decay "
+        f"{config.weight_decay:g}, clip {config.clip:g}"
+    )
+
+
+def _facts(facts: dict[str, str]) -> str:
+    items = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
+    return f"<dl>{items}</dl>"
+
+
+def _history(run: RunData) -> str:
+    """Starts and ends, without the checkpoints between them."""
+    rows = []
+    for event in run.events:
+        if event["event"] == "checkpoint":
+            continue
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
+        rows.append(
+            f"<tr><td>{when}</td><th>{escape(event['event'])}</th><td>step {event['step']:,}</td>"
+            f"<td>{escape(_detail(event))}</td></tr>"
+        )
+    return (
+        '<section><h2>History</h2><div class="scroll"><table class="history"><tbody>'
+        f"{''.join(rows)}</tbody></table></div></section>"
+    )
+
+
+def _detail(event: dict[str, Any]) -> str:
+    if "layout" in event:
+        layout = event["layout"]
+        text = f"{layout['engine']}, {layout['processes']} × {layout['device']}"
+        return f"{text}, ready after {duration(event['seconds'])}"
+    if "ledger" in event:
+        return f"ledger {event['ledger']}"
+    return str(event.get("error", "")).splitlines()[0] if event.get("error") else ""
+
+
+def _comparison(runs: Sequence[RunData]) -> str:
+    facts: dict[str, list[str]] = {
+        "status": [run.status for run in runs],
+        "tokens": [human(run.tokens) for run in runs],
+        "loss": [f"{run.loss:.4f}" if run.loss is not None else "not finite" for run in runs],
+        "tokens per second": [human(run.tokens_per_second) for run in runs],
+        "waiting for data": [f"{run.data_wait:.2%}" for run in runs],
+        "restarts": [str(len(run.restarts)) for run in runs],
+        "parameters": [human(run.about["model"]["parameters"]) for run in runs],
+        "model": [run.job.model.pattern for run in runs],
+        "engine": [run.about["layout"]["engine"] for run in runs],
+        "peak learning rate": [f"{run.job.run.optimizer.lr:g}" for run in runs],
+        "plan": [run.job.plan.hash for run in runs],
+        "ledger": [run.ledger for run in runs],
+    }
+    head = "".join(f"<th>{escape(run.name)}</th>" for run in runs)
+    rows = "".join(
+        f'<tr class="{"differs" if len(set(values)) > 1 else ""}"><th>{name}</th>'
+        + "".join(f"<td>{escape(value)}</td>" for value in values)
+        + "</tr>"
+        for name, values in facts.items()
+    )
+    return (
+        '<section><h2>Side by side</h2><div class="scroll"><table class="sides"><thead><tr>'
+        f"<th></th>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>"
+    )
+
+
+def _section(title: str, content: str, legend: str = "") -> str:
+    keys = f'<div class="keys">{legend}</div>' if legend else ""
+    return f"<section><div class='head'><h2>{title}</h2>{keys}</div>{content}</section>"
+
+
+def _page(title: str, body: str) -> str:
+    made = time.strftime("%Y-%m-%d %H:%M")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)} · headrace</title><style>{CSS}</style></head>"
+        f"<body><main>{body}<footer>headrace {__version__} · drawn {made}</footer></main></body>"
+        "</html>"
+    )
