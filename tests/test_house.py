@@ -1,0 +1,362 @@
+"""The rules of the house: what is packaged, who may import whom, and what answers at once."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import tomllib
+import typing
+import warnings
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+
+MAY_IMPORT = {
+    "configs": set(),
+    "console": set(),
+    "dataplane": {"console"},
+    "models": {"console", "configs"},
+    "mixtures": {"dataplane", "console", "configs"},
+    "tokenize": {"dataplane", "console", "configs"},
+    "trainer": {"mixtures", "models", "dataplane", "console", "configs"},
+}
+"""Downwards only: trainer → mixtures → dataplane, tokenize → dataplane, trainer → models; all may
+use the console. One file knows every room, by its name and late: console/headrace.py."""
+
+LONG_FILE = 400
+
+
+def files_of(room: str) -> list[Path]:
+    return sorted((ROOT / room).rglob("*.py"))
+
+
+ALL_FILES = [ROOT / "__init__.py", *(file for room in MAY_IMPORT for file in files_of(room))]
+
+
+def run_python(code: str, *, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True)
+
+
+# Packaging
+
+
+def test_every_room_is_in_the_table() -> None:
+    elsewhere = {"tests", "benchmarks", "docs", "build", "dist"}
+    rooms = {
+        folder.name
+        for folder in ROOT.iterdir()
+        if folder.is_dir()
+        and folder.name not in elsewhere
+        and not folder.name.startswith(".")
+        and any(folder.rglob("*.py"))
+    }
+    assert rooms == set(MAY_IMPORT)
+
+
+def test_no_module_stands_in_the_root() -> None:
+    """It would enter the wheel, and be importable by a name that belongs to nobody."""
+    assert [file.name for file in ROOT.glob("*.py")] == ["__init__.py"]
+
+
+def test_every_folder_with_code_is_a_listed_package() -> None:
+    folders = {file.parent.relative_to(ROOT) for file in ALL_FILES}
+    assert {".".join(["headrace", *folder.parts]) for folder in folders} == set(
+        SETUPTOOLS["packages"]
+    )
+
+
+def test_folders_are_packages_except_the_one_that_must_not_be() -> None:
+    """With an __init__.py, tokenize/ would shadow Python's own tokenize in the root."""
+    without = {file.parent for file in ALL_FILES if not (file.parent / "__init__.py").exists()}
+    assert without == {ROOT / "tokenize"}
+
+
+def test_pythons_own_tokenize_wins_in_the_root() -> None:
+    result = run_python("import tokenize; print(tokenize.__file__)")
+    assert result.returncode == 0, result.stderr
+    assert Path(result.stdout.strip()) == Path(inspect.__file__).with_name("tokenize.py")
+
+
+def test_the_guard_sees_a_shadowed_tokenize(tmp_path: Path) -> None:
+    (tmp_path / "tokenize").mkdir()
+    (tmp_path / "tokenize" / "__init__.py").touch()
+    result = run_python("import tokenize; print(tokenize.__file__)", cwd=tmp_path)
+    assert result.stdout.strip() == str(tmp_path / "tokenize" / "__init__.py")
+
+
+def test_the_wheel_holds_everything_and_nothing_else(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    hidden = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "__init__.py", "py.typed"):
+        shutil.copy(ROOT / name, source)
+    for room in MAY_IMPORT:
+        shutil.copytree(ROOT / room, source / room, ignore=hidden)
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path)]
+    done = subprocess.run([*build, str(source)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        [entry] = [name for name in names if name.endswith("entry_points.txt")]
+        commands = re.findall(r"^(\w+) = ", archive.read(entry).decode(), re.MULTILINE)
+    packaged = {name for name in names if ".dist-info/" not in name}
+    shipped = [*ALL_FILES, ROOT / "py.typed", *(ROOT / "configs").rglob("*.yaml")]
+    assert packaged == {f"headrace/{file.relative_to(ROOT)}" for file in shipped}
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert set(commands) == {"tokenize", "mixtures", "trainer", "headrace"}
+
+
+# Who may import whom
+
+
+def imports(text: str, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """What a module of `package` imports of headrace: the line, and `room`, or `headrace` where
+    it does so absolutely."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                if name.name.split(".")[0] == "headrace":
+                    yield node.lineno, "headrace"
+        elif isinstance(node, ast.ImportFrom):
+            if node.level == 0:
+                if (node.module or "").split(".")[0] == "headrace":
+                    yield node.lineno, "headrace"
+                continue
+            base = package[: len(package) - (node.level - 1)]
+            target = (*base, *(node.module.split(".") if node.module else ()))
+            if target:
+                yield node.lineno, target[0]
+            else:  # `from .. import x` at the root: x may be a room
+                for name in node.names:
+                    if name.name in MAY_IMPORT:
+                        yield node.lineno, name.name
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and (match := re.fullmatch(r"headrace\.(\w+)(\.\w+)+", node.value))
+        ):
+            yield node.lineno, match[1]  # a module by its name, as registries have them
+
+
+def violations(text: str, package: tuple[str, ...]) -> list[str]:
+    room = package[0] if package else ""
+    allowed = MAY_IMPORT.get(room, set()) | {room}
+    return [
+        f"line {line}: {target}" for line, target in imports(text, package) if target not in allowed
+    ]
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_imports_point_downwards(room: str) -> None:
+    found = {}
+    for file in files_of(room):
+        package = file.parent.relative_to(ROOT).parts
+        if wrong := violations(file.read_text(), package):
+            found[str(file.relative_to(ROOT))] = wrong
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("package", "line"),
+    [
+        (("models",), "from ..dataplane.plan import Plan"),
+        (("models",), "from .. import dataplane"),
+        (("models", "operators"), "from ...trainer import loop"),
+        (("dataplane", "shards"), "from ...tokenize.build import build"),
+        (("console",), "from ..models.config import ModelConfig"),
+        (("mixtures",), "def late():\n    from ..trainer import run"),
+        (("trainer",), "from headrace.models.model import Model"),
+        (("trainer",), "import headrace.models"),
+        (("trainer",), "from ..tokenize.build import build"),
+        (("tokenize",), "WORKER = 'headrace.trainer.worker'"),
+    ],
+)
+def test_the_guard_sees_an_import_that_points_upwards(package: tuple[str, ...], line: str) -> None:
+    assert violations(line, package)
+
+
+@pytest.mark.parametrize(
+    ("package", "line"),
+    [
+        (("trainer",), "from ..models.model import Model"),
+        (("trainer", "engines"), "from . import fsdp2\nfrom ..layout import Parallel"),
+        (("trainer", "engines"), "from ...models import model"),
+        (("console",), "from .. import __version__"),
+        (("tokenize",), "import tokenize\nfrom tokenizers import Tokenizer"),
+        (("dataplane", "shards"), "FORMATS = {'arrow': 'headrace.dataplane.shards.arrow'}"),
+    ],
+)
+def test_the_guard_lets_pass_what_points_downwards(package: tuple[str, ...], line: str) -> None:
+    assert not violations(line, package)
+
+
+# What imports what, when it runs
+
+TORCH_ALONE = """
+import importlib, sys
+import torch, torch.nn.functional, torch.utils.checkpoint, torch.distributed
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in sys.stdlib_module_names and top not in ("torch", "headrace", *loaded):
+            raise ImportError(f"{name} is imported")
+
+loaded = {name.partition(".")[0] for name in sys.modules} - {"yaml", "click", "pydantic"}
+sys.meta_path.insert(0, Block())
+for module in MODULES:
+    importlib.import_module(module)
+"""
+
+
+def modules_of_models() -> list[str]:
+    """All but the command, which needs click."""
+    return [
+        ".".join(["headrace", *file.relative_to(ROOT).with_suffix("").parts]).removesuffix(
+            ".__init__"
+        )
+        for file in files_of("models")
+        if file.name != "cli.py"
+    ]
+
+
+def test_models_import_with_torch_alone() -> None:
+    result = run_python(f"MODULES = {modules_of_models()}\n{TORCH_ALONE}")
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_guard_sees_what_models_may_not_import() -> None:
+    for module in ("headrace.models.cli", "headrace.dataplane.shards.arrow", "deepspeed"):
+        assert run_python(f"MODULES = {[module]}\n{TORCH_ALONE}").returncode != 0
+
+
+HELP = """
+import sys
+import click
+from click.testing import CliRunner
+from headrace.console.headrace import main
+
+def pages(command, words):
+    yield words
+    if isinstance(command, click.Group):
+        with click.Context(command) as ctx:
+            for name in command.list_commands(ctx):
+                yield from pages(command.get_command(ctx, name), [*words, name])
+
+found = list(pages(main, []))
+for words in found:
+    result = CliRunner().invoke(main, [*words, "--help"])
+    assert result.exit_code == 0 and result.output.startswith("Usage: headrace"), result.output
+slow = {"torch", "numpy", "pyarrow", "pydantic", "yaml", "deepspeed", "streaming"}
+print(len(found), sorted(slow & set(sys.modules)))
+"""
+
+
+def test_every_help_answers_without_the_heavy_packages() -> None:
+    result = run_python(HELP)
+    assert result.returncode == 0, result.stderr
+    pages, heavy = result.stdout.strip().split(" ", 1)
+    assert int(pages) > 10
+    assert heavy == "[]"
+
+
+# Configuration
+
+
+def dataclasses_in(hint: object, seen: dict[type, None]) -> dict[type, None]:
+    """Every dataclass that a configuration leads to."""
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and hint not in seen:
+        seen[hint] = None
+        for inner in typing.get_type_hints(hint, include_extras=True).values():
+            dataclasses_in(inner, seen)
+    for mark in getattr(hint, "__metadata__", ()):
+        for choice in getattr(mark, "registry", {}).values():
+            dataclasses_in(choice, seen)
+    for argument in typing.get_args(hint):
+        dataclasses_in(argument, seen)
+    return seen
+
+
+def configurations() -> list[type]:
+    from headrace.mixtures.spec import Mixture
+    from headrace.models.config import ModelConfig
+    from headrace.tokenize.build import BuildConfig
+    from headrace.tokenize.train import TrainConfig
+    from headrace.trainer.config import RunConfig
+
+    seen: dict[type, None] = {}
+    for root in (Mixture, ModelConfig, BuildConfig, TrainConfig, RunConfig):
+        dataclasses_in(root, seen)
+    return list(seen)
+
+
+def undocumented(kind: type) -> list[str]:
+    """The fields without a string below them. One that is a section needs none where its own
+    class says what it is; a tag (`kind`) is explained by what it chooses."""
+    [node] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(node, ast.ClassDef)
+    hints = typing.get_type_hints(kind)
+    bare = []
+    for position, statement in enumerate(node.body):
+        if not isinstance(statement, ast.AnnAssign):
+            continue
+        assert isinstance(statement.target, ast.Name)
+        following = node.body[position + 1] if position + 1 < len(node.body) else None
+        documented = (
+            isinstance(following, ast.Expr)
+            and isinstance(following.value, ast.Constant)
+            and isinstance(following.value.value, str)
+        )
+        name = statement.target.id
+        section = next(iter(dataclasses_in(hints.get(name), {})), None)
+        if not documented and name != "kind" and not (section and written_doc(section)):
+            bare.append(f"{kind.__name__}.{name}")
+    return bare
+
+
+def written_doc(kind: type) -> bool:
+    """Whether the class has a docstring that a person wrote (dataclass makes one up)."""
+    return bool(kind.__doc__) and not kind.__doc__.startswith(f"{kind.__name__}(")
+
+
+def test_every_field_that_a_person_can_set_is_documented() -> None:
+    bare = [field for kind in configurations() for field in undocumented(kind)]
+    assert not bare, bare
+
+
+def test_every_configuration_is_frozen_and_takes_names_only() -> None:
+    for kind in configurations():
+        assert kind.__dataclass_params__.frozen, kind  # type: ignore[attr-defined]
+        assert all(field.kw_only for field in dataclasses.fields(kind)), kind
+
+
+# Size
+
+
+def test_files_are_of_one_idea() -> None:
+    """A warning, not a failure: a long file asks whether it holds two ideas."""
+    for file in ALL_FILES:
+        if (lines := len(file.read_text().splitlines())) > LONG_FILE:
+            warnings.warn(f"{file.relative_to(ROOT)} has {lines} lines", stacklevel=1)
+
+
+def test_the_two_commands_are_there() -> None:
+    """`make help` names what README promises."""
+    help_text = subprocess.run(
+        ["make", "help"], cwd=ROOT, capture_output=True, text=True, env=dict(os.environ)
+    ).stdout
+    for target in ("run", "test", "check", "bench", "setup", "help"):
+        assert f"make {target} " in help_text
