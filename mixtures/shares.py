@@ -13,7 +13,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from ..console.errors import PlanError
-from ..dataplane.plan import Stretch
+from ..dataplane.plan import Phase, Stretch
 from .spec import PhaseSpec, ends
 
 MAX_PERIOD = 1 << 20
@@ -47,6 +47,17 @@ def phase_shares(
 def average(first: Shares, last: Shares) -> Shares:
     """A phase's shares of its tokens: what replaying it draws by."""
     return tuple((one + two) / 2 for one, two in zip(first, last, strict=True))
+
+
+def drawn_shares(phase: Phase) -> Shares:
+    """The shares by which a planned phase draws, over all of it."""
+    sums = [Fraction(0)] * len(phase.stretches[0].weights)
+    for stretch in phase.stretches:
+        total = sum(stretch.weights)
+        for index, weight in enumerate(stretch.weights):
+            if weight:
+                sums[index] += Fraction(weight * stretch.rows, total * phase.rows)
+    return tuple(sums)
 
 
 def stretches(name: str, rows: int, first: Shares, last: Shares) -> tuple[Stretch, ...]:

@@ -1,4 +1,4 @@
-"""The mixture: the YAML that a person writes.
+"""The mixture: the YAML that a person writes. check.py says what is wrong with one.
 
 seed: 7
 sources:
@@ -19,8 +19,7 @@ phases:
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -37,12 +36,6 @@ class SourceSpec:
     """How many times the plan may go through it."""
     generations: int | None = None
     """Use the dataset's first generations only; all that it has now, if left out."""
-
-    def __post_init__(self) -> None:
-        if self.max_epochs < 1:
-            raise ValueError(f"max_epochs is {self.max_epochs}; it must be at least 1")
-        if self.generations is not None and self.generations < 1:
-            raise ValueError(f"generations is {self.generations}; it must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,24 +55,14 @@ class LearningRate:
     decay: int | None = None
     """Tokens of wsd's decay."""
 
-    def __post_init__(self) -> None:
-        for name in ("peak", "warmup", "warmup_from", "end"):
-            value = getattr(self, name)
-            if value < 0 or not math.isfinite(value):
-                raise ValueError(f"{name} is {value}; it must be a number that is not negative")
-        if self.shape == "exponential" and not (self.end > 0 and self.peak > 0):
-            raise ValueError("exponential decay needs an `end` and a `peak` above 0")
-        if (self.shape == "wsd") != (self.decay is not None):
-            raise ValueError("`decay` (tokens) belongs to shape wsd, which needs it")
-
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseSpec:
     """A span of training with its own weights, sequence length, batch and learning rate."""
 
-    tokens: int
-    """How many tokens the phase takes, of all sources together."""
-    weights: dict[str, Weight]
+    tokens: int = 0
+    """How many tokens the phase takes, of all sources together: rounded to whole updates."""
+    weights: dict[str, Weight] = field(default_factory=dict)
     """The share of each source in the phase's tokens; together 1. A number, or {from, to} for a
     share that changes evenly. The name of an earlier phase replays its mixture."""
     seq_len: int | None = None
@@ -88,14 +71,6 @@ class PhaseSpec:
     """Tokens of an update; the phase before's, if left out."""
     lr: LearningRate = field(default_factory=LearningRate)
     """The learning rate, in multiples of the run's peak."""
-
-    def __post_init__(self) -> None:
-        for name in ("tokens", "seq_len", "batch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value:,}; it must be at least 1")
-        if not self.weights:
-            raise ValueError("weights is empty; it names the sources of the phase")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +88,9 @@ class After:
 class Mixture:
     """Sources, and the phases that draw from them."""
 
-    sources: dict[str, SourceSpec]
-    """Datasets by name."""
-    phases: dict[str, PhaseSpec]
+    sources: dict[str, SourceSpec] = field(default_factory=dict)
+    """Datasets by name. Those of the run that this mixture continues need not be repeated."""
+    phases: dict[str, PhaseSpec] = field(default_factory=dict)
     """In the order in which they are trained on."""
     seed: int = 0
     """Decides every permutation."""
@@ -123,19 +98,29 @@ class Mixture:
     """Whether the documents of a row are kept from seeing each other."""
     chunk: int | None = None
     """Tokens that stay together when a source is shuffled: a multiple of every sequence length.
-    About a million, if left out."""
+    About a million, or a 64th of a smaller source, if left out."""
     window: int | None = None
-    """Chunks among which rows are shuffled."""
+    """Chunks among which rows are shuffled. 64, or an eighth of a smaller source, if left out."""
     after: After | None = None
     """Continue another run's stream: what it consumed is not served again."""
 
-    def __post_init__(self) -> None:
-        for name in ("chunk", "window"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value:,}; it must be at least 1")
-        if not self.phases:
-            raise ValueError("phases is empty; a mixture needs at least one")
+
+@dataclass(frozen=True)
+class Settled:
+    """A phase with the sequence length and batch that hold in it; None where none was given."""
+
+    name: str
+    spec: PhaseSpec
+    seq_len: int | None
+    batch: int | None
+
+
+def settled(mixture: Mixture, seq_len: int | None, batch: int | None) -> Iterator[Settled]:
+    """The phases in order, after one with this sequence length and batch."""
+    for name, spec in mixture.phases.items():
+        seq_len = seq_len if spec.seq_len is None else spec.seq_len
+        batch = batch if spec.batch is None else spec.batch
+        yield Settled(name, spec, seq_len, batch)
 
 
 def ends(weight: Weight) -> tuple[float, float]:

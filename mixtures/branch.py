@@ -1,0 +1,189 @@
+"""Continuing another run's stream: where it stood, and what each source has left.
+
+A source goes on in the order that it had, from where it stood, if that order fits: the dataset has
+not grown, and its chunks hold the new sequence lengths. Otherwise it begins a new order with the
+chunks of the epoch that were not begun, and with what the dataset has grown by.
+
+Sources that the new mixture does not weigh are carried along, so that a mixture which comes after
+this one still knows how far they were read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+
+from ..console.errors import PlanError
+from ..dataplane import storage
+from ..dataplane.plan import Parent, Phase, Plan
+from ..dataplane.source_order import Position, Rest, SourceOrder
+from ..dataplane.stream import Stream
+from .check import Finding, Inherited
+from .shares import Shares, drawn_shares
+from .sources import Opened
+from .spec import After, Mixture, SourceSpec
+
+PLAN = "plan.json"
+CHECKPOINT = re.compile(r"^step-(\d+)$")
+
+
+@dataclass(frozen=True)
+class Branch:
+    """The plan that is continued, and the row from which on it is not followed."""
+
+    plan: Plan
+    stream: Stream
+    row: int
+    step: int
+    token: int
+
+    @property
+    def parent(self) -> Parent:
+        return Parent(hash=self.plan.hash, row=self.row)
+
+    @property
+    def last_phase(self) -> Phase:
+        return self.plan.phase_at(max(self.row - 1, self.plan.first_row))
+
+    @property
+    def inherited(self) -> Inherited:
+        phase = self.last_phase
+        return Inherited(
+            phases=tuple(phase.name for phase in self.plan.phases),
+            sources=tuple(source.name for source in self.plan.sources),
+            seq_len=phase.seq_len,
+            batch=phase.batch_rows * phase.seq_len,
+        )
+
+    @cached_property
+    def positions(self) -> tuple[Position, ...]:
+        """Where each source stands, in rows of the last phase's length."""
+        return self.stream.positions(self.row)
+
+    def shares(self) -> dict[str, dict[str, Fraction]]:
+        """By phase, the shares of its sources: what replaying it draws by."""
+        names = [source.name for source in self.plan.sources]
+        return {
+            phase.name: dict(zip(names, drawn_shares(phase), strict=True))
+            for phase in self.plan.phases
+        }
+
+
+def open_branch(after: After) -> Branch:
+    """Where in another run a mixture begins."""
+    plan = Plan.load(storage.join(after.run, PLAN))
+    step = _newest_checkpoint(after.run) if after.step is None else after.step
+    if not plan.first_step <= step <= plan.last_step:
+        raise PlanError(
+            f"the run {after.run} has no step {step}: its plan covers steps {plan.first_step} to "
+            f"{plan.last_step}"
+        )
+    if step == plan.last_step:
+        row, token = plan.last_row, plan.phases[-1].first_token + plan.phases[-1].tokens
+    else:
+        at = plan.step(step)
+        row, token = at.first_row, at.first_token
+    return Branch(plan, Stream(plan), row, step, token)
+
+
+def _newest_checkpoint(run: str) -> int:
+    """The step of a run's newest checkpoint; a folder of this name exists only when it is whole."""
+    folder = Path(run) / "checkpoints"
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    steps = [int(match[1]) for match in map(CHECKPOINT.match, names) if match]
+    if not steps:
+        raise PlanError(f"the run {run} has no checkpoint yet; name the step to branch at")
+    return max(steps)
+
+
+def with_inherited_sources(mixture: Mixture, branch: Branch) -> Mixture:
+    """The mixture with those of the run's sources that it weighs, by name or by a replay."""
+    weighed = {name for phase in mixture.phases.values() for name in phase.weights}
+    for phase, shares in branch.shares().items():
+        if phase in weighed:
+            weighed |= {name for name, share in shares.items() if share}
+    missing = {
+        source.name: SourceSpec(
+            data=source.url, max_epochs=source.max_epochs, generations=source.generations
+        )
+        for source in branch.plan.sources
+        if source.name in weighed and source.name not in mixture.sources
+    }
+    return replace(mixture, sources={**mixture.sources, **missing})
+
+
+def findings(branch: Branch, opened: Mapping[str, Opened]) -> Iterator[Finding]:
+    """Sources that are not what they were in the run that is continued."""
+    before = {source.name: source for source in branch.plan.sources}
+    consumed = {source.dataset: source.name for source in branch.plan.sources}
+    for name, source in opened.items():
+        place = ("sources", name, "data")
+        hashes = [generation.hash for generation in source.generations]
+        if name in before:
+            if before[name].dataset in hashes:
+                continue
+            if before[name].dataset in (g.hash for g in source.manifest.generations):
+                what = f"the run has used {before[name].generations} generations of it"
+                yield Finding(("sources", name, "generations"), what)
+            else:
+                yield Finding(place, "is another dataset than the run's source of this name")
+            continue
+        old = next((consumed[hash] for hash in hashes if hash in consumed), None)
+        if old is not None:
+            yield Finding(
+                place,
+                f"is the run's source {old}: under another name, what the run consumed would be "
+                "served again",
+            )
+
+
+def continued(
+    fresh: SourceOrder, branch: Branch, index: int, length: int, lengths: Sequence[int]
+) -> tuple[SourceOrder, Position]:
+    """A source's order after the run, and where it begins: that of the run where it fits, else
+    one of what that left."""
+    before, position = branch.plan.sources[index].order, branch.positions[index]
+    before_length = branch.last_phase.seq_len
+    grown = fresh.tokens > before.tokens
+    same = (fresh.chunk, fresh.window) == (before.chunk, before.window)
+    if same and not grown and all(before.chunk % each == 0 for each in lengths):
+        if length == before_length:
+            return before, position
+        window = before.next_window(position, before_length)
+        return before, before.convert(window, before_length, length)
+    if grown and position.row == 0 and position.epoch > 0:
+        # An epoch has just ended: what the dataset has grown by still belongs to that one.
+        epoch = position.epoch - 1
+        position = Position(epoch=epoch, row=before.rows(epoch, before_length))
+    rest = Rest(order=before, position=position, length=before_length)
+    return replace(fresh, rest=rest), Position(epoch=position.epoch)
+
+
+def debts(branch: Branch, names: Sequence[str], weighed: set[str]) -> tuple[Fraction, ...]:
+    """The tokens that each source is still owed. What the sources that are weighed no more were
+    owed is taken from those that were owed the other way, so that none is owed more than it was."""
+    owed = dict.fromkeys(names, Fraction(0))
+    found = branch.stream.debts(branch.row)
+    for source, debt in zip(branch.plan.sources, found, strict=True):
+        if source.name in weighed:
+            owed[source.name] = debt
+    total = sum(owed.values(), Fraction(0))
+    if total:
+        side = sum(debt for debt in owed.values() if debt * total > 0)
+        owed = {
+            name: debt * (1 - total / side) if debt * total > 0 else debt
+            for name, debt in owed.items()
+        }
+    return tuple(owed[name] for name in names)
+
+
+def replayed(branch: Branch, names: Sequence[str]) -> dict[str, Shares]:
+    """By phase of the run, the shares of this mixture's sources when it is replayed."""
+    return {
+        phase: tuple(shares.get(name, Fraction(0)) for name in names)
+        for phase, shares in branch.shares().items()
+    }

@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_data import served, write_head, write_run
+
+from headrace.console.errors import ConfigError, PlanError
+from headrace.dataplane.plan import Plan
+from headrace.mixtures.resolve import resolve, resolve_whole
+from headrace.mixtures.spec import After, LearningRate, Mixture, PhaseSpec, SourceSpec
+
+
+def phase(tokens, weights, **options):
+    return PhaseSpec(tokens=tokens, weights=weights, **options)
+
+
+@pytest.fixture
+def parent(tmp_path, head):
+    """A run of two sources that stands in the middle."""
+    mixture = Mixture(
+        seed=3,
+        chunk=64,
+        window=4,
+        sources={
+            "web": SourceSpec(data=head("web", 12_000)),
+            "code": SourceSpec(data=head("code", 4_000)),
+        },
+        phases={
+            "stable": phase(4_096, {"web": 0.75, "code": 0.25}, seq_len=16, batch=128),
+            "tail": phase(1_024, {"web": 0.5, "code": 0.5}),
+        },
+    )
+    plan = resolve(mixture)
+    write_run(tmp_path / "run", plan, steps=20)
+    return mixture, plan
+
+
+def branch_of(tmp_path: Path, step: int | None = 20, **options) -> Mixture:
+    return Mixture(after=After(run=str(tmp_path / "run"), step=step), **options)
+
+
+def consumed(plan: Plan, step: int):
+    return served(plan, last=plan.step(step).first_row)
+
+
+def test_extending_a_phase_serves_what_it_would_have_served(tmp_path, parent):
+    mixture, _ = parent
+    longer = resolve(
+        replace(
+            mixture,
+            phases={"stable": phase(8_192, {"web": 0.75, "code": 0.25}, seq_len=16, batch=128)},
+        )
+    )
+    child = resolve(branch_of(tmp_path, phases={"more": phase(2_048, {"stable": 1})}))
+    assert (child.first_row, child.first_step) == (20 * 8, 20)
+    assert child.phases[0].first_token == 20 * 128
+    assert served(child) == served(longer, first=child.first_row, last=child.last_row)
+
+
+def test_a_continued_run_needs_no_source_repeated(tmp_path, parent):
+    child = resolve(branch_of(tmp_path, phases={"more": phase(1_024, {"web": 1})}))
+    _, plan = parent
+    assert max((consumed(plan, 20) + served(child)).values()) == 1
+    assert {s.name for s in child.sources} == {"web", "code"}
+
+
+def test_the_newest_checkpoint_is_where_a_mixture_begins_if_no_step_is_given(tmp_path, parent):
+    assert resolve(branch_of(tmp_path, None, phases={"x": phase(128, {"web": 1})})).first_step == 20
+    (tmp_path / "run/checkpoints/step-00000020").rmdir()
+    with pytest.raises(ConfigError, match="no checkpoint yet"):
+        resolve(branch_of(tmp_path, None, phases={"x": phase(128, {"web": 1})}))
+
+
+def test_adding_a_source_to_a_live_run(tmp_path, parent, head):
+    _, plan = parent
+    child = resolve(
+        branch_of(
+            tmp_path,
+            sources={"math": SourceSpec(data=head("math", 3_000))},
+            phases={"more": phase(2_048, {"stable": 0.5, "math": 0.5})},
+        )
+    )
+    taken = served(child)
+    assert max((consumed(plan, 20) + taken).values()) == 1
+    counts = {
+        name: sum(1 for source, *_ in taken if source == name) for name in ("web", "code", "math")
+    }
+    wanted = {"web": 768, "code": 256, "math": 1_024}
+    assert all(abs(counts[name] - wanted[name]) < 2 * 16 for name in wanted), counts
+
+
+@pytest.mark.parametrize("added", [1_000, 16, 5])
+def test_a_dataset_that_has_grown_goes_on_with_what_is_left_and_what_is_new(
+    tmp_path, parent, head, added
+):
+    _, plan = parent
+    head("code", added)
+    child = resolve(branch_of(tmp_path, phases={"more": phase(1_024, {"code": 1})}))
+    assert max((consumed(plan, 20) + served(child)).values()) == 1
+    pinned = next(s for s in child.sources if s.name == "code")
+    assert pinned.generations == 1  # inherited as the run had it
+    url = str(tmp_path / "code")
+    child = resolve(
+        branch_of(
+            tmp_path,
+            sources={"code": SourceSpec(data=url)},
+            phases={"more": phase(1_024, {"code": 1})},
+        )
+    )
+    taken = served(child)
+    assert max((consumed(plan, 20) + taken).values()) == 1
+    assert max(token for _, _, token in taken) < 4_000 + added - 1
+
+
+def test_new_tokens_are_served_although_the_old_ones_are_used_up(tmp_path, head):
+    url = head("web", 1_025)
+    weights = {"web": 1}
+    whole = Mixture(
+        sources={"web": SourceSpec(data=url)},
+        phases={"all": phase(1_024, weights, seq_len=16, batch=128)},
+        chunk=64,
+        window=4,
+    )
+    plan = resolve(whole)
+    write_run(tmp_path / "run", plan)
+    child = branch_of(tmp_path, 8, phases={"more": phase(512, weights)})
+    with pytest.raises(PlanError, match="runs dry at row 64"):
+        resolve(child)
+    head("web", 512)
+    child = resolve(replace(child, sources={"web": SourceSpec(data=url)}))
+    assert served(plan) + served(child) == {("web", 0, token): 1 for token in range(1_536)}
+
+
+def test_rows_longer_than_the_run_s_chunks_begin_on_untouched_ones(tmp_path, parent):
+    _, plan = parent
+    child = resolve(
+        branch_of(tmp_path, phases={"long": phase(1_024, {"web": 1}, seq_len=256, batch=256)})
+    )
+    assert child.sources[0].order.chunk % 256 == 0
+    before, after = consumed(plan, 20), served(child)
+    assert after and max((before + after).values()) == 1
+
+
+def test_a_child_of_a_child_still_knows_what_its_grandparent_read(tmp_path, parent, head):
+    _, plan = parent
+    middle = resolve(
+        branch_of(
+            tmp_path,
+            sources={"math": SourceSpec(data=head("math", 2_000))},
+            phases={"math-only": phase(512, {"math": 1})},
+        )
+    )
+    write_run(tmp_path / "middle", middle)
+    last = resolve(
+        Mixture(
+            after=After(run=str(tmp_path / "middle"), step=23),
+            phases={"back": phase(2_048, {"web": 0.5, "code": 0.25, "math": 0.25}, seq_len=32)},
+        )
+    )
+    total = consumed(plan, 20) + served(middle, last=middle.step(23).first_row) + served(last)
+    assert max(total.values()) == 1
+    assert len(served(last)) == 2_048
+
+
+def test_what_a_branch_can_get_wrong_is_reported_together(tmp_path, parent, head):
+    other = head("other", 9_000)
+    mixture = branch_of(
+        tmp_path,
+        sources={
+            "web": SourceSpec(data=other),
+            "again": SourceSpec(data=str(tmp_path / "code")),
+            "alien": SourceSpec(data=head("alien", 900, fingerprint="else")),
+        },
+        phases={"stable": phase(1_024, {"web": 0.5, "again": 0.25, "alien": 0.25})},
+    )
+    with pytest.raises(ConfigError) as caught:
+        resolve(mixture)
+    text = str(caught.value)
+    for part in (
+        "phases.stable: the run that this continues has a phase of this name",
+        "sources.web.data: is another dataset than the run's source of this name",
+        "sources.again.data: is the run's source code",
+        "sources.alien.data: was made with another tokenizer",
+    ):
+        assert part in text, part
+
+
+def test_a_run_that_cannot_be_continued_does_not_hide_other_mistakes(tmp_path, parent, head):
+    mixture = Mixture(
+        after=After(run=str(tmp_path / "nowhere"), step=3),
+        sources={"math": SourceSpec(data=head("math", 100))},
+        phases={"a": phase(1_024, {"math": -0.5, "stable": 1.5})},
+    )
+    with pytest.raises(ConfigError) as caught:
+        resolve(mixture)
+    assert {problem.path for problem in caught.value.problems} == {"after", "phases.a.weights.math"}
+    with pytest.raises(ConfigError, match=r"no step 41: its plan covers steps 0 to 40"):
+        resolve(branch_of(tmp_path, 41, phases={"a": phase(128, {"web": 1})}))
+
+
+def test_fewer_generations_than_the_run_used_are_refused(tmp_path, head):
+    url = head("web", 1_000, 1_000)
+    weights = {"web": 1}
+    whole = Mixture(
+        sources={"web": SourceSpec(data=url)},
+        phases={"all": phase(1_024, weights, seq_len=16, batch=128)},
+    )
+    write_run(tmp_path / "run", resolve(whole))
+    with pytest.raises(ConfigError, match="the run has used 2 generations of it"):
+        resolve(
+            branch_of(
+                tmp_path,
+                4,
+                sources={"web": SourceSpec(data=url, generations=1)},
+                phases={"b": phase(128, weights)},
+            )
+        )
+
+
+LENGTHS = (8, 16, 32)
+
+
+@st.composite
+def families(draw):
+    """A parent, where it is left, and a child: sizes, lengths and weights of all kinds."""
+    sizes = {name: draw(st.integers(300, 3_000)) for name in ("a", "b", "c")}
+    grown = {name: draw(st.sampled_from((0, 0, 7, 400))) for name in sizes}
+
+    def weights(names):
+        parts = [draw(st.integers(0, 4)) for _ in names]
+        if not sum(parts):
+            parts[0] = 1
+        # Shares as people write them: decimals, and the largest takes what is left.
+        shares = [part * 1000 // sum(parts) for part in parts]
+        shares[parts.index(max(parts))] += 1000 - sum(shares)
+        return {name: share / 1000 for name, share in zip(names, shares, strict=True)}
+
+    def phases(prefix, names, replays):
+        found = {}
+        for number in range(draw(st.integers(1, 3))):
+            length = draw(st.sampled_from(LENGTHS))
+            known = [*names, *replays, *found] if draw(st.booleans()) else list(names)
+            found[f"{prefix}{number}"] = PhaseSpec(
+                tokens=draw(st.integers(64, 700)),
+                weights=weights(known),
+                seq_len=length,
+                batch=length * draw(st.integers(1, 2)),
+                lr=LearningRate(),
+            )
+        return found
+
+    first = phases("p", ("a", "b"), ())
+    second = phases("q", ("a", "b", "c"), tuple(first))
+    where = draw(st.floats(0, 1))
+    chunk = draw(st.sampled_from((32, 64, None)))
+    return sizes, grown, first, second, where, chunk, draw(st.integers(1, 3))
+
+
+@settings(max_examples=80, deadline=None)
+@given(families())
+def test_parent_and_child_serve_no_token_twice_in_an_epoch(family):
+    sizes, grown, first, second, where, chunk, window = family
+    with tempfile.TemporaryDirectory() as folder:
+        urls = {name: write_head(f"{folder}/{name}", tokens) for name, tokens in sizes.items()}
+        # Enough epochs for all of it: what is asked here is that none repeats a token.
+        specs = {name: SourceSpec(data=url, max_epochs=50) for name, url in urls.items()}
+        plan = resolve(
+            Mixture(
+                chunk=chunk,
+                window=window,
+                sources={name: specs[name] for name in ("a", "b")},
+                phases=first,
+            )
+        )
+        step = round(where * plan.last_step)
+        write_run(Path(folder) / "run", plan)
+        for name, more in grown.items():
+            if more:
+                write_head(urls[name], more)
+        child_mixture = Mixture(
+            after=After(run=f"{folder}/run", step=step),
+            sources=specs,
+            phases=second,
+            window=window,
+        )
+        resolved = resolve_whole(child_mixture, {}, source="it")
+        child = resolved.plan
+        row = plan.last_row if step == plan.last_step else plan.step(step).first_row
+        assert child.first_row == row
+        total = served(plan, last=row) + served(child)
+        assert max(total.values()) == 1
+        for source in child.sources:
+            highest = max((t for name, _, t in total if name == source.name), default=0)
+            assert highest < sizes[source.name] + grown[source.name] - 1
+        assert Plan.from_json(child.to_json()) == child
+        assert sum(child.debts, Fraction(0)) == 0

@@ -1,0 +1,70 @@
+"""Plans without shards: datasets that are only heads, runs that are only plans, and a slow twin."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from headrace.dataplane import manifest as manifests
+from headrace.dataplane import storage
+from headrace.dataplane.manifest import Generation, Manifest, TokenizerInfo
+from headrace.dataplane.plan import Plan
+from headrace.dataplane.stream import Stream
+
+
+def write_head(
+    url: str, *tokens: int, fingerprint: str = "test", vocab_size: int = 512, shards: int = 1
+) -> str:
+    """Append generations of so many tokens to a dataset that has no shards; returns its URL."""
+    if storage.exists(storage.join(url, manifests.NAME)):
+        manifest = manifests.load(url)
+    else:
+        tokenizer = TokenizerInfo(
+            kind="byte", fingerprint=fingerprint, vocab_size=vocab_size, end_of_document=0
+        )
+        manifest = Manifest(format="arrow", dtype="uint16", tokenizer=tokenizer)
+    for count in tokens:
+        name = hashlib.sha256(f"{url} {len(manifest.generations)}".encode()).hexdigest()
+        manifest = manifest.append(
+            Generation(
+                documents=max(1, count // 100),
+                tokens=count,
+                size=2 * count,
+                shards=shards,
+                table=f"tables/{name[:32]}.arrow",
+                table_hash=name,
+            )
+        )
+    manifests.save(url, manifest)
+    return url
+
+
+def served(plan: Plan, first: int | None = None, last: int | None = None) -> Counter[tuple]:
+    """How often each (source, epoch, token) is an input of the rows [first, last)."""
+    stream = Stream(plan)
+    first = plan.first_row if first is None else first
+    last = plan.last_row if last is None else last
+    found: Counter[tuple] = Counter()
+    for phase in plan.phases:
+        rows = np.arange(max(first, phase.first_row), min(last, phase.last_row))
+        if not len(rows):
+            continue
+        located = stream.locate(rows)
+        for source, epoch, token in zip(
+            located.sources.tolist(), located.epochs.tolist(), located.tokens.tolist(), strict=True
+        ):
+            name = plan.sources[source].name
+            found.update((name, epoch, token + at) for at in range(phase.seq_len))
+    return found
+
+
+def write_run(folder: Path, plan: Plan, steps: int | None = None) -> Path:
+    """A run's folder, as far as mixtures look into one: its plan, and a checkpoint at a step."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plan.save(folder / "plan.json")
+    if steps is not None:
+        (folder / "checkpoints" / f"step-{steps:08d}").mkdir(parents=True)
+    return folder
