@@ -259,7 +259,13 @@ def _difference(old: Manifest, new: Manifest) -> str:
     pairs: dict[str, Any] = {
         "tokenizer": (old.tokenizer.fingerprint[:12], new.tokenizer.fingerprint[:12])
     }
-    pairs |= {key: (old.settings.get(key), new.settings.get(key)) for key in new.settings}
+    specs = (old.tokenizer.spec, new.tokenizer.spec)
+    pairs |= {key: (specs[0].get(key), specs[1].get(key)) for key in specs[1]}
+    pairs |= {
+        key: (old.settings.get(key), new.settings.get(key))
+        for key in new.settings
+        if key != "tokenizer"
+    }
     told = [f"{key} was {was}, is {now}" for key, (was, now) in pairs.items() if was != now]
     return "; ".join(told) or "its format has changed"
 

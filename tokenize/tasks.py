@@ -62,7 +62,8 @@ class Job:
         settings = asdict(self)
         for key in ("url", "tokenizer", "tokenizer_url"):
             del settings[key]
-        return {**settings, "tokenizer": self.tokenizer.fingerprint, "version": VERSION}
+        tokenizer = [self.tokenizer.kind, self.tokenizer.fingerprint, self.tokenizer.spec]
+        return {**settings, "tokenizer": tokenizer, "version": VERSION}
 
 
 @dataclass(frozen=True)

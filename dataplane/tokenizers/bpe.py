@@ -78,7 +78,7 @@ class BpeTokenizer:
         }
         self.info = TokenizerInfo(
             kind="bpe",
-            fingerprint=hashlib.sha256(json.dumps(["bpe", spec]).encode()).hexdigest(),
+            fingerprint=hashlib.sha256(json.dumps(["bpe", digest, name]).encode()).hexdigest(),
             vocab_size=vocab_size,
             end_of_document=vocabulary[name],
             spec=spec,

@@ -60,7 +60,8 @@ class ByteTokenizer:
         self._special = re.compile("|".join(map(re.escape, longest_first)))
         self.info = TokenizerInfo(
             kind="byte",
-            fingerprint=hashlib.sha256(json.dumps(["byte", spec]).encode()).hexdigest(),
+            # What the ids mean, whatever they weigh: DNA and text can stand in one mixture.
+            fingerprint=hashlib.sha256(json.dumps(["byte", *self._names]).encode()).hexdigest(),
             vocab_size=vocab_size,
             end_of_document=self._end,
             spec=spec,
