@@ -103,6 +103,23 @@ class Assignment:
             draws[chosen] = piece.before[source] + turn * piece.each[source] + piece.rank[place]
         return sources, draws
 
+    def rows_of(self, source: int, draws: Int64) -> Int64:
+        """The row of each of a source's draws; one past the last row where there is none."""
+        found = np.full(len(draws), self.rows, np.int64)
+        before = np.array([piece.before[source] for piece in self.pieces], np.int64)
+        where = np.searchsorted(before, draws, side="right") - 1
+        for position in np.unique(where):
+            piece = self.pieces[position]
+            each = int(piece.each[source])
+            if not each:  # only after the last draw: no later piece has another
+                continue
+            chosen = where == position
+            turn, rank = np.divmod(draws[chosen] - piece.before[source], each)
+            places = np.flatnonzero(piece.table == source)
+            rows = piece.first + turn * len(piece.table) + places[rank]
+            found[chosen] = np.where(rows < piece.first + piece.rows, rows, self.rows)
+        return found
+
     def counts(self, row: int) -> Int64:
         """How many of the rows [0, row) each source has."""
         if row == 0:

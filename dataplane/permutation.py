@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]
+Step = Callable[[UInt64, np.uint64, np.uint64, UInt64], UInt64]
 
-ROUNDS = 8
+ROUNDS = 6
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
@@ -29,15 +31,25 @@ def key(*parts: int | str) -> UInt64:
 
 def permute(keys: UInt64, length: int, positions: Int64) -> Int64:
     """Where the permutation of [0, length) that `keys` name sends each position."""
+    return _walk(_feistel, keys, length, positions)
+
+
+def invert(keys: UInt64, length: int, places: Int64) -> Int64:
+    """Which positions that permutation sends to these places."""
+    return _walk(_unfeistel, keys, length, places)
+
+
+def _walk(step: Step, keys: UInt64, length: int, numbers: Int64) -> Int64:
+    """Apply `step` until every number is below `length` again."""
     if length < 2:
-        return np.zeros_like(positions)
+        return np.zeros_like(numbers)
     half = np.uint64(max(1, -(-(length - 1).bit_length() // 2)))
     mask = (np.uint64(1) << half) - np.uint64(1)
     size = np.uint64(length)
-    values = _feistel(keys, half, mask, positions.astype(np.uint64))
+    values = step(keys, half, mask, numbers.astype(np.uint64))
     outside = np.flatnonzero(values >= size)
     while outside.size:
-        values[outside] = _feistel(keys, half, mask, values[outside])
+        values[outside] = step(keys, half, mask, values[outside])
         outside = outside[values[outside] >= size]
     return values.astype(np.int64)
 
@@ -46,6 +58,13 @@ def _feistel(keys: UInt64, half: np.uint64, mask: np.uint64, values: UInt64) -> 
     left, right = values >> half, values & mask
     for round_key in keys:
         left, right = right, left ^ (_mix(right ^ round_key) & mask)
+    return (left << half) | right
+
+
+def _unfeistel(keys: UInt64, half: np.uint64, mask: np.uint64, values: UInt64) -> UInt64:
+    left, right = values >> half, values & mask
+    for round_key in keys[::-1]:
+        left, right = right ^ (_mix(left ^ round_key) & mask), left
     return (left << half) | right
 
 

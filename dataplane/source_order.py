@@ -20,7 +20,7 @@ from functools import cached_property
 
 import numpy as np
 
-from .permutation import Int64, UInt64, key, permute
+from .permutation import Int64, UInt64, invert, key, permute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +98,34 @@ class SourceOrder:
             chosen = epochs == epoch
             tokens[chosen] = self._epoch_offsets(int(epoch), length, rows[chosen])
         return epochs, tokens
+
+    def rows_with(self, epoch: int, length: int, start: int, end: int) -> Int64:
+        """The rows of an epoch, in order, whose inputs hold one of the tokens [start, end)."""
+        if start >= end:
+            return np.empty(0, np.int64)
+        pool = self._pool(epoch)
+        in_chunk = self.chunk // length
+        shuffled = [
+            (slots[:, None] * in_chunk + places).ravel()
+            for slots, places in self._places_with(epoch, pool, length, start, end)
+        ]
+        before = pool.whole * in_chunk
+        for tail, tokens in pool.tails.tolist():
+            rows = tokens // length
+            low, high = max(start - tail, 0) // length, -(-min(end - tail, tokens) // length)
+            shuffled.append(before + np.arange(low, max(low, min(high, rows)), dtype=np.int64))
+            before += rows
+        found = np.concatenate([*shuffled, np.empty(0, np.int64)])
+
+        in_window = self._window_rows(length)
+        windows = np.minimum(found // in_window, self._windows(epoch) - 1)
+        for window in np.unique(windows).tolist():
+            chosen = windows == window
+            first = window * in_window
+            last = before if window == self._windows(epoch) - 1 else first + in_window
+            keys = self._key(epoch, window)
+            found[chosen] = first + invert(keys, last - first, found[chosen] - first)
+        return np.sort(found)
 
     def untouched(self, position: Position, length: int) -> Int64:
         """[start, end) of the tokens of the epoch that no window begun before `position` holds."""
@@ -192,6 +220,30 @@ class SourceOrder:
         """The first token of the chunks at these places of the epoch's order."""
         chunks = permute(self._key(epoch, -1), pool.whole, slots)
         return chunks * self.chunk if pool.starts is None else pool.starts[chunks]
+
+    def _places_with(
+        self, epoch: int, pool: Pool, length: int, start: int, end: int
+    ) -> list[tuple[Int64, Int64]]:
+        """The slots of the whole chunks that hold one of the tokens [start, end), and which of
+        their rows do: of the first chunk, of those between, and of the last."""
+        if not pool.whole:
+            return []
+        if pool.starts is None:
+            chunks = np.arange(start // self.chunk, min(-(-end // self.chunk), pool.whole))
+            starts = chunks * self.chunk
+        else:
+            first = np.searchsorted(pool.starts, start - self.chunk, side="right")
+            chunks = np.arange(first, np.searchsorted(pool.starts, end))
+            starts = pool.starts[chunks]
+        slots = invert(self._key(epoch, -1), pool.whole, chunks)
+        found = []
+        inner = (starts >= start) & (starts + self.chunk <= end)
+        if inner.any():
+            found.append((slots[inner], np.arange(self.chunk // length)))
+        for slot, chunk in zip(slots[~inner], starts[~inner].tolist(), strict=True):
+            low, high = max(start - chunk, 0), min(end - chunk, self.chunk)
+            found.append((np.array([slot]), np.arange(low // length, -(-high // length))))
+        return found
 
     def _key(self, epoch: int, window: int) -> UInt64:
         """The key of a window's rows; that of the chunks where window is -1."""

@@ -67,6 +67,24 @@ class Stream:
             )
         return Located(rows, span.length, sources, epochs, tokens)
 
+    def rows_with(self, source: int, start: int, end: int) -> Int64:
+        """The rows whose inputs hold one of the tokens [start, end) of a source, in order."""
+        order = self.plan.sources[source].order
+        found = [np.empty(0, np.int64)]
+        for span in self.spans:
+            position, before = span.starts[source], int(span.counts[source])
+            drawn = int(self.counts(span.last_row)[source]) - before
+            if not drawn:
+                continue
+            last = order.advance(position, span.length, drawn - 1).epoch
+            passed = -position.row
+            for epoch in range(position.epoch, last + 1):
+                draws = passed + order.rows_with(epoch, span.length, start, end)
+                draws = draws[(draws >= 0) & (draws < drawn)]
+                found.append(self.assignment.rows_of(source, before + draws))
+                passed += order.rows(epoch, span.length)
+        return np.sort(np.concatenate(found)) + self.plan.first_row
+
     def counts(self, row: int) -> Int64:
         """Rows of each source before `row`, since the plan began."""
         return self.assignment.counts(row - self.plan.first_row)

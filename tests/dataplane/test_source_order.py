@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import given, settings
@@ -131,3 +131,23 @@ def test_one_row_does_not_depend_on_the_others() -> None:
 def test_spans_that_touch_are_joined() -> None:
     assert joined([[4, 6], [0, 2], [6, 9], [2, 3]]).tolist() == [[0, 3], [4, 9]]
     assert joined([]).shape == (0, 2)
+
+
+@given(cases(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_the_rows_with_a_span_of_tokens_are_those_that_a_search_finds(
+    case: Case, data: st.DataObject
+) -> None:
+    order, length = case.order, case.length
+    epoch = data.draw(st.integers(0, 2))
+    if data.draw(st.booleans()):  # an order that goes on with what another has left
+        drawn = data.draw(st.integers(0, order.rows(0, length)))
+        rest = Rest(order=order, position=order.advance(Position(), length, drawn), length=length)
+        grown = data.draw(st.sampled_from([0, 1, 30]))
+        order = replace(order, chunk=length * 2, tokens=order.tokens + grown, rest=rest)
+    start = data.draw(st.integers(0, order.tokens - 1))
+    end = data.draw(st.integers(start, min(order.tokens, start + 3 * length)))
+    rows = np.arange(order.rows(epoch, length))
+    _, firsts = order.offsets(Position(epoch=epoch), length, rows)
+    searched = rows[(firsts < end) & (firsts + length > start) & (start < end)]
+    assert order.rows_with(epoch, length, start, end).tolist() == searched.tolist()

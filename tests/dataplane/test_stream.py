@@ -100,3 +100,18 @@ def test_ten_trillion_tokens_are_sought_at_once(two_phases: Plan) -> None:
     located = stream.locate(np.array([10**11 - 1]))
     assert 0 <= located.tokens[0] < 10**13
     assert sum(piece.table.nbytes for piece in stream.assignment.pieces) < 10_000
+
+
+def test_the_rows_with_a_document_are_those_that_a_walk_finds(two_phases: Plan) -> None:
+    stream = Stream(two_phases)
+    rng = np.random.default_rng(0)
+    rows = walk(two_phases)
+    for source, planned in enumerate(two_phases.sources):
+        for start in rng.integers(0, planned.order.tokens, 40).tolist():
+            end = start + int(rng.integers(1, 300))
+            walked = [
+                number
+                for number, (other, _, token, length) in enumerate(rows)
+                if other == source and token < end and token + length > start
+            ]
+            assert stream.rows_with(source, start, end).tolist() == walked
