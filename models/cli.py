@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import click
 
 from ..console import command
@@ -30,19 +32,38 @@ def list_models(as_json: bool) -> None:
 @main.command("show")
 @click.argument("name_or_file")
 @command.overrides_argument
-@click.option("--seq-len", default=4096, show_default=True, help="Tokens of a sequence.")
+@click.option("--seq-len", default=4096, show_default=True, type=click.IntRange(1))
+@click.option("--rows", default=1, show_default=True, type=click.IntRange(1), help="At once.")
+@click.option("--precision", default="bf16", show_default=True, type=click.Choice(["bf16", "fp32"]))
+@click.option("--zero", default=0, show_default=True, type=click.IntRange(0, 3))
+@click.option("--dp", default=1, show_default=True, type=click.IntRange(1))
+@click.option("--tp", default=1, show_default=True, type=click.IntRange(1))
+@click.option("--cp", default=1, show_default=True, type=click.IntRange(1))
 @command.json_option
-def show_model(name_or_file: str, overrides: tuple[str, ...], seq_len: int, as_json: bool) -> None:
-    """Show the layers and exact counts of a shipped model or a YAML file."""
+def show_model(
+    name_or_file: str,
+    overrides: tuple[str, ...],
+    seq_len: int,
+    rows: int,
+    precision: Literal["bf16", "fp32"],
+    zero: int,
+    dp: int,
+    tp: int,
+    cp: int,
+    as_json: bool,
+) -> None:
+    """Show a model: its layers, and exact parameters, operations and memory.
+
+    NAME_OR_FILE is a shipped model (`headrace models list`) or a YAML file.
+    """
     from .config import load_model_config
+    from .memory import Layout
     from .show import describe, render
 
-    summary = describe(load_model_config(name_or_file, overrides), seq_len)
+    config = load_model_config(name_or_file, overrides)
+    layout = Layout(zero=zero, dp=dp, tp=tp, cp=cp)
+    summary = describe(config, seq_len, rows=rows, precision=precision, layout=layout)
     if as_json:
         command.emit(summary)
     else:
         click.echo(render(summary))
-
-
-if __name__ == "__main__":
-    main()

@@ -14,6 +14,7 @@ what was seen before.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -65,6 +66,23 @@ def choose(reach: int, length: int, *, outputs: int) -> Method:
     return "toeplitz" if min(reach, length) <= TOEPLITZ_TAPS else "fft"
 
 
+def convolution_flops(reach: int, length: int, method: Method = "auto") -> float:
+    """For each token and channel, of the form that is used. A filter's own transform is left out:
+    it is done once for a batch.
+
+    A real transform of n numbers is counted as 2.5·n·log₂n; there are two of twice the length,
+    and a product of two complex numbers (6) for every second one of their entries.
+    """
+    form = choose(reach, length, outputs=length) if method == "auto" else method
+    if form == "direct":
+        return 2.0 * reach
+    if form == "toeplitz":
+        chunk = min(CHUNK, length)
+        return 2.0 * chunk * toeplitz_passes(reach, chunk, -(-length // chunk))
+    size = 2 * length
+    return (2 * 2.5 * size * math.log2(size) + 6 * (size / 2 + 1)) / length
+
+
 def direct(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int) -> Tensor:
     length, width = x.shape[1:]
     reach = taps.shape[1]
@@ -99,7 +117,7 @@ def toeplitz(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int)
     )
     spread = layout.spread(x)  # [rows, chunks, chunk, width]
     blocks = spread.unflatten(-1, (groups, -1)).permute(0, 1, 3, 2, 4)  # rows chunks group time w
-    passes = min(-(-(reach - 1) // chunk), blocks.shape[1] - 1) + 1
+    passes = toeplitz_passes(reach, chunk, blocks.shape[1])
     column = torch.arange(chunk, device=x.device)
     y = torch.zeros_like(blocks)
     linked = torch.ones_like(layout.continues)
@@ -113,6 +131,11 @@ def toeplitz(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int)
         matrix = taps[:, lag.clamp(0, reach - 1)] * inside  # [groups, chunk, chunk]
         y = y + matrix @ (blocks * linked[:, :, None, None, None])
     return layout.collect(y.permute(0, 1, 3, 2, 4).flatten(3))[:, -outputs:]
+
+
+def toeplitz_passes(reach: int, chunk: int, chunks: int) -> int:
+    """How many chunks, its own included, a chunk of outputs depends on."""
+    return min(-(-(reach - 1) // chunk), chunks - 1) + 1
 
 
 def fft(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int) -> Tensor:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
 from .config import ModelConfig
 from .linear import SplitLinear
-from .model import Embedding, Model
+from .model import Model
 from .operators import Operator
 
 
@@ -47,32 +48,45 @@ def parameters_by_part(model: Model) -> dict[str, int]:
 def forward_flops_per_token(config: ModelConfig, seq_len: int) -> dict[str, float]:
     """By part: two for each weight of a matrix product, and each operator's own, as it says.
 
-    Attention is counted as the plain kernels compute it: every pair of the row.
+    Attention is counted as the plain kernels compute it: every pair of the row, the causal half
+    that is masked included.
     """
-    model = build_meta(config)
-    parts: defaultdict[str, float] = defaultdict(float)
-    for layer, block in zip(config.layers, model.typed_blocks(), strict=True):
-        shared = model.shared_block(layer)
-        if layer.shared and shared is not None and block.call is not None:
-            parts[layer.shared] += operator_flops(shared, seq_len)
-            parts[f"{layer.shared} (calls)"] += matrix_flops(block.call)
-        for name, branch in zip(layer.branches, block.branches(), strict=True):
-            parts[name] += operator_flops(branch.operator, seq_len)
-    parts["head"] = matrix_flops(model.head or model.embedding)
-    return dict(parts)
+    return flops_by_part(config, lambda operator: operator.flops(seq_len))
 
 
-def operator_flops(operator: Operator, seq_len: int) -> float:
-    return matrix_flops(operator) + sum(operator.flops(seq_len).values())
-
-
-def matrix_flops(module: nn.Module) -> float:
-    matrices = [
-        m.weight for m in module.modules() if isinstance(m, (nn.Linear, SplitLinear, Embedding))
-    ]
-    return 2.0 * sum(weight.numel() for weight in matrices)
+def step_flops_per_token(config: ModelConfig, seen: int) -> dict[str, float]:
+    """The same for one token of generation after `seen` others."""
+    return flops_by_part(config, lambda operator: operator.step_flops(seen))
 
 
 def training_flops_per_token(config: ModelConfig, seq_len: int) -> float:
     """Forward and backward: three times the forward pass; recomputation is not counted."""
     return 3.0 * sum(forward_flops_per_token(config, seq_len).values())
+
+
+def flops_by_part(
+    config: ModelConfig, own: Callable[[Operator], dict[str, float]]
+) -> dict[str, float]:
+    model = build_meta(config)
+    parts: defaultdict[str, float] = defaultdict(float)
+    for layer, block in zip(config.layers, model.typed_blocks(), strict=True):
+        shared = model.shared_block(layer)
+        if layer.shared and shared is not None and block.call is not None:
+            parts[layer.shared] += matrix_flops(shared) + sum(own(shared).values())
+            parts[f"{layer.shared} (calls)"] += matrix_flops(block.call)
+        for name, branch in zip(layer.branches, block.branches(), strict=True):
+            operator = branch.operator
+            parts[name] += matrix_flops(operator) + sum(own(operator).values())
+    parts["head"] = 2.0 * (model.head or model.embedding).weight.numel()
+    return dict(parts)
+
+
+def matrix_flops(module: nn.Module) -> float:
+    """Two for each weight of the matrices that every token meets."""
+    once = module.once if isinstance(module, Operator) else ()
+    matrices = [
+        part.weight
+        for name, part in module.named_modules()
+        if isinstance(part, (nn.Linear, SplitLinear)) and name.partition(".")[0] not in once
+    ]
+    return 2.0 * sum(weight.numel() for weight in matrices)

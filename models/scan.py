@@ -95,8 +95,9 @@ def modal_scan(
     documents: Documents | None = None,
     *,
     state: Tensor | None = None,
+    final_state: bool = True,
     chunk: int = 32,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Hyena-LI's modal form: the convolution with h_t = Σ_n residues_n · exp(−rates_n · t).
 
     It is a diagonal state space with real poles: S_t = exp(−rates)·S_{t−1} + x_t,
@@ -137,7 +138,8 @@ def modal_scan(
     through = states.permute(2, 1, 0, 3).flatten(1, 2)  # [width, rows · chunks, N]
     y = y + real(torch.bmm(through, carried))
     y = layout.collect(y.unflatten(1, (rows, -1)).permute(1, 2, 3, 0))
-    return y, _state_at_the_end(layout.place[:, -1], spread, states, rates)
+    last = layout.place[:, -1]
+    return y, _state_at_the_end(last, spread, states, rates) if final_state else None
 
 
 def _state_at_the_end(last: Tensor, spread: Tensor, states: Tensor, rates: Tensor) -> Tensor:

@@ -1,8 +1,11 @@
-"""`models show`: the layers as a stripe, parameters and FLOPs by part."""
+"""`models show`: the layers as a stripe; parameters, operations and memory, exactly."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
+
+import click
 
 from .config import ModelConfig
 from .count import (
@@ -10,35 +13,134 @@ from .count import (
     forward_flops_per_token,
     parameters,
     parameters_by_part,
+    step_flops_per_token,
     training_flops_per_token,
 )
+from .memory import Layout, Precision, memory
+
+LADDER = (2048, 8192, 32768, 131072, 1048576)
+COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "white")
+STRIPE = 64
 
 
-def describe(config: ModelConfig, seq_len: int) -> dict[str, Any]:
+def describe(
+    config: ModelConfig,
+    seq_len: int,
+    *,
+    rows: int = 1,
+    precision: Precision = "bf16",
+    layout: Layout | None = None,
+) -> dict[str, Any]:
+    """Everything that is shown, as one JSON document."""
     model = build_meta(config)
+    count = parameters(model)
+    training = training_flops_per_token(config, seq_len)
     return {
         "layers": [str(layer) for layer in config.layers],
-        "parameters": parameters(model),
+        "vocab_size": config.vocab_size,
+        "width": config.width,
+        "parameters": count,
         "parameters_by_part": parameters_by_part(model),
         "seq_len": seq_len,
         "forward_flops_per_token": forward_flops_per_token(config, seq_len),
-        "training_flops_per_token": training_flops_per_token(config, seq_len),
+        "step_flops_per_token": step_flops_per_token(config, seq_len),
+        "training_flops_per_token": training,
+        "six_n_error": 6 * count / training - 1,
+        "by_seq_len": {
+            str(length): {
+                "training_flops_per_token": training_flops_per_token(config, length),
+                "step_flops_per_token": sum(step_flops_per_token(config, length).values()),
+            }
+            for length in LADDER
+        },
+        "memory": memory(
+            config, seq_len, rows=rows, precision=precision, layout=layout or Layout()
+        ),
     }
 
 
 def render(summary: dict[str, Any]) -> str:
-    total = summary["parameters"]
-    flops = summary["forward_flops_per_token"]
+    sections = [stripe(summary["layers"]), parts(summary), by_length(summary)]
+    return "\n\n".join([*sections, memory_table(summary["memory"])])
+
+
+def stripe(layers: list[str]) -> str:
+    """One letter for each layer, and what the letters mean."""
+    counts = Counter(layers)
+    marks: dict[str, str] = {}
+    for name in counts:
+        letters = [c.upper() for c in name if c.isalnum()] + [c for c in name if c.isalnum()]
+        free = [c for c in letters if c not in marks.values()]
+        marks[name] = free[0] if free else "?"
+    painted = {
+        name: click.style(mark, fg=COLOURS[number % len(COLOURS)], bold=True)
+        for number, (name, mark) in enumerate(marks.items())
+    }
     lines = [
-        " ".join(summary["layers"]),
-        "",
-        f"{'part':<14}{'parameters':>16}{'share':>8}{'FLOPs':>12}",
+        f"{first:>5}  " + "".join(painted[name] for name in layers[first : first + STRIPE])
+        for first in range(0, len(layers), STRIPE)
     ]
-    names = dict.fromkeys([*summary["parameters_by_part"], *flops])
-    for name in names:
+    legend = "  ".join(f"{painted[name]} {name} ×{count}" for name, count in counts.items())
+    return "\n".join([*lines, f"       {legend}"])
+
+
+def parts(summary: dict[str, Any]) -> str:
+    total = summary["parameters"]
+    forward, step = summary["forward_flops_per_token"], summary["step_flops_per_token"]
+    length = f"{summary['seq_len']:,}"
+    lines = [
+        f"{'':<20}{'parameters':>16}{'share':>8}{'forward':>12}{'generation':>12}",
+    ]
+    for name in dict.fromkeys([*summary["parameters_by_part"], *forward]):
         count = summary["parameters_by_part"].get(name, 0)
-        lines.append(f"{name:<14}{count:>16,}{count / total:>8.1%}{flops.get(name, 0):>12.4g}")
-    lines.append(f"{'all':<14}{total:>16,}{'':>8}{sum(flops.values()):>12.4g}")
-    lines.append("")
-    lines.append(f"FLOPs are of the forward pass, for each token of {summary['seq_len']:,}.")
+        lines.append(
+            f"{name:<20}{count:>16,}{count / total:>8.1%}"
+            f"{metric(forward.get(name, 0)):>12}{metric(step.get(name, 0)):>12}"
+        )
+    lines.append(
+        f"{'all':<20}{total:>16,}{'':>8}"
+        f"{metric(sum(forward.values())):>12}{metric(sum(step.values())):>12}"
+    )
+    lines.append(f"FLOPs for each token, at {length} tokens; causal attention counts every pair.")
     return "\n".join(lines)
+
+
+def by_length(summary: dict[str, Any]) -> str:
+    lines = [f"{'tokens':>20}{'training':>16}{'6N is off by':>16}{'generation':>16}"]
+    for length, row in summary["by_seq_len"].items():
+        training = row["training_flops_per_token"]
+        error = 6 * summary["parameters"] / training - 1
+        step = row["step_flops_per_token"]
+        lines.append(f"{int(length):>20,}{metric(training):>16}{error:>+16.1%}{metric(step):>16}")
+    lines.append("FLOPs for each token by sequence length; training is three forward passes.")
+    return "\n".join(lines)
+
+
+def memory_table(summary: dict[str, Any]) -> str:
+    layout = ", ".join(f"{name} {value}" for name, value in summary["layout"].items())
+    kept = summary["activations"]
+    rows = {
+        "weights": summary["weights"],
+        "gradients": summary["gradients"],
+        "optimizer (AdamW)": summary["optimizer"],
+        "activations": kept["none"],
+        "  kept by operator": kept["operator"],
+        "  kept by block": kept["block"],
+        "logits and loss": summary["logits"],
+        "states of a sequence": summary["generation_state"],
+    }
+    lines = [f"{name:<20}{size:>16}" for name, size in ((n, gib(b)) for n, b in rows.items())]
+    what = f"{summary['rows']} × {summary['seq_len']:,} tokens in {summary['precision']}"
+    return "\n".join([*lines, f"For each device: {what}; {layout}; plain operators."])
+
+
+def metric(number: float) -> str:
+    """12_345_678 → '12.3M'."""
+    for suffix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{suffix}"
+    return f"{number:.3g}"
+
+
+def gib(size: float) -> str:
+    return f"{size / 2**30:.3g} GiB" if size >= 2**27 else f"{size / 2**20:.3g} MiB"

@@ -60,6 +60,10 @@ class Operator(nn.Module):
     """
 
     Options: ClassVar[type[Options]]
+    tokenwise: ClassVar[bool] = False
+    """Whether each token is mapped by itself, so that no state is carried along."""
+    once: ClassVar[tuple[str, ...]] = ()
+    """Children that run once for a batch, such as the network behind a filter."""
     shared: ClassVar[bool] = False
     """Whether it feeds other layers, with one set of weights for all of its calls."""
 
@@ -84,6 +88,14 @@ class Operator(nn.Module):
         Only what is not a matrix product with a weight: those are counted from the module.
         """
         return {}
+
+    def kept(self, tokens: int) -> int | None:
+        """Numbers kept for the backward pass, where running on fake tensors cannot tell."""
+        return None
+
+    def step_flops(self, seen: int) -> dict[str, float]:
+        """The same for one token of generation, after `seen` others."""
+        return self.flops(seen)
 
 
 class Call(nn.Module):

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..convolution import causal_convolution
+from ..convolution import causal_convolution, convolution_flops
 from ..initialise import Initialiser
 from ..precision import widen
 from ..scan import modal_scan, real
@@ -74,17 +74,19 @@ class HyenaLI(Hyena):
         if self.options.method == "fft" and context.state is None:
             taps = self.filter(w.shape[1])
             return causal_convolution(w, taps, context.documents, method="fft")
-        tensors = context.state.tensors if context.state is not None else {}
+        tensors = context.state.tensors if context.state is not None else None
         rates, residues = self.modes()
         y, state = modal_scan(
             widen(w),
             rates,
             residues,
             context.documents,
-            state=tensors.get("modes"),
+            state=tensors.get("modes") if tensors is not None else None,
+            final_state=tensors is not None,
             chunk=self.options.chunk,
         )
-        tensors["modes"] = state
+        if tensors is not None and state is not None:
+            tensors["modes"] = state
         return y.to(w.dtype)
 
     def init_weights(self, init: Initialiser) -> None:
@@ -98,18 +100,19 @@ class HyenaLI(Hyena):
 
     def flops(self, length: int) -> dict[str, float]:
         """The scan's matrix products: the chunk itself, into the state, and out of it."""
-        size, chunk = self.options.state_size, min(self.options.chunk, length)
         parts = super().flops(length)
-        if self.options.method == "scan":
-            product = 8.0 if self.options.poles == "complex" else 2.0
-            parts["scan"] = self.width * (2.0 * chunk + product * 2 * size)
+        if self.options.method == "fft":
+            parts["fft"] = self.width * convolution_flops(length, length, "fft")
         else:
-            parts["fft"] = fft_flops(length, self.width)
+            chunk = min(self.options.chunk, length)
+            parts["scan"] = self.width * (2.0 * chunk + 2 * self.product * self.log_rates.shape[1])
         return parts
 
+    def step_flops(self, seen: int) -> dict[str, float]:
+        """A product and a sum into each state, and out of it."""
+        return {**super().flops(1), "scan": 2 * self.product * self.log_rates.numel()}
 
-def fft_flops(length: int, width: int) -> float:
-    """Two real transforms of twice the length for each channel (the filter's is shared by the
-    batch and left out), each 2.5·n·log₂n, and n/2 complex products; for each token."""
-    size = 2 * length
-    return width * (2 * 2.5 * size * math.log2(size) + 6 * (size / 2 + 1)) / length
+    @property
+    def product(self) -> float:
+        """Operations of a product and a sum."""
+        return 8.0 if self.options.poles == "complex" else 2.0

@@ -17,11 +17,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ..convolution import convolution_flops
 from ..initialise import Initialiser
 from ..precision import widen
 from .base import Context
 from .hyena import Hyena, HyenaOptions
-from .hyena_li import fft_flops
 from .short_conv import remembered_convolution
 
 BANDS = 16
@@ -48,6 +48,7 @@ class HyenaLIFreeformOptions(HyenaOptions):
 
 class HyenaLIFreeform(Hyena):
     Options = HyenaLIFreeformOptions
+    once = ("layers", "last")
 
     def __init__(self, options: HyenaLIFreeformOptions, width: int) -> None:
         super().__init__(options, width, skip=True)
@@ -91,4 +92,17 @@ class HyenaLIFreeform(Hyena):
         init.put(self.frequency, 1.0)
 
     def flops(self, length: int) -> dict[str, float]:
-        return {**super().flops(length), "fft": fft_flops(length, self.width)}
+        """Without the network that computes the filter: it runs once for a batch."""
+        parts = super().flops(length)
+        reach = min(length, self.options.filter_horizon)
+        parts["convolution"] += self.width * convolution_flops(reach, length)
+        return parts
+
+    def step_flops(self, seen: int) -> dict[str, float]:
+        """The new output only, against all that is remembered; the filter is computed anew."""
+        parts = super().flops(1)
+        reach = min(seen, self.options.filter_horizon)
+        parts["convolution"] += 2.0 * self.width * reach
+        network = (*self.layers.parameters(), *self.last.parameters())
+        parts["filter"] = 2.0 * reach * sum(p.numel() for p in network if p.dim() == 2)
+        return parts

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..convolution import Method
+from ..convolution import Method, convolution_flops
 from ..initialise import Initialiser
 from ..precision import widen
 from .base import Context, divides
@@ -82,5 +82,11 @@ class HyenaMR(Hyena):
 
     def flops(self, length: int) -> dict[str, float]:
         parts = super().flops(length)
-        parts["convolution"] += 2.0 * self.width * min(self.taps.shape[1], length)
+        reach = self.taps.shape[1]
+        parts["convolution"] += self.width * convolution_flops(reach, length, self.options.method)
+        return parts
+
+    def step_flops(self, seen: int) -> dict[str, float]:
+        parts = super().flops(1)
+        parts["convolution"] += 2.0 * self.width * self.taps.shape[1]
         return parts

@@ -115,6 +115,11 @@ class Mamba2(Operator):
             "scan": scores + 2.0 * chunk * inner + 4.0 * size * inner,
         }
 
+    def step_flops(self, seen: int) -> dict[str, float]:
+        """The recurrence: the decay, a product and a sum into each state, and out of it."""
+        states = self.options.state_size * self.heads * self.options.head_dim
+        return {"convolution": 2.0 * self.conv.taps.numel(), "scan": 5.0 * states}
+
 
 def init_dt_bias(
     bias: Tensor, init: Initialiser, low: float = 1e-3, high: float = 0.1, floor: float = 1e-4

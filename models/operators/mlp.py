@@ -55,6 +55,7 @@ class GLUOptions(Options):
 
 class MLP(Operator):
     Options = MLPOptions
+    tokenwise = True
 
     def __init__(self, options: MLPOptions, width: int) -> None:
         super().__init__(options, width)
@@ -72,6 +73,7 @@ class MLP(Operator):
 
 class GLU(Operator):
     Options = GLUOptions
+    tokenwise = True
 
     def __init__(self, options: GLUOptions, width: int) -> None:
         super().__init__(options, width)

@@ -54,6 +54,7 @@ class MoEOptions(Options):
 
 class MoE(Operator):
     Options = MoEOptions
+    tokenwise = True
 
     def __init__(self, options: MoEOptions, width: int) -> None:
         super().__init__(options, width)
@@ -103,6 +104,13 @@ class MoE(Operator):
         init.linear(self.router)
         init.matrix(self.gate_up)
         init.output_matrix(self.down)
+
+    def kept(self, tokens: int) -> int:
+        """For each visit to an expert: its input, both halves of the hidden layer, the activation
+        and the product, and its output. How many tokens an expert gets is not known before."""
+        options: MoEOptions = self.options
+        each = 2 * self.width + 4 * options.hidden
+        return tokens * (options.top_k * each + 3 * options.experts)
 
     def flops(self, length: int) -> dict[str, float]:
         each = self.gate_up[0].numel() + self.down[0].numel()

@@ -1,6 +1,6 @@
 """Small models: one for each operator and option that mixes positions, and one of everything.
 
-A test that takes `tiny` runs for each of them.
+A test that takes `tiny` runs for each of them, `tiny_operator` for each of the first.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MIXERS: dict[str, dict[str, Any]] = {
         "heads": 2,
         "rope": {"scaling": "llama3", "factor": 4.0, "original_length": 16},
     },
-    "mamba1": {"kind": "mamba1", "state_size": 4, "chunk": 8},
-    "mamba1-heads": {"kind": "mamba1", "state_size": 4, "heads": 2, "chunk": 16},
+    "mamba1": {"kind": "mamba1", "state_size": 4, "chunk": 8, "dt_rank": 3},
+    "mamba1-heads": {"kind": "mamba1", "state_size": 4, "heads": 2, "chunk": 16, "dt_rank": 2},
     "mamba2": {"kind": "mamba2", "state_size": 8, "head_dim": 8, "chunk": 8},
     "mamba2-groups": {
         "kind": "mamba2",
@@ -118,4 +118,10 @@ def tiny_config(name: str) -> ModelConfig:
 
 @pytest.fixture(params=TINY)
 def tiny(request: pytest.FixtureRequest) -> Model:
+    return built(tiny_config(request.param))
+
+
+@pytest.fixture(params=MIXERS)
+def tiny_operator(request: pytest.FixtureRequest) -> Model:
+    """As `tiny`, without the one of everything."""
     return built(tiny_config(request.param))

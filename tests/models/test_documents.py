@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.models.documents import Documents, plain_layout
+
+
+@st.composite
+def packed(draw: st.DrawFn) -> tuple[Documents, list[int], int, int]:
+    rows, length = draw(st.integers(1, 3)), draw(st.integers(1, 40))
+    cuts = draw(st.lists(st.integers(0, rows * length), max_size=12))
+    edges = sorted([0, rows * length, *cuts])
+    cu_seqlens = torch.tensor(edges, dtype=torch.int32)
+    return Documents.from_cu_seqlens(cu_seqlens, (rows, length)), edges, rows, length
+
+
+@given(packed())
+def test_positions_and_index(case: tuple[Documents, list[int], int, int]) -> None:
+    documents, edges, rows, length = case
+    starts = sorted({*edges[:-1], *range(0, rows * length, length)} - {rows * length})
+    expected, index = [], []
+    for token in range(rows * length):
+        start = max(s for s in starts if s <= token)
+        expected.append(token - start)
+        index.append(starts.index(start))
+    assert documents.positions.flatten().tolist() == expected
+    assert documents.index.flatten().tolist() == index
+
+
+@settings(deadline=None)
+@given(packed(), st.integers(1, 9))
+def test_no_chunk_holds_two_documents(
+    case: tuple[Documents, list[int], int, int], chunk: int
+) -> None:
+    documents, _, rows, length = case
+    layout = documents.aligned(chunk)
+    tokens = torch.arange(rows * length).view(rows, length, 1) + 1
+    spread = layout.spread(tokens)
+    assert torch.equal(layout.collect(spread), tokens)
+    index = torch.cat([documents.index.flatten(), torch.tensor([-1])])
+    for row, continues in zip(spread.squeeze(-1), layout.continues, strict=True):
+        previous = None
+        for part, goes_on in zip(row, continues, strict=True):
+            inside = part[part > 0] - 1
+            owners = set(index[inside].tolist())
+            assert len(owners) <= 1
+            if owners:
+                assert bool(goes_on) == (owners == previous)
+                assert torch.equal(inside, torch.arange(len(inside)) + inside[0])
+            previous = owners or previous
+
+
+@given(packed())
+def test_buckets_hold_every_token_once(case: tuple[Documents, list[int], int, int]) -> None:
+    documents, _, rows, length = case
+    seen = torch.cat([index.flatten() for index in documents.buckets()])
+    assert sorted(seen[seen < rows * length].tolist()) == list(range(rows * length))
+    assert len(seen) <= 2 * rows * length
+    assert documents.buckets() is documents.buckets()
+
+
+def test_a_row_may_continue_a_document() -> None:
+    documents = Documents(torch.tensor([[3, 4, 0, 1, 2]]))
+    layout = documents.aligned(2)
+    assert layout.continues.tolist() == [[True, False, True]]
+    assert documents.index.tolist() == [[0, 0, 1, 1, 1]]
+    assert documents.lengthened(2).positions.tolist() == [[1, 2, 3, 4, 0, 1, 2]]
+
+
+def test_the_plain_layout_pads_the_end() -> None:
+    layout = plain_layout(1, 5, 4, torch.device("cpu"))
+    spread = layout.spread(torch.arange(1, 6).view(1, 5, 1))
+    assert spread.flatten().tolist() == [1, 2, 3, 4, 5, 0, 0, 0]

@@ -1,0 +1,159 @@
+"""Operations against torch's own counter, and the memory that training and generation take."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from headrace.models.config import ModelConfig, load_model_config
+from headrace.models.count import (
+    forward_flops_per_token,
+    matrix_flops,
+    parameters,
+    step_flops_per_token,
+    training_flops_per_token,
+)
+from headrace.models.memory import Layout, activations, memory, state_bytes
+from headrace.models.model import Model
+from headrace.models.show import describe
+
+ROWS, LENGTH = 2, 64
+PRODUCTS_ONLY = {
+    "mha", "gqa", "window", "llama3", "mamba2", "mamba2-groups", "se", "mr-direct",
+    "mr-toeplitz", "hyena-mlp",
+}  # fmt: skip
+"""Those whose every operation is a product that torch counts."""
+
+
+def counted_by_torch(model: Model, length: int) -> int:
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(ROWS, length, dtype=torch.int64))
+    return int(counter.get_total_flops())
+
+
+def test_agrees_with_torch(tiny_operator: Model) -> None:
+    config = tiny_operator.config
+    name = config.layers[0].mixer
+    ours = sum(forward_flops_per_token(config, LENGTH).values()) * ROWS * LENGTH
+    theirs = counted_by_torch(tiny_operator, LENGTH)
+    operator = tiny_operator.typed_blocks()[0].mixer.operator
+    layers = len(config.layers) * ROWS * LENGTH
+    if name in PRODUCTS_ONLY:
+        assert ours == theirs
+    elif name.startswith("mamba1"):
+        # torch sees the read-out as a product; the rest of the recurrence it does not count.
+        own = operator.flops(LENGTH)["scan"]
+        assert ours - 5 / 7 * own * layers == theirs
+    elif name == "li":
+        filters = 2 * 2 * 16 * 4 * 8
+        assert ours + filters == theirs
+    elif name == "li-complex":
+        # A complex product is 8 operations, which torch counts as 2; the filter is made once.
+        filters = 2 * 2 * 16 * 2 * 16
+        assert ours - 6 * 2 * 16 * 2 * layers + filters == theirs
+    elif name in ("li-fft", "mr-fft"):
+        featurizer = 2 * 48 * 3
+        own = sum(operator.flops(LENGTH).values()) - featurizer
+        filters = 2 * 2 * 16 * 4 * LENGTH if name == "li-fft" else 0
+        assert ours - own * layers + filters == theirs
+    else:
+        assert name == "freeform"
+        network = 2 * 2 * (33 * 16 + 16 * 16 * 3) * 40
+        assert ours + network == theirs
+
+
+def test_experts_are_counted_where_tokens_go() -> None:
+    from headrace.console.config import build
+
+    data = {
+        "vocab_size": 23,
+        "width": 16,
+        "pattern": "[moe]",
+        "operators": {"moe": {"kind": "moe", "experts": 4, "top_k": 2, "hidden": 12}},
+    }
+    config = build(ModelConfig, data, source="a test")
+    model = Model(config)
+    model.init_weights(0)
+    ours = sum(forward_flops_per_token(config, LENGTH).values()) * ROWS * LENGTH
+    assert ours == counted_by_torch(model, LENGTH)
+
+
+def test_training_is_three_forward_passes() -> None:
+    config = load_model_config("tiny-hybrid", ["pattern='[glu/none] * 3'"])
+    model = Model(config)
+    model.init_weights(0)
+    tokens = torch.zeros(ROWS, LENGTH, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        model(tokens).sum().backward()
+    ours = training_flops_per_token(config, LENGTH) * ROWS * LENGTH
+    assert ours == counter.get_total_flops()
+
+
+def test_generation_costs_less_than_attention_over_everything() -> None:
+    config = load_model_config("evo2-7b-8k")
+    step = step_flops_per_token(config, 8192)
+    assert step["attention"] == forward_flops_per_token(config, 8192)["attention"]
+    assert step["li"] < forward_flops_per_token(config, 8192)["li"]
+    assert step["li"] == step_flops_per_token(config, 1_000_000)["li"]
+
+
+def test_only_matrices_that_tokens_meet_are_counted() -> None:
+    linear = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.LayerNorm(5))
+    assert matrix_flops(linear) == 2 * 15
+
+
+def test_memory_by_layout() -> None:
+    config = load_model_config("tiny-hybrid")
+    count = parameters(Model(config))
+    whole = memory(config, 256, rows=2, precision="bf16", layout=Layout())
+    assert whole["weights"] == whole["gradients"] == 2 * count
+    assert whole["optimizer"] == 12 * count
+    kept = whole["activations"]
+    assert kept["block"] < kept["operator"] < kept["none"]
+    for zero, parts in ((1, {"optimizer"}), (2, {"gradients"}), (3, {"weights"})):
+        shared = memory(config, 256, rows=2, precision="bf16", layout=Layout(zero=zero, dp=4))
+        before = memory(config, 256, rows=2, precision="bf16", layout=Layout(zero=zero - 1, dp=4))
+        for name in ("weights", "gradients", "optimizer"):
+            assert shared[name] == before[name] / (4 if name in parts else 1)
+    fp32 = memory(config, 256, rows=2, precision="fp32", layout=Layout())
+    assert fp32["weights"] + fp32["optimizer"] == 12 * count
+
+
+def test_activations_are_what_autograd_keeps() -> None:
+    """Against real tensors: every storage once, parameters left out."""
+    config = load_model_config("tiny-hybrid")
+    model = Model(config)
+    model.init_weights(0)
+    tokens = torch.zeros(2, 128, dtype=torch.int64)
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        hidden, _ = model.hidden(tokens)
+    real = sum(storage.nbytes() for storage in kept.values())
+    layers, _ = activations(config, 128, rows=2, precision="fp32")
+    assert hidden.shape == (2, 128, 128)
+    assert abs(sum(layers) / real - 1) < 0.05
+
+
+def test_states_are_those_that_generation_keeps(tiny: Model) -> None:
+    states = tiny.float().new_states(50)
+    with torch.no_grad():
+        tiny(torch.zeros(1, 3, dtype=torch.int64), states=states)
+    real = sum(t.nbytes for own in states for state in own for t in state.tensors.values())
+    assert state_bytes(tiny.config, 50, precision="fp32") == real
+
+
+def test_describe_has_what_programs_read() -> None:
+    summary = describe(load_model_config("tiny-hybrid"), 256)
+    assert summary["parameters"] == sum(summary["parameters_by_part"].values()) == 1_169_736
+    assert summary["training_flops_per_token"] == training_flops_per_token(
+        load_model_config("tiny-hybrid"), 256
+    )
+    assert set(summary) >= {"memory", "layers", "forward_flops_per_token"}
