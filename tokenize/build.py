@@ -9,27 +9,28 @@ written last, in one piece. Everything before it can be killed and run again.
 from __future__ import annotations
 
 import hashlib
-import json
-import shutil
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from typing import Any, Literal
 
-from .. import __version__
-from ..console.errors import InputError, StorageError
 from ..console.log import get_logger
 from ..console.progress import Progress
-from ..dataplane import manifest, storage
-from ..dataplane.manifest import Generation, Manifest, Shard
-from ..dataplane.tokenizers import Tokenizer, id_type
+from ..dataplane import storage
+from ..dataplane.manifest import Manifest
+from ..dataplane.tokenizers import Tokenizer
 from ..dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from ..dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from . import engines
+from .claim import Claim
+from .commit import commit
+from .dedup import DigestTask, decide
+from .generations import existing, new_files
 from .inputs import find
+from .job import CLAIMS, Job, dataset_url, work_url
+from .records import Record
+from .shuffle import GatherTask, ranges
 from .sources import File, Slice, SourceConfig, source
-from .tasks import WORK, BuildTask, Job, Record, Task, dataset_url, index_entry
+from .tasks import BuildTask, Task
 
 log = get_logger(__name__)
 
@@ -54,6 +55,10 @@ class BuildConfig:
     """`zstd` or `zstd:LEVEL` (MDS only)."""
     splits: dict[str, float] = field(default_factory=dict)
     """Shares of documents held out into datasets of their own, by name."""
+    shuffle: int | None = None
+    """A seed: documents are shuffled across the whole build."""
+    dedup: Literal["exact"] | None = None
+    """exact: of byte-equal documents only the first one is kept."""
     max_document_tokens: int | None = None
     """Split what is longer, each piece with its end of document."""
     on_error: Literal["fail", "skip"] = "fail"
@@ -85,16 +90,27 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
     """Build what is missing; returns the manifest of each dataset, by its URL."""
     tokenizer = load_tokenizer(config)
     job = job_of(config, tokenizer)
-    before = {name: _existing(job, name, tokenizer) for name in job.outputs}
-    files = _new_files(find(config.inputs, config.source), job, before[job.outputs[0]])
-    if not files:
-        log.info("nothing to do: %s holds every input", config.out)
-        return {dataset_url(job.url, name): kept for name, kept in before.items()}
-    for name, data in tokenizer.files.items():
-        storage.write(storage.join(job.tokenizer_url, name), data)
-    tasks = cut(files, config, job)
-    run(config, job, tasks)
-    return commit(job, tokenizer, files, tasks, before)
+    with Claim(work_url(job.url, CLAIMS)) as claim:
+        before = {name: existing(job, name, tokenizer) for name in job.outputs}
+        files = new_files(find(config.inputs, config.source), job, before[job.outputs[0]])
+        if not files:
+            log.info("nothing to do: %s holds every input", config.out)
+            return {dataset_url(job.url, name): kept for name, kept in before.items()}
+        for name, data in tokenizer.files.items():
+            storage.write(storage.join(job.tokenizer_url, name), data)
+        tasks = cut(files, config, job)
+        digests: list[bytes] = []
+        if job.dedup:
+            tasks, digests = deduplicate(config, job, tasks, before[job.outputs[0]])
+        run(config, "tokenizing", BuildTask(job), tasks)
+        records = [Record.load(job.url, task.id, job.outputs) for task in tasks]
+        made = records
+        if job.seed is not None:
+            parts = ranges(job, records)
+            run(config, "shuffling", GatherTask(job), parts)
+            made = [Record.load(job.url, part.id, [part.output]) for part in parts]
+        claim.check()
+        return commit(job, tokenizer, files, records, made, digests, before)
 
 
 def load_tokenizer(config: BuildConfig) -> Tokenizer:
@@ -113,10 +129,12 @@ def job_of(config: BuildConfig, tokenizer: Tokenizer) -> Job:
         shard_size=config.shard_size,
         source=replace(config.source, split_large=config.max_document_tokens is not None),
         tokenizer=tokenizer.info,
-        tokenizer_url=storage.join(out, WORK),
+        tokenizer_url=work_url(out),
         splits=tuple(sorted(config.splits.items())),
         max_document_tokens=config.max_document_tokens,
         skip_bad=config.on_error == "skip",
+        seed=config.shuffle,
+        dedup=config.dedup is not None,
     )
 
 
@@ -135,174 +153,30 @@ def cut(files: Sequence[File], config: BuildConfig, job: Job) -> list[Task]:
     return tasks
 
 
-def run(config: BuildConfig, job: Job, tasks: Sequence[Task]) -> None:
+def deduplicate(
+    config: BuildConfig, job: Job, tasks: Sequence[Task], old: Manifest
+) -> tuple[list[Task], list[bytes]]:
+    """The same tasks, told what to leave out; and the digests of what stays."""
+    run(config, "comparing", DigestTask(job), tasks)
+    url = dataset_url(job.url, job.outputs[0])
+    held = [
+        storage.read(storage.join(url, name))
+        for generation in old.generations
+        for name in generation.provenance["digests"]
+    ]
+    kept = decide(job, tasks, held)
+    told = []
+    for task, numbers in zip(tasks, kept.drops, strict=True):
+        name = f"drops/{hashlib.sha256(numbers.tobytes()).hexdigest()[:32]}.bin"
+        storage.write(work_url(job.url, name), numbers.tobytes())
+        told.append(Task.of(task.slices, job, name))
+    return told, kept.digests
+
+
+def run(config: BuildConfig, label: str, function: Any, tasks: Sequence[Any]) -> None:
     """Run every task that has not been done."""
     workers = config.workers or engines.default_workers()
     total = sum(task.size for task in tasks)
-    with Progress("tokenizing", total=total, unit="B") as progress:
-        for event in engines.run_local(BuildTask(job), tasks, workers):
+    with Progress(label, total=total, unit="B") as progress:
+        for event in engines.run_local(function, tasks, workers):
             progress.advance(event.bytes, documents=event.documents, tokens=event.tokens)
-
-
-def commit(
-    job: Job,
-    tokenizer: Tokenizer,
-    files: Sequence[File],
-    tasks: Sequence[Task],
-    before: dict[str, Manifest],
-) -> dict[str, Manifest]:
-    """Append a generation of what the tasks have made, to each dataset; the first one last."""
-    records = [Record.load(job.url, task.id, job.outputs) for task in tasks]
-    assert all(record.done for record in records)
-    counts: Counter[str] = sum((record.counts for record in records), Counter())
-    problems = [line for record in records for line in record.problems]
-    for line in problems[:20]:
-        log.warning("left out: %s", line)
-    results = {}
-    for name in reversed(job.outputs):
-        url = dataset_url(job.url, name)
-        shards = [shard for record in records for shard in record.outputs[name].shards]
-        provenance = {
-            "inputs": _save_inputs(url, files),
-            "counts": dict(sorted(counts.items())),
-            "problems": problems[:100],
-            "versions": _versions(job),
-        }
-        results[url] = _append(job, name, tokenizer, before[name], shards, provenance)
-    clear(storage.join(job.url, WORK))
-    return results
-
-
-def clear(url: str) -> None:
-    """Delete a folder."""
-    if storage.is_local(url):
-        shutil.rmtree(storage.local_path(url), ignore_errors=True)
-        return
-    for name in storage.list_files(url):
-        storage.delete(storage.join(url, name))
-
-
-def _append(
-    job: Job,
-    output: str,
-    tokenizer: Tokenizer,
-    old: Manifest,
-    shards: Sequence[Shard],
-    provenance: dict[str, Any],
-) -> Manifest:
-    url = dataset_url(job.url, output)
-    inputs = provenance["inputs"]["hash"]
-    if any(made.provenance["inputs"]["hash"] == inputs for made in old.generations):
-        return old  # this dataset was committed before the build was killed
-    if not shards and not old.generations:
-        raise InputError(
-            f"no documents for {url}",
-            mend="the inputs hold none, or a split is too small to get any",
-        )
-    table, digest = manifest.save_table(url, shards)
-    new = old.append(
-        Generation(
-            documents=sum(shard.documents for shard in shards),
-            tokens=sum(shard.tokens for shard in shards),
-            size=sum(shard.size for shard in shards),
-            shards=len(shards),
-            table=table,
-            table_hash=digest,
-            provenance=provenance,
-        )
-    )
-    for name, data in tokenizer.files.items():
-        storage.write(storage.join(url, name), data)
-    if job.format == "mds":
-        _save_index(url, new, job, weighted=tokenizer.palette is not None)
-    manifest.save(url, new)
-    log.info(
-        "%s: %d documents, %d tokens in %d shards", url, new.documents, new.tokens, len(shards)
-    )
-    return new
-
-
-def _save_index(url: str, new: Manifest, job: Job, *, weighted: bool) -> None:
-    shards = [
-        index_entry(shard, job, new.dtype, weighted=weighted)
-        for generation in new.generations
-        for shard in manifest.load_table(url, generation)
-    ]
-    data = json.dumps({"version": 2, "shards": shards}, sort_keys=True)
-    storage.write(storage.join(url, "index.json"), data.encode())
-
-
-def _existing(job: Job, output: str, tokenizer: Tokenizer) -> Manifest:
-    """The dataset that a build appends to, or one without generations."""
-    url = dataset_url(job.url, output)
-    settings = job.identity()
-    settings = json.loads(json.dumps(settings))
-    empty = Manifest(
-        format=job.format,
-        dtype=id_type(tokenizer.info.vocab_size),
-        tokenizer=tokenizer.info,
-        weights=tokenizer.palette,
-        settings=settings,
-    )
-    if not storage.exists(storage.join(url, manifest.NAME)):
-        return empty
-    old = manifest.load(url)
-    if replace(old, generations=()) != empty:
-        raise StorageError(
-            f"the dataset at {url} was built with other settings: {_difference(old, empty)}",
-            mend="use the same settings to add files to it, or build at another URL",
-        )
-    return old
-
-
-def _difference(old: Manifest, new: Manifest) -> str:
-    pairs: dict[str, Any] = {
-        "tokenizer": (old.tokenizer.fingerprint[:12], new.tokenizer.fingerprint[:12])
-    }
-    specs = (old.tokenizer.spec, new.tokenizer.spec)
-    pairs |= {key: (specs[0].get(key), specs[1].get(key)) for key in specs[1]}
-    pairs |= {
-        key: (old.settings.get(key), new.settings.get(key))
-        for key in new.settings
-        if key != "tokenizer"
-    }
-    told = [f"{key} was {was}, is {now}" for key, (was, now) in pairs.items() if was != now]
-    return "; ".join(told) or "its format has changed"
-
-
-def _new_files(files: Sequence[File], job: Job, old: Manifest) -> list[File]:
-    """Files that no generation holds. One that has changed since is refused."""
-    url = dataset_url(job.url, job.outputs[0])
-    known: dict[str, str] = {}
-    for generation in old.generations:
-        data = storage.read(storage.join(url, generation.provenance["inputs"]["name"]))
-        known.update({name: mark for name, _, mark in json.loads(data)})
-    held = set(known.values())
-    new = []
-    for file in files:
-        if file.fingerprint in held:
-            if file.name not in known:
-                log.warning("%s is left out: %s holds its content already", file.name, url)
-        elif file.name in known:
-            raise InputError(
-                f"{file.name} has changed since it was built into {url}",
-                mend="a dataset only grows: give new documents in new files, or build at "
-                "another URL",
-            )
-        else:
-            new.append(file)
-    return new
-
-
-def _save_inputs(url: str, files: Sequence[File]) -> dict[str, Any]:
-    data = json.dumps([[file.name, file.size, file.fingerprint] for file in files]).encode()
-    digest = hashlib.sha256(data).hexdigest()
-    name = f"tables/{digest[:32]}.inputs.json"
-    storage.write(storage.join(url, name), data)
-    size = sum(file.size for file in files)
-    return {"name": name, "hash": digest, "files": len(files), "bytes": size}
-
-
-def _versions(job: Job) -> dict[str, str]:
-    names = ["pyarrow", *(["tokenizers", "tiktoken"] if job.tokenizer.kind == "bpe" else [])]
-    return {"headrace": __version__, **{name: version(name) for name in names}}

@@ -88,6 +88,8 @@ def train(**values: Any) -> None:
 @click.option("--compression", metavar="zstd[:LEVEL]", help="MDS only.")
 @click.option("--shard-size", default="64Mi", show_default=True, help="Bytes of tokens.")
 @click.option("--split", multiple=True, metavar="NAME=SHARE", help="Hold documents out.")
+@click.option("--shuffle", type=int, metavar="SEED", help="Shuffle documents across the build.")
+@click.option("--dedup", type=click.Choice(["exact"]), help="Keep one of byte-equal documents.")
 @click.option("--max-document-tokens", type=int, metavar="N", help="Split what is longer.")
 @click.option("--dna", is_flag=True, help="byte: lower-case bases weigh less in the loss.")
 @click.option("--masked-weight", type=float, default=0.1, show_default=True, help="How much.")

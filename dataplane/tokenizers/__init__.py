@@ -40,6 +40,16 @@ class Encoded:
     """Of each token, a code into the tokenizer's palette of loss weights."""
 
 
+class TextError(Exception):
+    """A text that a tokenizer cannot turn into ids."""
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(number, why)
+        self.number = number
+        """Which of the texts that were to be encoded."""
+        self.why = why
+
+
 class Tokenizer(Protocol):
     @property
     def info(self) -> TokenizerInfo:
@@ -57,7 +67,8 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """The ids of each text, and the end-of-document id after it."""
+        """The ids of each text, and the end-of-document id after it; TextError, if one has
+        none."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -18,11 +18,14 @@ import numpy.typing as npt
 from ...console.errors import InputError, IntegrityError
 from .. import storage
 from ..manifest import TokenizerInfo
-from . import Encoded, id_type
+from . import Encoded, TextError, id_type
 from .fast_bpe import BATCH, CUT, END, FastBpe, Inexact, convert
 
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
 """What tokenizers call the end of a document, tried in this order."""
+
+SLOW_LIMIT = 4 << 20
+"""Characters of a text beyond which `tokenizers` would take more than half a GiB of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +100,7 @@ class BpeTokenizer:
         return str(self._fast) if isinstance(self._fast, Inexact) else None
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        batches = [self._encode(batch) for batch in _batches(texts)]
+        batches = [self._encode(texts[first:last], first) for first, last in _batches(texts)]
         tokens = np.concatenate([np.empty(0, self._dtype), *(ids for ids, _ in batches)])
         starts, offset = [np.zeros(1, np.int64)], 0
         for ids, ends in batches:
@@ -105,12 +108,13 @@ class BpeTokenizer:
             offset += len(ids)
         return Encoded(tokens.astype(self._dtype, copy=False), np.concatenate(starts))
 
-    def _encode(self, texts: Sequence[str]) -> tuple[Any, npt.NDArray[np.int64]]:
-        """The ids of texts, each with the end of document, and where each text ends in them."""
+    def _encode(self, texts: Sequence[str], first: int) -> tuple[Any, npt.NDArray[np.int64]]:
+        """The ids of texts, each with the end of document, and where each text ends in them. The
+        first of them is text number `first` to whoever asked."""
         end = self.info.end_of_document
         assert end is not None
         if isinstance(self._fast, Inexact):
-            return self._encode_slowly(texts, end)
+            return self._encode_slowly(texts, end, first)
         if self._normalize is not None:
             plain = [text if text.isascii() else self._normalize(text) for text in texts]
         else:
@@ -120,35 +124,49 @@ class BpeTokenizer:
             ids, ends = self._fast.encode(plain, end)
             return ids.astype(self._dtype), ends
         parts = []
-        for given, text in zip(texts, plain, strict=True):
+        for number, (given, text) in enumerate(zip(texts, plain, strict=True), start=first):
             if any(mark in text or mark in given for mark in self._marks):
-                parts.append(self._encode_slowly([given], end)[0])
+                parts.append(self._encode_slowly([given], end, number)[0])
             else:
                 parts.append(self._fast.encode([text], end)[0].astype(self._dtype))
         return np.concatenate(parts), np.cumsum([len(part) for part in parts], dtype=np.int64)
 
-    def _encode_slowly(self, texts: Sequence[str], end: int) -> tuple[Any, npt.NDArray[np.int64]]:
+    def _encode_slowly(
+        self, texts: Sequence[str], end: int, first: int
+    ) -> tuple[Any, npt.NDArray[np.int64]]:
         """The same by the `tokenizers` library, whose ids are right by definition."""
         parts = []
-        for text in texts:
-            encoded = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
-            parts.append(np.array([*encoded.ids, end], self._dtype))
+        for number, text in enumerate(texts, start=first):
+            if len(text) > SLOW_LIMIT:
+                why = self.slow_because or "it holds a token by name"
+                raise TextError(
+                    number,
+                    f"{len(text):,} characters are too many for the `tokenizers` library's memory, "
+                    f"through which this text must go ({why})",
+                )
+            try:
+                found = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
+            except BaseException as error:  # its panics are not Exceptions
+                if type(error).__name__ != "PanicException":
+                    raise
+                raise TextError(number, f"the `tokenizers` library gave up: {error}") from None
+            parts.append(np.array([*found.ids, end], self._dtype))
         return np.concatenate(parts), np.cumsum([len(part) for part in parts], dtype=np.int64)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
-def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Texts by as many as make up BATCH characters."""
+def _batches(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Runs [first, last) of texts that make up BATCH characters each."""
     first = size = 0
     for number, text in enumerate(texts):
         if size and size + len(text) > BATCH:
-            yield texts[first:number]
+            yield first, number
             first, size = number, 0
         size += len(text)
     if first < len(texts):
-        yield texts[first:]
+        yield first, len(texts)
 
 
 def restore(info: TokenizerInfo, url: str) -> BpeTokenizer:

@@ -1,0 +1,153 @@
+"""The end of a build: what the tasks have made becomes a generation of the dataset.
+
+Shards are there already. The shard table, what the manifest refers to, and StreamingDataset's
+index.json follow; the manifest is last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+from .. import __version__
+from ..console.errors import InputError
+from ..console.log import get_logger
+from ..dataplane import manifest, storage
+from ..dataplane.manifest import Generation, Manifest, Shard
+from ..dataplane.tokenizers import Tokenizer
+from .job import CLAIMS, WORK, Job, dataset_url
+from .records import Record
+from .sources import File
+from .writing import index_entry
+
+log = get_logger(__name__)
+
+
+def commit(
+    job: Job,
+    tokenizer: Tokenizer,
+    files: Sequence[File],
+    records: Sequence[Record],
+    made: Sequence[Record],
+    digests: Sequence[bytes],
+    before: dict[str, Manifest],
+) -> dict[str, Manifest]:
+    """Append a generation to each dataset, the first one last: `records` have counted what went
+    in, `made` hold the shards."""
+    assert all(record.done for record in [*records, *made])
+    counts: Counter[str] = sum((record.counts for record in records), Counter())
+    problems = [line for record in records for line in record.problems]
+    for line in problems[:20]:
+        log.warning("left out: %s", line)
+    results = {}
+    for name in reversed(job.outputs):
+        url = dataset_url(job.url, name)
+        shards = [
+            shard
+            for record in made
+            if name in record.outputs
+            for shard in record.outputs[name].shards
+        ]
+        provenance: dict[str, Any] = {
+            "inputs": _save_inputs(url, files),
+            "counts": dict(sorted(counts.items())),
+            "problems": problems[:100],
+            "versions": _versions(job),
+        }
+        if job.dedup:
+            provenance["digests"] = [_save_named(url, "digests", data) for data in digests]
+        results[url] = _append(job, name, tokenizer, before[name], shards, provenance)
+    for name in job.outputs:
+        clear(storage.join(dataset_url(job.url, name), WORK))
+    clear(storage.join(job.url, WORK))
+    return results
+
+
+def clear(url: str) -> None:
+    """Delete what a build kept for itself. Its claim stays until it ends."""
+    for name in storage.list_files(url):
+        if not name.startswith(CLAIMS):
+            storage.delete(storage.join(url, name))
+    if storage.is_local(url):
+        for folder in storage.local_path(url).glob("*"):
+            if folder.name != CLAIMS:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _append(
+    job: Job,
+    output: str,
+    tokenizer: Tokenizer,
+    old: Manifest,
+    shards: Sequence[Shard],
+    provenance: dict[str, Any],
+) -> Manifest:
+    url = dataset_url(job.url, output)
+    inputs = provenance["inputs"]["hash"]
+    if any(made.provenance["inputs"]["hash"] == inputs for made in old.generations):
+        return old  # this dataset was committed before the build was killed
+    if not shards and not old.generations:
+        raise InputError(
+            f"no documents for {url}",
+            mend="the inputs hold none, or a split is too small to get any",
+        )
+    table, digest = manifest.save_table(url, shards)
+    new = old.append(
+        Generation(
+            documents=sum(shard.documents for shard in shards),
+            tokens=sum(shard.tokens for shard in shards),
+            size=sum(shard.size for shard in shards),
+            shards=len(shards),
+            table=table,
+            table_hash=digest,
+            provenance=provenance,
+        )
+    )
+    for name, data in tokenizer.files.items():
+        storage.write(storage.join(url, name), data)
+    if job.format == "mds":
+        _save_index(url, new, job, weighted=tokenizer.palette is not None)
+    manifest.save(url, new)
+    log.info(
+        "%s: %d documents, %d tokens in %d shards", url, new.documents, new.tokens, len(shards)
+    )
+    return new
+
+
+def _save_index(url: str, new: Manifest, job: Job, *, weighted: bool) -> None:
+    shards = [
+        index_entry(shard, job, new.dtype, weighted=weighted)
+        for generation in new.generations
+        for shard in manifest.load_table(url, generation)
+    ]
+    data = json.dumps({"version": 2, "shards": shards}, sort_keys=True)
+    storage.write(storage.join(url, "index.json"), data.encode())
+
+
+def _save_inputs(url: str, files: Sequence[File]) -> dict[str, Any]:
+    data = json.dumps([[file.name, file.size, file.fingerprint] for file in files]).encode()
+    digest = hashlib.sha256(data).hexdigest()
+    size = sum(file.size for file in files)
+    return {
+        "name": _save_named(url, "inputs", data),
+        "hash": digest,
+        "files": len(files),
+        "bytes": size,
+    }
+
+
+def _save_named(url: str, kind: str, data: bytes) -> str:
+    """Write a file beside the manifest, named by its content."""
+    name = f"tables/{hashlib.sha256(data).hexdigest()[:32]}.{kind}"
+    storage.write(storage.join(url, name), data)
+    return name
+
+
+def _versions(job: Job) -> dict[str, str]:
+    names = ["pyarrow", *(["tokenizers", "tiktoken"] if job.tokenizer.kind == "bpe" else [])]
+    return {"headrace": __version__, **{name: version(name) for name in names}}

@@ -1,0 +1,66 @@
+"""What a task notes of itself: the shards it has finished, and what it counted."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from ..dataplane import storage
+from ..dataplane.manifest import Shard
+from .job import work_url
+
+
+@dataclass
+class Output:
+    """What a task has finished of one dataset."""
+
+    shards: list[Shard] = field(default_factory=list)
+    next: int = 0
+    """How many of the task's documents lie in finished shards, or are of no concern to them."""
+
+
+@dataclass
+class Record:
+    """What is noted of a task in work/tasks: the shards it has finished, what it counted."""
+
+    outputs: dict[str, Output]
+    counts: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    done: bool = False
+
+    def save(self, url: str, task: str) -> None:
+        outputs = {name: asdict(output) for name, output in self.outputs.items()}
+        for output in outputs.values():
+            for shard in output["shards"]:
+                shard["chunks"] = base64.b64encode(shard["chunks"]).decode()
+        data = {**vars(self), "outputs": outputs}
+        storage.write(work_url(url, "tasks", f"{task}.json"), json.dumps(data).encode())
+
+    @staticmethod
+    def load(url: str, task: str, outputs: Sequence[str]) -> Record:
+        where = work_url(url, "tasks", f"{task}.json")
+        if not storage.exists(where):
+            return Record({name: Output() for name in outputs})
+        data = json.loads(storage.read(where))
+        found = {}
+        for name, output in data["outputs"].items():
+            shards = [
+                Shard(**{**shard, "chunks": base64.b64decode(shard["chunks"])})
+                for shard in output["shards"]
+            ]
+            found[name] = Output(shards, output["next"])
+        return Record(found, Counter(data["counts"]), data["problems"], data["done"])
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a running task tells: what it has read and written since its last word."""
+
+    task: str
+    bytes: int = 0
+    documents: int = 0
+    tokens: int = 0
+    done: bool = False

@@ -1,0 +1,116 @@
+"""Documents into shards: named by their content, whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..dataplane import manifest, storage
+from ..dataplane.manifest import Shard
+from ..dataplane.shards import Documents, shard_format
+from ..dataplane.shards.mds import index_columns
+from .job import Job
+
+
+def write_shard(
+    url: str, documents: Documents, job: Job, task: str, *, folder: str = "shards"
+) -> Shard:
+    """Write documents as one shard, named by its content."""
+    buffer = io.BytesIO()
+    shard_format(job.format).write(buffer, documents)
+    hasher = manifest.ChunkHasher()
+    hasher.update(buffer.getbuffer())
+    chunks, digest = hasher.finish()
+    name = f"{folder}/{digest[:32]}.{job.format}"
+    shard = Shard(
+        name=name,
+        size=hasher.size,
+        documents=len(documents),
+        tokens=len(documents.tokens),
+        hash=digest,
+        chunks=chunks,
+        task=task,
+    )
+    if not job.compression:
+        storage.write(storage.join(url, name), buffer.getvalue())
+        return shard
+    import zstandard
+
+    level = int(job.compression.partition(":")[2] or 3)
+    stored = zstandard.ZstdCompressor(level=level).compress(buffer.getbuffer())
+    storage.write(storage.join(url, f"{name}.zstd"), stored)
+    return replace(
+        shard,
+        stored_name=f"{name}.zstd",
+        stored_size=len(stored),
+        stored_hash=hashlib.sha256(stored).hexdigest(),
+    )
+
+
+def split_long(documents: Documents, limit: int) -> Documents:
+    """Documents of at most `limit` tokens: what is longer becomes several, each with its end."""
+    lengths = np.diff(documents.starts)
+    if not len(lengths) or lengths.max() <= limit:
+        return documents
+    end = documents.tokens[documents.starts[1] - 1]
+    # The last token of a document is its end; the others are dealt out, limit - 1 at a time.
+    pieces = np.maximum(1, -(-(lengths - 1) // (limit - 1)))
+    owner = np.repeat(np.arange(len(documents)), pieces)
+    order = np.arange(len(owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    body = np.minimum(limit - 1, (lengths - 1)[owner] - order * (limit - 1))
+    starts = np.concatenate([[0], np.cumsum(body + 1)])
+    is_end = np.zeros(starts[-1], bool)
+    is_end[starts[1:] - 1] = True
+    was_end = np.zeros(len(documents.tokens), bool)
+    was_end[documents.starts[1:] - 1] = True
+    tokens: Any = np.full(int(starts[-1]), end, documents.tokens.dtype)
+    tokens[~is_end] = documents.tokens[~was_end]
+    weights = None
+    if documents.weights is not None:
+        weights = np.zeros(starts[-1], np.uint8)
+        weights[~is_end] = documents.weights[~was_end]
+    return Documents(
+        tokens=tokens,
+        starts=starts,
+        files=documents.files,
+        file=documents.file[owner],
+        position=documents.position[owner],
+        ids=None if documents.ids is None else tuple(documents.ids[k] for k in owner.tolist()),
+        weights=weights,
+    )
+
+
+def index_entry(shard: Shard, job: Job, dtype: str, *, weighted: bool) -> dict[str, Any]:
+    """What `index.json` says of a shard, for StreamingDataset."""
+    return {
+        **index_columns(dtype, weighted=weighted),
+        "compression": job.compression,
+        "hashes": [],
+        "raw_data": {"basename": shard.name, "bytes": shard.size, "hashes": {}},
+        "samples": shard.documents,
+        "size_limit": None,
+        "zip_data": None
+        if shard.stored_name is None
+        else {"basename": shard.stored_name, "bytes": shard.stored_size, "hashes": {}},
+    }
+
+
+def take(documents: Documents, order: npt.NDArray[np.int64]) -> Documents:
+    """The documents in another order."""
+    lengths = np.diff(documents.starts)[order]
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    moved = np.repeat(documents.starts[:-1][order] - starts[:-1], lengths) + np.arange(starts[-1])
+    return Documents(
+        tokens=documents.tokens[moved],
+        starts=starts,
+        files=documents.files,
+        file=documents.file[order],
+        position=documents.position[order],
+        ids=None if documents.ids is None else tuple(documents.ids[k] for k in order.tolist()),
+        weights=None if documents.weights is None else documents.weights[moved],
+    )
