@@ -14,13 +14,17 @@ A plan that continues another begins with the pool of chunks that that one had n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from .permutation import Int64, UInt64, invert, key, permute
+from .permutation import Int64, Permutation, key
+
+CHUNKS = -1
+PERMUTATIONS = 64
+"""Kept at hand for each source."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +68,7 @@ class SourceOrder:
     """Chunks of a window."""
     rest: Rest | None = None
     """What this order's first epoch begins with, if it continues another."""
-    _keys: dict[tuple[int, int], UInt64] = field(
+    _permutations: dict[tuple[int, int, int], Permutation] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -123,9 +127,36 @@ class SourceOrder:
             chosen = windows == window
             first = window * in_window
             last = before if window == self._windows(epoch) - 1 else first + in_window
-            keys = self._key(epoch, window)
-            found[chosen] = first + invert(keys, last - first, found[chosen] - first)
+            order = self._permutation(epoch, window, last - first)
+            found[chosen] = first + order.place(found[chosen] - first)
         return np.sort(found)
+
+    def taken(self, position: Position, length: int, draws: int) -> Iterator[tuple[int, Int64]]:
+        """By epoch, the [start, end) of the tokens that `draws` rows after `position` take."""
+        in_window = self._window_rows(length)
+        epoch, row = position.epoch, position.row
+        while draws > 0:
+            left = max(self.rows(epoch, length) - row, 0)
+            last = row + min(draws, left)
+            # Whole windows by their chunks; what is before and after them by rows. The last window
+            # has tails.
+            begin, end = -(-row // in_window), min(last // in_window, self._windows(epoch) - 1)
+            if begin >= end:
+                begin = end = -(-last // in_window)
+            slots = np.arange(begin * self.window, end * self.window, dtype=np.int64)
+            chunks = self._chunk_starts(epoch, self._pool(epoch), slots)
+            outside = [
+                np.arange(row, min(begin * in_window, last)),
+                np.arange(end * in_window, last),
+            ]
+            rows = self._epoch_offsets(epoch, length, np.concatenate(outside))
+            pieces = [
+                np.stack([rows, rows + length], axis=1),
+                np.stack([chunks, chunks + self.chunk], axis=1),
+            ]
+            yield epoch, joined(np.concatenate(pieces))
+            draws -= last - row
+            epoch, row = epoch + 1, 0
 
     def untouched(self, position: Position, length: int) -> Int64:
         """[start, end) of the tokens of the epoch that no window begun before `position` holds."""
@@ -137,7 +168,7 @@ class SourceOrder:
         starts = self._chunk_starts(position.epoch, pool, slots)
         whole = np.stack([starts, starts + self.chunk], axis=1)
         tails = np.stack([pool.tails[:, 0], pool.tails.sum(axis=1)], axis=1)
-        return joined(np.concatenate([whole, tails]).tolist())
+        return joined(np.concatenate([whole, tails]))
 
     def _pool(self, epoch: int) -> Pool:
         if self.rest is not None and epoch == self.rest.position.epoch:
@@ -156,19 +187,17 @@ class SourceOrder:
         chunks, the longest first: they would spread the last window over the whole source."""
         assert self.rest is not None
         before = self.rest.order
-        spans = before.untouched(self.rest.position, self.rest.length).tolist()
+        spans = before.untouched(self.rest.position, self.rest.length)
         if self.tokens > before.tokens:
             # The source has grown; what was its last token is now the first of the new ones.
-            spans = joined([*spans, [before.tokens - 1, self.tokens - 1]]).tolist()
-        starts, tails = [], []
-        for start, end in spans:
-            cut = end - (end - start) % self.chunk
-            starts.append(np.arange(start, cut, self.chunk, dtype=np.int64))
-            if cut < end:
-                tails.append([cut, end - cut])
-        kept = sorted(sorted(tails, key=lambda tail: -tail[1])[: self.window])
-        chunks = np.concatenate([*starts, np.empty(0, np.int64)])
-        return Pool(len(chunks), np.array(kept, np.int64).reshape(-1, 2), chunks)
+            spans = joined(np.append(spans, [[before.tokens - 1, self.tokens - 1]], axis=0))
+        sizes = spans[:, 1] - spans[:, 0]
+        counts, extra = np.divmod(sizes, self.chunk)
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        chunks = np.repeat(spans[:, 0], counts) + within * self.chunk
+        tails = np.stack([spans[:, 1] - extra, extra], axis=1)[extra > 0]
+        kept = np.sort(np.argsort(-tails[:, 1], kind="stable")[: self.window])
+        return Pool(len(chunks), tails[kept], chunks)
 
     def _windows(self, epoch: int) -> int:
         return max(1, -(-self._pool(epoch).whole // self.window))
@@ -202,8 +231,8 @@ class SourceOrder:
             chosen = windows == window
             first = window * in_window
             last = total if window == self._windows(epoch) - 1 else first + in_window
-            keys = self._key(epoch, window)
-            shuffled[chosen] = first + permute(keys, last - first, rows[chosen] - first)
+            order = self._permutation(epoch, window, last - first)
+            shuffled[chosen] = first + order.image(rows[chosen] - first)
 
         in_chunk = self.chunk // length
         in_tails = shuffled >= pool.whole * in_chunk
@@ -218,7 +247,7 @@ class SourceOrder:
 
     def _chunk_starts(self, epoch: int, pool: Pool, slots: Int64) -> Int64:
         """The first token of the chunks at these places of the epoch's order."""
-        chunks = permute(self._key(epoch, -1), pool.whole, slots)
+        chunks = self._permutation(epoch, CHUNKS, pool.whole).image(slots)
         return chunks * self.chunk if pool.starts is None else pool.starts[chunks]
 
     def _places_with(
@@ -235,7 +264,7 @@ class SourceOrder:
             first = np.searchsorted(pool.starts, start - self.chunk, side="right")
             chunks = np.arange(first, np.searchsorted(pool.starts, end))
             starts = pool.starts[chunks]
-        slots = invert(self._key(epoch, -1), pool.whole, chunks)
+        slots = self._permutation(epoch, CHUNKS, pool.whole).place(chunks)
         found = []
         inner = (starts >= start) & (starts + self.chunk <= end)
         if inner.any():
@@ -245,13 +274,15 @@ class SourceOrder:
             found.append((np.array([slot]), np.arange(low // length, -(-high // length))))
         return found
 
-    def _key(self, epoch: int, window: int) -> UInt64:
-        """The key of a window's rows; that of the chunks where window is -1."""
-        if (epoch, window) not in self._keys:
-            if len(self._keys) > 1024:
-                self._keys.clear()
-            self._keys[epoch, window] = key(self.seed, self.name, epoch, window)
-        return self._keys[epoch, window]
+    def _permutation(self, epoch: int, window: int, length: int) -> Permutation:
+        """That of a window's rows; that of the epoch's chunks where window is CHUNKS."""
+        name = (epoch, window, length)
+        if name not in self._permutations:
+            if len(self._permutations) >= PERMUTATIONS:
+                self._permutations.clear()
+            keys = key(self.seed, self.name, epoch, window)
+            self._permutations[name] = Permutation(keys, length)
+        return self._permutations[name]
 
 
 def _tail_rows(tails: Int64, length: int) -> Int64:
@@ -259,12 +290,10 @@ def _tail_rows(tails: Int64, length: int) -> Int64:
     return np.concatenate(rows)
 
 
-def joined(spans: Iterable[list[int]]) -> Int64:
+def joined(spans: Int64) -> Int64:
     """Spans [start, end) in order, those that touch made one."""
-    merged: list[list[int]] = []
-    for start, end in sorted(spans):
-        if merged and merged[-1][1] == start:
-            merged[-1][1] = end
-        else:
-            merged.append([start, end])
-    return np.array(merged, np.int64).reshape(-1, 2)
+    spans = spans[np.argsort(spans[:, 0], kind="stable")]
+    apart = np.flatnonzero(spans[1:, 0] != spans[:-1, 1]) + 1
+    starts = spans[np.concatenate([[0], apart]), 0] if len(spans) else spans[:, 0]
+    ends = spans[np.concatenate([apart - 1, [-1]]), 1] if len(spans) else spans[:, 1]
+    return np.stack([starts, ends], axis=1)

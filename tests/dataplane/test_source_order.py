@@ -129,8 +129,8 @@ def test_one_row_does_not_depend_on_the_others() -> None:
 
 
 def test_spans_that_touch_are_joined() -> None:
-    assert joined([[4, 6], [0, 2], [6, 9], [2, 3]]).tolist() == [[0, 3], [4, 9]]
-    assert joined([]).shape == (0, 2)
+    assert joined(np.array([[4, 6], [0, 2], [6, 9], [2, 3]])).tolist() == [[0, 3], [4, 9]]
+    assert joined(np.empty((0, 2), np.int64)).shape == (0, 2)
 
 
 @given(cases(), st.data())
@@ -151,3 +151,21 @@ def test_the_rows_with_a_span_of_tokens_are_those_that_a_search_finds(
     _, firsts = order.offsets(Position(epoch=epoch), length, rows)
     searched = rows[(firsts < end) & (firsts + length > start) & (start < end)]
     assert order.rows_with(epoch, length, start, end).tolist() == searched.tolist()
+
+
+@given(cases(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_what_rows_take_is_what_a_walk_over_them_takes(case: Case, data: st.DataObject) -> None:
+    order, length = case.order, case.length
+    rows = order.rows(0, length)
+    position = Position(epoch=data.draw(st.integers(0, 1)), row=data.draw(st.integers(0, rows - 1)))
+    draws = data.draw(st.integers(0, 2 * rows))
+    epochs, firsts = order.offsets(position, length, np.arange(draws))
+    walked: dict[int, set[int]] = {}
+    for epoch, first in zip(epochs.tolist(), firsts.tolist(), strict=True):
+        walked.setdefault(epoch, set()).update(range(first, first + length))
+    taken = {
+        epoch: [token for start, end in spans.tolist() for token in range(start, end)]
+        for epoch, spans in order.taken(position, length, draws)
+    }
+    assert taken == {epoch: sorted(tokens) for epoch, tokens in walked.items()}
