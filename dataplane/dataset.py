@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,6 +47,9 @@ class OpenShard:
         self.layout: Layout = self.format.layout(
             self._read, shard.size, dtype=manifest.dtype, details=shard.details
         )
+        # Looking one number up in a list is several times faster than in an array.
+        self._run_tokens: list[int] = self.layout.run_tokens.tolist()
+        self._run_bytes: list[int] = self.layout.run_bytes.tolist()
         starts = self.layout.document_starts
         if starts[-1] != shard.tokens or len(starts) != shard.documents + 1:
             raise IntegrityError(
@@ -56,21 +60,26 @@ class OpenShard:
     def fill(self, start: int, out: npt.NDArray[Any], codes: npt.NDArray[np.uint8] | None) -> None:
         """Copy the tokens from `start` on (and their weight codes) into arrays."""
         layout, width = self.layout, self.dtype.itemsize
-        run = int(np.searchsorted(layout.run_tokens, start, side="right")) - 1
-        filled = 0
-        while filled < len(out):
-            inside = start + filled - int(layout.run_tokens[run])
-            here = min(
-                len(out) - filled, int(layout.run_tokens[run + 1] - layout.run_tokens[run]) - inside
-            )
-            byte = int(layout.run_bytes[run]) + inside * width
-            raw = self.file.read(byte, byte + here * width)
-            out[filled : filled + here] = raw.view(self.dtype)
+        run = bisect_right(self._run_tokens, start) - 1
+        filled, wanted = 0, len(out)
+        while filled < wanted:
+            inside = start + filled - self._run_tokens[run]
+            here = min(wanted - filled, self._run_tokens[run + 1] - start - filled)
+            byte = self._run_bytes[run] + inside * width
+            raw = self.file.read(byte, byte + here * width).view(self.dtype)
+            out[filled : filled + here] = raw
             if codes is not None and layout.weight_bytes is not None:
                 byte = int(layout.weight_bytes[run]) + inside
                 codes[filled : filled + here] = self.file.read(byte, byte + here)
             filled += here
             run += 1
+
+    def document_starts(self, start: int, end: int) -> Int64:
+        """The tokens in [start, end) with which a document begins."""
+        starts = self.layout.document_starts
+        low, high = starts.searchsorted(start), starts.searchsorted(end)
+        found: Int64 = starts[low : min(high, self.shard.documents)]
+        return found
 
     def origins(self, first: int, last: int) -> list[Origin]:
         return self.format.origins(
@@ -133,6 +142,12 @@ class Dataset:
         return np.cumsum([0, *(shard.tokens for shard in self.shards)], dtype=np.int64)
 
     @cached_property
+    def _shard_tokens(self) -> list[int]:
+        """The same as a list, in which one number is found several times faster."""
+        tokens: list[int] = self.shard_tokens.tolist()
+        return tokens
+
+    @cached_property
     def shard_documents(self) -> Int64:
         """Documents before each shard, and in all."""
         return np.cumsum([0, *(shard.documents for shard in self.shards)], dtype=np.int64)
@@ -157,11 +172,23 @@ class Dataset:
             number, inside = self._place(token)
             first = int(self.shard_tokens[number])
             last = min(end, int(self.shard_tokens[number + 1]))
-            starts = self.open_shard(number).layout.document_starts[:-1]
-            low, high = np.searchsorted(starts, (inside, last - first))
-            found.append(starts[low:high] + first)
+            found.append(self.open_shard(number).document_starts(inside, last - first) + first)
             token = last
-        return found[0] if len(found) == 1 else np.concatenate([*found, np.empty(0, np.int64)])
+        return np.concatenate([*found, np.empty(0, np.int64)])
+
+    def row(
+        self, start: int, out: npt.NDArray[Any], codes: npt.NDArray[np.uint8] | None = None
+    ) -> Int64:
+        """Fill arrays with the tokens from `start` on; returns the places in [1, len(out)) with
+        which a document begins. What `fill` and `document_starts` do, in one go."""
+        number, inside = self._place(start)
+        end = inside + len(out)
+        if start - inside + end > self._shard_tokens[number + 1]:
+            self.fill(start, out, codes)
+            return self.document_starts(start + 1, start + len(out)) - start
+        shard = self.open_shard(number)
+        shard.fill(inside, out, codes)
+        return shard.document_starts(inside + 1, end) - inside
 
     def documents(self, start: int, end: int) -> list[DocumentSpan]:
         """The documents of which [start, end) holds a token."""
@@ -213,9 +240,10 @@ class Dataset:
         return found
 
     def open_shard(self, number: int) -> OpenShard:
-        if number in self._open:
+        opened = self._open.get(number)
+        if opened is not None:
             self._open.move_to_end(number)
-            return self._open[number]
+            return opened
         shard = self.shards[number]
         if len(self._open) >= OPEN_SHARDS:
             self._open.popitem(last=False)
@@ -231,8 +259,8 @@ class Dataset:
 
     def _place(self, token: int) -> tuple[int, int]:
         """The shard that holds a token, and the token's number in it."""
-        number = int(np.searchsorted(self.shard_tokens, token, side="right")) - 1
-        return number, token - int(self.shard_tokens[number])
+        number = bisect_right(self._shard_tokens, token) - 1
+        return number, token - self._shard_tokens[number]
 
 
 def open_pinned(

@@ -10,7 +10,13 @@ have seen the same tokens in the same order, by the same plan.
 from __future__ import annotations
 
 import hashlib
+import json
+import mmap
 from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..console.errors import IntegrityError, StorageError
 
 NAME = "ledger.jsonl"
 DIGEST_BYTES = 16
@@ -23,3 +29,77 @@ def roll(previous: str, digests: Iterable[bytes]) -> str:
         assert len(digest) == DIGEST_BYTES
         state.update(digest)
     return state.hexdigest()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A step that was taken."""
+
+    step: int
+    first_row: int
+    rows: int
+    hash: str
+
+    @property
+    def last_row(self) -> int:
+        return self.first_row + self.rows
+
+
+def last(file: Path) -> Entry | None:
+    """The newest entry of a ledger."""
+    with _Lines(file) as lines:
+        return lines.entry(lines.before(lines.end)) if lines.end else None
+
+
+def find(file: Path, step: int) -> tuple[Entry | None, Entry | None]:
+    """The entry of a step, and the one before it: steps are in order, so by bisection."""
+    with _Lines(file) as lines:
+        low, high = 0, lines.end  # places where a line begins
+        while low < high:
+            place = lines.before((low + high) // 2 + 1)
+            if lines.entry(place).step < step:
+                low = lines.after(place)
+            else:
+                high = place
+        before = lines.entry(lines.before(low)) if low else None
+        found = lines.entry(low) if low < lines.end else None
+    return before, found if found is not None and found.step == step else None
+
+
+class _Lines:
+    """The whole lines of a file; one that a kill has torn can only be the last."""
+
+    def __init__(self, file: Path) -> None:
+        try:
+            self.file = file.open("rb")
+        except OSError as error:
+            raise StorageError(f"cannot read {file}: {error.strerror}") from None
+        empty = file.stat().st_size == 0
+        self.data = b"" if empty else mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.end = self.data.rfind(b"\n") + 1
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if isinstance(self.data, mmap.mmap):
+            self.data.close()
+        self.file.close()
+
+    def before(self, place: int) -> int:
+        """Where the line begins that the byte before `place` belongs to."""
+        return self.data.rfind(b"\n", 0, place - 1) + 1
+
+    def after(self, place: int) -> int:
+        return self.data.find(b"\n", place) + 1
+
+    def entry(self, place: int) -> Entry:
+        line = self.data[place : self.after(place)]
+        try:
+            data = json.loads(line)
+            return Entry(data["step"], data["first_row"], data["rows"], data["hash"])
+        except (ValueError, KeyError, TypeError):
+            raise IntegrityError(
+                f"{self.file.name} has a line that is no entry: {line[:80]!r}",
+                mend="restore it from a copy; without it, audit the run's plan.json",
+            ) from None

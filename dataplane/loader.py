@@ -67,7 +67,8 @@ class RankRows:
     weights: Float32
     rows: Int64
     sources: npt.NDArray[np.int32]
-    document_starts: list[Int64]
+    document_starts: Int64
+    """Where documents begin in the rows laid side by side, besides at a row's beginning."""
     digests: list[bytes]
 
 
@@ -135,7 +136,7 @@ class Loader:
         tokens[len(rows) :] = 0
         weights[len(rows) :] = 0.0
         if not len(rows):  # more ranks than rows
-            return RankRows(tokens, weights, rows, np.empty(0, np.int32), [], [])
+            return RankRows(tokens, weights, rows, np.empty(0, np.int32), np.empty(0, np.int64), [])
         block = reader.read(rows, arrays)
         sources = block.located.sources
         digests = [
@@ -143,13 +144,14 @@ class Loader:
             for source, row in zip(sources.tolist(), block.tokens, strict=True)
             if self.digests
         ]
-        return RankRows(tokens, weights, rows, sources, block.document_starts, digests)
+        starts = block.flat_starts[block.flat_starts % weights.shape[1] != 0]
+        return RankRows(tokens, weights, rows, sources, starts, digests)
 
     def micro_batches(self, read: RankRows) -> list[Batch]:
         """Cut a rank's rows into micro-batches."""
         import torch
 
-        size, length = self.micro_batch, read.weights.shape[1]
+        size = self.micro_batch
         tokens, weights = torch.from_numpy(read.tokens), torch.from_numpy(read.weights)
         if self.pin_memory:
             tokens, weights = tokens.pin_memory(), weights.pin_memory()
@@ -161,13 +163,12 @@ class Loader:
             count = max(real.stop - real.start, 0)
             rows[:count] = read.rows[real]
             sources[:count] = read.sources[real]
-            starts = read.document_starts[real] if self.plan.isolate_documents else []
             batches.append(
                 Batch(
                     tokens=tokens[first : first + size, :-1],
                     targets=tokens[first : first + size, 1:],
                     weights=weights[first : first + size],
-                    cu_seqlens=torch.from_numpy(_boundaries(starts, size, length)),
+                    cu_seqlens=torch.from_numpy(self._boundaries(read, first)),
                     rows=rows,
                     sources=sources,
                     digests=read.digests[real],
@@ -175,9 +176,13 @@ class Loader:
             )
         return batches
 
-
-def _boundaries(starts: list[Int64], rows: int, length: int) -> npt.NDArray[np.int32]:
-    """Where documents begin in rows laid side by side: every row begins one, too."""
-    parts = [number * length + places[places < length] for number, places in enumerate(starts)]
-    edges = np.arange(rows + 1, dtype=np.int64) * length
-    return np.sort(np.concatenate([edges, *parts])).astype(np.int32)
+    def _boundaries(self, read: RankRows, first: int) -> npt.NDArray[np.int32]:
+        """Where documents begin in the micro-batch of row `first`: every row begins one, too."""
+        length = read.weights.shape[1]
+        edges = np.arange(self.micro_batch + 1, dtype=np.int64) * length
+        if self.plan.isolate_documents:
+            starts = read.document_starts - first * length
+            inside = starts[starts.searchsorted(0) : starts.searchsorted(edges[-1])]
+            edges = np.sort(np.concatenate([edges, inside]))
+        boundaries: npt.NDArray[np.int32] = edges.astype(np.int32)
+        return boundaries

@@ -35,6 +35,7 @@ class TokenizerInfo:
 
     kind: str
     fingerprint: str
+    """Of what the ids mean; datasets of one mixture share it."""
     vocab_size: int
     end_of_document: int | None
     """The id that ends every document; None where an indexed dataset has none."""
@@ -215,9 +216,8 @@ class ChunkHasher:
 
     def finish(self) -> tuple[bytes, str]:
         """The chunks' digests and the file's hash."""
-        if self.size % CHUNK_BYTES:
-            self._close()
-        chunks = b"".join(self._digests)
+        begun = [self._current.digest()] if self.size % CHUNK_BYTES else []
+        chunks = b"".join([*self._digests, *begun])
         return chunks, root_hash(self.size, chunks)
 
     def _close(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ UInt64 = npt.NDArray[np.uint64]
 Step = Callable[[UInt64, np.uint64, np.uint64, UInt64], UInt64]
 
 ROUNDS = 6
+TABLE = 1 << 15
+"""Permutations up to this length are kept as tables: 256 KB."""
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
@@ -37,6 +40,27 @@ def permute(keys: UInt64, length: int, positions: Int64) -> Int64:
 def invert(keys: UInt64, length: int, places: Int64) -> Int64:
     """Which positions that permutation sends to these places."""
     return _walk(_unfeistel, keys, length, places)
+
+
+class Permutation:
+    """A permutation at hand: a short one as a table, because many of its rows will be asked for."""
+
+    def __init__(self, keys: UInt64, length: int) -> None:
+        self.keys, self.length = keys, length
+
+    @cached_property
+    def table(self) -> Int64:
+        return permute(self.keys, self.length, np.arange(self.length))
+
+    def image(self, positions: Int64) -> Int64:
+        if self.length <= TABLE:
+            return self.table[positions]
+        # A window's rows lie in few chunks: each is worked out once.
+        distinct, back = np.unique(positions, return_inverse=True)
+        return permute(self.keys, self.length, distinct)[back]
+
+    def place(self, images: Int64) -> Int64:
+        return invert(self.keys, self.length, images)
 
 
 def _walk(step: Step, keys: UInt64, length: int, numbers: Int64) -> Int64:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,8 @@ from .stream import Located, Stream
 
 Float32 = npt.NDArray[np.float32]
 DIGEST_BYTES = 16
+AHEAD = 2048
+"""Rows that are located at once: the arithmetic costs little more for many than for one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +36,7 @@ class RowArrays:
 
     @classmethod
     def empty(cls, rows: int, length: int) -> RowArrays:
-        return cls(np.zeros((rows, length + 1), np.int64), np.zeros((rows, length), np.float32))
+        return cls(np.empty((rows, length + 1), np.int64), np.empty((rows, length), np.float32))
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +49,14 @@ class RowBlock:
     document_starts: list[Int64]
     """For each row, the places in (0, L] where a document begins."""
 
+    @cached_property
+    def flat_starts(self) -> Int64:
+        """The same, counted in all rows laid side by side."""
+        counts = [len(starts) for starts in self.document_starts]
+        firsts = np.repeat(np.arange(len(counts)) * self.located.length, counts)
+        flat: Int64 = np.concatenate(self.document_starts) + firsts
+        return flat
+
 
 class RowReader:
     """Reads the rows of a plan."""
@@ -55,6 +66,8 @@ class RowReader:
         self.stream = Stream(plan)
         self.cache = cache
         self._datasets: dict[int, Dataset] = {}
+        self._ahead = self.stream.locate(np.array([plan.first_row]))
+        self._ahead_first = plan.first_row
 
     def dataset(self, source: int) -> Dataset:
         if source not in self._datasets:
@@ -69,33 +82,41 @@ class RowReader:
         return self._datasets[source]
 
     def read(self, rows: Int64, into: RowArrays | None = None) -> RowBlock:
-        """Read rows, all of one length."""
-        located = self.stream.locate(rows)
-        length = located.length
-        arrays = into or RowArrays.empty(len(rows), length)
+        """Read rows, side by side and all of one length."""
+        located = self._locate(rows)
+        arrays = into or RowArrays.empty(len(rows), located.length)
         tokens = arrays.tokens[: len(rows)]
         weights = arrays.weights[: len(rows)]
         weights.fill(1.0)
         places = zip(located.sources.tolist(), located.tokens.tolist(), strict=True)
-        starts = [
-            self._read_one(self.dataset(source), first, tokens[number], weights[number])
-            for number, (source, first) in enumerate(places)
-        ]
-        return RowBlock(located, tokens, weights, starts)
+        starts = []
+        for number, (source, first) in enumerate(places):
+            dataset = self._datasets.get(source) or self.dataset(source)
+            if dataset.palette is None:
+                starts.append(dataset.row(first, tokens[number]))
+            else:
+                codes = np.empty(located.length + 1, np.uint8)
+                starts.append(dataset.row(first, tokens[number], codes))
+                weights[number] = dataset.palette[codes[1:]]
+        block = RowBlock(located, tokens, weights, starts)
+        if self.plan.isolate_documents:
+            weights.reshape(-1)[block.flat_starts - 1] = 0.0
+        return block
+
+    def _locate(self, rows: Int64) -> Located:
+        first, count = int(rows[0]), len(rows)
+        begin = first - self._ahead_first
+        if begin < 0 or begin + count > len(self._ahead.rows):
+            phase = self.plan.phase_at(first)
+            last = max(first + count, min(first + AHEAD, phase.last_row))
+            self._ahead = self.stream.locate(np.arange(first, last, dtype=np.int64))
+            self._ahead_first, begin = first, 0
+        ahead, part = self._ahead, slice(begin, begin + count)
+        return Located(
+            rows, ahead.length, ahead.sources[part], ahead.epochs[part], ahead.tokens[part]
+        )
 
     def digest(self, source: int, tokens: Int64) -> bytes:
         """Names a row's tokens (targets included), whatever holds them."""
         narrow = tokens.astype(self.dataset(source).manifest.dtype)
         return hashlib.blake2b(narrow.data, digest_size=DIGEST_BYTES).digest()
-
-    def _read_one(self, dataset: Dataset, first: int, tokens: Int64, weights: Float32) -> Int64:
-        if dataset.palette is None:
-            dataset.fill(first, tokens)
-        else:
-            codes = np.empty(len(tokens), np.uint8)
-            dataset.fill(first, tokens, codes)
-            weights[:] = dataset.palette[codes[1:]]
-        starts = dataset.document_starts(first + 1, first + len(tokens)) - first
-        if self.plan.isolate_documents:
-            weights[starts - 1] = 0.0
-        return starts

@@ -7,6 +7,7 @@ store are retried with growing pauses; what remains is a StorageError that names
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -87,7 +88,7 @@ def write(url: str, data: bytes) -> None:
         temporary.replace(target)
         sync_folder(target.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        _forget(temporary)
         raise _failed("write", url, error) from None
 
 
@@ -115,7 +116,7 @@ def put(source: Path, url: str) -> None:
             source.unlink()
         sync_folder(target.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        _forget(temporary)
         raise _failed("write", url, error) from None
 
 
@@ -169,9 +170,10 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def _remote(verb: str, url: str, act: Callable[[Any, str], T]) -> T:
+    fs, path = file_system(url)
     for attempt, pause in enumerate(_pauses(), start=1):
         try:
-            return act(*file_system(url))
+            return act(fs, path)
         except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
             raise _failed(verb, url, error) from None
         except Exception as error:  # fsspec's back ends share no class for a passing fault
@@ -204,6 +206,11 @@ def _pauses() -> Iterator[float]:
 
 def _beside(target: Path) -> Path:
     return target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+def _forget(temporary: Path) -> None:
+    with contextlib.suppress(OSError):  # it may never have come to be
+        temporary.unlink()
 
 
 def _failed(verb: str, url: str, error: Exception) -> StorageError:

@@ -1,9 +1,9 @@
 """Worker processes that read steps ahead into shared memory.
 
-Worker w of n reads every n-th step, in order, into slots of its own; the consumer takes turns, so
-the order is that of no workers at all. A slot is handed back when the consumer asks for the step
-after, so that nothing is copied on the way. The memory is an unlinked file: when the processes are
-gone, it is gone.
+Steps are read in groups; worker w of n reads every n-th group, in order, into slots of its own,
+and the consumer takes turns: the order is that of no workers at all. A slot goes back when its
+group has been consumed, so that nothing is copied on the way. The memory is an unlinked file:
+when the processes are gone, it is gone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Any
@@ -28,63 +30,101 @@ if TYPE_CHECKING:
 
 SLOTS = 3
 """Of each worker: one with the consumer, one ready, one being filled."""
+GROUP_BYTES = 4 << 20
+"""A message costs as much as reading a few rows, so that short steps share one. The first groups
+are short, because somebody waits for them."""
 
 
 @dataclass(frozen=True)
-class _Memory:
-    """How a worker finds the shared memory: a file descriptor, and the size of a slot."""
+class _Shapes:
+    """How steps lie in shared memory: what a worker and its consumer must agree on."""
 
-    descriptor: Any
-    rows: int
-    length: int
+    loader: Loader
+
+    @cached_property
+    def slot_bytes(self) -> int:
+        plan = self.loader.plan
+        steps = [self.step_bytes(phase.first_step) for phase in plan.phases]
+        return max(GROUP_BYTES, *steps)
+
+    def shape(self, number: int) -> tuple[int, int]:
+        """Rows and sequence length of a step, padding included."""
+        step = self.loader.plan.step(number)
+        rows = self.loader.micro_batch_count(step) * self.loader.micro_batch
+        return rows, step.phase.seq_len
+
+    def step_bytes(self, number: int) -> int:
+        rows, length = self.shape(number)
+        size = rows * ((length + 1) * 8 + length * 4)
+        return size + -size % 8  # the next step's tokens begin where an int64 may
+
+    def groups(self) -> Iterator[list[int]]:
+        """All steps, in groups that fit a slot."""
+        group: list[int] = []
+        size, limit = 0, 1
+        for number in self.loader.steps:
+            cost = self.step_bytes(number)
+            if group and (size + cost > self.slot_bytes or len(group) >= limit):
+                yield group
+                group, size, limit = [], 0, limit * 2
+            group.append(number)
+            size += cost
+        if group:
+            yield group
+
+    def arrays(self, slot: memoryview, group: list[int]) -> list[RowArrays]:
+        """A group's arrays in a slot."""
+        found, at = [], 0
+        for number in group:
+            rows, length = self.shape(number)
+            tokens = np.frombuffer(slot, np.int64, rows * (length + 1), at)
+            at += tokens.nbytes
+            weights = np.frombuffer(slot, np.float32, rows * length, at)
+            at += weights.nbytes + -weights.nbytes % 8
+            found.append(RowArrays(tokens.reshape(rows, -1), weights.reshape(rows, -1)))
+        return found
+
+    def slots(self, descriptor: int) -> list[memoryview]:
+        view = memoryview(mmap.mmap(descriptor, self.memory_bytes))
+        size = self.memory_bytes // SLOTS
+        return [view[slot * size : (slot + 1) * size] for slot in range(SLOTS)]
 
     @property
-    def slot_bytes(self) -> int:
-        return self.rows * ((self.length + 1) * 8 + self.length * 4)
-
-    def slots(self, descriptor: int) -> list[bytearray | memoryview]:
-        view = memoryview(mmap.mmap(descriptor, SLOTS * self.slot_bytes))
-        return [
-            view[slot * self.slot_bytes : (slot + 1) * self.slot_bytes] for slot in range(SLOTS)
-        ]
+    def memory_bytes(self) -> int:
+        return SLOTS * self.slot_bytes
 
 
 def read_ahead(loader: Loader) -> Iterator[RankRows]:
     """What the loader would read, read by its workers."""
-    sizes = [
-        (loader.micro_batch_count(step) * loader.micro_batch, step.phase.seq_len)
-        for step in (loader.plan.step(phase.first_step) for phase in loader.plan.phases)
-    ]
-    rows = max(rows * (length + 1) for rows, length in sizes)
+    shapes = _Shapes(loader)
     context = multiprocessing.get_context("spawn")
-    workers: list[tuple[Any, Connection, list[Any]]] = []
+    workers: list[tuple[Any, Connection, list[memoryview]]] = []
     try:
         for number in range(loader.workers):
             with tempfile.TemporaryFile(dir=_memory_folder()) as file:
-                memory = _Memory(None, 1, rows)
-                os.ftruncate(file.fileno(), SLOTS * memory.slot_bytes)
+                os.ftruncate(file.fileno(), shapes.memory_bytes)
                 ours, theirs = context.Pipe()
-                arguments = (loader, number, theirs, memory, file.fileno())
+                work = _Work(shapes, number, theirs, file.fileno())
                 process = context.Process(
-                    target=_Work(*arguments), name=f"headrace-loader-{number}", daemon=True
+                    target=work, name=f"headrace-loader-{number}", daemon=True
                 )
                 process.start()
                 theirs.close()
-                workers.append((process, ours, memory.slots(file.fileno())))
-        for turn, number in enumerate(loader.steps):
+                workers.append((process, ours, shapes.slots(file.fileno())))
+        for turn, group in enumerate(shapes.groups()):
             process, connection, slots = workers[turn % loader.workers]
             try:
                 answer = connection.recv()
                 if isinstance(answer, BaseException):
                     raise answer
-                slot, read, shape = answer
-                arrays = _arrays(slots[slot], *shape)
-                yield replace(read, tokens=arrays.tokens, weights=arrays.weights)
+                slot, light = answer
+                for read, arrays in zip(light, shapes.arrays(slots[slot], group), strict=True):
+                    yield replace(read, tokens=arrays.tokens, weights=arrays.weights)
                 connection.send(slot)
             except (EOFError, ConnectionError):
                 process.join()
                 raise RunError(
-                    f"a loader worker died (exit code {process.exitcode}) at step {number}",
+                    f"a loader worker died (exit code {process.exitcode}) at step {group[0]}",
                     mend="if it was killed for memory, use fewer workers",
                 ) from None
     finally:
@@ -94,53 +134,44 @@ def read_ahead(loader: Loader) -> Iterator[RankRows]:
             process.join()
 
 
+@dataclass
 class _Work:
     """What a worker process runs."""
 
-    def __init__(
-        self,
-        loader: Loader,
-        number: int,
-        connection: Connection,
-        memory: _Memory,
-        descriptor: int,
-    ) -> None:
-        self.loader, self.number, self.connection = loader, number, connection
-        self.memory, self.descriptor = memory, descriptor
+    shapes: _Shapes
+    number: int
+    connection: Connection
+    descriptor: int
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "descriptor": DupFd(self.descriptor)}
 
     def __call__(self) -> None:
-        loader, connection = self.loader, self.connection
-        free = list(range(SLOTS))
-        slots = self.memory.slots(self.descriptor.detach())  # type: ignore[attr-defined]
+        descriptor: Any = self.descriptor
+        slots = self.shapes.slots(descriptor.detach())
         try:
-            reader = RowReader(loader.plan, cache=loader.cache)
-            for number in loader.steps[self.number :: loader.workers]:
-                while not free or connection.poll():
-                    free.append(connection.recv())
-                step = loader.plan.step(number)
-                shape = (
-                    loader.micro_batch_count(step) * loader.micro_batch,
-                    step.phase.seq_len,
-                )
-                slot = free.pop(0)
-                read = loader.read(reader, number, _arrays(slots[slot], *shape))
-                light = replace(read, tokens=np.empty(0, np.int64), weights=np.empty(0, np.float32))
-                connection.send((slot, light, shape))
-            while True:  # the memory must outlive the last step
-                connection.recv()
+            self._read(slots)
+            while True:  # the memory must outlive the last group
+                self.connection.recv()
         except (EOFError, ConnectionError):
             return  # the consumer is gone
         except Exception as error:  # whatever it is, the consumer must hear of it
-            connection.send(error)
+            self.connection.send(error)
 
-
-def _arrays(slot: Any, rows: int, length: int) -> RowArrays:
-    tokens = np.frombuffer(slot, np.int64, rows * (length + 1)).reshape(rows, length + 1)
-    weights = np.frombuffer(slot, np.float32, rows * length, rows * (length + 1) * 8)
-    return RowArrays(tokens, weights.reshape(rows, length))
+    def _read(self, slots: list[memoryview]) -> None:
+        loader, free = self.shapes.loader, list(range(SLOTS))
+        reader = RowReader(loader.plan, cache=loader.cache)
+        no_tokens, no_weights = np.empty((0, 0), np.int64), np.empty((0, 0), np.float32)
+        for group in islice(self.shapes.groups(), self.number, None, loader.workers):
+            while not free or self.connection.poll():
+                free.append(self.connection.recv())
+            slot = free.pop(0)
+            arrays = self.shapes.arrays(slots[slot], group)
+            read = [
+                replace(loader.read(reader, number, into), tokens=no_tokens, weights=no_weights)
+                for number, into in zip(group, arrays, strict=True)
+            ]
+            self.connection.send((slot, read))
 
 
 def _memory_folder() -> str | None:

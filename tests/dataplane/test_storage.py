@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from headrace.console.errors import MissingError, StorageError
+from headrace.dataplane import storage
+
+
+@pytest.mark.parametrize("root", ["local", "memory://bucket"])
+def test_the_same_verbs_everywhere(root: str, tmp_path: Path) -> None:
+    base = str(tmp_path) if root == "local" else f"{root}/{os.urandom(4).hex()}"
+    url = storage.join(base, "a", "b.bin")
+    assert not storage.exists(url)
+    storage.write(url, b"0123456789")
+    assert storage.exists(url)
+    assert storage.size(url) == 10
+    assert storage.read(url) == b"0123456789"
+    assert storage.read(url, 3, 6) == b"345"
+    storage.write(url, b"again")
+    assert storage.read(url) == b"again"
+    source = tmp_path / "finished"
+    source.write_bytes(b"whole")
+    storage.put(source, storage.join(base, "c.bin"))
+    assert not source.exists()
+    assert storage.list_files(base) == ["a/b.bin", "c.bin"]
+    storage.delete(url)
+    storage.delete(url)
+    assert storage.list_files(base) == ["c.bin"]
+    with pytest.raises(StorageError, match="does not exist"):
+        storage.read(url)
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    """A process that may write no more than 4 KB to a file stands in for a full disk."""
+    url = str(tmp_path / "file")
+    storage.write(url, b"before")
+    code = (
+        "import signal, resource, sys; from headrace.dataplane import storage\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        f"storage.write({url!r}, b'x' * 10000)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "StorageError" in done.stderr
+    assert storage.read(url) == b"before"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+
+
+def test_unknown_schemes_and_forbidden_places(tmp_path: Path) -> None:
+    with pytest.raises(MissingError, match="nonsense"):
+        storage.read("nonsense://x/y")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot write"):
+        storage.write(str(tmp_path / "file" / "inside"), b"")
+
+
+class Flaky(MemoryFileSystem):
+    """Fails a few times before it answers."""
+
+    protocol = "flaky"
+    failures: list[Exception] = []  # noqa: RUF012
+
+    def cat_file(self, path: str, **options: object) -> bytes:
+        if self.failures:
+            raise self.failures.pop()
+        return b"data"
+
+
+@pytest.fixture
+def flaky(monkeypatch: pytest.MonkeyPatch) -> type[Flaky]:
+    fsspec.register_implementation("flaky", Flaky, clobber=True)
+    monkeypatch.setattr(storage, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(storage, "LONGEST_PAUSE", 0.002)
+    Flaky.failures = []
+    return Flaky
+
+
+def test_passing_faults_are_tried_again(flaky: type[Flaky]) -> None:
+    flaky.failures = [TimeoutError(), ConnectionResetError(), OSError("503 SlowDown")]
+    assert storage.read("flaky://x") == b"data"
+    assert not flaky.failures
+
+
+def test_lasting_faults_are_told(flaky: type[Flaky]) -> None:
+    flaky.failures = [TimeoutError("no answer")] * 50
+    with pytest.raises(StorageError, match=r"flaky://x: no answer"):
+        storage.read("flaky://x")
+    assert len(flaky.failures) == 50 - storage.ATTEMPTS
+    flaky.failures = [PermissionError()] * 2
+    with pytest.raises(StorageError, match="access is denied"):
+        storage.read("flaky://x")
+    assert len(flaky.failures) == 1
