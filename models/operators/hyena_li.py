@@ -34,6 +34,8 @@ class HyenaLIOptions(HyenaOptions):
     state_size: int = 16
     """N: exponentials for each channel."""
     poles: Literal["real", "complex"] = "real"
+    rates: Literal["log", "plain"] = "log"
+    """What is learned: the logarithm r of a pole's rate, or, in converted models, the rate e^r."""
     method: Literal["scan", "fft"] = "scan"
     chunk: int = 32
     """Tokens for each block of the scan: changes the speed, not the result."""
@@ -49,15 +51,17 @@ class HyenaLI(Hyena):
 
     def __init__(self, options: HyenaLIOptions, width: int) -> None:
         super().__init__(options, width, skip=True)
-        self.log_rates = nn.Parameter(torch.empty(width, options.state_size))
+        self.rates = nn.Parameter(torch.empty(width, options.state_size))
         self.residues = nn.Parameter(torch.empty(width, options.state_size))
         oscillates = options.poles == "complex"
-        self.angles = nn.Parameter(torch.empty_like(self.log_rates)) if oscillates else None
+        self.angles = nn.Parameter(torch.empty_like(self.rates)) if oscillates else None
         self.residues_i = nn.Parameter(torch.empty_like(self.residues)) if oscillates else None
 
     def modes(self) -> tuple[Tensor, Tensor]:
         """Rates and residues [width, N], real or complex."""
-        rates, residues = torch.exp(widen(self.log_rates)), widen(self.residues)
+        rates, residues = widen(self.rates), widen(self.residues)
+        if self.options.rates == "log":
+            rates = torch.exp(rates)
         if self.angles is None or self.residues_i is None:
             return rates, residues
         rates = torch.complex(rates, -widen(self.angles))
@@ -92,7 +96,8 @@ class HyenaLI(Hyena):
     def init_weights(self, init: Initialiser) -> None:
         super().init_weights(init)
         # γ is the logarithm of a uniform number, p = −1: the rate is e^{p+γ}.
-        init.put(self.log_rates, init.drawn_uniform(self.log_rates, 0.01, 0.1).log() - 1)
+        rates = init.drawn_uniform(self.rates, 0.01, 0.1) / math.e
+        init.put(self.rates, rates.log() if self.options.rates == "log" else rates)
         init.normal(self.residues, 0.1 / math.sqrt(self.options.state_size))
         if self.angles is not None and self.residues_i is not None:
             init.uniform(self.angles, 0, math.pi)
@@ -105,12 +110,12 @@ class HyenaLI(Hyena):
             parts["fft"] = self.width * convolution_flops(length, length, "fft")
         else:
             chunk = min(self.options.chunk, length)
-            parts["scan"] = self.width * (2.0 * chunk + 2 * self.product * self.log_rates.shape[1])
+            parts["scan"] = self.width * (2.0 * chunk + 2 * self.product * self.rates.shape[1])
         return parts
 
     def step_flops(self, seen: int) -> dict[str, float]:
         """A product and a sum into each state, and out of it."""
-        return {**super().flops(1), "scan": 2 * self.product * self.log_rates.numel()}
+        return {**super().flops(1), "scan": 2 * self.product * self.rates.numel()}
 
     @property
     def product(self) -> float:

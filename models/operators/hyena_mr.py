@@ -60,16 +60,7 @@ class HyenaMR(Hyena):
         """Which of the model's groups are here: a tensor-parallel layout holds a part."""
 
     def filter(self) -> Tensor:
-        taps = widen(self.taps)
-        if self.options.decay == "none":
-            return taps
-        first, last = DECAYS[self.options.decay]
-        rate = torch.logspace(first, last, self.options.groups, device=taps.device)
-        rate = rate[slice(*self.group_range)].to(taps.dtype)
-        time = torch.arange(taps.shape[1], device=taps.device) / max(
-            self.options.filter_horizon - 1, 1
-        )
-        return taps * torch.exp(-rate.unsqueeze(-1) * time.to(taps.dtype))
+        return decayed(self.taps, self.options, self.group_range)
 
     def mix(self, w: Tensor, context: Context) -> Tensor:
         return remembered_convolution(
@@ -90,3 +81,18 @@ class HyenaMR(Hyena):
         parts = super().flops(1)
         parts["convolution"] += 2.0 * self.width * self.taps.shape[1]
         return parts
+
+
+def decayed(
+    taps: Tensor, options: HyenaMROptions, group_range: tuple[int, int] | None = None
+) -> Tensor:
+    """ĥ under its decay; `group_range` where only some of the model's groups are given."""
+    taps = widen(taps)
+    if options.decay == "none":
+        return taps
+    first, last = DECAYS[options.decay]
+    rate = torch.logspace(first, last, options.groups, device=taps.device, dtype=taps.dtype)
+    if group_range is not None:
+        rate = rate[slice(*group_range)]
+    time = torch.arange(taps.shape[1], device=taps.device, dtype=taps.dtype)
+    return taps * torch.exp(-rate.unsqueeze(-1) * time / max(options.filter_horizon - 1, 1))

@@ -1,0 +1,226 @@
+"""Against the forward pass that Vortex's layout is made for, written out here from its tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+from torch.nn import functional as F
+
+from headrace.console.config import build
+from headrace.console.errors import CheckpointError, ConfigError, StorageError
+from headrace.models.config import ModelConfig, load_model_config
+from headrace.models.conversion.rules import to_theirs
+from headrace.models.conversion.vortex import read_vortex, rules, write_config, write_vortex
+from headrace.models.model import Model
+
+WIDTH, HEADS, GROUPS = 32, 4, 8
+OPERATORS: dict[str, dict[str, Any]] = {
+    "se": {"kind": "hyena-se", "groups": GROUPS},
+    "mr": {"kind": "hyena-mr", "groups": GROUPS, "filter_horizon": 512, "decay": "strong"},
+    "li": {"kind": "hyena-li", "state_size": 4},
+    "attention": {
+        "kind": "attention",
+        "heads": HEADS,
+        "output_bias": True,
+        "rope": {"base": 1e4, "scaling": "linear", "factor": 8.0},
+    },
+    "gelu": {"kind": "glu", "hidden": 48, "activation": "gelu"},
+    "identity": {"kind": "glu", "hidden": 48, "activation": "identity"},
+}
+
+
+def config(**changes: Any) -> ModelConfig:
+    data = {
+        "vocab_size": 23,
+        "width": WIDTH,
+        "pattern": "[se/gelu, mr, li, attention, se]",
+        "mlp": "identity",
+        "operators": OPERATORS,
+        "norm": "rms-eps-outside",
+        "norm_eps": 1e-6,
+        **changes,
+    }
+    return build(ModelConfig, data, source="a test")
+
+
+def model_of(config: ModelConfig) -> Model:
+    model = Model(config)
+    model.init_weights(3)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model.double().eval()
+
+
+def rms(x: Tensor, scale: Tensor) -> Tensor:
+    return scale * x / (x.norm(dim=-1, keepdim=True) * WIDTH**-0.5 + 1e-6)
+
+
+def published(tensors: dict[str, Tensor], settings: dict[str, Any], tokens: Tensor) -> Tensor:
+    """Vortex's forward pass over the tensors of a checkpoint."""
+    u = tensors["embedding_layer.weight"][tokens]
+    length = tokens.shape[1]
+    for number in range(settings["num_layers"]):
+        own = {
+            name.removeprefix(f"blocks.{number}."): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(f"blocks.{number}.")
+        }
+        x = rms(u, own["pre_norm.scale"])
+        if number in settings["attn_layer_idxs"]:
+            y = attention(own, settings, x)
+        else:
+            z = (x @ own["projections.weight"].T).transpose(1, 2)
+            z = F.conv1d(z, own["filter.short_filter_weight"], padding=2, groups=3 * WIDTH)
+            post, pre, v = (z[:, part::3, :length] for part in range(3))
+            w = pre * v
+            if number in settings["hcl_layer_idxs"]:
+                time = torch.arange(length)
+                residues, poles = own["filter.residues"], own["filter.log_poles"]
+                h = (residues[..., None] * (poles * time).exp()).sum(1)
+                y = fft_convolution(w, h) + w * own["filter.D"][:, None]
+            elif number in settings["hcm_layer_idxs"]:
+                h = own["filter.h"].repeat_interleave(WIDTH // GROUPS, 0)[:, 0, :length]
+                y = fft_convolution(w, h) + w * own["filter.D"][:, None]
+            else:
+                h = own["filter.h"].repeat_interleave(WIDTH // GROUPS, 0)
+                y = F.conv1d(w, h, padding=h.shape[-1] - 1, groups=WIDTH)[..., :length]
+            y = (post * y).transpose(1, 2) @ own["out_filter_dense.weight"].T
+            y = y + own["out_filter_dense.bias"]
+        u = u + y
+        x = rms(u, own["post_norm.scale"])
+        gate = x @ own["mlp.l1.weight"].T
+        if number == 0 or not settings["evo2_style_activations"]:
+            gate = F.gelu(gate)
+        u = u + (gate * (x @ own["mlp.l2.weight"].T)) @ own["mlp.l3.weight"].T
+    return rms(u, tensors["norm.scale"]) @ tensors["embedding_layer.weight"].T
+
+
+def fft_convolution(u: Tensor, h: Tensor) -> Tensor:
+    size = 2 * u.shape[-1]
+    product = torch.fft.rfft(u, n=size) * torch.fft.rfft(h, n=size)
+    result: Tensor = torch.fft.irfft(product, n=size)[..., : u.shape[-1]]
+    return result
+
+
+def attention(own: dict[str, Tensor], settings: dict[str, Any], x: Tensor) -> Tensor:
+    rows, length, _ = x.shape
+    dim = WIDTH // HEADS
+    qkv = (x @ own["inner_mha_cls.Wqkv.weight"].T).view(rows, length, HEADS, 3, dim)
+    time = torch.arange(length) / settings["rotary_emb_scaling_factor"]
+    speed = settings["rotary_emb_base"] ** (-torch.arange(0, dim, 2) / dim)
+    angle = torch.outer(time, speed).float()[:, None]
+
+    def turn(t: Tensor) -> Tensor:
+        a, b = t[..., : dim // 2], t[..., dim // 2 :]
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+    q, k, v = turn(qkv[..., 0, :]), turn(qkv[..., 1, :]), qkv[..., 2, :]
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / dim**0.5
+    scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), float("-inf"))
+    y = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v).flatten(2)
+    return y @ own["inner_mha_cls.out_proj.weight"].T + own["inner_mha_cls.out_proj.bias"]
+
+
+@pytest.mark.parametrize("length", [1, 7, 150])
+@pytest.mark.parametrize("mlp", ["identity", "gelu"])
+def test_logits_are_those_of_the_layout(length: int, mlp: str) -> None:
+    ours = model_of(config(mlp=mlp))
+    tokens = torch.randint(0, 23, (2, length), generator=torch.Generator().manual_seed(5))
+    settings = write_config(ours.config)
+    assert settings["evo2_style_activations"] == (mlp == "identity")
+    theirs = to_theirs(rules(ours.config), dict(ours.named_parameters()))
+    expected = published(theirs, settings, tokens)
+    assert (ours(tokens) - expected).abs().max() < 1e-8
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        "blocks.0.filter.h",
+        "blocks.1.filter.h",
+        "blocks.2.filter.short_filter_weight",
+        "blocks.1.projections.weight",
+        "blocks.3.inner_mha_cls.Wqkv.weight",
+        "blocks.2.filter.log_poles",
+    ],
+)
+def test_another_order_is_seen(tensor: str) -> None:
+    ours = model_of(config())
+    tokens = torch.randint(0, 23, (2, 40), generator=torch.Generator().manual_seed(5))
+    theirs = to_theirs(rules(ours.config), dict(ours.named_parameters()))
+    dim = 0 if tensor.endswith(("weight", "poles")) else -1
+    theirs[tensor] = theirs[tensor].flip(dim)
+    expected = published(theirs, write_config(ours.config), tokens)
+    assert (ours(tokens) - expected).abs().max() > 1e-4
+
+
+def test_back_from_a_folder_is_the_same_to_the_bit(tmp_path: Path) -> None:
+    ours = model_of(config())
+    first = write_vortex(ours.config, ours.state_dict(), tmp_path / "first")
+    read, tensors = read_vortex(tmp_path / "first")
+    assert read == first
+    assert write_vortex(read, tensors, tmp_path / "second") == read
+    again, same = read_vortex(tmp_path / "second")
+    assert again == read
+    assert all(torch.equal(tensors[name], same[name]) for name in tensors)
+    one, two = (torch.load(tmp_path / name / "model.pt") for name in ("first", "second"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    model = Model(read).double()
+    model.load_state_dict(tensors)
+    tokens = torch.randint(0, 23, (2, 40), generator=torch.Generator().manual_seed(5))
+    assert (model(tokens) - ours(tokens)).abs().max() < 1e-12
+
+
+def test_the_shipped_models_can_be_said() -> None:
+    for name in ("evo2-1b-8k", "evo2-7b-8k", "evo2-7b-1m", "evo2-40b-8k", "evo2-40b-1m"):
+        settings = write_config(load_model_config(name))
+        assert settings["evo2_style_activations"]
+        assert settings["num_layers"] == sum(
+            len(settings[f"{sort}_layer_idxs"]) for sort in ("hcs", "hcm", "hcl", "attn")
+        )
+    assert settings["attn_layer_idxs"] == [3, 10, 17, 24, 31, 35, 42, 49]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"pattern": "[se, mr, li]"}, "attn"),
+        ({"norm": "rms"}, "norm"),
+        ({"pattern": "[se, mr/gelu, li, attention]"}, "activation"),
+        (
+            {"operators": {**OPERATORS, "mr": {**OPERATORS["mr"], "taps": 64}}},
+            "128 taps",
+        ),
+    ],
+)
+def test_what_vortex_cannot_say(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    other = config(**changes)
+    with pytest.raises(CheckpointError, match=words):
+        write_vortex(other, Model(other).state_dict(), tmp_path)
+
+
+def test_folders_that_do_not_fit(tmp_path: Path) -> None:
+    ours = model_of(config())
+    write_vortex(ours.config, ours.state_dict(), tmp_path)
+    file = tmp_path / "config.yml"
+    settings = yaml.safe_load(file.read_text())
+    for changes, error, words in (
+        ({"state_size": 5}, CheckpointError, r"log_poles.*\(32, 5\).*\(32, 4\)"),
+        ({"hyena_flip_x1x2": True}, ConfigError, "hyena_flip_x1x2"),
+        ({"hcs_layer_idxs": [0]}, ConfigError, r"without a sort: \[4\]"),
+    ):
+        file.write_text(yaml.safe_dump({**settings, **changes}))
+        with pytest.raises(error, match=words):
+            read_vortex(tmp_path)
+    file.write_text(yaml.safe_dump(settings))
+    (tmp_path / "model.pt").write_bytes(b"rubbish")
+    with pytest.raises(StorageError, match=r"model\.pt"):
+        read_vortex(tmp_path)
