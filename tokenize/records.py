@@ -20,6 +20,8 @@ class Output:
     shards: list[Shard] = field(default_factory=list)
     next: int = 0
     """How many of the task's documents lie in finished shards, or are of no concern to them."""
+    split: int = 0
+    """How many of those were longer than a document may be."""
 
 
 @dataclass
@@ -29,6 +31,8 @@ class Record:
     outputs: dict[str, Output]
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
+    untokenizable: dict[str, str] = field(default_factory=dict)
+    """Documents that have no ids, by their number in the task: why."""
     done: bool = False
 
     def save(self, url: str, task: str) -> None:
@@ -51,8 +55,8 @@ class Record:
                 Shard(**{**shard, "chunks": base64.b64decode(shard["chunks"])})
                 for shard in output["shards"]
             ]
-            found[name] = Output(shards, output["next"])
-        return Record(found, Counter(data["counts"]), data["problems"], data["done"])
+            found[name] = Output(**{**output, "shards": shards})
+        return Record(**{**data, "outputs": found, "counts": Counter(data["counts"])})
 
 
 @dataclass(frozen=True)

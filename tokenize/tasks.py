@@ -76,19 +76,28 @@ class BuildTask:
             for name, chosen in self._choose(texts, number, fallen, record).items():
                 if not chosen:
                     continue
-                documents, chosen = self._encode(file, texts, chosen, record)
+                documents, numbers = self._encode(file, texts, chosen, number, record)
                 tokens += len(documents.tokens)
-                for shard, last in pending[name].add(documents, [number + k for k in chosen]):
+                for shard, last, split in pending[name].add(documents, numbers):
                     record.outputs[name].shards.append(shard)
                     record.outputs[name].next = last + 1
+                    record.outputs[name].split += split
                     record.save(job.url, task.id)
             number += len(texts.texts)
             yield Event(task.id, texts.size, len(texts.texts), tokens)
         for name, waiting in pending.items():
-            record.outputs[name].shards += waiting.finish()
-            record.outputs[name].next = number
+            output = record.outputs[name]
+            if waiting.parts:
+                shard, split = waiting.write()
+                output.shards.append(shard)
+                output.split += split
+            output.next = number
         record.counts["documents read"] = number
         record.counts["duplicates"] = len(fallen)
+        record.counts["documents that were split"] = sum(o.split for o in record.outputs.values())
+        record.counts["bad: not tokenizable"] = len(record.untokenizable)
+        record.problems += list(record.untokenizable.values())[:NAMED_PROBLEMS]
+        record.counts = +record.counts
         record.done = True
         record.save(job.url, task.id)
         yield Event(task.id, done=True)
@@ -118,15 +127,18 @@ class BuildTask:
         return set(np.frombuffer(data, np.int64).tolist())
 
     def _bad(self, problem: Problem, record: Record) -> None:
+        self._refuse(problem)
+        record.counts[f"bad: {problem.kind}"] += 1
+        if len(record.problems) < NAMED_PROBLEMS:
+            record.problems.append(str(problem))
+
+    def _refuse(self, problem: Problem) -> None:
         if not self.job.skip_bad:
             raise InputError(
                 f"{problem.kind}: {problem.what}",
                 where=problem.where(),
                 mend="mend the file, or leave such records out with --on-error skip",
             )
-        record.counts[f"bad: {problem.kind}"] += 1
-        if len(record.problems) < NAMED_PROBLEMS:
-            record.problems.append(f"{problem.where()}: {problem.kind}: {problem.what}")
 
     def _choose(
         self, texts: Texts, number: int, fallen: set[int], record: Record
@@ -146,20 +158,23 @@ class BuildTask:
         return chosen
 
     def _encode(
-        self, file: str, texts: Texts, chosen: list[int], record: Record
+        self, file: str, texts: Texts, chosen: list[int], first: int, record: Record
     ) -> tuple[Documents, list[int]]:
-        """The chosen texts as ids. One that has none is bad: the others are given back."""
+        """The chosen texts as ids, and their numbers in the task. A text that has no ids is bad."""
         if len(chosen) < len(texts.texts):
             texts = _select(texts, chosen)
+        numbers = [first + k for k in chosen]
         while True:
             try:
                 encoded = self.tokenizer.encode(texts.texts)
                 break
             except TextError as error:
                 at = texts.positions[error.number]
-                self._bad(Problem("not tokenizable", error.why, file, at), record)
+                problem = Problem("not tokenizable", error.why, file, at)
+                self._refuse(problem)
+                record.untokenizable[str(numbers[error.number])] = str(problem)
                 rest = [k for k in range(len(texts.texts)) if k != error.number]
-                texts, chosen = _select(texts, rest), [chosen[k] for k in rest]
+                texts, numbers = _select(texts, rest), [numbers[k] for k in rest]
         documents = Documents(
             tokens=encoded.tokens,
             starts=encoded.starts,
@@ -169,7 +184,7 @@ class BuildTask:
             ids=None if texts.ids is None else tuple(texts.ids),
             weights=encoded.weights,
         )
-        return documents, chosen
+        return documents, numbers
 
 
 class _Pending:
@@ -182,8 +197,9 @@ class _Pending:
         self.parts: list[Documents] = []
         self.size = 0
 
-    def add(self, documents: Documents, numbers: list[int]) -> Iterator[tuple[Shard, int]]:
-        """Take documents; give back each shard that is full, and its last document's number."""
+    def add(self, documents: Documents, numbers: list[int]) -> Iterator[tuple[Shard, int, int]]:
+        """Take documents; give back each shard that is full, the number of its last document, and
+        how many of its documents were split."""
         if not len(documents):
             return
         ends = documents.starts[1:] * (documents.size / len(documents.tokens))
@@ -194,24 +210,24 @@ class _Pending:
             if last >= len(documents):
                 break
             self.parts.append(documents[done : last + 1])
-            yield self._write(), numbers[last]
+            shard, split = self.write()
+            yield shard, numbers[last], split
             done = last + 1
         rest = documents[done:]
         if len(rest):
             self.parts.append(rest)
             self.size += rest.size
 
-    def finish(self) -> list[Shard]:
-        return [self._write()] if self.parts else []
-
-    def _write(self) -> Shard:
+    def write(self) -> tuple[Shard, int]:
+        """Make a shard of what waits; how many of its documents were split."""
         documents = Documents.concatenate(self.parts)
         self.parts, self.size = [], 0
-        if self.job.max_document_tokens:
-            documents = split_long(documents, self.job.max_document_tokens)
-        if self.job.seed is not None:
-            return write_spill(self.url, documents, self.job, self.task)
-        return write_shard(self.url, documents, self.job, self.task)
+        split = 0
+        if limit := self.job.max_document_tokens:
+            split = int(np.count_nonzero(np.diff(documents.starts) > limit))
+            documents = split_long(documents, limit)
+        write = write_shard if self.job.seed is None else write_spill
+        return write(self.url, documents, self.job, self.task), split
 
 
 def content_hash(text: str) -> int:

@@ -139,7 +139,9 @@ def test_large_documents(style: tuple[BpeTokenizer, Tokenizer], kind: str) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("unit", ["the quick  brown fox jumps\n\n", "中文", "  ", "x = 1;\n    "])
 def test_documents_of_10_megabytes(style: tuple[BpeTokenizer, Tokenizer], unit: str) -> None:
-    same(*style, [unit * (10_000_000 // len(unit.encode()))])
+    # The library itself gives up on 10 MB of nothing but spaces: its regex runs out of retries.
+    size = 10_000_000 if unit.strip() else 3_000_000
+    same(*style, [unit * (size // len(unit.encode()))])
 
 
 def test_what_is_decoded_is_what_was_encoded(style: tuple[BpeTokenizer, Tokenizer]) -> None:

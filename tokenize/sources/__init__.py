@@ -100,6 +100,9 @@ class Problem:
             return self.file
         return f"{self.file}, {self.unit} {self.position + 1}"
 
+    def __str__(self) -> str:
+        return f"{self.where()}: {self.kind}: {self.what}"
+
 
 @dataclass(frozen=True)
 class Texts:

@@ -1,0 +1,60 @@
+"""Small corpora, and everything that a dataset built from them says."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from headrace.dataplane.dataset import Dataset
+from headrace.dataplane.shards import Origin
+from headrace.dataplane.tokenizers import load
+
+WORDS = [*("water", "wheel", "mill", "stream", "水", "roue", "🙂", "naïve", "\n\n   return")]
+
+
+def texts(count: int, *, seed: int = 0, longest: int = 80) -> list[str]:
+    rng = random.Random(seed)
+    return [
+        f"{seed}-{number} " + " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, longest)))
+        for number in range(count)
+    ]
+
+
+def write_jsonl(path: Path, documents: Iterable[str]) -> Path:
+    lines = [
+        json.dumps({"text": text, "name": f"{path.name}#{number}"})
+        for number, text in enumerate(documents)
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def read_dataset(url: str | Path) -> list[tuple[Origin, str, list[int]]]:
+    """Every document of a dataset: where it came from, its text, its ids."""
+    dataset = Dataset(str(url))
+    tokenizer = load(dataset.manifest.tokenizer, str(url))
+    total = int(dataset.shard_tokens[-1])
+    ids = np.empty(total, dataset.manifest.dtype)
+    dataset.fill(0, ids)
+    bounds = [*dataset.document_starts(0, total).tolist(), total]
+    origins = dataset.origins(0, int(dataset.shard_documents[-1]))
+    end = dataset.manifest.tokenizer.end_of_document
+    found = []
+    for origin, low, high in zip(origins, bounds[:-1], bounds[1:], strict=True):
+        document = ids[low:high].tolist()
+        assert document[-1] == end
+        found.append((origin, tokenizer.decode(document[:-1]), document))
+    return found
+
+
+def snapshot(url: str | Path) -> dict[str, bytes]:
+    """Every file of a dataset."""
+    root = Path(url)
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }

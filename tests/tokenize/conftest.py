@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corpora import texts, write_jsonl
+
+from headrace.tokenize.build import BuildConfig, build
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Four files of JSON lines, one of them large enough for several slices."""
+    folder = tmp_path / "corpus"
+    for number, count in enumerate((200, 3, 40, 1)):
+        write_jsonl(folder / f"{number}.jsonl", texts(count, seed=number))
+    return folder
+
+
+@pytest.fixture
+def run_build(tmp_path: Path) -> Callable[..., Path]:
+    """Builds a dataset with small slices and shards; returns its folder."""
+
+    def run(*inputs: str | Path, out: str = "out", **options: Any) -> Path:
+        values: dict[str, Any] = {
+            "tokenizer": "byte",
+            "slice_size": 20_000,
+            "shard_size": 15_000,
+            "workers": 1,
+        }
+        config = BuildConfig(
+            inputs=tuple(map(str, inputs)), out=str(tmp_path / out), **{**values, **options}
+        )
+        build(config)
+        return tmp_path / out
+
+    return run

@@ -1,0 +1,265 @@
+"""Reading corpora: every kind of file, cut anywhere, and everything that can be wrong with one."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from corpora import texts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.console.errors import InputError
+from headrace.tokenize import sources
+from headrace.tokenize.inputs import find
+from headrace.tokenize.sources import Problem, SourceConfig, source, streams
+
+Found = tuple[list[tuple[int, str, str | None]], list[Problem]]
+
+
+def read(path: Path, size: int = 1 << 30, **options: Any) -> Found:
+    """All documents of a file, read in slices of about `size` bytes."""
+    config = SourceConfig(**options)
+    (file,) = find([str(path)], config)
+    found, problems = [], []
+    for part in source(file.format).cut(file, config, size):
+        for block in source(file.format).read(part, config):
+            ids = block.ids or [None] * len(block.texts)
+            found += list(zip(block.positions, block.texts, ids, strict=True))
+            problems += block.problems
+    return found, problems
+
+
+def plain(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+PACKINGS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+
+
+@pytest.mark.parametrize("ending", PACKINGS)
+def test_jsonl(tmp_path: Path, ending: str) -> None:
+    documents = texts(50)
+    lines = [json.dumps({"body": text, "id": number}) for number, text in enumerate(documents)]
+    data = "\n".join([*lines[:20], "", *lines[20:]]).encode()
+    path = plain(tmp_path / f"a.jsonl{ending}", PACKINGS[ending](data))
+    found, problems = read(path, text_field="body", id_field="id")
+    assert not problems
+    lines_of = [*range(20), *range(21, 51)]
+    assert found == list(zip(lines_of, documents, map(str, range(50)), strict=True))
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_archives_of_several_members(tmp_path: Path, ending: str) -> None:
+    parts = [f"{number}\n".encode() * 1000 for number in range(5)]
+    path = plain(tmp_path / f"a.txt{ending}", b"".join(map(PACKINGS[ending], parts)))
+    found, problems = read(path, text_documents="line")
+    assert not problems
+    assert [text for _, text, _ in found] == [line for p in parts for line in p.decode().split()]
+
+
+RECORDS = st.lists(st.text("ab>\n\r é", max_size=9), max_size=30)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    records=RECORDS,
+    size=st.integers(1, 60),
+    block=st.integers(1, 40),
+    kind=st.sampled_from(["line", "--", "\n\n", "fasta"]),
+)
+def test_slices_make_no_difference(
+    records: list[str], size: int, block: int, kind: str, tmp_path_factory: Any
+) -> None:
+    """However a file is cut and read, it has the same documents at the same places."""
+    folder = tmp_path_factory.mktemp("cut")
+    if kind == "fasta":
+        data = "".join(f">n{k} x\n{record}\n" for k, record in enumerate(records))
+        path, options = folder / "a.fa", {}
+    elif kind == "line":
+        data = "\n".join(records)
+        path, options = folder / "a.txt", {"text_documents": "line"}
+    else:
+        data = kind.join(records)
+        path, options = folder / "a.txt", {"text_documents": "separator", "separator": kind}
+    path.write_bytes(data.encode())
+    whole = read(path, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "BLOCK_BYTES", block)
+        assert read(path, size=size, **options) == whole
+    if kind == "line":
+        lines = [line.removesuffix("\r") for line in data.split("\n")]
+        expected = [(k, line, None) for k, line in enumerate(lines) if line]
+        assert [one for one in whole[0] if one[1]] == expected
+    elif kind == "--":
+        pieces = data.split("--") if data else []
+        assert [text for _, text, _ in whole[0]] == pieces[: len(whole[0])]
+        assert "--".join(pieces[len(whole[0]) :]) == ""
+
+
+def test_parquet_and_arrow(tmp_path: Path) -> None:
+    documents = texts(500)
+    table = pa.table({"n": range(500), "text": documents, "id": [f"d{k}" for k in range(500)]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=64)
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as w:
+        w.write_table(table, max_chunksize=64)
+    with pa.ipc.new_stream(str(tmp_path / "s.arrow"), table.schema) as w:
+        w.write_table(table, max_chunksize=64)
+    large = table.set_column(1, "text", table["text"].cast(pa.large_string()))
+    pq.write_table(large, tmp_path / "l.parquet")
+    words = table.set_column(1, "text", table["text"].dictionary_encode())
+    pq.write_table(words, tmp_path / "d.parquet")
+    expected = [(k, text, f"d{k}") for k, text in enumerate(documents)]
+    for name in ("a.parquet", "a.arrow", "s.arrow", "l.parquet", "d.parquet"):
+        for size in (1 << 30, 3000):
+            assert read(tmp_path / name, size=size, id_field="id") == (expected, []), name
+
+
+def test_text_files_are_documents(tmp_path: Path) -> None:
+    path = plain(tmp_path / "a.txt.gz", gzip.compress("Où?\n\nIci.\n".encode()))
+    assert read(path) == ([(0, "Où?\n\nIci.\n", None)], [])
+
+
+def test_fasta(tmp_path: Path) -> None:
+    path = plain(tmp_path / "a.fna", b">one first\nACGT\nacgt\n>two\r\nNN\r\n\r\n>three\n")
+    found, problems = read(path)
+    assert found == [(0, "ACGTacgt", "one"), (1, "NN", "two"), (2, "", "three")]
+    assert not problems
+
+
+def test_names_globs_folders_and_what_is_left_out(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b/c.txt.zst", "b/d.PARQUET", "b/.hidden.txt", "_x/y.txt", "n.bin"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    config = SourceConfig()
+
+    def names(*inputs: str) -> list[str]:
+        files = find([str(tmp_path / one) for one in inputs], config)
+        return [str(Path(file.name).relative_to(tmp_path)) for file in files]
+
+    assert names(".") == ["a.jsonl", "b/c.txt.zst", "b/d.PARQUET"]
+    assert names("b/*.zst", "a.jsonl", "*.jsonl") == ["b/c.txt.zst", "a.jsonl"]
+    with pytest.raises(InputError, match="no files at"):
+        names("nothing-*.jsonl")
+    with pytest.raises(InputError, match="says nothing of its format"):
+        names("n.bin")
+    assert find([str(tmp_path / "n.bin")], SourceConfig(format="text"))[0].format == "text"
+
+
+def test_a_url_of_another_file_system(tmp_path: Path) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/corpus/a.jsonl", b'{"text": "one"}\n{"text": "two"}\n')
+    memory.pipe("/corpus/b.jsonl.gz", gzip.compress(b'{"text": "three"}\n'))
+    config = SourceConfig()
+    for given_ in ("memory://corpus", "memory://corpus/*.jsonl*"):
+        files = find([given_], config)
+        found = [
+            text
+            for file in files
+            for part in source(file.format).cut(file, config, 20)
+            for block in source(file.format).read(part, config)
+            for text in block.texts
+        ]
+        assert found == ["one", "two", "three"]
+
+
+BAD = {
+    "broken JSON": (b'{"text": "a"}\n{"text": \n{"text": "c"}\n', "a.jsonl", 1, ["a", "c"]),
+    "not an object": (b'["text"]\n{"text": "c"}\n', "a.jsonl", 0, ["c"]),
+    "missing field": (b'{"text": "a"}\n{"body": "b"}\n', "a.jsonl", 1, ["a"]),
+    "not a string": (b'{"text": 5}\n{"text": "c"}\n', "a.jsonl", 0, ["c"]),
+    "invalid UTF-8": (b'{"text": "a\xff"}\n{"text": "c"}\n', "a.jsonl", 0, ["c"]),
+    "half a pair": (b'{"text": "\\ud83d"}\n{"text": "\\ud83d\\ude42"}\n', "a.jsonl", 0, ["🙂"]),
+    "invalid text": (b"a\n\xff\nc\n", "a.txt", 1, ["a", "c"]),
+    "no FASTA": (b"ACGT\n>b\nAC\n", "a.fa", 0, ["AC"]),
+    "no letters": (b">a\nAC\xc3\xa9\n>b\nAC\n", "a.fa", 0, ["AC"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_record_is_named_and_the_others_are_read(tmp_path: Path, name: str) -> None:
+    data, file, line, rest = BAD[name]
+    found, problems = read(plain(tmp_path / file, data), text_documents="line")
+    assert [text for _, text, _ in found] == rest
+    (problem,) = problems
+    assert problem.position == line
+    assert f"{file}, " in problem.where() and problem.where().endswith(f" {line + 1}")
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+@pytest.mark.parametrize("kind", ["cut", "damaged"])
+def test_a_damaged_archive_gives_what_comes_before(tmp_path: Path, ending: str, kind: str) -> None:
+    import random
+
+    rng = random.Random(0)
+    lines = "".join(json.dumps({"text": f"{rng.random()}"}) + "\n" for _ in range(20_000)).encode()
+    data = bytearray(PACKINGS[ending](lines))
+    if kind == "cut":
+        del data[len(data) // 2 :]
+    else:
+        data[len(data) // 2 :] = b"\xff" * (len(data) - len(data) // 2)
+    found, problems = read(plain(tmp_path / f"a.jsonl{ending}", bytes(data)))
+    assert [problem.kind for problem in problems] == ["damaged file"]
+    whole = [json.loads(line)["text"] for line in lines.splitlines()]
+    assert [text for _, text, _ in found] == whole[: len(found)]
+    assert len(found) < len(whole)
+
+
+def test_an_archive_that_is_none(tmp_path: Path) -> None:
+    _, problems = read(plain(tmp_path / "a.jsonl.gz", b'{"text": "a"}\n'))
+    assert [problem.kind for problem in problems] == ["damaged file"]
+
+
+def test_another_schema(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"body": ["a"]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "b.parquet")
+    pq.write_table(pa.table({"text": ["a", None, "c"]}), tmp_path / "c.parquet")
+    assert [p.kind for p in read(tmp_path / "a.parquet")[1]] == ["other schema"]
+    assert "holds int64" in read(tmp_path / "b.parquet")[1][0].what
+    found, problems = read(tmp_path / "c.parquet")
+    assert [text for _, text, _ in found] == ["a", "c"]
+    assert problems[0].where().endswith("c.parquet, row 2")
+
+
+def test_what_is_no_parquet(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not a Parquet file"):
+        read(plain(tmp_path / "a.parquet", b"PAR1 but no more"))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "b.txt"])
+def test_a_document_beyond_the_limit_is_refused_or_split(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (sources, streams, sources.source("text")):
+        monkeypatch.setattr(module, "LARGEST_DOCUMENT", 3000)
+    monkeypatch.setattr(streams, "BLOCK_BYTES", 500)
+    long = "é à " * 2000
+    options: dict[str, Any] = {"text_documents": "file" if name == "b.txt" else "line"}
+    lines = [long] if name == "b.txt" else ["a", long, "c"]
+    if name == "a.jsonl":
+        lines = [json.dumps({"text": line}, ensure_ascii=False) for line in lines]
+    path = plain(tmp_path / name, "\n".join(lines).encode())
+    found, problems = read(path, **options)
+    assert [text for _, text, _ in found] == ([] if name == "b.txt" else ["a", "c"])
+    assert [problem.kind for problem in problems] == ["too large"]
+    if name == "a.jsonl":
+        return
+    found, problems = read(path, split_large=True, **options)
+    assert not problems
+    pieces = [text for position, text, _ in found if position == (0 if name == "b.txt" else 1)]
+    assert len(pieces) > 3
+    assert "".join(pieces) == long
