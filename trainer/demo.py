@@ -1,0 +1,200 @@
+"""`headrace demo`: the whole way at small size, in the commands that a person would type.
+
+    real text ─ tokenize ─► datasets ─ mixtures ─► a plan ─ trainer ─► a model, and its report
+
+Three corpora are collected from what every machine has: the standard library's source, the
+descriptions of the installed packages, and DNA made up here, with repeats in lower case. What is
+already there is not made again.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..console import command
+from ..console.errors import RunError, StorageError
+from ..console.progress import duration
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+CODE_BYTES = 4_000_000
+RECORDS, BASES = 12, 60_000
+REPEAT_FAMILIES, REPEAT_BASES, REPEAT_COPIES = 4, 300, 60
+INTERRUPTED = 85
+"""The exit code of a run that saved and stopped early."""
+
+
+@click.command()
+@click.option("--out", default="runs/demo", show_default=True, metavar="FOLDER")
+@click.pass_context
+def main(ctx: click.Context, out: str) -> None:
+    """Go the whole way at small size: corpus to trained model, on two CPU processes."""
+    began = time.monotonic()
+    demo = Demo(Path(out))
+    demo.run()
+    command.say(
+        f"\ndone in {duration(time.monotonic() - began)}"
+        f"\n  run:    {demo.folder / 'run'}"
+        f"\n  report: {demo.folder / 'run' / 'report.html'}"
+    )
+
+
+@dataclass
+class Demo:
+    folder: Path
+
+    def run(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"cannot make {self.folder}: {error.strerror}", mend="choose another --out"
+            ) from None
+        command.say(f"in {self.folder}, with the commands of {Path(sys.executable).parent}")
+        self.collect()
+        self.build()
+        self.train()
+
+    def collect(self) -> None:
+        corpora = self.folder / "corpora"
+        if corpora.exists():
+            command.say(f"# the corpora are there: {corpora}")
+            return
+        command.say("# collecting three corpora from this machine")
+        unfinished = self.folder / "corpora.unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        write_code(unfinished / "code")
+        write_prose(unfinished / "prose")
+        write_dna(unfinished / "dna.fa")
+        unfinished.rename(corpora)
+
+    def build(self) -> None:
+        """The same text as bytes and as BPE; DNA as bytes, its repeats with less weight."""
+        plain = ("--input-format", "text")
+        code, prose = "corpora/code/*.py", "corpora/prose/*.txt"
+        if not (self.folder / "bpe.json").exists():
+            words = ("--vocab-size", "4096", "--out", "bpe.json", *plain)
+            self.say_and_run("tokenize", "train", code, prose, *words)
+        for name, corpus in (("code", code), ("prose", prose)):
+            for tokenizer in ("byte", "bpe.json"):
+                out = f"data/{name}-{Path(tokenizer).stem}"
+                words = ("--tokenizer", tokenizer, "--out", out, *plain)
+                self.say_and_run("tokenize", "build", corpus, *words)
+        dna = ("corpora/dna.fa", "--tokenizer", "byte", "--dna", "--out", "data/dna-byte")
+        self.say_and_run("tokenize", "build", *dna)
+
+    def train(self) -> None:
+        """Plan, train to the middle, be interrupted, go on; then a short run with BPE."""
+        self.say_and_run("mixtures", "plan", self.shipped("mixtures/demo.yaml"))
+        if not self.finished("run"):
+            if not (self.folder / "run" / "run.yaml").exists():
+                words = self.start("demo", "run")
+                self.say_and_run(*words, "--stop-after", "30", expected=INTERRUPTED)
+            self.say_and_run("trainer", "resume", "run")
+        if not self.finished("run-bpe"):
+            self.say_and_run(*self.start("demo-bpe", "run-bpe"), "model.vocab_size=4096")
+
+    def start(self, mixture: str, out: str) -> list[str]:
+        run, plan = self.shipped("runs/demo.yaml"), self.shipped(f"mixtures/{mixture}.yaml")
+        return ["trainer", "run", run, "--mixture", plan, "--model", "tiny-hybrid", "--out", out]
+
+    def finished(self, run: str) -> bool:
+        events = self.folder / run / "events.jsonl"
+        lines = events.read_text().splitlines() if events.exists() else []
+        return bool(lines) and json.loads(lines[-1])["event"] == "finish"
+
+    def shipped(self, name: str) -> str:
+        """A shipped configuration, by the path that is short from the demo's folder."""
+        file = Path(str(resources.files("headrace.configs"))) / name
+        near = os.path.relpath(file, self.folder)
+        return min(near, str(file), key=len)
+
+    def say_and_run(self, *words: str, expected: int = 0) -> None:
+        """Show a command as a person would type it in the demo's folder, and run it there."""
+        command.say(f"\n$ {shlex.join(words)}")
+        own = Path(sys.executable).parent
+        environment = {**os.environ, "PATH": f"{own}{os.pathsep}{os.environ.get('PATH', '')}"}
+        child = subprocess.Popen(words, cwd=self.folder, env=environment)
+        # Ctrl-C reaches the child as well, and it is the child that knows how to end.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            code = child.wait()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if code in (INTERRUPTED, 130, -signal.SIGINT) and code != expected:
+            raise KeyboardInterrupt
+        if code != expected:
+            raise RunError(
+                f"`{shlex.join(words)}` ended with exit code {code}",
+                where=str(self.folder),
+                mend="its own message stands above; the same command goes on from there",
+            )
+
+
+def write_code(folder: Path) -> None:
+    """Modules of the standard library, as they are."""
+    folder.mkdir(parents=True)
+    size = 0
+    for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        size += file.stat().st_size
+        if size > CODE_BYTES:
+            return
+        shutil.copyfile(file, folder / file.name)
+
+
+def write_prose(folder: Path) -> None:
+    """What the installed packages say of themselves."""
+    folder.mkdir()
+    for package in importlib.metadata.distributions():
+        text = package.read_text("METADATA") or ""
+        _, _, body = text.partition("\n\n")
+        if len(body) > 500:
+            (folder / f"{package.name.lower()}.txt").write_text(body, encoding="utf-8")
+
+
+def write_dna(file: Path) -> None:
+    """Records with a bias from base to base, and old repeats among them, in lower case."""
+    import numpy as np
+
+    random = np.random.default_rng(7)
+    families = [random.integers(0, 4, REPEAT_BASES) for _ in range(REPEAT_FAMILIES)]
+    follows = np.cumsum(random.dirichlet([2] * 4, size=(4, 4)), axis=-1)
+    with file.open("w") as out:
+        for number in range(RECORDS):
+            letters = np.frombuffer(b"ACGT", np.uint8)[_walk(random, follows)]
+            for start in random.integers(0, BASES - REPEAT_BASES, REPEAT_COPIES):
+                copy = families[random.integers(REPEAT_FAMILIES)].copy()
+                changed = random.random(REPEAT_BASES) < 0.1
+                copy[changed] = random.integers(0, 4, int(changed.sum()))
+                letters[start : start + REPEAT_BASES] = np.frombuffer(b"acgt", np.uint8)[copy]
+            out.write(f">record-{number} made up by headrace demo\n")
+            text = letters.tobytes().decode()
+            out.writelines(f"{text[at : at + 60]}\n" for at in range(0, BASES, 60))
+
+
+def _walk(random: np.random.Generator, follows: npt.NDArray[np.float64]) -> Sequence[int]:
+    """Bases, each drawn by the two before it."""
+    bases = [0, 0]
+    limits = follows.tolist()
+    for draw in random.random(BASES - 2):
+        limit = limits[bases[-2]][bases[-1]]
+        bases.append(sum(draw > edge for edge in limit[:3]))
+    return bases
