@@ -75,7 +75,9 @@ class Launcher:
     """File descriptors that rank 0 inherits (the run's lock)."""
     stall_seconds: float = 0.0
     """End the run when no rank has made progress for so long; 0: never."""
-    children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    children: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
+    asked: bool = field(default=False, init=False)
+    """Whether someone asked the run to save and end."""
 
     def run(self) -> int:
         """Start, watch, and return the exit code. Raises the first rank's error."""
@@ -88,6 +90,7 @@ class Launcher:
             listener = stack.enter_context(socket.socket())
             listener.bind(("127.0.0.1", 0))
             listener.listen(self.processes + 8)
+            stack.enter_context(self._forwarding())
             try:
                 for rank in range(self.processes):
                     output = None
@@ -95,7 +98,6 @@ class Launcher:
                         file = self.logs / f"rank-{rank}.log"
                         output = stack.enter_context(file.open("ab"))
                     self._start(rank, listener, watch, output)
-                stack.enter_context(_forwarding(self.children))
                 return self._watch(watch)
             finally:
                 self._end()
@@ -133,39 +135,44 @@ class Launcher:
 
     def _watch(self, watch: Path) -> int:
         failed_at: float | None = None
+        bad: dict[int, int] = {}
         while True:
             codes = [child.poll() for child in self.children]
+            if not bad:  # later ones follow from these
+                bad = {r: c for r, c in enumerate(codes) if c not in (None, 0, INTERRUPTED)}
+                failed_at = time.monotonic() if bad else None
             if all(code is not None for code in codes):
-                return self._verdict(codes, watch)
-            if failed_at is None and any(code not in (None, 0, INTERRUPTED) for code in codes):
-                failed_at = time.monotonic()
+                return self._verdict(codes, bad, watch)
             if failed_at is not None and time.monotonic() - failed_at > GRACE:
                 self._end()
             if self.stall_seconds and failed_at is None:
                 self._check_progress(watch)
             time.sleep(PAUSE)
 
-    def _verdict(self, codes: Sequence[int | None], watch: Path) -> int:
-        bad = {rank: code for rank, code in enumerate(codes) if code not in (0, INTERRUPTED)}
+    def _verdict(self, codes: Sequence[int | None], bad: dict[int, int], watch: Path) -> int:
+        """The exit code, or the error of the rank that failed first."""
         if not bad:
             return INTERRUPTED if INTERRUPTED in codes else 0
         failures = _failures(watch)
-        if failures:
-            # The others' errors follow from the first one's.
-            first = failures[0]
-            if first.error is not None:
-                raise first.error
+        if self.asked and not failures:
+            return INTERRUPTED  # some were ended before they could listen: nothing was lost
+        said = [failure for failure in failures if failure.rank in bad] or failures
+        killed = [rank for rank, code in bad.items() if code < 0]
+        if killed or not said:
+            rank = killed[0] if killed else next(iter(bad))
             raise RunError(
-                f"rank {first.rank} stopped: {first.text.strip().splitlines()[-1]}",
-                where="\n" + first.text.rstrip(),
-                mend="this is a fault of headrace or of a package; the run resumes from its last "
-                "checkpoint when it is started again",
+                f"rank {rank} was ended by {_signal_name(bad[rank])} without a word",
+                mend="if it was killed for memory, use a smaller micro_batch_tokens or more "
+                "processes; the same command resumes the run",
             )
-        rank, code = next(iter(bad.items()))
+        first = said[0]
+        if first.error is not None:
+            raise first.error
         raise RunError(
-            f"rank {rank} was ended by {_signal_name(code)} without a word",
-            mend="if it was killed for memory, use a smaller micro_batch_tokens or more "
-            "processes; the same command resumes the run",
+            f"rank {first.rank} stopped: {first.text.strip().splitlines()[-1]}",
+            where="\n" + first.text.rstrip(),
+            mend="this is a fault of headrace or of a package; the same command resumes the run "
+            "from its last checkpoint",
         )
 
     def _check_progress(self, watch: Path) -> None:
@@ -190,6 +197,29 @@ class Launcher:
             "allows slower steps",
         )
 
+    @contextlib.contextmanager
+    def _forwarding(self) -> Iterator[None]:
+        """Pass on what asks a run to save and end. Ctrl-C asks as well; a second one insists."""
+
+        def forward(number: int, frame: FrameType | None) -> None:
+            if number == signal.SIGINT:
+                if self.asked:
+                    raise KeyboardInterrupt
+                log.info("saving; press Ctrl-C again to stop at once")
+                number = signal.SIGTERM
+            self.asked = True
+            for child in self.children:
+                if child.poll() is None:
+                    child.send_signal(number)
+
+        numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+        before = {number: signal.signal(number, forward) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
     def _end(self) -> None:
         for sent in (signal.SIGTERM, signal.SIGKILL):
             running = [child for child in self.children if child.poll() is None]
@@ -198,32 +228,6 @@ class Launcher:
             deadline = time.monotonic() + GRACE / 2
             while time.monotonic() < deadline and any(c.poll() is None for c in running):
                 time.sleep(PAUSE)
-
-
-@contextlib.contextmanager
-def _forwarding(children: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Pass on what asks a run to save and end. Ctrl-C asks as well; a second one insists."""
-    asked = False
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if number == signal.SIGINT:
-            if asked:
-                raise KeyboardInterrupt
-            asked = True
-            log.info("saving; press Ctrl-C again to stop at once")
-            number = signal.SIGTERM
-        for child in children:
-            if child.poll() is None:
-                child.send_signal(number)
-
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    before = {number: signal.signal(number, forward) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Watched:
@@ -300,8 +304,7 @@ def _failures(watch: Path) -> list[Failure]:
     return sorted(found, key=lambda failure: failure.time)
 
 
-def _signal_name(code: int | None) -> str:
-    assert code is not None
+def _signal_name(code: int) -> str:
     if code < 0:
         return signal.Signals(-code).name
     return f"exit code {code}"

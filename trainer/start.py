@@ -30,6 +30,8 @@ def start(job: Job, *, stop_after: int | None, fallback: bool, debug: bool) -> i
         return _join(job, stop_after=stop_after, fallback=fallback)
     job.folder.prepare()
     with job.folder.locked() as lock:
+        if _finished(job):
+            return 0
         _prepare(job)
         arguments = [str(job.folder.root)]
         if stop_after is not None:
@@ -65,6 +67,16 @@ def outcome(job: Job, code: int) -> dict[str, Any]:
     }
 
 
+def _finished(job: Job) -> bool:
+    """Whether nothing is left to do; says so."""
+    found = store.committed(job.folder.checkpoints)
+    if not found or store.step_of(found[-1]) < job.plan.last_step:
+        return False
+    command.say(f"{job.folder.root} has taken all of its {job.plan.last_step} steps already")
+    command.say(f"report: {job.folder.report}")
+    return True
+
+
 def _prepare(job: Job) -> None:
     jobs.check_disk(job)
     store.clean(job.folder.checkpoints)
@@ -94,11 +106,12 @@ def _join(job: Job, *, stop_after: int | None, fallback: bool) -> int:
     """Under torchrun: rank 0 holds the folder; the others wait for its word in the group."""
     from .worker import work
 
+    watched = launch.Watched()
     if not speaks():
-        return work(job, stop_after=stop_after, fallback=fallback)
+        return work(job, watched, stop_after=stop_after, fallback=fallback)
     job.folder.prepare()
     with job.folder.locked():
         _prepare(job)
-        code = work(job, stop_after=stop_after, fallback=fallback)
+        code = work(job, watched, stop_after=stop_after, fallback=fallback)
         _finish(job, code)
         return code

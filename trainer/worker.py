@@ -59,26 +59,12 @@ class StopAsked:
         return self.asked
 
 
-def work(job: Job, *, stop_after: int | None = None, fallback: bool = False) -> int:
-    """Train until the plan's end, or until asked to stop. Returns the exit code."""
-    asked = StopAsked()
-    watched = launch.Watched()
-    try:
-        return _work(job, asked, watched, stop_after=stop_after, fallback=fallback)
-    except (Exception, KeyboardInterrupt) as error:
-        watched.fail(error)
-        raise
-
-
-def _work(
-    job: Job,
-    asked: Callable[[], bool],
-    watched: launch.Watched,
-    *,
-    stop_after: int | None,
-    fallback: bool,
+def work(
+    job: Job, watched: launch.Watched, *, stop_after: int | None = None, fallback: bool = False
 ) -> int:
+    """Train until the plan's end, or until asked to stop. Returns the exit code."""
     began = time.time()
+    asked = StopAsked()
     run, plan, folder = job.run, job.plan, job.folder
     assert run.threads is not None and run.precision != "auto" and run.device != "auto"
     torch.set_num_threads(run.threads)
@@ -296,11 +282,13 @@ def main() -> None:
     parser.add_argument("--debug", action="store_true")
     arguments = parser.parse_args()
     logs.setup(debug=arguments.debug)
-    job = jobs.load(RunFolder(arguments.folder))
+    watched = launch.Watched()
     try:
-        code = work(job, stop_after=arguments.stop_after, fallback=arguments.fallback)
-    except UserError:
-        sys.exit(1)  # the launcher says it
+        job = jobs.load(RunFolder(arguments.folder))
+        code = work(job, watched, stop_after=arguments.stop_after, fallback=arguments.fallback)
+    except Exception as error:
+        watched.fail(error)  # the launcher says it
+        sys.exit(1)
     sys.exit(code)
 
 

@@ -1,20 +1,26 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
+from headrace.trainer import launch
 from headrace.trainer.launch import Launcher
+from headrace.trainer.layout import LayoutConfig, Parallel, join
 
-InProcesses = Callable[..., Any]
+TINY = Path(__file__).with_name("tiny.yaml")
 
 
 @pytest.fixture
-def in_processes(tmp_path: Path) -> InProcesses:
+def in_processes(tmp_path: Path) -> Callable[..., Any]:
     """Run a task of layouts.py on several processes, and return what rank 0 says."""
 
     def run(processes: int, task: str, folder: Path | None = None, **arguments: Any) -> Any:
@@ -26,3 +32,56 @@ def in_processes(tmp_path: Path) -> InProcesses:
         return json.loads((folder / "result.json").read_text())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def parallel() -> Iterator[Parallel]:
+    """This process as a group of one."""
+    launch.initialise("gloo", timedelta(seconds=60))
+    yield join(LayoutConfig(), "cpu", timedelta(seconds=60))
+    dist.destroy_process_group()
+
+
+class Trainer:
+    """The command, with a tiny model, FSDP2 (which starts fast) and random rows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.out = folder / "run"
+
+    def command(self, *words: str, out: Path | None = None) -> list[str]:
+        steps = ["synthetic.steps=6", "synthetic.seq_len=16", "synthetic.batch_rows=4"]
+        small = ["engine.kind=fsdp2", "optimizer.lr=1e-2", "checkpoints.every=2", "threads=1"]
+        quiet = ["watch.tensorboard=false"]
+        return [
+            *(sys.executable, "-m", "headrace.trainer.cli", "run", "--model", str(TINY)),
+            *("--out", str(out or self.out), *steps, *small, *quiet, *words),
+        ]
+
+    def run(self, *words: str, out: Path | None = None, code: int | None = 0) -> str:
+        """The command's stderr."""
+        done = subprocess.run(
+            self.command(*words, out=out), capture_output=True, text=True, timeout=120
+        )
+        assert code is None or done.returncode == code, done.stderr
+        return done.stderr
+
+    def start(self, *words: str, out: Path | None = None) -> subprocess.Popen[bytes]:
+        """In a process group of its own, so that all of it can be killed."""
+        with (self.folder / "started.log").open("wb") as log:
+            return subprocess.Popen(
+                self.command(*words, out=out), stdout=log, stderr=log, start_new_session=True
+            )
+
+    def lines(self, name: str, out: Path | None = None) -> list[dict[str, Any]]:
+        text = ((out or self.out) / name).read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    def losses(self, out: Path | None = None) -> list[float]:
+        return [entry["loss"] for entry in self.lines("metrics.jsonl", out)]
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Trainer:
+    assert "WORLD_SIZE" not in os.environ
+    return Trainer(tmp_path)

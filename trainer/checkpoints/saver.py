@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ...console.errors import UserError
+from ...console.errors import StorageError, UserError
 from ...console.log import get_logger
 from . import store, tensors
 from .fragments import Fragment
@@ -107,7 +107,10 @@ class Saver:
             failure = tensors.named(error, "write", f"a checkpoint in {self.folder}", self.rank)
         gathered = [(files, failure)] * dist.get_world_size(self.group)
         dist.all_gather_object(gathered, (files, failure), group=self.group)
-        failure = next((each for _, each in gathered if each), None)
+        failures = [each for _, each in gathered if each is not None]
+        # The rank whose disk failed says more than those that heard of it.
+        failures.sort(key=lambda each: not isinstance(each, StorageError))
+        failure = failures[0] if failures else None
         verdict = [failure]
         if self.rank == 0:
             if failure is None:

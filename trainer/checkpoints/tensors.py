@@ -67,10 +67,16 @@ def write(
     writer = FileSystemWriter(folder, single_file_per_rank=True, per_thread_copy_ahead=0)
     files = HashingFiles()
     writer.fs = files
-    with failures_named("write", f"a checkpoint in {folder.parent.parent}"):
-        metadata = save_tensors(
-            {}, storage_writer=writer, planner=_SavePlanner(fragments), process_group=group
-        )
+    what = f"a checkpoint in {folder.parent.parent}"
+    try:
+        with failures_named("write", what):
+            metadata = save_tensors(
+                {}, storage_writer=writer, planner=_SavePlanner(fragments), process_group=group
+            )
+    except UserError as error:
+        if files.failure is None:
+            raise
+        raise named(files.failure, "write", what) from error
     if dist.get_rank(group) == 0:
         _check_whole(metadata, folder)
     return [
@@ -187,11 +193,13 @@ class HashingFiles(FileSystem):
 
     def __init__(self) -> None:
         self.written: dict[str, _HashingStream] = {}
+        self.failure: OSError | None = None
+        """What the disk said: torch's serialiser hides it behind a fault of its own."""
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[io.IOBase]:
         with Path(path).open(mode) as file:
-            stream = _HashingStream(file)
+            stream = _HashingStream(file, self)
             self.written[Path(path).name] = stream
             yield stream
 
@@ -199,14 +207,19 @@ class HashingFiles(FileSystem):
 class _HashingStream(io.IOBase):
     """Writes forward only: a hash cannot go back."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: Any, owner: HashingFiles) -> None:
         self.file = file
+        self.owner = owner
         self.digest = hashlib.sha256()
         self.size = 0
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        self.file.write(view)
+        try:
+            self.file.write(view)
+        except OSError as error:
+            self.owner.failure = error
+            raise
         self.digest.update(view)
         self.size += len(view)
         return len(view)

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import resource
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.console.errors import CheckpointError, StorageError
+from headrace.trainer.checkpoints import saver, store, tensors
+from headrace.trainer.checkpoints.fragments import Fragment
+from headrace.trainer.checkpoints.policy import CheckpointConfig
+from headrace.trainer.checkpoints.store import RunState
+from headrace.trainer.layout import Parallel
+
+
+def state(step: int) -> RunState:
+    return RunState(
+        step=step, row=step, tokens=step, plan_hash="p", updates=step, ledger="", seed=1
+    )
+
+
+def fragment(data: torch.Tensor) -> Fragment:
+    return Fragment("master.w", tuple(data.shape), 0, data.view(-1))
+
+
+def test_a_save_holds_the_values_of_its_moment(
+    tmp_path: Path, parallel: Parallel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on while the thread has not written anything yet."""
+    live = torch.arange(12.0).view(3, 4)
+    trained_on = threading.Event()
+    write = tensors.write
+
+    def late(*arguments: Any) -> Any:
+        trained_on.wait()
+        return write(*arguments)
+
+    monkeypatch.setattr(tensors, "write", late)
+    keeper = saver.Saver(tmp_path, CheckpointConfig(), parallel.checkpoint)
+    keeper.save([fragment(live)], state(1))
+    live.fill_(-1)
+    trained_on.set()
+    keeper.wait()
+    target = torch.zeros(3, 4)
+    loaded = saver.load(tmp_path / store.name(1), [fragment(target)], parallel.checkpoint)
+    assert loaded == state(1)
+    assert torch.equal(target, torch.arange(12.0).view(3, 4))
+
+
+def test_a_full_disk_is_an_error_and_leaves_nothing_half_written(
+    tmp_path: Path, parallel: Parallel
+) -> None:
+    keeper = saver.Saver(tmp_path, CheckpointConfig(), parallel.checkpoint)
+    keeper.save([fragment(torch.zeros(4, 4))], state(1))
+    keeper.wait()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        keeper.save([fragment(torch.zeros(400, 400))], state(2))
+        with pytest.raises(StorageError, match="the disk is full"):
+            keeper.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == [store.name(1)]
+    keeper.save([fragment(torch.zeros(400, 400))], state(3))
+    keeper.wait()
+    assert [store.step_of(path) for path in store.committed(tmp_path)] == [1, 3]
+
+
+def test_a_damaged_checkpoint_does_not_load(tmp_path: Path, parallel: Parallel) -> None:
+    keeper = saver.Saver(tmp_path, CheckpointConfig(background=False), parallel.checkpoint)
+    keeper.save([fragment(torch.ones(40, 40))], state(1))
+    path = tmp_path / store.name(1)
+    place = path / "tensors" / "__0_0.distcp"
+    data = bytearray(place.read_bytes())
+    data[len(data) // 2] ^= 1
+    place.write_bytes(data)
+    target = torch.zeros(40, 40)
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp"):
+        saver.load(path, [fragment(target)], parallel.checkpoint)
+    assert not target.any(), "nothing is read from a damaged checkpoint"

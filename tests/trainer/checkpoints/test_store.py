@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace.console.errors import CheckpointError
+from headrace.trainer.checkpoints import store
+from headrace.trainer.checkpoints.policy import CheckpointConfig
+from headrace.trainer.checkpoints.store import RunState
+from headrace.trainer.checkpoints.tensors import StoredFile
+
+STATE = RunState(step=12, row=96, tokens=960, plan_hash="p", updates=12, ledger="ab", seed=1)
+
+
+def make(folder: Path, step: int = 12) -> Path:
+    import hashlib
+    from dataclasses import replace
+
+    path = store.temporary(folder, step, "token")
+    (path / "tensors").mkdir(parents=True)
+    data = bytes(range(200))
+    (path / "tensors" / "a").write_bytes(data)
+    file = StoredFile("tensors/a", len(data), hashlib.sha256(data).hexdigest())
+    target = folder / store.name(step)
+    store.commit(path, target, [file], replace(STATE, step=step))
+    return target
+
+
+def test_a_committed_checkpoint_is_whole(tmp_path: Path) -> None:
+    path = make(tmp_path)
+    store.verify(path, store.read_manifest(path))
+    assert store.read_state(path) == STATE
+    assert store.committed(tmp_path) == [path]
+    assert list(tmp_path.glob(".*")) == []
+
+
+def test_what_is_not_committed_is_not_there(tmp_path: Path) -> None:
+    store.temporary(tmp_path, 3, "token").mkdir()
+    assert store.committed(tmp_path) == []
+    store.clean(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["tensors/a", "state.json"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
+def test_every_damage_is_found_and_named(tmp_path: Path, name: str, harm: str) -> None:
+    path = make(tmp_path)
+    place = path / name
+    data = bytearray(place.read_bytes())
+    if harm == "flip":
+        data[7] ^= 1
+        place.write_bytes(data)
+    elif harm == "cut":
+        place.write_bytes(data[:-1])
+    else:
+        place.unlink()
+    with pytest.raises(CheckpointError, match=name) as caught:
+        store.verify(path, store.read_manifest(path))
+    assert "--fallback" in str(caught.value)
+
+
+def test_a_changed_manifest_is_found(tmp_path: Path) -> None:
+    path = make(tmp_path)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"] = []
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="was changed"):
+        store.read_manifest(path)
+    (path / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        store.read_manifest(path)
+
+
+def test_what_is_kept(tmp_path: Path) -> None:
+    for step in range(1, 11):
+        make(tmp_path, step)
+    gone = store.prune(tmp_path, CheckpointConfig(keep_last=2, keep_every=4), keep=[5])
+    assert gone == [1, 2, 3, 6, 7]
+    assert [store.step_of(path) for path in store.committed(tmp_path)] == [4, 5, 8, 9, 10]
+
+
+def test_an_abandoned_future_is_set_aside(tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        make(tmp_path, step)
+    store.set_aside(tmp_path, 2)
+    make(tmp_path, 4)
+    store.set_aside(tmp_path, 2)
+    assert [store.step_of(path) for path in store.committed(tmp_path)] == [2]
+    names = {path.name for path in tmp_path.glob("abandoned-*")}
+    assert names == {
+        "abandoned-step-00000004",
+        "abandoned-step-00000004-1",
+        "abandoned-step-00000006",
+    }

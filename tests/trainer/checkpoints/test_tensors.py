@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from headrace.console.errors import CheckpointError, StorageError
+from headrace.trainer.checkpoints import tensors
+from headrace.trainer.checkpoints.fragments import Fragment
+from headrace.trainer.layout import Parallel
+
+
+def halves(key: str, whole: torch.Tensor, cut: int) -> list[Fragment]:
+    """A tensor as two ranges, as two ranks would hold it."""
+    flat = whole.flatten()
+    shape = tuple(whole.shape)
+    return [
+        Fragment(key, shape, 0, flat[:cut].clone()),
+        Fragment(key, shape, cut, flat[cut:].clone()),
+    ]
+
+
+def test_what_is_written_in_one_cut_is_read_in_another(tmp_path: Path, parallel: Parallel) -> None:
+    whole = torch.randn(7, 5)
+    tensors.write(tmp_path / "t", halves("master.w", whole, 13), parallel.control)
+    targets = halves("master.w", torch.zeros(7, 5), 22)
+    tensors.read(tmp_path / "t", targets, parallel.control)
+    assert torch.equal(torch.cat([f.data for f in targets]), whole.flatten())
+
+
+def test_torchs_own_tools_read_the_files(tmp_path: Path, parallel: Parallel) -> None:
+    whole, scalar = torch.randn(6, 4), torch.tensor(3.5)
+    fragments = [*halves("master.w", whole, 9), Fragment("master.s", (), 0, scalar.view(1))]
+    tensors.write(tmp_path / "t", fragments, parallel.control)
+    dcp_to_torch_save(tmp_path / "t", tmp_path / "one.pt")
+    read = torch.load(tmp_path / "one.pt")
+    assert torch.equal(read["master.w"], whole) and torch.equal(read["master.s"], scalar)
+    assert tensors.shapes(tmp_path / "t") == {"master.w": (6, 4), "master.s": ()}
+
+
+def test_a_tensor_with_a_hole_is_refused(tmp_path: Path, parallel: Parallel) -> None:
+    first, _ = halves("master.w", torch.randn(6, 4), 9)
+    with pytest.raises(CheckpointError, match=r"master\.w .* 9 of its 24 elements"):
+        tensors.write(tmp_path / "t", [first], parallel.control)
+
+
+def test_another_models_tensors_are_refused(tmp_path: Path, parallel: Parallel) -> None:
+    tensors.write(tmp_path / "t", halves("master.w", torch.randn(6, 4), 9), parallel.control)
+    with pytest.raises(CheckpointError, match=r"holds no master\.other"):
+        tensors.read(tmp_path / "t", halves("master.other", torch.zeros(6, 4), 9), parallel.control)
+    with pytest.raises(CheckpointError, match=r"shape \[6, 4\], the model's has \[4, 6\]"):
+        tensors.read(tmp_path / "t", halves("master.w", torch.zeros(4, 6), 9), parallel.control)
+
+
+def test_hashes_are_of_what_lies_on_disk(tmp_path: Path, parallel: Parallel) -> None:
+    import hashlib
+
+    files = tensors.write(
+        tmp_path / "tensors", halves("master.w", torch.randn(6, 4), 9), parallel.control
+    )
+    assert {file.name for file in files} == {"tensors/.metadata", "tensors/__0_0.distcp"}
+    for file in files:
+        data = (tmp_path / file.name).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (file.size, file.sha256)
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path, parallel: Parallel) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(StorageError, match="cannot write a checkpoint"):
+        tensors.write(tmp_path / "file" / "t", halves("m", torch.randn(6, 4), 9), parallel.control)

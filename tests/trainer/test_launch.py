@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace.console.errors import LayoutError, RunError
+from headrace.trainer.launch import INTERRUPTED, Launcher, threads_for
+
+
+def launcher(tmp_path: Path, script: str, processes: int = 2, stall: float = 0) -> Launcher:
+    file = tmp_path / "rank.py"
+    file.write_text("import os, sys, time, signal\nrank = int(os.environ['RANK'])\n" + script)
+    command = [sys.executable, str(file)]
+    return Launcher(command, processes, threads=1, logs=tmp_path, stall_seconds=stall)
+
+
+def test_all_ranks_run_and_know_their_place(tmp_path: Path) -> None:
+    script = f"open(r'{tmp_path}/%d' % rank, 'w').write(os.environ['WORLD_SIZE'])"
+    assert launcher(tmp_path, script, processes=3).run() == 0
+    assert [(tmp_path / str(rank)).read_text() for rank in range(3)] == ["3", "3", "3"]
+
+
+def test_the_first_ranks_error_is_the_runs(tmp_path: Path) -> None:
+    script = """
+from headrace.trainer.launch import Watched
+from headrace.console.errors import LayoutError
+watched = Watched()
+if rank == 1:
+    watched.fail(LayoutError("rank 1 cannot", mend="give up"))
+    sys.exit(1)
+time.sleep(0.5)
+watched.fail(RuntimeError("connection closed by peer"))
+sys.exit(1)
+"""
+    with pytest.raises(LayoutError, match="rank 1 cannot") as caught:
+        launcher(tmp_path, script).run()
+    assert caught.value.mend == "give up"
+
+
+def test_a_fault_of_ours_is_reported_with_its_rank_and_place(tmp_path: Path) -> None:
+    script = """
+from headrace.trainer.launch import Watched
+watched = Watched()
+try:
+    if rank == 1: raise KeyError("unexpected")
+except KeyError as error:
+    watched.fail(error)
+    sys.exit(1)
+"""
+    with pytest.raises(RunError, match="rank 1 stopped: KeyError: 'unexpected'") as caught:
+        launcher(tmp_path, script).run()
+    assert "rank.py" in str(caught.value)
+
+
+def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
+    script = "os.kill(os.getpid(), 9) if rank else time.sleep(1000)"
+    began = time.monotonic()
+    with pytest.raises(RunError, match="rank 1 was ended by SIGKILL"):
+        job = launcher(tmp_path, script)
+        job_grace(job, 0.3)
+    assert time.monotonic() - began < 10
+    assert all(child.poll() is not None for child in job.children)
+
+
+def job_grace(job: Launcher, seconds: float) -> None:
+    import headrace.trainer.launch as module
+
+    before, module.GRACE = module.GRACE, seconds
+    try:
+        job.run()
+    finally:
+        module.GRACE = before
+
+
+def test_a_request_to_stop_reaches_every_rank(tmp_path: Path) -> None:
+    script = f"""
+def stop(*_):
+    sys.exit({INTERRUPTED})
+signal.signal(signal.SIGTERM, stop)
+open(r'{tmp_path}/ready%d' % rank, 'w').close()
+time.sleep(1000)
+"""
+
+    def ask() -> None:
+        while len(list(tmp_path.glob("ready*"))) < 2:
+            time.sleep(0.05)
+        signal.raise_signal(signal.SIGTERM)
+
+    threading.Thread(target=ask).start()
+    assert launcher(tmp_path, script).run() == INTERRUPTED
+
+
+def test_a_run_that_hangs_says_where(tmp_path: Path) -> None:
+    script = """
+from headrace.trainer.launch import Watched
+watched = Watched()
+watched.beat(7)
+def stuck_here():
+    time.sleep(1000)
+stuck_here()
+"""
+    with pytest.raises(RunError, match="no rank has made progress") as caught:
+        launcher(tmp_path, script, stall=1.0).run()
+    text = str(caught.value)
+    assert "rank 1, step 7" in text and "stuck_here" in text
+
+
+def test_threads_fill_the_machine() -> None:
+    assert threads_for(2, cores=8) == 4
+    assert threads_for(16, cores=8) == 1

@@ -1,0 +1,184 @@
+"""The command, from outside: starts, restarts, resumes, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.trainer.checkpoints import store
+
+
+def wait_for(condition: Any, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def steps_taken(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_an_interrupted_run_ends_as_one_that_never_was(trainer: Any, tmp_path: Path) -> None:
+    """Two processes; stopped by itself half-way; the same command goes on."""
+    whole = tmp_path / "whole"
+    trainer.run("--processes", "2", out=whole)
+    stderr = trainer.run("--processes", "2", "--stop-after", "3", code=85)
+    assert "saved at step 3 of 6; the same command goes on" in stderr
+    trainer.run("--processes", "2")
+    assert trainer.lines("ledger.jsonl") == trainer.lines("ledger.jsonl", whole)
+    assert trainer.losses() == trainer.losses(whole), "equal to the bit"
+    assert [e["event"] for e in trainer.lines("events.jsonl") if e["event"] != "checkpoint"] == [
+        "start",
+        "stop",
+        "resume",
+        "finish",
+    ]
+    assert "again" not in trainer.run("--processes", "2"), "a finished run has nothing to do"
+    assert len(trainer.losses()) == 6
+
+
+def test_another_layout_goes_on_with_the_same_rows(trainer: Any, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    trainer.run(out=whole)
+    trainer.run("--processes", "2", "--stop-after", "4", code=85)
+    trainer.run("engine.kind=deepspeed", "engine.zero=2")
+    assert trainer.lines("ledger.jsonl") == trainer.lines("ledger.jsonl", whole)
+    far = max(abs(a - b) for a, b in zip(trainer.losses(), trainer.losses(whole), strict=True))
+    assert far < 2e-6
+
+
+def test_killed_at_any_moment_it_loses_at_most_what_follows_the_checkpoint(
+    trainer: Any, tmp_path: Path
+) -> None:
+    whole = tmp_path / "whole"
+    more = ["synthetic.steps=40"]
+    trainer.run(*more, out=whole)
+    process = trainer.start(*more)
+    wait_for(lambda: steps_taken(trainer.out / "metrics.jsonl") >= 9)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    taken = steps_taken(trainer.out / "ledger.jsonl")
+    saved = [store.step_of(path) for path in store.committed(trainer.out / "checkpoints")]
+    assert saved and taken - saved[-1] <= 6
+    trainer.run(*more)
+    assert trainer.lines("ledger.jsonl") == trainer.lines("ledger.jsonl", whole)
+    assert trainer.losses() == trainer.losses(whole)
+    assert not list((trainer.out / "checkpoints").glob(".*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_asked_to_make_room_it_saves(trainer: Any, number: signal.Signals) -> None:
+    more = ["synthetic.steps=10000", "checkpoints.every=100000"]
+    process = trainer.start(*more)
+    wait_for(lambda: steps_taken(trainer.out / "metrics.jsonl") >= 3)
+    process.send_signal(number)
+    assert process.wait(timeout=30) == 85
+    (saved,) = store.committed(trainer.out / "checkpoints")
+    assert store.step_of(saved) == steps_taken(trainer.out / "ledger.jsonl")
+
+
+def test_two_runs_do_not_share_a_folder(trainer: Any) -> None:
+    process = trainer.start("synthetic.steps=10000")
+    wait_for(lambda: (trainer.out / "run.yaml").exists())
+    stderr = trainer.run("synthetic.steps=10000", code=1)
+    assert f"is in use by process {process.pid}" in stderr
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=60)
+
+
+def test_a_damaged_checkpoint_is_named_and_passed_over_only_if_asked(trainer: Any) -> None:
+    trainer.run("--stop-after", "5", code=85)
+    newest = store.committed(trainer.out / "checkpoints")[-1]
+    (place,) = (newest / "tensors").glob("*.distcp")
+    data = bytearray(place.read_bytes())
+    data[len(data) // 2] ^= 1
+    place.write_bytes(data)
+    stderr = trainer.run(code=1)
+    assert str(newest) in stderr and place.name in stderr and "--fallback" in stderr
+    assert steps_taken(trainer.out / "ledger.jsonl") == 5
+    trainer.run("--fallback")
+    assert [entry["step"] for entry in trainer.lines("ledger.jsonl")] == list(range(6))
+    assert (trainer.out / "ledger.after-4.jsonl").exists()
+    assert (trainer.out / "checkpoints" / f"abandoned-{newest.name}").exists()
+
+
+def test_what_is_refused_before_a_step_is_taken(trainer: Any, tmp_path: Path) -> None:
+    trainer.run("--stop-after", "1", code=85)
+    refused = {
+        "optimizer.lr=1e-3": "optimizer.lr: 0.01 there, 0.001 here",
+        "model.width=48": "model.width: 36 there, 48 here",
+        "layout.tp=2": "tensor parallelism yet",
+        "optimiser.lr=1": "did you mean `optimizer`?",
+        "processes=5": "fewer than the 5 data-parallel processes",
+    }
+    for word, said in refused.items():
+        stderr = trainer.run(word, code=1)
+        assert said in stderr, stderr
+        assert "Traceback" not in stderr
+    assert steps_taken(trainer.out / "ledger.jsonl") == 1
+    other = tmp_path / "photographs"
+    other.mkdir()
+    (other / "cat.jpg").touch()
+    assert "holds other things (cat.jpg)" in trainer.run(out=other, code=1)
+    file = tmp_path / "file"
+    file.touch()
+    assert "cannot write to the run's folder" in trainer.run(out=file / "run", code=1)
+
+
+def test_resume_needs_only_the_folder(trainer: Any) -> None:
+    import subprocess
+    import sys
+
+    trainer.run("--stop-after", "2", code=85)
+    command = [sys.executable, "-m", "headrace.trainer.cli", "resume", str(trainer.out), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert '"finished": true' in done.stdout and len(trainer.losses()) == 6
+    refused = subprocess.run([*command, "seed=5"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 1 and "seed: 1 there, 5 here" in refused.stderr
+
+
+def test_under_torchrun_it_joins(trainer: Any, tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    whole = tmp_path / "whole"
+    trainer.run("--processes", "2", out=whole)
+    rank = trainer.command()[1:]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*torchrun, *rank], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert trainer.losses() == trainer.losses(whole)
+
+
+def test_a_dry_run_starts_nothing(trainer: Any) -> None:
+    stderr = trainer.run("--dry-run", "--processes", "2")
+    assert "dp 2 × tp 1 × cp 1" in stderr and "checkpoints  3 of" in stderr
+    assert not trainer.out.exists()
+
+
+@pytest.mark.slow
+def test_killed_ten_times_it_ends_the_same(trainer: Any, tmp_path: Path) -> None:
+    import random
+
+    whole = tmp_path / "whole"
+    more = ["--processes", "2", "synthetic.steps=150", "checkpoints.every=3"]
+    trainer.run(*more, out=whole)
+    generator = random.Random(5)
+    for kill in range(10):
+        process = trainer.start(*more)
+        goal = (kill + 1) * 12
+        wait_for(lambda goal=goal: steps_taken(trainer.out / "metrics.jsonl") >= goal)
+        time.sleep(generator.random() * 0.2)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    trainer.run(*more)
+    assert trainer.lines("ledger.jsonl") == trainer.lines("ledger.jsonl", whole)
+    assert trainer.losses() == trainer.losses(whole)
