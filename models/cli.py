@@ -67,3 +67,7 @@ def show_model(
         command.emit(summary)
     else:
         click.echo(render(summary))
+
+
+if __name__ == "__main__":
+    main()
