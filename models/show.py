@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import click
-
 from .config import ModelConfig
 from .count import (
     build_meta,
@@ -66,6 +64,8 @@ def render(summary: dict[str, Any]) -> str:
 
 def stripe(layers: list[str]) -> str:
     """One letter for each layer, and what the letters mean."""
+    import click
+
     counts = Counter(layers)
     marks: dict[str, str] = {}
     for name in counts:
