@@ -1,0 +1,142 @@
+"""A mixture to begin with: written from datasets, commented, ready to edit."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from ..console.errors import ConfigError, Problem
+from ..console.progress import human
+from .sources import Opened, disagreements, open_sources
+from .spec import SourceSpec
+
+SEQ_LEN = 4096
+BATCH = 1 << 22
+STEPS = 2_000
+"""At least so many updates, where the datasets are small."""
+EXAMPLES = {"web": 0.8, "code": 0.2}
+PHASES = ("stable", "anneal")
+
+TEXT = """\
+# A mixture: what is trained on, in which shares, and in which order.
+#   mixtures check THIS      everything that is wrong with it, with lines
+#   mixtures plan THIS       rows, tokens and epochs of every source; nothing is started
+#   mixtures plot THIS --out mixture.png
+# Every value can be overridden on the command line: phases.anneal.tokens=50B
+
+seed: 0                        # decides the order; another seed is another order
+
+sources:                       # datasets, as `tokenize build` or `tokenize index` made them
+{sources}
+phases:                        # trained on one after the other; edges are rounded to whole updates
+  stable:
+    tokens: {stable}
+    seq_len: {seq_len:<18}# tokens of a row; later phases keep it
+    batch: {batch:<20}# tokens of an update
+    weights:                   # shares of the phase's tokens; they sum to 1
+{weights}    lr:                        # in multiples of the run's peak
+      warmup: {warmup}
+      shape: constant          # or linear, cosine, exponential, wsd
+  anneal:
+    tokens: {anneal}
+    weights:                   # an earlier phase's name replays its mixture, unseen tokens first
+      stable: 1.0              # give the best sources more: stable: 0.6, math: 0.4
+    lr: {{shape: linear, end: 0}}
+"""
+
+
+def template(urls: Sequence[str]) -> str:
+    """The YAML of a mixture of these datasets, each in proportion to its tokens."""
+    specs = _named(urls)
+    opened, wrong = open_sources(specs)
+    wrong += disagreements(opened, None)
+    if wrong:
+        problems = [Problem(specs[str(path[1])].data, what) for path, what in wrong]
+        raise ConfigError("the datasets", problems)
+    if not opened:
+        return _written(
+            {name: f"  {name}: {{data: s3://bucket/{name}}}" for name in EXAMPLES},
+            EXAMPLES,
+            tokens=10**12,
+            smallest=10**11,
+        )
+    total = sum(source.tokens for source in opened.values())
+    shares = _shares(opened, total)
+    lines = {}
+    for name, source in opened.items():
+        epochs = math.ceil(shares[name] * total / source.tokens * 0.98)
+        more = f", max_epochs: {epochs}" if epochs > 1 else ""
+        count = f"{human(source.tokens)} tokens"
+        lines[name] = f"  {name}: {{data: {_quoted(source.spec.data)}{more}}}  # {count}"
+    smallest = min(source.tokens for source in opened.values())
+    return _written(lines, shares, tokens=total, smallest=smallest)
+
+
+def _written(
+    sources: Mapping[str, str], shares: Mapping[str, float], *, tokens: int, smallest: int
+) -> str:
+    """The text, for datasets of `tokens` tokens: 90 of 100 parts for stable, 7 for anneal."""
+    seq_len = min(SEQ_LEN, 1 << max(3, (smallest // 16).bit_length() - 1))
+    rows = max(1, min(BATCH, tokens // STEPS) // seq_len)
+    return TEXT.format(
+        sources="\n".join(sources.values()) + "\n",
+        weights="".join(f"      {name}: {share:.10g}\n" for name, share in shares.items()),
+        seq_len=seq_len,
+        batch=_count(rows * seq_len),
+        stable=_count(_rounded(tokens * 90 // 100)),
+        anneal=_count(_rounded(tokens * 7 // 100)),
+        warmup=_count(_rounded(tokens // 100)),
+    )
+
+
+def _named(urls: Sequence[str]) -> dict[str, SourceSpec]:
+    """A name for each dataset: the last part of its URL."""
+    specs: dict[str, SourceSpec] = {}
+    for url in urls:
+        base = re.sub(r"[^a-z0-9]+", "-", url.rstrip("/").rsplit("/", 1)[-1].lower()).strip("-")
+        base = base if re.match("[a-z]", base) else f"source-{base}".strip("-")
+        name, number = base, 1
+        while name in specs or name in PHASES:
+            number += 1
+            name = f"{base}-{number}"
+        specs[name] = SourceSpec(data=url)
+    return specs
+
+
+def _shares(opened: Mapping[str, Opened], total: int) -> dict[str, float]:
+    """Shares in proportion to tokens, with as few decimals as the smallest source allows (tables
+    grow with them), that sum to one."""
+    smallest = min(source.tokens for source in opened.values()) / total
+    decimals = min(5, max(2, math.ceil(-math.log10(smallest)) + 1))
+    units = 10**decimals
+    exact = {name: source.tokens * units / total for name, source in opened.items()}
+    whole = {name: max(1, math.floor(part)) for name, part in exact.items()}
+    largest = sorted(exact, key=lambda name: whole[name] - exact[name])
+    for name in largest[: max(units - sum(whole.values()), 0)]:
+        whole[name] += 1
+    # The smallest sources may have been rounded up to a unit each: the largest gives it back.
+    giver = max(whole, key=lambda name: whole[name])
+    whole[giver] -= sum(whole.values()) - units
+    return {name: count / units for name, count in whole.items()}
+
+
+def _rounded(number: int) -> int:
+    """Down to three digits."""
+    size: int = 10 ** max(0, len(str(number)) - 3)
+    return number // size * size
+
+
+def _count(number: int) -> str:
+    """As people write it: 900B, 4096, 4Mi."""
+    for suffix, size in (("T", 10**12), ("B", 10**9), ("M", 10**6)):
+        if number >= size and number * 1000 % size == 0:
+            return f"{number / size:.10g}{suffix}"
+    for suffix, size in (("Mi", 1 << 20), ("Ki", 1 << 10)):
+        if number >= max(size, 1 << 14) and number % size == 0:
+            return f"{number // size}{suffix}"
+    return f"{number:_}" if number >= 10_000 else str(number)
+
+
+def _quoted(url: str) -> str:
+    return url if re.fullmatch(r"[\w./:@+-]+", url) else "'" + url.replace("'", "''") + "'"
