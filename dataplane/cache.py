@@ -1,6 +1,7 @@
 """The cache: verified chunks of remote shards on a local disk, bounded, shared by processes.
 
     folder/.headrace-cache        says that the folder is ours, and how many bytes it holds
+    folder/.headrace-turns        who fetches which chunk right now
     folder/<shard's hash>/<n>     chunk n of that shard
 
 A chunk is a file that appears by one rename after its hash was checked, so that a killed process
@@ -31,6 +32,7 @@ from .manifest import CHUNK_BYTES, Shard
 from .shard_file import MEND, Bytes, check_chunk, check_chunk_table
 
 MARKER = ".headrace-cache"
+TURNS = ".headrace-turns"
 UNKNOWN = -1
 DEFAULT_BYTES = 64 << 30
 CHUNK_NAME = re.compile(r"^[0-9a-f]{64}/[0-9]+$")
@@ -43,10 +45,12 @@ class Cache:
         self.max_bytes = max_bytes
         self.fetched_bytes = 0
         self.requests = 0
-        self.wanted: dict[Path, int] = {}
-        """Chunks that a prefetch of this process has asked for, and the row that needs each."""
+        self.wanted: dict[tuple[str, int], int] = {}
+        """Chunks that a prefetch of this process has asked for: the step that needs each last."""
         self._counters = threading.Lock()
+        self._flights: dict[Path, threading.Lock] = {}
         self._claim()
+        self._turns = (folder / TURNS).open("a+b")
 
     @classmethod
     def default(cls) -> Cache:
@@ -61,22 +65,28 @@ class Cache:
 
     def chunk(self, url: str, shard: Shard, number: int) -> Bytes:
         """One chunk, from the disk or from its home. It is verified before it enters the cache."""
-        path = self.path(shard, number)
-        cached = self._load(path, shard, number)
+        cached = self._load(shard, number)
         if cached is not None:
             return cached
-        if shard.stored_name is not None:
-            return self._unpack(url, shard)[number]
+        whole = shard.stored_name is not None
+        with self._turn(self.path(shard, 0 if whole else number)):
+            cached = self._load(shard, number)  # somebody else may have brought it meanwhile
+            if cached is not None:
+                return cached
+            return self._unpack(url, shard)[number] if whole else self._fetch(url, shard, number)
+
+    def _fetch(self, url: str, shard: Shard, number: int) -> Bytes:
         where = storage.join(url, shard.name)
         start = number * CHUNK_BYTES
         data = storage.read(where, start, min(start + CHUNK_BYTES, shard.size))
         self._count(len(data))
         chunk = np.frombuffer(data, np.uint8)
         check_chunk(where, shard, number, chunk)
-        self._keep(path, data)
+        self._keep(self.path(shard, number), data)
         return chunk
 
-    def _load(self, path: Path, shard: Shard, number: int) -> Bytes | None:
+    def _load(self, shard: Shard, number: int) -> Bytes | None:
+        path = self.path(shard, number)
         expected = min(CHUNK_BYTES, shard.size - number * CHUNK_BYTES)
         try:
             status = path.stat()
@@ -139,8 +149,8 @@ class Cache:
         found = []
         for path in self._chunks():
             status = path.stat()
-            row = self.wanted.get(path)
-            order = (0, status.st_mtime) if row is None else (1, -row)
+            step = self.wanted.get((path.parent.name, int(path.name)))
+            order = (0, status.st_mtime) if step is None else (1, -step)
             found.append((order, path, status.st_size))
         freed = 0
         for _, path, size in sorted(found):
@@ -174,6 +184,22 @@ class Cache:
                     usage.bytes -= self._evict(usage.bytes - self.max_bytes, marker)
         except OSError as error:
             raise StorageError(f"cannot use the cache: {error}", where=str(self.folder)) from None
+
+    @contextmanager
+    def _turn(self, path: Path) -> Iterator[None]:
+        """One fetch of a chunk at a time: among threads by a lock, among processes by a lock on
+        a byte of a file, which ends with its process."""
+        with self._counters:
+            flight = self._flights.setdefault(path, threading.Lock())
+        byte = int(path.parent.name[:8], 16) + int(path.name)
+        with flight:
+            fcntl.lockf(self._turns, fcntl.LOCK_EX, 1, byte)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._turns, fcntl.LOCK_UN, 1, byte)
+                with self._counters:
+                    self._flights.pop(path, None)
 
     @contextmanager
     def _locked(self) -> Iterator[Usage]:

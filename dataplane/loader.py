@@ -11,8 +11,10 @@ that whatever is killed leaves nothing behind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +25,7 @@ from .cache import Cache
 from .permutation import Int64
 from .plan import Plan, Step
 from .rows import Float32, RowArrays, RowReader
+from .storage import is_local
 
 if TYPE_CHECKING:
     import torch
@@ -72,6 +75,10 @@ class RankRows:
     digests: list[bytes]
 
 
+ReadStep = Callable[..., RankRows]
+"""Reads the step of a number, into arrays where some are given."""
+
+
 class Loader:
     """Iterates over the plan's steps from `start_step` on; each is a list of micro-batches, as
     many on every rank."""
@@ -107,10 +114,38 @@ class Loader:
 
             source = read_ahead(self)
         else:
-            reader = RowReader(self.plan, cache=self.cache)
-            source = (self.read(reader, number) for number in self.steps)
+            source = self._read_here()
         for rows in source:
             yield self.micro_batches(rows)
+
+    def _read_here(self) -> Iterator[RankRows]:
+        with self.reading(self.steps) as read:
+            for number in self.steps:
+                yield read(number)
+
+    @contextmanager
+    def reading(self, steps: Iterable[int]) -> Iterator[ReadStep]:
+        """A function that reads this rank's rows of `steps`, one after the other; what lies on
+        object storage is fetched ahead of it."""
+        if all(is_local(source.url) for source in self.plan.sources):
+            reader = RowReader(self.plan, cache=self.cache)
+            yield partial(self.read, reader)
+            return
+        from .prefetch import Prefetcher
+
+        cache = self.cache or Cache.default()
+        reader = RowReader(self.plan, cache=cache)
+        ahead = Prefetcher(self.plan, cache, steps, lambda step: self.slice(self.plan.step(step)))
+
+        def read(number: int, into: RowArrays | None = None) -> RankRows:
+            rows = self.read(reader, number, into)
+            ahead.done(number)
+            return rows
+
+        try:
+            yield read
+        finally:
+            ahead.close()
 
     @property
     def steps(self) -> range:

@@ -83,7 +83,7 @@ class RowReader:
 
     def read(self, rows: Int64, into: RowArrays | None = None) -> RowBlock:
         """Read rows, side by side and all of one length."""
-        located = self._locate(rows)
+        located = self.locate(rows)
         arrays = into or RowArrays.empty(len(rows), located.length)
         tokens = arrays.tokens[: len(rows)]
         weights = arrays.weights[: len(rows)]
@@ -103,7 +103,8 @@ class RowReader:
             weights.reshape(-1)[block.flat_starts - 1] = 0.0
         return block
 
-    def _locate(self, rows: Int64) -> Located:
+    def locate(self, rows: Int64) -> Located:
+        """Where rows that lie side by side have their tokens."""
         first, count = int(rows[0]), len(rows)
         begin = first - self._ahead_first
         if begin < 0 or begin + count > len(self._ahead.rows):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..console.errors import RunError
-from .rows import RowArrays, RowReader
+from .rows import RowArrays
 
 if TYPE_CHECKING:
     from .loader import Loader, RankRows
@@ -160,18 +160,21 @@ class _Work:
 
     def _read(self, slots: list[memoryview]) -> None:
         loader, free = self.shapes.loader, list(range(SLOTS))
-        reader = RowReader(loader.plan, cache=loader.cache)
         no_tokens, no_weights = np.empty((0, 0), np.int64), np.empty((0, 0), np.float32)
-        for group in islice(self.shapes.groups(), self.number, None, loader.workers):
-            while not free or self.connection.poll():
-                free.append(self.connection.recv())
-            slot = free.pop(0)
-            arrays = self.shapes.arrays(slots[slot], group)
-            read = [
-                replace(loader.read(reader, number, into), tokens=no_tokens, weights=no_weights)
-                for number, into in zip(group, arrays, strict=True)
-            ]
-            self.connection.send((slot, read))
+        with loader.reading(number for group in self._groups() for number in group) as read:
+            for group in self._groups():
+                while not free or self.connection.poll():
+                    free.append(self.connection.recv())
+                slot = free.pop(0)
+                arrays = self.shapes.arrays(slots[slot], group)
+                rows = [
+                    replace(read(number, into), tokens=no_tokens, weights=no_weights)
+                    for number, into in zip(group, arrays, strict=True)
+                ]
+                self.connection.send((slot, rows))
+
+    def _groups(self) -> Iterator[list[int]]:
+        return islice(self.shapes.groups(), self.number, None, self.shapes.loader.workers)
 
 
 def _memory_folder() -> str | None:

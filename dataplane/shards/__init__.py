@@ -145,6 +145,7 @@ class Format(Protocol):
 FORMATS = {
     "arrow": "headrace.dataplane.shards.arrow",
     "mds": "headrace.dataplane.shards.mds",
+    "megatron": "headrace.dataplane.shards.megatron",
 }
 
 

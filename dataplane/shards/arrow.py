@@ -7,7 +7,8 @@ The tokens of one record batch lie side by side, so that a batch is one run. Whe
 read from the metadata alone: the footer, then each batch's header and list offsets. (pyarrow does
 not tell where a buffer lies in its file, hence the few lines of flatbuffers at the end.)
 
-fms-fsdp's files are read too: a `tokens` column of plain integers, a record batch a document.
+Files that others wrote are read too, whatever their column is called (`details["column"]`), and
+fms-fsdp's, whose column holds plain integers, a record batch a document.
 """
 
 from __future__ import annotations
@@ -49,14 +50,15 @@ def write(out: BinaryIO, documents: Documents) -> None:
 
 def layout(read: Reader, size: int, *, dtype: str, details: dict[str, object]) -> Layout:
     file = _File(read, size)
-    tokens, nested = file.column("tokens")
+    name = str(details.get("column", "tokens"))
+    tokens, nested = file.column(name)
     has_weights = nested and "weights" in file.schema.names
     starts: list[Int64] = [np.zeros(1, np.int64)]
     run_tokens, run_bytes, weight_bytes = [0], [], []
     for block in file.blocks:
         buffers, rows = file.buffers(block)
         if nested:
-            offsets = file.offsets(buffers[tokens + 1], rows, file.schema.field("tokens").type)
+            offsets = file.offsets(buffers[tokens + 1], rows, file.schema.field(name).type)
             base = int(offsets[0])
             ends = offsets[1:] - base
             values = buffers[tokens + 3][0] + base * np.dtype(dtype).itemsize
@@ -81,7 +83,7 @@ def origins(
     read: Reader, size: int, first: int, last: int, *, details: dict[str, object]
 ) -> list[Origin]:
     file = _File(read, size)
-    nested = file.column("tokens")[1]
+    nested = file.column(str(details.get("column", "tokens")))[1]
     names = [name for name in ("file", "position", "id") if name in file.schema.names]
     found: list[Origin] = []
     seen = 0
@@ -92,14 +94,16 @@ def origins(
         seen += rows
         if low >= high:
             continue
-        if not nested or "file" not in names:
-            found += [Origin(file="", position=seen - rows + k) for k in range(low, high)]
+        if not nested or len(names) < 3:
+            name = str(details.get("file", ""))
+            found += [Origin(file=name, position=seen - rows + k) for k in range(low, high)]
             continue
         columns = {name: file.values(name, number, buffers, low, high) for name in names}
-        ids = columns.get("id", [None] * (high - low))
         found += [
             Origin(str(name), int(position), None if id is None else str(id))
-            for name, position, id in zip(columns["file"], columns["position"], ids, strict=True)
+            for name, position, id in zip(
+                columns["file"], columns["position"], columns["id"], strict=True
+            )
         ]
     return found
 

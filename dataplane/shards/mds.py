@@ -71,7 +71,8 @@ def layout(read: Reader, size: int, *, dtype: str, details: dict[str, object]) -
     samples = len(offsets) - 1
     itemsize = np.dtype(dtype).itemsize
     if MARK not in config:
-        return _foreign_layout(read, offsets, config, itemsize)
+        column = str(details.get("column", "tokens"))
+        return _foreign_layout(read, offsets, config, itemsize, column)
     data = read(end, end + 4 * samples)
     lengths = np.frombuffer(data, np.uint32).astype(np.int64)
     starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -92,17 +93,15 @@ def origins(
     read: Reader, size: int, first: int, last: int, *, details: dict[str, object]
 ) -> list[Origin]:
     offsets, config, _ = _head(read, size)
-    names = config["column_names"]
+    if MARK not in config:
+        return [Origin(str(details.get("file", "")), number) for number in range(first, last)]
     found = []
     for number in range(first, last):
-        if "file" not in names or "position" not in names:
-            found.append(Origin(file="", position=number))
-            continue
         sample = read(int(offsets[number]), int(offsets[number + 1]))
         place = _places(sample, config)
         start, end = place["position"]
         position = int(np.frombuffer(sample[start:end], np.int64)[0])
-        id = sample[slice(*place["id"])].decode() if "id" in place else ""
+        id = sample[slice(*place["id"])].decode()
         found.append(Origin(sample[slice(*place["file"])].decode(), position, id or None))
     return found
 
@@ -153,16 +152,20 @@ def _head(read: Reader, size: int) -> tuple[Int64, dict[str, Any], int]:
     return offsets, config, at + length
 
 
-def _foreign_layout(read: Reader, offsets: Int64, config: dict[str, Any], itemsize: int) -> Layout:
+def _foreign_layout(
+    read: Reader, offsets: Int64, config: dict[str, Any], itemsize: int, column: str
+) -> Layout:
     """The layout of a file that others wrote: each sample's tokens are looked up in it."""
     names = config["column_names"]
-    if "tokens" not in names:
-        raise InputError("the MDS file has no column `tokens`", mend=f"it has: {', '.join(names)}")
-    encoding = config["column_encodings"][names.index("tokens")]
+    if column not in names:
+        raise InputError(
+            f"the MDS file has no column `{column}`", mend=f"it has: {', '.join(names)}"
+        )
+    encoding = config["column_encodings"][names.index(column)]
     places, lengths = [], []
     for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         sample = read(start, end)
-        low, high = _places(sample, config)["tokens"]
+        low, high = _places(sample, config)[column]
         if encoding.startswith("ndarray"):
             low += _array_head(sample[low:high], encoding)
         places.append(start + low)

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_data import plan_of, random_documents, write_dataset
+
+from headrace.console.errors import ConfigError, IntegrityError
+from headrace.dataplane import cache as caching
+from headrace.dataplane import dataset as datasets
+from headrace.dataplane import manifest as manifests
+from headrace.dataplane import prefetch as prefetching
+from headrace.dataplane import shard_file as shard_files
+from headrace.dataplane import storage
+from headrace.dataplane.cache import MARKER, Cache
+from headrace.dataplane.dataset import Dataset
+from headrace.dataplane.loader import Loader
+from headrace.dataplane.manifest import Shard
+from headrace.dataplane.plan import Plan
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Chunks of 4 KB, so that small datasets have many."""
+    for module in (manifests, caching, datasets, prefetching, shard_files):
+        monkeypatch.setattr(module, "CHUNK_BYTES", 4096)
+    return 4096
+
+
+@pytest.fixture
+def remote(small_chunks: int) -> str:
+    url = f"memory://bucket-{os.urandom(4).hex()}/web"
+    write_dataset(url, random_documents(5, 400))
+    return url
+
+
+def held(cache: Cache) -> int:
+    return sum(path.stat().st_size for path in cache.folder.glob("*/[0-9]*"))
+
+
+def recorded(cache: Cache) -> int:
+    return int(struct.unpack("<q", (cache.folder / MARKER).read_bytes())[0])
+
+
+def plan_over(url: str, tokens: int = 60_000) -> Plan:
+    return plan_of(
+        {
+            "chunk": 1024,
+            "window": 4,
+            "sources": {"one": {"data": url}},
+            "phases": {
+                "all": {"tokens": tokens, "seq_len": 64, "batch": 1024, "weights": {"one": 1}}
+            },
+        }
+    )
+
+
+def digests(loader: Loader) -> list[bytes]:
+    return [digest for step in loader for batch in step for digest in batch.digests]
+
+
+def test_remote_rows_are_the_local_ones(remote: str, tmp_path: Path) -> None:
+    local = str(tmp_path / "local")
+    write_dataset(local, random_documents(5, 400))
+    cache = Cache(tmp_path / "cache")
+    assert digests(Loader(plan_over(remote), micro_batch=4, cache=cache)) == digests(
+        Loader(plan_over(local), micro_batch=4)
+    )
+    assert recorded(cache) == held(cache)
+
+
+def test_every_byte_is_fetched_once(remote: str, tmp_path: Path) -> None:
+    plan = plan_over(remote)
+    cache = Cache(tmp_path / "cache")
+    digests(Loader(plan, micro_batch=4, cache=cache))
+    total = sum(shard.size for shard in Dataset(remote).shards)
+    assert cache.fetched_bytes == held(cache) <= total
+    again = Cache(tmp_path / "cache")
+    digests(Loader(plan, micro_batch=4, cache=again))
+    assert again.fetched_bytes == 0
+
+
+def test_the_bound_is_never_passed(remote: str, tmp_path: Path, small_chunks: int) -> None:
+    bound = 12 * small_chunks
+    cache = Cache(tmp_path / "cache", max_bytes=bound)
+    expected = digests(Loader(plan_over(remote), micro_batch=4, cache=Cache(tmp_path / "large")))
+    seen = []
+    for step in Loader(plan_over(remote), micro_batch=4, cache=cache):
+        seen += [digest for batch in step for digest in batch.digests]
+        with cache._locked():  # or a prefetch changes it while it is counted
+            assert held(cache) <= bound
+    assert seen == expected
+    assert recorded(cache) == held(cache)
+
+
+def test_what_is_wanted_soonest_stays(remote: str, tmp_path: Path, small_chunks: int) -> None:
+    dataset = Dataset(remote)
+    shard = max(dataset.shards, key=lambda shard: shard.size)
+    cache = Cache(tmp_path / "cache", max_bytes=4 * small_chunks)
+    for number in range(4):
+        cache.chunk(remote, shard, number)
+    cache.wanted = {(shard.hash, 0): 9, (shard.hash, 1): 3, (shard.hash, 3): 5}
+    cache.chunk(remote, shard, 4)  # 2 is wanted by nobody
+    assert kept(cache, shard) == {0, 1, 3, 4}
+    cache.wanted[shard.hash, 4] = 4
+    cache.chunk(remote, shard, 5)  # 0 is wanted last
+    assert kept(cache, shard) == {1, 3, 4, 5}
+
+
+def kept(cache: Cache, shard: Shard) -> set[int]:
+    return {int(path.name) for path in (cache.folder / shard.hash).glob("[0-9]*")}
+
+
+def test_a_damaged_object_is_named_and_not_kept(tmp_path: Path, small_chunks: int) -> None:
+    url = f"memory://damaged-{os.urandom(4).hex()}/web"
+    write_dataset(url, random_documents(5, 300))
+    shard = Dataset(url).shards[0]
+    where = storage.join(url, shard.name)
+    data = bytearray(storage.read(where))
+    data[small_chunks + 100] ^= 1
+    storage.write(where, bytes(data))
+    cache = Cache(tmp_path / "cache")
+    with pytest.raises(IntegrityError, match=shard.name):
+        digests(Loader(plan_over(url, 9000), micro_batch=4, cache=cache))
+    assert 1 not in kept(cache, shard)
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    mine = tmp_path / "thesis.tex"
+    mine.write_text("years of work")
+    with pytest.raises(ConfigError, match="not a headrace cache"):
+        Cache(tmp_path, max_bytes=1)
+    assert mine.exists()
+
+
+def test_only_its_own_files_are_evicted(remote: str, tmp_path: Path, small_chunks: int) -> None:
+    cache = Cache(tmp_path / "cache", max_bytes=2 * small_chunks)
+    other = cache.folder / "notes" / "1"
+    other.parent.mkdir()
+    other.write_bytes(b"x" * 100_000)
+    digests(Loader(plan_over(remote), micro_batch=4, cache=cache))
+    assert other.exists()
+
+
+FETCH_ALL = """
+import sys
+from pathlib import Path
+from headrace.dataplane.cache import Cache
+from headrace.dataplane.dataset import Dataset
+
+url, folder = sys.argv[1:]
+cache = Cache(Path(folder))
+for shard in Dataset(url, cache=cache).shards:
+    cache.chunk(url, shard, 0)
+print(cache.fetched_bytes)
+"""
+
+HOLD_THE_LOCK = """
+import sys, time
+from pathlib import Path
+from headrace.dataplane.cache import Cache
+
+folder = Path(sys.argv[1])
+with Cache(folder)._locked():
+    (next(folder.glob("*/")) / ".0.half-written").write_bytes(b"half")
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def start(code: str, *arguments: str | Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_several_processes_fetch_a_chunk_once(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    write_dataset(str(home), random_documents(5, 200))
+    folder = tmp_path / "cache"
+    # fsspec's own name for a disk, which takes the path of remote files.
+    jobs = [start(FETCH_ALL, f"local://{home}", folder) for _ in range(3)]
+    fetched = [int(job.communicate(timeout=60)[0]) for job in jobs]
+    cache = Cache(folder)
+    assert sum(fetched) == held(cache) == recorded(cache) > 0
+
+
+def test_a_killed_process_blocks_nobody(remote: str, tmp_path: Path) -> None:
+    """Killed with the lock held and the size marked unknown: the next one counts again."""
+    cache = Cache(tmp_path / "cache")
+    shard = Dataset(remote).shards[0]
+    cache.chunk(remote, shard, 0)
+    job = start(HOLD_THE_LOCK, cache.folder)
+    assert job.stdout and job.stdout.readline() == "held\n"
+    job.kill()
+    job.communicate()
+    assert recorded(cache) == caching.UNKNOWN
+    again = Cache(tmp_path / "cache")
+    again.chunk(remote, shard, 1)
+    assert recorded(again) == held(again)
+    assert not list(again.folder.glob("*/.*"))
+
+
+def test_a_chunk_cut_short_by_a_power_cut_is_fetched_again(remote: str, tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    shard = Dataset(remote).shards[0]
+    whole = bytes(cache.chunk(remote, shard, 0))
+    cache.path(shard, 0).write_bytes(whole[:10])
+    assert bytes(cache.chunk(remote, shard, 0)) == whole
