@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from ..console.errors import ConfigError, Problem
 from .block import Block, Checkpointing, Where, build_operator
 from .config import ModelConfig
 from .documents import Documents
@@ -74,6 +75,7 @@ class Model(nn.Module):
         if not self.config.isolate_documents:
             documents = None
         seen = states[0][0].seen if states else 0
+        self.check_length(seen + tokens.shape[1])
         if documents is not None:
             positions = documents.positions
         else:
@@ -96,6 +98,12 @@ class Model(nn.Module):
         for state in (state for own in states or () for state in own):
             state.seen += tokens.shape[1]
         return self.norm(u), losses
+
+    def check_length(self, length: int) -> None:
+        table = self.config.learned_positions
+        if table is not None and length > table:
+            what = f"the table has {table} rows, and the sequence {length} tokens"
+            raise ConfigError("the model", [Problem("learned_positions", what)])
 
     def logits(self, hidden: Tensor) -> Tensor:
         result: Tensor = (self.head or self.embedding)(hidden)

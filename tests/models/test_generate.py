@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 
+from headrace.console.errors import ConfigError
 from headrace.models.documents import Documents
+from headrace.models.generate import Sampling, choose, generate
 from headrace.models.model import Model
 
 BOUND = 1e-10
@@ -52,3 +57,58 @@ def test_a_lost_state_is_seen(tiny: Model) -> None:
                     tensor.zero_()
         last = tiny(tokens[:, 19:], states=states)
         assert (last - tiny(tokens)[:, 19:]).abs().max() > 1e-4
+
+
+def alone(model: Model, prompt: list[int], tokens: int) -> list[int]:
+    """The likeliest continuation by full forward passes."""
+    ids = list(prompt)
+    for _ in range(tokens):
+        with torch.no_grad():
+            ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+GREEDY = Sampling(temperature=0)
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [5], [3, 5, 8, 9, 7]]
+
+
+def test_prompts_of_different_lengths_go_together(tiny: Model) -> None:
+    expected = [alone(tiny, prompt, 6) for prompt in PROMPTS]
+    assert generate(tiny, PROMPTS, 6, sampling=GREEDY) == expected
+    assert generate(tiny, PROMPTS[:1], 6, sampling=GREEDY) == expected[:1]
+
+
+def test_a_row_ends_where_it_is_told(tiny_operator: Model) -> None:
+    expected = [alone(tiny_operator, prompt, 6) for prompt in PROMPTS]
+    stop = expected[0][2]
+    cut = [row[: row.index(stop) + 1] if stop in row else row for row in expected]
+    assert generate(tiny_operator, PROMPTS, 6, sampling=GREEDY, stop=stop) == cut
+    assert not tiny_operator.training
+
+
+def test_sampling_follows_the_seed_and_the_logits() -> None:
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]])).expand(4000, -1)
+
+    def shares(**options: Any) -> list[float]:
+        generator = torch.Generator().manual_seed(1)
+        chosen = choose(logits, Sampling(**options), generator)
+        return (torch.bincount(chosen, minlength=4) / len(chosen)).tolist()
+
+    assert shares() == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.03)
+    assert shares(top_k=2) == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
+    assert shares(top_p=0.6) == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
+    assert shares(top_p=0.5) == [1, 0, 0, 0]
+    assert shares(temperature=0.0) == [1, 0, 0, 0]
+    assert shares(temperature=0.5) == pytest.approx([0.685, 0.247, 0.062, 0.007], abs=0.03)
+    assert shares(top_k=9) == shares()
+
+
+def test_what_cannot_be_generated_from(tiny_operator: Model) -> None:
+    with pytest.raises(ConfigError, match="prompt 1: is empty"):
+        generate(tiny_operator, [[1], []], 3)
+    tiny_operator.config = dataclasses.replace(tiny_operator.config, isolate_documents=False)
+    with pytest.raises(ConfigError, match="isolate_documents"):
+        generate(tiny_operator, PROMPTS, 3)
+    assert len(generate(tiny_operator, PROMPTS[:1], 3)[0]) == 3
+    with pytest.raises(ValueError, match="top_p"):
+        Sampling(top_p=1.5)

@@ -1,0 +1,108 @@
+"""Generation: constant-size states for the recurrent operators, a KV cache for attention.
+
+Prompts of different lengths go together: a shorter one stands at the end of its row, and what
+stands before it is a document of its own, which no operator lets through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..console.errors import ConfigError, Problem
+from .documents import Documents
+from .model import Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is chosen from the logits."""
+
+    temperature: float = 1.0
+    """0 takes the likeliest."""
+    top_k: int | None = None
+    """Only the k likeliest."""
+    top_p: float | None = None
+    """Only the likeliest that have this probability together."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature must not be below 0: {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, not {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie above 0 and up to 1, not {self.top_p}")
+
+
+@torch.no_grad()
+def generate(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    *,
+    sampling: Sampling | None = None,
+    stop: int | None = None,
+) -> list[list[int]]:
+    """Up to `tokens` new ones after each prompt; a row ends with `stop`, which is kept."""
+    sampling = sampling or Sampling()
+    longest = max(len(prompt) for prompt in prompts)
+    ragged = any(len(prompt) < longest for prompt in prompts)
+    problems = [
+        Problem(f"prompt {number}", "is empty")
+        for number, prompt in enumerate(prompts)
+        if not prompt
+    ]
+    if ragged and not model.config.isolate_documents:
+        what = "without it, prompts of different lengths cannot be generated from together"
+        problems.append(Problem("isolate_documents", what))
+    if problems:
+        raise ConfigError("what to generate from", problems)
+
+    device = model.embedding.weight.device
+    generator = torch.Generator(device).manual_seed(sampling.seed)
+    padding = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)[:, None]
+    rows = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+    ids = torch.tensor(rows, device=device)
+    column = torch.arange(longest, device=device).expand_as(ids)
+    positions = torch.where(column < padding, column, column - padding)
+
+    training = model.training
+    model.eval()
+    try:
+        states = model.new_states(longest + tokens)
+        written: list[Tensor] = []
+        running = torch.ones(len(prompts), dtype=torch.bool, device=device)
+        for number in range(tokens):
+            documents = Documents(positions) if ragged else None
+            hidden, _ = model.hidden(ids, documents, states=states)
+            ids = choose(model.logits(hidden[:, -1]), sampling, generator)[:, None]
+            positions = longest - padding + number
+            written.append(torch.where(running[:, None], ids, -1))
+            if stop is not None:
+                running &= ids[:, 0] != stop
+            if not bool(running.any()):
+                break
+    finally:
+        model.train(training)
+    result = torch.cat(written, dim=1).tolist() if written else [[] for _ in prompts]
+    return [[token for token in row if token >= 0] for row in result]
+
+
+def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
+    """One token of each row of logits."""
+    if sampling.temperature == 0:
+        return logits.argmax(dim=-1)
+    scaled = logits.float() / sampling.temperature
+    if sampling.top_k is not None:
+        least = scaled.topk(min(sampling.top_k, scaled.shape[-1])).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < least, float("-inf"))
+    if sampling.top_p is not None:
+        ordered, order = scaled.sort(dim=-1, descending=True)
+        share = ordered.softmax(dim=-1)
+        beyond = share.cumsum(dim=-1) - share >= sampling.top_p
+        scaled = scaled.masked_fill(beyond.gather(-1, order.argsort(dim=-1)), float("-inf"))
+    return torch.multinomial(scaled.softmax(dim=-1), 1, generator=generator).squeeze(-1)

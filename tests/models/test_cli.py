@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from headrace.models.cli import main
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(main, list(words))
+
+
+def document(*words: str) -> Any:
+    result = run(*words, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_list_has_every_shipped_model() -> None:
+    sizes = {row["name"]: row["parameters"] for row in document("list")}
+    assert sizes["evo2-7b-8k"] == 6_481_059_584
+    assert len(sizes) >= 32
+    assert "evo2-7b-8k" in run("list").stdout
+
+
+def test_show_as_json() -> None:
+    shown = document("show", "tiny-hybrid", "vocab_size=1024", "--seq-len", "256")
+    assert shown["parameters"] == 1_169_736 + 512 * 128
+    assert set(shown["parameters_by_part"]) >= {"embedding", "se", "norms"}
+    assert shown["seq_len"] == 256 and shown["memory"]["seq_len"] == 256
+    longer = document("show", "tiny-hybrid", "--seq-len", "512")
+    assert (
+        longer["training_flops_per_token"]
+        > document("show", "tiny-hybrid", "--seq-len", "256")["training_flops_per_token"]
+    )
+
+
+def test_show_draws_the_layers() -> None:
+    text = run("show", "zamba2-1.2b", "--zero", "3", "--dp", "8").stdout
+    assert "MMMMMSMMMMMS" in text
+    assert "shared>mamba ×6" in text
+    assert "1,215,064,704" in text
+    assert "zero 3, dp 8" in text
+
+
+def test_mistakes_have_no_traceback(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("vocab_size: 5\nwidth: 8\npattern: '[a]'\noperators: {b: {kind: hyena-li}}\n")
+    for words, expected in (
+        (("show", "lama3-8b"), "llama3-8b"),
+        (("show", str(file)), "layer 0 names the operator `a`"),
+        (("show", "tiny-hybrid", "widht=3"), "width"),
+    ):
+        result = run(*words)
+        assert result.exit_code == 1
+        assert expected in result.stderr and "Traceback" not in result.output
