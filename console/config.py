@@ -84,6 +84,7 @@ def apply_overrides(
                 raise ValueError("an override is written path.to.key=value")
             place = _put(result, path.split("."), yaml_text.value(text))
             if lines is not None:
+                lines.update({place[:end]: None for end in range(1, len(place))} | lines)
                 lines[place] = None
         except ValueError as error:
             wrong.append(Problem(path, str(error)))

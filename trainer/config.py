@@ -128,7 +128,7 @@ def load(file: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
 def build(
     data: Data, overrides: Sequence[str], *, source: str, lines: Lines | None = None
 ) -> RunConfig:
-    data = reader.apply_overrides(data, overrides)
+    data = reader.apply_overrides(data, overrides, lines)
     engine = data.get("engine")
     if isinstance(engine, dict):
         engine.setdefault("kind", DeepSpeedConfig().kind)

@@ -241,8 +241,11 @@ def test_all_wrong_overrides_are_told_at_once(tmp_path: Path) -> None:
 
 def test_what_an_override_broke_has_no_line(tmp_path: Path) -> None:
     text = "name: a\nwarmup:\n  tokens: 1\nlr: x\n"
-    assert problems(text, "warmup.tokens=y", "warmup.peek=1", folder=tmp_path) == [
+    words = ["warmup.tokens=y", "warmup.peek=1", "phasses.a.tokens=1"]
+    assert problems(text, *words, folder=tmp_path) == [
         "warmup.peek: unknown key; did you mean `peak`? Known: tokens, peak",
+        "phasses: unknown key; did you mean `phases`? Known: name, steps, lr, debug, precision, "
+        "warmup, peak, betas, sizes, out, phases, stages, shapes, shape",
         "warmup.tokens: should be a whole number, not 'y'",
         "line 4: lr: should be a number, not 'x'",
     ]
