@@ -77,7 +77,9 @@ def resolve_whole(mixture: Mixture, lines: Lines, *, source: str) -> Resolved:
         mixture = branches.with_inherited_sources(mixture, branch)
     opened, wrong = sources.open_sources(mixture.sources)
     found += wrong
-    found += sources.disagreements(opened, branch.plan.tokenizer if branch else None)
+    told = {finding.path for finding in found}
+    clashes = sources.disagreements(opened, branch.plan.tokenizer if branch else None)
+    found += [clash for clash in clashes if clash.path not in told]
     found += sources.too_short(mixture, opened, branch.inherited.seq_len if branch else None)
     if branch:
         found += branches.findings(branch, opened)
