@@ -9,22 +9,22 @@ written last, in one piece. Everything before it can be killed and run again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ..console.log import get_logger
 from ..console.progress import Progress
 from ..dataplane import storage
-from ..dataplane.manifest import Manifest
+from ..dataplane.manifest import Generation, Manifest
 from ..dataplane.tokenizers import Tokenizer
 from ..dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from ..dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from . import engines
 from .claim import Claim
-from .commit import commit
+from .commit import Made, clear_all, commit
 from .dedup import DigestTask, decide
-from .generations import existing, new_files
+from .generations import existing, files_of, missing, new_files
 from .inputs import find
 from .job import CLAIMS, Job, dataset_url, work_url
 from .records import Record
@@ -89,28 +89,49 @@ class BuildConfig:
 def build(config: BuildConfig) -> dict[str, Manifest]:
     """Build what is missing; returns the manifest of each dataset, by its URL."""
     tokenizer = load_tokenizer(config)
+    if isinstance(tokenizer, BpeTokenizer) and tokenizer.slow_because:
+        log.warning("tokenizing at the speed of `tokenizers`: %s", tokenizer.slow_because)
     job = job_of(config, tokenizer)
     with Claim(work_url(job.url, CLAIMS)) as claim:
         before = {name: existing(job, name, tokenizer) for name in job.outputs}
-        files = new_files(find(config.inputs, config.source), job, before[job.outputs[0]])
+        main = before[job.outputs[0]]
+        found = find(config.inputs, config.source)
+        for number, tasks in missing(job, before).items():
+            files = files_of(job, main, number, found)
+            log.warning("making %d lost shards of generation %d again", len(tasks), number)
+            make(config, job, files, main.generations[:number], only=tasks)
+            clear_all(job)
+        files = new_files(found, job, main)
         if not files:
             log.info("nothing to do: %s holds every input", config.out)
             return {dataset_url(job.url, name): kept for name, kept in before.items()}
-        for name, data in tokenizer.files.items():
-            storage.write(storage.join(job.tokenizer_url, name), data)
-        tasks = cut(files, config, job)
-        digests: list[bytes] = []
-        if job.dedup:
-            tasks, digests = deduplicate(config, job, tasks, before[job.outputs[0]])
-        run(config, "tokenizing", BuildTask(job), tasks)
-        records = [Record.load(job.url, task.id, job.outputs) for task in tasks]
-        made = records
-        if job.seed is not None:
-            parts = ranges(job, records)
-            run(config, "shuffling", GatherTask(job), parts)
-            made = [Record.load(job.url, part.id, [part.output]) for part in parts]
+        made = make(config, job, files, main.generations)
         claim.check()
-        return commit(job, tokenizer, files, records, made, digests, before)
+        return commit(job, tokenizer, files, made, before)
+
+
+def make(
+    config: BuildConfig,
+    job: Job,
+    files: Sequence[File],
+    earlier: Sequence[Generation],
+    only: Collection[str] | None = None,
+) -> Made:
+    """Run the tasks that turn files into shards: all that are not done, or `only` some."""
+    tasks = cut(files, config, job)
+    digests: list[bytes] = []
+    if job.dedup:
+        tasks, digests = deduplicate(config, job, tasks, earlier)
+    if job.seed is None:
+        tasks = [task for task in tasks if only is None or task.id in only]
+    run(config, "tokenizing", BuildTask(job), tasks)
+    records = [Record.load(job.url, task.id, job.outputs) for task in tasks]
+    if job.seed is None:
+        return Made(records, records, digests)
+    parts = [part for part in ranges(job, records) if only is None or part.id in only]
+    run(config, "shuffling", GatherTask(job), parts)
+    gathered = [Record.load(job.url, part.id, [part.output]) for part in parts]
+    return Made(records, gathered, digests)
 
 
 def load_tokenizer(config: BuildConfig) -> Tokenizer:
@@ -129,7 +150,7 @@ def job_of(config: BuildConfig, tokenizer: Tokenizer) -> Job:
         shard_size=config.shard_size,
         source=replace(config.source, split_large=config.max_document_tokens is not None),
         tokenizer=tokenizer.info,
-        tokenizer_url=work_url(out),
+        tokenizer_files=tokenizer.files,
         splits=tuple(sorted(config.splits.items())),
         max_document_tokens=config.max_document_tokens,
         skip_bad=config.on_error == "skip",
@@ -154,14 +175,14 @@ def cut(files: Sequence[File], config: BuildConfig, job: Job) -> list[Task]:
 
 
 def deduplicate(
-    config: BuildConfig, job: Job, tasks: Sequence[Task], old: Manifest
+    config: BuildConfig, job: Job, tasks: Sequence[Task], earlier: Sequence[Generation]
 ) -> tuple[list[Task], list[bytes]]:
     """The same tasks, told what to leave out; and the digests of what stays."""
     run(config, "comparing", DigestTask(job), tasks)
     url = dataset_url(job.url, job.outputs[0])
     held = [
         storage.read(storage.join(url, name))
-        for generation in old.generations
+        for generation in earlier
         for name in generation.provenance["digests"]
     ]
     kept = decide(job, tasks, held)

@@ -38,6 +38,41 @@ def _source_options(function: Any) -> Any:
             "--separator", default="\\n\\n", show_default=True, help="Between the documents."
         ),
     ]
+    return _apply(options, function)
+
+
+def _tokenizer_options(function: Any) -> Any:
+    """What says how texts become ids."""
+    options = [
+        click.option("--tokenizer", required=True, metavar="byte|FILE", help="Or tokenizer.json."),
+        click.option("--dna", is_flag=True, help="byte: lower-case bases weigh less in the loss."),
+        click.option(
+            "--masked-weight", type=float, default=0.1, show_default=True, help="How much."
+        ),
+        click.option(
+            "--special", multiple=True, help="byte: special tokens; the first is the end."
+        ),
+        click.option("--end-of-document", metavar="TOKEN", help="FILE: what ends a document."),
+        click.option("--parse-special", is_flag=True, help="Special tokens in a text are no text."),
+        click.option(
+            "--on-error",
+            type=click.Choice(["fail", "skip"]),
+            default="fail",
+            show_default=True,
+            help="What to do about bad records.",
+        ),
+    ]
+    return _apply(options, function)
+
+
+def _run_options(function: Any) -> Any:
+    """What says where tasks run."""
+    return _apply(
+        [click.option("--workers", type=int, help="Processes; one for each core.")], function
+    )
+
+
+def _apply(options: list[Any], function: Any) -> Any:
     for option in reversed(options):
         function = option(function)
     return function
@@ -83,7 +118,6 @@ def train(**values: Any) -> None:
 @main.command()
 @click.argument("inputs", nargs=-1, required=True)
 @click.option("--out", required=True, metavar="URL", help="Where the dataset goes.")
-@click.option("--tokenizer", required=True, metavar="byte|FILE", help="A tokenizer.json, or byte.")
 @click.option("--format", type=click.Choice(["arrow", "mds"]), default="arrow", show_default=True)
 @click.option("--compression", metavar="zstd[:LEVEL]", help="MDS only.")
 @click.option("--shard-size", default="64Mi", show_default=True, help="Bytes of tokens.")
@@ -91,14 +125,9 @@ def train(**values: Any) -> None:
 @click.option("--shuffle", type=int, metavar="SEED", help="Shuffle documents across the build.")
 @click.option("--dedup", type=click.Choice(["exact"]), help="Keep one of byte-equal documents.")
 @click.option("--max-document-tokens", type=int, metavar="N", help="Split what is longer.")
-@click.option("--dna", is_flag=True, help="byte: lower-case bases weigh less in the loss.")
-@click.option("--masked-weight", type=float, default=0.1, show_default=True, help="How much.")
-@click.option("--special", multiple=True, help="byte: special tokens; the first ends documents.")
-@click.option("--end-of-document", metavar="TOKEN", help="FILE: the token that ends documents.")
-@click.option("--parse-special", is_flag=True, help="Special tokens in a text are no text.")
-@click.option("--on-error", type=click.Choice(["fail", "skip"]), default="fail", show_default=True)
-@click.option("--workers", type=int, help="Processes; as many as there are cores.")
+@_tokenizer_options
 @_source_options
+@_run_options
 @command.json_option
 def build(as_json: bool, **values: Any) -> None:
     """Build a dataset, or add files to it."""
@@ -132,21 +161,60 @@ def _build_config(values: dict[str, Any]) -> Any:
         "parse_special": values.pop("parse_special"),
     }
     splits = {}
-    for word in values.pop("split"):
+    for word in values.pop("split", ()):
         name, _, share = word.partition("=")
         try:
             splits[name] = float(share)
         except ValueError:
             raise click.UsageError(f"--split {word}: written NAME=SHARE, as in val=0.001") from None
+    if "shard_size" in values:
+        values["shard_size"] = _bytes(values["shard_size"], count)
     data = {
         "source": _source(values),
         "byte": byte,
         "bpe": bpe,
         "splits": splits,
-        "shard_size": _bytes(values.pop("shard_size"), count),
         **values,
     }
     return build_config(BuildConfig, data, source="the command line")
+
+
+@main.command()
+@click.argument("url")
+@click.option("--format", type=click.Choice(["auto", "mds", "arrow", "megatron"]), default="auto")
+@click.option("--column", default="tokens", show_default=True, help="What holds the ids.")
+@click.option("--dtype", help="The ids' type, where the format does not tell it.")
+@click.option("--tokenizer", metavar="byte|FILE", help="So that ids can be shown as text.")
+@click.option("--end-of-document", metavar="TOKEN", help="FILE: what ends a document.")
+@_run_options
+def index(**values: Any) -> None:
+    """Make a manifest for a dataset that others have written, without copying it."""
+    from .index import IndexConfig
+    from .index import index as run
+
+    made = run(build_config(IndexConfig, values, source="the command line"))
+    command.say(f"{values['url']}: {made.documents:,} documents, {made.tokens:,} tokens")
+
+
+@main.command()
+@click.argument("inputs", nargs=-1, required=True)
+@click.option("--sample", type=float, default=1.0, metavar="SHARE", help="Tokenize only so many.")
+@_tokenizer_options
+@_source_options
+@_run_options
+@command.json_option
+def count(sample: float, as_json: bool, **values: Any) -> None:
+    """Count the tokens of a corpus, without writing anything."""
+    from .count import as_data, describe
+    from .count import count as run
+
+    if not 0 < sample <= 1:
+        raise click.UsageError("--sample is a share: more than 0, at most 1")
+    counts = run(_build_config({**values, "out": "nowhere"}), sample)
+    if as_json:
+        command.emit(as_data(counts))
+    else:
+        click.echo(describe(counts))
 
 
 @main.command()
@@ -173,6 +241,27 @@ def inspect(url: str, number: int | None, documents: int, as_json: bool) -> None
         name = f", id {origin.id}" if origin.id else ""
         click.echo(f"\n--- document {k}: {len(ids)} tokens, {origin.file}:{origin.position}{name}")
         click.echo(look.text(url, ids))
+
+
+@main.command()
+@click.argument("url")
+@_run_options
+@command.json_option
+def verify(url: str, workers: int | None, as_json: bool) -> None:
+    """Check every byte and every count of a dataset."""
+    from ..console.errors import IntegrityError
+    from .verify import describe
+    from .verify import verify as run
+
+    damage = run(url, workers=workers)
+    if as_json:
+        command.emit([vars(one) for one in damage])
+    if damage:
+        raise IntegrityError(
+            describe(url, damage),
+            mend=("remove these files and run the build's command again: only their tasks are run"),
+        )
+    command.say(f"{url} is whole")
 
 
 def _bytes(text: str, count: Any) -> int:

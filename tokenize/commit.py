@@ -6,11 +6,14 @@ index.json follow; the manifest is last.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -27,21 +30,34 @@ from .writing import index_entry
 
 log = get_logger(__name__)
 
+FOLDERS = ("", "shards", "tables", "tokenizers")
+SHARD = re.compile(r"[0-9a-f]{32}\.(arrow|mds|mds\.zstd)")
+LEFT_OVER = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
+
+
+@dataclass(frozen=True)
+class Made:
+    """What the tasks of a build have noted."""
+
+    read: Sequence[Record]
+    """With the counts of what went in."""
+    written: Sequence[Record]
+    """With the shards that came out."""
+    digests: Sequence[bytes]
+    """Of the documents that were kept, where duplicates were not."""
+
 
 def commit(
     job: Job,
     tokenizer: Tokenizer,
     files: Sequence[File],
-    records: Sequence[Record],
-    made: Sequence[Record],
-    digests: Sequence[bytes],
+    made: Made,
     before: dict[str, Manifest],
 ) -> dict[str, Manifest]:
-    """Append a generation to each dataset, the first one last: `records` have counted what went
-    in, `made` hold the shards."""
-    assert all(record.done for record in [*records, *made])
-    counts: Counter[str] = sum((record.counts for record in records), Counter())
-    problems = [line for record in records for line in record.problems]
+    """Append a generation to each dataset, the first one last."""
+    assert all(record.done for record in [*made.read, *made.written])
+    counts: Counter[str] = sum((record.counts for record in made.read), Counter())
+    problems = [line for record in made.read for line in record.problems]
     for line in problems[:20]:
         log.warning("left out: %s", line)
     results = {}
@@ -49,7 +65,7 @@ def commit(
         url = dataset_url(job.url, name)
         shards = [
             shard
-            for record in made
+            for record in made.written
             if name in record.outputs
             for shard in record.outputs[name].shards
         ]
@@ -60,23 +76,41 @@ def commit(
             "versions": _versions(job),
         }
         if job.dedup:
-            provenance["digests"] = [_save_named(url, "digests", data) for data in digests]
+            provenance["digests"] = [_save_named(url, "digests", data) for data in made.digests]
         results[url] = _append(job, name, tokenizer, before[name], shards, provenance)
-    for name in job.outputs:
-        clear(storage.join(dataset_url(job.url, name), WORK))
-    clear(storage.join(job.url, WORK))
+        sweep(url, results[url])
+    clear_all(job)
     return results
 
 
-def clear(url: str) -> None:
-    """Delete what a build kept for itself. Its claim stays until it ends."""
+def sweep(url: str, held: Manifest) -> None:
+    """Remove what killed builds have left: half-written files, and shards of no generation."""
+    named = {
+        name
+        for generation in held.generations
+        for shard in manifest.load_table(url, generation)
+        for name in (shard.name, shard.stored_name)
+    }
     for name in storage.list_files(url):
-        if not name.startswith(CLAIMS):
+        folder, _, base = name.rpartition("/")
+        orphan = folder == "shards" and SHARD.fullmatch(base) and name not in named
+        if orphan or (folder in FOLDERS and LEFT_OVER.fullmatch(base)):
             storage.delete(storage.join(url, name))
-    if storage.is_local(url):
-        for folder in storage.local_path(url).glob("*"):
-            if folder.name != CLAIMS:
-                shutil.rmtree(folder, ignore_errors=True)
+
+
+def clear_all(job: Job) -> None:
+    """Delete what a build kept for itself. Its claim stays until it ends."""
+    for url in {job.url, *(dataset_url(job.url, name) for name in job.outputs)}:
+        work = storage.join(url, WORK)
+        for name in storage.list_files(work):
+            if not name.startswith(CLAIMS):
+                storage.delete(storage.join(work, name))
+        if storage.is_local(work):
+            for folder in storage.local_path(work).glob("*"):
+                if folder.name != CLAIMS:
+                    shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # the claim is in it, or it is not there
+                storage.local_path(work).rmdir()
 
 
 def _append(

@@ -10,7 +10,7 @@ from typing import Any
 from ..console.errors import InputError, StorageError
 from ..console.log import get_logger
 from ..dataplane import manifest, storage
-from ..dataplane.manifest import Manifest
+from ..dataplane.manifest import Generation, Manifest
 from ..dataplane.tokenizers import Tokenizer, id_type
 from .job import Job, dataset_url
 from .sources import File
@@ -61,8 +61,7 @@ def new_files(files: Sequence[File], job: Job, old: Manifest) -> list[File]:
     url = dataset_url(job.url, job.outputs[0])
     known: dict[str, str] = {}
     for generation in old.generations:
-        data = storage.read(storage.join(url, generation.provenance["inputs"]["name"]))
-        known.update({name: mark for name, _, mark in json.loads(data)})
+        known.update(_inputs(url, generation))
     held = set(known.values())
     new = []
     for file in files:
@@ -78,3 +77,40 @@ def new_files(files: Sequence[File], job: Job, old: Manifest) -> list[File]:
         else:
             new.append(file)
     return new
+
+
+def missing(job: Job, before: dict[str, Manifest]) -> dict[int, set[str]]:
+    """Shards that are named by a manifest and are not there: by generation, the tasks that make
+    them."""
+    lost: dict[int, set[str]] = {}
+    for name, held in before.items():
+        url = dataset_url(job.url, name)
+        there = set(storage.list_files(storage.join(url, "shards"))) if held.generations else set()
+        for number, generation in enumerate(held.generations):
+            for shard in manifest.load_table(url, generation):
+                file = shard.stored_name or shard.name
+                if file.removeprefix("shards/") not in there:
+                    lost.setdefault(number, set()).add(shard.task)
+    return lost
+
+
+def files_of(job: Job, held: Manifest, number: int, found: Sequence[File]) -> list[File]:
+    """The files that a generation was built from, among those that were found."""
+    url = dataset_url(job.url, job.outputs[0])
+    by_name = {(file.name, file.fingerprint): file for file in found}
+    files = []
+    for name, mark in _inputs(url, held.generations[number]).items():
+        if (name, mark) not in by_name:
+            raise InputError(
+                f"{url} has lost shards that were made from {name}, which is not among the inputs "
+                "as it was",
+                mend="give the same inputs as when the dataset was built",
+            )
+        files.append(by_name[name, mark])
+    return files
+
+
+def _inputs(url: str, generation: Generation) -> dict[str, str]:
+    """The names of the files that a generation was built from, and their fingerprints."""
+    data = storage.read(storage.join(url, generation.provenance["inputs"]["name"]))
+    return {name: mark for name, _, mark in json.loads(data)}

@@ -8,9 +8,9 @@ import numpy as np
 
 from ..console.errors import InputError
 from ..console.progress import human
-from ..dataplane import manifest, storage, tokenizers
-from ..dataplane.manifest import Manifest, Shard
-from ..dataplane.shards import Origin, shard_format
+from ..dataplane import manifest, tokenizers
+from ..dataplane.dataset import Dataset
+from ..dataplane.shards import Origin
 
 
 def summary(url: str) -> dict[str, Any]:
@@ -74,50 +74,19 @@ def describe(url: str) -> str:
 
 def document(url: str, number: int) -> tuple[Origin, list[int]]:
     """Where the document `number` of a dataset came from, and its ids."""
-    found = manifest.load(url)
-    if not 0 <= number < found.documents:
-        raise InputError(f"{url} has {found.documents} documents: no number {number}")
-    for generation in found.generations:
-        if number >= generation.documents:
-            number -= generation.documents
-            continue
-        for shard in manifest.load_table(url, generation):
-            if number < shard.documents:
-                return _document(url, found, shard, number)
-            number -= shard.documents
-    raise AssertionError("unreachable")
+    dataset = Dataset(url)
+    total = int(dataset.shard_documents[-1])
+    if not 0 <= number < total:
+        raise InputError(f"{url} has {total:,} documents: there is no number {number}")
+    shard = int(np.searchsorted(dataset.shard_documents, number, side="right")) - 1
+    inside = number - int(dataset.shard_documents[shard])
+    starts = dataset.open_shard(shard).layout.document_starts
+    first, last = (int(at) for at in starts[inside : inside + 2])
+    ids = np.empty(last - first, np.int64)
+    if len(ids):
+        dataset.fill(int(dataset.shard_tokens[shard]) + first, ids)
+    return dataset.origins(number, number + 1)[0], ids.tolist()
 
 
 def text(url: str, ids: list[int]) -> str:
     return tokenizers.load(manifest.load(url).tokenizer, url).decode(ids)
-
-
-def read_shard(url: str, shard: Shard) -> bytes:
-    """The bytes of a whole shard, decompressed."""
-    if shard.stored_name is None:
-        return storage.read(storage.join(url, shard.name))
-    import zstandard
-
-    stored = storage.read(storage.join(url, shard.stored_name))
-    return zstandard.ZstdDecompressor().decompress(stored, max_output_size=shard.size)
-
-
-def _document(url: str, found: Manifest, shard: Shard, number: int) -> tuple[Origin, list[int]]:
-    data = memoryview(read_shard(url, shard))
-    form = shard_format(found.format)
-
-    def read(start: int, end: int) -> bytes:
-        return bytes(data[start:end])
-
-    layout = form.layout(read, shard.size, dtype=found.dtype, details=shard.details)
-    origin = form.origins(read, shard.size, number, number + 1, details=shard.details)[0]
-    at, end = (int(k) for k in layout.document_starts[number : number + 2])
-    width = np.dtype(found.dtype).itemsize
-    ids: list[int] = []
-    while at < end:
-        run = int(np.searchsorted(layout.run_tokens, at, side="right")) - 1
-        stop = min(end, int(layout.run_tokens[run + 1]))
-        start = int(layout.run_bytes[run]) + (at - int(layout.run_tokens[run])) * width
-        ids += np.frombuffer(data[start : start + (stop - at) * width], found.dtype).tolist()
-        at = stop
-    return origin, ids

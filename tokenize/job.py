@@ -27,8 +27,8 @@ class Job:
     shard_size: int
     source: SourceConfig
     tokenizer: TokenizerInfo
-    tokenizer_url: str
-    """Where the tokenizer's own files lie."""
+    tokenizer_files: dict[str, bytes]
+    """What its manifest entry refers to."""
     splits: tuple[tuple[str, float], ...] = ()
     max_document_tokens: int | None = None
     skip_bad: bool = False
@@ -44,7 +44,7 @@ class Job:
     def identity(self) -> dict[str, Any]:
         """What decides the bytes of a task, besides its input."""
         settings = asdict(self)
-        for key in ("url", "tokenizer", "tokenizer_url"):
+        for key in ("url", "tokenizer", "tokenizer_files"):
             del settings[key]
         tokenizer = [self.tokenizer.kind, self.tokenizer.fingerprint, self.tokenizer.spec]
         return {**settings, "tokenizer": tokenizer, "version": VERSION}

@@ -59,7 +59,9 @@ class BuildTask:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return tokenizers.load(self.job.tokenizer, self.job.tokenizer_url)
+        return tokenizers.restore(
+            self.job.tokenizer, self.job.tokenizer_files.__getitem__, self.job.url
+        )
 
     def __call__(self, task: Task) -> Iterator[Event]:
         job = self.job

@@ -108,6 +108,17 @@ def origins(
     return found
 
 
+def id_type(read: Reader, size: int, column: str) -> str:
+    """The type of the ids in a file that others wrote."""
+    file = _File(read, size)
+    nested = file.column(column)[1]
+    kind = file.schema.field(column).type
+    kind = kind.value_type if nested else kind
+    if not pa.types.is_integer(kind):
+        raise InputError(f"the column `{column}` holds {kind}, not ids")
+    return str(np.dtype(kind.to_pandas_dtype()).name)
+
+
 def _schema(documents: Documents) -> Any:
     fields = [("tokens", pa.list_(pa.from_numpy_dtype(documents.tokens.dtype)))]
     if documents.weights is not None:

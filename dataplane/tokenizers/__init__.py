@@ -9,7 +9,7 @@ To add one: write a file beside this one, and add it to TOKENIZERS.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...console.errors import InputError
+from .. import storage
 
 if TYPE_CHECKING:
     from ..manifest import TokenizerInfo
@@ -79,21 +80,24 @@ class Tokenizer(Protocol):
 class TokenizerModule(Protocol):
     """What each module of this folder provides."""
 
-    def restore(self, info: TokenizerInfo, url: str) -> Tokenizer:
-        """The tokenizer of the dataset at `url`, whose manifest holds `info`."""
+    def restore(self, info: TokenizerInfo, read: Callable[[str], bytes], where: str) -> Tokenizer:
+        """The tokenizer of which a manifest holds `info`; `read` reads what lies beside it."""
         ...
 
 
 def load(info: TokenizerInfo, url: str) -> Tokenizer:
     """The tokenizer of the dataset at `url`, whose manifest holds `info`."""
+    return restore(info, lambda name: storage.read(storage.join(url, name)), url)
+
+
+def restore(info: TokenizerInfo, read: Callable[[str], bytes], where: str) -> Tokenizer:
     if info.kind not in TOKENIZERS:
         raise InputError(
-            f"the dataset at {url} does not say how its ids become text "
-            f"(its tokenizer is called `{info.kind}`)",
-            mend="index it again with --tokenizer FILE.json",
+            f"the dataset at {where} does not say how its ids become text",
+            mend="index it again with --tokenizer byte or --tokenizer FILE.json",
         )
     module: TokenizerModule = import_module(TOKENIZERS[info.kind])
-    return module.restore(info, url)
+    return module.restore(info, read, where)
 
 
 def id_type(vocab_size: int) -> str:

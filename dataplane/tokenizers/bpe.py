@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...console.errors import InputError, IntegrityError
-from .. import storage
 from ..manifest import TokenizerInfo
 from . import Encoded, TextError, id_type
 from .fast_bpe import BATCH, CUT, END, FastBpe, Inexact, convert
@@ -169,15 +168,15 @@ def _batches(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
         yield first, len(texts)
 
 
-def restore(info: TokenizerInfo, url: str) -> BpeTokenizer:
-    where = storage.join(url, info.spec["file"])
-    text = storage.read(where)
+def restore(info: TokenizerInfo, read: Callable[[str], bytes], where: str) -> BpeTokenizer:
+    text = read(info.spec["file"])
     if hashlib.sha256(text).hexdigest() != info.spec["sha256"]:
         raise IntegrityError(
-            f"{where} is not the tokenizer that the manifest names",
+            f"{info.spec['file']} is not the tokenizer that the manifest names",
+            where=where,
             mend="copy the dataset's tokenizer back, or build the dataset again",
         )
     config = BpeConfig(
         end_of_document=info.spec["end_of_document"], parse_special=info.spec["parse_special"]
     )
-    return BpeTokenizer(text, config, source=where)
+    return BpeTokenizer(text, config, source=info.spec["file"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -122,6 +122,6 @@ class ByteTokenizer:
         return found
 
 
-def restore(info: TokenizerInfo, url: str) -> ByteTokenizer:
+def restore(info: TokenizerInfo, read: Callable[[str], bytes], where: str) -> ByteTokenizer:
     spec = {**info.spec, "special_tokens": tuple(info.spec["special_tokens"])}
     return ByteTokenizer(ByteConfig(**spec))

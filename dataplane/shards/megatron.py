@@ -1,0 +1,62 @@
+"""Megatron-LM's .bin files: nothing but tokens. Their .idx is kept in the shard's details.
+
+They are indexed where they lie, never written.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Sequence
+from typing import BinaryIO
+
+import numpy as np
+
+from ...console.errors import InputError, IntegrityError
+from . import Documents, Int64, Layout, Origin, Reader
+
+MAGIC = b"MMIDIDX\x00\x00"
+TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+
+
+def write(out: BinaryIO, documents: Documents) -> None:
+    raise InputError("Megatron's format is read, not written", mend="build as arrow or mds")
+
+
+def layout(read: Reader, size: int, *, dtype: str, details: dict[str, object]) -> Layout:
+    data = zlib.decompress(base64.b64decode(str(details["lengths"])))
+    starts = np.cumsum([0, *np.frombuffer(data, np.int64)], dtype=np.int64)
+    if starts[-1] * np.dtype(dtype).itemsize > size:
+        raise IntegrityError("the .bin file ends before the documents of its .idx do")
+    return Layout(starts, starts[[0, -1]], np.zeros(1, np.int64))
+
+
+def origins(
+    read: Reader, size: int, first: int, last: int, *, details: dict[str, object]
+) -> list[Origin]:
+    return [Origin(str(details["file"]), number) for number in range(first, last)]
+
+
+def details_of(index: bytes, name: str) -> tuple[str, dict[str, object]]:
+    """The type of a .bin's ids, and the details of its shard, from its .idx."""
+    if not index.startswith(MAGIC) or int.from_bytes(index[9:17], "little") != 1:
+        raise InputError(f"{name} is not a Megatron index of version 1")
+    kind = index[17]
+    if kind not in TYPES:
+        raise InputError(f"{name} holds no ids (its type is number {kind})")
+    sequences = int.from_bytes(index[18:26], "little")
+    edges = int.from_bytes(index[26:34], "little")
+    sizes = np.frombuffer(index, np.int32, sequences, 34).astype(np.int64)
+    pointers = np.frombuffer(index, np.int64, sequences, 34 + 4 * sequences)
+    documents = np.frombuffer(index, np.int64, edges, 34 + 12 * sequences)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    if not np.array_equal(pointers, starts[:-1] * np.dtype(TYPES[kind]).itemsize):
+        raise InputError(f"the documents of {name} do not lie side by side")
+    lengths = _documents(starts, documents)
+    packed = base64.b64encode(zlib.compress(lengths.tobytes())).decode()
+    return TYPES[kind], {"lengths": packed, "file": name}
+
+
+def _documents(starts: Int64, documents: Sequence[int] | Int64) -> Int64:
+    """The lengths of documents, each some sequences."""
+    return np.diff(starts[np.asarray(documents)])

@@ -1,0 +1,89 @@
+"""What shards hold, read whole: for whoever checks, counts or indexes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..console.errors import IntegrityError
+from ..dataplane import storage
+from ..dataplane.manifest import ChunkHasher, Shard
+from ..dataplane.shards import Int64, Layout, shard_format
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What was found in a shard."""
+
+    documents: int
+    tokens: int
+    largest_id: int
+    """-1 in a shard without tokens."""
+    ends: frozenset[int]
+    """The ids with which its documents end; at most two of them are told."""
+
+
+def read_shard(url: str, shard: Shard) -> bytes:
+    """The bytes of a whole shard, decompressed."""
+    if shard.stored_name is None:
+        return storage.read(storage.join(url, shard.name))
+    import zstandard
+
+    where = storage.join(url, shard.stored_name)
+    try:
+        return zstandard.ZstdDecompressor().decompress(
+            storage.read(where), max_output_size=shard.size
+        )
+    except zstandard.ZstdError as error:
+        raise IntegrityError(f"{where} cannot be decompressed: {error}") from None
+
+
+def hash_of(data: bytes) -> tuple[bytes, str]:
+    """The digests of a file's chunks, and the file's hash."""
+    hasher = ChunkHasher()
+    hasher.update(data)
+    return hasher.finish()
+
+
+def contents(data: bytes, format: str, dtype: str, details: dict[str, object]) -> Contents:
+    """Read every token of a shard."""
+    view = memoryview(data)
+
+    def read(start: int, end: int) -> bytes:
+        return bytes(view[start:end])
+
+    layout = shard_format(format).layout(read, len(data), dtype=dtype, details=details)
+    largest = -1
+    for run in _runs(layout, data, dtype):
+        largest = max(largest, int(run.max(initial=-1)))
+    ends = _last_tokens(layout, data, dtype)
+    return Contents(
+        documents=len(layout.document_starts) - 1,
+        tokens=int(layout.document_starts[-1]),
+        largest_id=largest,
+        ends=frozenset(np.unique(ends)[:2].tolist()),
+    )
+
+
+def _runs(layout: Layout, data: bytes, dtype: str) -> Iterator[Any]:
+    width = np.dtype(dtype).itemsize
+    counts = np.diff(layout.run_tokens).tolist()
+    for count, start in zip(counts, layout.run_bytes.tolist(), strict=False):
+        if start + count * width > len(data):
+            raise IntegrityError("its tokens reach beyond its end")
+        yield np.frombuffer(data, dtype, count, start).astype(np.int64)
+
+
+def _last_tokens(layout: Layout, data: bytes, dtype: str) -> Int64:
+    """The last id of each document that has any."""
+    width = np.dtype(dtype).itemsize
+    starts = layout.document_starts
+    last = starts[1:][np.diff(starts) > 0] - 1
+    run = np.searchsorted(layout.run_tokens, last, side="right") - 1
+    places = layout.run_bytes[run] + (last - layout.run_tokens[run]) * width
+    octets = np.frombuffer(data, np.uint8)
+    picked = octets[places[:, None] + np.arange(width)]
+    return np.ascontiguousarray(picked).view(dtype).reshape(-1).astype(np.int64)

@@ -1,0 +1,259 @@
+"""A manifest for a dataset that others have written, which stays where it is and as it is.
+
+Every byte is read once: to hash it, and to count documents, tokens and ids. The manifest goes into
+the dataset's own folder; from then on it is read, checked and mixed like one that was built here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+from ..console.errors import InputError, StorageError
+from ..console.progress import Progress
+from ..dataplane import manifest, storage
+from ..dataplane.manifest import Generation, Manifest, Shard, TokenizerInfo
+from ..dataplane.shards import arrow, megatron
+from ..dataplane.tokenizers import Tokenizer
+from ..dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
+from ..dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
+from . import engines
+from .contents import Contents, contents, hash_of, read_shard
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexConfig:
+    url: str
+    """The folder of the dataset."""
+    format: Literal["auto", "mds", "arrow", "megatron"] = "auto"
+    column: str = "tokens"
+    """The column that holds the ids."""
+    dtype: str | None = None
+    """The type of the ids, where the format does not tell it (MDS columns of bytes)."""
+    tokenizer: str | None = None
+    """`byte` or a tokenizer.json, so that ids can be shown as text."""
+    end_of_document: str | None = None
+    """The token that ends documents; None: the first of the usual names that it has."""
+    workers: int | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A shard, and what is in it."""
+
+    number: int
+    shard: Shard
+    contents: Contents
+
+
+@dataclass(frozen=True)
+class IndexTask:
+    url: str
+    format: str
+    dtype: str
+
+    def __call__(self, item: tuple[int, Shard]) -> Iterator[Found]:
+        number, shard = item
+        data = read_shard(self.url, shard)
+        chunks, digest = hash_of(data)
+        held = contents(data, self.format, self.dtype, shard.details)
+        stored = shard.stored_name
+        if stored is not None:
+            packed = storage.read(storage.join(self.url, stored))
+            shard = replace(shard, stored_hash=hashlib.sha256(packed).hexdigest())
+        yield Found(
+            number,
+            replace(
+                shard,
+                size=len(data),
+                documents=held.documents,
+                tokens=held.tokens,
+                hash=digest,
+                chunks=chunks,
+            ),
+            held,
+        )
+
+
+def index(config: IndexConfig) -> Manifest:
+    """Write the manifest of a dataset; returns it."""
+    url = config.url.rstrip("/")
+    if storage.exists(storage.join(url, manifest.NAME)):
+        raise StorageError(
+            f"{url} has a manifest already",
+            mend="`tokenize inspect` shows it; remove manifest.json to index the folder again",
+        )
+    format = _format(config, url)
+    shards, dtype = SHARDS[format](url, config)
+    if not shards:
+        raise InputError(f"no {format} shards at {url}")
+    found = _read(url, format, dtype, shards, config)
+    tokenizer = _tokenizer(config, found)
+    if tokenizer is not None:
+        for name, data in tokenizer.files.items():
+            storage.write(storage.join(url, name), data)
+    indexed = [one.shard for one in found]
+    table, digest = manifest.save_table(url, indexed)
+    made = Manifest(
+        format=format,
+        dtype=dtype,
+        tokenizer=_info(tokenizer, found),
+        settings={"indexed": True, "column": config.column},
+    ).append(
+        Generation(
+            documents=sum(shard.documents for shard in indexed),
+            tokens=sum(shard.tokens for shard in indexed),
+            size=sum(shard.size for shard in indexed),
+            shards=len(indexed),
+            table=table,
+            table_hash=digest,
+        )
+    )
+    manifest.save(url, made)
+    return made
+
+
+def _read(
+    url: str, format: str, dtype: str, shards: Sequence[Shard], config: IndexConfig
+) -> list[Found]:
+    found = []
+    total = sum(shard.stored_size or shard.size for shard in shards)
+    workers = config.workers or engines.default_workers()
+    with Progress("indexing", total=total, unit="B") as progress:
+        task = IndexTask(url, format, dtype)
+        for one in engines.run_local(task, list(enumerate(shards)), workers):
+            found.append(one)
+            progress.advance(one.shard.stored_size or one.shard.size, tokens=one.shard.tokens)
+    return sorted(found, key=lambda one: one.number)
+
+
+def _tokenizer(config: IndexConfig, found: Sequence[Found]) -> Tokenizer | None:
+    if config.tokenizer is None:
+        return None
+    tokenizer: Tokenizer
+    if config.tokenizer == "byte":
+        tokenizer = ByteTokenizer(ByteConfig())
+    else:
+        text = storage.read(config.tokenizer)
+        options = BpeConfig(end_of_document=config.end_of_document)
+        tokenizer = BpeTokenizer(text, options, source=config.tokenizer)
+    largest = max(one.contents.largest_id for one in found)
+    if largest >= tokenizer.info.vocab_size:
+        raise InputError(
+            f"the dataset holds the id {largest}, and {config.tokenizer} has "
+            f"{tokenizer.info.vocab_size} ids",
+            mend="name the tokenizer that it was made with",
+        )
+    return tokenizer
+
+
+def _info(tokenizer: Tokenizer | None, found: Sequence[Found]) -> TokenizerInfo:
+    """What the manifest says of the tokenizer. Documents have an end where all of them have."""
+    ends = frozenset().union(*(one.contents.ends for one in found))
+    if tokenizer is not None:
+        known = tokenizer.info.end_of_document
+        return replace(tokenizer.info, end_of_document=known if ends == {known} else None)
+    largest = max(one.contents.largest_id for one in found)
+    return TokenizerInfo(
+        kind="unknown",
+        fingerprint=hashlib.sha256(b"unknown").hexdigest(),
+        vocab_size=largest + 1,
+        end_of_document=next(iter(ends)) if len(ends) == 1 else None,
+    )
+
+
+def _format(config: IndexConfig, url: str) -> str:
+    if config.format != "auto":
+        return config.format
+    names = storage.list_files(url)
+    if "index.json" in names:
+        return "mds"
+    for ending, format in ((".idx", "megatron"), (".arrow", "arrow"), (".feather", "arrow")):
+        if any(name.endswith(ending) for name in names):
+            return format
+    raise InputError(
+        f"{url} holds neither an index.json of MDS, nor .arrow files, nor Megatron's .bin and .idx",
+        mend="name the folder that holds the shards themselves",
+    )
+
+
+def _shard(name: str, size: int, details: dict[str, object]) -> Shard:
+    """A shard of which only the file is known."""
+    return Shard(name=name, size=size, documents=0, tokens=0, hash="", chunks=b"", details=details)
+
+
+def _mds(url: str, config: IndexConfig) -> tuple[list[Shard], str]:
+    listed = json.loads(storage.read(storage.join(url, "index.json")))["shards"]
+    shards, types = [], set()
+    for entry in listed:
+        raw, packed = entry["raw_data"], entry["zip_data"]
+        details: dict[str, object] = {"column": config.column, "file": raw["basename"]}
+        shard = _shard(raw["basename"], raw["bytes"], details)
+        if packed is not None:
+            if not str(entry["compression"]).startswith("zstd"):
+                raise InputError(
+                    f"{packed['basename']} is compressed with {entry['compression']}; only zstd "
+                    "is read",
+                    mend="decompress the shards",
+                )
+            shard = replace(shard, stored_name=packed["basename"], stored_size=packed["bytes"])
+        shards.append(shard)
+        types.add(_mds_type(entry, config))
+    if len(types) > 1:
+        raise InputError(f"the shards of {url} hold ids of several types: {sorted(types)}")
+    return shards, types.pop() if types else ""
+
+
+def _mds_type(entry: dict[str, Any], config: IndexConfig) -> str:
+    names = entry["column_names"]
+    if config.column not in names:
+        raise InputError(
+            f"the MDS shards have no column `{config.column}`",
+            mend=f"choose one with --column: {', '.join(names)}",
+        )
+    encoding = entry["column_encodings"][names.index(config.column)]
+    kind, _, dtype = encoding.partition(":")
+    dtype = dtype.partition(":")[0] or config.dtype or ""
+    if kind not in ("ndarray", "bytes") or not dtype:
+        raise InputError(
+            f"the column `{config.column}` is encoded as `{encoding}`, which does not tell the "
+            "type of its ids",
+            mend="say it with --dtype, for example --dtype uint16",
+        )
+    return str(dtype)
+
+
+def _arrow(url: str, config: IndexConfig) -> tuple[list[Shard], str]:
+    names = [n for n in storage.list_files(url) if n.endswith((".arrow", ".feather"))]
+    shards, types = [], set()
+    for name in names:
+        where = storage.join(url, name)
+        size = storage.size(where)
+        shards.append(_shard(name, size, {"column": config.column, "file": name}))
+        types.add(arrow.id_type(partial(storage.read, where), size, config.column))
+    if len(types) > 1:
+        raise InputError(f"the files of {url} hold ids of several types: {sorted(types)}")
+    return shards, types.pop() if types else ""
+
+
+def _megatron(url: str, config: IndexConfig) -> tuple[list[Shard], str]:
+    shards, types = [], set()
+    for name in storage.list_files(url):
+        if not name.endswith(".idx"):
+            continue
+        data = name.removesuffix(".idx") + ".bin"
+        dtype, details = megatron.details_of(storage.read(storage.join(url, name)), name)
+        details["file"] = data
+        shards.append(_shard(data, storage.size(storage.join(url, data)), details))
+        types.add(dtype)
+    if len(types) > 1:
+        raise InputError(f"the files of {url} hold ids of several types: {sorted(types)}")
+    return shards, types.pop() if types else ""
+
+
+SHARDS = {"mds": _mds, "arrow": _arrow, "megatron": _megatron}
+"""Finds the shards of each format, and the type of their ids."""
