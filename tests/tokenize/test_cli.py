@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from corpora import texts, write_jsonl
+
+from headrace.tokenize.cli import main
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_from_a_corpus_to_its_text(tmp_path: Path) -> None:
+    corpus = write_jsonl(tmp_path / "a.jsonl", ["water", *texts(50)])
+    tokenizer, out = tmp_path / "t.json", tmp_path / "out"
+    run = invoke("train", corpus, "--out", tokenizer, "--vocab-size", 300)
+    assert run.exit_code == 0, run.output
+    run = invoke(
+        *("build", corpus, "--tokenizer", tokenizer, "--out", out, "--workers", 1),
+        *("--id-field", "name", "--format", "mds", "--compression", "zstd", "--json"),
+    )
+    assert run.exit_code == 0, run.output
+    (summary,) = json.loads(run.stdout)
+    assert summary["documents"] == 51
+    run = invoke("inspect", out, "--document", 0)
+    assert "water<|endoftext|>" in run.stdout
+    assert "a.jsonl:0, id a.jsonl#0" in run.stdout
+    run = invoke("inspect", out)
+    assert "51 documents" in run.stdout
+    run = invoke("inspect", out, "--documents", 2, "--json")
+    assert json.loads(run.stdout)["shown"][0]["text"] == "water<|endoftext|>"
+    assert invoke("verify", out, "--workers", 1).exit_code == 0
+    run = invoke("count", corpus, "--tokenizer", tokenizer, "--workers", 1, "--json")
+    assert json.loads(run.stdout)["tokens"] == summary["tokens"]
+
+
+def test_damage_is_a_failure_that_says_how_to_mend_it(tmp_path: Path) -> None:
+    corpus, out = write_jsonl(tmp_path / "a.jsonl", texts(5)), tmp_path / "out"
+    invoke("build", corpus, "--tokenizer", "byte", "--out", out, "--workers", 1)
+    (shard,) = (out / "shards").iterdir()
+    shard.write_bytes(shard.read_bytes().replace(b"ARROW1", b"ARROW2"))
+    run = invoke("verify", out, "--workers", 1)
+    assert run.exit_code == 1
+    assert shard.name in run.stderr and "run the build's command again" in run.stderr
+
+
+def test_a_bad_line_is_named_with_its_file_and_number(tmp_path: Path) -> None:
+    corpus = tmp_path / "a.jsonl"
+    corpus.write_text('{"text": "one"}\n{"text": \n{"text": "three"}\n')
+    command = ("build", corpus, "--tokenizer", "byte", "--out", tmp_path / "o", "--workers", 1)
+    run = invoke(*command)
+    assert run.exit_code == 1
+    assert "broken JSON" in run.stderr and "a.jsonl, line 2" in run.stderr
+    assert not (tmp_path / "o" / "manifest.json").exists()
+    run = invoke(*command, "--on-error", "skip")
+    assert run.exit_code == 0
+    run = invoke("inspect", tmp_path / "o")
+    assert "bad: broken JSON: 1" in run.stdout and "documents read: 2" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["build", "x", "--out", "o"], 2, "--tokenizer"),
+        (["build", "x", "--out", "o", "--tokenizer", "byte", "--split", "val"], 2, "NAME=SHARE"),
+        (["build", "/no/x.txt", "--out", "o", "--tokenizer", "byte"], 1, "no files at /no/x.txt"),
+        (["build", "x", "--out", "o", "--tokenizer", "/no.json"], 1, "cannot read /no.json"),
+        (["build", "x", "--out", "o", "--tokenizer", "byte", "--compression", "gz"], 1, "not zstd"),
+        (["count", "x", "--tokenizer", "byte", "--sample", "0"], 2, "a share"),
+        (["inspect", "/nowhere"], 1, "no dataset at /nowhere"),
+    ],
+)
+def test_misuse(
+    arguments: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = invoke(*arguments)
+    assert run.exit_code == code
+    assert message in run.stderr
+    assert "Traceback" not in run.output
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom headrace.tokenize.cli import main\n"
+        "try: main(['build', '--help'])\nexcept SystemExit: pass\n"
+        "print([m for m in ('numpy', 'pyarrow', 'tiktoken', 'torch', 'ray') if m in sys.modules])"
+    )
+    began = time.monotonic()
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "[]"
+    assert time.monotonic() - began < 30

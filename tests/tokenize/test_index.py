@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from headrace.console.errors import InputError, StorageError
+from headrace.dataplane.dataset import Dataset
+from headrace.tokenize.index import IndexConfig, index
+from headrace.tokenize.verify import verify
+
+DOCUMENTS = [np.append(np.arange(1, 1 + n) * 7 % 250, 256).tolist() for n in (3, 300, 1, 70_000)]
+
+
+def check(folder: Path, **options: Any) -> Dataset:
+    """Index a folder, and find DOCUMENTS in it."""
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    made = index(IndexConfig(url=str(folder), workers=1, **options))
+    assert (made.documents, made.tokens) == (len(DOCUMENTS), sum(map(len, DOCUMENTS)))
+    assert made.tokenizer.end_of_document == 256
+    dataset = Dataset(str(folder))
+    ids = np.empty(made.tokens, np.int64)
+    dataset.fill(0, ids)
+    assert ids.tolist() == [id for document in DOCUMENTS for id in document]
+    starts = np.cumsum([0, *map(len, DOCUMENTS)])[:-1].tolist()
+    assert dataset.document_starts(0, made.tokens).tolist() == starts
+    assert all(path.read_bytes() == data for path, data in before.items())
+    assert verify(str(folder), workers=1) == []
+    return dataset
+
+
+@pytest.mark.parametrize("encoding", ["ndarray:uint16", "ndarray:int64", "bytes"])
+@pytest.mark.parametrize("compression", [None, "zstd:3"])
+def test_mds(tmp_path: Path, encoding: str, compression: str | None) -> None:
+    from streaming import MDSWriter
+
+    dtype = encoding.partition(":")[2] or "int64"
+    columns = {"ids": encoding, "name": "str"}
+    with MDSWriter(
+        columns=columns, out=str(tmp_path / "d"), compression=compression, size_limit=100_000
+    ) as writer:
+        for number, document in enumerate(DOCUMENTS):
+            value: Any = np.array(document, dtype)
+            value = value.tobytes() if encoding == "bytes" else value
+            writer.write({"ids": value, "name": f"n{number}"})
+    extra = {"dtype": "int64"} if encoding == "bytes" else {}
+    check(tmp_path / "d", column="ids", **extra)
+
+
+def test_arrow_lists(tmp_path: Path) -> None:
+    for number, part in enumerate((DOCUMENTS[:2], DOCUMENTS[2:])):
+        table = pa.table({"n": [1] * len(part), "input_ids": pa.array(part, pa.list_(pa.int32()))})
+        with pa.ipc.new_file(str(tmp_path / f"{number}.arrow"), table.schema) as out:
+            out.write_table(table)
+    dataset = check(tmp_path, column="input_ids")
+    assert [(o.file, o.position) for o in dataset.origins(1, 3)] == [("0.arrow", 1), ("1.arrow", 0)]
+
+
+def test_an_arrow_record_batch_for_each_document(tmp_path: Path) -> None:
+    schema = pa.schema([("tokens", pa.uint32())])
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), schema) as out:
+        for document in DOCUMENTS:
+            out.write_batch(pa.record_batch([pa.array(document, pa.uint32())], schema=schema))
+    check(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32"])
+def test_megatron(tmp_path: Path, dtype: str) -> None:
+    write_megatron(tmp_path / "a", DOCUMENTS[:3], dtype)
+    write_megatron(tmp_path / "b", DOCUMENTS[3:], dtype)
+    dataset = check(tmp_path)
+    assert [(o.file, o.position) for o in dataset.origins(2, 4)] == [("a.bin", 2), ("b.bin", 0)]
+
+
+def write_megatron(path: Path, documents: list[list[int]], dtype: str) -> None:
+    """By the format's description: magic, version, type, counts, sizes, pointers, documents."""
+    sizes = np.array([len(document) for document in documents], np.int32)
+    width = np.dtype(dtype).itemsize
+    pointers = np.concatenate([[0], np.cumsum(sizes[:-1], dtype=np.int64)]) * width
+    path.with_suffix(".bin").write_bytes(b"".join(np.array(d, dtype).tobytes() for d in documents))
+    path.with_suffix(".idx").write_bytes(
+        b"MMIDIDX\x00\x00"
+        + (1).to_bytes(8, "little")
+        + {"int32": b"\x04", "uint16": b"\x08"}[dtype]
+        + len(documents).to_bytes(8, "little")
+        + (len(documents) + 1).to_bytes(8, "little")
+        + sizes.tobytes()
+        + pointers.astype(np.int64).tobytes()
+        + np.arange(len(documents) + 1, dtype=np.int64).tobytes()
+    )
+
+
+def test_a_tokenizer_shows_ids_as_text(tmp_path: Path) -> None:
+    from headrace.tokenize import inspect
+
+    write_megatron(tmp_path / "a", [[*b"hello", 256]], "uint16")
+    index(IndexConfig(url=str(tmp_path), tokenizer="byte", workers=1))
+    origin, ids = inspect.document(str(tmp_path), 0)
+    assert inspect.text(str(tmp_path), ids) == "hello<|endoftext|>"
+    assert origin.file == "a.bin"
+
+
+def test_without_a_tokenizer_there_is_no_text(tmp_path: Path) -> None:
+    from headrace.tokenize import inspect
+
+    write_megatron(tmp_path / "a", DOCUMENTS, "uint16")
+    index(IndexConfig(url=str(tmp_path), workers=1))
+    with pytest.raises(InputError, match="does not say how its ids become text"):
+        inspect.text(str(tmp_path), [1])
+
+
+def test_what_cannot_be_indexed_is_told(
+    tmp_path: Path, run_build: Callable[..., Path], corpus: Path
+) -> None:
+    with pytest.raises(InputError, match="neither an index"):
+        index(IndexConfig(url=str(tmp_path)))
+    with pytest.raises(StorageError, match="has a manifest already"):
+        index(IndexConfig(url=str(run_build(corpus))))
+    write_megatron(tmp_path / "a", [[300, 256]], "uint16")
+    with pytest.raises(InputError, match="holds the id 300, and byte has 257"):
+        index(IndexConfig(url=str(tmp_path), tokenizer="byte", format="megatron", workers=1))
+
+
+def test_a_column_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
+    from streaming import MDSWriter
+
+    with MDSWriter(columns={"ids": "bytes"}, out=str(tmp_path / "d")) as writer:
+        writer.write({"ids": b"ab"})
+    with pytest.raises(InputError, match="no column `tokens`") as caught:
+        index(IndexConfig(url=str(tmp_path / "d")))
+    assert "ids" in str(caught.value)
+    with pytest.raises(InputError, match="does not tell the type"):
+        index(IndexConfig(url=str(tmp_path / "d"), column="ids"))
+    assert json.loads((tmp_path / "d" / "index.json").read_text())["version"] == 2

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corpora import snapshot
+
+from headrace.console.errors import InputError
+from headrace.dataplane import manifest
+from headrace.tokenize.verify import verify
+
+Run = Callable[..., Path]
+BUILDS: dict[str, dict[str, Any]] = {
+    "arrow": {},
+    "zstd": {"format": "mds", "compression": "zstd:1"},
+    "shuffled": {"shuffle": 4, "dedup": "exact", "splits": {"val": 0.2}},
+}
+
+
+@pytest.mark.parametrize("kind", BUILDS)
+def test_a_flipped_byte_is_found_and_made_good(corpus: Path, run_build: Run, kind: str) -> None:
+    out = run_build(corpus, **BUILDS[kind])
+    whole = snapshot(out)
+    data = out / "train" if kind == "shuffled" else out
+    assert verify(str(data), workers=1) == []
+    shard = sorted((data / "shards").iterdir())[1]
+    octets = bytearray(shard.read_bytes())
+    octets[len(octets) // 2] ^= 1
+    shard.write_bytes(octets)
+    (damage,) = verify(str(data), workers=1)
+    assert damage.name == f"shards/{shard.name}"
+    assert "not the ones that were written" in damage.what
+    (entry,) = [
+        one
+        for one in manifest.load_table(str(data), manifest.load(str(data)).generations[0])
+        if damage.name in (one.name, one.stored_name)
+    ]
+    assert damage.task == entry.task != ""
+    shard.unlink()
+    run_build(corpus, **BUILDS[kind])
+    assert snapshot(out) == whole
+
+
+def test_lost_and_cut_shards_are_found(corpus: Path, run_build: Run) -> None:
+    out = run_build(corpus)
+    lost, cut, *_ = sorted((out / "shards").iterdir())
+    lost.unlink()
+    cut.write_bytes(cut.read_bytes()[:100])
+    found = verify(str(out), workers=1)
+    assert [one.name for one in found] == sorted([f"shards/{lost.name}", f"shards/{cut.name}"])
+
+
+def test_only_the_task_of_a_lost_shard_is_run(
+    corpus: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headrace.tokenize import tasks
+
+    out = run_build(corpus)
+    shard = sorted((out / "shards").iterdir())[0]
+    shard.unlink()
+    written = []
+    write = tasks.write_shard
+
+    def counting(*args: Any, **options: Any) -> Any:
+        written.append(args[3])
+        return write(*args, **options)
+
+    monkeypatch.setattr(tasks, "write_shard", counting)
+    run_build(corpus)
+    assert shard.exists()
+    assert len(set(written)) == 1
+    assert len(written) < manifest.load(str(out)).generations[0].shards
+
+
+def test_a_lost_shard_needs_its_inputs(corpus: Path, run_build: Run) -> None:
+    out = run_build(corpus)
+    sorted((out / "shards").iterdir())[0].unlink()
+    (corpus / "0.jsonl").unlink()
+    with pytest.raises(InputError, match="not among the inputs"):
+        run_build(corpus)
