@@ -49,6 +49,7 @@ class ModelConfig:
     norm: NormKind = "rms"
     """`rms-eps-outside` adds eps to the root instead of below it, as StripedHyena does."""
     norm_eps: float = 1e-5
+    """Keeps a norm from dividing by nothing."""
     tie_embeddings: bool = True
     """The embedding is the output matrix as well."""
     learned_positions: int | None = None

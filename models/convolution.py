@@ -139,14 +139,12 @@ def toeplitz_passes(reach: int, chunk: int, chunks: int) -> int:
 
 
 def fft(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int) -> Tensor:
-    """Each document in a row of its own; documents of like lengths go together."""
+    """Each document in a row of its own."""
     if documents is None:
         return fft_rows(x, taps)[:, -outputs:]
-    flat = F.pad(x.flatten(0, 1), (0, 0, 0, 1))
-    y = torch.zeros_like(flat)
-    for index in documents.buckets():
-        y = y.index_put((index,), fft_rows(flat[index], taps))
-    return y[:-1].view_as(x)[:, -outputs:]
+    buckets = documents.buckets()
+    parts = [fft_rows(part, taps) for part in buckets.spread(x)]
+    return buckets.collect(parts, len(x))[:, -outputs:]
 
 
 def fft_rows(x: Tensor, taps: Tensor) -> Tensor:

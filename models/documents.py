@@ -25,7 +25,7 @@ class Documents:
     positions: Tensor
     """int64 [rows, length]: the number of tokens of its document before each token."""
     _layouts: dict[int, Aligned] = field(default_factory=dict, repr=False, compare=False)
-    _buckets: list[Tensor] = field(default_factory=list, repr=False, compare=False)
+    _buckets: list[Buckets] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
     def from_cu_seqlens(cls, cu_seqlens: Tensor, shape: tuple[int, int]) -> Documents:
@@ -62,28 +62,11 @@ class Documents:
         past = torch.arange(-before, 0, device=self.positions.device)
         return Documents(torch.cat([self.positions[:, :1] + past, self.positions], dim=1))
 
-    def buckets(self) -> list[Tensor]:
-        """Documents of like lengths together: indices [documents, size] into the flattened rows.
-
-        A size is a power of two, so that padding at most doubles the work; rows·length is the
-        index of padding.
-        """
-        if self._buckets:
-            return self._buckets
-        starts = self.segment_starts().flatten()
-        total = starts.numel()
-        begins = starts.nonzero().squeeze(1)
-        lengths = torch.diff(begins, append=begins.new_tensor([total]))
-        result = self._buckets
-        size, smaller = 1, 0
-        while smaller < int(lengths.max()):
-            chosen = (lengths > smaller) & (lengths <= size)
-            if bool(chosen.any()):
-                column = torch.arange(size, device=starts.device)
-                index = begins[chosen, None] + column
-                result.append(torch.where(column < lengths[chosen, None], index, total))
-            size, smaller = size * 2, size
-        return result
+    def buckets(self) -> Buckets:
+        """The layout in which each document has a row of its own."""
+        if not self._buckets:
+            self._buckets.append(Buckets.build(self))
+        return self._buckets[0]
 
     def aligned(self, chunk: int) -> Aligned:
         """The layout in which each document begins on a multiple of `chunk`."""
@@ -137,6 +120,52 @@ class Aligned:
         """[rows, chunks, chunk, width] → [rows, length, width]."""
         index = self.place.unsqueeze(-1).expand(-1, -1, chunks.shape[-1])
         return chunks.flatten(1, 2).gather(1, index)
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Each document in a row of its own, those of like lengths together.
+
+    Rows are as long as a power of two, so that padding, at their ends, at most doubles the work.
+    """
+
+    sources: list[Tensor]
+    """int64 [documents, size] each: indices into the flattened rows; rows·length means padding."""
+    place: Tensor
+    """int64 [rows · length]: where each token went, in the buckets one after the other."""
+
+    @classmethod
+    def build(cls, documents: Documents) -> Buckets:
+        starts = documents.segment_starts().flatten()
+        total = starts.numel()
+        begins = starts.nonzero().squeeze(1)
+        lengths = torch.diff(begins, append=begins.new_tensor([total]))
+        longest = int(lengths.max())
+        sources = []
+        size, smaller = 1, 0
+        while smaller < longest:
+            chosen = (lengths > smaller) & (lengths <= size)
+            if bool(chosen.any()):
+                column = torch.arange(size, device=starts.device)
+                index = begins[chosen, None] + column
+                sources.append(torch.where(column < lengths[chosen, None], index, total))
+            size, smaller = size * 2, size
+        everywhere = torch.cat([source.flatten() for source in sources])
+        place = torch.empty(total + 1, dtype=torch.int64, device=starts.device)
+        place[everywhere] = torch.arange(len(everywhere), device=starts.device)
+        return cls(sources, place[:-1])
+
+    def spread(self, x: Tensor) -> list[Tensor]:
+        """[rows, length, …] → [documents, size, …] of each bucket, zeros where there is padding."""
+        flat = x.flatten(0, 1)
+        padded = torch.cat([flat, flat.new_zeros(1, *flat.shape[1:])])
+        return [padded[source] for source in self.sources]
+
+    def collect(self, parts: list[Tensor], rows: int) -> Tensor:
+        """The reverse."""
+        flat = torch.cat([part.flatten(0, 1) for part in parts])
+        whole: Tensor = flat[self.place].unflatten(0, (rows, -1))
+        return whole
 
 
 def plain_layout(rows: int, length: int, chunk: int, device: torch.device) -> Aligned:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from ..initialise import Initialiser
@@ -23,6 +24,7 @@ class AttentionOptions(Options):
 
     kind: Literal["attention"] = "attention"
     heads: int
+    """Of queries."""
     kv_heads: int | None = None
     """Heads of keys and values, each for heads/kv_heads queries; as many as heads if unset."""
     head_dim: int | None = None
@@ -34,7 +36,9 @@ class AttentionOptions(Options):
     qk_norm: bool = False
     """RMSNorm of each head's queries and keys before they are rotated."""
     qkv_bias: bool = False
+    """Whether the projections to queries, keys and values add a bias."""
     output_bias: bool = False
+    """Whether the projection of the output adds one."""
 
     def problems(self, width: int) -> Iterator[str]:
         if self.head_dim is None:
@@ -83,7 +87,21 @@ class Attention(Operator):
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if context.state is not None:
             k, v = remember(k, v, context.state)
-        mask = visible(context, q.shape[1], self.options.window)
+        if context.documents is None or context.state is not None or is_compiling():
+            y = self.product(q, k, v, visible(context, q.shape[1], self.options.window))
+        else:
+            # Each document in a row of its own: plain causal attention hides the padding behind.
+            buckets = context.documents.buckets()
+            parts = zip(buckets.spread(q), buckets.spread(k), buckets.spread(v), strict=True)
+            y = buckets.collect([self.alone(*part) for part in parts], len(q))
+        result: Tensor = self.out(y.flatten(2))
+        return result
+
+    def alone(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        positions = torch.arange(q.shape[1], device=q.device).unsqueeze(0)
+        return self.product(q, k, v, visible(Context(positions), q.shape[1], self.options.window))
+
+    def product(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         y = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
@@ -93,8 +111,7 @@ class Attention(Operator):
             scale=self.scale,
             enable_gqa=q.shape[2] != k.shape[2],
         )
-        result: Tensor = self.out(y.transpose(1, 2).flatten(2))
-        return result
+        return y.transpose(1, 2)
 
     def init_weights(self, init: Initialiser) -> None:
         init.linear(self.qkv)

@@ -34,9 +34,11 @@ class HyenaLIOptions(HyenaOptions):
     state_size: int = 16
     """N: exponentials for each channel."""
     poles: Literal["real", "complex"] = "real"
+    """Complex poles oscillate as they decay."""
     rates: Literal["log", "plain"] = "log"
     """What is learned: the logarithm r of a pole's rate, or, in converted models, the rate e^r."""
     method: Literal["scan", "fft"] = "scan"
+    """How the convolution is computed; the result is the same."""
     chunk: int = 32
     """Tokens for each block of the scan: changes the speed, not the result."""
 

@@ -25,10 +25,13 @@ class HyenaMLPOptions(Options):
 
     kind: Literal["hyena-mlp"] = "hyena-mlp"
     hidden: int
+    """Channels of the convolution."""
     groups: int
     """Filters; each is shared by hidden/groups neighbouring channels."""
     taps: int = 7
+    """K, the filters' length in tokens."""
     bias: bool = False
+    """Whether the projections add a bias."""
 
     def problems(self, width: int) -> Iterator[str]:
         yield from divides("groups", self.groups, "hidden", self.hidden)

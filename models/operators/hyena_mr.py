@@ -34,6 +34,7 @@ class HyenaMROptions(HyenaOptions):
     groups: int
     """Filters; each is shared by width/groups neighbouring channels."""
     taps: int = 128
+    """K, the filter's length in tokens."""
     decay: Literal["weak", "normal", "strong", "none"] = "weak"
     """`none` where the filter has its decay in it already, as in converted models."""
     filter_horizon: int = 8192

@@ -23,6 +23,7 @@ class HyenaSEOptions(HyenaOptions):
     groups: int
     """Filters; each is shared by width/groups neighbouring channels."""
     taps: int = 7
+    """K, the filter's length in tokens."""
 
     def problems(self, width: int) -> Iterator[str]:
         yield from divides("groups", self.groups, "the width", width)

@@ -45,6 +45,7 @@ class Mamba2Options(Options):
     chunk: int = 64
     """Tokens for each block of the scan: changes the speed, not the result."""
     norm_eps: float = 1e-5
+    """Of the gated norm before the output."""
     bias: bool = False
     """Biases of the input and output projections."""
 

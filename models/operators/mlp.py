@@ -30,8 +30,11 @@ class MLPOptions(Options):
 
     kind: Literal["mlp"] = "mlp"
     hidden: int
+    """Width between the two projections."""
     activation: Activation = "gelu-tanh"
+    """Between the two projections."""
     bias: bool = False
+    """Whether the projections add a bias."""
 
     def problems(self, width: int) -> Iterator[str]:
         if self.hidden < 1:
@@ -44,9 +47,11 @@ class GLUOptions(Options):
 
     kind: Literal["glu"] = "glu"
     hidden: int
+    """Width between the two projections."""
     activation: Activation = "silu"
     """silu makes a SwiGLU, gelu a GEGLU; `identity` is the released Evo 2 models' quirk."""
     bias: bool = False
+    """Whether the projections add a bias."""
 
     def problems(self, width: int) -> Iterator[str]:
         if self.hidden < 1:

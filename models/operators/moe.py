@@ -30,12 +30,15 @@ class MoEOptions(Options):
 
     kind: Literal["moe"] = "moe"
     experts: int
+    """How many there are to choose from."""
     top_k: int = 2
     """How many experts a token goes to."""
     hidden: int
     """Of one expert."""
     activation: Activation = "silu"
+    """Of each expert's gate."""
     router: Literal["softmax", "sigmoid"] = "softmax"
+    """How an expert's score becomes its weight."""
     sinkhorn: bool = False
     """Balance the choice in training by Sinkhorn's iteration; at evaluation, the plain largest."""
     balance_loss: float = 0.0

@@ -32,15 +32,18 @@ class ZambaBlockOptions(Options):
 
     kind: Literal["zamba-block"] = "zamba-block"
     heads: int
+    """Of attention, over twice the model's width."""
     hidden: int
     """Of the gated MLP."""
     activation: Activation = "gelu"
+    """Of the MLP's gate."""
     rope: Rope | None = None
     lora_rank: int = 0
     """Rank of the corrections of each call; 0 for none (Zamba-1)."""
     attention_lora: bool = False
     """Corrections of q, k and v as well as of the MLP."""
     norm_eps: float = 1e-5
+    """Of the block's norms."""
 
     def problems(self, width: int) -> Iterator[str]:
         yield from divides("heads", self.heads, "twice the width", 2 * width)

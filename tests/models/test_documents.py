@@ -53,12 +53,22 @@ def test_no_chunk_holds_two_documents(
 
 
 @given(packed())
-def test_buckets_hold_every_token_once(case: tuple[Documents, list[int], int, int]) -> None:
+def test_each_document_has_a_row_of_its_own(
+    case: tuple[Documents, list[int], int, int],
+) -> None:
     documents, _, rows, length = case
-    seen = torch.cat([index.flatten() for index in documents.buckets()])
-    assert sorted(seen[seen < rows * length].tolist()) == list(range(rows * length))
-    assert len(seen) <= 2 * rows * length
-    assert documents.buckets() is documents.buckets()
+    buckets = documents.buckets()
+    tokens = torch.arange(rows * length).view(rows, length) + 1
+    parts = buckets.spread(tokens)
+    assert torch.equal(buckets.collect(parts, rows), tokens)
+    index = documents.index.flatten()
+    for row in (row for part in parts for row in part):
+        inside = row[row > 0] - 1
+        assert len(set(index[inside].tolist())) == 1
+        assert torch.equal(inside, torch.arange(len(inside)) + inside[0])
+        assert (row[len(inside) :] == 0).all()
+    assert sum(part.numel() for part in parts) <= 2 * rows * length
+    assert documents.buckets() is buckets
 
 
 def test_a_row_may_continue_a_document() -> None:
