@@ -44,9 +44,13 @@ class BuildConfig:
     tokenizer: str
     """`byte`, or the path of a tokenizer.json."""
     format: Literal["arrow", "mds"] = "arrow"
+    """Of the shards."""
     source: SourceConfig = field(default_factory=SourceConfig)
+    """How the corpus is read."""
     byte: ByteConfig = field(default_factory=ByteConfig)
+    """Where the tokenizer is `byte`."""
     bpe: BpeConfig = field(default_factory=BpeConfig)
+    """Where the tokenizer is a JSON file."""
     shard_size: int = 64 << 20
     """Bytes of tokens after which a shard is closed."""
     slice_size: int = 64 << 20

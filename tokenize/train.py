@@ -27,6 +27,7 @@ spaces. The pattern that Llama 3 and its like use."""
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     inputs: tuple[str, ...]
+    """Files, folders, globs or URLs."""
     out: str
     """Where the tokenizer's JSON goes."""
     vocab_size: int = 32768
@@ -36,6 +37,7 @@ class TrainConfig:
     sample_bytes: int = 256 << 20
     """How much text to train on, taken evenly from the whole corpus."""
     source: SourceConfig = field(default_factory=SourceConfig)
+    """How the corpus is read."""
 
     def __post_init__(self) -> None:
         least = 256 + len(self.special_tokens)

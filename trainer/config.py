@@ -59,7 +59,9 @@ class SyntheticConfig:
     """Random rows instead of a mixture's: to measure a machine, with torch alone."""
 
     steps: int = 20
+    """Updates of the run."""
     seq_len: int = 1024
+    """Tokens of a row."""
     batch_rows: int = 8
     """Rows of an update."""
     warmup: int = 2
@@ -84,6 +86,7 @@ class RunConfig:
     processes: int | None = None
     """Processes on this machine. Left out: one for each GPU, or one."""
     device: DeviceKind = "auto"
+    """Left at auto: GPUs where there are any, else the CPU."""
     threads: int | None = None
     """Threads of each process on CPU. Left out: the machine's cores, shared out."""
     deterministic: bool = False
@@ -98,6 +101,7 @@ class RunConfig:
     layout: LayoutConfig = field(default_factory=LayoutConfig)
     data: DataConfig = field(default_factory=DataConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """When the run saves, and what it keeps."""
     watch: WatchConfig = field(default_factory=WatchConfig)
     synthetic: SyntheticConfig | None = None
     """Random rows; a run with a mixture has none."""

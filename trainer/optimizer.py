@@ -20,8 +20,11 @@ class OptimizerConfig:
     lr: float = 3e-4
     """The run's peak; phases give multiples of it."""
     beta1: float = 0.9
+    """How much of the mean gradient a step keeps."""
     beta2: float = 0.95
+    """How much of the mean squared gradient a step keeps."""
     eps: float = 1e-8
+    """Added to the root of the mean square."""
     weight_decay: float = 0.1
     """On matrices; vectors and scalars (norms, biases, gains) have none."""
     clip: float = 1.0
