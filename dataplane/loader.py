@@ -38,28 +38,31 @@ class Batch:
     """A micro-batch: `B` rows of `L` tokens."""
 
     tokens: torch.Tensor
-    """int64 [B, L]"""
+    """int64 [B, L], or this context rank's part of it, [B, L / N]"""
     targets: torch.Tensor
-    """int64 [B, L]"""
+    """int64, as tokens"""
     weights: torch.Tensor
-    """float32 [B, L]; 0 where a target is masked and in rows of padding."""
+    """float32, as tokens; 0 where a target is masked and in rows of padding."""
     cu_seqlens: torch.Tensor
-    """int32: where documents begin in the B·L tokens laid side by side, and B·L at the end."""
+    """int32: where documents begin in the B·L tokens laid side by side, and B·L at the end. Of
+    whole rows, on every context rank: documents cross the cuts."""
     rows: Int64
     """The rows' numbers; PADDING where there is none."""
     sources: npt.NDArray[np.int32]
     """Indices into the plan's sources."""
     digests: list[bytes]
     """Of the real rows, in order."""
+    part: slice
+    """Which of a row's L places these are."""
 
     @property
     def positions(self) -> torch.Tensor:
-        """int32 [B, L]: each token's place in its document, or in the part of it in the row."""
+        """int32, as tokens: each one's place in its document, or in the part of it in the row."""
         import torch
 
         bounds = self.cu_seqlens.numpy()
         places = np.arange(bounds[-1], dtype=np.int32) - np.repeat(bounds[:-1], np.diff(bounds))
-        return torch.from_numpy(places).view(self.tokens.shape)
+        return torch.from_numpy(places).view(len(self.tokens), -1)[:, self.part]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +84,7 @@ ReadStep = Callable[..., RankRows]
 
 class Loader:
     """Iterates over the plan's steps from `start_step` on; each is a list of micro-batches, as
-    many on every rank."""
+    many on every rank. A context rank gets its part of every row: the parts side by side."""
 
     def __init__(
         self,
@@ -90,18 +93,34 @@ class Loader:
         micro_batch: int,
         rank: int = 0,
         world: int = 1,
+        context_rank: int = 0,
+        context_size: int = 1,
         start_step: int | None = None,
         workers: int = 0,
         pin_memory: bool = False,
         digests: bool = True,
         cache: Cache | None = None,
     ) -> None:
+        problems = []
         if not 0 <= rank < world or micro_batch < 1 or workers < 0:
             problem = f"rank {rank} of {world}, {micro_batch} rows a micro-batch, {workers} workers"
-            raise ConfigError("the loader", [Problem("", problem)])
+            problems.append(Problem("", problem))
+        if not 0 <= context_rank < context_size:
+            problems.append(Problem("", f"context rank {context_rank} of {context_size}"))
+        problems += [
+            Problem(
+                f"phases.{phase.name}.seq_len",
+                f"{phase.seq_len:,} tokens cannot be cut into {context_size} equal parts",
+            )
+            for phase in plan.phases
+            if phase.seq_len % context_size
+        ]
+        if problems:
+            raise ConfigError("the loader", problems)
         self.plan = plan
         self.micro_batch = micro_batch
         self.rank, self.world = rank, world
+        self.context_rank, self.context_size = context_rank, context_size
         self.start_step = plan.first_step if start_step is None else start_step
         self.workers = workers
         self.pin_memory = pin_memory
@@ -187,6 +206,9 @@ class Loader:
         import torch
 
         size = self.micro_batch
+        length = read.weights.shape[1] // self.context_size
+        part = slice(self.context_rank * length, (self.context_rank + 1) * length)
+        ahead = slice(part.start + 1, part.stop + 1)
         tokens, weights = torch.from_numpy(read.tokens), torch.from_numpy(read.weights)
         if self.pin_memory:
             tokens, weights = tokens.pin_memory(), weights.pin_memory()
@@ -200,13 +222,14 @@ class Loader:
             sources[:count] = read.sources[real]
             batches.append(
                 Batch(
-                    tokens=tokens[first : first + size, :-1],
-                    targets=tokens[first : first + size, 1:],
-                    weights=weights[first : first + size],
+                    tokens=tokens[first : first + size, part],
+                    targets=tokens[first : first + size, ahead],
+                    weights=weights[first : first + size, part],
                     cu_seqlens=torch.from_numpy(self._boundaries(read, first)),
                     rows=rows,
                     sources=sources,
                     digests=read.digests[real],
+                    part=part,
                 )
             )
         return batches

@@ -25,8 +25,9 @@ from . import storage
 
 VERSION = 1
 NAME = "manifest.json"
-CHUNK_BYTES = 1 << 20
-"""Shards are hashed in chunks of this size, so that one row does not cost a shard."""
+CHUNK_BYTES = 1 << 18
+"""Shards are hashed, fetched and cached in chunks of this size, so that one row does not cost a
+shard, and the ends of a shuffled span of 16 MB cost no more than 2% of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

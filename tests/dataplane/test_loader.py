@@ -182,6 +182,26 @@ def test_tensors_have_the_types_that_models_take(two_phases: Plan) -> None:
     assert batch.cu_seqlens.dtype == batch.positions.dtype == torch.int32
 
 
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_context_ranks_share_a_row(two_phases: Plan, size: int) -> None:
+    parts = [
+        Loader(two_phases, micro_batch=5, context_rank=rank, context_size=size)
+        for rank in range(size)
+    ]
+    for whole, *cut in zip(Loader(two_phases, micro_batch=5), *parts, strict=True):
+        for batch, *pieces in zip(whole, *cut, strict=True):
+            for name in ("tokens", "targets", "weights", "positions"):
+                joined = torch.cat([getattr(piece, name) for piece in pieces], dim=1)
+                assert torch.equal(joined, getattr(batch, name)), name
+            assert all(torch.equal(piece.cu_seqlens, batch.cu_seqlens) for piece in pieces)
+            assert all(piece.digests == batch.digests for piece in pieces)
+
+
+def test_a_row_that_cannot_be_cut_is_refused(two_phases: Plan) -> None:
+    with pytest.raises(ConfigError, match="64 tokens cannot be cut into 3"):
+        Loader(two_phases, micro_batch=1, context_size=3)
+
+
 def test_a_rank_outside_the_world_is_refused(two_phases: Plan) -> None:
     with pytest.raises(ConfigError, match="rank 2 of 2"):
         Loader(two_phases, micro_batch=1, rank=2, world=2)
