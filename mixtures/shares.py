@@ -1,8 +1,8 @@
 """Shares: what a person wrote, made exact fractions, and then the integer weights of a plan.
 
 Shares are read as the decimals that were written. A phase's integer weights reproduce them
-exactly where a table of at most MAX_PERIOD rows can; where none can, the largest table is used
-if it keeps the phase within a row of what was asked for, and the plan is refused if not.
+exactly where a table of at most MAX_PERIOD rows can; where none can, a table is used that keeps
+the phase within a row of what was asked for, and the plan is refused if there is none.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from ..dataplane.plan import Phase, Stretch
 from .spec import PhaseSpec, ends
 
 MAX_PERIOD = 1 << 20
+ROUNDED_PERIODS = (1 << 14, 1 << 17, MAX_PERIOD)
+"""Tried where no table reproduces the shares exactly: a smaller table is made sooner."""
 RAMP_STRETCHES = 128
 RAMP_PERIOD = 1 << 10
 
@@ -87,19 +89,21 @@ def _constant(name: str, rows: int, shares: Shares) -> Stretch:
     period = math.lcm(*(share.denominator for share in shares))
     if period <= MAX_PERIOD:
         return Stretch(rows=rows, weights=tuple(int(share * period) for share in shares))
-    weights = _rounded(shares, MAX_PERIOD)
-    total = sum(weights)
-    error = max(
-        abs(Fraction(weight, total) - share) * rows
-        for weight, share in zip(weights, shares, strict=True)
-    )
-    if error >= 1:
-        raise PlanError(
-            f"the weights of phase {name} need a finer table than there is: over its {rows:,} rows "
-            f"a source would be off by {float(error):.1f} rows",
-            mend="write the weights with fewer decimals",
+    error = Fraction(0)
+    for period in ROUNDED_PERIODS:
+        weights = _rounded(shares, period)
+        total = sum(weights)
+        error = max(
+            abs(Fraction(weight, total) - share) * rows
+            for weight, share in zip(weights, shares, strict=True)
         )
-    return Stretch(rows=rows, weights=weights)
+        if error < 1:
+            return Stretch(rows=rows, weights=weights)
+    raise PlanError(
+        f"the weights of phase {name} need a finer table than there is: over its {rows:,} rows "
+        f"a source would be off by {float(error):.1f} rows",
+        mend="write the weights with fewer decimals",
+    )
 
 
 def _ramp_edges(rows: int) -> list[int]:

@@ -27,7 +27,8 @@ def write_head(
         )
         manifest = Manifest(format="arrow", dtype="uint16", tokenizer=tokenizer)
     for count in tokens:
-        name = hashlib.sha256(f"{url} {len(manifest.generations)}".encode()).hexdigest()
+        last = url.rstrip("/").rsplit("/", 1)[-1]
+        name = hashlib.sha256(f"{last} {len(manifest.generations)}".encode()).hexdigest()
         manifest = manifest.append(
             Generation(
                 documents=max(1, count // 100),

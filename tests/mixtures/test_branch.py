@@ -6,6 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+import random_mixtures
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_data import served, write_head, write_run
@@ -13,7 +14,7 @@ from plan_data import served, write_head, write_run
 from headrace.console.errors import ConfigError, PlanError
 from headrace.dataplane.plan import Plan
 from headrace.mixtures.resolve import resolve, resolve_whole
-from headrace.mixtures.spec import After, LearningRate, Mixture, PhaseSpec, SourceSpec
+from headrace.mixtures.spec import After, Mixture, PhaseSpec, SourceSpec
 
 
 def phase(tokens, weights, **options):
@@ -223,43 +224,15 @@ def test_fewer_generations_than_the_run_used_are_refused(tmp_path, head):
         )
 
 
-LENGTHS = (8, 16, 32)
-
-
 @st.composite
 def families(draw):
     """A parent, where it is left, and a child: sizes, lengths and weights of all kinds."""
     sizes = {name: draw(st.integers(300, 3_000)) for name in ("a", "b", "c")}
     grown = {name: draw(st.sampled_from((0, 0, 7, 400))) for name in sizes}
-
-    def weights(names):
-        parts = [draw(st.integers(0, 4)) for _ in names]
-        if not sum(parts):
-            parts[0] = 1
-        # Shares as people write them: decimals, and the largest takes what is left.
-        shares = [part * 1000 // sum(parts) for part in parts]
-        shares[parts.index(max(parts))] += 1000 - sum(shares)
-        return {name: share / 1000 for name, share in zip(names, shares, strict=True)}
-
-    def phases(prefix, names, replays):
-        found = {}
-        for number in range(draw(st.integers(1, 3))):
-            length = draw(st.sampled_from(LENGTHS))
-            known = [*names, *replays, *found] if draw(st.booleans()) else list(names)
-            found[f"{prefix}{number}"] = PhaseSpec(
-                tokens=draw(st.integers(64, 700)),
-                weights=weights(known),
-                seq_len=length,
-                batch=length * draw(st.integers(1, 2)),
-                lr=LearningRate(),
-            )
-        return found
-
-    first = phases("p", ("a", "b"), ())
-    second = phases("q", ("a", "b", "c"), tuple(first))
-    where = draw(st.floats(0, 1))
+    first = random_mixtures.phases(draw, "p", ("a", "b"))
+    second = random_mixtures.phases(draw, "q", ("a", "b", "c"), tuple(first))
     chunk = draw(st.sampled_from((32, 64, None)))
-    return sizes, grown, first, second, where, chunk, draw(st.integers(1, 3))
+    return sizes, grown, first, second, draw(st.floats(0, 1)), chunk, draw(st.integers(1, 3))
 
 
 @settings(max_examples=80, deadline=None)

@@ -57,7 +57,7 @@ phases:
     weights: {{web: 0.5, mirror: 0.5}}
   early:
     tokens: 64K
-    weights: {{late: 0.5, wbe: 0.3, tiny: 0.1}}
+    weights: {{late: 0.5, wbe: 0.3, tiny: 0}}
   late:
     tokens: 100
     weights: {{web: {{from: 1}}}}
@@ -77,7 +77,7 @@ phases:
         "phases.mirror.weights.mirror": (23, "a phase cannot replay itself"),
         "phases.early.weights.late": (26, "is a later phase"),
         "phases.early.weights.wbe": (26, "there is no such source or earlier phase; did you mean"),
-        "phases.early.weights": (26, "the shares sum to 0.9; they must sum to 1"),
+        "phases.early.weights": (26, "the shares sum to 0.8; they must sum to 1"),
         "phases.late.tokens": (28, "100 tokens are less than one update (1,024)"),
         "phases.late.weights.web": (29, "a changing share has both"),
         "phases.late.lr.peak": (30, "is -1; it must be a number that is not negative"),
@@ -87,7 +87,6 @@ phases:
         assert path in found, path
         assert found[path][0] == line, path
         assert what in found[path][1], found[path][1]
-    # `tiny` holds no row of 64 tokens: told where it is weighed, beside the sum of the shares.
     assert set(found) == set(expected)
 
 
