@@ -101,16 +101,9 @@ def _packages(report: Report) -> None:
         report.missing.append(Lack("headrace itself is not installed", "pip install .", True))
         return
     report.found["headrace"] = installed.version
-    optional = set()
     for text in installed.requires or []:
         need = Requirement(text)
-        extras = [
-            extra
-            for extra in ("ray", "wandb")
-            if need.marker and need.marker.evaluate({"extra": extra})
-        ]
-        always = need.marker is None or need.marker.evaluate({"extra": ""})
-        if not always and not extras:
+        if need.marker is not None and not need.marker.evaluate({"extra": ""}):
             continue
         try:
             version = importlib.metadata.version(need.name)
@@ -118,15 +111,10 @@ def _packages(report: Report) -> None:
             version = None
         if version is not None and need.specifier.contains(version, prereleases=True):
             report.found[need.name] = version
-        elif always:
+        else:
             has = f"; {version} is installed" if version else ""
             mend = f"pip install '{need.name}{need.specifier}'"
             report.missing.append(Lack(f"{need.name}{need.specifier}{has}", mend, True))
-        else:
-            optional.update(extras)
-    for extra in sorted(optional):
-        mend = f"pip install 'headrace[{extra}]'"
-        report.missing.append(Lack(f"the extra `{extra}`", mend, False))
 
 
 def _machine(report: Report) -> None:

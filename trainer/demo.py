@@ -102,13 +102,15 @@ class Demo:
         self.say_and_run("tokenize", "build", *dna)
 
     def train(self) -> None:
-        """Plan, train to the middle, be interrupted, go on; then a short run with BPE."""
+        """Plan, train to the middle, be interrupted, go on, prove what the step after it saw; then
+        a short run with BPE."""
         self.say_and_run("mixtures", "plan", self.shipped("mixtures/demo.yaml"))
         if not self.finished("run"):
             if not (self.folder / "run" / "run.yaml").exists():
                 words = self.start("demo", "run")
                 self.say_and_run(*words, "--stop-after", "30", expected=INTERRUPTED)
             self.say_and_run("trainer", "resume", "run")
+            self.say_and_run("mixtures", "audit", "run", "--step", "30")
         if not self.finished("run-bpe"):
             self.say_and_run(*self.start("demo-bpe", "run-bpe"), "model.vocab_size=4096")
 
