@@ -62,13 +62,19 @@ def global_batch(step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, t
     return tokens[:, :-1], tokens[:, 1:], weights, starts
 
 
-def train(engine: Engine, parallel: Parallel, first: int, steps: int) -> list[list[float]]:
-    """[loss, gradient norm] of each step; the global batch is dealt out row by row."""
+def train(
+    engine: Engine, parallel: Parallel, first: int, steps: int, *, mean_of_means: bool = False
+) -> list[list[float]]:
+    """[loss, gradient norm] of each step; the global batch is dealt out row by row.
+
+    `mean_of_means` is the fault that tests must find: each rank divides by its own weights.
+    """
     found = []
     for step in range(first, first + steps):
         tokens, targets, weights, starts = global_batch(step)
         total = float(weights.sum())
         mine = torch.arange(ROWS)[parallel.dp_rank :: parallel.dp].view(-1, 1)
+        divisor = float(weights[mine].sum()) * parallel.dp if mean_of_means else total
         loss = torch.zeros((), dtype=torch.float64)
         for number, rows in enumerate(mine):
             cuts = starts[rows].flatten().nonzero().flatten()
@@ -77,7 +83,7 @@ def train(engine: Engine, parallel: Parallel, first: int, steps: int) -> list[li
                 torch.cat([ends[:1], cuts, ends[1:]]), (len(rows), LENGTH)
             )
             sums = engine(tokens[rows], targets[rows], weights[rows], documents)
-            engine.backward(sums.total / total, last=number == len(mine) - 1)
+            engine.backward(sums.total / divisor, last=number == len(mine) - 1)
             loss += sums.rows.sum().double()
         dist.all_reduce(loss, group=parallel.control)
         update = engine.update(LR)
@@ -176,12 +182,14 @@ def main(task: str, folder: Path) -> dict[str, Any]:
         raise
 
 
-def parity(parallel: Parallel, folder: Path, layouts: list[str], steps: int) -> dict[str, Any]:
+def parity(
+    parallel: Parallel, folder: Path, layouts: list[str], steps: int, mean_of_means: bool = False
+) -> dict[str, Any]:
     """Losses, norms and the whole state after some steps, for each layout."""
     found: dict[str, Any] = {}
     for layout in layouts:
         engine = make_engine(layout, parallel)
-        found[layout] = train(engine, parallel, 0, steps)
+        found[layout] = train(engine, parallel, 0, steps, mean_of_means=mean_of_means)
         whole = gathered(engine, parallel)
         if parallel.first:
             torch.save(whole, folder / f"{layout}.pt")

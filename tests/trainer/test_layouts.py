@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 FP32 = ["deepspeed-0-fp32", "deepspeed-1-fp32", "deepspeed-2-fp32", "deepspeed-3-fp32"]
@@ -36,15 +37,71 @@ def test_every_layout_trains_the_same_model(in_processes: Any, tmp_path: Path) -
         assert worst < 2e-4, (layout, worst)
 
 
-def test_any_checkpoint_loads_into_any_layout(in_processes: Any, tmp_path: Path) -> None:
-    kept = in_processes(2, "save_all", tmp_path, layouts=EVERY, steps=2)
+def loads_everywhere(
+    in_processes: Any, folder: Path, layouts: list[str], worlds: list[int]
+) -> None:
+    """Save in every layout; load all into all, at several world sizes, into used engines too."""
+    for saved in worlds:
+        place = folder / str(saved)
+        place.mkdir()
+        kept = in_processes(saved, "save_all", place, layouts=layouts, steps=2)
+        for loaded in worlds:
+            used = loaded == saved
+            found = in_processes(
+                loaded, "load_all", place, sources=layouts, targets=layouts, steps=2, used=used
+            )
+            assert len(found) == len(layouts) ** 2
+            for pair, (worst, steps) in found.items():
+                source, target = pair.split(" → ")
+                assert worst == 0, f"{pair}: the state differs by {worst}"
+                if source == target and used:
+                    assert steps == kept[source], f"{pair}: a resume is not equal to the bit"
+
+
+def test_checkpoints_load_across_engines_and_worlds(in_processes: Any, tmp_path: Path) -> None:
+    core = ["deepspeed-1-bf16", "deepspeed-3-fp32", "fsdp2-0-fp32"]
+    kept = in_processes(2, "save_all", tmp_path, layouts=core, steps=2)
+    assert set(kept) == set(core)
     for processes, used in ((2, True), (1, False)):
         found = in_processes(
-            processes, "load_all", tmp_path, sources=EVERY, targets=EVERY, steps=2, used=used
+            processes, "load_all", tmp_path, sources=core, targets=core, steps=2, used=used
         )
-        assert len(found) == len(EVERY) ** 2
-        for pair, (worst, steps) in found.items():
-            source, target = pair.split(" → ")
-            assert worst == 0, f"{pair}: the state differs by {worst}"
-            if source == target and processes == 2:
-                assert steps == kept[source], f"{pair}: a resume is not equal to the bit"
+        assert {worst for worst, _ in found.values()} == {0.0}
+        if used:
+            assert all(found[f"{name} → {name}"][1] == kept[name] for name in core)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_any_checkpoint_loads_into_any_layout(in_processes: Any, tmp_path: Path) -> None:
+    loads_everywhere(in_processes, tmp_path, EVERY, [2, 1])
+
+
+@pytest.mark.slow
+def test_replicated_shards_are_the_same_model(in_processes: Any, tmp_path: Path) -> None:
+    """HSDP on four processes: two copies of the state, each shared by two."""
+    reference = in_processes(1, "parity", tmp_path, layouts=["fsdp2-0-fp32"], steps=3)
+    found = in_processes(4, "parity", tmp_path, layouts=["fsdp2-2-fp32", "fsdp2-0-fp32"], steps=3)
+    for layout in found:
+        loss, norm = apart(found[layout], reference["fsdp2-0-fp32"])
+        assert loss < 2e-6 and norm < 2e-5, (layout, loss, norm)
+
+
+@pytest.mark.slow
+def test_half_precision_stays_near(in_processes: Any, tmp_path: Path) -> None:
+    """bf16 in every layout against fp32: what rounding explains, and no more."""
+    reference = in_processes(1, "parity", tmp_path, layouts=["fsdp2-0-fp32"], steps=3)
+    found = in_processes(2, "parity", tmp_path, layouts=[*BF16, "fsdp2-0-bf16"], steps=3)
+    for layout in found:
+        loss, norm = apart(found[layout][:1], reference["fsdp2-0-fp32"][:1])
+        assert loss < 5e-3 and norm < 5e-3, (layout, loss, norm)
+
+
+def test_a_mean_of_means_is_another_model(in_processes: Any, tmp_path: Path) -> None:
+    """The negative control: weights are uneven, so that dividing by each rank's own shows."""
+    right = in_processes(1, "parity", tmp_path, layouts=["fsdp2-0-fp32"], steps=1)
+    wrong = in_processes(
+        2, "parity", tmp_path, layouts=["fsdp2-0-fp32"], steps=1, mean_of_means=True
+    )
+    _, norm = apart(wrong["fsdp2-0-fp32"], right["fsdp2-0-fp32"])
+    assert norm > 1e-3, norm

@@ -1,0 +1,140 @@
+"""The report of a run that is written down by hand, so that every number is known."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.console.errors import RunError
+from headrace.trainer import job, report
+from headrace.trainer.folder import RunFolder
+from headrace.trainer.job import Request
+from headrace.trainer.report.data import Curve, RunData, realised_over_tokens, smooth, thin
+from headrace.trainer.report.svg import bounds, ticks
+
+TINY = str(Path(__file__).parents[1] / "tiny.yaml")
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+def make_run(root: Path, losses: list[float | None]) -> RunFolder:
+    words = [f"synthetic.steps={len(losses)}", "synthetic.seq_len=16", "synthetic.batch_rows=4"]
+    found = job.resolve(Request(model=TINY, out=str(root), overrides=words))
+    found.folder.prepare()
+    found.save()
+    with found.folder.metrics.open("w") as metrics, found.folder.ledger.open("w") as ledger:
+        for step, loss in enumerate(losses):
+            entry: dict[str, Any] = {
+                "step": step,
+                "row": 4 * (step + 1),
+                "tokens": 64 * (step + 1),
+                "phase": "synthetic",
+                "loss": loss,
+                "lr": 1e-3,
+                "grad_norm": 1.0,
+                "tokens_per_second": 640.0,
+                "mfu": None,
+                "data_wait": 0.25,
+                "seconds": 0.1,
+                "sources": {"synthetic": {"loss": loss, "weight": 64.0, "rows": 4}},
+            }
+            metrics.write(json.dumps(entry) + "\n")
+            ledger.write(json.dumps({"step": step, "hash": f"ledger{step}"}) + "\n")
+    layout = {"engine": "FSDP2", "processes": 1, "device": "cpu"}
+    events = [
+        {"time": 1.0, "event": "start", "step": 0, "layout": layout, "seconds": 1.0},
+        {"time": 2.0, "event": "resume", "step": 2, "layout": layout, "seconds": 1.0},
+        {"time": 3.0, "event": "finish", "step": len(losses), "ledger": "ledger"},
+    ]
+    found.folder.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return found.folder
+
+
+class Balanced(HTMLParser):
+    """Every element that is opened is closed, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.add(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, tag
+
+
+def check_page(text: str) -> None:
+    parser = Balanced()
+    parser.feed(text)
+    assert parser.open == [] and "svg" in parser.tags
+    assert not parser.tags & {"script", "img", "link", "iframe"}
+    assert not re.search(r"(?:src|href)=|url\(|@import", text), "it needs nothing else"
+
+
+def test_a_report_is_one_file_with_what_ran(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "ocean & <river>", [4.0, 3.0, 2.0, 1.0])
+    path, summary = report.write([str(folder.root)], None)
+    text = path.read_text()
+    check_page(text)
+    assert "ocean &amp; &lt;river&gt;" in text
+    for word in ("finished", "ledger3", job.load(folder).plan.hash, "1 restart", "25.00%"):
+        assert word in text, word
+    (run,) = summary["runs"]
+    assert (run["steps"], run["tokens"], run["loss"]) == (4, 256, 1.0)
+    assert run["tokens_per_second"] == pytest.approx(640.0) and run["data_wait"] == 0.25
+
+
+def test_a_restart_is_marked_at_the_tokens_taken_before_it(tmp_path: Path) -> None:
+    run = RunData.load(make_run(tmp_path / "run", [4.0, 3.0, 2.0, 1.0]))
+    assert run.restarts == [128.0]
+
+
+def test_losses_that_are_not_finite_are_shown_as_such(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [4.0, None, None, None])
+    text = report.write([str(folder.root)], None)[0].read_text()
+    check_page(text)
+    assert "not finite" in text
+
+
+def test_several_runs_are_compared(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, losses) for name, losses in
+            (("a", [4.0, 3.0, 2.0]), ("b", [4.0, 2.5, 1.5, 1.0]))]  # fmt: skip
+    path, summary = report.write([str(run.root) for run in runs], None)
+    text = path.read_text()
+    check_page(text)
+    assert path.name == "compare.html" and len(summary["runs"]) == 2
+    assert "Loss less that of a" in text
+
+
+def test_a_run_without_a_step_has_no_report(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [1.0])
+    folder.metrics.write_text("")
+    with pytest.raises(RunError, match="has not taken a step"):
+        report.write([str(folder.root)], None)
+
+
+def test_realised_shares_sum_to_one(tmp_path: Path) -> None:
+    run = RunData.load(make_run(tmp_path / "run", [1.0] * 10))
+    pieces = realised_over_tokens(run, bins=4)
+    assert [(begin, end) for begin, end, _ in pieces] == [
+        (0, 192), (192, 384), (384, 576), (576, 640)
+    ]  # fmt: skip
+    assert all(sum(shares) == 1 for *_, shares in pieces)
+
+
+def test_curves() -> None:
+    curve = thin(range(1000), [2.0] * 1000)
+    assert len(curve.x) == 500 and set(curve.y) == {2.0} and curve.x[0] == 0.5
+    assert smooth(Curve([0, 1, 2], [0.0, 3.0, 6.0]), 3).y == [1.5, 3.0, 4.5]
+    assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    assert ticks(1, 100, logarithmic=True) == [1, 10, 100]
+    low, high = bounds([1.0, 2.0])
+    assert low < 1 and high > 2 and bounds([]) == (0.0, 1.0)

@@ -1,0 +1,67 @@
+"""The step loop with FSDP2 and random rows needs torch and what torch itself needs: no more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+import headrace
+
+OF_TORCH = "torch torchgen functorch sympy mpmath networkx jinja2 markupsafe filelock fsspec"
+
+SCRIPT = """
+from datetime import timedelta
+from headrace.models.config import ModelConfig
+from headrace.models.model import Model
+from headrace.models.operators import OPTIONS
+from headrace.trainer import launch
+from headrace.trainer.checkpoints.store import RunState
+from headrace.trainer.config import SyntheticConfig
+from headrace.trainer.engines import build
+from headrace.trainer.engines.fsdp2 import Fsdp2Config
+from headrace.trainer.layout import LayoutConfig, join
+from headrace.trainer.loop import Loop, Options
+from headrace.trainer.objective import Objective
+from headrace.trainer.optimizer import OptimizerConfig
+from headrace.trainer.records import Silent
+from headrace.trainer.synthetic import SyntheticLoader, SyntheticPlan
+
+minute = timedelta(minutes=1)
+launch.initialise("gloo", minute)
+parallel = join(LayoutConfig(), "cpu", minute)
+operators = {"a": OPTIONS["attention"](heads=2), "g": OPTIONS["glu"](hidden=32)}
+model = Model(ModelConfig(vocab_size=64, width=32, pattern="[a]*2", mlp="g", operators=operators))
+model.init_weights(1)
+engine = build(Fsdp2Config(), Objective(model), OptimizerConfig(), "fp32", parallel)
+plan = SyntheticPlan(SyntheticConfig(steps=2, seq_len=32, batch_rows=4), 64, 1)
+def steps(step, rows):
+    return iter(SyntheticLoader(plan, rank=0, world=1, micro_batch=rows, start_step=step))
+options = Options(micro_batch_tokens=64, seed=1)
+loop = Loop(plan, steps, plan.lr_factor, engine, parallel, options, recorder=Silent())
+begin = RunState(step=0, row=0, tokens=0, plan_hash=plan.hash, updates=0, ledger="", seed=1)
+print(loop.run(begin)[0].updates)
+"""
+
+
+def test_torch_alone_is_enough(tmp_path: Path) -> None:
+    packages = Path(torch.__file__).parents[1]
+    for name in [*OF_TORCH.split(), "typing_extensions.py", "setuptools"]:
+        if (packages / name).exists():
+            (tmp_path / name).symlink_to(packages / name)
+    for metadata in packages.glob("torch-*.dist-info"):
+        (tmp_path / metadata.name).symlink_to(metadata)
+    (tmp_path / "headrace").symlink_to(Path(headrace.__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", SCRIPT],  # -S: no site-packages but these
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.strip() == "2", done.stderr

@@ -1,0 +1,152 @@
+"""What a run is made of, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.console.errors import (
+    BusyError,
+    ConfigError,
+    LayoutError,
+    PlanError,
+    RunError,
+    StorageError,
+)
+from headrace.trainer import describe, job, start
+from headrace.trainer.folder import RunFolder, differences
+from headrace.trainer.job import Job, Request
+
+TINY = str(Path(__file__).with_name("tiny.yaml"))
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Any:
+    def ask(*overrides: str, out: Path | None = None, **more: Any) -> Job:
+        words = ["synthetic.steps=6", "synthetic.batch_rows=4", "synthetic.seq_len=16"]
+        out = out or tmp_path / "run"
+        return job.resolve(
+            Request(**{"model": TINY, "out": str(out), "overrides": [*words, *overrides], **more})
+        )
+
+    return ask
+
+
+def saved(found: Job) -> Job:
+    found.folder.prepare()
+    found.save()
+    return found
+
+
+def test_everything_is_resolved_and_comes_back_the_same(ask: Any) -> None:
+    first = saved(ask("optimizer.lr=1e-2", "processes=2"))
+    assert (first.run.precision, first.run.device, first.run.processes) == ("fp32", "cpu", 2)
+    assert first.run.threads is not None
+    again = job.load(first.folder)
+    assert (again.run, again.model, again.plan.hash) == (first.run, first.model, first.plan.hash)
+    assert ask("optimizer.lr=1e-2", "processes=2").run == first.run
+
+
+def test_another_run_does_not_take_over_the_folder(ask: Any) -> None:
+    saved(ask("optimizer.lr=1e-2"))
+    with pytest.raises(RunError, match="holds another run") as caught:
+        ask("optimizer.lr=1e-3", "model.width=48", "seed=9")
+    for line in ("optimizer.lr: 0.01 there, 0.001 here", "model.width: 36 there", "seed: 1 there"):
+        assert line in str(caught.value)
+
+
+def test_the_layout_may_change(ask: Any) -> None:
+    saved(ask("processes=2"))
+    found = ask("processes=4", "engine.zero=3", "checkpoints.every=7", "micro_batch_tokens=16")
+    assert found.dp == 4 and found.run.checkpoints.every == 7
+
+
+def test_a_changed_mixture_is_named() -> None:
+    before = {"phases": {"stable": {"weights": {"web": 0.7, "code": 0.3}}}}
+    after = {"phases": {"stable": {"weights": {"web": 0.6, "code": 0.3, "new": 0.1}}}}
+    assert differences(before, after, "mixture") == [
+        "mixture.phases.stable.weights.web: 0.7 there, 0.6 here",
+        "mixture.phases.stable.weights.new: None there, 0.1 here",
+    ]
+
+
+def test_a_folder_with_other_things_is_left_alone(ask: Any, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "cat.jpg").touch()
+    with pytest.raises(RunError, match=r"holds other things \(cat\.jpg\)"):
+        ask()
+
+
+def test_a_folder_that_cannot_be_written_to(ask: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="cannot write to the run's folder"):
+        ask(out=tmp_path / "file" / "run").folder.prepare()
+
+
+def test_a_folder_is_held_by_one(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with folder.locked():  # noqa: SIM117
+        with pytest.raises(BusyError, match=r"in use by process \d+"), folder.locked():
+            pass
+    with folder.locked():
+        pass
+
+
+def test_layouts_that_do_not_fit(ask: Any) -> None:
+    with pytest.raises(LayoutError, match="updates on 4 rows, fewer than the 5"):
+        start.check(ask("processes=5"))
+    with pytest.raises(LayoutError, match="tensor parallelism yet"):
+        start.check(ask("layout.tp=2"))
+    with pytest.raises(LayoutError, match="does not divide 4"):
+        start.check(ask("processes=4", "engine.kind=fsdp2", "engine.shard=3"))
+    start.check(ask("processes=4", "engine.kind=fsdp2", "engine.shard=2"))
+
+
+def test_a_vocabulary_that_the_model_does_not_have(ask: Any) -> None:
+    from dataclasses import replace
+
+    found = ask()
+    with pytest.raises(PlanError, match="has 50 ids, the model embeds 37"):
+        start.check(replace(found, plan=replace(found.plan, vocab_size=50)))
+
+
+def test_a_disk_without_room_for_a_checkpoint(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    found = saved(ask())
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
+    with pytest.raises(StorageError, match="1B free, and one checkpoint takes"):
+        job.check_disk(found)
+
+
+def test_wrong_keys_are_reported_together(ask: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ask("optimiser.lr=1", "checkpoints.evry=2", "engine.zero=4")
+    for word in ("optimiser", "evry", "zero"):
+        assert word in str(caught.value)
+
+
+def test_a_run_needs_rows_of_one_kind(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="needs rows"):
+        job.resolve(Request(model=TINY, out=str(tmp_path / "run")))
+    with pytest.raises(RunError, match="not both"):
+        words = ["synthetic.steps=2"]
+        job.resolve(Request(model=TINY, out=str(tmp_path), mixture="m.yaml", overrides=words))
+
+
+def test_the_description_adds_up(ask: Any) -> None:
+    found = ask("processes=2", "micro_batch_tokens=16", "checkpoints.every=4", "engine.zero=1")
+    about = describe.describe(found)
+    (phase,) = about["batch"]
+    assert (phase["micro_batches"], phase["micro_batch_rows"]) == (2, 1)
+    count = about["model"]["parameters"]
+    assert about["memory"] == {
+        "weights": 4 * count,
+        "gradients": 4 * count,
+        "masters": 2 * count,
+        "moments": 4 * count,
+    }
+    assert about["checkpoints"] == {"bytes": 12 * count, "saved": 2}
+    assert any("dp 2 × tp 1 × cp 1" in line for line in describe.lines(about))

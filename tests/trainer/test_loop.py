@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.console.errors import RunError
+from headrace.models.config import load_model_config
+from headrace.models.model import Model
+from headrace.trainer.checkpoints.store import RunState
+from headrace.trainer.config import SyntheticConfig
+from headrace.trainer.engines import build
+from headrace.trainer.engines.fsdp2 import Fsdp2Config
+from headrace.trainer.layout import Parallel
+from headrace.trainer.loop import Loop, Options, StepRecord
+from headrace.trainer.objective import Objective
+from headrace.trainer.optimizer import OptimizerConfig
+from headrace.trainer.schedule import MicroBatch, micro_batches, micro_rows
+from headrace.trainer.synthetic import SyntheticLoader, SyntheticPlan
+
+PLAN = SyntheticPlan(SyntheticConfig(steps=4, seq_len=16, batch_rows=6), 37, 1)
+
+
+@dataclass
+class Kept:
+    records: list[StepRecord] = field(default_factory=list)
+
+    def record(self, record: StepRecord) -> None:
+        self.records.append(record)
+
+    def saved(self, step: int, blocked: float) -> None:
+        raise AssertionError("nothing is saved here")
+
+
+def steps(step: int, rows: int) -> Iterator[Sequence[MicroBatch]]:
+    return iter(SyntheticLoader(PLAN, rank=0, world=1, micro_batch=rows, start_step=step))
+
+
+def make(parallel: Parallel, **options: Any) -> tuple[Loop, Kept]:
+    model = Model(load_model_config(Path(__file__).with_name("tiny.yaml")))
+    model.init_weights(3)
+    engine = build(Fsdp2Config(), Objective(model), OptimizerConfig(lr=1e-2), "fp32", parallel)
+    kept = Kept()
+    rows = options.pop("steps", steps)
+    chosen = Options(**{"micro_batch_tokens": 32, "seed": 1, **options})
+    loop = Loop(PLAN, rows, lambda step: 1e-2, engine, parallel, chosen, recorder=kept)
+    return loop, kept
+
+
+def begin() -> RunState:
+    return RunState(step=0, row=0, tokens=0, plan_hash=PLAN.hash, updates=0, ledger="", seed=1)
+
+
+def test_it_takes_every_step_once(parallel: Parallel) -> None:
+    loop, kept = make(parallel)
+    state, finished = loop.run(begin())
+    assert finished and [r.step.number for r in kept.records] == [0, 1, 2, 3]
+    assert (state.step, state.row, state.tokens, state.updates) == (4, 24, 24 * 16, 4)
+    assert state.ledger == kept.records[-1].ledger
+
+
+def test_how_a_batch_is_cut_changes_nothing(parallel: Parallel) -> None:
+    """Micro-batches of one row, and all rows at once with padding: the same losses and rows."""
+    one, all_at_once = make(parallel, micro_batch_tokens=16), make(parallel, micro_batch_tokens=999)
+    states = [loop.run(begin())[0] for loop, _ in (one, all_at_once)]
+    assert states[0].ledger == states[1].ledger
+    for a, b in zip(one[1].records, all_at_once[1].records, strict=True):
+        assert a.facts.loss == pytest.approx(b.facts.loss, abs=2e-6)
+        assert a.update.grad_norm == pytest.approx(b.update.grad_norm, rel=2e-5)
+
+
+def test_it_stops_when_asked_and_goes_on_from_there(parallel: Parallel) -> None:
+    whole = make(parallel)[0].run(begin())[0]
+    loop, _ = make(parallel, stop_after=2)
+    state, finished = loop.run(begin())
+    assert not finished and state.step == 2
+    after, kept = make(parallel)
+    state, finished = after.run(state)
+    assert finished and state.ledger == whole.ledger
+    assert [record.step.number for record in kept.records] == [2, 3]
+
+
+@dataclass
+class Poisoned:
+    """Rows of one step with a loss that is no number."""
+
+    batch: Any
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.batch, name)
+        return value * math.nan if name == "weights" else value
+
+
+def poisoned(step: int, rows: int) -> Iterator[Sequence[Any]]:
+    for number, batches in enumerate(steps(step, rows), start=step):
+        yield [Poisoned(batch) for batch in batches] if number == 1 else batches
+
+
+def test_a_step_that_is_not_finite_changes_nothing_and_is_named(parallel: Parallel) -> None:
+    loop, kept = make(parallel, steps=poisoned)
+    with pytest.raises(RunError, match="step 1: the gradients are not finite") as caught:
+        loop.run(begin())
+    assert "rows 6 to 11" in str(caught.value)
+    assert not kept.records[-1].update.applied
+    for fragment in loop.engine.fragments():
+        assert torch.isfinite(fragment.data).all()
+
+
+def test_it_may_be_skipped(parallel: Parallel) -> None:
+    loop, kept = make(parallel, steps=poisoned, skip_not_finite=True)
+    state, finished = loop.run(begin())
+    assert finished and state.updates == 3
+    assert [record.update.applied for record in kept.records] == [True, False, True, True]
+
+
+def test_batch_arithmetic() -> None:
+    (phase,) = PLAN.phases
+    assert (micro_rows(999, phase, 1), micro_batches(6, phase, 1)) == (6, 1)
+    assert (micro_rows(64, phase, 1), micro_batches(3, phase, 1)) == (3, 2)  # even, not 4 and 2
+    assert (micro_rows(1, phase, 1), micro_batches(1, phase, 1)) == (1, 6)
+    assert (micro_rows(999, phase, 4), micro_batches(2, phase, 4)) == (2, 1)
