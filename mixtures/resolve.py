@@ -29,10 +29,10 @@ from .shares import Shares, average, phase_shares, stretches
 from .sources import Opened
 from .spec import Mixture, settled
 
-CHUNK_TOKENS = 1 << 20
-SMALL_CHUNKS = 64
+CHUNK_TOKENS = 1 << 23
+SMALL_CHUNKS = 256
 """Into how many chunks a source too small for chunks of CHUNK_TOKENS is cut, if rows allow it."""
-WINDOW_CHUNKS = 64
+WINDOW_CHUNKS = 32
 """benchmarks/shuffle.py shows what chunks and windows give and cost."""
 WINDOW_PART = 8
 """A change of sequence length passes over a window at most: so much of a small source at most."""
