@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_data import plan_of, random_documents, write_dataset
+
+from headrace.dataplane import prefetch as prefetching
+from headrace.dataplane.cache import Cache
+from headrace.dataplane.plan import Plan
+from headrace.dataplane.prefetch import Prefetcher
+from headrace.dataplane.rows import RowReader
+
+
+@pytest.fixture
+def plan() -> Plan:
+    """Shards of about 100 KB, each one chunk."""
+    url = f"memory://ahead-{os.urandom(4).hex()}/web"
+    write_dataset(url, random_documents(5, 900, longest=2000))
+    return plan_of(
+        {
+            "chunk": 4096,
+            "window": 4,
+            "sources": {"one": {"data": url}},
+            "phases": {
+                "all": {"tokens": 600_000, "seq_len": 64, "batch": 1024, "weights": {"one": 1}}
+            },
+        }
+    )
+
+
+def rows_of(plan: Plan, step: int) -> np.ndarray:
+    taken = plan.step(step)
+    return np.arange(taken.first_row, taken.first_row + taken.rows)
+
+
+def eventually(condition: object, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_it_brings_what_will_be_read_and_not_much_more(plan: Plan, tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    ahead = Prefetcher(plan, cache, range(plan.last_step), lambda step: rows_of(plan, step))
+    try:
+        eventually(lambda: len(ahead.ahead) == plan.last_step)  # all of it fits
+        eventually(lambda: not ahead.pool._work_queue.qsize())
+        time.sleep(0.2)
+        before = cache.requests
+        reader = RowReader(plan, cache=cache)
+        for step in range(plan.last_step):
+            reader.read(rows_of(plan, step))
+            ahead.done(step)
+        assert cache.requests == before, "the reader had to fetch"
+        assert not cache.wanted and ahead.ahead_chunks == 0
+    finally:
+        ahead.close()
+
+
+def test_it_stays_within_its_part_of_the_cache(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetching, "MOST_AHEAD", 2 * prefetching.CHUNK_BYTES)
+    cache = Cache(tmp_path)
+    ahead = Prefetcher(plan, cache, range(plan.last_step), lambda step: rows_of(plan, step))
+    try:
+        eventually(lambda: ahead.ahead_chunks >= 2)
+        time.sleep(0.3)
+        reached = len(ahead.ahead)
+        assert reached < plan.last_step
+        for step in range(plan.last_step):  # and goes on as the reader does
+            eventually(lambda step=step: any(s == step for s, _ in ahead.ahead))  # type: ignore[misc]
+            ahead.done(step)
+    finally:
+        ahead.close()
+
+
+def test_closing_ends_the_walk(plan: Plan, tmp_path: Path) -> None:
+    ahead = Prefetcher(
+        plan, Cache(tmp_path), range(plan.last_step), lambda step: rows_of(plan, step)
+    )
+    ahead.close()
+    ahead.thread.join(10)
+    assert not ahead.thread.is_alive()
