@@ -21,6 +21,8 @@ ROUNDED_PERIODS = (1 << 14, 1 << 17, MAX_PERIOD)
 """Tried where no table reproduces the shares exactly: a smaller table is made sooner."""
 RAMP_STRETCHES = 128
 RAMP_PERIOD = 1 << 10
+RAMP_END = 1 << 7
+"""Rows of a ramp's last stretch: few enough for its weights to settle every account."""
 
 Shares = tuple[Fraction, ...]
 
@@ -66,23 +68,50 @@ def stretches(name: str, rows: int, first: Shares, last: Shares) -> tuple[Stretc
     """A phase's rows as stretches of constant integer weights."""
     if first == last:
         return (_constant(name, rows, first),)
-    edges = _ramp_edges(rows)
+    period = max(RAMP_PERIOD, 4 * len(first))
     taken = [Fraction(0)] * len(first)
     result = []
-    for start, end in pairwise(edges):
-        # What is still owed at the stretch's end, so that rounding does not add up.
+    for start, end in pairwise(_ramp_edges(rows)):
+        # What is still owed at the stretch's end, so that rounding does not add up; and what can
+        # be owed at the phase's, so that it can be made good.
         wanted = [
             one * end + (two - one) * Fraction(end * end, 2 * rows) - so_far
             for one, two, so_far in zip(first, last, taken, strict=True)
         ]
-        weights = _rounded([max(part, Fraction(0)) for part in wanted], RAMP_PERIOD)
-        total = sum(weights)
+        later = [
+            one * (rows - end) + (two - one) * Fraction(rows * rows - end * end, 2 * rows)
+            for one, two in zip(first, last, strict=True)
+        ]
+        weights = _ramp_weights(wanted, later, period)
         result.append(Stretch(rows=end - start, weights=weights))
         taken = [
-            so_far + Fraction(weight * (end - start), total)
+            so_far + Fraction(weight * (end - start), period)
             for so_far, weight in zip(taken, weights, strict=True)
         ]
     return tuple(result)
+
+
+def _ramp_weights(
+    wanted: Sequence[Fraction], later: Sequence[Fraction], period: int
+) -> tuple[int, ...]:
+    """Integers with the sum `period` in proportion to what sources want of a stretch. Nobody gets
+    more than a unit above that, or what he wants later."""
+    unit = sum(wanted) / period
+    weights = [max(math.floor(part / unit), 0) for part in wanted]
+    room = [
+        (part + more) / unit - weight
+        for part, more, weight in zip(wanted, later, weights, strict=True)
+    ]
+    short = period - sum(weights)
+    nearest = sorted(range(len(wanted)), key=lambda index: weights[index] - wanted[index] / unit)
+    for index in [index for index in nearest if room[index] >= 1][:short]:
+        weights[index] += 1
+        room[index] -= 1
+    while sum(weights) < period:  # few have room: near the end, or where sources outnumber units
+        index = max(nearest, key=lambda index: room[index])
+        weights[index] += 1
+        room[index] -= 1
+    return tuple(weights)
 
 
 def _constant(name: str, rows: int, shares: Shares) -> Stretch:
@@ -110,7 +139,7 @@ def _ramp_edges(rows: int) -> list[int]:
     """Stretches of even length; the last ones ever shorter, so that the phase ends within a row."""
     count = min(RAMP_STRETCHES, rows)
     edges = [rows * number // count for number in range(count)]
-    while rows - edges[-1] > RAMP_PERIOD:
+    while rows - edges[-1] > RAMP_END:
         edges.append((edges[-1] + rows) // 2)
     return [*edges, rows]
 

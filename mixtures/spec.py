@@ -98,9 +98,9 @@ class Mixture:
     """Whether the documents of a row are kept from seeing each other."""
     chunk: int | None = None
     """Tokens that stay together when a source is shuffled: a multiple of every sequence length.
-    About a million, or a 64th of a smaller source, if left out."""
+    About 8 million, or a 256th of a smaller source, if left out."""
     window: int | None = None
-    """Chunks among which rows are shuffled. 64, or an eighth of a smaller source, if left out."""
+    """Chunks among which rows are shuffled: 32, or an eighth of a smaller source, if left out."""
     after: After | None = None
     """Continue another run's stream: what it consumed is not served again."""
 

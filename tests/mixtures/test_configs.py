@@ -67,7 +67,7 @@ def test_the_context_grows_to_a_million_tokens(planned: Callable[[str], Plan]) -
     plan = planned("evo2-two-stages")
     lengths = [phase.seq_len for phase in plan.phases]
     assert lengths == [8_192, 32_768, 131_072, 524_288, 1_048_576]
-    assert all(source.order.chunk == 1_048_576 for source in plan.sources)
+    assert all(source.order.chunk % 1_048_576 == 0 for source in plan.sources)
     assert plan.phases[-1].batch_rows == 8
     assert len({tuple(phase.stretches[0].weights) for phase in plan.phases[1:]}) == 1
 

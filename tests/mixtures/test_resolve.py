@@ -16,7 +16,7 @@ from plan_data import served, write_head
 from headrace.console.errors import PlanError
 from headrace.dataplane.plan import Plan
 from headrace.dataplane.stream import Stream
-from headrace.mixtures.resolve import resolve
+from headrace.mixtures.resolve import CHUNK_TOKENS, WINDOW_CHUNKS, resolve
 from headrace.mixtures.shares import exact
 from headrace.mixtures.spec import LearningRate, Mixture, PhaseSpec, SourceSpec, ends
 
@@ -276,9 +276,9 @@ def test_a_window_is_a_small_part_of_its_source(head, tokens):
     )
     order = resolve(mixture).sources[0].order
     assert order.chunk * order.window <= max(tokens / 8, 64)
-    assert order.chunk <= 1 << 20 and order.window <= 64
-    if tokens >= 10**9:
-        assert (order.chunk, order.window) == (1 << 20, 64)
+    assert order.chunk <= CHUNK_TOKENS and order.window <= WINDOW_CHUNKS
+    if tokens == 10**13:
+        assert (order.chunk, order.window) == (CHUNK_TOKENS, WINDOW_CHUNKS)
 
 
 def test_ten_trillion_tokens_are_planned_and_sought_at_any_row(head):
