@@ -12,6 +12,10 @@ import numpy as np
 from headrace.dataplane.dataset import Dataset
 from headrace.dataplane.shards import Origin
 from headrace.dataplane.tokenizers import load
+from headrace.tokenize.engines import EngineConfig
+
+ONE = EngineConfig(workers=1)
+"""The engine of most tests: no processes."""
 
 WORDS = [*("water", "wheel", "mill", "stream", "水", "roue", "🙂", "naïve", "\n\n   return")]
 

@@ -24,6 +24,7 @@ from . import engines
 from .claim import Claim
 from .commit import Made, clear_all, commit
 from .dedup import DigestTask, decide
+from .engines import EngineConfig
 from .generations import existing, files_of, missing, new_files
 from .inputs import find
 from .job import CLAIMS, Job, dataset_url, work_url
@@ -67,8 +68,8 @@ class BuildConfig:
     """Split what is longer, each piece with its end of document."""
     on_error: Literal["fail", "skip"] = "fail"
     """What to do about a record that cannot be read."""
-    workers: int | None = None
-    """Processes; None: as many as there are cores."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """Where tasks run."""
 
     def __post_init__(self) -> None:
         if not self.inputs:
@@ -200,8 +201,7 @@ def deduplicate(
 
 def run(config: BuildConfig, label: str, function: Any, tasks: Sequence[Any]) -> None:
     """Run every task that has not been done."""
-    workers = config.workers or engines.default_workers()
     total = sum(task.size for task in tasks)
     with Progress(label, total=total, unit="B") as progress:
-        for event in engines.run_local(function, tasks, workers):
+        for event in engines.run(config.engine, function, tasks):
             progress.advance(event.bytes, documents=event.documents, tokens=event.tokens)

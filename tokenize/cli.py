@@ -65,11 +65,24 @@ def _tokenizer_options(function: Any) -> Any:
     return _apply(options, function)
 
 
-def _run_options(function: Any) -> Any:
+def _engine_options(function: Any) -> Any:
     """What says where tasks run."""
-    return _apply(
-        [click.option("--workers", type=int, help="Processes; one for each core.")], function
-    )
+    options = [
+        click.option(
+            "--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True
+        ),
+        click.option("--workers", type=int, help="local: processes; one for each core."),
+        click.option("--address", help="ray: the cluster; one of this machine, if not given."),
+    ]
+    return _apply(options, function)
+
+
+def _engine(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "kind": values.pop("engine"),
+        "workers": values.pop("workers"),
+        "address": values.pop("address"),
+    }
 
 
 def _apply(options: list[Any], function: Any) -> Any:
@@ -127,7 +140,7 @@ def train(**values: Any) -> None:
 @click.option("--max-document-tokens", type=int, metavar="N", help="Split what is longer.")
 @_tokenizer_options
 @_source_options
-@_run_options
+@_engine_options
 @command.json_option
 def build(as_json: bool, **values: Any) -> None:
     """Build a dataset, or add files to it."""
@@ -174,6 +187,7 @@ def _build_config(values: dict[str, Any]) -> Any:
         "byte": byte,
         "bpe": bpe,
         "splits": splits,
+        "engine": _engine(values),
         **values,
     }
     return build_config(BuildConfig, data, source="the command line")
@@ -186,13 +200,14 @@ def _build_config(values: dict[str, Any]) -> Any:
 @click.option("--dtype", help="The ids' type, where the format does not tell it.")
 @click.option("--tokenizer", metavar="byte|FILE", help="So that ids can be shown as text.")
 @click.option("--end-of-document", metavar="TOKEN", help="FILE: what ends a document.")
-@_run_options
+@_engine_options
 def index(**values: Any) -> None:
     """Make a manifest for a dataset that others have written, without copying it."""
     from .index import IndexConfig
     from .index import index as run
 
-    made = run(build_config(IndexConfig, values, source="the command line"))
+    data = {"engine": _engine(values), **values}
+    made = run(build_config(IndexConfig, data, source="the command line"))
     command.say(f"{values['url']}: {made.documents:,} documents, {made.tokens:,} tokens")
 
 
@@ -201,7 +216,7 @@ def index(**values: Any) -> None:
 @click.option("--sample", type=float, default=1.0, metavar="SHARE", help="Tokenize only so many.")
 @_tokenizer_options
 @_source_options
-@_run_options
+@_engine_options
 @command.json_option
 def count(sample: float, as_json: bool, **values: Any) -> None:
     """Count the tokens of a corpus, without writing anything."""
@@ -245,15 +260,17 @@ def inspect(url: str, number: int | None, documents: int, as_json: bool) -> None
 
 @main.command()
 @click.argument("url")
-@_run_options
+@_engine_options
 @command.json_option
-def verify(url: str, workers: int | None, as_json: bool) -> None:
+def verify(url: str, as_json: bool, **values: Any) -> None:
     """Check every byte and every count of a dataset."""
     from ..console.errors import IntegrityError
+    from .engines import EngineConfig
     from .verify import describe
     from .verify import verify as run
 
-    damage = run(url, workers=workers)
+    config = build_config(EngineConfig, _engine(values), source="the command line")
+    damage = run(url, config)
     if as_json:
         command.emit([vars(one) for one in damage])
     if damage:

@@ -114,10 +114,9 @@ def count(config: BuildConfig, share: float = 1.0) -> Counts:
     job = job_of(config, load_tokenizer(config))
     tasks = cut(find(config.inputs, config.source), config, job)
     total = Counts()
-    workers = config.workers or engines.default_workers()
     label = "counting"
     with Progress(label, total=sum(task.size for task in tasks), unit="B") as progress:
-        for found in engines.run_local(CountTask(job, share), tasks, workers):
+        for found in engines.run(config.engine, CountTask(job, share), tasks):
             total.add(found)
             progress.advance(found.read, documents=found.documents)
     return total

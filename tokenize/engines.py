@@ -11,10 +11,11 @@ import os
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from ..console.errors import RunError, UserError
+from ..console.errors import MissingError, RunError, UserError
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -61,6 +62,79 @@ def run_local(function: Function[T, E], items: Sequence[T], workers: int) -> Ite
             process.terminate()
         for process in running.values():
             process.join()
+
+
+def run_on_ray(function: Function[T, E], items: Sequence[T], address: str | None) -> Iterator[E]:
+    """Run `function` over items on a Ray cluster: the one at `address`, or one of this machine.
+
+    Every node needs headrace, and must see the corpus and the dataset under the same URLs. A task
+    whose node is lost is run again.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise MissingError(
+            "the ray engine needs Ray", mend="pip install 'headrace[ray]', or use --engine local"
+        ) from None
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="warning")
+        except ConnectionError as error:
+            raise RunError(
+                f"there is no Ray cluster at {address}: {error}", mend="check --address"
+            ) from None
+    slots = max(1, int(ray.cluster_resources().get("CPU", 1)))
+    remote = ray.remote(num_cpus=1, max_retries=3)(_generate)
+    shared = ray.put(function)
+    waiting = deque(items)
+    running: list[Any] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < slots:
+                item = waiting.popleft()
+                running.append(remote.options(num_returns="streaming").remote(shared, item))
+            ready, running = ray.wait(running, num_returns=1)
+            for stream in ready:
+                try:
+                    yield ray.get(next(stream))
+                    running.append(stream)
+                except StopIteration:
+                    continue
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
+        raise cause if isinstance(cause, UserError) else error from None
+    finally:
+        for stream in running:
+            ray.cancel(stream, force=True)
+
+
+def _generate(function: Function[T, E], item: T) -> Iterator[E]:
+    yield from function(item)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    kind: Literal["local", "ray"] = "local"
+    """Where tasks run: processes of this machine, or a Ray cluster."""
+    workers: int | None = None
+    """local: how many processes; None: as many as there are cores."""
+    address: str | None = None
+    """ray: the cluster; None: one that Ray starts on this machine."""
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers is {self.workers}; at least one is needed")
+        if self.address is not None and self.kind != "ray":
+            raise ValueError("address is of a Ray cluster: it needs kind `ray`")
+        if self.workers is not None and self.kind == "ray":
+            raise ValueError("workers is of the local engine; a Ray cluster has its own")
+
+
+def run(config: EngineConfig, function: Function[T, E], items: Sequence[T]) -> Iterator[E]:
+    """Run `function` over items, and give back what they tell as they tell it."""
+    if config.kind == "ray":
+        return run_on_ray(function, items, config.address)
+    return run_local(function, items, config.workers or default_workers())
 
 
 def default_workers() -> int:

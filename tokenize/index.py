@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from ..dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from ..dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from . import engines
 from .contents import Contents, contents, hash_of, read_shard
+from .engines import EngineConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class IndexConfig:
     """`byte` or a tokenizer.json, so that ids can be shown as text."""
     end_of_document: str | None = None
     """The token that ends documents; None: the first of the usual names that it has."""
-    workers: int | None = None
+    engine: EngineConfig = field(default_factory=EngineConfig)
 
 
 @dataclass(frozen=True)
@@ -122,10 +123,9 @@ def _read(
 ) -> list[Found]:
     found = []
     total = sum(shard.stored_size or shard.size for shard in shards)
-    workers = config.workers or engines.default_workers()
     with Progress("indexing", total=total, unit="B") as progress:
         task = IndexTask(url, format, dtype)
-        for one in engines.run_local(task, list(enumerate(shards)), workers):
+        for one in engines.run(config.engine, task, list(enumerate(shards))):
             found.append(one)
             progress.advance(one.shard.stored_size or one.shard.size, tokens=one.shard.tokens)
     return sorted(found, key=lambda one: one.number)

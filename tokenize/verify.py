@@ -17,6 +17,7 @@ from ..dataplane import manifest, storage
 from ..dataplane.manifest import Manifest, Shard
 from . import engines
 from .contents import contents, hash_of, read_shard
+from .engines import EngineConfig
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class VerifyTask:
         return None
 
 
-def verify(url: str, *, workers: int | None = None) -> list[Damage]:
+def verify(url: str, engine: EngineConfig | None = None) -> list[Damage]:
     """What is damaged in a dataset; nothing, if it is whole."""
     found = manifest.load(url)
     shards = []
@@ -100,8 +101,7 @@ def verify(url: str, *, workers: int | None = None) -> list[Damage]:
     damage = []
     total = sum(shard.size for shard in shards)
     with Progress("verifying", total=total, unit="B") as progress:
-        count = workers or engines.default_workers()
-        for checked in engines.run_local(VerifyTask(url), shards, count):
+        for checked in engines.run(engine or EngineConfig(), VerifyTask(url), shards):
             progress.advance(checked.size)
             if checked.damage:
                 damage.append(checked.damage)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpora import texts, write_jsonl
+from corpora import ONE, texts, write_jsonl
 
 from headrace.tokenize.build import BuildConfig, build
 
@@ -28,7 +28,7 @@ def run_build(tmp_path: Path) -> Callable[..., Path]:
             "tokenizer": "byte",
             "slice_size": 20_000,
             "shard_size": 15_000,
-            "workers": 1,
+            "engine": ONE,
         }
         config = BuildConfig(
             inputs=tuple(map(str, inputs)), out=str(tmp_path / out), **{**values, **options}

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -13,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import read_dataset, snapshot, texts, write_jsonl
+from corpora import ONE, read_dataset, snapshot, texts, write_jsonl
 
 from headrace.console.errors import BusyError, InputError, StorageError
 from headrace.dataplane import manifest
 from headrace.dataplane.tokenizers.byte import ByteConfig
-from headrace.tokenize import engines
 from headrace.tokenize.build import BuildConfig
+from headrace.tokenize.engines import EngineConfig
 from headrace.tokenize.sources import SourceConfig
 
 Run = Callable[..., Path]
@@ -49,8 +48,8 @@ def test_a_dataset_holds_every_document_with_its_origin(
 def test_the_bytes_do_not_depend_on_the_workers(
     corpus: Path, run_build: Run, options: dict[str, Any]
 ) -> None:
-    one = run_build(corpus, out="one", workers=1, **options)
-    two = run_build(corpus, out="two", workers=3, **options)
+    one = run_build(corpus, out="one", engine=ONE, **options)
+    two = run_build(corpus, out="two", engine=EngineConfig(workers=3), **options)
     assert snapshot(one) == snapshot(two)
 
 
@@ -125,7 +124,7 @@ def test_kill_9_at_any_moment(tmp_path: Path, options: list[str]) -> None:
     subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
     rng = random.Random(0)
     out = tmp_path / "killed"
-    for _ in range(12):
+    for _ in range(8):
         process = subprocess.Popen(
             [*command, str(out)], start_new_session=True, stderr=subprocess.PIPE
         )
@@ -149,7 +148,7 @@ def test_workers_end_when_their_build_is_killed(tmp_path: Path) -> None:
         "from headrace.tokenize.build import *\n"
         "if __name__ == '__main__':\n"
         f" build(BuildConfig(inputs=({str(tmp_path / 'corpus.jsonl')!r},), tokenizer='byte',"
-        f" out={str(tmp_path / 'out')!r}, workers=2, slice_size=100_000))\n"
+        f" out={str(tmp_path / 'out')!r}, engine=EngineConfig(workers=2), slice_size=100_000))\n"
     )
     script = tmp_path / "script.py"
     script.write_text(code)
@@ -329,15 +328,3 @@ def test_misuse_is_told_by_name() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             BuildConfig(**{**common, **wrong})  # type: ignore[arg-type]
-
-
-def test_a_worker_that_dies_is_named(tmp_path: Path) -> None:
-    from headrace.console.errors import RunError
-
-    with pytest.raises(RunError, match="signal 9"):
-        list(engines.run_local(die, ["a", "b"], 2))
-
-
-def die(item: str) -> Any:
-    os.kill(os.getpid(), signal.SIGKILL)
-    yield json.dumps(item)

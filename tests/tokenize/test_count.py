@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from corpora import texts, write_jsonl
+from corpora import ONE, texts, write_jsonl
 
 from headrace.tokenize.build import BuildConfig
 from headrace.tokenize.count import as_data, count, describe
@@ -11,7 +11,7 @@ from headrace.tokenize.count import as_data, count, describe
 
 def config(path: Path) -> BuildConfig:
     return BuildConfig(
-        inputs=(str(path),), out="nowhere", tokenizer="byte", workers=1, slice_size=50_000
+        inputs=(str(path),), out="nowhere", tokenizer="byte", engine=ONE, slice_size=50_000
     )
 
 
@@ -38,7 +38,7 @@ def test_a_sample_estimates_within_its_error(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", documents)
     tokenizer = tmp_path / "t.json"
     train(TrainConfig(inputs=(str(path),), out=str(tokenizer), vocab_size=300))
-    full = BuildConfig(inputs=(str(path),), out="nowhere", tokenizer=str(tokenizer), workers=1)
+    full = BuildConfig(inputs=(str(path),), out="nowhere", tokenizer=str(tokenizer), engine=ONE)
     truth = count(full)
     guess = count(full, 0.1)
     assert truth.error == 0 < guess.error < truth.tokens / 20

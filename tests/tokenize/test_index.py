@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from corpora import ONE
 
 from headrace.console.errors import InputError, StorageError
 from headrace.dataplane.dataset import Dataset
@@ -20,7 +21,7 @@ DOCUMENTS = [np.append(np.arange(1, 1 + n) * 7 % 250, 256).tolist() for n in (3,
 def check(folder: Path, **options: Any) -> Dataset:
     """Index a folder, and find DOCUMENTS in it."""
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    made = index(IndexConfig(url=str(folder), workers=1, **options))
+    made = index(IndexConfig(url=str(folder), engine=ONE, **options))
     assert (made.documents, made.tokens) == (len(DOCUMENTS), sum(map(len, DOCUMENTS)))
     assert made.tokenizer.end_of_document == 256
     dataset = Dataset(str(folder))
@@ -30,7 +31,7 @@ def check(folder: Path, **options: Any) -> Dataset:
     starts = np.cumsum([0, *map(len, DOCUMENTS)])[:-1].tolist()
     assert dataset.document_starts(0, made.tokens).tolist() == starts
     assert all(path.read_bytes() == data for path, data in before.items())
-    assert verify(str(folder), workers=1) == []
+    assert verify(str(folder), ONE) == []
     return dataset
 
 
@@ -99,7 +100,7 @@ def test_a_tokenizer_shows_ids_as_text(tmp_path: Path) -> None:
     from headrace.tokenize import inspect
 
     write_megatron(tmp_path / "a", [[*b"hello", 256]], "uint16")
-    index(IndexConfig(url=str(tmp_path), tokenizer="byte", workers=1))
+    index(IndexConfig(url=str(tmp_path), tokenizer="byte", engine=ONE))
     origin, ids = inspect.document(str(tmp_path), 0)
     assert inspect.text(str(tmp_path), ids) == "hello<|endoftext|>"
     assert origin.file == "a.bin"
@@ -109,7 +110,7 @@ def test_without_a_tokenizer_there_is_no_text(tmp_path: Path) -> None:
     from headrace.tokenize import inspect
 
     write_megatron(tmp_path / "a", DOCUMENTS, "uint16")
-    index(IndexConfig(url=str(tmp_path), workers=1))
+    index(IndexConfig(url=str(tmp_path), engine=ONE))
     with pytest.raises(InputError, match="does not say how its ids become text"):
         inspect.text(str(tmp_path), [1])
 
@@ -123,7 +124,7 @@ def test_what_cannot_be_indexed_is_told(
         index(IndexConfig(url=str(run_build(corpus))))
     write_megatron(tmp_path / "a", [[300, 256]], "uint16")
     with pytest.raises(InputError, match="holds the id 300, and byte has 257"):
-        index(IndexConfig(url=str(tmp_path), tokenizer="byte", format="megatron", workers=1))
+        index(IndexConfig(url=str(tmp_path), tokenizer="byte", format="megatron", engine=ONE))
 
 
 def test_a_column_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:

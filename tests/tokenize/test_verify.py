@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpora import snapshot
+from corpora import ONE, snapshot
 
 from headrace.console.errors import InputError
 from headrace.dataplane import manifest
@@ -24,12 +24,12 @@ def test_a_flipped_byte_is_found_and_made_good(corpus: Path, run_build: Run, kin
     out = run_build(corpus, **BUILDS[kind])
     whole = snapshot(out)
     data = out / "train" if kind == "shuffled" else out
-    assert verify(str(data), workers=1) == []
+    assert verify(str(data), ONE) == []
     shard = sorted((data / "shards").iterdir())[1]
     octets = bytearray(shard.read_bytes())
     octets[len(octets) // 2] ^= 1
     shard.write_bytes(octets)
-    (damage,) = verify(str(data), workers=1)
+    (damage,) = verify(str(data), ONE)
     assert damage.name == f"shards/{shard.name}"
     assert "not the ones that were written" in damage.what
     (entry,) = [
@@ -48,7 +48,7 @@ def test_lost_and_cut_shards_are_found(corpus: Path, run_build: Run) -> None:
     lost, cut, *_ = sorted((out / "shards").iterdir())
     lost.unlink()
     cut.write_bytes(cut.read_bytes()[:100])
-    found = verify(str(out), workers=1)
+    found = verify(str(out), ONE)
     assert [one.name for one in found] == sorted([f"shards/{lost.name}", f"shards/{cut.name}"])
 
 

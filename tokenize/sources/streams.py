@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from ...console.errors import InputError
 from ...dataplane import storage
@@ -33,14 +34,50 @@ class Block:
 
 def open_file(name: str) -> BinaryIO:
     """A file of the corpus, opened for reading; seekable where its store allows."""
-    try:
-        if storage.is_local(name):
+    if storage.is_local(name):
+        try:
             return storage.local_path(name).open("rb")
-        fs, path = storage.file_system(name)
-        opened: BinaryIO = fs.open(path, "rb", block_size=BLOCK_BYTES)
-        return opened
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {name}: {error}", mend="check the input's path") from None
+        except OSError as error:
+            raise InputError(f"cannot read {name}: {error.strerror}") from None
+    fs, path = storage.file_system(name)
+    if name.startswith("http"):  # may know neither its size nor ranges
+        try:
+            opened: BinaryIO = fs.open(path, "rb", block_size=0)
+            return opened
+        except OSError as error:
+            raise InputError(f"cannot read {name}: {error}") from None
+    return cast(BinaryIO, io.BufferedReader(_Remote(name), BLOCK_BYTES))
+
+
+class _Remote(io.RawIOBase):
+    """A remote file, read by ranges, each of which is tried again where its store falters."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.size = storage.size(url)
+        self.at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.size}[whence]
+        return self.at
+
+    def tell(self) -> int:
+        return self.at
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self.size, self.at + len(buffer))
+        if end <= self.at:
+            return 0
+        data = storage.read(self.url, self.at, end)
+        buffer[: len(data)] = data
+        self.at += len(data)
+        return len(data)
 
 
 def cut_bytes(file: File, delimiter: bytes, size: int) -> list[Slice]:

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corpora import ONE, snapshot
+
+from headrace.console.errors import InputError, RunError
+from headrace.tokenize import engines
+from headrace.tokenize.engines import EngineConfig
+
+
+def squares(number: int) -> Iterator[int]:
+    yield number
+    yield number * number
+
+
+def fails(number: int) -> Iterator[int]:
+    yield number
+    if number == 3:
+        raise InputError("three is no number", where="here", mend="count differently")
+
+
+def breaks(number: int) -> Iterator[int]:
+    yield 1 // (number - 3)
+
+
+def dies(number: int) -> Iterator[int]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    yield number
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_everything_that_tasks_tell_comes_back(workers: int) -> None:
+    found = list(engines.run(EngineConfig(workers=workers), squares, range(5)))
+    assert sorted(found) == sorted([*range(5), *(k * k for k in range(5))])
+
+
+def test_an_error_of_a_task_is_the_callers(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="three is no number") as caught:
+        list(engines.run(EngineConfig(workers=2), fails, range(6)))
+    assert caught.value.mend == "count differently"
+
+
+def test_a_fault_of_ours_shows_where_it_was() -> None:
+    with pytest.raises(RuntimeError, match="in breaks"):
+        list(engines.run(EngineConfig(workers=2), breaks, range(6)))
+
+
+def test_a_worker_that_dies_is_told() -> None:
+    with pytest.raises(RunError, match="signal 9"):
+        list(engines.run(EngineConfig(workers=2), dies, range(2)))
+
+
+def test_misuse_is_told() -> None:
+    for options, message in (
+        ({"workers": 0}, "at least one"),
+        ({"address": "here:1"}, "needs kind `ray`"),
+        ({"kind": "ray", "workers": 2}, "has its own"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            EngineConfig(**options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def ray() -> Iterator[Any]:
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    yield ray
+    ray.shutdown()
+
+
+@pytest.mark.slow
+def test_ray_builds_the_same_bytes(corpus: Path, run_build: Any, ray: Any) -> None:
+    options = {"shuffle": 1, "dedup": "exact", "splits": {"val": 0.1}}
+    local = run_build(corpus, out="local", engine=ONE, **options)
+    there = run_build(corpus, out="ray", engine=EngineConfig(kind="ray"), **options)
+    assert snapshot(local) == snapshot(there)
+    (corpus / "bad.jsonl").write_text("{")
+    with pytest.raises(InputError, match="broken JSON"):
+        run_build(corpus, out="ray", engine=EngineConfig(kind="ray"), **options)

@@ -1,0 +1,198 @@
+"""Builds from and to s3://, against servers that are slow, throttled, and killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from corpora import ONE, read_dataset, snapshot, texts, write_jsonl
+from moto.server import ThreadedMotoServer
+from swift import Swift, install
+
+from headrace.console.errors import StorageError
+from headrace.dataplane import manifest, storage
+from headrace.tokenize.build import BuildConfig, build
+
+MOTO = {
+    "AWS_ACCESS_KEY_ID": "a",
+    "AWS_SECRET_ACCESS_KEY": "b",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
+
+
+@pytest.fixture(autouse=True)
+def forget_connections() -> Iterator[None]:
+    """fsspec keeps its file systems: each test shall look at its own server."""
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    yield
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+@pytest.fixture
+def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    server = ThreadedMotoServer(port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {**MOTO, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}.items():
+        monkeypatch.setenv(name, value)
+    reset = urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")
+    urllib.request.urlopen(reset).close()
+    fsspec.filesystem("s3").mkdir("data")
+    yield
+    server.stop()
+
+
+@pytest.fixture
+def swift(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Swift]]:
+    assert request.config.cache is not None
+    programs = install(request.config.cache.mkdir("swift"))
+    started: list[Swift] = []
+
+    def start(**options: int) -> Swift:
+        server = Swift(programs, tmp_path / "swift", **options)
+        started.append(server)
+        server.start()
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        fsspec.filesystem("s3").mkdir("data")
+        return server
+
+    yield start
+    for server in started:
+        server.stop(signal.SIGKILL)
+
+
+def upload(corpus: Path) -> None:
+    fsspec.filesystem("s3").put(str(corpus), "data/corpus", recursive=True)
+
+
+def download(url: str) -> dict[str, bytes]:
+    return {name: storage.read(storage.join(url, name)) for name in storage.list_files(url)}
+
+
+def config(inputs: str, out: str, **options: object) -> BuildConfig:
+    values = {"tokenizer": "byte", "slice_size": 20_000, "shard_size": 15_000, "engine": ONE}
+    return BuildConfig(inputs=(inputs,), out=out, **{**values, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": 1, "dedup": "exact", "splits": {"val": 0.1}}])
+def test_a_build_on_an_object_store(
+    corpus: Path, tmp_path: Path, moto: None, options: dict[str, object]
+) -> None:
+    upload(corpus)
+    build(config("s3://data/corpus", "s3://data/out", **options))
+    names = storage.list_files("s3://data/out")
+    assert not [name for name in names if "work" in name]
+    found = read_dataset("s3://data/out/train" if options else "s3://data/out")
+    assert found[0][0].file.startswith("s3://data/corpus/")
+    build(config(str(corpus), str(tmp_path / "local"), **options))
+    held = read_dataset(tmp_path / "local" / ("train" if options else ""))
+    assert sorted(text for _, text, _ in found) == sorted(text for _, text, _ in held)
+    before = download("s3://data/out")
+    build(config("s3://data/corpus", "s3://data/out", **options))
+    assert download("s3://data/out") == before
+
+
+def test_a_dataset_on_an_object_store_is_the_one_on_a_disk(
+    corpus: Path, tmp_path: Path, moto: None
+) -> None:
+    build(config(str(corpus), "s3://data/out"))
+    build(config(str(corpus), str(tmp_path / "out")))
+    assert download("s3://data/out") == snapshot(tmp_path / "out")
+
+
+def test_a_bucket_that_is_not_there(corpus: Path, moto: None) -> None:
+    with pytest.raises(StorageError, match="s3://nowhere/out"):
+        build(config(str(corpus), "s3://nowhere/out"))
+
+
+@pytest.mark.slow
+def test_swift_in_whole_and_throttled(
+    corpus: Path, tmp_path: Path, swift: Callable[..., Swift]
+) -> None:
+    swift(writes=8)
+    build(config(str(corpus), str(tmp_path / "local")))
+    upload(corpus)
+    began = time.monotonic()
+    build(config("s3://data/corpus", "s3://data/mirror"))
+    assert time.monotonic() - began > 2, "it was not throttled"
+    build(config(str(corpus), "s3://data/out"))
+    assert download("s3://data/out") == snapshot(tmp_path / "local")
+
+
+@pytest.mark.slow
+def test_wrong_credentials_are_told(
+    corpus: Path, swift: Callable[..., Swift], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swift()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    with pytest.raises(StorageError, match="access is denied"):
+        build(config(str(corpus), "s3://data/out"))
+
+
+@pytest.mark.slow
+def test_a_server_killed_and_started_again_in_the_middle(
+    tmp_path: Path, swift: Callable[..., Swift]
+) -> None:
+    """The build waits, and ends as if nothing had been; readers see nothing until then."""
+    for number in range(3):
+        write_jsonl(tmp_path / "corpus" / f"{number}.jsonl", texts(3000, seed=number))
+    server = swift()
+    build(config(str(tmp_path / "corpus"), str(tmp_path / "local")))
+    upload(tmp_path / "corpus")
+    stop = threading.Event()
+
+    def trouble() -> None:
+        while not stop.wait(2.5):
+            server.stop(signal.SIGKILL)
+            time.sleep(1)
+            server.start()
+
+    thread = threading.Thread(target=trouble)
+    thread.start()
+    try:
+        build(config(str(tmp_path / "corpus"), "s3://data/out"))
+        build(config("s3://data/corpus", "s3://data/mirror"))
+    finally:
+        stop.set()
+        thread.join()
+    assert download("s3://data/out") == snapshot(tmp_path / "local")
+    expected = [text for _, text, _ in read_dataset(tmp_path / "local")]
+    assert [text for _, text, _ in read_dataset("s3://data/mirror")] == expected
+
+
+@pytest.mark.slow
+def test_a_build_killed_in_the_middle_of_its_uploads(
+    tmp_path: Path, swift: Callable[..., Swift]
+) -> None:
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", texts(20_000))
+    server = swift()
+    build(config(str(corpus), str(tmp_path / "local"), slice_size=64 << 20, shard_size=300_000))
+    command = [
+        *(sys.executable, "-c", "from headrace.tokenize.cli import main; main()", "build"),
+        *(str(corpus), "--tokenizer", "byte", "--shard-size", "300000", "--workers", "1"),
+        *("--out", "s3://data/out"),
+    ]
+    environment = {**os.environ, **server.environment}
+    for _ in range(3):
+        process = subprocess.Popen(command, env=environment, start_new_session=True)
+        time.sleep(3)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if storage.exists("s3://data/out/manifest.json"):
+            manifest.load("s3://data/out")
+    run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert download("s3://data/out") == snapshot(tmp_path / "local")
