@@ -33,22 +33,22 @@ ROWS, LENGTH = 8, 24
 """Rows of a global batch; two micro-batches and more on every rank."""
 
 
-def make_model(seed: int) -> Model:
-    """Odd sizes, so that ranges begin and end inside rows."""
-    model = Model(load_model_config(Path(__file__).with_name("tiny.yaml")))
+def make_model(seed: int, name: str) -> Model:
+    model = Model(load_model_config(Path(__file__).with_name(f"{name}.yaml")))
     model.init_weights(seed)
     return model
 
 
-def make_engine(layout: str, parallel: Parallel, seed: int = 3, clip: float = 0.5) -> Engine:
+def make_engine(layout: str, parallel: Parallel, seed: int = 3, model: str = "tiny") -> Engine:
     """`deepspeed-1-bf16`, `fsdp2-0-fp32`, …"""
     kind, option, precision = layout.split("-")
     if kind == "deepspeed":
         config: Any = ENGINES[kind](zero=int(option))  # type: ignore[arg-type,call-arg]
     else:
         config = ENGINES[kind](shard=int(option) or None)  # type: ignore[call-arg]
-    optimizer = OptimizerConfig(lr=LR, clip=clip)
-    return build(config, Objective(make_model(seed)), optimizer, precision, parallel)  # type: ignore[arg-type]
+    optimizer = OptimizerConfig(lr=LR, clip=0.5)
+    objective = Objective(make_model(seed, model))
+    return build(config, objective, optimizer, precision, parallel)  # type: ignore[arg-type]
 
 
 def global_batch(step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -183,12 +183,17 @@ def main(task: str, folder: Path) -> dict[str, Any]:
 
 
 def parity(
-    parallel: Parallel, folder: Path, layouts: list[str], steps: int, mean_of_means: bool = False
+    parallel: Parallel,
+    folder: Path,
+    layouts: list[str],
+    steps: int,
+    mean_of_means: bool = False,
+    model: str = "tiny",
 ) -> dict[str, Any]:
     """Losses, norms and the whole state after some steps, for each layout."""
     found: dict[str, Any] = {}
     for layout in layouts:
-        engine = make_engine(layout, parallel)
+        engine = make_engine(layout, parallel, model=model)
         found[layout] = train(engine, parallel, 0, steps, mean_of_means=mean_of_means)
         whole = gathered(engine, parallel)
         if parallel.first:

@@ -21,12 +21,15 @@ def apart(a: list[list[float]], b: list[list[float]]) -> tuple[float, float]:
     return loss, norm
 
 
-def test_every_layout_trains_the_same_model(in_processes: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["tiny", pytest.param("shared", marks=pytest.mark.slow)])
+def test_every_layout_trains_the_same_model(in_processes: Any, tmp_path: Path, model: str) -> None:
     alone, together = tmp_path / "alone", tmp_path / "together"
     for folder in (alone, together):
         folder.mkdir()
-    reference = in_processes(1, "parity", alone, layouts=["deepspeed-0-fp32"], steps=3)
-    others = in_processes(2, "parity", together, layouts=[*FP32, "fsdp2-0-fp32"], steps=3)
+    reference = in_processes(1, "parity", alone, layouts=["deepspeed-0-fp32"], steps=3, model=model)
+    others = in_processes(
+        2, "parity", together, layouts=[*FP32, "fsdp2-0-fp32"], steps=3, model=model
+    )
     for layout, found in others.items():
         loss, norm = apart(found, reference["deepspeed-0-fp32"])
         assert loss < 2e-6, (layout, loss)
