@@ -37,6 +37,8 @@ UNKNOWN = -1
 DEFAULT_BYTES = 64 << 30
 CHUNK_NAME = re.compile(r"^[0-9a-f]{64}/[0-9]+$")
 TOUCH_SECONDS = 30.0
+EVICT_PART = 20
+"""Each eviction frees this part of the bound: it looks at every chunk, so it should be seldom."""
 
 
 class Cache:
@@ -133,8 +135,9 @@ class Cache:
             with self._locked() as usage:
                 if path.exists():
                     return
-                if usage.bytes + len(data) > self.max_bytes:
-                    usage.bytes -= self._evict(usage.bytes + len(data) - self.max_bytes, path)
+                over = usage.bytes + len(data) - self.max_bytes
+                if over > 0:
+                    usage.bytes -= self._evict(max(over, self.max_bytes // EVICT_PART), path)
                 path.parent.mkdir(exist_ok=True)
                 temporary.write_bytes(data)
                 temporary.rename(path)

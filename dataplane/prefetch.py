@@ -27,8 +27,8 @@ Name = tuple[str, int]
 """A shard's hash, and a chunk of it."""
 
 THREADS = 16
-CACHE_PART = 4
-"""Run ahead by no more than this part of the cache."""
+CACHE_PART = 2
+"""Hold no more than this part of the cache with what is wanted and not yet read."""
 MOST_AHEAD = 1 << 30
 
 

@@ -1,0 +1,119 @@
+"""Training rows from a real S3 server, beside a raw parallel GET of the same bytes.
+
+OpenStack Swift with its s3api runs on this machine (tests/swift.py installs it). A phase is read
+cold through a bounded cache: bytes fetched over the bytes of the chunks that the rows lie in,
+requests, the cache's largest size, the time to the first batch, and tokens a second beside sixteen
+threads that only GET those objects. Server and reader share the machine's cores.
+
+    python -m benchmarks.long.object_storage
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+from small_data import plan_of, write_dataset
+from swift import Swift, install
+
+from headrace.dataplane import storage
+from headrace.dataplane.cache import Cache
+from headrace.dataplane.dataset import Dataset
+from headrace.dataplane.loader import Loader
+from headrace.dataplane.manifest import CHUNK_BYTES
+from headrace.dataplane.plan import Plan
+from headrace.dataplane.rows import RowReader
+
+TOKENS, SEQ_LEN, BATCH_ROWS = 80_000_000, 4096, 32
+BOUND = 96 << 20
+
+
+def make_plan(url: str) -> Plan:
+    """160 MB of tokens in objects of 8 MB; windows of 32 MB; a phase over nearly all of them."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(1, 512, TOKENS).astype(np.uint16)
+    ids[999::1000] = 0
+    write_dataset(url, ids.reshape(-1, 1000), shard_documents=4000)  # type: ignore[arg-type]
+    return plan_of(
+        {
+            "chunk": 1 << 23,
+            "window": 2,
+            "sources": {"web": {"data": url}},
+            "phases": {
+                "all": {
+                    "tokens": TOKENS - SEQ_LEN * BATCH_ROWS * 2,
+                    "seq_len": SEQ_LEN,
+                    "batch": SEQ_LEN * BATCH_ROWS,
+                    "weights": {"web": 1},
+                }
+            },
+        }
+    )
+
+
+def needed_bytes(plan: Plan) -> int:
+    """The bytes of all chunks in which a row of the plan lies, each once."""
+    reader = RowReader(plan)
+    dataset = reader.dataset(0)
+    chunks = set()
+    for row in range(0, plan.rows, 256):
+        located = reader.stream.locate(np.arange(row, min(row + 256, plan.rows)))
+        for token in located.tokens.tolist():
+            chunks.update(dataset.chunks(token, token + SEQ_LEN + 1))
+    return sum(
+        min(CHUNK_BYTES, dataset.shards[number].size - chunk * CHUNK_BYTES)
+        for number, chunk in chunks
+    )
+
+
+def raw_rate(url: str) -> float:
+    """Bytes a second of sixteen threads that GET whole objects and drop them."""
+    urls = [storage.join(url, shard.name) for shard in Dataset(url).shards]
+    started = time.perf_counter()
+    with ThreadPoolExecutor(16) as pool:
+        size = sum(pool.map(lambda name: len(storage.read(name)), urls))
+    return size / (time.perf_counter() - started)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        server = Swift(install(Path(folder) / "programs"), Path(folder) / "swift")
+        server.start()
+        try:
+            os.environ.update(server.environment)
+            storage.file_system("s3://bench")[0].mkdir("bench")
+            measure("s3://bench/web", Path(folder))
+        finally:
+            server.stop()
+
+
+def measure(url: str, folder: Path) -> None:
+    plan = make_plan(url)
+    cache = Cache(folder / "cache", max_bytes=BOUND)
+    started = time.perf_counter()
+    largest, first_batch = 0, 0.0
+    for number, _ in enumerate(Loader(plan, micro_batch=BATCH_ROWS, cache=cache)):
+        first_batch = first_batch or time.perf_counter() - started
+        if number % 20 == 0:
+            with cache._locked() as usage:
+                largest = max(largest, usage.bytes)
+    seconds = time.perf_counter() - started
+    rate, raw = plan.tokens * 2 / seconds, raw_rate(url)
+    needed = needed_bytes(plan)
+    print(
+        f"object_storage: {cache.fetched_bytes / needed:.3f}x of the bytes needed "
+        f"({cache.fetched_bytes >> 20} MiB in {cache.requests} requests); cache at most "
+        f"{largest / BOUND:.2f} of its bound; first batch after {first_batch:.2f} s; "
+        f"{rate / raw:.2f} of a raw parallel GET ({rate / 1e6:.0f} of {raw / 1e6:.0f} MB/s)"
+    )
+
+
+if __name__ == "__main__":
+    main()
