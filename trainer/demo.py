@@ -76,9 +76,9 @@ class Demo:
     def collect(self) -> None:
         corpora = self.folder / "corpora"
         if corpora.exists():
-            command.say(f"# the corpora are there: {corpora}")
+            note(f"the corpora are there: {corpora}")
             return
-        command.say("# collecting three corpora from this machine")
+        note("three corpora, collected from this machine")
         unfinished = self.folder / "corpora.unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         write_code(unfinished / "code")
@@ -88,6 +88,7 @@ class Demo:
 
     def build(self) -> None:
         """The same text as bytes and as BPE; DNA as bytes, its repeats with less weight."""
+        note("a tokenizer, and the same text as bytes and as BPE")
         plain = ("--input-format", "text")
         code, prose = "corpora/code/*.py", "corpora/prose/*.txt"
         if not (self.folder / "bpe.json").exists():
@@ -98,20 +99,26 @@ class Demo:
                 out = f"data/{name}-{Path(tokenizer).stem}"
                 words = ("--tokenizer", tokenizer, "--out", out, *plain)
                 self.say_and_run("tokenize", "build", corpus, *words)
+        note("DNA as bytes; its repeats, in lower case, weigh a tenth in the loss")
         dna = ("corpora/dna.fa", "--tokenizer", "byte", "--dna", "--out", "data/dna-byte")
         self.say_and_run("tokenize", "build", *dna)
 
     def train(self) -> None:
         """Plan, train to the middle, be interrupted, go on, prove what the step after it saw; then
         a short run with BPE."""
+        note("a mixture of two phases; the second replays the first")
         self.say_and_run("mixtures", "plan", self.shipped("mixtures/demo.yaml"))
         if not self.finished("run"):
             if not (self.folder / "run" / "run.yaml").exists():
+                note("a run on two processes, interrupted in the middle as a scheduler would")
                 words = self.start("demo", "run")
                 self.say_and_run(*words, "--stop-after", "30", expected=INTERRUPTED)
+            note("and on from where it stopped")
             self.say_and_run("trainer", "resume", "run")
+            note("what its next step saw, proved against the run's ledger")
             self.say_and_run("mixtures", "audit", "run", "--step", "30")
         if not self.finished("run-bpe"):
+            note("a shorter run on the same text through BPE")
             self.say_and_run(*self.start("demo-bpe", "run-bpe"), "model.vocab_size=4096")
 
     def start(self, mixture: str, out: str) -> list[str]:
@@ -149,6 +156,10 @@ class Demo:
                 where=str(self.folder),
                 mend="its own message stands above; the same command goes on from there",
             )
+
+
+def note(text: str) -> None:
+    command.say(f"\n# {text}")
 
 
 def write_code(folder: Path) -> None:
