@@ -74,6 +74,18 @@ class SyntheticConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InitFrom:
+    """Begin with another run's weights instead of random ones. The stream begins at its start."""
+
+    run: str
+    """The other run's folder."""
+    step: int | None = None
+    """Which of its checkpoints; the newest, if left out."""
+    moments: bool = False
+    """Take Adam's moments as well."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     seed: int = 1
     """Of the initial weights, and of whatever is random in a step."""
@@ -82,6 +94,8 @@ class RunConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     z_loss: float = 0.0
     """Weight of log²Z in the loss, which keeps logits from drifting."""
+    init_from: InitFrom | None = None
+    """Another run, of a model of the same shape, to take the initial weights from."""
 
     processes: int | None = None
     """Processes on this machine. Left out: one for each GPU, or one."""
@@ -119,7 +133,7 @@ class RunConfig:
             raise ValueError(f"z_loss must be at least 0, not {self.z_loss}")
 
 
-DECIDES = ("seed", "precision", "optimizer", "z_loss", "synthetic")
+DECIDES = ("seed", "precision", "optimizer", "z_loss", "init_from", "synthetic")
 """What makes another run of it. All else may change from one start to the next."""
 
 

@@ -142,13 +142,15 @@ class Demo:
         own = Path(sys.executable).parent
         environment = {**os.environ, "PATH": f"{own}{os.pathsep}{os.environ.get('PATH', '')}"}
         child = subprocess.Popen(words, cwd=self.folder, env=environment)
-        # Ctrl-C reaches the child as well, and it is the child that knows how to end.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # It is the child that knows how to end. Ctrl-C reaches it as well; SIGTERM is passed on.
+        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        terminate = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
         try:
             code = child.wait()
         finally:
-            signal.signal(signal.SIGINT, before)
-        if code in (INTERRUPTED, 130, -signal.SIGINT) and code != expected:
+            signal.signal(signal.SIGINT, interrupt)
+            signal.signal(signal.SIGTERM, terminate)
+        if code in (INTERRUPTED, 130, -signal.SIGINT, -signal.SIGTERM) and code != expected:
             raise KeyboardInterrupt
         if code != expected:
             raise RunError(

@@ -79,6 +79,14 @@ class Job:
             return None
         return RunFolder(after["run"]).checkpoints / store.name(self.plan.first_step)
 
+    @property
+    def origin(self) -> Path | None:
+        """The checkpoint that gives the initial weights: a parent's, or another run's."""
+        source = self.run.init_from
+        if self.parent is not None or source is None:
+            return self.parent
+        return RunFolder(source.run).checkpoints / store.name(source.step or 0)
+
     def save(self) -> None:
         """Write the resolved job into the run's folder; run.yaml, which makes it a run, last."""
         from ..dataplane import storage
@@ -112,8 +120,10 @@ def resolve(request: Request) -> Job:
         mixture = reader.apply_overrides(data, request.part("mixture"))
     if folder.begun:
         stored = load(folder)
+        run = _with_origin(run, stored.run)
         _check_same(stored, run, model, mixture)
         return replace(stored, run=run)
+    run = _with_origin(run, None)
     folder.check_free()
     if request.mixture is not None:
         from ..mixtures.resolve import resolve_file
@@ -187,11 +197,17 @@ def check(job: Job) -> None:
                 "data-parallel processes",
                 mend=f"use processes={phase.batch_rows} at most, or a larger batch",
             )
-    if job.parent is not None and not job.folder.begun and not job.parent.is_dir():
-        steps = [store.step_of(path) for path in store.committed(job.parent.parent)]
+    if job.parent is not None and job.run.init_from is not None:
+        raise RunError(
+            "the mixture continues a run (`after`), whose weights it takes, and init_from names "
+            "others",
+            mend="leave out one of them",
+        )
+    if job.origin is not None and not job.folder.begun and not job.origin.is_dir():
+        steps = [store.step_of(path) for path in store.committed(job.origin.parent)]
         raise CheckpointError(
-            f"the mixture continues after step {job.plan.first_step}, and there is no {job.parent}",
-            mend=f"set `after.step` to one that has a checkpoint: {steps}",
+            f"the run is to begin from {job.origin}, which does not exist",
+            mend=f"name a step that has a checkpoint: {steps}" if steps else "check the folder",
         )
     if job.run.device == "cuda":
         from .launch import joined
@@ -224,6 +240,19 @@ def parameters(job: Job) -> int:
 
 def checkpoint_bytes(job: Job) -> int:
     return STATE_BYTES * parameters(job)
+
+
+def _with_origin(run: RunConfig, stored: RunConfig | None) -> RunConfig:
+    """Pin "the newest checkpoint" of init_from to what it was when the run began."""
+    source = run.init_from
+    if source is None or source.step is not None:
+        return run
+    if stored is not None and stored.init_from is not None:
+        step = stored.init_from.step
+    else:
+        found = store.committed(RunFolder(source.run).checkpoints)
+        step = store.step_of(found[-1]) if found else 0
+    return replace(run, init_from=replace(source, step=step))
 
 
 def _check_same(

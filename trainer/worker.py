@@ -28,6 +28,7 @@ from . import job as jobs
 from . import launch, lines, peak
 from .checkpoints import saver as savers
 from .checkpoints import store
+from .checkpoints.fragments import MASTER
 from .checkpoints.store import RunState
 from .engines import build
 from .engines.engine import Engine
@@ -90,7 +91,7 @@ def work(
         speed = peak.speed(job, parallel.world)
         records = Records(folder.root, plan, speed, run.watch, first_step=state.step)
         records.event(
-            "start" if came_from is None else "resume",
+            "resume" if came_from and came_from.parent == folder.checkpoints else "start",
             state.step,
             layout=layout_of(job),
             checkpoint=str(came_from) if came_from else None,
@@ -143,7 +144,7 @@ def build_engine(job: Job, parallel: Parallel) -> Engine:
 def find_state(
     job: Job, engine: Engine, parallel: Parallel, *, fallback: bool
 ) -> tuple[RunState, Path | None]:
-    """Load the newest checkpoint, the one that the mixture branches from, or begin. Collective."""
+    """Load the newest checkpoint, or the one that the run begins from, or begin. Collective."""
     found = store.committed(job.folder.checkpoints)
     if found:
         state, path = _load_newest(job, engine, parallel, found, fallback=fallback)
@@ -161,11 +162,17 @@ def find_state(
         headrace=__version__,
         torch=torch.__version__,
     )
-    if job.parent is None:
+    origin = job.origin
+    if origin is None:
         return state, None
-    parent = savers.load(job.parent, engine.fragments(), parallel.checkpoint)
-    engine.loaded(parent.updates)
-    return replace(state, updates=parent.updates, ledger=parent.ledger), job.parent
+    fragments = engine.fragments()
+    source = job.run.init_from
+    if source is not None and not source.moments:
+        fragments = [f for f in fragments if f.key.startswith(f"{MASTER}.")]
+    there = savers.load(origin, fragments, parallel.checkpoint)
+    engine.loaded(there.updates if source is None or source.moments else 0)
+    ledger = there.ledger if job.parent is not None else ""
+    return replace(state, updates=engine.updates, ledger=ledger), origin
 
 
 def _load_newest(

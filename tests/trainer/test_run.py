@@ -114,6 +114,19 @@ def test_a_damaged_checkpoint_is_named_and_passed_over_only_if_asked(trainer: An
 
 
 @pytest.mark.slow
+def test_weights_of_another_run_begin_a_new_one(trainer: Any, tmp_path: Path) -> None:
+    trainer.run()
+    other, cold = tmp_path / "other", tmp_path / "cold"
+    trainer.run("--stop-after", "1", f"init_from.run={trainer.out}", "seed=2", out=other, code=85)
+    trainer.run("--stop-after", "1", "seed=2", out=cold, code=85)
+    start = trainer.lines("events.jsonl", other)[0]
+    assert start["checkpoint"] == str(trainer.out / "checkpoints" / store.name(6))
+    assert trainer.losses(other) != trainer.losses(cold)
+    stderr = trainer.run(f"init_from.run={tmp_path}", "seed=2", out=tmp_path / "none", code=1)
+    assert "which does not exist" in stderr
+
+
+@pytest.mark.slow
 def test_resume_needs_only_the_folder(trainer: Any) -> None:
     trainer.run("--stop-after", "2", code=85)
     command = [sys.executable, "-m", "headrace.trainer.cli", "resume", str(trainer.out), "--json"]
