@@ -48,9 +48,11 @@ class OpenShard:
             self._read, shard.size, dtype=manifest.dtype, details=shard.details
         )
         # Looking one number up in a list is several times faster than in an array.
+        self._width = self.dtype.itemsize
         self._run_tokens: list[int] = self.layout.run_tokens.tolist()
         self._run_bytes: list[int] = self.layout.run_bytes.tolist()
         starts = self.layout.document_starts
+        self._document_starts = starts[:-1]
         if starts[-1] != shard.tokens or len(starts) != shard.documents + 1:
             raise IntegrityError(
                 f"{shard.name} holds {int(starts[-1])} tokens in {len(starts) - 1} documents; its "
@@ -59,9 +61,14 @@ class OpenShard:
 
     def fill(self, start: int, out: npt.NDArray[Any], codes: npt.NDArray[np.uint8] | None) -> None:
         """Copy the tokens from `start` on (and their weight codes) into arrays."""
-        layout, width = self.layout, self.dtype.itemsize
+        layout, width = self.layout, self._width
         run = bisect_right(self._run_tokens, start) - 1
-        filled, wanted = 0, len(out)
+        wanted = len(out)
+        if codes is None and start + wanted <= self._run_tokens[run + 1]:  # nearly every row
+            byte = self._run_bytes[run] + (start - self._run_tokens[run]) * width
+            out[:] = self.file.read(byte, byte + wanted * width).view(self.dtype)
+            return
+        filled = 0
         while filled < wanted:
             inside = start + filled - self._run_tokens[run]
             here = min(wanted - filled, self._run_tokens[run + 1] - start - filled)
@@ -76,9 +83,8 @@ class OpenShard:
 
     def document_starts(self, start: int, end: int) -> Int64:
         """The tokens in [start, end) with which a document begins."""
-        starts = self.layout.document_starts
-        low, high = starts.searchsorted(start), starts.searchsorted(end)
-        found: Int64 = starts[low : min(high, self.shard.documents)]
+        starts = self._document_starts
+        found: Int64 = starts[starts.searchsorted(start) : starts.searchsorted(end)]
         return found
 
     def origins(self, first: int, last: int) -> list[Origin]:
@@ -88,7 +94,7 @@ class OpenShard:
 
     def byte_ranges(self, start: int, end: int) -> list[tuple[int, int]]:
         """The bytes that hold the tokens [start, end)."""
-        layout, width = self.layout, self.dtype.itemsize
+        layout, width = self.layout, self._width
         first = int(np.searchsorted(layout.run_tokens, start, side="right")) - 1
         ranges = []
         for run in range(first, len(layout.run_bytes)):
@@ -177,18 +183,18 @@ class Dataset:
         return np.concatenate([*found, np.empty(0, np.int64)])
 
     def row(
-        self, start: int, out: npt.NDArray[Any], codes: npt.NDArray[np.uint8] | None = None
+        self, start: int, out: npt.NDArray[Any], codes: npt.NDArray[np.uint8] | None, place: int
     ) -> Int64:
-        """Fill arrays with the tokens from `start` on; returns the places in [1, len(out)) with
-        which a document begins. What `fill` and `document_starts` do, in one go."""
+        """What `fill` and `document_starts` do, in one go for a row: its tokens are filled in, and
+        where in it documents begin (not counting its first token) is counted from `place`."""
         number, inside = self._place(start)
-        end = inside + len(out)
-        if start - inside + end > self._shard_tokens[number + 1]:
+        length = len(out)
+        if start + length > self._shard_tokens[number + 1]:
             self.fill(start, out, codes)
-            return self.document_starts(start + 1, start + len(out)) - start
+            return self.document_starts(start + 1, start + length) + (place - start)
         shard = self.open_shard(number)
         shard.fill(inside, out, codes)
-        return shard.document_starts(inside + 1, end) - inside
+        return shard.document_starts(inside + 1, inside + length) + (place - inside)
 
     def documents(self, start: int, end: int) -> list[DocumentSpan]:
         """The documents of which [start, end) holds a token."""

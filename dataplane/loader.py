@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +74,7 @@ class RankRows:
     rows: Int64
     sources: npt.NDArray[np.int32]
     document_starts: Int64
-    """Where documents begin in the rows laid side by side, besides at a row's beginning."""
+    """Where documents begin in the rows laid side by side (see RowBlock)."""
     digests: list[bytes]
 
 
@@ -198,8 +198,7 @@ class Loader:
             for source, row in zip(sources.tolist(), block.tokens, strict=True)
             if self.digests
         ]
-        starts = block.flat_starts[block.flat_starts % weights.shape[1] != 0]
-        return RankRows(tokens, weights, rows, sources, starts, digests)
+        return RankRows(tokens, weights, rows, sources, block.document_starts, digests)
 
     def micro_batches(self, read: RankRows) -> list[Batch]:
         """Cut a rank's rows into micro-batches."""
@@ -209,38 +208,51 @@ class Loader:
         length = read.weights.shape[1] // self.context_size
         part = slice(self.context_rank * length, (self.context_rank + 1) * length)
         ahead = slice(part.start + 1, part.stop + 1)
-        tokens, weights = torch.from_numpy(read.tokens), torch.from_numpy(read.weights)
-        if self.pin_memory:
-            tokens, weights = tokens.pin_memory(), weights.pin_memory()
+        tensor = self._pinned if self.pin_memory else torch.from_numpy
         batches = []
         for first in range(0, len(read.tokens), size):
-            real = slice(first, min(first + size, len(read.rows)))
-            rows = np.full(size, PADDING, np.int64)
-            sources = np.zeros(size, np.int32)
-            count = max(real.stop - real.start, 0)
-            rows[:count] = read.rows[real]
-            sources[:count] = read.sources[real]
+            last = first + size
+            tokens = read.tokens[first:last]
             batches.append(
                 Batch(
-                    tokens=tokens[first : first + size, part],
-                    targets=tokens[first : first + size, ahead],
-                    weights=weights[first : first + size, part],
+                    tokens=tensor(tokens[:, part]),
+                    targets=tensor(tokens[:, ahead]),
+                    weights=tensor(read.weights[first:last, part]),
                     cu_seqlens=torch.from_numpy(self._boundaries(read, first)),
-                    rows=rows,
-                    sources=sources,
-                    digests=read.digests[real],
+                    rows=_padded(read.rows[first:last], size, PADDING),
+                    sources=_padded(read.sources[first:last], size, 0),
+                    digests=read.digests[first:last],
                     part=part,
                 )
             )
         return batches
 
+    @staticmethod
+    def _pinned(array: npt.NDArray[Any]) -> torch.Tensor:
+        import torch
+
+        return torch.from_numpy(array).contiguous().pin_memory()
+
     def _boundaries(self, read: RankRows, first: int) -> npt.NDArray[np.int32]:
         """Where documents begin in the micro-batch of row `first`: every row begins one, too."""
-        length = read.weights.shape[1]
-        edges = np.arange(self.micro_batch + 1, dtype=np.int64) * length
-        if self.plan.isolate_documents:
-            starts = read.document_starts - first * length
-            inside = starts[starts.searchsorted(0) : starts.searchsorted(edges[-1])]
-            edges = np.sort(np.concatenate([edges, inside]))
-        boundaries: npt.NDArray[np.int32] = edges.astype(np.int32)
-        return boundaries
+        length, rows = read.weights.shape[1], self.micro_batch
+        edges = np.arange(0, (rows + 1) * length, length, dtype=np.int32)
+        if not self.plan.isolate_documents:
+            return edges
+        starts = read.document_starts
+        if len(read.tokens) > rows:
+            begin = first * length
+            starts = starts[starts.searchsorted(begin) : starts.searchsorted(begin + edges[-1])]
+            starts = starts - begin
+        both = np.concatenate([edges, starts.astype(np.int32)])
+        both.sort()
+        # A document that begins right after a row begins with the next one.
+        distinct: npt.NDArray[np.int32] = both[np.append(both[1:] != both[:-1], True)]
+        return distinct
+
+
+def _padded(values: npt.NDArray[Any], size: int, padding: int) -> npt.NDArray[Any]:
+    missing = size - len(values)
+    if not missing:
+        return values
+    return np.concatenate([values, np.full(missing, padding, values.dtype)])

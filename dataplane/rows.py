@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -46,16 +45,9 @@ class RowBlock:
     located: Located
     tokens: Int64
     weights: Float32
-    document_starts: list[Int64]
-    """For each row, the places in (0, L] where a document begins."""
-
-    @cached_property
-    def flat_starts(self) -> Int64:
-        """The same, counted in all rows laid side by side."""
-        counts = [len(starts) for starts in self.document_starts]
-        firsts = np.repeat(np.arange(len(counts)) * self.located.length, counts)
-        flat: Int64 = np.concatenate(self.document_starts) + firsts
-        return flat
+    document_starts: Int64
+    """Where documents begin in the rows laid side by side: place p of row n is n·L + p, and p is
+    in [1, L]."""
 
 
 class RowReader:
@@ -92,16 +84,17 @@ class RowReader:
         starts = []
         for number, (source, first) in enumerate(places):
             dataset = self._datasets.get(source) or self.dataset(source)
+            place = number * located.length
             if dataset.palette is None:
-                starts.append(dataset.row(first, tokens[number]))
+                starts.append(dataset.row(first, tokens[number], None, place))
             else:
                 codes = np.empty(located.length + 1, np.uint8)
-                starts.append(dataset.row(first, tokens[number], codes))
+                starts.append(dataset.row(first, tokens[number], codes, place))
                 weights[number] = dataset.palette[codes[1:]]
-        block = RowBlock(located, tokens, weights, starts)
+        begins = np.concatenate(starts)
         if self.plan.isolate_documents:
-            weights.reshape(-1)[block.flat_starts - 1] = 0.0
-        return block
+            weights.reshape(-1)[begins - 1] = 0.0
+        return RowBlock(located, tokens, weights, begins)
 
     def locate(self, rows: Int64) -> Located:
         """Where rows that lie side by side have their tokens."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,33 @@ class Encoded:
     """Token offsets of the documents, and after the last one."""
     weights: npt.NDArray[np.uint8] | None = None
     """Of each token, a code into the tokenizer's palette of loss weights."""
+
+
+class Raw(Sequence[str]):
+    """Texts that are still the bytes of their file: UTF-8, each with one byte after it, none
+    empty. A byte-level tokenizer takes the bytes; to anyone else it is a sequence of strings."""
+
+    def __init__(self, data: bytes, ends: Int64) -> None:
+        self.data = data
+        self.ends = ends
+        """Where the texts' last bytes, which are none of theirs, end."""
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        starts = [0, *self.ends[:-1].tolist()]
+        return [
+            self.data[start : end - 1].decode()
+            for start, end in zip(starts, self.ends.tolist(), strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._texts[number]
+
+    def count(self, value: Any) -> int:
+        return self._texts.count(value) if value else 0
 
 
 class TextError(Exception):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ..manifest import TokenizerInfo
 from ..shards import Int64
-from . import Encoded, id_type
+from . import Encoded, Raw, id_type
 
 END = "<|endoftext|>"
 UPPER = np.arange(256, dtype=np.uint16)
@@ -70,6 +70,10 @@ class ByteTokenizer:
     def encode(self, texts: Sequence[str]) -> Encoded:
         if self.config.parse_special and any(map(self._special.search, texts)):
             return self._encode_special(texts)
+        if isinstance(texts, Raw):
+            return self._finish(
+                np.frombuffer(texts.data, np.uint8), np.concatenate([[0], texts.ends])
+            )
         # One separator after each text makes room for the end of its document.
         joined = "\0".join([*texts, ""])
         data = np.frombuffer(joined.encode(), np.uint8)

@@ -40,7 +40,7 @@ def test_any_span_is_that_of_the_documents_side_by_side(
     assert np.array_equal(out, FLAT[start:end])
     begins = STARTS[:-1][(STARTS[:-1] >= start) & (STARTS[:-1] < end)]
     assert corpus.document_starts(start, end).tolist() == begins.tolist()
-    places = corpus.row(start, out)
+    places = corpus.row(start, out, None, 0)
     assert np.array_equal(out, FLAT[start:end])
     assert places.tolist() == [b - start for b in begins.tolist() if b > start]
     spans = corpus.documents(start, end)
