@@ -27,7 +27,7 @@ from .precision import widen
 Method = Literal["auto", "direct", "toeplitz", "fft"]
 
 DIRECT_TAPS = 16
-TOEPLITZ_TAPS = 1024
+TOEPLITZ_TAPS = 256
 CHUNK = 32
 
 

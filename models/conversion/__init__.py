@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from .bamba import Bamba
 from .family import Family
+from .gpt2 import GPT2
 from .llama import Llama, Mixtral
 from .mamba import Mamba, Mamba2
 from .zamba import Zamba, Zamba2
@@ -12,6 +14,8 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Mixtral(),
     "mamba": Mamba(),
     "mamba2": Mamba2(),
+    "bamba": Bamba(),
+    "gpt2": GPT2(),
     "zamba": Zamba(),
     "zamba2": Zamba2(),
 }

@@ -48,6 +48,32 @@ MAMBA2 = {
     "n_groups": 1,
     "tie_word_embeddings": True,
 }
+BAMBA = {
+    "vocab_size": 37,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "attn_layer_indices": [1, 3],
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 4,
+    "mamba_chunk_size": 8,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+GPT2 = {
+    "vocab_size": 37,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+}
 ZAMBA = {
     "vocab_size": 37,
     "hidden_size": 32,
@@ -102,6 +128,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mamba2": ("mamba2", MAMBA2),
     "mamba2-groups": ("mamba2", {**MAMBA2, "n_groups": 4, "use_bias": True}),
+    "bamba": ("bamba", BAMBA),
+    "bamba-tied": (
+        "bamba",
+        {**BAMBA, "mamba_n_groups": 2, "tie_word_embeddings": True, "rope_theta": 300.0},
+    ),
+    "gpt2": ("gpt2", GPT2),
     "zamba": ("zamba", ZAMBA1),
     "zamba2": ("zamba2", {**ZAMBA2, "num_mem_blocks": 2, "use_mem_rope": True}),
     "zamba2-groups": (
