@@ -31,11 +31,15 @@ PUBLISHED = {
     "llama2-70b": 68_976_648_192,
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
+    "llama3.2-1b": 1_235_814_400,
     "mamba-hybrid-9.8b": 9_780_235_392,
     "gpt2-small": 124_439_808,
     "gpt2-xl": 1_557_611_200,
 }
-NOT_COUNTED = {"evo1-7b", "stripedhyena-7b", "blackmamba-1.5b", "tiny-hybrid"}
+NOT_COUNTED = {
+    "evo1-7b", "stripedhyena-7b", "blackmamba-1.5b", "hybrid-50m", "hybrid-1b", "transformer-1b",
+    "tiny-hybrid", "tiny-mamba", "tiny-moe", "tiny-transformer", "tiny-zamba",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
