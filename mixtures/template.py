@@ -15,6 +15,8 @@ SEQ_LEN = 4096
 BATCH = 1 << 22
 STEPS = 2_000
 """At least so many updates, where the datasets are small."""
+STABLE, ANNEAL = 90, 7
+"""Percent of the datasets' tokens that the phases take."""
 EXAMPLES = {"web": 0.8, "code": 0.2}
 PHASES = ("stable", "anneal")
 
@@ -59,35 +61,41 @@ def template(urls: Sequence[str]) -> str:
             {name: f"  {name}: {{data: s3://bucket/{name}}}" for name in EXAMPLES},
             EXAMPLES,
             tokens=10**12,
-            smallest=10**11,
+            seq_len=SEQ_LEN,
         )
     total = sum(source.tokens for source in opened.values())
+    smallest = min(source.tokens for source in opened.values())
+    seq_len = _seq_len(smallest)
     shares = _shares(opened, total)
     lines = {}
     for name, source in opened.items():
-        epochs = math.ceil(shares[name] * total / source.tokens * 0.98)
+        rows = max(1, (source.tokens - 1) // seq_len)
+        epochs = math.ceil(shares[name] * total / (rows * seq_len) * (STABLE + ANNEAL + 1) / 100)
         more = f", max_epochs: {epochs}" if epochs > 1 else ""
         count = f"{human(source.tokens)} tokens"
         lines[name] = f"  {name}: {{data: {_quoted(source.spec.data)}{more}}}  # {count}"
-    smallest = min(source.tokens for source in opened.values())
-    return _written(lines, shares, tokens=total, smallest=smallest)
+    return _written(lines, shares, tokens=total, seq_len=seq_len)
 
 
 def _written(
-    sources: Mapping[str, str], shares: Mapping[str, float], *, tokens: int, smallest: int
+    sources: Mapping[str, str], shares: Mapping[str, float], *, tokens: int, seq_len: int
 ) -> str:
-    """The text, for datasets of `tokens` tokens: 90 of 100 parts for stable, 7 for anneal."""
-    seq_len = min(SEQ_LEN, 1 << max(3, (smallest // 16).bit_length() - 1))
+    """The text, for datasets of `tokens` tokens in all."""
     rows = max(1, min(BATCH, tokens // STEPS) // seq_len)
     return TEXT.format(
         sources="\n".join(sources.values()) + "\n",
         weights="".join(f"      {name}: {share:.10g}\n" for name, share in shares.items()),
         seq_len=seq_len,
         batch=_count(rows * seq_len),
-        stable=_count(_rounded(tokens * 90 // 100)),
-        anneal=_count(_rounded(tokens * 7 // 100)),
+        stable=_count(_rounded(tokens * STABLE // 100)),
+        anneal=_count(_rounded(tokens * ANNEAL // 100)),
         warmup=_count(_rounded(tokens // 100)),
     )
+
+
+def _seq_len(smallest: int) -> int:
+    """A power of two that the smallest source holds a few times."""
+    return min(SEQ_LEN, 1 << max(3, (smallest // 16).bit_length() - 1))
 
 
 def _named(urls: Sequence[str]) -> dict[str, SourceSpec]:

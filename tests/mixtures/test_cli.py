@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from headrace.dataplane.plan import Plan
+from headrace.mixtures.cli import main
+
+TEXT = """\
+seed: 3
+sources:
+  web: {{data: {folder}/web}}
+  code: {{data: {folder}/code}}
+phases:
+  stable:
+    tokens: 8_192
+    seq_len: 64
+    batch: 1024
+    weights: {{web: 0.75, code: 0.25}}
+    lr: {{warmup: 1024}}
+  anneal:
+    tokens: 2_048
+    weights: {{stable: 1}}
+    lr: {{shape: linear}}
+"""
+
+
+@pytest.fixture
+def mixture(dataset, tmp_path: Path) -> Path:
+    dataset("web")
+    dataset("code")
+    file = tmp_path / "mixture.yaml"
+    file.write_text(TEXT.format(folder=tmp_path))
+    return file
+
+
+def run(*words: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    assert result.exit_code == code, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result
+
+
+def test_new_writes_a_mixture_that_checks(tmp_path, mixture):
+    shown = run("new", tmp_path / "web", tmp_path / "code")
+    out = tmp_path / "made.yaml"
+    written = run("new", tmp_path / "web", tmp_path / "code", "--out", out)
+    assert written.stdout == "" and "wrote" in written.stderr
+    assert out.read_text() == shown.stdout
+    assert "is sound" in run("check", out).stdout
+    refused = run("new", "--out", out, code=1)
+    assert "exists already" in refused.stderr and refused.stdout == ""
+    run("new", "--out", out, "--force")
+    data = json.loads(run("new", tmp_path / "web", "--json").stdout)
+    assert data["file"] is None and list(data["mixture"]["sources"]) == ["web"]
+
+
+def test_check_says_all_that_is_wrong(mixture):
+    wrong = ("phases.stable.weights.web=-1", "phases.anneal.tokens=0", "sources.web.max_epochs=0")
+    result = run("check", mixture, *wrong, code=1)
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: 3 problems in ")
+    assert "Traceback" not in result.stderr
+    data = json.loads(run("check", mixture, *wrong, "--json", code=1).stdout)
+    assert {problem["path"] for problem in data["problems"]} == {
+        word.partition("=")[0] for word in wrong
+    }
+    assert json.loads(run("check", mixture, "--json").stdout)["ok"] is True
+    dry = json.loads(run("check", mixture, "phases.stable.tokens=1M", "--json", code=1).stdout)
+    assert "runs dry" in dry["problems"][0]["what"]
+
+
+def test_plan_shows_saves_and_takes_overrides(mixture, tmp_path):
+    out = tmp_path / "plan.json"
+    shown = run("plan", mixture, "phases.anneal.tokens=4_096", "--out", out)
+    assert "phase anneal: 4,096 tokens" in shown.stdout
+    plan = Plan.load(out)
+    assert plan.phases[1].tokens == 4_096 and plan.hash in shown.stdout
+    assert run("plan", out).stdout == shown.stdout
+    data = json.loads(run("plan", out, "--json", "--tokens-per-second", "1000").stdout)
+    assert data["hash"] == plan.hash and data["seconds"] == pytest.approx(plan.tokens / 1_000)
+    refused = run("plan", out, "seed=1", code=1)
+    assert "a plan is fixed" in refused.stderr
+
+
+def test_plot_draws_what_is_asked_for(mixture, tmp_path):
+    for kind in ("png", "svg", "html"):
+        out = tmp_path / f"mixture.{kind}"
+        assert run("plot", mixture, "--out", out).stdout == ""
+        assert out.stat().st_size > 1_000
+    data = json.loads(run("plot", mixture, "--out", out, "--json").stdout)
+    assert data["file"] == str(out) and data["sources"] == ["web", "code"]
+    assert "none of .png" in run("plot", mixture, "--out", "x.gif", code=1).stderr
+    run("plot", mixture, code=2)
+
+
+def test_audit_prints_one_object_a_row(mixture, tmp_path):
+    rows = run("audit", mixture, "--rows", "126:130", "--json").stdout.splitlines()
+    assert [json.loads(row)["row"] for row in rows] == [126, 127, 128, 129]
+    assert {tuple(json.loads(row)) for row in rows} == {
+        ("row", "phase", "source", "epoch", "documents", "tokens_hash")
+    }
+    step = run("audit", mixture, "--step", "2", "--json").stdout.splitlines()
+    assert [json.loads(row)["row"] for row in step] == list(range(32, 48))
+    plan = tmp_path / "plan.json"
+    run("plan", mixture, "--out", plan)
+    assert run("audit", plan, "--rows", "126:130", "--json").stdout.splitlines() == rows
+    one = run("audit", mixture, "--rows", "7").stdout
+    assert one.startswith("row 7 (step 0, phase stable): source ")
+    document = json.loads(rows[0])["documents"][0]["document"]
+    source = json.loads(rows[0])["source"]
+    sightings = run("audit", mixture, "--document", document, "--source", source, "--json").stdout
+    assert 126 in [json.loads(line)["row"] for line in sightings.splitlines()]
+    text = run("audit", mixture, "--document", f"id-{document}", "--source", source).stdout
+    assert text.startswith(f"document {document:,} (id-{document}) of {source}: ")
+
+
+def test_audit_of_a_run_proves_its_steps(mixture, tmp_path):
+    from headrace.dataplane import ledger
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    run("plan", mixture, "--out", folder / "plan.json")
+    rows = [
+        json.loads(row) for row in run("audit", folder, "--step", 0, "--json").stdout.splitlines()
+    ]
+    digests = [bytes.fromhex(row["tokens_hash"]) for row in rows]
+    entry = {"step": 0, "first_row": 0, "rows": 16}
+    entry["hash"] = ledger.roll(Plan.load(folder / "plan.json").hash, digests)
+    (folder / ledger.NAME).write_text(json.dumps(entry) + "\n")
+    assert "hash to what the ledger says" in run("audit", folder, "--step", 0).stderr
+    assert "has not taken step 1 yet" in run("audit", folder, "--step", 1).stderr
+    entry["hash"] = "0" * 32
+    (folder / ledger.NAME).write_text(json.dumps(entry) + "\n")
+    refused = run("audit", folder, "--step", 0, code=1)
+    assert "do not hash to what the ledger says" in refused.stderr and refused.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("check", "nowhere.yaml"), 1),
+        (("plan", "nowhere.json"), 1),
+        (("plan", "."), 1),
+        (("audit", "x.yaml"), 2),
+        (("audit", "x.yaml", "--rows", "1", "--step", "2"), 2),
+        (("audit", "x.yaml", "--rows", "1:b"), 2),
+        (("audit", "x.yaml", "--rows", "1", "--source", "web"), 2),
+        (("plan",), 2),
+        (("frobnicate",), 2),
+        (("plan", "x.yaml", "--tokens-per-second", "0"), 2),
+    ],
+)
+def test_misuse_is_two_and_failure_is_one(words, code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(*words, code=code)
+    assert result.stdout == ""
+    assert result.stderr and "Traceback" not in result.stderr
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from headrace.mixtures.cli import main\n"
+        "try: main(['plot', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'numpy', 'torch', 'pyarrow', 'matplotlib', 'pydantic'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Draw weights" in done.stdout

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from plan_data import write_head
+
+from headrace.console import yaml_text
+from headrace.console.errors import ConfigError
+from headrace.mixtures.resolve import resolve_file
+from headrace.mixtures.template import _count, template
+
+
+@given(sizes=st.lists(st.integers(900, 10**7), min_size=1, max_size=6))
+@settings(max_examples=20, deadline=None)
+@example(sizes=[900, 10**11])
+@example(sizes=[10**13, 10**9, 3_000])
+def test_what_is_written_plans_as_it_is(sizes, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("new")
+    urls = [write_head(str(folder / f"Set {number}"), size) for number, size in enumerate(sizes)]
+    file = folder / "mixture.yaml"
+    file.write_text(template(urls))
+    plan = resolve_file(file)
+    assert [phase.name for phase in plan.phases] == ["stable", "anneal"]
+    assert plan.tokens <= 1.1 * sum(sizes) + 2 * plan.phases[0].batch_rows * plan.phases[0].seq_len
+    weights = plan.phases[0].stretches[0].weights
+    assert sum(weights) <= 100_000, "no table that takes seconds to make"
+    for weight, size in zip(weights, sizes, strict=True):
+        assert weight > 0
+        assert weight / sum(weights) == pytest.approx(size / sum(sizes), abs=0.006)
+
+
+def test_names_come_from_urls_and_never_clash(head):
+    names = ("a/web", "b/web", "c/Stable", "d/2024 (new)")
+    urls = [head(name, 5_000 + place) for place, name in enumerate(names)]
+    data, _ = yaml_text.parse(template(urls), source="it")
+    assert list(data["sources"]) == ["web", "web-2", "stable-2", "source-2024-new"]
+    assert [source["data"] for source in data["sources"].values()] == urls
+
+
+def test_without_datasets_it_is_a_template():
+    data, _ = yaml_text.parse(template([]), source="it")
+    assert set(data) == {"seed", "sources", "phases"}
+    assert sum(data["phases"]["stable"]["weights"].values()) == 1
+
+
+def test_datasets_that_do_not_fit_together_are_named(head, tmp_path):
+    good, alien = head("good", 5_000), head("alien", 5_000, fingerprint="other")
+    more, missing = head("more", 5_000), str(tmp_path / "missing")
+    with pytest.raises(ConfigError) as caught:
+        template([good, alien, missing, more])
+    assert {problem.path for problem in caught.value.problems} == {alien, missing}
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (981_000_000_000, "981B"),
+        (1 << 22, "4Mi"),
+        (1 << 20, "1Mi"),
+        (76_300_000_000, "76.3B"),
+        (4_096, "4096"),
+        (12_345, "12_345"),
+        (65_536, "64Ki"),
+        (10**13, "10T"),
+    ],
+)
+def test_counts_are_written_as_people_write_them(number, text):
+    assert _count(number) == text
+    assert yaml_text.value(text) == number
