@@ -19,10 +19,12 @@ import subprocess
 import sys
 import sysconfig
 import time
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
@@ -143,14 +145,20 @@ class Demo:
         environment = {**os.environ, "PATH": f"{own}{os.pathsep}{os.environ.get('PATH', '')}"}
         child = subprocess.Popen(words, cwd=self.folder, env=environment)
         # It is the child that knows how to end. Ctrl-C reaches it as well; SIGTERM is passed on.
-        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        terminate = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+        asked = []
+
+        def end(number: int, frame: FrameType | None) -> None:
+            asked.append(number)
+            if number == signal.SIGTERM:
+                child.terminate()
+
+        before = {n: signal.signal(n, end) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
             code = child.wait()
         finally:
-            signal.signal(signal.SIGINT, interrupt)
-            signal.signal(signal.SIGTERM, terminate)
-        if code in (INTERRUPTED, 130, -signal.SIGINT, -signal.SIGTERM) and code != expected:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if asked:
             raise KeyboardInterrupt
         if code != expected:
             raise RunError(
@@ -210,6 +218,5 @@ def _walk(random: np.random.Generator, follows: npt.NDArray[np.float64]) -> Sequ
     bases = [0, 0]
     limits = follows.tolist()
     for draw in random.random(BASES - 2):
-        limit = limits[bases[-2]][bases[-1]]
-        bases.append(sum(draw > edge for edge in limit[:3]))
+        bases.append(bisect(limits[bases[-2]][bases[-1]], draw, hi=3))
     return bases
