@@ -22,7 +22,9 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -42,8 +44,9 @@ EVICT_PART = 20
 
 
 class Cache:
-    def __init__(self, folder: Path, *, max_bytes: int = DEFAULT_BYTES) -> None:
-        self.folder = folder
+    def __init__(self, folder: str | Path | None = None, *, max_bytes: int = DEFAULT_BYTES) -> None:
+        """The folder is made, or refused, when the first chunk is asked for."""
+        self.folder = default_folder() if folder is None else Path(folder)
         self.max_bytes = max_bytes
         self.fetched_bytes = 0
         self.requests = 0
@@ -51,13 +54,6 @@ class Cache:
         """Chunks that a prefetch of this process has asked for: the step that needs each last."""
         self._counters = threading.Lock()
         self._flights: dict[Path, threading.Lock] = {}
-        self._claim()
-        self._turns = (folder / TURNS).open("a+b")
-
-    @classmethod
-    def default(cls) -> Cache:
-        home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-        return cls(Path(home) / "headrace")
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_reopen, (self.folder, self.max_bytes))
@@ -67,11 +63,12 @@ class Cache:
 
     def chunk(self, url: str, shard: Shard, number: int) -> Bytes:
         """One chunk, from the disk or from its home. It is verified before it enters the cache."""
+        turns = self._turns  # the folder is ours from here on
         cached = self._load(shard, number)
         if cached is not None:
             return cached
         whole = shard.stored_name is not None
-        with self._turn(self.path(shard, 0 if whole else number)):
+        with self._turn(turns, self.path(shard, 0 if whole else number)):
             cached = self._load(shard, number)  # somebody else may have brought it meanwhile
             if cached is not None:
                 return cached
@@ -169,8 +166,9 @@ class Cache:
             if CHUNK_NAME.match(path.relative_to(self.folder).as_posix()):
                 yield path
 
-    def _claim(self) -> None:
-        """Make the folder ours, or refuse one that is somebody else's."""
+    @cached_property
+    def _turns(self) -> BinaryIO:
+        """Makes the folder ours, or refuses one that is somebody else's."""
         marker = self.folder / MARKER
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -185,22 +183,23 @@ class Cache:
             with self._locked() as usage:
                 if usage.bytes > self.max_bytes:
                     usage.bytes -= self._evict(usage.bytes - self.max_bytes, marker)
+            return (self.folder / TURNS).open("a+b")
         except OSError as error:
             raise StorageError(f"cannot use the cache: {error}", where=str(self.folder)) from None
 
     @contextmanager
-    def _turn(self, path: Path) -> Iterator[None]:
+    def _turn(self, turns: BinaryIO, path: Path) -> Iterator[None]:
         """One fetch of a chunk at a time: among threads by a lock, among processes by a lock on
         a byte of a file, which ends with its process."""
         with self._counters:
             flight = self._flights.setdefault(path, threading.Lock())
         byte = int(path.parent.name[:8], 16) + int(path.name)
         with flight:
-            fcntl.lockf(self._turns, fcntl.LOCK_EX, 1, byte)
+            fcntl.lockf(turns, fcntl.LOCK_EX, 1, byte)
             try:
                 yield
             finally:
-                fcntl.lockf(self._turns, fcntl.LOCK_UN, 1, byte)
+                fcntl.lockf(turns, fcntl.LOCK_UN, 1, byte)
                 with self._counters:
                     self._flights.pop(path, None)
 
@@ -221,6 +220,11 @@ class Cache:
         for path in self.folder.glob("*/.*"):
             path.unlink(missing_ok=True)
         return sum(path.stat().st_size for path in self._chunks())
+
+
+def default_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "headrace"
 
 
 def _reopen(folder: Path, max_bytes: int) -> Cache:

@@ -260,7 +260,7 @@ class Dataset:
         if storage.is_local(self.url) and shard.stored_name is None:
             return LocalShardFile(self.url, shard)
         if self.cache is None:
-            self.cache = Cache.default()
+            self.cache = Cache()
         return CachedShardFile(self.url, shard, self.cache)
 
     def _place(self, token: int) -> tuple[int, int]:

@@ -152,7 +152,7 @@ class Loader:
             return
         from .prefetch import Prefetcher
 
-        cache = self.cache or Cache.default()
+        cache = self.cache or Cache()
         reader = RowReader(self.plan, cache=cache)
         ahead = Prefetcher(self.plan, cache, steps, lambda step: self.slice(self.plan.step(step)))
 

@@ -27,10 +27,17 @@ class DataConfig:
 
     workers: int = 0
     """Processes of each rank that read ahead; 0 reads in the step itself."""
+    cache: str | None = None
+    """Folder that keeps what is read from object storage; all processes and runs of a machine may
+    share one. Left out: headrace in the user's cache folder."""
+    cache_bytes: int = 64 << 30
+    """How large the cache may grow. It should hold two windows of every source."""
 
     def __post_init__(self) -> None:
         if self.workers < 0:
             raise ValueError(f"workers must be at least 0, not {self.workers}")
+        if self.cache_bytes < 1:
+            raise ValueError(f"cache_bytes must be at least 1, not {self.cache_bytes}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ from .checkpoints import saver as savers
 from .checkpoints import store
 from .checkpoints.fragments import MASTER
 from .checkpoints.store import RunState
+from .config import DataConfig
 from .engines import build
 from .engines.engine import Engine
 from .folder import RunFolder
@@ -219,12 +220,13 @@ def steps_of(job: Job, parallel: Parallel) -> Steps:
             )
         )
     assert isinstance(plan, MixturePlan)
-    return partial(_mixture_steps, plan, parallel, job.run.data.workers)
+    return partial(_mixture_steps, plan, parallel, job.run.data)
 
 
 def _mixture_steps(
-    plan: object, parallel: Parallel, workers: int, step: int, rows: int
+    plan: object, parallel: Parallel, data: DataConfig, step: int, rows: int
 ) -> Iterator[Sequence[MicroBatch]]:
+    from ..dataplane.cache import Cache
     from ..dataplane.loader import Loader
     from ..dataplane.plan import Plan as MixturePlan
 
@@ -236,7 +238,8 @@ def _mixture_steps(
             world=parallel.dp,
             micro_batch=rows,
             start_step=step,
-            workers=workers,
+            workers=data.workers,
+            cache=Cache(data.cache, max_bytes=data.cache_bytes),
             pin_memory=parallel.device.type == "cuda",
         )
     )

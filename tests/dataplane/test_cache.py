@@ -129,16 +129,17 @@ def test_a_damaged_object_is_named_and_not_kept(tmp_path: Path, small_chunks: in
     assert 1 not in kept(cache, shard)
 
 
-def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_somebody_else_is_refused(remote: str, tmp_path: Path) -> None:
     mine = tmp_path / "thesis.tex"
     mine.write_text("years of work")
     with pytest.raises(ConfigError, match="not a headrace cache"):
-        Cache(tmp_path, max_bytes=1)
+        digests(Loader(plan_over(remote), micro_batch=4, cache=Cache(tmp_path, max_bytes=1)))
     assert mine.exists()
 
 
 def test_only_its_own_files_are_evicted(remote: str, tmp_path: Path, small_chunks: int) -> None:
     cache = Cache(tmp_path / "cache", max_bytes=2 * small_chunks)
+    digests(Loader(plan_over(remote, 9000), micro_batch=4, cache=cache))
     other = cache.folder / "notes" / "1"
     other.parent.mkdir()
     other.write_bytes(b"x" * 100_000)
@@ -165,7 +166,9 @@ from pathlib import Path
 from headrace.dataplane.cache import Cache
 
 folder = Path(sys.argv[1])
-with Cache(folder)._locked():
+cache = Cache(folder)
+cache._turns
+with cache._locked():
     (next(folder.glob("*/")) / ".0.half-written").write_bytes(b"half")
     print("held", flush=True)
     time.sleep(60)
