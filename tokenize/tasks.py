@@ -147,7 +147,9 @@ class BuildTask:
     ) -> dict[str, list[int]]:
         """Which documents each dataset gets, without those that lie in its finished shards."""
         chosen: dict[str, list[int]] = {name: [] for name in self.job.outputs}
-        kept = [k for k in range(len(texts.texts)) if number + k not in fallen]
+        kept = list(range(len(texts.texts)))
+        if fallen:
+            kept = [k for k in kept if number + k not in fallen]
         if not self.job.splits:
             chosen[""] = kept
         else:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import uuid
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,28 +23,26 @@ def write_shard(
     url: str, documents: Documents, job: Job, task: str, *, folder: str = "shards"
 ) -> Shard:
     """Write documents as one shard, named by its content."""
-    buffer = io.BytesIO()
-    shard_format(job.format).write(buffer, documents)
-    hasher = manifest.ChunkHasher()
-    hasher.update(buffer.getbuffer())
-    chunks, digest = hasher.finish()
-    name = f"{folder}/{digest[:32]}.{job.format}"
-    shard = Shard(
-        name=name,
-        size=hasher.size,
-        documents=len(documents),
-        tokens=len(documents.tokens),
-        hash=digest,
-        chunks=chunks,
-        task=task,
-    )
-    if not job.compression:
-        storage.write(storage.join(url, name), buffer.getvalue())
-        return shard
-    import zstandard
-
-    level = int(job.compression.partition(":")[2] or 3)
-    stored = zstandard.ZstdCompressor(level=level).compress(buffer.getbuffer())
+    out = _Hashed(url, folder)
+    try:
+        shard_format(job.format).write(cast(BinaryIO, out), documents)
+        chunks, digest = out.hasher.finish()
+        name = f"{folder}/{digest[:32]}.{job.format}"
+        shard = Shard(
+            name=name,
+            size=out.hasher.size,
+            documents=len(documents),
+            tokens=len(documents.tokens),
+            hash=digest,
+            chunks=chunks,
+            task=task,
+        )
+        if not job.compression:
+            out.move(storage.join(url, name))
+            return shard
+        stored = _compress(out.read(), job.compression)
+    finally:
+        out.discard()
     storage.write(storage.join(url, f"{name}.zstd"), stored)
     return replace(
         shard,
@@ -50,6 +50,58 @@ def write_shard(
         stored_size=len(stored),
         stored_hash=hashlib.sha256(stored).hexdigest(),
     )
+
+
+class _Hashed:
+    """A new file, hashed while it is written: it has its name when it has its content. Local ones
+    are written where they will be moved within a disk, remote ones in memory."""
+
+    closed = False
+
+    def __init__(self, url: str, folder: str) -> None:
+        self.hasher = manifest.ChunkHasher()
+        self.path: Path | None = None
+        self.file: BinaryIO = io.BytesIO()
+        if storage.is_local(url):
+            parent = storage.local_path(storage.join(url, folder))
+            parent.mkdir(parents=True, exist_ok=True)
+            self.path = parent / f".new.{uuid.uuid4().hex[:8]}.tmp"
+            self.file = self.path.open("wb+")
+
+    def write(self, data: Any) -> int:
+        self.hasher.update(data)
+        self.file.write(data)
+        return len(data)
+
+    def writelines(self, parts: Any) -> None:
+        joined = b"".join(parts)
+        self.write(joined)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def read(self) -> bytes:
+        self.file.seek(0)
+        return self.file.read()
+
+    def move(self, url: str) -> None:
+        if self.path is None:
+            storage.write(url, self.read())
+            return
+        self.file.close()
+        storage.put(self.path, url)
+
+    def discard(self) -> None:
+        self.file.close()
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def _compress(data: bytes, how: str) -> bytes:
+    import zstandard
+
+    level = int(how.partition(":")[2] or 3)
+    return zstandard.ZstdCompressor(level=level).compress(data)
 
 
 def split_long(documents: Documents, limit: int) -> Documents:

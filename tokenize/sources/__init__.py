@@ -8,7 +8,7 @@ To add one: write a file beside this one, and add it to SOURCES (and its endings
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Literal, Protocol
@@ -108,8 +108,8 @@ class Problem:
 class Texts:
     """Documents read, in the order of their file."""
 
-    texts: list[str]
-    positions: list[int]
+    texts: Sequence[str]
+    positions: Sequence[int]
     ids: list[str | None] | None = None
     problems: list[Problem] = field(default_factory=list)
     size: int = 0

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
+from ...dataplane.tokenizers import Raw
 from . import LARGEST_DOCUMENT, File, Problem, Slice, SourceConfig, Texts
-from .streams import Block, Broken, blocks, cut_bytes, cut_text, decompressed
+from .streams import Block, Broken, blocks, cut_bytes, cut_text, decompressed, is_utf8
 
 
 def cut(file: File, config: SourceConfig, size: int) -> list[Slice]:
@@ -33,6 +36,9 @@ def _texts(block: Block, delimiter: bytes, name: str, unit: str) -> Texts:
     if not block.records:
         return Texts([], [], None, problems, block.read)
     numbers = range(block.first, block.first + block.records)
+    raw = _raw(block) if delimiter == b"\n" else None
+    if raw is not None:
+        return Texts(raw, numbers, None, problems, block.read)
     try:
         texts = block.data.decode().split(delimiter.decode())
         kept = list(numbers)
@@ -52,6 +58,17 @@ def _texts(block: Block, delimiter: bytes, name: str, unit: str) -> Texts:
         pairs = [(text, number) for text, number in zip(texts, kept, strict=True) if text]
         texts, kept = [text for text, _ in pairs], [number for _, number in pairs]
     return Texts(texts, kept, None, problems, block.read)
+
+
+def _raw(block: Block) -> Raw | None:
+    """The lines of a block as they are, unless there is something to mend."""
+    if b"\r" in block.data or not is_utf8(block.data):
+        return None
+    data = block.data + b"\n"
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1
+    if ends[0] == 1 or (len(ends) > 1 and np.diff(ends).min() == 1):
+        return None  # a blank line
+    return Raw(data, ends)
 
 
 def _whole(file: File, config: SourceConfig) -> Iterator[Texts]:
