@@ -61,6 +61,13 @@ class LocalShardFile:
 
 
 def check_chunk_table(where: str, shard: Shard) -> None:
+    hashed = len(shard.chunks) // 32
+    if hashed != -(-shard.size // CHUNK_BYTES):
+        raise IntegrityError(
+            f"{where} has {hashed} chunk hashes; {shard.size:,} bytes need one for each "
+            f"{CHUNK_BYTES:,}",
+            mend="build or index the dataset again",
+        )
     if root_hash(shard.size, shard.chunks) != shard.hash:
         raise IntegrityError(f"the chunk hashes of {where} do not match its hash", mend=MEND)
 
