@@ -253,6 +253,7 @@ def failures_named(verb: str, what: str) -> Iterator[None]:
 
 def named(cause: BaseException, verb: str, what: str, rank: int = 0) -> UserError:
     if isinstance(cause, UserError):
+        cause.where = cause.where or what
         return cause
     where = f"rank {rank}" if rank else None
     if isinstance(cause, OSError):

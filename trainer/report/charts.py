@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 from ...console.progress import human
@@ -17,8 +17,16 @@ PALETTE = (
 )  # fmt: skip
 
 
+OPERATORS = ("#2f4858", "#5f87a0", "#a7c1cc", "#c8a46b", "#8b7f71", "#6d8f7d", "#b08a9b")
+
+
 def colour(number: int) -> str:
     return PALETTE[number % len(PALETTE)]
+
+
+def operator_colour(number: int) -> str:
+    """Quieter, and never those of sources: a model is not a mixture."""
+    return OPERATORS[number % len(OPERATORS)]
 
 
 def extent(runs: Sequence[RunData]) -> tuple[float, float]:
@@ -80,10 +88,14 @@ def mixture(run: RunData) -> str:
     return "".join(parts)
 
 
-def legend(names: Sequence[str], notes: Sequence[str] = ()) -> str:
+def legend(
+    names: Sequence[str],
+    notes: Sequence[str] = (),
+    paint: Callable[[int], str] = colour,
+) -> str:
     notes = notes or [""] * len(names)
     keys = [
-        f'<span class="key"><i style="background:{colour(number)}"></i>{escape(name)}{note}</span>'
+        f'<span class="key"><i style="background:{paint(number)}"></i>{escape(name)}{note}</span>'
         for number, (name, note) in enumerate(zip(names, notes, strict=True))
     ]
     return f'<div class="legend">{"".join(keys)}</div>'

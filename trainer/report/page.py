@@ -73,13 +73,14 @@ def _stripe(run: RunData) -> str:
     layers = run.job.model.layers
     kinds = list(dict.fromkeys(layer.mixer for layer in layers))
     cells = "".join(
-        f'<i style="background:{charts.colour(kinds.index(layer.mixer))}" '
+        f'<i style="background:{charts.operator_colour(kinds.index(layer.mixer))}" '
         f'title="layer {number}: {escape(layer.mixer)}"></i>'
         for number, layer in enumerate(layers)
     )
     count = run.about["model"]["parameters"]
     return (
-        f'<div class="model"><div class="stripe">{cells}</div>{charts.legend(kinds)}'
+        f'<div class="model"><div class="stripe">{cells}</div>'
+        f"{charts.legend(kinds, paint=charts.operator_colour)}"
         f'<span class="count">{human(count)} parameters in {len(layers)} layers</span></div>'
     )
 
@@ -152,7 +153,8 @@ def _phase_table(run: RunData) -> str:
         )
     return (
         '<div class="scroll"><table><thead><tr><th rowspan="2">phase</th>'
-        f'<th rowspan="2">tokens</th><th rowspan="2">batch</th>{heads}</tr><tr>{under}</tr></thead>'
+        f'<th rowspan="2">tokens</th><th rowspan="2">batch</th>{heads}</tr>'
+        f'<tr class="sub">{under}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 

@@ -42,7 +42,7 @@ section { background:var(--card); border:1px solid var(--line); border-radius:12
 .key em { font-style:normal; opacity:.85; }
 svg { display:block; width:100%; height:auto; overflow:visible; }
 svg text { font:11.5px ui-sans-serif,system-ui,sans-serif; fill:var(--soft); }
-.tick.y { text-anchor:end; } .tick.x { text-anchor:middle; }
+.tick.y,.tick.end { text-anchor:end; } .tick.x { text-anchor:middle; }
 .phase { text-anchor:middle; font-weight:600; }
 .band.b0 { fill:var(--band0); } .band.b1 { fill:var(--band1); }
 .grid { stroke:var(--line); stroke-width:1; }
@@ -59,7 +59,8 @@ polyline { fill:none; stroke:var(--ink); stroke-linejoin:round; stroke-linecap:r
 .scroll { overflow-x:auto; }
 table { border-collapse:collapse; width:100%; margin-top:12px; font-size:13px; }
 th,td { padding:6px 10px; text-align:right; border-top:1px solid var(--line); font-weight:400; }
-thead th { color:var(--soft); border-top:0; } tbody th { font-weight:600; }
+thead th { color:var(--soft); border-top:0; } thead th[colspan] { text-align:center; }
+.sub th:first-child { text-align:right; padding-left:10px; } tbody th { font-weight:600; }
 th:first-child,td:first-child { text-align:left; padding-left:0; }
 .history td,.history th,.sides td,.sides th { text-align:left; }
 .sides tr.differs td { font-weight:600; } .sides td { word-break:break-word; }

@@ -59,7 +59,13 @@ class Chart:
                 f'<text class="tick y" x="{LEFT - 8}" y="{y + 3.5:.1f}">{self.label(value)}</text>'
             )
         if x_labels:
+            self.parts.append(
+                f'<text class="tick end" x="{self.width - RIGHT}" y="{self.height - 8}">'
+                "tokens</text>"
+            )
             for value in ticks(*self.x_range, count=7):
+                if self.x(value) > self.width - RIGHT - 55:  # the axis' name stands there
+                    continue
                 self.parts.append(
                     f'<text class="tick x" x="{self.x(value):.1f}" '
                     f'y="{self.height - 8}">{human(value)}</text>'
@@ -135,7 +141,8 @@ def strip(
             )
             top += share * height
     return (
-        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" preserveAspectRatio="none">'
+        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" preserveAspectRatio="none" '
+        f'shape-rendering="crispEdges">'
         f"{''.join(parts)}</svg>"
     )
 
