@@ -53,9 +53,12 @@ class RowBlock:
 class RowReader:
     """Reads the rows of a plan."""
 
-    def __init__(self, plan: Plan, *, cache: Cache | None = None) -> None:
+    def __init__(
+        self, plan: Plan, *, cache: Cache | None = None, stream: Stream | None = None
+    ) -> None:
+        """`stream` is the plan's, if it is at hand: making one takes a while for many sources."""
         self.plan = plan
-        self.stream = Stream(plan)
+        self.stream = stream or Stream(plan)
         self.cache = cache
         self._datasets: dict[int, Dataset] = {}
         self._ahead = self.stream.locate(np.array([plan.first_row]))

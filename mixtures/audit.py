@@ -136,7 +136,7 @@ class Auditor:
         self.target = target
         self.plan = target.plan
         self.text = text
-        self.reader = RowReader(target.plan)
+        self.reader = RowReader(target.plan, stream=target.stream)
         self._tokenizer = cache(self._load_tokenizer)
 
     def rows(self, rows: range) -> Iterator[SeenRow]:

@@ -92,7 +92,7 @@ def plan(
     from .target import open_target
 
     target = open_target(file, overrides)
-    summary = summarize(target.plan, target.branch)
+    summary = summarize(target.stream, target.branch)
     if out is not None:
         target.plan.save(out)
         command.say(f"wrote {out}")
@@ -114,7 +114,7 @@ def plot(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> None
     from .target import open_target
 
     kind_of(out)
-    found = curves(open_target(file, overrides).plan)
+    found = curves(open_target(file, overrides).stream)
     draw(found, out)
     if as_json:
         command.emit({"file": out, **found.as_data()})

@@ -54,9 +54,9 @@ class Curves:
         return asdict(self)
 
 
-def curves(plan: Plan) -> Curves:
+def curves(stream: Stream) -> Curves:
     """The curves of a plan, the smallest of many sources drawn as one."""
-    stream = Stream(plan)
+    plan = stream.plan
     drawn = stream.counts(plan.last_row)
     order = [int(index) for index in np.argsort(-drawn, kind="stable") if drawn[index]]
     groups = [[index] for index in order]

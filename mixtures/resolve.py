@@ -40,10 +40,14 @@ WINDOW_PART = 8
 
 @dataclass(frozen=True)
 class Resolved:
-    """A plan, and what it continues."""
+    """A plan with its stream, and what it continues."""
 
-    plan: Plan
+    stream: Stream
     branch: Branch | None
+
+    @property
+    def plan(self) -> Plan:
+        return self.stream.plan
 
 
 def resolve_file(file: str | Path, overrides: Sequence[str] = ()) -> Plan:
@@ -86,9 +90,9 @@ def resolve_whole(mixture: Mixture, lines: Lines, *, source: str) -> Resolved:
     if found:
         places = [Problem(dotted(path), what, line_of(lines, path)) for path, what in found]
         raise ConfigError(source, places)
-    plan = _plan(mixture, opened, branch)
-    Stream(plan).check_supply()
-    return Resolved(plan, branch)
+    stream = Stream(_plan(mixture, opened, branch))
+    stream.check_supply()
+    return Resolved(stream, branch)
 
 
 def _plan(mixture: Mixture, opened: Mapping[str, Opened], branch: Branch | None) -> Plan:

@@ -69,9 +69,9 @@ class Summary:
     continues: Continuation | None
 
 
-def summarize(plan: Plan, branch: Branch | None = None) -> Summary:
+def summarize(stream: Stream, branch: Branch | None = None) -> Summary:
     """What a plan takes. `branch` is what it continues, as far as that is at hand."""
-    stream = Stream(plan)
+    plan = stream.plan
     edges = [phase.first_row for phase in plan.phases] + [plan.last_row]
     counts = [stream.counts(row) for row in edges]
     skipped = _passed_over(stream)

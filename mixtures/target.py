@@ -9,17 +9,22 @@ from pathlib import Path
 from ..console.errors import ConfigError, PlanError, Problem
 from ..dataplane import ledger
 from ..dataplane.plan import Plan
+from ..dataplane.stream import Stream
 from .branch import PLAN, Branch
 from .resolve import read, resolve_whole
 
 
 @dataclass(frozen=True)
 class Target:
-    plan: Plan
+    stream: Stream
     branch: Branch | None = None
     """What the plan continues; known where it was made from a YAML."""
     run: Path | None = None
     """The run's folder, where it is one."""
+
+    @property
+    def plan(self) -> Plan:
+        return self.stream.plan
 
     @property
     def ledger(self) -> Path | None:
@@ -41,6 +46,6 @@ def open_target(name: str, overrides: Sequence[str] = ()) -> Target:
             problem = Problem(overrides[0].partition("=")[0], "a plan is fixed: change its mixture")
             raise ConfigError("the overrides on the command line", [problem])
         file = path / PLAN if path.is_dir() else path
-        return Target(Plan.load(file), run=path if path.is_dir() else None)
+        return Target(Stream(Plan.load(file)), run=path if path.is_dir() else None)
     resolved = resolve_whole(*read(path, overrides), source=name)
-    return Target(resolved.plan, resolved.branch)
+    return Target(resolved.stream, resolved.branch)

@@ -13,6 +13,7 @@ from small_data import plan_of, random_documents, write_dataset
 from headrace.console.errors import IntegrityError, PlanError
 from headrace.dataplane import manifest as manifests
 from headrace.dataplane.plan import Plan
+from headrace.dataplane.stream import Stream
 from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from headrace.mixtures.audit import Auditor
 from headrace.mixtures.target import Target, open_target
@@ -49,8 +50,6 @@ def plan(tmp_path_factory) -> Plan:
 
 def expected_rows(plan: Plan) -> list[dict]:
     """What each row holds, from the documents themselves laid side by side."""
-    from headrace.dataplane.stream import Stream
-
     found = []
     stream = Stream(plan)
     for phase in plan.phases:
@@ -82,7 +81,7 @@ def expected_rows(plan: Plan) -> list[dict]:
 
 
 def test_rows_hold_what_the_documents_say(plan):
-    seen = list(Auditor(Target(plan)).rows(range(plan.first_row, plan.last_row)))
+    seen = list(Auditor(Target(Stream(plan))).rows(range(plan.first_row, plan.last_row)))
     assert len(seen) == plan.rows
     for row, wanted in zip(seen, expected_rows(plan), strict=True):
         data = json.loads(row.as_json())
@@ -98,7 +97,7 @@ def test_rows_hold_what_the_documents_say(plan):
 
 
 def test_rows_outside_of_the_plan_are_refused(plan):
-    auditor = Auditor(Target(plan))
+    auditor = Auditor(Target(Stream(plan)))
     for rows in (range(plan.last_row, plan.last_row + 1), range(plan.last_row + 1)):
         with pytest.raises(PlanError, match=f"rows 0 up to {plan.last_row}"):
             list(auditor.rows(rows))
@@ -108,7 +107,7 @@ def test_rows_outside_of_the_plan_are_refused(plan):
 
 def test_a_document_is_found_in_every_row_that_has_it(plan):
     rows = expected_rows(plan)
-    auditor = Auditor(Target(plan))
+    auditor = Auditor(Target(Stream(plan)))
     for name, documents in DOCUMENTS.items():
         for number in range(0, len(documents), 7):
             (found,) = auditor.find(str(number), name)
@@ -132,7 +131,7 @@ def test_a_document_is_found_in_every_row_that_has_it(plan):
 
 
 def test_a_document_is_found_by_its_own_id(plan):
-    auditor = Auditor(Target(plan))
+    auditor = Auditor(Target(Stream(plan)))
     both = list(auditor.find("id-41", None))
     assert [(found.source, found.document) for found in both] == [("web", 41), ("code", 41)]
     assert [found.document for found in auditor.find("id:id-41", "code")] == [41]
@@ -212,7 +211,7 @@ def test_the_first_step_of_a_child_goes_on_from_its_parent_s_ledger(run, plan, t
     child.save(folder / "plan.json")
     (folder / "mixture.yaml").write_text(f"after: {{run: {run}, step: 10}}\n")
     last = json.loads((run / "ledger.jsonl").read_text().splitlines()[-1])
-    rows = list(Auditor(Target(child)).rows(range(child.first_row, child.first_row + 8)))
+    rows = list(Auditor(Target(Stream(child))).rows(range(child.first_row, child.first_row + 8)))
     state = hashlib.blake2b(bytes.fromhex(last["hash"]), digest_size=16)
     for row in rows:
         state.update(bytes.fromhex(row.tokens_hash))
@@ -235,7 +234,7 @@ def test_text_is_what_was_written(tmp_path):
             "phases": {"p": {"tokens": 512, "seq_len": 64, "batch": 64, "weights": {"a": 1}}},
         }
     )
-    auditor = Auditor(Target(plan), text=True)
+    auditor = Auditor(Target(Stream(plan)), text=True)
     for row in auditor.rows(range(4)):
         assert row.text is not None
         assert json.loads(row.as_json())["text"] == row.text

@@ -9,6 +9,7 @@ import pytest
 
 import headrace.configs
 from headrace.dataplane.plan import Plan
+from headrace.dataplane.stream import Stream
 from headrace.mixtures.resolve import read, resolve_file
 from headrace.mixtures.schedule import lr_factor
 from headrace.mixtures.summary import summarize
@@ -42,7 +43,7 @@ def test_every_example_plans_and_gives_each_source_its_share(
     name: str, planned: Callable[[str], Plan]
 ) -> None:
     plan = planned(name)
-    for phase in summarize(plan).phases:
+    for phase in summarize(Stream(plan)).phases:
         assert abs(phase.tokens - phase.tokens_asked) <= phase.batch_tokens / 2
         for use in phase.sources:
             # Debts of the phase before are worked off in this one.
@@ -51,7 +52,7 @@ def test_every_example_plans_and_gives_each_source_its_share(
 
 def test_the_anneal_replays_rewarms_and_decays_to_zero(planned: Callable[[str], Plan]) -> None:
     plan = planned("zyphra-anneal")
-    stable, anneal = summarize(plan).phases
+    stable, anneal = summarize(Stream(plan)).phases
     shares = {use.source: use.share_asked for use in anneal.sources}
     assert shares == pytest.approx(
         {"web": 0.48, "code": 0.09, "papers": 0.03, "math": 0.25, "instructions": 0.15}

@@ -47,7 +47,7 @@ def plan(head):
 
 
 def test_curves_are_the_plan_s(plan):
-    found = curves(plan)
+    found = curves(Stream(plan))
     stream = Stream(plan)
     assert found.sources == ["web", "code"]
     for phase in plan.phases:
@@ -76,7 +76,7 @@ def test_the_smallest_of_many_sources_are_drawn_as_one(head):
             phases={"p": PhaseSpec(tokens=64_000, seq_len=64, batch=640, weights=weights)},
         )
     )
-    found = curves(plan)
+    found = curves(Stream(plan))
     assert len(found.sources) == MOST
     assert (found.sources[0], found.sources[-1]) == ("s0", "4 others")
     assert sum(line[-1] for line in found.taken) == plan.tokens
@@ -84,7 +84,7 @@ def test_the_smallest_of_many_sources_are_drawn_as_one(head):
 
 
 def test_pictures_are_whole_and_need_nothing_else(plan, tmp_path):
-    found = curves(plan)
+    found = curves(Stream(plan))
     for kind in ("png", "svg", "html"):
         draw(found, str(tmp_path / f"mixture.{kind}"))
     assert (tmp_path / "mixture.png").read_bytes().startswith(b"\x89PNG")
@@ -101,7 +101,7 @@ def test_pictures_are_whole_and_need_nothing_else(plan, tmp_path):
 
 
 def test_a_picture_is_the_same_when_drawn_again(plan, tmp_path):
-    found = curves(plan)
+    found = curves(Stream(plan))
     for name in ("a.svg", "b.svg"):
         draw(found, str(tmp_path / name))
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
@@ -109,7 +109,7 @@ def test_a_picture_is_the_same_when_drawn_again(plan, tmp_path):
 
 def test_other_endings_are_refused(plan, tmp_path):
     with pytest.raises(ConfigError, match=r"none of \.png, \.svg and \.html"):
-        draw(curves(plan), str(tmp_path / "mixture.jpeg"))
+        draw(curves(Stream(plan)), str(tmp_path / "mixture.jpeg"))
 
 
 def test_labels_are_moved_apart():

@@ -35,7 +35,7 @@ def mixture(head):
 
 def test_the_numbers_are_those_of_a_walk(mixture):
     plan = resolve(mixture)
-    summary = summarize(plan)
+    summary = summarize(Stream(plan))
     stream = Stream(plan)
     assert (summary.rows, summary.tokens, summary.hash) == (plan.rows, plan.tokens, plan.hash)
     for use, phase in zip(summary.phases, plan.phases, strict=True):
@@ -57,7 +57,7 @@ def test_the_numbers_are_those_of_a_walk(mixture):
 def test_every_token_of_an_epoch_is_taken_left_over_or_passed_over(mixture):
     """The account closes: what was served of the epochs begun, and what was not, and why."""
     plan = resolve(mixture)
-    summary = summarize(plan)
+    summary = summarize(Stream(plan))
     taken = served(plan)
     for index, source in enumerate(plan.sources):
         size = source.order.tokens - 1  # the last token is only ever a target
@@ -73,7 +73,7 @@ def test_every_token_of_an_epoch_is_taken_left_over_or_passed_over(mixture):
 
 
 def test_the_table_shows_what_people_ask_for(mixture):
-    text = table(summarize(resolve(mixture)), tokens_per_second=10)
+    text = table(summarize(Stream(resolve(mixture))), tokens_per_second=10)
     for part in (
         "phase short: 4,992 tokens (8 fewer than asked: its edge is rounded to a whole update)",
         "steps 0 to 39, rows 0 to 312; 8 rows of 16 tokens an update",
@@ -86,7 +86,7 @@ def test_the_table_shows_what_people_ask_for(mixture):
     ):
         assert part in text, part
     assert max(map(len, text.splitlines())) <= 120
-    data = as_data(summarize(resolve(mixture)), tokens_per_second=10)
+    data = as_data(summarize(Stream(resolve(mixture))), tokens_per_second=10)
     assert data["phases"][0]["seconds"] == pytest.approx(499.2)
     assert sum(use["seconds"] for use in data["total"]) == pytest.approx(data["seconds"])
 
@@ -117,7 +117,7 @@ def test_a_branch_says_what_it_inherits_and_shares_with_its_sibling(
         {},
         source="it",
     )
-    summary = summarize(resolved.plan, resolved.branch)
+    summary = summarize(resolved.stream, resolved.branch)
     assert summary.continues is not None
     assert (summary.continues.step, summary.continues.row) == (21, row)
     mine, sibling = served(resolved.plan), served(parent, first=row)
