@@ -360,3 +360,15 @@ def test_the_two_commands_are_there() -> None:
     ).stdout
     for target in ("run", "test", "check", "bench", "setup", "help"):
         assert f"make {target} " in help_text
+
+
+def test_the_links_of_the_pages_lead_somewhere() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    broken = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
+        if "://" not in target and not (page.parent / target).exists()
+    ]
+    assert len(pages) > 3
+    assert not broken
