@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from .ledger import DIGEST_BYTES
+from ..dataplane.ledger import DIGEST_BYTES
 from .schedule import MicroBatch
 
 FLAGS = 3

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..console import config as reader
 from ..console.errors import BusyError, RunError, StorageError
-from . import ledger
+from ..dataplane import ledger
 from .records import EVENTS, METRICS
 
 RUN = "run.yaml"

@@ -18,13 +18,13 @@ import torch
 import torch.distributed as dist
 
 from ..console.errors import RunError
+from ..dataplane.ledger import roll
 from ..models.documents import Documents
 from .checkpoints.saver import Saver
 from .checkpoints.store import RunState
 from .engines.engine import Engine, Update
 from .facts import Facts, exchange
 from .layout import Parallel
-from .ledger import roll
 from .schedule import MicroBatch, PhaseView, Plan, Steps, StepView, micro_rows
 
 

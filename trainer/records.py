@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..console.progress import duration, human
-from . import ledger
+from ..dataplane import ledger
 from .config import WatchConfig
 from .lines import LineWriter
 from .schedule import Plan

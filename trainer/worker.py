@@ -157,7 +157,7 @@ def find_state(
         tokens=first.first_token,
         plan_hash=job.plan.hash,
         updates=0,
-        ledger="",
+        ledger=job.plan.hash,
         seed=job.run.seed,
         layout=layout_of(job),
         headrace=__version__,
@@ -172,7 +172,7 @@ def find_state(
         fragments = [f for f in fragments if f.key.startswith(f"{MASTER}.")]
     there = savers.load(origin, fragments, parallel.checkpoint)
     engine.loaded(there.updates if source is None or source.moments else 0)
-    ledger = there.ledger if job.parent is not None else ""
+    ledger = there.ledger if job.parent is not None else state.ledger
     return replace(state, updates=engine.updates, ledger=ledger), origin
 
 
