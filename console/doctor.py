@@ -25,6 +25,9 @@ from . import command
 SMALL_DISK = 10e9
 """Bytes below which a dataset or a few checkpoints soon fill the disk."""
 
+EXTRAS = {"ray": "builds on a cluster, `tokenize build --engine ray`"}
+"""What only some need, and for what."""
+
 
 @dataclass(frozen=True)
 class Lack:
@@ -103,7 +106,12 @@ def _packages(report: Report) -> None:
     report.found["headrace"] = installed.version
     for text in installed.requires or []:
         need = Requirement(text)
-        if need.marker is not None and not need.marker.evaluate({"extra": ""}):
+        asking = [
+            extra
+            for extra in ("", *EXTRAS)
+            if need.marker is None or need.marker.evaluate({"extra": extra})
+        ]
+        if not asking:
             continue
         try:
             version = importlib.metadata.version(need.name)
@@ -111,6 +119,9 @@ def _packages(report: Report) -> None:
             version = None
         if version is not None and need.specifier.contains(version, prereleases=True):
             report.found[need.name] = version
+        elif asking[0]:
+            what = f"{need.name} ({EXTRAS[asking[0]]})"
+            report.missing.append(Lack(what, f"pip install 'headrace[{asking[0]}]'", False))
         else:
             has = f"; {version} is installed" if version else ""
             mend = f"pip install '{need.name}{need.specifier}'"

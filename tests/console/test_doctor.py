@@ -67,6 +67,20 @@ def test_a_package_that_is_missing_fails_with_its_mend(monkeypatch: pytest.Monke
     assert "nothing that headrace needs is missing" not in doctor().output
 
 
+def test_an_extra_that_is_missing_does_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == "ray":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    result = doctor()
+    assert result.exit_code == 0
+    assert "pip install 'headrace[ray]'" in result.output
+
+
 def test_a_gpu_that_torch_cannot_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
