@@ -11,6 +11,7 @@ and in generation.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -68,6 +69,11 @@ class Documents:
             self._buckets.append(Buckets.build(self))
         return self._buckets[0]
 
+    def prepare(self, chunks: Iterable[int]) -> None:
+        """Make layouts beforehand: their sizes depend on the data, which a compiler cannot see."""
+        for chunk in chunks:
+            self.aligned(chunk)
+
     def aligned(self, chunk: int) -> Aligned:
         """The layout in which each document begins on a multiple of `chunk`."""
         if chunk not in self._layouts:
@@ -79,8 +85,9 @@ class Documents:
 class Aligned:
     """Rows spread out so that no chunk holds two documents.
 
-    It costs less than a chunk of padding for each document. A chunk is then either the first of
-    its document, and nothing flows into it, or it continues the chunk before.
+    It costs less than a chunk of padding for each document, and at most a sixteenth so that the
+    number of chunks takes few values. A chunk is then either the first of its document, and
+    nothing flows into it, or it continues the chunk before.
     """
 
     chunk: int
@@ -101,7 +108,8 @@ class Aligned:
         previous = column[:, 1:] - begins[:, :-1]
         padding = torch.where(starts[:, 1:], -previous % chunk, 0)
         place = column + F.pad(padding, (1, 0)).cumsum(dim=1)
-        chunks = int(place.max()) // chunk + 1
+        step = max(1, length // chunk // 16)
+        chunks = -(-(int(place.max()) // chunk + 1) // step) * step
         source = torch.full((rows, chunks * chunk), length, device=starts.device)
         source.scatter_(1, place, column)
         # A start at position 0 lets nothing in; a row that goes on with a document does.

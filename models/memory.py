@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal
 
 import torch
@@ -23,6 +24,8 @@ from .model import Model
 from .operators import Context, Operator, State
 
 Precision = Literal["bf16", "fp32"]
+LONGEST = 4096
+"""Of the rows that are run; the activations of longer ones are computed from these."""
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -75,7 +78,35 @@ def memory(
 def activations(
     config: ModelConfig, seq_len: int, *, rows: int, precision: Precision
 ) -> tuple[list[int], int]:
-    """What is kept for the backward pass: of each layer; and of the logits and the loss."""
+    """What is kept for the backward pass: of each layer; and of the logits and the loss.
+
+    It grows with the length and, where there is a mask, with its square: of long rows, three
+    shorter ones tell.
+    """
+    if seq_len <= LONGEST:
+        return measured(config, seq_len, rows=rows, precision=precision)
+    lengths = (LONGEST // 4, LONGEST // 2, LONGEST)
+    samples = [measured(config, n, rows=rows, precision=precision) for n in lengths]
+    layers = zip(*(kept for kept, _ in samples), strict=True)
+    kept = [extrapolated(lengths, sizes, seq_len) for sizes in layers]
+    return kept, extrapolated(lengths, tuple(logits for _, logits in samples), seq_len)
+
+
+def extrapolated(lengths: tuple[int, ...], sizes: tuple[int, ...], length: int) -> int:
+    """The value at `length` of the polynomial through all of the points."""
+    total = Fraction(0)
+    for n, size in zip(lengths, sizes, strict=True):
+        share = Fraction(size)
+        for other in lengths:
+            if other != n:
+                share *= Fraction(length - other, n - other)
+        total += share
+    return round(total)
+
+
+def measured(
+    config: ModelConfig, seq_len: int, *, rows: int, precision: Precision
+) -> tuple[list[int], int]:
     standard = torch.get_default_dtype()
     torch.set_default_dtype(DTYPES[precision])
     try:

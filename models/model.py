@@ -78,6 +78,8 @@ class Model(nn.Module):
         self.check_length(seen + tokens.shape[1])
         if documents is not None:
             positions = documents.positions
+            if states is None:
+                documents.prepare(self.layouts(tokens.shape[1]))
         else:
             end = seen + tokens.shape[1]
             positions = torch.arange(seen, end, device=tokens.device).unsqueeze(0)
@@ -98,6 +100,11 @@ class Model(nn.Module):
         for state in (state for own in states or () for state in own):
             state.seen += tokens.shape[1]
         return self.norm(u), losses
+
+    def layouts(self, length: int) -> list[int]:
+        """The chunks in whose layouts operators want packed rows of this length."""
+        branches = [branch for block in self.typed_blocks() for branch in block.branches()]
+        return sorted(set().union(*(branch.operator.layouts(length) for branch in branches)))
 
     def check_length(self, length: int) -> None:
         table = self.config.learned_positions

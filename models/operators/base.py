@@ -78,6 +78,10 @@ class Operator(nn.Module):
     def init_weights(self, init: Initialiser) -> None:
         raise NotImplementedError
 
+    def layouts(self, length: int) -> set[int]:
+        """The chunks in whose layouts it wants packed rows of this length."""
+        return set()
+
     def new_call(self) -> Call:
         """For shared operators: what one call has of its own."""
         raise NotImplementedError

@@ -95,6 +95,9 @@ class HyenaLI(Hyena):
             tensors["modes"] = state
         return y.to(w.dtype)
 
+    def layouts(self, length: int) -> set[int]:
+        return {min(self.options.chunk, length)} if self.options.method == "scan" else set()
+
     def init_weights(self, init: Initialiser) -> None:
         super().init_weights(init)
         # γ is the logarithm of a uniform number, p = −1: the rate is e^{p+γ}.

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..convolution import convolution_flops
+from ..convolution import convolution_flops, convolution_layouts
 from ..initialise import Initialiser
 from ..precision import widen
 from .base import Context
@@ -80,6 +80,9 @@ class HyenaLIFreeform(Hyena):
         longest = context.state.capacity if context.state is not None else w.shape[1]
         taps = self.filter(min(longest, self.options.filter_horizon))
         return remembered_convolution(w, taps, context, "filter")
+
+    def layouts(self, length: int) -> set[int]:
+        return convolution_layouts(min(length, self.options.filter_horizon), length)
 
     def init_weights(self, init: Initialiser) -> None:
         super().init_weights(init)

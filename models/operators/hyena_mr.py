@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..convolution import Method, convolution_flops
+from ..convolution import Method, convolution_flops, convolution_layouts
 from ..initialise import Initialiser
 from ..precision import widen
 from .base import Context, divides
@@ -67,6 +67,9 @@ class HyenaMR(Hyena):
         return remembered_convolution(
             w, self.filter(), context, "filter", method=self.options.method
         )
+
+    def layouts(self, length: int) -> set[int]:
+        return convolution_layouts(self.taps.shape[1], length, self.options.method)
 
     def init_weights(self, init: Initialiser) -> None:
         super().init_weights(init)

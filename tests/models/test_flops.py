@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from headrace.models import memory as memory_module
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.count import (
     forward_flops_per_token,
@@ -140,6 +142,18 @@ def test_activations_are_what_autograd_keeps() -> None:
     layers, _ = activations(config, 128, rows=2, precision="fp32")
     assert hidden.shape == (2, 128, 128)
     assert abs(sum(layers) / real - 1) < 0.05
+
+
+def test_long_rows_are_told_from_shorter_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    for pattern in ("[se, mr, li, mamba, attention]", "[window]"):
+        window = "operators.window={kind: attention, heads: 4, window: 9}"
+        config = load_model_config("tiny-hybrid", [f"pattern='{pattern}'", window])
+        whole = activations(config, 2048, rows=1, precision="bf16")
+        monkeypatch.setattr(memory_module, "LONGEST", 1024)
+        told = activations(config, 2048, rows=1, precision="bf16")
+        monkeypatch.undo()
+        for one, other in zip((*told[0], told[1]), (*whole[0], whole[1]), strict=True):
+            assert abs(one / other - 1) < 0.01
 
 
 def test_states_are_those_that_generation_keeps(tiny: Model) -> None:

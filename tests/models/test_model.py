@@ -195,9 +195,18 @@ def test_the_tiny_hybrid_learns_to_copy() -> None:
     assert float(total.detach() / weight) < 1.0
 
 
-def test_torch_compile_gives_the_same() -> None:
-    model = Model(load_model_config("tiny-hybrid", ["width=32", "pattern='[se, mr, li]'"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("packed", [False, True])
+def test_blocks_compile_without_a_break(packed: bool) -> None:
+    pattern = "pattern='[mr, li, mamba, attention]'"
+    model = Model(
+        load_model_config("tiny-hybrid", ["width=32", "operators.glu.hidden=16", pattern])
+    )
     model.init_weights(0)
     tokens = tokens_of(2, 48, vocab=512)
-    compiled = torch.compile(model, backend="aot_eager")
-    assert (compiled(tokens) - model(tokens)).abs().max() < 1e-5
+    documents = Documents.from_cu_seqlens(torch.tensor([0, 20, 48, 96]), (2, 48))
+    eager = model(tokens, documents if packed else None)
+    for block in model.blocks:
+        block.compile(backend="aot_eager", fullgraph=True)
+    compiled = model(tokens, documents if packed else None)
+    assert (compiled - eager).abs().max() < 1e-5
