@@ -1,6 +1,6 @@
-"""Run where the wheel alone is installed: is everything of the source tree in it, and does it import?
+"""Run where the wheel alone is: is everything of the source tree in it, and does it import?
 
-    python smoke.py SOURCE
+python smoke.py SOURCE
 """
 
 import importlib

@@ -123,6 +123,34 @@ def test_modal_scan_is_the_convolution(
         assert (z - y[:, cut:]).abs().max() < BOUND
 
 
+def test_gradients_cross_a_cut() -> None:
+    """As under context parallelism: a neighbour's last inputs or state, and their gradients."""
+    cut, documents = 23, documents_of([9, 20, 70], 40)
+    first, later = (Documents(p) for p in documents.positions.split([cut, 40 - cut], dim=1))
+    probe = normal(2, 40, 4, 3, seed=8)
+    inputs = [t.requires_grad_() for t in ssd_inputs(40)]
+    whole, _ = ssd(*inputs, documents)  # type: ignore[arg-type]
+    wanted = torch.autograd.grad((whole * probe).sum(), inputs)
+    x, dt, A, B, C = inputs
+    y, state = ssd(x[:, :cut], dt[:, :cut], A, B[:, :cut], C[:, :cut], first)
+    z, _ = ssd(x[:, cut:], dt[:, cut:], A, B[:, cut:], C[:, cut:], later, state=state)
+    got = torch.autograd.grad((torch.cat([y, z], 1) * probe).sum(), inputs)
+    assert all((a - b).abs().max() < BOUND for a, b in zip(got, wanted, strict=True))
+
+    x, rates, residues = normal(2, 40, 3), torch.exp(normal(3, 4, seed=1)), normal(3, 4, seed=2)
+    taps, probe = normal(3, 12, seed=3), normal(2, 40, 3, seed=8)
+    leaves = [t.requires_grad_() for t in (x, rates, residues, taps)]
+    both = modal_scan(x, rates, residues, documents)[0] + causal_convolution(x, taps, documents)
+    wanted = torch.autograd.grad((both * probe).sum(), leaves)
+    y, modes = modal_scan(x[:, :cut], rates, residues, first)
+    z, _ = modal_scan(x[:, cut:], rates, residues, later, state=modes)
+    halo = x[:, cut - 11 : cut]
+    y = y + causal_convolution(x[:, :cut], taps, first)
+    z = z + causal_convolution(x[:, cut:], taps, later, history=halo)
+    got = torch.autograd.grad((torch.cat([y, z], 1) * probe).sum(), leaves)
+    assert all((a - b).abs().max() < BOUND for a, b in zip(got, wanted, strict=True))
+
+
 def test_a_missing_reset_is_seen() -> None:
     inputs, documents = ssd_inputs(40), documents_of([13, 57], 40)
     apart, _ = ssd(*inputs, documents)
