@@ -7,9 +7,7 @@ document → its tokens → the rows that have them as inputs, in every epoch
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -23,110 +21,13 @@ from ..dataplane.ledger import Entry
 from ..dataplane.permutation import Int64
 from ..dataplane.plan import Phase, Step
 from ..dataplane.rows import RowReader
-from ..dataplane.shards import Origin
 from ..dataplane.tokenizers import Tokenizer
+from .seen import SeenDocument, SeenRow, Sighting, Whereabouts
 from .target import Target
 
 BLOCK = 256
 """Rows read at once."""
 MIXTURE = "mixture.yaml"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeenDocument:
-    """A document of a row."""
-
-    document: int
-    """Its number in the dataset."""
-    id: str | None
-    file: str
-    position: int
-    tokens: int
-    """How many of the row's tokens are its own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeenRow:
-    row: int
-    step: int
-    phase: str
-    source: str
-    epoch: int
-    documents: tuple[SeenDocument, ...]
-    tokens_hash: str
-    text: str | None = None
-
-    def as_json(self) -> str:
-        names = ("row", "phase", "source", "epoch", "documents", "tokens_hash")
-        data = {name: getattr(self, name) for name in names}
-        data["documents"] = [vars(document) for document in self.documents]
-        if self.text is not None:
-            data["text"] = self.text
-        return json.dumps(data)
-
-    def as_text(self) -> str:
-        lines = [
-            f"row {self.row:,} (step {self.step:,}, phase {self.phase}): source {self.source}, "
-            f"epoch {self.epoch}, tokens {self.tokens_hash}"
-        ]
-        lines += [
-            f"  document {document.document:,}{_name(document.id)}: {document.tokens:,} tokens, "
-            f"{document.file} at {document.position:,}"
-            for document in self.documents
-        ]
-        if self.text is not None:
-            lines += [f"  | {line}" for line in self.text.splitlines()]
-        return "\n".join(lines)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sighting:
-    """A row that has tokens of a document."""
-
-    row: int
-    step: int
-    phase: str
-    epoch: int
-    first: int
-    """The first of the document's tokens that the row takes."""
-    tokens: int
-    seen: bool | None
-    """Whether the run has taken this row; None where there is no ledger."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Whereabouts:
-    """A document, and all rows of the plan that have it."""
-
-    source: str
-    document: int
-    origin: Origin
-    tokens: int
-    sightings: tuple[Sighting, ...]
-    text: str | None = None
-
-    def as_json(self) -> Iterator[str]:
-        origin = {"id": self.origin.id, "file": self.origin.file, "position": self.origin.position}
-        for sighting in self.sightings:
-            data = {"source": self.source, "document": self.document, **origin, **vars(sighting)}
-            yield json.dumps(data if self.text is None else {**data, "text": self.text})
-
-    def as_text(self) -> str:
-        lines = [
-            f"document {self.document:,}{_name(self.origin.id)} of {self.source}: {self.tokens:,} "
-            f"tokens, {self.origin.file} at {self.origin.position:,}"
-        ]
-        words = {True: "seen", False: "will be seen", None: "is"}
-        lines += [
-            f"  {words[at.seen]} in row {at.row:,} (step {at.step:,}, phase {at.phase}, epoch "
-            f"{at.epoch}): its tokens {at.first:,} to {at.first + at.tokens:,}"
-            for at in self.sightings
-        ]
-        if not self.sightings:
-            lines.append("  no row of this plan has it")
-        if self.text is not None:
-            lines += [f"  | {line}" for line in self.text.splitlines()]
-        return "\n".join(lines)
 
 
 class Auditor:
@@ -184,14 +85,16 @@ class Auditor:
         if source is not None and source not in names:
             raise PlanError(f"the plan has no source {source}", mend=f"it has {', '.join(names)}")
         found = False
+        drawn = self.reader.stream.counts(self.plan.last_row)
         for index, name in enumerate(names):
-            if source not in (None, name):
+            # Without a name, only where the plan draws from: the others need not even exist.
+            if name != source if source is not None else not drawn[index]:
                 continue
             for number in self._numbers(self.reader.dataset(index), document):
                 found = True
                 yield self._whereabouts(index, number)
         if not found:
-            where = source or "any source"
+            where = source or "any source that the plan draws from"
             raise PlanError(
                 f"there is no document {document} in {where}",
                 mend="name it by its number in the dataset (from 0), or by its own id",
@@ -326,7 +229,3 @@ class Auditor:
         return tokenizers.load(
             self.reader.dataset(source).manifest.tokenizer, self.plan.sources[source].url
         )
-
-
-def _name(id: str | None) -> str:
-    return "" if id is None else f" ({id})"

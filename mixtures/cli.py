@@ -146,7 +146,8 @@ def audit(
     Of a run's folder, --step also proves that the rows hash to what the run's ledger says.
     With --document: at which rows a document was, or will be, seen.
     """
-    from .audit import Auditor, SeenRow
+    from .audit import Auditor
+    from .seen import SeenRow
     from .target import open_target
 
     if [rows, step, document].count(None) != 2:
@@ -180,7 +181,10 @@ def _span(text: str) -> range:
     first, colon, last = text.partition(":")
     if not first.isdecimal() or (colon and not last.isdecimal()):
         raise click.UsageError(f"--rows is A:B or one number, not {text}")
-    return range(int(first), int(last) if colon else int(first) + 1)
+    span = range(int(first), int(last) if colon else int(first) + 1)
+    if not span:
+        raise click.UsageError(f"--rows {text} is no row: the second number is one past the last")
+    return span
 
 
 if __name__ == "__main__":

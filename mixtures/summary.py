@@ -61,12 +61,16 @@ class PhaseUse:
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     hash: str
+    parent: str | None
+    """The plan that this one continues."""
+    first_row: int
     rows: int
     steps: int
     tokens: int
     phases: tuple[PhaseUse, ...]
     total: tuple[SourceUse, ...]
     continues: Continuation | None
+    """What is inherited; known where what is continued is at hand."""
 
 
 def summarize(stream: Stream, branch: Branch | None = None) -> Summary:
@@ -80,6 +84,8 @@ def summarize(stream: Stream, branch: Branch | None = None) -> Summary:
         phases.append(_phase_use(stream, phase, after - before, skipped.get(phase.first_row)))
     return Summary(
         hash=plan.hash,
+        parent=plan.parent.hash if plan.parent else None,
+        first_row=plan.first_row,
         rows=plan.rows,
         steps=plan.last_step - plan.first_step,
         tokens=plan.tokens,

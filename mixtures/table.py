@@ -21,6 +21,8 @@ def table(summary: Summary, tokens_per_second: float | None = None) -> str:
     ]
     if summary.continues:
         lines += ["", *_continuation(summary.continues)]
+    elif summary.parent:
+        lines.append(f"after row {summary.first_row:,} of plan {summary.parent}")
     for phase in summary.phases:
         lines += ["", *_phase(phase, tokens_per_second)]
     if len(summary.phases) > 1:

@@ -135,7 +135,7 @@ def test_a_document_is_found_by_its_own_id(plan):
     both = list(auditor.find("id-41", None))
     assert [(found.source, found.document) for found in both] == [("web", 41), ("code", 41)]
     assert [found.document for found in auditor.find("id:id-41", "code")] == [41]
-    with pytest.raises(PlanError, match="there is no document id-400 in any source"):
+    with pytest.raises(PlanError, match="there is no document id-400 in any source that"):
         list(auditor.find("id-400", None))
     with pytest.raises(PlanError, match="there is no document 90 in code"):
         list(auditor.find("90", "code"))

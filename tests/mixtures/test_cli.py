@@ -150,6 +150,7 @@ def test_audit_of_a_run_proves_its_steps(mixture, tmp_path):
         (("audit", "x.yaml"), 2),
         (("audit", "x.yaml", "--rows", "1", "--step", "2"), 2),
         (("audit", "x.yaml", "--rows", "1:b"), 2),
+        (("audit", "x.yaml", "--rows", "5:5"), 2),
         (("audit", "x.yaml", "--rows", "1", "--source", "web"), 2),
         (("plan",), 2),
         (("frobnicate",), 2),

@@ -134,6 +134,9 @@ def test_a_branch_says_what_it_inherits_and_shares_with_its_sibling(
         if seq_len == 16:
             assert source.passed_over == 0
     assert "both take" in table(summary)
+    alone = summarize(resolved.stream)  # as from a plan.json, where the run is not at hand
+    assert f"after row {row:,} of plan {parent.hash}" in table(alone)
+    assert "both take" not in table(alone)
     assert any(source.shared_tokens for source in summary.continues.sources)
     if seq_len > 16:
         assert any(source.passed_over for source in summary.continues.sources)
