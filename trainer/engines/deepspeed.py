@@ -69,6 +69,8 @@ class DeepSpeed:
         from . import deepspeed_state
         from .engine import full_masters
 
+        # DeepSpeed insists on it, and whoever starts a single process does not set it.
+        os.environ.setdefault("LOCAL_RANK", str(parallel.device.index or 0))
         masters = full_masters(objective)
         self.objective = objective.to(parallel.device)
         named = parameters(objective)
