@@ -25,7 +25,7 @@ class InitConfig:
     weights: Literal["normal", "small", "uniform"] = "normal"
     """`normal`: N(0, std²); `small`: N(0, 2 / 5·width); `uniform`: U(±1/√inputs), torch's own."""
     std: float = 0.02
-    """The standard deviation of embeddings, and of matrices under `normal`."""
+    """The standard deviation under `normal`, and of embeddings under `uniform`."""
     output: Literal["same", "depth", "wang"] = "same"
     """Matrices that write to the residual stream: as the others; divided by √(number of residual
     branches); or with a standard deviation of 2 / (layers · √width)."""
@@ -80,7 +80,10 @@ class Initialiser:
         parameter.copy_(torch.as_tensor(value, device="cpu").expand(parameter.shape))
 
     def embedding(self, parameter: Tensor) -> None:
-        self.normal(parameter, self.config.std)
+        if self.config.weights == "small":
+            self.matrix(parameter)
+        else:
+            self.normal(parameter, self.config.std)
 
     def linear(self, linear: nn.Linear | SplitLinear) -> None:
         """A matrix that reads the residual stream or lies inside an operator."""

@@ -64,6 +64,15 @@ def test_agrees_with_torch(tiny_operator: Model) -> None:
         assert ours + network == theirs
 
 
+@pytest.mark.parametrize("name", ["tiny-transformer", "tiny-zamba", "tiny-moe"])
+def test_whole_models_agree_with_torch(name: str) -> None:
+    config = load_model_config(name)
+    model = Model(config)
+    model.init_weights(0)
+    ours = sum(forward_flops_per_token(config, LENGTH).values()) * ROWS * LENGTH
+    assert ours == counted_by_torch(model.eval(), LENGTH)
+
+
 def test_experts_are_counted_where_tokens_go() -> None:
     from headrace.console.config import build
 

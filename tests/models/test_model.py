@@ -49,6 +49,8 @@ def test_init_is_as_published() -> None:
     own = dict(model.named_parameters())
     inner = own["blocks.2.mixer.operator.qkv.weight"].std()
     assert float(inner) == pytest.approx(math.sqrt(2 / (5 * width)), rel=0.01)
+    embedding = own["embedding.weight"].std()
+    assert float(embedding) == pytest.approx(math.sqrt(2 / (5 * width)), rel=0.01)
     outer = own["blocks.2.mixer.operator.output.weight"].std()
     assert float(outer) == pytest.approx(2 / (layers * math.sqrt(width)), rel=0.01)
     poles = torch.exp(-torch.exp(own["blocks.2.mixer.operator.rates"]))
