@@ -175,7 +175,7 @@ def resolve_here(run: RunConfig) -> RunConfig:
         device=device,
         processes=processes,
         precision=precision,
-        threads=run.threads or threads_for(processes),
+        threads=run.threads or threads_for(int(os.environ.get("LOCAL_WORLD_SIZE", processes))),
     )
 
 

@@ -92,6 +92,9 @@ class Loop:
     def run(self, state: RunState) -> tuple[RunState, bool]:
         """From `state` on. Returns where the run stands, and whether it is finished."""
         last = self.plan.last_step
+        enough = self.options.stop_after
+        if enough is not None and state.step >= enough:
+            return state, state.step == last
         self.clock = time.perf_counter()
         for phase in self.plan.phases:
             end = phase.first_step + phase.steps

@@ -7,6 +7,7 @@ itself becomes this.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -70,7 +71,8 @@ def work(
     run, plan, folder = job.run, job.plan, job.folder
     assert run.threads is not None and run.precision != "auto" and run.device != "auto"
     torch.set_num_threads(run.threads)
-    if run.deterministic:
+    if run.deterministic and run.device == "cuda":  # on CPU they are, given the threads
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS refuses
         torch.use_deterministic_algorithms(True)
     launch.initialise("cpu:gloo,cuda:nccl" if run.device == "cuda" else "gloo", TIMEOUT)
     parallel = join(run.layout, run.device, TIMEOUT)

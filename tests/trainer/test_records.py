@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from headrace.trainer.config import SyntheticConfig, WatchConfig
+from headrace.trainer.engines.engine import Update
+from headrace.trainer.facts import Facts
+from headrace.trainer.loop import StepRecord
+from headrace.trainer.records import Records, Speed
+from headrace.trainer.synthetic import SyntheticPlan
+
+PLAN = SyntheticPlan(SyntheticConfig(steps=10, seq_len=8, batch_rows=5), 50, 1)
+
+
+def record(step: int, loss: float = 3.0, *, applied: bool = True) -> StepRecord:
+    facts = Facts(
+        losses=[loss * 40],
+        weights=[40.0],
+        rows=[5],
+        data_wait=0.1,
+        stop=False,
+        save_failed=False,
+        digests=[],
+    )
+    return StepRecord(PLAN.step(step), facts, Update(1.5, applied), 1e-3, 0.4, f"hash{step}")
+
+
+def records(tmp_path: Path, stream: io.StringIO) -> Records:
+    speed = Speed({8: 2000.0}, peak=1e6)
+    watch = WatchConfig(log_seconds=1e9, tensorboard=False)
+    return Records(tmp_path, PLAN, speed, watch, first_step=0, stream=stream)
+
+
+def test_a_step_in_numbers(tmp_path: Path) -> None:
+    kept = records(tmp_path, io.StringIO())
+    kept.record(record(2))
+    kept.close()
+    (entry,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+    assert entry == {
+        "step": 2,
+        "row": 15,
+        "tokens": 120,
+        "phase": "synthetic",
+        "loss": pytest.approx(3.0),
+        "lr": 1e-3,
+        "grad_norm": 1.5,
+        "tokens_per_second": 100.0,
+        "mfu": pytest.approx(0.2),
+        "data_wait": 0.25,
+        "seconds": 0.4,
+        "sources": {"synthetic": {"loss": pytest.approx(3.0), "weight": 40.0, "rows": 5}},
+    }
+    (line,) = [json.loads(line) for line in (tmp_path / "ledger.jsonl").open()]
+    assert line == {"step": 2, "first_row": 10, "rows": 5, "hash": "hash2"}
+
+
+def test_the_terminal_hears_of_edges_and_not_of_every_step(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    kept = records(tmp_path, stream)
+    for step in range(10):
+        kept.record(record(step))
+    kept.close()
+    first, last = stream.getvalue().splitlines()
+    assert first.startswith("step  1 of 10  synthetic  loss 3.0000  lr 1.00e-03  100 tok/s")
+    assert last.startswith("step 10 of 10") and last.endswith("done")
+
+
+def test_what_is_not_finite_is_null_and_said(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    kept = records(tmp_path, stream)
+    kept.record(record(0, math.nan, applied=False))
+    kept.close()
+    (entry,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+    assert entry["loss"] is None and entry["skipped"] is True
+    assert "loss not finite" in stream.getvalue() and "skipped" in stream.getvalue()
+
+
+def test_tensorboard_is_written_beside(tmp_path: Path) -> None:
+    watch = WatchConfig(log_seconds=1e9)
+    speed = Speed({8: 2000.0}, peak=None)
+    kept = Records(tmp_path, PLAN, speed, watch, first_step=0, stream=io.StringIO())
+    kept.record(record(0))
+    kept.close()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert board.Scalars("loss/all")[0].value == pytest.approx(3.0)
+    assert "speed/mfu" not in board.Tags()["scalars"]
