@@ -1,8 +1,8 @@
 """What rows hold, and where documents go: the plan, read backwards.
 
-row → source, epoch, documents, the hash of its tokens
-step → its rows; of a run, proven to hash to what the ledger says
-document → its tokens → the rows that have them as inputs, in every epoch
+- A row has a source, an epoch, documents, and the hash of its tokens.
+- A step has rows; those of a run are proven to hash to what its ledger says.
+- A document has tokens, and they have rows that take them as inputs, one or more in each epoch.
 """
 
 from __future__ import annotations

@@ -82,7 +82,8 @@ def resolve_whole(mixture: Mixture, lines: Lines, *, source: str) -> Resolved:
     opened, wrong = sources.open_sources(mixture.sources)
     found += wrong
     told = {finding.path for finding in found}
-    clashes = sources.disagreements(opened, branch.plan.tokenizer if branch else None)
+    meant = (branch.plan.tokenizer, branch.plan.vocab_size) if branch else None
+    clashes = sources.disagreements(opened, meant)
     found += [clash for clash in clashes if clash.path not in told]
     found += sources.too_short(mixture, opened, branch.inherited.seq_len if branch else None)
     if branch:

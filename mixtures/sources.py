@@ -69,17 +69,19 @@ def open_sources(specs: Mapping[str, SourceSpec]) -> tuple[dict[str, Opened], li
     return opened, wrong
 
 
-def disagreements(opened: Mapping[str, Opened], tokenizer: str | None) -> Iterator[Finding]:
+def disagreements(
+    opened: Mapping[str, Opened], tokenizer: tuple[str, int] | None
+) -> Iterator[Finding]:
     """Sources whose ids do not mean the same, or that are one dataset. `tokenizer` is the
-    fingerprint that all must have; where there is none, it is what most of them have."""
+    fingerprint and vocabulary that the run before had; else all must have what most of them have."""
     infos = {name: source.manifest.tokenizer for name, source in opened.items()}
     if infos:
         counted = Counter((info.fingerprint, info.vocab_size) for info in infos.values())
-        fingerprint, vocab_size = counted.most_common(1)[0][0]
-        majority = next(n for n, info in infos.items() if info.fingerprint == fingerprint)
-        who = f"source {majority}"
-        if tokenizer is not None and tokenizer != fingerprint:
-            fingerprint, who = tokenizer, "the run that this continues"
+        fingerprint, vocab_size = tokenizer or counted.most_common(1)[0][0]
+        who = "the run that this continues"
+        if tokenizer is None:
+            majority = next(n for n, info in infos.items() if info.fingerprint == fingerprint)
+            who = f"source {majority}"
         for name, info in infos.items():
             if info.fingerprint != fingerprint:
                 what = (

@@ -192,6 +192,24 @@ def test_what_a_branch_can_get_wrong_is_reported_together(tmp_path, parent, head
         assert part in text, part
 
 
+def test_the_run_s_tokenizer_is_the_measure_however_many_have_another(tmp_path, parent, head):
+    aliens = {
+        name: SourceSpec(data=head(name, 900, fingerprint="else", vocab_size=77))
+        for name in ("one", "two", "three")
+    }
+    mixture = branch_of(
+        tmp_path,
+        sources=aliens,
+        phases={"a": phase(1_024, {"web": 0.25, "one": 0.25, "two": 0.25, "three": 0.25})},
+    )
+    with pytest.raises(ConfigError) as caught:
+        resolve(mixture)
+    assert {problem.path for problem in caught.value.problems} == {
+        f"sources.{name}.data" for name in aliens
+    }
+    assert "than the run that this continues" in str(caught.value)
+
+
 def test_a_run_that_cannot_be_continued_does_not_hide_other_mistakes(tmp_path, parent, head):
     mixture = Mixture(
         after=After(run=str(tmp_path / "nowhere"), step=3),
@@ -235,7 +253,7 @@ def families(draw):
     return sizes, grown, first, second, draw(st.floats(0, 1)), chunk, draw(st.integers(1, 3))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(families())
 def test_parent_and_child_serve_no_token_twice_in_an_epoch(family):
     sizes, grown, first, second, where, chunk, window = family
