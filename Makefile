@@ -13,7 +13,7 @@ TESTS  := $(VENV)/.headrace-tests
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-quick check bench setup
+.PHONY: help run test test-quick test-all check bench setup
 
 help:  ## list these
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -21,11 +21,14 @@ help:  ## list these
 run: $(RUNS)  ## install headrace and run its main job at small size, corpus to trained model
 	$(BIN)/headrace demo --out $(OUT)
 
-test: $(TESTS)  ## every test
-	$(BIN)/python -m pytest
+test: $(TESTS)  ## every test that needs nothing but what is installed
+	$(BIN)/python -m pytest -m "not server"
 
 test-quick: $(TESTS)  ## the tests that take no more than a few seconds each
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not server and not slow"
+
+test-all: $(TESTS)  ## every test, with those for which an S3 server is installed (apt-get, as root)
+	$(BIN)/python -m pytest
 
 check: $(TESTS)  ## lint, format, types, packaging and the rules of the house
 	$(BIN)/ruff check .

@@ -117,7 +117,7 @@ def test_a_bucket_that_is_not_there(corpus: Path, moto: None) -> None:
         build(config(str(corpus), "s3://nowhere/out"))
 
 
-@pytest.mark.slow
+@pytest.mark.server
 def test_swift_in_whole_and_throttled(
     corpus: Path, tmp_path: Path, swift: Callable[..., Swift]
 ) -> None:
@@ -131,7 +131,7 @@ def test_swift_in_whole_and_throttled(
     assert download("s3://data/out") == snapshot(tmp_path / "local")
 
 
-@pytest.mark.slow
+@pytest.mark.server
 def test_wrong_credentials_are_told(
     corpus: Path, swift: Callable[..., Swift], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +142,7 @@ def test_wrong_credentials_are_told(
         build(config(str(corpus), "s3://data/out"))
 
 
-@pytest.mark.slow
+@pytest.mark.server
 def test_a_server_killed_and_started_again_in_the_middle(
     tmp_path: Path, swift: Callable[..., Swift]
 ) -> None:
@@ -175,7 +175,7 @@ def test_a_server_killed_and_started_again_in_the_middle(
     assert [text for _, text, _ in read_dataset("s3://data/mirror")] == expected
 
 
-@pytest.mark.slow
+@pytest.mark.server
 def test_a_build_killed_in_the_middle_of_its_uploads(
     tmp_path: Path, swift: Callable[..., Swift]
 ) -> None:
