@@ -109,23 +109,20 @@ def split_long(documents: Documents, limit: int) -> Documents:
     lengths = np.diff(documents.starts)
     if not len(lengths) or lengths.max() <= limit:
         return documents
-    end = documents.tokens[documents.starts[1] - 1]
     # The last token of a document is its end; the others are dealt out, limit - 1 at a time.
     pieces = np.maximum(1, -(-(lengths - 1) // (limit - 1)))
     owner = np.repeat(np.arange(len(documents)), pieces)
     order = np.arange(len(owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    body = np.minimum(limit - 1, (lengths - 1)[owner] - order * (limit - 1))
+    first = documents.starts[:-1][owner] + order * (limit - 1)
+    body = np.minimum(limit - 1, documents.starts[1:][owner] - 1 - first)
+    places = list(zip(first.tolist(), (first + body).tolist(), strict=True))
+    end = documents.tokens[documents.starts[1] - 1 : documents.starts[1]]
+    tokens: Any = np.concatenate([part for a, b in places for part in (documents.tokens[a:b], end)])
+    weights = documents.weights
+    if weights is not None:
+        full = np.zeros(1, np.uint8)
+        weights = np.concatenate([part for a, b in places for part in (weights[a:b], full)])
     starts = np.concatenate([[0], np.cumsum(body + 1)])
-    is_end = np.zeros(starts[-1], bool)
-    is_end[starts[1:] - 1] = True
-    was_end = np.zeros(len(documents.tokens), bool)
-    was_end[documents.starts[1:] - 1] = True
-    tokens: Any = np.full(int(starts[-1]), end, documents.tokens.dtype)
-    tokens[~is_end] = documents.tokens[~was_end]
-    weights = None
-    if documents.weights is not None:
-        weights = np.zeros(starts[-1], np.uint8)
-        weights[~is_end] = documents.weights[~was_end]
     return Documents(
         tokens=tokens,
         starts=starts,
@@ -154,15 +151,18 @@ def index_entry(shard: Shard, job: Job, dtype: str, *, weighted: bool) -> dict[s
 
 def take(documents: Documents, order: npt.NDArray[np.int64]) -> Documents:
     """The documents in another order."""
-    lengths = np.diff(documents.starts)[order]
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    moved = np.repeat(documents.starts[:-1][order] - starts[:-1], lengths) + np.arange(starts[-1])
+    bounds = documents.starts.tolist()
+    parts = [slice(bounds[k], bounds[k + 1]) for k in order.tolist()]
+    tokens: Any = np.concatenate([documents.tokens[:0], *(documents.tokens[p] for p in parts)])
+    weights = documents.weights
+    if weights is not None:
+        weights = np.concatenate([weights[:0], *(weights[p] for p in parts)])
     return Documents(
-        tokens=documents.tokens[moved],
-        starts=starts,
+        tokens=tokens,
+        starts=np.concatenate([[0], np.cumsum(np.diff(documents.starts)[order])]),
         files=documents.files,
         file=documents.file[order],
         position=documents.position[order],
         ids=None if documents.ids is None else tuple(documents.ids[k] for k in order.tolist()),
-        weights=None if documents.weights is None else documents.weights[moved],
+        weights=weights,
     )

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -88,10 +88,7 @@ class BpeTokenizer:
 
     @cached_property
     def _fast(self) -> FastBpe | Inexact:
-        try:
-            return convert(json.loads(self.tokenizer.to_str()))
-        except Inexact as reason:
-            return reason
+        return _convert(self.tokenizer.to_str())
 
     @property
     def slow_because(self) -> str | None:
@@ -154,6 +151,15 @@ class BpeTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+@lru_cache(maxsize=2)
+def _convert(text: str) -> FastBpe | Inexact:
+    """The fast form of a tokenizer, or why there is none. It takes a second for 64k tokens."""
+    try:
+        return convert(json.loads(text))
+    except Inexact as reason:
+        return reason
 
 
 def _batches(texts: Sequence[str]) -> Iterator[tuple[int, int]]:

@@ -183,14 +183,17 @@ def _ranks(model: dict[str, Any]) -> tuple[dict[bytes, int], npt.NDArray[np.uint
 
 def _check(whole: bytes, pair: tuple[bytes, bytes], ranks: dict[bytes, int]) -> None:
     """That a token's bytes, taken alone, end with the merge that the tokenizer names for it."""
+    none = len(ranks)
     parts = [whole[k : k + 1] for k in range(len(whole))]
-    while len(parts) > 2:
-        joins = [ranks.get(parts[k] + parts[k + 1], len(ranks)) for k in range(len(parts) - 1)]
-        best = min(joins)
-        if best == len(ranks):
-            break
+    joins = [ranks.get(whole[k : k + 2], none) for k in range(len(whole) - 1)]
+    while len(parts) > 2 and (best := min(joins)) < none:
         at = joins.index(best)
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        del joins[at]
+        if at:
+            joins[at - 1] = ranks.get(parts[at - 1] + parts[at], none)
+        if at < len(joins):
+            joins[at] = ranks.get(parts[at] + parts[at + 1], none)
     if tuple(parts) != pair:
         raise Inexact(f"its merges never make the token {whole!r} the way that they say")
 

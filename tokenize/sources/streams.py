@@ -281,7 +281,7 @@ def _read(stream: BinaryIO, size: int) -> bytes:
 def cut_text(data: bytes) -> bytes:
     """A first piece of a long text, cut before a space if there is one near, else between
     characters."""
-    end = LARGEST_DOCUMENT // 2
+    end = min(BLOCK_BYTES, LARGEST_DOCUMENT // 2)
     space = data.rfind(b" ", end - 4096, end)
     if space > 0:
         return data[:space]

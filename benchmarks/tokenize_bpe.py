@@ -1,0 +1,223 @@
+"""Tokenizing JSON lines with a 32k vocabulary, beside the packages that people use for it.
+
+    python -m benchmarks.tokenize_bpe           one line for each
+
+Code and prose, half and half. Each way runs in a process of its own, pinned to one core; what is
+compared are CPU seconds after its imports, children included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+MEGABYTES = 48
+BATCH = 1000
+
+
+def write_corpus(path: Path) -> None:
+    """Python sources, and the prose of packages' descriptions and docstrings."""
+    library = Path(sysconfig.get_paths()["purelib"])
+    code = (file.read_text(errors="ignore") for file in sorted(library.rglob("*.py")))
+    prose = _prose(library)
+    size = {"code": 0, "prose": 0}
+    with path.open("w") as out:
+        for kind, texts in (("code", code), ("prose", prose)):
+            for text in texts:
+                if size[kind] > MEGABYTES * 500_000:
+                    break
+                if text:
+                    out.write(json.dumps({"text": text}) + "\n")
+                    size[kind] += len(text.encode())
+
+
+def _prose(library: Path) -> Iterator[str]:
+    import ast
+
+    for file in sorted(library.glob("*.dist-info/METADATA")):
+        yield file.read_text(errors="ignore")
+    for file in sorted(library.rglob("*.py"), reverse=True):
+        try:
+            tree = ast.parse(file.read_text(errors="ignore"))
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+        parts = [ast.get_docstring(n) for n in ast.walk(tree) if isinstance(n, kinds)]
+        yield "\n\n".join(part for part in parts if part)
+
+
+def ours(corpus: str, tokenizer: str, out: str) -> None:
+    from headrace.tokenize.build import BuildConfig, build
+    from headrace.tokenize.engines import EngineConfig
+
+    build(
+        BuildConfig(inputs=(corpus,), out=out, tokenizer=tokenizer, engine=EngineConfig(workers=1))
+    )
+
+
+def tokenizers(corpus: str, tokenizer: str, out: str) -> None:
+    import numpy as np
+    from tokenizers import Tokenizer
+
+    model = Tokenizer.from_file(tokenizer)
+    end = model.token_to_id("<|endoftext|>")
+    digest = hashlib.sha256()
+    with Path(corpus).open() as lines, Path(f"{out}.bin").open("wb") as file:
+        for texts in _batches(json.loads(line)["text"] for line in lines):
+            for encoded in model.encode_batch_fast(texts, add_special_tokens=False):
+                data = np.array([*encoded.ids, end], np.uint16).tobytes()
+                digest.update(data)
+                file.write(data)
+
+
+def mds_writer(corpus: str, tokenizer: str, out: str) -> None:
+    import numpy as np
+    from streaming import MDSWriter
+    from tokenizers import Tokenizer
+
+    model = Tokenizer.from_file(tokenizer)
+    end = model.token_to_id("<|endoftext|>")
+    columns = {"tokens": "ndarray:uint16"}
+    with (
+        Path(corpus).open() as lines,
+        MDSWriter(columns=columns, out=out, hashes=["sha256"]) as writer,
+    ):
+        for texts in _batches(json.loads(line)["text"] for line in lines):
+            for encoded in model.encode_batch_fast(texts, add_special_tokens=False):
+                writer.write({"tokens": np.array([*encoded.ids, end], np.uint16)})
+
+
+def litdata(corpus: str, tokenizer: str, out: str) -> None:
+    from litdata import TokensLoader, optimize
+
+    optimize(
+        fn=_Litdata(tokenizer),
+        inputs=[corpus],
+        output_dir=out,
+        chunk_bytes="64MB",
+        item_loader=TokensLoader(),
+        num_workers=1,
+    )
+
+
+class _Litdata:
+    def __init__(self, tokenizer: str) -> None:
+        self.tokenizer = tokenizer
+
+    def __call__(self, corpus: str) -> Iterator[object]:
+        import torch
+        from tokenizers import Tokenizer
+
+        model = Tokenizer.from_file(self.tokenizer)
+        end = model.token_to_id("<|endoftext|>")
+        with Path(corpus).open() as lines:
+            for texts in _batches(json.loads(line)["text"] for line in lines):
+                for encoded in model.encode_batch_fast(texts, add_special_tokens=False):
+                    yield torch.tensor([*encoded.ids, end], dtype=torch.int32)
+
+
+def datatrove(corpus: str, tokenizer: str, out: str) -> None:
+    from datatrove.data import Document
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.tokens import DocumentTokenizer
+
+    def read(data: object, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
+        # Its own reader does the same, and needs one more package.
+        with Path(corpus).open() as lines:
+            for number, line in enumerate(lines):
+                yield Document(text=json.loads(line)["text"], id=str(number))
+
+    LocalPipelineExecutor(
+        pipeline=[
+            read,
+            DocumentTokenizer(
+                output_folder=out,
+                tokenizer_name_or_path=tokenizer,
+                eos_token="<|endoftext|>",
+                shuffle_documents=False,
+                batch_size=BATCH,
+            ),
+        ],
+        tasks=1,
+        logging_dir=f"{out}.logs",
+    ).run()
+
+
+WAYS = (ours, tokenizers, mds_writer, litdata, datatrove)
+
+
+def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
+    batch = []
+    for text in texts:
+        batch.append(text)
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def measure(name: str, folder: str) -> None:
+    """Run one way, in this process; the last line that it prints is its CPU seconds."""
+    import numpy
+    import pyarrow
+    import tiktoken
+    import tokenizers as library
+    import torch
+
+    packages = {"mds_writer": "streaming", "litdata": "litdata", "datatrove": "datatrove"}
+    if name in packages:
+        __import__(packages[name])
+    assert all((numpy, pyarrow, tiktoken, library, torch))
+    began = _cpu()
+    way = next(way for way in WAYS if way.__name__ == name)
+    way(f"{folder}/corpus.jsonl", f"{folder}/tokenizer.json", f"{folder}/out-{name}")
+    print(_cpu() - began)
+
+
+def _cpu() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def main() -> None:
+    from headrace.tokenize.train import TrainConfig, train
+
+    core = min(os.sched_getaffinity(0))
+    os.environ |= {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false"}
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Path(folder) / "corpus.jsonl"
+        write_corpus(corpus)
+        train(TrainConfig(inputs=(str(corpus),), out=f"{folder}/tokenizer.json"))
+        texts = [json.loads(line)["text"] for line in corpus.open()]
+        size = sum(len(text.encode()) for text in texts) / 1e6
+        speeds: dict[str, float] = {}
+        for way in WAYS:
+            run = subprocess.run(
+                ["taskset", "-c", str(core), sys.executable, "-m", "benchmarks.tokenize_bpe",
+                 way.__name__, folder],
+                capture_output=True, text=True,
+            )  # fmt: skip
+            if run.returncode:
+                print(f"{way.__name__} failed: {run.stderr.strip().splitlines()[-1]}")
+                continue
+            speeds[way.__name__] = size / float(run.stdout.split()[-1])
+        for name, speed in speeds.items():
+            ratio = speed / speeds["tokenizers"]
+            print(f"bpe 32k, {name}: {speed:.2f} MB per CPU second, {ratio:.2f}× of tokenizers")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        measure(*sys.argv[1:])
+    else:
+        main()

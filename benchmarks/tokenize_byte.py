@@ -1,0 +1,94 @@
+"""Byte-level tokenizing, beside what numpy can do at the very best.
+
+    python -m benchmarks.tokenize_byte          one line for each kind of corpus
+
+The limit reads the whole file, makes its bytes uint16, puts the end of document where lines end,
+hashes and writes. Ours finds documents, checks UTF-8, keeps origins, cuts shards, and commits a
+dataset. Both in CPU seconds on one core, in turns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from headrace.tokenize.build import BuildConfig, build
+from headrace.tokenize.engines import EngineConfig
+from headrace.tokenize.sources import SourceConfig
+
+MEGABYTES, ROUNDS = 200, 5
+
+
+def write_corpus(path: Path) -> None:
+    """Lines of about 2,000 bytes, from the words of Python's own library."""
+    words = Path(os.__file__).read_text().split()
+    rng = random.Random(0)
+    block = "".join(
+        " ".join(rng.choices(words, k=rng.randint(100, 500))) + "\n" for _ in range(2000)
+    ).encode()
+    path.write_bytes(block * (MEGABYTES * 1_000_000 // len(block)))
+
+
+def limit(corpus: Path, out: Path) -> None:
+    octets = np.frombuffer(corpus.read_bytes(), np.uint8)
+    tokens = octets.astype(np.uint16)
+    tokens[octets == ord("\n")] = 256
+    digest = hashlib.sha256(tokens.data).hexdigest()
+    with (out / f"{digest}.bin").open("wb") as file:
+        file.write(tokens.data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def ours(corpus: Path, out: Path) -> None:
+    config = BuildConfig(
+        inputs=(str(corpus),),
+        out=str(out),
+        tokenizer="byte",
+        source=SourceConfig(text_documents="line"),
+        engine=EngineConfig(workers=1),
+    )
+    build(config)
+
+
+def seconds(run: Callable[[Path, Path], None], corpus: Path, folder: Path) -> float:
+    out = folder / "out"
+    out.mkdir()
+    began = time.process_time()
+    run(corpus, out)
+    took = time.process_time() - began
+    shutil.rmtree(out)
+    return took
+
+
+def main() -> None:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        corpus = folder / "corpus.txt"
+        write_corpus(corpus)
+        taken: dict[str, list[float]] = {"limit": [], "ours": []}
+        for number in range(ROUNDS + 1):
+            for label, run in (("limit", limit), ("ours", ours)):
+                took = seconds(run, corpus, folder)
+                if number:  # the first round warms up
+                    taken[label].append(took)
+        size = corpus.stat().st_size / 1e6
+        speed = {label: size / statistics.median(times) for label, times in taken.items()}
+        print(
+            f"byte-level, lines: {speed['ours']:.0f} MB per CPU second, "
+            f"{speed['ours'] / speed['limit']:.2f}× of numpy's limit ({speed['limit']:.0f})"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Memory stays under 1 GiB for each worker, whatever is in a file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+LIMIT = 1 << 30
+TEXT = Path(__file__).read_text() * 20_000  # about 60 MB
+
+
+def peak(*arguments: object) -> tuple[int, int, str]:
+    """The exit code, peak of memory, and stderr of a build."""
+    command = "from headrace.tokenize.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", command, "build", *map(str, arguments), "--workers", "1"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    errors = process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, usage.ru_maxrss * 1024, errors
+
+
+def one_long_line(path: Path) -> None:
+    with path.open("w") as out:
+        for _ in range(7):
+            out.write(TEXT.replace("\n", " "))
+
+
+def one_long_record(path: Path) -> None:
+    with path.open("w") as out:
+        out.write(">chromosome\n")
+        for _ in range(4_000_000):
+            out.write("ACGTNNacgtgg" * 5 + "\n")
+
+
+def large_documents(path: Path) -> None:
+    with gzip.open(path, "wt", compresslevel=1) as out:
+        for size in (50_000_000, 10, 50_000_000, 1_000_000):
+            out.write(json.dumps({"text": TEXT[:size]}) + "\n")
+
+
+CASES: dict[str, tuple[str, Callable[[Path], None], int, list[str]]] = {
+    "refused": ("a.txt", one_long_line, 1, ["--text-documents", "line"]),
+    "split": ("a.txt", one_long_line, 0, ["--max-document-tokens", "1000000"]),
+    "fasta": ("a.fa", one_long_record, 0, ["--dna", "--max-document-tokens", "100000"]),
+    "large": ("a.jsonl.gz", large_documents, 0, ["--shuffle", "1", "--dedup", "exact"]),
+    "compressed": ("a.jsonl.gz", large_documents, 0, ["--format", "mds", "--compression", "zstd"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_worker_stays_under_a_gibibyte(tmp_path: Path, name: str) -> None:
+    file, write, code, options = CASES[name]
+    write(tmp_path / file)
+    found = peak(tmp_path / file, "--tokenizer", "byte", "--out", tmp_path / "out", *options)
+    assert found[0] == code, found[2]
+    assert found[1] < LIMIT
+    if code:
+        assert "more than 64 MiB" in found[2]
