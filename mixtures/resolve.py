@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..console import config
 from ..console.config import Lines
-from ..console.errors import ConfigError, PlanError, Problem, UserError
+from ..console.errors import ConfigError, Problem, UserError
 from ..console.explain import line_of
 from ..console.yaml_text import dotted
 from ..dataplane.plan import Phase, Plan, Source
@@ -177,12 +177,7 @@ def _grain(
     before had, or what suits its size."""
     common = math.lcm(*lengths)
     if mixture.chunk is not None:
-        if mixture.chunk % common:
-            raise PlanError(
-                f"a chunk of {mixture.chunk:,} tokens is not a multiple of every sequence length "
-                f"({', '.join(map(str, lengths))})",
-                mend=f"use a multiple of {common:,}",
-            )
+        assert mixture.chunk % common == 0, "check.py has asked"
         chunk = mixture.chunk
     elif before is not None and before.chunk % common == 0:
         chunk = before.chunk

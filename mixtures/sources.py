@@ -73,7 +73,7 @@ def disagreements(
     opened: Mapping[str, Opened], tokenizer: tuple[str, int] | None
 ) -> Iterator[Finding]:
     """Sources whose ids do not mean the same, or that are one dataset. `tokenizer` is the
-    fingerprint and vocabulary that the run before had; else all must have what most of them have."""
+    fingerprint and vocabulary of the run before; without one, all must have what most have."""
     infos = {name: source.manifest.tokenizer for name, source in opened.items()}
     if infos:
         counted = Counter((info.fingerprint, info.vocab_size) for info in infos.values())
