@@ -5,19 +5,22 @@ from __future__ import annotations
 import html
 import io
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from ..console.errors import ConfigError, Problem
 from ..console.progress import human
 from ..dataplane import storage
-from .curves import Curves
+from .curves import Curves, PhaseSpan
 
 KINDS = ("png", "svg", "html")
 COLOURS = (
     "#3b6fb6", "#e08a3c", "#4a9d6e", "#c4545e", "#8166b0", "#3fa7b5",
     "#b8873b", "#d277a4", "#6d7f94", "#8fb04a", "#5a5fc2", "#a3a3a3",
 )  # fmt: skip
+LETTER = 0.0095
+"""The width of a letter of a phase's name, as a part of a panel's."""
 INK, FAINT, BAND = "#2b2f36", "#8a919c", "#f3f5f8"
 STYLE = {
     "font.family": "sans-serif",
@@ -215,21 +218,33 @@ def _draw_phases(panel: Any, curves: Curves) -> None:
 
 
 def _draw_names(strip: Any, curves: Curves) -> None:
-    """The phases' names in a strip of their own; those of neighbours that are narrow take turns at
-    its two heights."""
+    """The phases' names in a strip of their own; neighbours that are too narrow for theirs share a
+    place: the first one's and the last one's name."""
     strip.set_axis_off()
     strip.set_ylim(0, 1)
     lengths = {phase.seq_len for phase in curves.phases}
-    whole = curves.phases[-1].last_token - curves.phases[0].first_token
-    before, high = -float(whole), False
-    for phase in curves.phases:
-        centre = (phase.first_token + phase.last_token) / 2
-        wide = phase.last_token - phase.first_token > 0.2 * whole
-        high = not high if centre - before < 0.09 * whole else False
-        before = centre
-        length = f" · {phase.seq_len:,} tokens a row" if len(lengths) > 1 and wide else ""
+    first, last = curves.phases[0].first_token, curves.phases[-1].last_token
+    letter = LETTER * (last - first)
+
+    def narrow(phase: PhaseSpan) -> bool:
+        return phase.last_token - phase.first_token < letter * len(phase.phase)
+
+    groups: list[list[PhaseSpan]] = []
+    for together, members in groupby(curves.phases, narrow):
+        groups += [list(members)] if together else [[phase] for phase in members]
+    before, high = float(first), False
+    for group in groups:
+        start, end = group[0].first_token, group[-1].last_token
+        text = group[0].phase if len(group) == 1 else f"{group[0].phase} … {group[-1].phase}"
+        more = f" · {group[0].seq_len:,} tokens a row"
+        if len(lengths) > 1 and len(group) == 1 and letter * len(text + more) < end - start:
+            text += more
+        width = letter * len(text)
+        left = min(max((start + end) / 2 - width / 2, first), last - width)
+        high = not high and left < before
+        before = left + width
         strip.text(
-            centre, 0.6 if high else 0.0, phase.phase + length, ha="center", va="bottom",
+            left + width / 2, 0.6 if high else 0.0, text, ha="center", va="bottom",
             fontsize=9.5, color=INK,
         )  # fmt: skip
 
