@@ -69,7 +69,7 @@ class HyenaMR(Hyena):
         )
 
     def layouts(self, length: int) -> set[int]:
-        return convolution_layouts(self.taps.shape[1], length, self.options.method)
+        return convolution_layouts(self.options.taps, length, self.options.method)
 
     def init_weights(self, init: Initialiser) -> None:
         super().init_weights(init)
