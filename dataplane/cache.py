@@ -5,9 +5,10 @@
     folder/<shard's hash>/<n>     chunk n of that shard
 
 A chunk is a file that appears by one rename after its hash was checked, so that a killed process
-leaves nothing half done, and no reader needs a lock. Writers take one (flock, which ends with its
-process) to keep the bound. What goes first when room is needed: what no prefetch of this process
-waits for, the longest unread first; then what it will need last.
+leaves nothing half done, and no reader needs a lock; each process checks it once more when it first
+reads it. Writers take a lock (flock, which ends with its process) to keep the bound. What goes first
+when room is needed: what no prefetch of this process waits for, the longest unread first; then what
+it will need last.
 """
 
 from __future__ import annotations
@@ -29,15 +30,22 @@ from typing import BinaryIO
 import numpy as np
 
 from ..console.errors import ConfigError, IntegrityError, Problem, StorageError
+from ..console.log import get_logger
 from . import storage
 from .manifest import CHUNK_BYTES, Shard
 from .shard_file import MEND, Bytes, check_chunk, check_chunk_table
 
+log = get_logger(__name__)
+
 MARKER = ".headrace-cache"
 TURNS = ".headrace-turns"
 UNKNOWN = -1
+NOTHING = np.empty(0, np.uint8)
 DEFAULT_BYTES = 64 << 30
 CHUNK_NAME = re.compile(r"^[0-9a-f]{64}/[0-9]+$")
+HALF_NAME = re.compile(r"^[0-9a-f]{64}/\.[0-9]+\.[0-9a-f]{8}$")
+Wanted = dict[tuple[str, int], int]
+"""Chunks (a shard's hash and a number) and the step that needs each last."""
 TOUCH_SECONDS = 30.0
 EVICT_PART = 20
 """Each eviction frees this part of the bound: it looks at every chunk, so it should be seldom."""
@@ -50,8 +58,8 @@ class Cache:
         self.max_bytes = max_bytes
         self.fetched_bytes = 0
         self.requests = 0
-        self.wanted: dict[tuple[str, int], int] = {}
-        """Chunks that a prefetch of this process has asked for: the step that needs each last."""
+        self.wanted: list[Wanted] = []
+        """What each prefetcher of this process waits for."""
         self._counters = threading.Lock()
         self._flights: dict[Path, threading.Lock] = {}
 
@@ -62,17 +70,64 @@ class Cache:
         return self.folder / shard.hash / str(number)
 
     def chunk(self, url: str, shard: Shard, number: int) -> Bytes:
-        """One chunk, from the disk or from its home. It is verified before it enters the cache."""
-        turns = self._turns  # the folder is ours from here on
-        cached = self._load(shard, number)
-        if cached is not None:
-            return cached
-        whole = shard.stored_name is not None
-        with self._turn(turns, self.path(shard, 0 if whole else number)):
-            cached = self._load(shard, number)  # somebody else may have brought it meanwhile
-            if cached is not None:
-                return cached
-            return self._unpack(url, shard)[number] if whole else self._fetch(url, shard, number)
+        """One chunk, checked: from the disk, or from its home."""
+        kept = self._load(shard, number)
+        if kept is not None:
+            return kept
+        with self._turn(self.path(shard, 0 if shard.stored_name else number)):
+            kept = self._load(shard, number)  # somebody else may have brought it meanwhile
+            if kept is not None:
+                return kept
+            if shard.stored_name:
+                return self._unpack(url, shard)[number]
+            return self._fetch(url, shard, number)
+
+    def fetch(self, url: str, shard: Shard, number: int) -> None:
+        """Have one chunk on the disk."""
+        if not self._has(shard, number):
+            self.chunk(url, shard, number)
+
+    def piece(self, shard: Shard, number: int, start: int, end: int) -> Bytes | None:
+        """A part of a chunk, if it is on the disk; whoever asks has had the chunk checked."""
+        try:
+            with self.path(shard, number).open("rb") as file:
+                file.seek(start)
+                data = file.read(end - start)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _unreadable(error) from None
+        return np.frombuffer(data, np.uint8) if len(data) == end - start else None
+
+    def _has(self, shard: Shard, number: int) -> bool:
+        self._claimed  # noqa: B018
+        path = self.path(shard, number)
+        try:
+            status = path.stat()
+            if time.time() - status.st_mtime > TOUCH_SECONDS:
+                os.utime(path)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise _unreadable(error) from None
+        return True
+
+    def _load(self, shard: Shard, number: int) -> Bytes | None:
+        """A chunk from the disk, if it is there and still what it was: a power cut can lose what
+        was not yet written out, and disks rot."""
+        if not self._has(shard, number):
+            return None
+        size = min(CHUNK_BYTES, shard.size - number * CHUNK_BYTES)
+        kept = self.piece(shard, number, 0, size)
+        try:
+            if kept is not None:
+                check_chunk(str(self.path(shard, number)), shard, number, kept)
+                return kept
+        except IntegrityError as error:
+            log.warning("%s; it is fetched again", error.what)
+        with self._locked() as usage:
+            usage.bytes -= _remove(self.path(shard, number))
+        return None
 
     def _fetch(self, url: str, shard: Shard, number: int) -> Bytes:
         where = storage.join(url, shard.name)
@@ -83,21 +138,6 @@ class Cache:
         check_chunk(where, shard, number, chunk)
         self._keep(self.path(shard, number), data)
         return chunk
-
-    def _load(self, shard: Shard, number: int) -> Bytes | None:
-        path = self.path(shard, number)
-        expected = min(CHUNK_BYTES, shard.size - number * CHUNK_BYTES)
-        try:
-            status = path.stat()
-            if status.st_size != expected:  # a power cut can lose what was not yet on the disk
-                return None
-            if time.time() - status.st_mtime > TOUCH_SECONDS:
-                os.utime(path)
-            return np.memmap(path, np.uint8, "r")
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise StorageError(f"cannot read the cache: {error}", where=str(path)) from None
 
     def _unpack(self, url: str, shard: Shard) -> list[Bytes]:
         """The chunks of a compressed shard: it is fetched and checked whole."""
@@ -149,16 +189,16 @@ class Cache:
         found = []
         for path in self._chunks():
             status = path.stat()
-            step = self.wanted.get((path.parent.name, int(path.name)))
-            order = (0, status.st_mtime) if step is None else (1, -step)
-            found.append((order, path, status.st_size))
+            name = (path.parent.name, int(path.name))
+            steps = [wanted[name] for wanted in self.wanted if name in wanted]
+            order = (1, -min(steps)) if steps else (0, status.st_mtime)
+            found.append((order, path))
         freed = 0
-        for _, path, size in sorted(found):
+        for _, path in sorted(found):
             if freed >= needed:
                 break
             if path != keep:
-                path.unlink()
-                freed += size
+                freed += _remove(path)
         return freed
 
     def _chunks(self) -> Iterator[Path]:
@@ -167,19 +207,18 @@ class Cache:
                 yield path
 
     @cached_property
-    def _turns(self) -> BinaryIO:
-        """Makes the folder ours, or refuses one that is somebody else's."""
+    def _claimed(self) -> BinaryIO:
+        """The file of turns, in a folder that is ours: one of somebody else is refused."""
         marker = self.folder / MARKER
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if not marker.exists():
-                if any(self.folder.iterdir()):
-                    raise ConfigError(
-                        "the cache",
-                        [Problem("", f"{self.folder} is not empty and is not a headrace cache")],
-                        mend="name a folder of its own",
-                    )
-                marker.touch()
+            if any(self.folder.iterdir()) and not marker.exists():  # asked in this order: others
+                raise ConfigError(  # may be making it theirs, marker first
+                    "the cache",
+                    [Problem("", f"{self.folder} is not empty and is not a headrace cache")],
+                    mend="name a folder of its own",
+                )
+            marker.touch()
             with self._locked() as usage:
                 if usage.bytes > self.max_bytes:
                     usage.bytes -= self._evict(usage.bytes - self.max_bytes, marker)
@@ -188,18 +227,24 @@ class Cache:
             raise StorageError(f"cannot use the cache: {error}", where=str(self.folder)) from None
 
     @contextmanager
-    def _turn(self, turns: BinaryIO, path: Path) -> Iterator[None]:
+    def _turn(self, path: Path) -> Iterator[None]:
         """One fetch of a chunk at a time: among threads by a lock, among processes by a lock on
-        a byte of a file, which ends with its process."""
+        a byte of a file. That lock belongs to the open file (OFD): it ends with its process, and
+        two processes whose threads wait for each other's bytes are no deadlock."""
         with self._counters:
             flight = self._flights.setdefault(path, threading.Lock())
         byte = int(path.parent.name[:8], 16) + int(path.name)
+
+        def lock(kind: int) -> None:
+            request = struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0)
+            fcntl.fcntl(self._claimed, fcntl.F_OFD_SETLKW, request)
+
         with flight:
-            fcntl.lockf(turns, fcntl.LOCK_EX, 1, byte)
+            lock(fcntl.F_WRLCK)
             try:
                 yield
             finally:
-                fcntl.lockf(turns, fcntl.LOCK_UN, 1, byte)
+                lock(fcntl.F_UNLCK)
                 with self._counters:
                     self._flights.pop(path, None)
 
@@ -218,7 +263,8 @@ class Cache:
 
     def _recount(self) -> int:
         for path in self.folder.glob("*/.*"):
-            path.unlink(missing_ok=True)
+            if HALF_NAME.match(path.relative_to(self.folder).as_posix()):
+                path.unlink(missing_ok=True)
         return sum(path.stat().st_size for path in self._chunks())
 
 
@@ -244,24 +290,35 @@ class CachedShardFile:
     def __init__(self, url: str, shard: Shard, cache: Cache) -> None:
         check_chunk_table(storage.join(url, shard.name), shard)
         self.url, self.shard, self.cache = url, shard, cache
-        self._recent: dict[int, Bytes] = {}
+        self.unchecked = bytearray(b"\1" * (len(shard.chunks) // 32))
 
     def read(self, start: int, end: int) -> Bytes:
-        first, last = start // CHUNK_BYTES, max(-(-end // CHUNK_BYTES), start // CHUNK_BYTES + 1)
         parts = []
-        for number in range(first, last):
-            chunk = self._chunk(number)
+        for number in range(start // CHUNK_BYTES, -(-end // CHUNK_BYTES)):
             base = number * CHUNK_BYTES
-            parts.append(chunk[max(start - base, 0) : end - base])
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+            low, high = max(start - base, 0), min(end - base, CHUNK_BYTES)
+            piece = None
+            if not self.unchecked[number]:
+                piece = self.cache.piece(self.shard, number, low, high)
+            if piece is None:
+                piece = self.cache.chunk(self.url, self.shard, number)[low:high]
+                self.unchecked[number] = 0
+            parts.append(piece)
+        return parts[0] if len(parts) == 1 else np.concatenate([*parts, NOTHING])
 
-    def _chunk(self, number: int) -> Bytes:
-        chunk = self._recent.get(number)
-        if chunk is None:
-            if len(self._recent) >= 64:
-                self._recent.clear()
-            chunk = self._recent[number] = self.cache.chunk(self.url, self.shard, number)
-        return chunk
+
+def _remove(path: Path) -> int:
+    """Remove a chunk that others may be removing, too; returns how many bytes that freed."""
+    try:
+        size = path.stat().st_size
+        path.unlink()
+    except FileNotFoundError:
+        return 0
+    return size
+
+
+def _unreadable(error: OSError) -> StorageError:
+    return StorageError(f"cannot read the cache: {error.strerror}", where=error.filename)
 
 
 def _write(descriptor: int, value: int) -> None:

@@ -145,31 +145,29 @@ class Assignment:
     def _assign(self, position: int, owed: list[Fraction]) -> list[Fraction]:
         segment = self.segments[position]
         steps = _Simulation(self.segments, position, owed)
-        period, first = segment.period, self.edges[-1]
-        if segment.rows > (CLOSING_TABLES + 2) * period:
-            settled = steps.run(period)
-            table = steps.run(period)
-            while table.counts != list(segment.weights):
-                settled, table = settled.then(table), steps.run(period)
-            room = (segment.rows - steps.row) // period - CLOSING_TABLES
-            self._append(settled.sources, len(settled.sources))
-            self._append(table.sources, period * (1 + max(room, 0)))
-            if room > 0:
-                steps.skip(room)
-        self._append(steps.run(segment.rows - steps.row).sources, None)
-        counts = self._before - self._counts_before(first)
+        period, before = segment.period, self._before
+        settling: list[int] = []
+        while segment.rows - steps.row > (CLOSING_TABLES + 1) * period:
+            table, counts = steps.run(period)
+            if counts != list(segment.weights):
+                settling += table
+                continue
+            # Every debt is what it was a period ago: from here on the table repeats.
+            more = (segment.rows - steps.row) // period - CLOSING_TABLES
+            steps.skip(more)
+            self._append(settling, len(settling))
+            self._append(table, period * (1 + more))
+            settling = []
+            break
+        closing = settling + steps.run(segment.rows - steps.row)[0]
+        self._append(closing, len(closing))
+        taken = self._before - before
         return [
             debt + segment.row_tokens * (Fraction(weight * segment.rows, period) - int(count))
-            for debt, weight, count in zip(owed, segment.weights, counts, strict=True)
+            for debt, weight, count in zip(owed, segment.weights, taken, strict=True)
         ]
 
-    def _counts_before(self, first: int) -> Int64:
-        for piece in reversed(self.pieces):
-            if piece.first <= first:
-                return piece.before if piece.first == first else self._before
-        return self._before
-
-    def _append(self, sources: Sequence[int], rows: int | None) -> None:
+    def _append(self, sources: Sequence[int], rows: int) -> None:
         if not sources:
             return
         table = np.array(sources, np.int32)
@@ -178,19 +176,8 @@ class Assignment:
         rank = np.empty(len(table), np.int64)
         rank[order] = np.arange(len(table)) - np.repeat(np.cumsum(each) - each, each)
         first = self.pieces[-1].first + self.pieces[-1].rows if self.pieces else 0
-        rows = len(table) if rows is None else rows
         self.pieces.append(Piece(first, rows, table, rank, self._before, each))
         self._before = self._before + rows // len(table) * each
-
-
-@dataclass(frozen=True)
-class _Table:
-    sources: list[int]
-    counts: list[int]
-
-    def then(self, other: _Table) -> _Table:
-        both = [one + two for one, two in zip(self.counts, other.counts, strict=True)]
-        return _Table(self.sources + other.sources, both)
 
 
 class _Simulation:
@@ -216,7 +203,8 @@ class _Simulation:
         for source in range(sources):
             self._queue(source)
 
-    def run(self, rows: int) -> _Table:
+    def run(self, rows: int) -> tuple[list[int], list[int]]:
+        """The sources of the next rows, and how many each source has of them."""
         served = []
         before = list(self.taken)
         for _ in range(rows):
@@ -229,7 +217,7 @@ class _Simulation:
             self.taken[source] += 1
             self._queue(source)
         gained = [now - then for now, then in zip(self.taken, before, strict=True)]
-        return _Table(served, gained)
+        return served, gained
 
     def skip(self, periods: int) -> None:
         """Go on as if the last period had been served `periods` times more."""

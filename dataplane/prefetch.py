@@ -12,9 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from ..console.errors import UserError
 from ..console.log import get_logger
-from .cache import Cache
+from .cache import Cache, Wanted
 from .dataset import Dataset
 from .manifest import CHUNK_BYTES
 from .permutation import Int64
@@ -46,7 +45,8 @@ class Prefetcher:
         self.limit = min(cache.max_bytes // CACHE_PART, MOST_AHEAD)
         self.ahead: deque[tuple[int, list[Name]]] = deque()
         """The steps that the walk is ahead by, and what each of them reads."""
-        self.ahead_chunks = 0
+        self.wanted: Wanted = {}
+        cache.wanted.append(self.wanted)
         self.changed = threading.Condition()
         self.stopped = False
         self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="headrace-fetch")
@@ -59,14 +59,14 @@ class Prefetcher:
             while self.ahead and self.ahead[0][0] <= step:
                 finished, names = self.ahead.popleft()
                 for name in names:
-                    if self.cache.wanted.get(name) == finished:
-                        del self.cache.wanted[name]
-                        self.ahead_chunks -= 1
+                    if self.wanted.get(name) == finished:
+                        del self.wanted[name]
             self.changed.notify()
 
     def close(self) -> None:
         with self.changed:
             self.stopped = True
+            self.cache.wanted = [other for other in self.cache.wanted if other is not self.wanted]
             self.changed.notify()
         self.pool.shutdown(wait=False, cancel_futures=True)
 
@@ -78,18 +78,16 @@ class Prefetcher:
                     self.changed.wait_for(self._may_go_on)
                     if self.stopped:
                         return
-                    fresh = [name for name in wanted if name not in self.cache.wanted]
-                    self.cache.wanted.update(dict.fromkeys(wanted, step))
+                    fresh = [name for name in wanted if name not in self.wanted]
+                    self.wanted.update(dict.fromkeys(wanted, step))
                     self.ahead.append((step, list(wanted)))
-                    self.ahead_chunks += len(fresh)
                 for name in fresh:
                     self.pool.submit(self._fetch, *wanted[name])
-        except (UserError, RuntimeError) as error:
-            # The reader meets the same trouble in its own turn, and tells it.
+        except Exception as error:  # the reader meets the same trouble in its own turn
             log.debug("prefetching stopped: %s", error)
 
     def _may_go_on(self) -> bool:
-        return self.stopped or not self.ahead or self.ahead_chunks * CHUNK_BYTES < self.limit
+        return self.stopped or not self.ahead or len(self.wanted) * CHUNK_BYTES < self.limit
 
     def _chunks(self, step: int) -> dict[Name, tuple[Dataset, int, int]]:
         """What a step reads, each chunk once, and where it comes from."""
@@ -107,6 +105,6 @@ class Prefetcher:
 
     def _fetch(self, dataset: Dataset, number: int, chunk: int) -> None:
         try:
-            self.cache.chunk(dataset.url, dataset.shards[number], chunk)
-        except UserError as error:
+            self.cache.fetch(dataset.url, dataset.shards[number], chunk)
+        except Exception as error:  # as above
             log.debug("prefetching a chunk failed: %s", error)

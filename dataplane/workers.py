@@ -1,9 +1,9 @@
 """Worker processes that read steps ahead into shared memory.
 
 Steps are read in groups; worker w of n reads every n-th group, in order, into slots of its own,
-and the consumer takes turns: the order is that of no workers at all. A slot goes back when its
-group has been consumed, so that nothing is copied on the way. The memory is an unlinked file:
-when the processes are gone, it is gone.
+and the consumer takes turns: the order is that of no workers at all. The consumer copies a group
+out of its slot and gives the slot back, so that what it hands on is nobody else's. The memory is
+an unlinked file: when the processes are gone, it is gone.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..console.errors import RunError
+from ..console.errors import RunError, StorageError
 from .rows import RowArrays
 
 if TYPE_CHECKING:
     from .loader import Loader, RankRows
 
 SLOTS = 3
-"""Of each worker: one with the consumer, one ready, one being filled."""
+"""Of each worker: one being copied, one ready, one being filled."""
 GROUP_BYTES = 4 << 20
 """A message costs as much as reading a few rows, so that short steps share one. The first groups
 are short, because somebody waits for them."""
@@ -102,7 +102,7 @@ def read_ahead(loader: Loader) -> Iterator[RankRows]:
     try:
         for number in range(loader.workers):
             with tempfile.TemporaryFile(dir=_memory_folder()) as file:
-                os.ftruncate(file.fileno(), shapes.memory_bytes)
+                _reserve(file.fileno(), shapes.memory_bytes)
                 ours, theirs = context.Pipe()
                 work = _Work(shapes, number, theirs, file.fileno())
                 process = context.Process(
@@ -118,8 +118,11 @@ def read_ahead(loader: Loader) -> Iterator[RankRows]:
                 if isinstance(answer, BaseException):
                     raise answer
                 slot, light = answer
-                for read, arrays in zip(light, shapes.arrays(slots[slot], group), strict=True):
-                    yield replace(read, tokens=arrays.tokens, weights=arrays.weights)
+                arrays = shapes.arrays(slots[slot], group)
+                steps = [
+                    replace(read, tokens=held.tokens.copy(), weights=held.weights.copy())
+                    for read, held in zip(light, arrays, strict=True)
+                ]
                 connection.send(slot)
             except (EOFError, ConnectionError):
                 process.join()
@@ -127,6 +130,7 @@ def read_ahead(loader: Loader) -> Iterator[RankRows]:
                     f"a loader worker died (exit code {process.exitcode}) at step {group[0]}",
                     mend="if it was killed for memory, use fewer workers",
                 ) from None
+            yield from steps
     finally:
         for process, connection, _ in workers:
             connection.close()
@@ -175,6 +179,18 @@ class _Work:
 
     def _groups(self) -> Iterator[list[int]]:
         return islice(self.shapes.groups(), self.number, None, self.shapes.loader.workers)
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Have the memory now: a page that is not there when it is written to kills its process."""
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        raise StorageError(
+            f"no shared memory for a loader worker: {size >> 20} MiB ({error.strerror})",
+            where=_memory_folder(),
+            mend="enlarge /dev/shm (docker: --shm-size), or use fewer workers",
+        ) from None
 
 
 def _memory_folder() -> str | None:

@@ -103,10 +103,11 @@ def test_what_is_wanted_soonest_stays(remote: str, tmp_path: Path, small_chunks:
     cache = Cache(tmp_path / "cache", max_bytes=4 * small_chunks)
     for number in range(4):
         cache.chunk(remote, shard, number)
-    cache.wanted = {(shard.hash, 0): 9, (shard.hash, 1): 3, (shard.hash, 3): 5}
+    wanted = {(shard.hash, 0): 9, (shard.hash, 1): 3, (shard.hash, 3): 5}
+    cache.wanted.append(wanted)
     cache.chunk(remote, shard, 4)  # 2 is wanted by nobody
     assert kept(cache, shard) == {0, 1, 3, 4}
-    cache.wanted[shard.hash, 4] = 4
+    wanted[shard.hash, 4] = 4
     cache.chunk(remote, shard, 5)  # 0 is wanted last
     assert kept(cache, shard) == {1, 3, 4, 5}
 
@@ -167,9 +168,9 @@ from headrace.dataplane.cache import Cache
 
 folder = Path(sys.argv[1])
 cache = Cache(folder)
-cache._turns
+cache._claimed
 with cache._locked():
-    (next(folder.glob("*/")) / ".0.half-written").write_bytes(b"half")
+    (next(folder.glob("*/")) / ".0.0123abcd").write_bytes(b"half")
     print("held", flush=True)
     time.sleep(60)
 """

@@ -16,7 +16,7 @@ def segment_lists(draw: st.DrawFn, *, one_length: bool = True) -> list[Segment]:
     found = []
     for _ in range(draw(st.integers(1, 4))):
         weights = draw(st.lists(st.integers(0, 12), min_size=sources, max_size=sources).filter(any))
-        tokens = 8 if one_length else draw(st.sampled_from([4, 8, 16]))
+        tokens = 8 if one_length else draw(st.sampled_from([8, 16, 1024]))
         rows = draw(st.integers(1, sum(weights) * 9 + 3))
         found.append(Segment(rows, tuple(weights), tokens))
     return found
