@@ -77,7 +77,7 @@ def machine() -> str:
                 model = line.partition(":")[2].strip()
                 break
         memory = f", {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB"
-    return f"{model}, {cores} cores{memory}, {platform.system()} {platform.release()}"
+    return f"{model}, {cores} cores{memory}, {platform.system()}"
 
 
 def versions() -> str:

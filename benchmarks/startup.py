@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
 
 LIMIT = 0.5
@@ -16,10 +17,12 @@ RUNS = 15
 COMMANDS = ("trainer", "tokenize", "mixtures", "headrace")
 
 
-def seconds(words: list[str]) -> float:
-    start = time.perf_counter()
+def seconds(words: list[str]) -> tuple[float, float]:
+    """What the clock says, and what the CPU spent."""
+    before, start = getrusage(RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(words, stdout=subprocess.DEVNULL, check=True)
-    return time.perf_counter() - start
+    taken, after = time.perf_counter() - start, getrusage(RUSAGE_CHILDREN)
+    return taken, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
 def main() -> None:
@@ -28,16 +31,19 @@ def main() -> None:
     words["python"] = [sys.executable, "-c", "pass"]
     for command in words.values():
         seconds(command)  # the disk's cache is warm from here on
-    taken: dict[str, list[float]] = {name: [] for name in words}
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in words}
     for _ in range(RUNS):
         for name, command in words.items():
             taken[name].append(seconds(command))
-    bare = median(taken.pop("python"))
-    for name, times in taken.items():
-        middle = median(times)
+    middle = {
+        name: [median(column) for column in zip(*rows, strict=True)] for name, rows in taken.items()
+    }
+    bare, bare_cpu = middle.pop("python")
+    for name, (clock, cpu) in middle.items():
         print(
-            f"{name} --help: {middle:.3f} s, {middle / LIMIT:.2f} of the limit of {LIMIT} s, "
-            f"{middle / bare:.1f} times `python -c pass` ({bare:.3f} s)"
+            f"{name} --help: {clock:.3f} s, {clock / LIMIT:.2f} of the limit of {LIMIT} s "
+            f"({cpu:.3f} s of CPU); {clock / bare:.1f} times `python -c pass`, {bare:.3f} s "
+            f"({bare_cpu:.3f} s of CPU)"
         )
 
 
