@@ -114,11 +114,11 @@ class Demo:
             if not (self.folder / "run" / "run.yaml").exists():
                 note("a run on two processes, interrupted in the middle as a scheduler would")
                 words = self.start("demo", "run")
-                self.say_and_run(*words, "--stop-after", "30", expected=INTERRUPTED)
+                self.say_and_run(*words, "--stop-after", "24", expected=INTERRUPTED)
             note("and on from where it stopped")
             self.say_and_run("trainer", "resume", "run")
             note("what its next step saw, proved against the run's ledger")
-            self.say_and_run("mixtures", "audit", "run", "--step", "30")
+            self.say_and_run("mixtures", "audit", "run", "--step", "24")
         if not self.finished("run-bpe"):
             note("a shorter run on the same text through BPE")
             self.say_and_run(*self.start("demo-bpe", "run-bpe"), "model.vocab_size=4096")
