@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 
@@ -19,15 +18,7 @@ class LineWriter:
         self.file.write(json.dumps(entry) + "\n")
         self.file.flush()
 
-    def __enter__(self) -> LineWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self.file.close()
 
 

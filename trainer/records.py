@@ -125,7 +125,7 @@ class Records:
 
     def close(self) -> None:
         for writer in (self.metrics, self.ledger, self.events):
-            writer.file.close()
+            writer.close()
         if self.board is not None:
             self.board.close()
 

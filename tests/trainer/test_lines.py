@@ -6,9 +6,10 @@ from headrace.trainer import lines
 
 
 def write(path: Path, steps: range, torn: str = "") -> None:
-    with lines.LineWriter(path) as writer:
-        for step in steps:
-            writer.write({"step": step})
+    writer = lines.LineWriter(path)
+    for step in steps:
+        writer.write({"step": step})
+    writer.close()
     with path.open("a") as file:
         file.write(torn)
 

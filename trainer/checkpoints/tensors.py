@@ -96,16 +96,6 @@ def read(folder: Path, fragments: Sequence[Fragment], group: dist.ProcessGroup) 
         )
 
 
-def shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The tensors that a checkpoint holds."""
-    metadata = FileSystemReader(folder).read_metadata()
-    return {
-        key: tuple(item.size)
-        for key, item in metadata.state_dict_metadata.items()
-        if isinstance(item, TensorStorageMetadata)
-    }
-
-
 class _SavePlanner(DefaultSavePlanner):
     """Plans to write each box of the fragments that this rank stores."""
 

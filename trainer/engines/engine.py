@@ -9,7 +9,6 @@ weight of the global batch already. An engine that averages undoes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -59,9 +58,3 @@ def full_masters(objective: Objective) -> dict[str, torch.Tensor]:
         f"{MASTER}.{name}": parameter.detach().clone()
         for name, parameter in parameters(objective).items()
     }
-
-
-def check_supported(fragments: Iterable[Fragment]) -> None:
-    for fragment in fragments:
-        assert fragment.data.dtype == torch.float32, (fragment.key, fragment.data.dtype)
-        assert fragment.data.ndim == 1 and fragment.data.is_contiguous(), fragment.key

@@ -22,7 +22,6 @@ class Chart:
     x_range: tuple[float, float]
     y_range: tuple[float, float]
     label: Callable[[float], str] = human
-    logarithmic: bool = False
     parts: list[str] = field(default_factory=list)
 
     def x(self, value: float) -> float:
@@ -31,8 +30,6 @@ class Chart:
 
     def y(self, value: float) -> float:
         low, high = self.y_range
-        if self.logarithmic:
-            value, low, high = (math.log(max(v, 1e-30)) for v in (value, low, high))
         share = (value - low) / (high - low or 1)
         return self.height - BOTTOM - share * (self.height - TOP - BOTTOM)
 
@@ -51,7 +48,7 @@ class Chart:
                 )
 
     def axes(self, *, x_labels: bool = True) -> None:
-        for value in ticks(*self.y_range, logarithmic=self.logarithmic):
+        for value in ticks(*self.y_range):
             y = self.y(value)
             self.parts.append(
                 f'<line class="grid" x1="{LEFT}" x2="{self.width - RIGHT}" '
@@ -147,13 +144,8 @@ def strip(
     )
 
 
-def ticks(low: float, high: float, *, count: int = 5, logarithmic: bool = False) -> list[float]:
+def ticks(low: float, high: float, *, count: int = 5) -> list[float]:
     """Round numbers between two values."""
-    if logarithmic:
-        exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        fine = high / low < 30
-        found = [10.0**e * m for e in exponents for m in ((1, 2, 5) if fine else (1,))]
-        return [value for value in found if low <= value <= high]
     if high <= low:
         return [low]
     rough = (high - low) / count
