@@ -13,6 +13,9 @@ from .linear import SplitLinear
 from .model import Model
 from .operators import Operator
 
+TRAINING = 3.0
+"""Forward passes that a forward and a backward pass cost: each product has two in return."""
+
 
 def build_meta(config: ModelConfig) -> Model:
     """The model without storage: any size is built in a moment."""
@@ -51,25 +54,30 @@ def forward_flops_per_token(config: ModelConfig, seq_len: int) -> dict[str, floa
     Attention is counted as the plain kernels compute it: every pair of the row, the causal half
     that is masked included.
     """
-    return flops_by_part(config, lambda operator: operator.flops(seq_len))
+    return forward_flops(build_meta(config), seq_len)
 
 
 def step_flops_per_token(config: ModelConfig, seen: int) -> dict[str, float]:
     """The same for one token of generation after `seen` others."""
-    return flops_by_part(config, lambda operator: operator.step_flops(seen))
+    return step_flops(build_meta(config), seen)
 
 
 def training_flops_per_token(config: ModelConfig, seq_len: int) -> float:
     """Forward and backward: three times the forward pass; recomputation is not counted."""
-    return 3.0 * sum(forward_flops_per_token(config, seq_len).values())
+    return TRAINING * sum(forward_flops_per_token(config, seq_len).values())
 
 
-def flops_by_part(
-    config: ModelConfig, own: Callable[[Operator], dict[str, float]]
-) -> dict[str, float]:
-    model = build_meta(config)
+def forward_flops(model: Model, seq_len: int) -> dict[str, float]:
+    return flops_by_part(model, lambda operator: operator.flops(seq_len))
+
+
+def step_flops(model: Model, seen: int) -> dict[str, float]:
+    return flops_by_part(model, lambda operator: operator.step_flops(seen))
+
+
+def flops_by_part(model: Model, own: Callable[[Operator], dict[str, float]]) -> dict[str, float]:
     parts: defaultdict[str, float] = defaultdict(float)
-    for layer, block in zip(config.layers, model.typed_blocks(), strict=True):
+    for layer, block in zip(model.config.layers, model.typed_blocks(), strict=True):
         shared = model.shared_block(layer)
         if layer.shared and shared is not None and block.call is not None:
             parts[layer.shared] += matrix_flops(shared) + sum(own(shared).values())

@@ -7,14 +7,15 @@ from typing import Any
 
 from .config import ModelConfig
 from .count import (
+    TRAINING,
     build_meta,
-    forward_flops_per_token,
+    forward_flops,
     parameters,
     parameters_by_part,
-    step_flops_per_token,
-    training_flops_per_token,
+    step_flops,
 )
 from .memory import Layout, Precision, memory
+from .model import Model
 
 LADDER = (2048, 8192, 32768, 131072, 1048576)
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "white")
@@ -32,7 +33,8 @@ def describe(
     """Everything that is shown, as one JSON document."""
     model = build_meta(config)
     count = parameters(model)
-    training = training_flops_per_token(config, seq_len)
+    forward = forward_flops(model, seq_len)
+    training = TRAINING * sum(forward.values())
     return {
         "layers": [str(layer) for layer in config.layers],
         "vocab_size": config.vocab_size,
@@ -40,20 +42,26 @@ def describe(
         "parameters": count,
         "parameters_by_part": parameters_by_part(model),
         "seq_len": seq_len,
-        "forward_flops_per_token": forward_flops_per_token(config, seq_len),
-        "step_flops_per_token": step_flops_per_token(config, seq_len),
+        "forward_flops_per_token": forward,
+        "step_flops_per_token": step_flops(model, seq_len),
         "training_flops_per_token": training,
         "six_n_error": 6 * count / training - 1,
-        "by_seq_len": {
-            str(length): {
-                "training_flops_per_token": training_flops_per_token(config, length),
-                "step_flops_per_token": sum(step_flops_per_token(config, length).values()),
-            }
-            for length in LADDER
-        },
+        "by_seq_len": {str(length): lengths_row(model, length) for length in LADDER},
         "memory": memory(
             config, seq_len, rows=rows, precision=precision, layout=layout or Layout()
         ),
+    }
+
+
+def lengths_row(model: Model, seq_len: int) -> dict[str, Any]:
+    forward, step = forward_flops(model, seq_len), step_flops(model, seq_len)
+    training = TRAINING * sum(forward.values())
+    return {
+        "training_flops_per_token": training,
+        "step_flops_per_token": sum(step.values()),
+        "six_n_error": 6 * parameters(model) / training - 1,
+        "forward_flops_by_part": forward,
+        "step_flops_by_part": step,
     }
 
 
@@ -109,7 +117,7 @@ def by_length(summary: dict[str, Any]) -> str:
     lines = [f"{'tokens':>20}{'training':>16}{'6N is off by':>16}{'generation':>16}"]
     for length, row in summary["by_seq_len"].items():
         training = row["training_flops_per_token"]
-        error = 6 * summary["parameters"] / training - 1
+        error = row["six_n_error"]
         step = row["step_flops_per_token"]
         lines.append(f"{int(length):>20,}{metric(training):>16}{error:>+16.1%}{metric(step):>16}")
     lines.append("FLOPs for each token by sequence length; training is three forward passes.")
