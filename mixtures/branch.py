@@ -155,7 +155,8 @@ def continued(
             return before, position
         window = before.next_window(position, before_length)
         return before, before.convert(window, before_length, length)
-    if grown and position.row == 0 and position.epoch > 0:
+    began_here = before.rest is not None and before.rest.position.epoch == position.epoch
+    if grown and position.row == 0 and position.epoch > 0 and not began_here:
         # An epoch has just ended: what the dataset has grown by still belongs to that one.
         epoch = position.epoch - 1
         position = Position(epoch=epoch, row=before.rows(epoch, before_length))

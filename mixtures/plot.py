@@ -231,7 +231,8 @@ def _draw_names(strip: Any, curves: Curves) -> None:
 
     groups: list[list[PhaseSpan]] = []
     for together, members in groupby(curves.phases, narrow):
-        groups += [list(members)] if together else [[phase] for phase in members]
+        phases = list(members)
+        groups += [phases] if together else [[phase] for phase in phases]
     before, high = float(first), False
     for group in groups:
         start, end = group[0].first_token, group[-1].last_token
