@@ -26,12 +26,3 @@ class SplitLinear(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         y = F.linear(x, self.weight, self.bias)
         return torch.split(y, list(self.parts.values()), dim=-1)
-
-    def rows(self, name: str) -> slice:
-        """The rows of `weight` (and of `bias`) that make the named part."""
-        start = 0
-        for part, size in self.parts.items():
-            if part == name:
-                return slice(start, start + size)
-            start += size
-        raise KeyError(name)

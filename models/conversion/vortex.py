@@ -7,7 +7,6 @@ Where theirs differs from ours:
     short and SE filters          the present token comes last
     MR filters                    with their decay in them
     LI filters                    `log_poles` (minus the rate) and `residues`
-    activations                   `evo2_style_activations`: an identity in every layer but the first
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,20 +22,17 @@ from ...console import config as reader
 from ...console.errors import CheckpointError, ConfigError, Problem, StorageError
 from ..config import ModelConfig
 from ..count import build_meta
-from ..initialise import InitConfig
 from ..operators import Options
 from ..operators.attention import AttentionOptions
 from ..operators.hyena_li import HyenaLIOptions
 from ..operators.hyena_mr import HyenaMROptions, decayed
 from ..operators.hyena_se import HyenaSEOptions
 from ..operators.mlp import GLUOptions
-from ..rope import Rope
-from .family import Settings, Unsuitable, expect, require
+from .family import Unsuitable
 from .rules import Rule, Tensors, interleaved, rows, same, shaped, to_ours, to_theirs
+from .vortex_config import read_config, write_config
 
 CONFIG, WEIGHTS = "config.yml", "model.pt"
-SORTS = {"hcs": "se", "hcm": "mr", "hcl": "li", "attn": "attention"}
-"""Their names of layers, and the names that we give."""
 
 
 def read_vortex(folder: str | Path) -> tuple[ModelConfig, Tensors]:
@@ -97,162 +92,6 @@ def read_weights(file: Path) -> Tensors:
     except (OSError, RuntimeError, pickle.UnpicklingError) as error:
         raise StorageError(f"cannot read {file}: {error}") from None
     return {name: tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
-
-
-def read_config(settings: Mapping[str, Any]) -> ModelConfig:
-    expect(
-        settings,
-        column_split_hyena=False,
-        hyena_flip_x1x2=False,
-        interleave=True,
-        column_split=True,
-        proj_groups=1,
-        final_norm=True,
-        short_filter_bias=False,
-    )
-    width, groups = settings["hidden_size"], settings["hcm_filter_groups"]
-    interpolated = settings.get("use_interpolated_rotary_pos_emb", False)
-    factor = float(settings.get("rotary_emb_scaling_factor", 1.0)) if interpolated else 1.0
-    rope = Rope(
-        base=float(settings["rotary_emb_base"]),
-        scaling="linear" if factor != 1 else "none",
-        factor=factor,
-    )
-    common: dict[str, Any] = {
-        "featurizer": settings["short_filter_length"],
-        "qkv_bias": settings["qkv_proj_bias"],
-        "output_bias": settings["hyena_out_proj_bias"],
-    }
-    operators: dict[str, Options] = {
-        "se": HyenaSEOptions(
-            groups=settings["hcs_filter_groups"], taps=settings["hcs_filter_length"], **common
-        ),
-        "mr": HyenaMROptions(
-            groups=groups, taps=settings["hcm_filter_length"], decay="none", **common
-        ),
-        "li": HyenaLIOptions(state_size=settings["state_size"], rates="plain", **common),
-        "attention": AttentionOptions(
-            heads=settings["num_attention_heads"],
-            rope=rope,
-            qkv_bias=settings["qkv_proj_bias"],
-            output_bias=settings["mha_out_proj_bias"],
-        ),
-        "glu": GLUOptions(hidden=settings["inner_mlp_size"], activation=settings["mlp_activation"]),
-    }
-    names = layer_names(settings)
-    if settings.get("evo2_style_activations", False):
-        operators["identity"] = GLUOptions(hidden=settings["inner_mlp_size"], activation="identity")
-        names = [names[0] + "/glu", *names[1:]]
-    return ModelConfig(
-        vocab_size=settings["vocab_size"],
-        width=width,
-        pattern=f"[{', '.join(names)}]",
-        mlp="identity" if "identity" in operators else "glu",
-        operators=operators,
-        norm="rms-eps-outside",
-        norm_eps=float(settings["eps"]),
-        tie_embeddings=settings["tie_embeddings"],
-        init=InitConfig(weights="small", output="wang"),
-    )
-
-
-def layer_names(settings: Mapping[str, Any]) -> list[str]:
-    places = {
-        int(number): ours
-        for theirs, ours in SORTS.items()
-        for number in settings.get(f"{theirs}_layer_idxs") or ()
-    }
-    count = settings["num_layers"]
-    missing = [number for number in range(count) if number not in places]
-    if missing or len(places) != count:
-        raise ValueError(f"layers without a sort: {missing}; layers named: {sorted(places)}")
-    return [places[number] for number in range(count)]
-
-
-def write_config(config: ModelConfig) -> Settings:
-    require(config.norm == "rms-eps-outside", f"its norm is `{config.norm}`")
-    require(config.learned_positions is None, "it has learned positions")
-    kinds: dict[type[Options], Any] = {}
-    sorts: dict[str, list[int]] = {name: [] for name in SORTS}
-    wanted = {
-        HyenaSEOptions: "hcs",
-        HyenaMROptions: "hcm",
-        HyenaLIOptions: "hcl",
-        AttentionOptions: "attn",
-    }
-    activations, hidden = [], set()
-    for number, layer in enumerate(config.layers):
-        options = config.operators[layer.mixer]
-        require(type(options) in wanted, f"layer {number} is of kind {options.kind}")
-        require(layer.shared is None, "it has shared blocks")
-        first = kinds.setdefault(type(options), options)
-        require(first == options, f"`{layer.mixer}` differs from another {options.kind}")
-        sorts[wanted[type(options)]].append(number)
-        glu = config.operators[layer.mlp] if layer.mlp else None
-        require(isinstance(glu, GLUOptions) and not glu.bias, f"layer {number} has no plain GLU")
-        assert isinstance(glu, GLUOptions)
-        activations.append(glu.activation)
-        hidden.add(glu.hidden)
-    require(len(hidden) == 1, "its MLPs differ in width")
-    for kind, name in wanted.items():
-        require(kind in kinds, f"it has no layer of Vortex's sort {name}")
-    se, mr, li, attention = (kinds[kind] for kind in wanted)
-    for hyena in (se, mr, li):
-        require(not hyena.featurizer_bias, "its short filters have biases")
-        require(hyena.qkv_bias == attention.qkv_bias, "only some of its projections have biases")
-        require(hyena.output_bias == li.output_bias, "only some of its outputs have biases")
-        require(hyena.featurizer == li.featurizer, "its short filters differ in length")
-    # From 128 taps on, Vortex takes a filter as one of convolution order with a skip.
-    require(mr.taps >= 128 > se.taps, "Vortex's MR filters have 128 taps or more, SE's less")
-    require(li.poles == "real", "its poles are complex")
-    require(attention.kv_heads in (None, attention.heads), "its attention shares keys")
-    require(attention.head_dim is None, "its heads have a width of their own")
-    require(attention.window is None and not attention.qk_norm, "its attention is no plain one")
-    rope = attention.rope
-    require(rope is not None and rope.channels is None, "its attention does not turn all channels")
-    require(rope is not None and rope.scaling in ("none", "linear"), "its RoPE is scaled otherwise")
-    first, rest = activations[0], set(activations[1:])
-    require(first in ("gelu", "silu"), f"the first activation is {first}")
-    require(rest in ({"identity"}, {first}, set()), f"activations after the first: {sorted(rest)}")
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.width,
-        "num_filters": config.width,
-        **{f"{name}_layer_idxs": numbers for name, numbers in sorts.items()},
-        "hcs_filter_length": se.taps,
-        "hcs_filter_groups": se.groups,
-        "hcm_filter_length": mr.taps,
-        "hcm_filter_groups": mr.groups,
-        "hcl_filter_groups": config.width,
-        "num_layers": len(config.layers),
-        "short_filter_length": li.featurizer,
-        "short_filter_bias": False,
-        "num_attention_heads": attention.heads,
-        "eps": config.norm_eps,
-        "state_size": li.state_size,
-        "rotary_emb_base": rope.base,
-        "use_interpolated_rotary_pos_emb": rope.scaling == "linear",
-        "rotary_emb_scaling_factor": rope.factor,
-        "inner_mlp_size": hidden.pop(),
-        "mlp_activation": first,
-        "evo2_style_activations": rest == {"identity"},
-        "tie_embeddings": config.tie_embeddings,
-        "qkv_proj_bias": attention.qkv_bias,
-        "mha_out_proj_bias": attention.output_bias,
-        "hyena_out_proj_bias": li.output_bias,
-        "hyena_filter_groups": 1,
-        "proj_groups": 1,
-        "model_parallel_size": 1,
-        "pipe_parallel_size": 1,
-        "column_split": True,
-        "column_split_hyena": False,
-        "interleave": True,
-        "hyena_flip_x1x2": False,
-        "final_norm": True,
-        "max_seqlen": mr.filter_horizon,
-        "prefill_style": "fft",
-        "inference_mode": True,
-    }
 
 
 def rules(config: ModelConfig) -> list[Rule]:

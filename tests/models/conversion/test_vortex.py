@@ -15,7 +15,8 @@ from headrace.console.config import build
 from headrace.console.errors import CheckpointError, ConfigError, StorageError
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.conversion.rules import to_theirs
-from headrace.models.conversion.vortex import read_vortex, rules, write_config, write_vortex
+from headrace.models.conversion.vortex import read_vortex, rules, write_vortex
+from headrace.models.conversion.vortex_config import write_config
 from headrace.models.model import Model
 
 WIDTH, HEADS, GROUPS = 32, 4, 8
