@@ -6,9 +6,9 @@
 
 A chunk is a file that appears by one rename after its hash was checked, so that a killed process
 leaves nothing half done, and no reader needs a lock; each process checks it once more when it first
-reads it. Writers take a lock (flock, which ends with its process) to keep the bound. What goes first
-when room is needed: what no prefetch of this process waits for, the longest unread first; then what
-it will need last.
+reads it. Writers take a lock (flock, which ends with its process) to keep the bound. What goes
+first when room is needed: what no prefetch of this process waits for, the longest unread first;
+then what it will need last.
 """
 
 from __future__ import annotations
