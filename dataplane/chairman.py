@@ -199,7 +199,9 @@ class _Simulation:
         self.taken = [0] * sources
         self.row = 0
         self.ready: list[tuple[int, int]] = []
-        self.waiting: list[tuple[int, int]] = []
+        """A heap of deadlines, each with its source."""
+        self.waiting: dict[int, list[int]] = {}
+        """By the row from which on they may be served: the sources that may not yet."""
         for source in range(sources):
             self._queue(source)
 
@@ -209,8 +211,7 @@ class _Simulation:
         before = list(self.taken)
         for _ in range(rows):
             self.row += 1
-            while self.waiting and self.waiting[0][0] <= self.row:
-                _, source = heapq.heappop(self.waiting)
+            for source in self.waiting.pop(self.row, ()):
                 heapq.heappush(self.ready, (self._deadline(source), source))
             source = heapq.heappop(self.ready)[1]
             served.append(source)
@@ -225,7 +226,7 @@ class _Simulation:
         self.row += periods * segment.period
         for source, weight in enumerate(segment.weights):
             self.taken[source] += periods * weight
-        self.ready, self.waiting = [], []
+        self.ready, self.waiting = [], {}
         for source in range(len(self.taken)):
             self._queue(source)
 
@@ -238,7 +239,7 @@ class _Simulation:
         if release <= self.row:
             heapq.heappush(self.ready, (self._deadline(source), source))
         else:
-            heapq.heappush(self.waiting, (release, source))
+            self.waiting.setdefault(release, []).append(source)
 
     def _deadline(self, source: int) -> int:
         """The first row at which source would be owed more than 1 - d without its next row."""
