@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-MEGABYTES = 48
+MEGABYTES = 32
 BATCH = 1000
 
 

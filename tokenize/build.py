@@ -9,7 +9,8 @@ written last, in one piece. Everything before it can be killed and run again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -22,18 +23,20 @@ from ..dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from ..dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from . import engines
 from .claim import Claim
-from .commit import Made, clear_all, commit
+from .commit import FOLDERS, Made, clear_all, commit
 from .dedup import DigestTask, decide
 from .engines import EngineConfig
 from .generations import existing, files_of, missing, new_files
 from .inputs import find
-from .job import CLAIMS, Job, dataset_url, work_url
+from .job import CLAIMS, WORK, Job, dataset_url, work_url
 from .records import Record
 from .shuffle import GatherTask, ranges
 from .sources import File, Slice, SourceConfig, source
 from .tasks import BuildTask, Task
 
 log = get_logger(__name__)
+
+SPLIT = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,15 +83,24 @@ class BuildConfig:
                 raise ValueError(f"compression is `{self.compression}`, not zstd or zstd:LEVEL")
             if self.format != "mds":
                 raise ValueError("only the mds format can be compressed")
-        if (
-            any(not 0 < share < 1 for share in self.splits.values())
-            or sum(self.splits.values()) >= 1
-        ):
-            raise ValueError("splits are shares between 0 and 1 that leave something for `train`")
-        if "train" in self.splits:
-            raise ValueError("`train` is what the splits leave over")
+        check_splits(self.splits)
         if self.max_document_tokens is not None and self.max_document_tokens < 2:
             raise ValueError("max_document_tokens is at least 2: a token and the end")
+
+
+def check_splits(splits: Mapping[str, float]) -> None:
+    """A split is a folder beside those that a build makes for itself, with a share of its own."""
+    for name in splits:
+        if name == "train":
+            raise ValueError("`train` is what the splits leave over")
+        if not SPLIT.fullmatch(name):
+            raise ValueError(f"a split is named by letters, digits, - and _, not `{name}`")
+        if name in (WORK, *FOLDERS):
+            raise ValueError(
+                f"a split cannot be called `{name}`: a build has a folder of that name"
+            )
+    if any(not 0 < share < 1 for share in splits.values()) or sum(splits.values()) >= 1:
+        raise ValueError("splits are shares between 0 and 1 that leave something for `train`")
 
 
 def build(config: BuildConfig) -> dict[str, Manifest]:

@@ -173,13 +173,7 @@ def _build_config(values: dict[str, Any]) -> Any:
         "end_of_document": values.pop("end_of_document"),
         "parse_special": values.pop("parse_special"),
     }
-    splits = {}
-    for word in values.pop("split", ()):
-        name, _, share = word.partition("=")
-        try:
-            splits[name] = float(share)
-        except ValueError:
-            raise click.UsageError(f"--split {word}: written NAME=SHARE, as in val=0.001") from None
+    splits = _splits(values.pop("split", ()))
     if "shard_size" in values:
         values["shard_size"] = _bytes(values["shard_size"], count)
     data = {
@@ -191,6 +185,26 @@ def _build_config(values: dict[str, Any]) -> Any:
         **values,
     }
     return build_config(BuildConfig, data, source="the command line")
+
+
+def _splits(words: tuple[str, ...]) -> dict[str, float]:
+    from .build import check_splits
+
+    splits: dict[str, float] = {}
+    for word in words:
+        name, _, share = word.partition("=")
+        try:
+            number = float(share)
+        except ValueError:
+            raise click.UsageError(f"--split {word}: written NAME=SHARE, as in val=0.001") from None
+        if name in splits:
+            raise click.UsageError(f"--split {word}: `{name}` has its share already")
+        splits[name] = number
+    try:
+        check_splits(splits)
+    except ValueError as error:
+        raise click.UsageError(f"--split: {error}") from None
+    return splits
 
 
 @main.command()

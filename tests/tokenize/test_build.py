@@ -49,7 +49,7 @@ def test_the_bytes_do_not_depend_on_the_workers(
     corpus: Path, run_build: Run, options: dict[str, Any]
 ) -> None:
     one = run_build(corpus, out="one", engine=ONE, **options)
-    two = run_build(corpus, out="two", engine=EngineConfig(workers=3), **options)
+    two = run_build(corpus, out="two", engine=EngineConfig(workers=2), **options)
     assert snapshot(one) == snapshot(two)
 
 
@@ -323,6 +323,8 @@ def test_misuse_is_told_by_name() -> None:
         ({"compression": "lz4", "format": "mds"}, "not zstd"),
         ({"splits": {"val": 1.0}}, "shares between 0 and 1"),
         ({"splits": {"train": 0.1}}, "what the splits leave over"),
+        ({"splits": {"work": 0.1}}, "cannot be called `work`"),
+        ({"splits": {"": 0.1}}, "letters, digits"),
         ({"max_document_tokens": 1}, "at least 2"),
         ({"inputs": ()}, "inputs is empty"),
     ):

@@ -70,6 +70,19 @@ def test_a_bad_line_is_named_with_its_file_and_number(tmp_path: Path) -> None:
     [
         (["build", "x", "--out", "o"], 2, "--tokenizer"),
         (["build", "x", "--out", "o", "--tokenizer", "byte", "--split", "val"], 2, "NAME=SHARE"),
+        *(
+            (["build", "x", "--out", "o", "--tokenizer", "byte", *wrong], 2, message)
+            for wrong, message in (
+                (["--split", "work=0.4"], "cannot be called `work`"),
+                (["--split", "shards=0.4"], "cannot be called `shards`"),
+                (["--split", "train=0.4"], "what the splits leave over"),
+                (["--split", "=0.4"], "letters, digits"),
+                (["--split", "a/b=0.4"], "letters, digits"),
+                (["--split", "val=2"], "shares between 0 and 1"),
+                (["--split", "val=nan"], "shares between 0 and 1"),
+                (["--split", "val=0.1", "--split", "val=0.2"], "has its share already"),
+            )
+        ),
         (["build", "/no/x.txt", "--out", "o", "--tokenizer", "byte"], 1, "no files at /no/x.txt"),
         (["build", "x", "--out", "o", "--tokenizer", "/no.json"], 1, "cannot read /no.json"),
         (["build", "x", "--out", "o", "--tokenizer", "byte", "--compression", "gz"], 1, "not zstd"),
