@@ -15,7 +15,7 @@ from .config import ModelConfig
 from .documents import Documents
 from .initialise import Initialiser
 from .norms import build_norm
-from .operators import OPERATORS, Context, Operator, State
+from .operators import OPERATORS, Context, Operator, SharedOperator, State
 from .pattern import Layer
 
 Checkpointing = Literal["none", "operator", "block"]
@@ -60,7 +60,9 @@ class Branch(nn.Module):
 class Block(nn.Module):
     """One layer of the pattern."""
 
-    def __init__(self, config: ModelConfig, layer: Layer, shared: Operator | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, layer: Layer, shared: SharedOperator | None = None
+    ) -> None:
         super().__init__()
         self.call = shared.new_call() if shared is not None else None
         self.mixer = Branch(config, layer.mixer)
@@ -71,7 +73,7 @@ class Block(nn.Module):
         u: Tensor,
         where: Where,
         states: Sequence[State] | None = None,
-        shared: Operator | None = None,
+        shared: SharedOperator | None = None,
         recompute: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """The stream, and the sum of auxiliary losses.
@@ -89,7 +91,7 @@ class Block(nn.Module):
             losses = losses + loss
         return u, losses
 
-    def feed(self, u: Tensor, where: Where, state: State | None, shared: Operator) -> Tensor:
+    def feed(self, u: Tensor, where: Where, state: State | None, shared: SharedOperator) -> Tensor:
         assert self.call is not None
         fed: Tensor = self.call(shared, u, where.context(state))
         return fed

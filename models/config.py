@@ -24,7 +24,7 @@ from ..console import config as reader
 from ..console.errors import ConfigError, Problem
 from .initialise import InitConfig
 from .norms import NormKind
-from .operators import OPERATORS, OPTIONS, Options
+from .operators import OPERATORS, OPTIONS, Options, SharedOperator
 from .pattern import Layer, parse_pattern
 
 SUFFIXES = (".yaml", ".yml")
@@ -105,9 +105,11 @@ class ModelConfig:
                     f" `operators`{hint} (defined: {known})"
                 )
         for number, layer in enumerate(self.layers):
+            if layer.shared is not None and "." in layer.shared:
+                wrong.append(f"layer {number}: a shared block's name has no dot: `{layer.shared}`")
             for name, shared in ((layer.mixer, False), (layer.mlp, False), (layer.shared, True)):
                 kind = self.operators[name].kind if name in self.operators else None
-                if kind is not None and OPERATORS[kind].shared != shared:
+                if kind is not None and issubclass(OPERATORS[kind], SharedOperator) != shared:
                     should = "cannot be shared" if shared else "stands before `>` only"
                     wrong.append(f"layer {number}: `{name}` is of kind {kind}, which {should}")
         return wrong

@@ -21,7 +21,7 @@ from .config import ModelConfig
 from .count import build_meta, parameters
 from .loss import cross_entropy
 from .model import Model
-from .operators import Context, Operator, State
+from .operators import Context, SharedOperator, State
 
 Precision = Literal["bf16", "fp32"]
 LONGEST = 4096
@@ -129,7 +129,7 @@ def measured(
     return kept, logits
 
 
-def block_bytes(block: Block, u: Tensor, where: Where, shared: Operator | None) -> int:
+def block_bytes(block: Block, u: Tensor, where: Where, shared: SharedOperator | None) -> int:
     total = 0
     if shared is not None:
         total += kept_bytes(shared, lambda: block.feed(u, where, None, shared))

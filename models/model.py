@@ -13,7 +13,7 @@ from .config import ModelConfig
 from .documents import Documents
 from .initialise import Initialiser
 from .norms import build_norm
-from .operators import Operator, State
+from .operators import Operator, SharedOperator, State
 from .pattern import Layer
 
 
@@ -120,8 +120,13 @@ class Model(nn.Module):
         """Empty states for generation: one for each operator of each block."""
         return [block.new_states(capacity) for block in self.typed_blocks()]
 
-    def shared_block(self, layer: Layer) -> Operator | None:
-        return getattr(self.shared, layer.shared) if layer.shared else None
+    def shared_block(self, layer: Layer) -> SharedOperator | None:
+        """What feeds the layer, if something does."""
+        if layer.shared is None:
+            return None
+        shared = self.shared[layer.shared]
+        assert isinstance(shared, SharedOperator)
+        return shared
 
     def typed_blocks(self) -> list[Block]:
         return [block for block in self.blocks if isinstance(block, Block)]

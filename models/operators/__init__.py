@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .attention import Attention
-from .base import Context, Operator, Options, State
+from .base import Context, Operator, Options, SharedOperator, State
 from .hyena_li import HyenaLI
 from .hyena_li_freeform import HyenaLIFreeform
 from .hyena_mlp import HyenaMLP
@@ -32,4 +32,4 @@ OPERATORS: dict[str, type[Operator]] = {
 
 OPTIONS: dict[str, type[Options]] = {name: kind.Options for name, kind in OPERATORS.items()}
 
-__all__ = ["OPERATORS", "OPTIONS", "Context", "Operator", "Options", "State"]
+__all__ = ["OPERATORS", "OPTIONS", "Context", "Operator", "Options", "SharedOperator", "State"]

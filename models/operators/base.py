@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -52,7 +53,7 @@ class Context:
     """Auxiliary losses are added here by those who have one."""
 
 
-class Operator(nn.Module):
+class Operator(nn.Module, ABC):
     """Maps x [rows, length, width] to the same shape, given a Context.
 
     Forward passes take sizes from their weights and never from the options, so that a
@@ -64,27 +65,24 @@ class Operator(nn.Module):
     """Whether each token is mapped by itself, so that no state is carried along."""
     once: ClassVar[tuple[str, ...]] = ()
     """Children that run once for a batch, such as the network behind a filter."""
-    shared: ClassVar[bool] = False
-    """Whether it feeds other layers, with one set of weights for all of its calls."""
+    undecayed: ClassVar[tuple[str, ...]] = ()
+    """Parameters that weight decay must leave alone though they have several dimensions: rates,
+    gains and biases of each channel, which a pull towards 0 would not make smaller but other."""
 
     def __init__(self, options: Any, width: int) -> None:
         super().__init__()
         self.options = options
         self.width = width
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def forward(self, x: Tensor, context: Context) -> Tensor: ...
 
-    def init_weights(self, init: Initialiser) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def init_weights(self, init: Initialiser) -> None: ...
 
     def layouts(self, length: int) -> set[int]:
         """The chunks in whose layouts it wants packed rows of this length."""
         return set()
-
-    def new_call(self) -> Call:
-        """For shared operators: what one call has of its own."""
-        raise NotImplementedError
 
     def flops(self, length: int) -> dict[str, float]:
         """Forward floating-point operations for each token, by part, at this sequence length.
@@ -102,14 +100,22 @@ class Operator(nn.Module):
         return self.flops(seen)
 
 
-class Call(nn.Module):
+class Call(nn.Module, ABC):
     """One call of a shared operator: `forward(operator, x, context)` with weights of its own."""
 
-    def forward(self, operator: nn.Module, x: Tensor, context: Context) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def forward(self, operator: nn.Module, x: Tensor, context: Context) -> Tensor: ...
 
-    def init_weights(self, init: Initialiser) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def init_weights(self, init: Initialiser) -> None: ...
+
+
+class SharedOperator(Operator):
+    """Feeds other layers, with one set of weights for all of its calls."""
+
+    @abstractmethod
+    def new_call(self) -> Call:
+        """What one call has of its own."""
 
 
 def divides(what: str, number: int, into_what: str, total: int) -> Iterator[str]:

@@ -8,6 +8,7 @@ y = q ⊙ (h ∗ w + d·w)        the gate after it; d only for MR and LI
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -53,8 +54,8 @@ class Hyena(Operator):
         result: Tensor = self.output(q * y.to(q.dtype))
         return result
 
-    def mix(self, w: Tensor, context: Context) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def mix(self, w: Tensor, context: Context) -> Tensor: ...
 
     def init_weights(self, init: Initialiser) -> None:
         init.linear(self.qkv)

@@ -50,6 +50,7 @@ class HyenaLIOptions(HyenaOptions):
 
 class HyenaLI(Hyena):
     Options = HyenaLIOptions
+    undecayed = ("rates", "angles", "residues", "residues_i")
 
     def __init__(self, options: HyenaLIOptions, width: int) -> None:
         super().__init__(options, width, skip=True)

@@ -22,7 +22,7 @@ from ..linear import SplitLinear
 from ..norms import RMSNorm
 from ..rope import Rope
 from .attention import Attention, AttentionOptions
-from .base import Call, Context, Operator, Options, divides
+from .base import Call, Context, Options, SharedOperator, divides
 from .mlp import ACTIVATIONS, Activation
 
 
@@ -53,9 +53,8 @@ class ZambaBlockOptions(Options):
             yield f"lora_rank must be above 0 for corrections, not {self.lora_rank}"
 
 
-class ZambaBlock(Operator):
+class ZambaBlock(SharedOperator):
     Options = ZambaBlockOptions
-    shared = True
 
     def __init__(self, options: ZambaBlockOptions, width: int) -> None:
         super().__init__(options, width)
