@@ -32,7 +32,7 @@ def measure(engine: str) -> None:
     from headrace.trainer.engines import ENGINES as KNOWN
     from headrace.trainer.engines import build
     from headrace.trainer.layout import LayoutConfig, join
-    from headrace.trainer.objective import Objective, parameters
+    from headrace.trainer.objective import Objective, parameters, undecayed
 
     operators = {
         "se": OPTIONS["hyena-se"](groups=64),
@@ -57,7 +57,7 @@ def measure(engine: str) -> None:
     total = float(ROWS * LENGTH)
 
     if engine == "torch":
-        plain = optimizer.build(named, settings)
+        plain = optimizer.build(named, undecayed(objective), settings)
 
         def step() -> None:
             (objective(*rows).total / total).backward()

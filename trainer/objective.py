@@ -14,6 +14,7 @@ from torch import nn
 from ..models.documents import Documents
 from ..models.loss import cross_entropy
 from ..models.model import Model
+from ..models.operators import Operator
 
 PREFIX = "model."
 
@@ -47,7 +48,18 @@ class Objective(nn.Module):
 
 def parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters by their logical names: the model's own, whatever wraps it."""
+    return {_logical(name): parameter for name, parameter in module.named_parameters()}
+
+
+def undecayed(module: nn.Module) -> set[str]:
+    """The logical names of what the operators except from weight decay."""
     return {
-        name.removeprefix(PREFIX).replace("_orig_mod.", ""): parameter
-        for name, parameter in module.named_parameters()
+        _logical(f"{path}.{name}")
+        for path, operator in module.named_modules()
+        if isinstance(operator, Operator)
+        for name in operator.undecayed
     }
+
+
+def _logical(name: str) -> str:
+    return name.removeprefix(PREFIX).replace("_orig_mod.", "")

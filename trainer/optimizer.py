@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +26,7 @@ class OptimizerConfig:
     eps: float = 1e-8
     """Added to the root of the mean square."""
     weight_decay: float = 0.1
-    """On matrices; vectors and scalars (norms, biases, gains) have none."""
+    """On matrices; norms, biases, gains, and the rates of scans have none."""
     clip: float = 1.0
     """The norm of all gradients is cut to this; 0 leaves it."""
 
@@ -47,9 +47,13 @@ class OptimizerConfig:
             raise ValueError("; ".join(wrong))
 
 
-def build(parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
-    decayed = [p for p in parameters.values() if p.ndim >= 2]
-    others = [p for p in parameters.values() if p.ndim < 2]
+def build(
+    parameters: Mapping[str, nn.Parameter], undecayed: Collection[str], config: OptimizerConfig
+) -> torch.optim.AdamW:
+    """Besides those named in `undecayed`, vectors and scalars are not decayed."""
+    spared = {name for name, p in parameters.items() if p.ndim < 2 or name in undecayed}
+    decayed = [p for name, p in parameters.items() if name not in spared]
+    others = [p for name, p in parameters.items() if name in spared]
     groups = [
         {"params": params, "weight_decay": decay}
         for params, decay in ((decayed, config.weight_decay), (others, 0.0))

@@ -65,7 +65,7 @@ class DeepSpeed:
         deepspeed = _import(parallel.device.type)
         from .. import optimizer as adamw
         from ..checkpoints.fragments import fill
-        from ..objective import parameters
+        from ..objective import parameters, undecayed
         from . import deepspeed_state
         from .engine import full_masters
 
@@ -78,7 +78,7 @@ class DeepSpeed:
         # Without ZeRO and in fp32, DeepSpeed would clip without telling the norm: we do it.
         self.plain = config.zero == 0 and precision == "fp32"
         self.clip = optimizer.clip
-        self.optimizer = adamw.build(named, optimizer)
+        self.optimizer = adamw.build(named, undecayed(objective), optimizer)
         self.updates = 0
         self.engine, *_ = deepspeed.initialize(
             model=objective,

@@ -76,7 +76,7 @@ class Fsdp2:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         from .. import optimizer as adamw
-        from ..objective import parameters
+        from ..objective import parameters, undecayed
 
         self.shards = config.shard or parallel.dp
         shape = (parallel.dp // self.shards, self.shards)
@@ -103,7 +103,7 @@ class Fsdp2:
         fully_shard(objective, **wanted)
         self.objective = objective
         self.parameters = parameters(objective)
-        self.optimizer = adamw.build(self.parameters, optimizer)
+        self.optimizer = adamw.build(self.parameters, undecayed(objective), optimizer)
         self.fragments()  # creates Adam's moments before the first update
 
     def __call__(self, *inputs: Any) -> Sums:
