@@ -105,6 +105,9 @@ class Loader:
         if not 0 <= rank < world or micro_batch < 1 or workers < 0:
             problem = f"rank {rank} of {world}, {micro_batch} rows a micro-batch, {workers} workers"
             problems.append(Problem("", problem))
+        if start_step is not None and not plan.first_step <= start_step <= plan.last_step:
+            problem = f"step {start_step} is not one of the plan's, {plan.first_step} to "
+            problems.append(Problem("", f"{problem}{plan.last_step - 1}"))
         if not 0 <= context_rank < context_size:
             problems.append(Problem("", f"context rank {context_rank} of {context_size}"))
         problems += [
@@ -154,7 +157,9 @@ class Loader:
 
         cache = self.cache or Cache()
         reader = RowReader(self.plan, cache=cache)
-        ahead = Prefetcher(self.plan, cache, steps, lambda step: self.slice(self.plan.step(step)))
+        ahead = Prefetcher(
+            reader.stream, cache, steps, lambda step: self.slice(self.plan.step(step))
+        )
 
         def read(number: int, into: RowArrays | None = None) -> RankRows:
             rows = self.read(reader, number, into)

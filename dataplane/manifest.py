@@ -150,7 +150,7 @@ def load(url: str) -> Manifest:
                 "generations": tuple(Generation(**item) for item in data["generations"]),
             }
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise IntegrityError(f"{where} is not a whole manifest: {error!r}", mend=_MEND) from None
     chained = replace(manifest, generations=())
     for generation in manifest.generations:

@@ -189,8 +189,7 @@ class Plan:
                 for phase in data["phases"]
             ],
         }
-        text = json.dumps(order, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        return _digest(order)
 
     def continues(self, other_hash: str, row: int) -> bool:
         """Whether a run of the plan `other_hash` that stands at `row` may go on with this one."""
@@ -262,7 +261,8 @@ class Plan:
         )
 
     def save(self, file: str | Path) -> None:
-        text = json.dumps({**self.to_json(), "hash": self.hash}, indent=1)
+        data = {**self.to_json(), "hash": self.hash}
+        text = json.dumps({**data, "seal": _digest(data)}, indent=1)
         storage.write(str(file), text.encode())
 
     @classmethod
@@ -270,6 +270,12 @@ class Plan:
         """Read a plan that was saved, and check that it still has the hash that it had."""
         try:
             data = json.loads(storage.read(str(file)))
+            seal = data.pop("seal")
+            if seal != _digest(data):
+                raise IntegrityError(
+                    f"{file} was changed after it was written",
+                    mend="change the mixture instead, and make the plan again",
+                )
             version = data.pop("version")
             written = data.pop("hash")
             if version != VERSION:
@@ -283,13 +289,13 @@ class Plan:
                 f"{file} is not a whole plan: {error!r}",
                 mend="make the plan again with `mixtures plan`",
             ) from None
-        if plan.hash != written:
-            raise IntegrityError(
-                f"{file} was changed after it was written: its order hashes to {plan.hash}, "
-                f"and it says {written}",
-                mend="change the mixture instead, and make the plan again",
-            )
+        assert plan.hash == written, "a sealed plan has the hash that it was saved with"
         return plan
+
+
+def _digest(data: Any) -> str:
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _order_to_json(order: SourceOrder) -> dict[str, Any]:

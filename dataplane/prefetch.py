@@ -17,8 +17,8 @@ from .cache import Cache, Wanted
 from .dataset import Dataset
 from .manifest import CHUNK_BYTES
 from .permutation import Int64
-from .plan import Plan
 from .rows import RowReader
+from .stream import Stream
 
 log = get_logger(__name__)
 
@@ -35,11 +35,11 @@ class Prefetcher:
     """Fetches ahead of a reader that goes through `steps` in order."""
 
     def __init__(
-        self, plan: Plan, cache: Cache, steps: Iterable[int], rows: Callable[[int], Int64]
+        self, stream: Stream, cache: Cache, steps: Iterable[int], rows: Callable[[int], Int64]
     ) -> None:
         """`rows` gives the rows of a step that the reader will ask for."""
-        # A row reader of its own, because datasets are not shared between threads.
-        self.reader = RowReader(plan, cache=cache)
+        # A row reader of its own, because open datasets are not shared between threads.
+        self.reader = RowReader(stream.plan, cache=cache, stream=stream)
         self.cache = cache
         self.steps, self.rows = steps, rows
         self.limit = min(cache.max_bytes // CACHE_PART, MOST_AHEAD)

@@ -101,6 +101,7 @@ class RowReader:
 
     def locate(self, rows: Int64) -> Located:
         """Where rows that lie side by side have their tokens."""
+        assert rows[-1] - rows[0] == len(rows) - 1, "rows that do not lie side by side"
         first, count = int(rows[0]), len(rows)
         begin = first - self._ahead_first
         if begin < 0 or begin + count > len(self._ahead.rows):

@@ -79,6 +79,8 @@ class SourceOrder:
 
     def advance(self, position: Position, length: int, draws: int) -> Position:
         """Where one is `draws` rows after `position`."""
+        if not draws:  # nor does a source move on that has no row of this length
+            return position
         epoch, row = self._locate(position, length, np.array([draws], np.int64))
         return Position(epoch=int(epoch[0]), row=int(row[0]))
 
@@ -277,12 +279,13 @@ class SourceOrder:
     def _permutation(self, epoch: int, window: int, length: int) -> Permutation:
         """That of a window's rows; that of the epoch's chunks where window is CHUNKS."""
         name = (epoch, window, length)
-        if name not in self._permutations:
+        found = self._permutations.get(name)
+        if found is None:
             if len(self._permutations) >= PERMUTATIONS:
                 self._permutations.clear()
-            keys = key(self.seed, self.name, epoch, window)
-            self._permutations[name] = Permutation(keys, length)
-        return self._permutations[name]
+            found = Permutation(key(self.seed, self.name, epoch, window), length)
+            self._permutations[name] = found
+        return found
 
 
 def _tail_rows(tails: Int64, length: int) -> Int64:

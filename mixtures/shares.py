@@ -1,7 +1,7 @@
 """Shares: what a person wrote, made exact fractions, and then the integer weights of a plan.
 
 Shares are read as the decimals that were written. A phase's integer weights reproduce them
-exactly where a table of at most MAX_PERIOD rows can; where none can, a table is used that keeps
+exactly where a table of PERIODS[1] rows can; where none can, the smallest table is used that keeps
 the phase within a row of what was asked for, and the plan is refused if there is none.
 """
 
@@ -16,9 +16,8 @@ from ..console.errors import PlanError
 from ..dataplane.plan import Phase, Stretch
 from .spec import PhaseSpec, ends
 
-MAX_PERIOD = 1 << 20
-ROUNDED_PERIODS = (1 << 14, 1 << 17, MAX_PERIOD)
-"""Tried where no table reproduces the shares exactly: a smaller table is made sooner."""
+PERIODS = (1 << 14, 1 << 17, 1 << 20)
+"""Sizes of tables. A small one is made sooner: a million rows take some ten seconds."""
 RAMP_STRETCHES = 128
 RAMP_PERIOD = 1 << 10
 RAMP_END = 1 << 7
@@ -115,11 +114,11 @@ def _ramp_weights(
 
 
 def _constant(name: str, rows: int, shares: Shares) -> Stretch:
-    period = math.lcm(*(share.denominator for share in shares))
-    if period <= MAX_PERIOD:
-        return Stretch(rows=rows, weights=tuple(int(share * period) for share in shares))
+    exact_period = math.lcm(*(share.denominator for share in shares))
     error = Fraction(0)
-    for period in ROUNDED_PERIODS:
+    for period in PERIODS:
+        if exact_period <= max(period, PERIODS[1]):
+            return Stretch(rows=rows, weights=tuple(int(share * exact_period) for share in shares))
         weights = _rounded(shares, period)
         total = sum(weights)
         error = max(

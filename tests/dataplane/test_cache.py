@@ -161,6 +161,30 @@ for shard in Dataset(url, cache=cache).shards:
 print(cache.fetched_bytes)
 """
 
+CROSSED_TURNS = """
+import sys, threading, time
+from pathlib import Path
+from headrace.dataplane.cache import Cache
+
+folder, number = Path(sys.argv[1]), int(sys.argv[2])
+cache = Cache(folder / "cache")
+mine, theirs = (cache.folder / ("%064x" % 0) / str(n) for n in (number, 1 - number))
+with cache._turn(mine):
+    (folder / f"ready-{number}").touch()
+    while not (folder / f"ready-{1 - number}").exists():
+        time.sleep(0.01)
+
+    def wait():
+        with cache._turn(theirs):
+            pass
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.5)
+thread.join()
+print("done")
+"""
+
 HOLD_THE_LOCK = """
 import sys, time
 from pathlib import Path
@@ -206,6 +230,33 @@ def test_a_killed_process_blocks_nobody(remote: str, tmp_path: Path) -> None:
     again.chunk(remote, shard, 1)
     assert recorded(again) == held(again)
     assert not list(again.folder.glob("*/.*"))
+
+
+def test_a_chunk_that_rots_on_the_disk_is_fetched_again(remote: str, tmp_path: Path) -> None:
+    expected = digests(Loader(plan_over(remote), micro_batch=4, cache=Cache(tmp_path / "cache")))
+    cache = Cache(tmp_path / "cache")
+    for path in cache.folder.glob("*/[0-9]*"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    assert digests(Loader(plan_over(remote), micro_batch=4, cache=cache)) == expected
+    assert recorded(cache) == held(cache) >= cache.fetched_bytes > 0
+
+
+def test_reading_holds_no_file_open(remote: str, tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    loader = iter(Loader(plan_over(remote), micro_batch=4, cache=cache))
+    next(loader)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in loader:
+        pass
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + prefetching.THREADS
+
+
+def test_threads_of_two_processes_that_wait_for_each_other(tmp_path: Path) -> None:
+    """Two processes, each holding a byte that a thread of the other waits for: no deadlock."""
+    jobs = [start(CROSSED_TURNS, tmp_path, str(number)) for number in range(2)]
+    assert [job.communicate(timeout=60)[0] for job in jobs] == ["done\n", "done\n"]
 
 
 def test_a_chunk_cut_short_by_a_power_cut_is_fetched_again(remote: str, tmp_path: Path) -> None:

@@ -56,6 +56,16 @@ def test_workers_change_nothing(two_phases: Plan, workers: int) -> None:
     )
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_stays_what_it_was(two_phases: Plan, workers: int) -> None:
+    """Also when it is held while others are read."""
+    kept = [batch for step in Loader(two_phases, micro_batch=4, workers=workers) for batch in step]
+    fresh = (batch for step in Loader(two_phases, micro_batch=4) for batch in step)
+    for held, batch in zip(kept, fresh, strict=True):
+        for name in ("tokens", "targets", "weights", "cu_seqlens"):
+            assert torch.equal(getattr(held, name), getattr(batch, name))
+
+
 def test_another_seed_is_another_order(two_phases: Plan) -> None:
     other = replace(
         two_phases,
@@ -200,6 +210,12 @@ def test_context_ranks_share_a_row(two_phases: Plan, size: int) -> None:
 def test_a_row_that_cannot_be_cut_is_refused(two_phases: Plan) -> None:
     with pytest.raises(ConfigError, match="64 tokens cannot be cut into 3"):
         Loader(two_phases, micro_batch=1, context_size=3)
+
+
+@pytest.mark.parametrize("step", [-1, 10**6])
+def test_a_step_outside_the_plan_is_refused(two_phases: Plan, step: int) -> None:
+    with pytest.raises(ConfigError, match=f"step {step} is not one of the plan's"):
+        Loader(two_phases, micro_batch=1, start_step=step)
 
 
 def test_a_rank_outside_the_world_is_refused(two_phases: Plan) -> None:

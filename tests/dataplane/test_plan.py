@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,19 +18,39 @@ def test_round_trip(two_phases: Plan, tmp_path: Path) -> None:
     assert again.hash == two_phases.hash
 
 
-def test_a_changed_plan_is_refused(two_phases: Plan, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda data: data["phases"][0]["stretches"][0].update(weights=[1, 1, 1]),
+        lambda data: data["phases"][1].update(first_row=3),
+        lambda data: data["phases"][0].update(batch_rows=5),
+        lambda data: data["sources"][0].update(url="s3://another"),
+        lambda data: data.update(version=99),
+    ],
+)
+def test_a_changed_plan_is_refused(two_phases: Plan, tmp_path: Path, harm: Callable) -> None:  # type: ignore[type-arg]
     file = tmp_path / "plan.json"
     two_phases.save(file)
     data = json.loads(file.read_text())
-    data["phases"][0]["stretches"][0]["weights"][0] += 1
+    harm(data)
     file.write_text(json.dumps(data))
     with pytest.raises(IntegrityError, match="changed after it was written"):
         Plan.load(file)
-    file.write_text(file.read_text()[:200])
-    with pytest.raises(IntegrityError, match="not a whole plan"):
-        Plan.load(file)
-    file.write_text(json.dumps({**data, "version": 99}))
-    with pytest.raises(StorageError, match="version 99"):
+
+
+def test_half_a_plan_and_a_newer_one(
+    two_phases: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "plan.json"
+    two_phases.save(file)
+    whole = file.read_text()
+    for part in (whole[:200], "0", "[]"):
+        file.write_text(part)
+        with pytest.raises(IntegrityError, match="not a whole plan"):
+            Plan.load(file)
+    file.write_text(whole)
+    monkeypatch.setattr("headrace.dataplane.plan.VERSION", 99)
+    with pytest.raises(StorageError, match="version 1; this headrace reads 99"):
         Plan.load(file)
 
 

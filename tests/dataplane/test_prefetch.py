@@ -13,6 +13,7 @@ from headrace.dataplane.cache import Cache
 from headrace.dataplane.plan import Plan
 from headrace.dataplane.prefetch import Prefetcher
 from headrace.dataplane.rows import RowReader
+from headrace.dataplane.stream import Stream
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def eventually(condition: object, seconds: float = 20) -> None:
 
 def test_it_brings_what_will_be_read_and_not_much_more(plan: Plan, tmp_path: Path) -> None:
     cache = Cache(tmp_path)
-    ahead = Prefetcher(plan, cache, range(plan.last_step), lambda step: rows_of(plan, step))
+    ahead = Prefetcher(Stream(plan), cache, range(plan.last_step), lambda step: rows_of(plan, step))
     try:
         eventually(lambda: len(ahead.ahead) == plan.last_step)  # all of it fits
         eventually(lambda: not ahead.pool._work_queue.qsize())
@@ -67,7 +68,7 @@ def test_it_stays_within_its_part_of_the_cache(
 ) -> None:
     monkeypatch.setattr(prefetching, "MOST_AHEAD", 2 * prefetching.CHUNK_BYTES)
     cache = Cache(tmp_path)
-    ahead = Prefetcher(plan, cache, range(plan.last_step), lambda step: rows_of(plan, step))
+    ahead = Prefetcher(Stream(plan), cache, range(plan.last_step), lambda step: rows_of(plan, step))
     try:
         eventually(lambda: len(ahead.wanted) >= 2)
         time.sleep(0.3)
@@ -82,7 +83,7 @@ def test_it_stays_within_its_part_of_the_cache(
 
 def test_closing_ends_the_walk(plan: Plan, tmp_path: Path) -> None:
     ahead = Prefetcher(
-        plan, Cache(tmp_path), range(plan.last_step), lambda step: rows_of(plan, step)
+        Stream(plan), Cache(tmp_path), range(plan.last_step), lambda step: rows_of(plan, step)
     )
     ahead.close()
     ahead.thread.join(10)

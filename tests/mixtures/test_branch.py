@@ -169,6 +169,54 @@ def test_a_child_of_a_child_still_knows_what_its_grandparent_read(tmp_path, pare
     assert len(served(last)) == 2_048
 
 
+@pytest.mark.parametrize("added", [0, 160])
+def test_an_epoch_that_a_parent_did_not_draw_from_is_not_begun_again(tmp_path, head, added):
+    """The grandparent reads one epoch and a half; the parent, of other chunks, none of it."""
+    sources = {
+        "web": SourceSpec(data=head("web", 801), max_epochs=9),
+        "code": SourceSpec(data=head("code", 8_001), max_epochs=9),
+    }
+
+    def run_of(name: str, after: str | None, chunk: int | None, drawn: str, tokens: int) -> Plan:
+        plan = resolve(
+            Mixture(
+                after=After(run=str(tmp_path / after)) if after else None,
+                sources=sources,
+                chunk=chunk,
+                window=2,
+                phases={name: phase(tokens, {drawn: 1}, seq_len=8, batch=8)},
+            )
+        )
+        write_run(tmp_path / name, plan)
+        return plan
+
+    plans = [
+        run_of("grandparent", None, 16, "web", 1_200),
+        run_of("parent", "grandparent", 32, "code", 80),
+    ]
+    if added:
+        head("web", added)
+    plans.append(run_of("child", "parent", None, "web", 1_600))
+    taken = served(plans[0]) + served(plans[1]) + served(plans[2])
+    assert max(taken.values()) == 1
+
+
+def test_a_source_too_short_for_a_phase_that_does_not_draw_it_loses_nothing(tmp_path, head):
+    plan = resolve(
+        Mixture(
+            sources={
+                "web": SourceSpec(data=head("web", 5_000)),
+                "tiny": SourceSpec(data=head("tiny", 50)),
+            },
+            phases={
+                "long": phase(640, {"web": 1}, seq_len=64, batch=64),
+                "short": phase(96, {"web": 0.5, "tiny": 0.5}, seq_len=8, batch=8),
+            },
+        )
+    )
+    assert sum(1 for source, *_ in served(plan) if source == "tiny") == 48
+
+
 def test_what_a_branch_can_get_wrong_is_reported_together(tmp_path, parent, head):
     other = head("other", 9_000)
     mixture = branch_of(
