@@ -116,7 +116,7 @@ def _shares(opened: Mapping[str, Opened], total: int) -> dict[str, float]:
     """Shares in proportion to tokens, with as few decimals as the smallest source allows (tables
     grow with them), that sum to one."""
     smallest = min(source.tokens for source in opened.values()) / total
-    decimals = min(5, max(2, math.ceil(-math.log10(smallest)) + 1))
+    decimals = min(5, max(3, math.ceil(-math.log10(smallest)) + 1))
     units = 10**decimals
     exact = {name: source.tokens * units / total for name, source in opened.items()}
     whole = {name: max(1, math.floor(part)) for name, part in exact.items()}

@@ -27,7 +27,7 @@ def test_what_is_written_plans_as_it_is(sizes, tmp_path_factory):
     assert sum(weights) <= 100_000, "no table that takes seconds to make"
     for weight, size in zip(weights, sizes, strict=True):
         assert weight > 0
-        assert weight / sum(weights) == pytest.approx(size / sum(sizes), abs=0.006)
+        assert weight / sum(weights) == pytest.approx(size / sum(sizes), abs=0.001)
 
 
 def test_names_come_from_urls_and_never_clash(head):
