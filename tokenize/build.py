@@ -111,20 +111,31 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
     job = job_of(config, tokenizer)
     with Claim(work_url(job.url, CLAIMS)) as claim:
         before = {name: existing(job, name, tokenizer) for name in job.outputs}
-        main = before[job.outputs[0]]
         found = find(config.inputs, config.source)
+        main = before[job.outputs[0]]
+        ahead = max(before, key=lambda name: len(before[name].generations))
         for number, tasks in missing(job, before).items():
-            files = files_of(job, main, number, found)
+            files = files_of(job, ahead, before[ahead].generations[number], found)
             log.warning("making %d lost shards of generation %d again", len(tasks), number)
             make(config, job, files, main.generations[:number], only=tasks)
             clear_all(job)
+        if len(before[ahead].generations) > len(main.generations):
+            # Killed between two manifests: some of the datasets have this generation already.
+            pending = before[ahead].generations[len(main.generations)]
+            files = files_of(job, ahead, pending, found)
+            log.warning("finishing generation %d first", len(main.generations))
+            made = make(config, job, files, main.generations)
+            claim.check()
+            before = commit(job, tokenizer, files, made, before)
+            main = before[job.outputs[0]]
         files = new_files(found, job, main)
         if not files:
             log.info("nothing to do: %s holds every input", config.out)
-            return {dataset_url(job.url, name): kept for name, kept in before.items()}
-        made = make(config, job, files, main.generations)
-        claim.check()
-        return commit(job, tokenizer, files, made, before)
+        else:
+            made = make(config, job, files, main.generations)
+            claim.check()
+            before = commit(job, tokenizer, files, made, before)
+        return {dataset_url(job.url, name): held for name, held in before.items()}
 
 
 def make(
@@ -216,4 +227,5 @@ def run(config: BuildConfig, label: str, function: Any, tasks: Sequence[Any]) ->
     total = sum(task.size for task in tasks)
     with Progress(label, total=total, unit="B") as progress:
         for event in engines.run(config.engine, function, tasks):
-            progress.advance(event.bytes, documents=event.documents, tokens=event.tokens)
+            told = {"files": event.files, "documents": event.documents, "tokens": event.tokens}
+            progress.advance(event.bytes, **{name: n for name, n in told.items() if n})

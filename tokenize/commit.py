@@ -54,21 +54,30 @@ def commit(
     made: Made,
     before: dict[str, Manifest],
 ) -> dict[str, Manifest]:
-    """Append a generation to each dataset, the first one last."""
+    """Append a generation to each dataset, the first one last; returns them by their names."""
     assert all(record.done for record in [*made.read, *made.written])
     counts: Counter[str] = sum((record.counts for record in made.read), Counter())
     problems = [line for record in made.read for line in record.problems]
     for line in problems[:20]:
         log.warning("left out: %s", line)
-    results = {}
-    for name in reversed(job.outputs):
-        url = dataset_url(job.url, name)
-        shards = [
+    shards = {
+        name: [
             shard
             for record in made.written
             if name in record.outputs
             for shard in record.outputs[name].shards
         ]
+        for name in job.outputs
+    }
+    for name in job.outputs:
+        if not shards[name] and not before[name].generations:
+            raise InputError(
+                f"no documents for {dataset_url(job.url, name)}",
+                mend="the inputs hold none, or a split is too small to get any",
+            )
+    results = {}
+    for name in reversed(job.outputs):
+        url = dataset_url(job.url, name)
         provenance: dict[str, Any] = {
             "inputs": _save_inputs(url, files),
             "counts": dict(sorted(counts.items())),
@@ -77,8 +86,8 @@ def commit(
         }
         if job.dedup:
             provenance["digests"] = [_save_named(url, "digests", data) for data in made.digests]
-        results[url] = _append(job, name, tokenizer, before[name], shards, provenance)
-        sweep(url, results[url])
+        results[name] = _append(job, name, tokenizer, before[name], shards[name], provenance)
+        sweep(url, results[name])
     clear_all(job)
     return results
 
@@ -125,11 +134,6 @@ def _append(
     inputs = provenance["inputs"]["hash"]
     if any(made.provenance["inputs"]["hash"] == inputs for made in old.generations):
         return old  # this dataset was committed before the build was killed
-    if not shards and not old.generations:
-        raise InputError(
-            f"no documents for {url}",
-            mend="the inputs hold none, or a split is too small to get any",
-        )
     table, digest = manifest.save_table(url, shards)
     new = old.append(
         Generation(

@@ -94,16 +94,16 @@ def missing(job: Job, before: dict[str, Manifest]) -> dict[int, set[str]]:
     return lost
 
 
-def files_of(job: Job, held: Manifest, number: int, found: Sequence[File]) -> list[File]:
-    """The files that a generation was built from, among those that were found."""
-    url = dataset_url(job.url, job.outputs[0])
+def files_of(job: Job, output: str, made: Generation, found: Sequence[File]) -> list[File]:
+    """The files that a generation of a dataset was built from, among those that were found."""
+    url = dataset_url(job.url, output)
     by_name = {(file.name, file.fingerprint): file for file in found}
     files = []
-    for name, mark in _inputs(url, held.generations[number]).items():
+    for name, mark in _inputs(url, made).items():
         if (name, mark) not in by_name:
             raise InputError(
-                f"{url} has lost shards that were made from {name}, which is not among the inputs "
-                "as it was",
+                f"{url} has lost shards, or was not finished, and needs {name} again, which is "
+                "not among the inputs as it was",
                 mend="give the same inputs as when the dataset was built",
             )
         files.append(by_name[name, mark])

@@ -193,6 +193,42 @@ def test_new_files_become_a_new_generation(corpus: Path, run_build: Run) -> None
     assert snapshot(out) == after
 
 
+def test_a_build_killed_between_two_manifests_goes_on_before_new_files(
+    tmp_path: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = write_jsonl(tmp_path / "c" / "1.jsonl", [f"document {k}" for k in range(60)])
+    options: dict[str, Any] = {"splits": {"test": 0.3, "val": 0.3}, "dedup": "exact"}
+    save = manifest.save
+
+    def dying(url: str, new: manifest.Manifest) -> None:
+        if not url.endswith("val"):
+            raise KeyboardInterrupt
+        save(url, new)
+
+    monkeypatch.setattr(manifest, "save", dying)
+    with pytest.raises(KeyboardInterrupt):
+        run_build(first, **options)
+    monkeypatch.setattr(manifest, "save", save)
+    second = write_jsonl(tmp_path / "c" / "2.jsonl", [f"other {k}" for k in range(60)])
+    with pytest.raises(InputError, match=r"needs .*1\.jsonl again"):
+        run_build(second, **options)
+    out = run_build(first, second, **options)
+    found = []
+    for name in ("train", "test", "val"):
+        assert len(manifest.load(str(out / name)).generations) == 2
+        found += [text for _, text, _ in read_dataset(out / name)]
+    assert len(found) == len(set(found)) == 120
+
+
+def test_a_split_without_documents_is_told_before_anything_is_committed(
+    tmp_path: Path, run_build: Run
+) -> None:
+    file = write_jsonl(tmp_path / "a.jsonl", ["one"])
+    with pytest.raises(InputError, match="no documents for"):
+        run_build(file, splits={"test": 0.4, "val": 0.4})
+    assert not list((tmp_path / "out").rglob("manifest.json"))
+
+
 def test_a_file_that_has_changed_is_refused(corpus: Path, run_build: Run) -> None:
     run_build(corpus)
     write_jsonl(corpus / "1.jsonl", ["something else"])
