@@ -177,10 +177,11 @@ def test_an_epoch_that_a_parent_did_not_draw_from_is_not_begun_again(tmp_path, h
         "code": SourceSpec(data=head("code", 8_001), max_epochs=9),
     }
 
-    def run_of(name: str, after: str | None, chunk: int | None, drawn: str, tokens: int) -> Plan:
+    def run_of(name: str, before: Plan | None, chunk: int | None, drawn: str, tokens: int) -> Plan:
+        after = before and After(run=str(tmp_path / before.phases[0].name), step=before.last_step)
         plan = resolve(
             Mixture(
-                after=After(run=str(tmp_path / after)) if after else None,
+                after=after,
                 sources=sources,
                 chunk=chunk,
                 window=2,
@@ -190,14 +191,12 @@ def test_an_epoch_that_a_parent_did_not_draw_from_is_not_begun_again(tmp_path, h
         write_run(tmp_path / name, plan)
         return plan
 
-    plans = [
-        run_of("grandparent", None, 16, "web", 1_200),
-        run_of("parent", "grandparent", 32, "code", 80),
-    ]
+    grandparent = run_of("grandparent", None, 16, "web", 1_200)
+    parent = run_of("parent", grandparent, 32, "code", 80)
     if added:
         head("web", added)
-    plans.append(run_of("child", "parent", None, "web", 1_600))
-    taken = served(plans[0]) + served(plans[1]) + served(plans[2])
+    child = run_of("child", parent, None, "web", 1_600)
+    taken = served(grandparent) + served(parent) + served(child)
     assert max(taken.values()) == 1
 
 
