@@ -67,4 +67,5 @@ class Event:
     bytes: int = 0
     documents: int = 0
     tokens: int = 0
+    files: int = 0
     done: bool = False

@@ -50,6 +50,11 @@ class Task:
     def size(self) -> int:
         return sum(part.size for part in self.slices)
 
+    @property
+    def files(self) -> int:
+        """How many files begin in this task."""
+        return sum(part.start == 0 for part in self.slices)
+
 
 @dataclass(frozen=True)
 class BuildTask:
@@ -67,7 +72,7 @@ class BuildTask:
         job = self.job
         record = Record.load(job.url, task.id, job.outputs)
         if record.done:
-            yield Event(task.id, bytes=task.size, done=True)
+            yield Event(task.id, bytes=task.size, files=task.files, done=True)
             return
         record.counts, record.problems = Counter(), []
         pending = {name: _Pending(job, name, task.id) for name in job.outputs}
@@ -102,7 +107,7 @@ class BuildTask:
         record.counts = +record.counts
         record.done = True
         record.save(job.url, task.id)
-        yield Event(task.id, done=True)
+        yield Event(task.id, files=task.files, done=True)
 
     def texts(self, task: Task, record: Record) -> Iterator[tuple[str, Texts]]:
         """Each file's documents, without those that are bad or empty."""

@@ -177,6 +177,27 @@ def test_a_url_of_another_file_system(tmp_path: Path) -> None:
         assert found == ["one", "two", "three"]
 
 
+def test_files_behind_http(tmp_path: Path) -> None:
+    from functools import partial
+    from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+    from threading import Thread
+
+    lines = [json.dumps({"text": text}) for text in texts(300)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    config = SourceConfig()
+    for name in ("a.jsonl", "b.jsonl.gz"):
+        (file,) = find([f"http://127.0.0.1:{server.server_port}/{name}"], config)
+        parts = source(file.format).cut(file, config, 1000)
+        found = [t for part in parts for b in source("jsonl").read(part, config) for t in b.texts]
+        assert found == texts(300)
+    server.shutdown()
+    server.server_close()
+
+
 BAD = {
     "broken JSON": (b'{"text": "a"}\n{"text": \n{"text": "c"}\n', "a.jsonl", 1, ["a", "c"]),
     "not an object": (b'["text"]\n{"text": "c"}\n', "a.jsonl", 0, ["c"]),

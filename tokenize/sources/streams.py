@@ -44,7 +44,7 @@ def open_file(name: str) -> BinaryIO:
     fs, path = storage.file_system(name)
     if name.startswith("http"):  # may know neither its size nor ranges
         try:
-            opened: BinaryIO = fs.open(path, "rb", block_size=0)
+            opened: BinaryIO = fs.open(path, "rb")
             return opened
         except OSError as error:
             raise InputError(f"cannot read {name}: {error}") from None
@@ -83,9 +83,11 @@ class _Remote(io.RawIOBase):
 
 
 def cut_bytes(file: File, delimiter: bytes, size: int) -> list[Slice]:
-    """Slices of a delimited file; one that is compressed, or small, is one slice."""
+    """Slices of a delimited file; one that is compressed, small, or behind http is one slice."""
     whole = [Slice(file, 0, file.size, 0, file.size)]
     if file.compression or 2 * file.size < 3 * size or _overlaps_itself(delimiter):
+        return whole
+    if file.name.startswith("http"):
         return whole
     edges = [*range(0, file.size - size // 2, size), file.size]
     slices, records = [], 0
