@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
 
 from ..console import command
 from ..console.config import build as build_config
+
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
 
 
 @command.group("tokenize")
@@ -97,8 +100,21 @@ def _source(values: dict[str, Any]) -> dict[str, Any]:
         "text_field": values.pop("text_field"),
         "id_field": values.pop("id_field"),
         "text_documents": values.pop("text_documents"),
-        "separator": values.pop("separator").encode().decode("unicode_escape"),
+        "separator": _unescaped("--separator", values.pop("separator")),
     }
+
+
+def _unescaped(option: str, text: str) -> str:
+    """What a shell makes hard to write is written with a backslash; the rest stands for itself."""
+
+    def letter(match: re.Match[str]) -> str:
+        if match[1] not in ESCAPES:
+            raise click.UsageError(
+                f"{option} {text}: a backslash is followed by n, t, r, 0 or another backslash"
+            )
+        return ESCAPES[match[1]]
+
+    return re.sub(r"\\(.?)", letter, text, flags=re.DOTALL)
 
 
 @main.command()

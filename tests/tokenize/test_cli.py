@@ -65,6 +65,30 @@ def test_a_bad_line_is_named_with_its_file_and_number(tmp_path: Path) -> None:
     assert "bad: broken JSON: 1" in run.stdout and "documents read: 2" in run.stdout
 
 
+@pytest.mark.parametrize("separator", ["§", r"\n\t\\", "水車\\0"])
+def test_a_separator_is_what_was_written(separator: str, tmp_path: Path) -> None:
+    meant = {r"\n\t\\": "\n\t\\", "水車\\0": "水車\0"}.get(separator, separator)
+    corpus = tmp_path / "a.txt"
+    corpus.write_text(meant.join(["alpha", "beta", "gamma"]))
+    run = invoke(
+        *("count", corpus, "--tokenizer", "byte", "--workers", 1, "--json"),
+        *("--text-documents", "separator", "--separator", separator),
+    )
+    assert json.loads(run.stdout)["documents"] == 3
+
+
+@pytest.mark.parametrize("separator", ["\\", r"a\x"])
+def test_a_separator_that_means_nothing_is_misuse(separator: str, tmp_path: Path) -> None:
+    corpus = tmp_path / "a.txt"
+    corpus.touch()
+    run = invoke(
+        *("count", corpus, "--tokenizer", "byte"),
+        *("--text-documents", "separator", "--separator", separator),
+    )
+    assert run.exit_code == 2
+    assert "a backslash is followed by" in run.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
