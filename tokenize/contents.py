@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..console.errors import IntegrityError
+from ..console.errors import IntegrityError, StorageError
 from ..dataplane import storage
 from ..dataplane.manifest import ChunkHasher, Shard
 from ..dataplane.shards import Int64, Layout, shard_format
+
+Bytes = bytes | mmap.mmap
+
+LARGEST_REMOTE = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -26,10 +31,21 @@ class Contents:
     """The ids with which its documents end; at most two of them are told."""
 
 
-def read_shard(url: str, shard: Shard) -> bytes:
-    """The bytes of a whole shard, decompressed."""
+def read_shard(url: str, shard: Shard) -> Bytes:
+    """The bytes of a whole shard, decompressed. A local file is mapped: others' may be larger
+    than memory."""
     if shard.stored_name is None:
-        return storage.read(storage.join(url, shard.name))
+        where = storage.join(url, shard.name)
+        size = storage.size(where)
+        if storage.is_local(where) and size:
+            with storage.local_path(where).open("rb") as file:
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if size > LARGEST_REMOTE:
+            raise StorageError(
+                f"{where} has {size:,} bytes: too many to read at once from a remote store",
+                mend="do this where the file is on a local disk",
+            )
+        return storage.read(where)
     import zstandard
 
     where = storage.join(url, shard.stored_name)
@@ -41,14 +57,14 @@ def read_shard(url: str, shard: Shard) -> bytes:
         raise IntegrityError(f"{where} cannot be decompressed: {error}") from None
 
 
-def hash_of(data: bytes) -> tuple[bytes, str]:
+def hash_of(data: Bytes) -> tuple[bytes, str]:
     """The digests of a file's chunks, and the file's hash."""
     hasher = ChunkHasher()
-    hasher.update(data)
+    hasher.update(memoryview(data))
     return hasher.finish()
 
 
-def contents(data: bytes, format: str, dtype: str, details: dict[str, object]) -> Contents:
+def contents(data: Bytes, format: str, dtype: str, details: dict[str, object]) -> Contents:
     """Read every token of a shard."""
     view = memoryview(data)
 
@@ -58,7 +74,8 @@ def contents(data: bytes, format: str, dtype: str, details: dict[str, object]) -
     layout = shard_format(format).layout(read, len(data), dtype=dtype, details=details)
     largest = -1
     for run in _runs(layout, data, dtype):
-        largest = max(largest, int(run.max(initial=-1)))
+        if len(run):
+            largest = max(largest, int(run.max()))
     ends = _last_tokens(layout, data, dtype)
     return Contents(
         documents=len(layout.document_starts) - 1,
@@ -68,16 +85,16 @@ def contents(data: bytes, format: str, dtype: str, details: dict[str, object]) -
     )
 
 
-def _runs(layout: Layout, data: bytes, dtype: str) -> Iterator[Any]:
+def _runs(layout: Layout, data: Bytes, dtype: str) -> Iterator[Any]:
     width = np.dtype(dtype).itemsize
     counts = np.diff(layout.run_tokens).tolist()
     for count, start in zip(counts, layout.run_bytes.tolist(), strict=False):
         if start + count * width > len(data):
             raise IntegrityError("its tokens reach beyond its end")
-        yield np.frombuffer(data, dtype, count, start).astype(np.int64)
+        yield np.frombuffer(data, dtype, count, start)
 
 
-def _last_tokens(layout: Layout, data: bytes, dtype: str) -> Int64:
+def _last_tokens(layout: Layout, data: Bytes, dtype: str) -> Int64:
     """The last id of each document that has any."""
     width = np.dtype(dtype).itemsize
     starts = layout.document_starts
