@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -13,7 +14,7 @@ from plan_data import served, write_head, write_run
 
 from headrace.console.errors import ConfigError, PlanError
 from headrace.dataplane.plan import Plan
-from headrace.mixtures.resolve import resolve, resolve_whole
+from headrace.mixtures.resolve import resolve
 from headrace.mixtures.spec import After, Mixture, PhaseSpec, SourceSpec
 
 
@@ -291,50 +292,59 @@ def test_fewer_generations_than_the_run_used_are_refused(tmp_path, head):
 
 @st.composite
 def families(draw):
-    """A parent, where it is left, and a child: sizes, lengths and weights of all kinds."""
-    sizes = {name: draw(st.integers(300, 3_000)) for name in ("a", "b", "c")}
-    grown = {name: draw(st.sampled_from((0, 0, 7, 400))) for name in sizes}
-    first = random_mixtures.phases(draw, "p", ("a", "b"))
-    second = random_mixtures.phases(draw, "q", ("a", "b", "c"), tuple(first))
-    chunk = draw(st.sampled_from((32, 64, None)))
-    return sizes, grown, first, second, draw(st.floats(0, 1)), chunk, draw(st.integers(1, 3))
+    """The sizes of sources, and runs that continue each other: what they weigh, how their sources
+    are cut, when they are left (none: at their end), and what the datasets have grown by then."""
+    names = ("a", "b", "c")
+    sizes = {name: draw(st.integers(300, 3_000)) for name in names}
+    runs = []
+    replays: tuple[str, ...] = ()
+    for number in range(draw(st.integers(2, 4))):
+        known = names[: 3 if number else 2]
+        phases = random_mixtures.phases(draw, "pqrs"[number], known, replays)
+        if draw(st.booleans()):  # a source that is left alone for the length of a run
+            phases = random_mixtures.phases(draw, "pqrs"[number], known[:1])
+        runs.append(
+            (
+                phases,
+                {
+                    "chunk": draw(st.sampled_from((32, 64, 96, None))),
+                    "window": draw(st.integers(1, 3)),
+                },
+                draw(st.one_of(st.none(), st.floats(0, 1))),
+                {name: draw(st.sampled_from((0, 0, 7, 400))) for name in names},
+            )
+        )
+        replays = tuple(phases)
+    return sizes, runs
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(families())
-def test_parent_and_child_serve_no_token_twice_in_an_epoch(family):
-    sizes, grown, first, second, where, chunk, window = family
+def test_runs_that_continue_each_other_serve_no_token_twice_in_an_epoch(family):
+    sizes, runs = family
     with tempfile.TemporaryDirectory() as folder:
         urls = {name: write_head(f"{folder}/{name}", tokens) for name, tokens in sizes.items()}
         # Enough epochs for all of it: what is asked here is that none repeats a token.
-        specs = {name: SourceSpec(data=url, max_epochs=50) for name, url in urls.items()}
-        plan = resolve(
-            Mixture(
-                chunk=chunk,
-                window=window,
-                sources={name: specs[name] for name in ("a", "b")},
-                phases=first,
-            )
-        )
-        step = round(where * plan.last_step)
-        write_run(Path(folder) / "run", plan)
-        for name, more in grown.items():
-            if more:
-                write_head(urls[name], more)
-        child_mixture = Mixture(
-            after=After(run=f"{folder}/run", step=step),
-            sources=specs,
-            phases=second,
-            window=window,
-        )
-        resolved = resolve_whole(child_mixture, {}, source="it")
-        child = resolved.plan
-        row = plan.last_row if step == plan.last_step else plan.step(step).first_row
-        assert child.first_row == row
-        total = served(plan, last=row) + served(child)
-        assert max(total.values()) == 1
-        for source in child.sources:
-            highest = max((t for name, _, t in total if name == source.name), default=0)
-            assert highest < sizes[source.name] + grown[source.name] - 1
-        assert Plan.from_json(child.to_json()) == child
-        assert sum(child.debts, Fraction(0)) == 0
+        specs = {name: SourceSpec(data=url, max_epochs=99) for name, url in urls.items()}
+        after, row = None, 0
+        total: Counter = Counter()
+        for number, (phases, grain, where, grown) in enumerate(runs):
+            named = specs if number else {name: specs[name] for name in ("a", "b")}
+            plan = resolve(Mixture(after=after, sources=named, phases=phases, **grain))
+            assert plan.first_row == row
+            assert sum(plan.debts, Fraction(0)) == 0
+            assert Plan.from_json(plan.to_json()) == plan
+            steps = plan.last_step - plan.first_step
+            step = plan.last_step if where is None else plan.first_step + round(where * steps)
+            row = plan.last_row if step == plan.last_step else plan.step(step).first_row
+            total += served(plan, last=row)
+            for source in plan.sources:
+                highest = max((t for name, _, t in total if name == source.name), default=0)
+                assert highest < sizes[source.name] - 1
+            write_run(Path(folder) / str(number), plan)
+            after = After(run=f"{folder}/{number}", step=step)
+            for name, more in grown.items():
+                if more:
+                    write_head(urls[name], more)
+                    sizes[name] += more
+        assert max(total.values(), default=1) == 1
