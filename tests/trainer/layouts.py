@@ -57,21 +57,30 @@ def global_batch(step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, t
     tokens = torch.randint(0, 37, (ROWS, LENGTH + 1), generator=generator)
     weights = (torch.rand(ROWS, LENGTH, generator=generator) > 0.3).float()
     weights[step % ROWS] = 0.25
+    weights[(step + 2) % ROWS] *= 0.1  # which bf16 does not have
     weights[(step + 1) % ROWS] = 0.0
     starts = torch.rand(ROWS, LENGTH, generator=generator) < 0.1
     return tokens[:, :-1], tokens[:, 1:], weights, starts
 
 
 def train(
-    engine: Engine, parallel: Parallel, first: int, steps: int, *, mean_of_means: bool = False
+    engine: Engine,
+    parallel: Parallel,
+    first: int,
+    steps: int,
+    *,
+    mean_of_means: bool = False,
+    scale: float = 1.0,
 ) -> list[list[float]]:
     """[loss, gradient norm] of each step; the global batch is dealt out row by row.
 
     `mean_of_means` is the fault that tests must find: each rank divides by its own weights.
+    `scale` multiplies all weights, which must change nothing.
     """
     found = []
     for step in range(first, first + steps):
         tokens, targets, weights, starts = global_batch(step)
+        weights = weights * scale
         total = float(weights.sum())
         mine = torch.arange(ROWS)[parallel.dp_rank :: parallel.dp].view(-1, 1)
         divisor = float(weights[mine].sum()) * parallel.dp if mean_of_means else total
@@ -201,6 +210,19 @@ def parity(
     return found
 
 
+def scaled(
+    parallel: Parallel, folder: Path, layouts: list[str], scales: list[float]
+) -> dict[str, Any]:
+    """The first step's loss in each layout, for weights of each scale."""
+    return {
+        layout: [
+            train(make_engine(layout, parallel), parallel, 0, 1, scale=scale)[0][0]
+            for scale in scales
+        ]
+        for layout in layouts
+    }
+
+
 def save_all(parallel: Parallel, folder: Path, layouts: list[str], steps: int) -> dict[str, Any]:
     """Train and save in each layout; go on a little, for what a resume must repeat."""
     found: dict[str, Any] = {}
@@ -243,7 +265,7 @@ def load_all(
     return found
 
 
-TASKS = {"parity": parity, "save_all": save_all, "load_all": load_all}
+TASKS = {"parity": parity, "scaled": scaled, "save_all": save_all, "load_all": load_all}
 
 
 if __name__ == "__main__":

@@ -100,6 +100,14 @@ def test_half_precision_stays_near(in_processes: Any, tmp_path: Path) -> None:
         assert loss < 5e-3 and norm < 5e-3, (layout, loss, norm)
 
 
+def test_bf16_does_not_round_the_weights_of_the_loss(in_processes: Any, tmp_path: Path) -> None:
+    """0.1 is not a number of bf16: a rounded one differs from its part of the divisor."""
+    layouts = ["deepspeed-1-bf16", "fsdp2-0-bf16"]
+    found = in_processes(1, "scaled", tmp_path, layouts=layouts, scales=[1.0, 0.1])
+    for layout, (whole, tenth) in found.items():
+        assert tenth == pytest.approx(whole, rel=1e-6), layout
+
+
 def test_a_mean_of_means_is_another_model(in_processes: Any, tmp_path: Path) -> None:
     """The negative control: weights are uneven, so that dividing by each rank's own shows."""
     right = in_processes(1, "parity", tmp_path, layouts=["fsdp2-0-fp32"], steps=1)

@@ -92,7 +92,11 @@ class Fsdp2:
         half = torch.bfloat16 if precision == "bf16" else None
         wanted: dict[str, Any] = {
             "mesh": self.mesh if shape[0] > 1 else self.mesh["shard"],
-            "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32),
+            "mp_policy": MixedPrecisionPolicy(
+                param_dtype=half,
+                reduce_dtype=torch.float32,
+                cast_forward_inputs=False,  # the weights of the loss stay what they are
+            ),
             "reshard_after_forward": config.reshard,
         }
         objective.to(parallel.device)
