@@ -112,7 +112,7 @@ class CountTask:
 def count(config: BuildConfig, share: float = 1.0) -> Counts:
     """Count a corpus as `config` would build it; tokenize only a `share` of its documents."""
     job = job_of(config, load_tokenizer(config))
-    tasks = cut(find(config.inputs, config.source), config, job)
+    tasks = cut(find(config.inputs, config.source, fingerprints=False), config, job)
     total = Counts()
     label = "counting"
     with Progress(label, total=sum(task.size for task in tasks), unit="B") as progress:

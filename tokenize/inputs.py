@@ -6,21 +6,33 @@ import glob
 import hashlib
 import posixpath
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from ..console.errors import InputError
 from ..console.log import get_logger
+from ..console.progress import Progress
 from ..dataplane import storage
-from .sources import COMPRESSIONS, ENDINGS, SOURCES, File, SourceConfig
+from .sources import BLOCK_BYTES, COMPRESSIONS, ENDINGS, SOURCES, File, SourceConfig
+from .sources.streams import open_file
 
 log = get_logger(__name__)
 
-SAMPLES = 8
-SAMPLE_BYTES = 16 << 10
+READERS = 8
+"""Files that are hashed at once."""
+
+CONTENT = ("md5Hash", "Content-MD5")
+"""What a store says of an object that is a hash of its content and nothing else."""
+VERSIONS = ("ETag", "etag", "LastModified", "Last-Modified", "last_modified")
+"""What changes when an object under the same name does. Two names may share it by chance."""
 
 
-def find(inputs: Sequence[str], config: SourceConfig) -> list[File]:
-    """The files of all inputs: in the order of the inputs, by name within each, each file once."""
+def find(inputs: Sequence[str], config: SourceConfig, *, fingerprints: bool = True) -> list[File]:
+    """The files of all inputs: in the order of the inputs, by name within each, each file once.
+
+    Their fingerprints are hashes of all that they hold: who needs none saves the reading.
+    """
     names: dict[str, None] = {}
     for given in inputs:
         found = _expand(given, config)
@@ -31,7 +43,8 @@ def find(inputs: Sequence[str], config: SourceConfig) -> list[File]:
                 + ", ".join(f".{ending}" for ending in ENDINGS),
             )
         names.update(dict.fromkeys(found))
-    return [_file(name, config) for name in names]
+    files = [_file(name, config) for name in names]
+    return _named_by_content(files) if fingerprints else files
 
 
 def kind_of(name: str, config: SourceConfig) -> tuple[str | None, str | None]:
@@ -90,28 +103,57 @@ def _file(name: str, config: SourceConfig) -> File:
             f"{name} is a compressed {kind} file, which cannot be read from its end",
             mend=f"decompress it ({kind} compresses within)",
         )
-    size, fingerprint = _identity(name)
-    return File(name, size, kind, compression, fingerprint)
+    return File(name, _size(name), kind, compression, fingerprint="")
 
 
-def _identity(name: str) -> tuple[int, str]:
-    """A file's size, and what names its content without reading it whole."""
-    digest = hashlib.sha256()
-    if storage.is_local(name):
-        size = storage.size(name)
-        digest.update(str(size).encode())
-        with storage.local_path(name).open("rb") as file:
-            for number in range(SAMPLES):
-                file.seek(max(0, (size - SAMPLE_BYTES) * number // (SAMPLES - 1)))
-                digest.update(file.read(SAMPLE_BYTES))
-        return size, digest.hexdigest()[:32]
+def _size(name: str) -> int:
+    return storage.size(name) if storage.is_local(name) else int(_info(name).get("size") or 0)
+
+
+def _info(name: str) -> dict[str, Any]:
     fs, path = storage.file_system(name)
     try:
-        info: dict[str, Any] = fs.info(path)
+        return dict(fs.info(path))
     except OSError as error:
         raise InputError(f"cannot read {name}: {error}") from None
-    size = int(info.get("size") or 0)
-    known = [info.get(key) for key in ("ETag", "etag", "md5Hash", "LastModified", "last_modified")]
-    version = next((str(item) for item in known if item), name)
-    digest.update(f"{size} {version}".encode())
-    return size, digest.hexdigest()[:32]
+
+
+def _named_by_content(files: Sequence[File]) -> list[File]:
+    named = []
+    with (
+        Progress(
+            "hashing the inputs", total=sum(file.size for file in files), unit="B"
+        ) as progress,
+        ThreadPoolExecutor(READERS) as pool,
+    ):
+        for file, mark in zip(files, pool.map(_fingerprint, files), strict=True):
+            named.append(replace(file, fingerprint=mark))
+            progress.advance(file.size, files=1)
+    return named
+
+
+def _fingerprint(file: File) -> str:
+    """What names a file's content: equal for files of equal content, and for no others."""
+    digest = hashlib.sha256()
+    version = None if storage.is_local(file.name) else _version(file)
+    if version is not None:
+        digest.update(version.encode())
+    else:
+        with open_file(file.name) as stream:
+            while block := stream.read(BLOCK_BYTES):
+                digest.update(block)
+    return digest.hexdigest()[:32]
+
+
+def _version(file: File) -> str | None:
+    """What a store says of an object that is as good as a hash of it, if it says anything."""
+    info = _info(file.name)
+    for key in CONTENT:
+        if info.get(key):
+            return f"{file.size} {info[key]}"
+    for key in VERSIONS:
+        if info.get(key):
+            # S3's tag is made from the content; anyone else's says something of one name only.
+            same_anywhere = key == "ETag" and file.name.startswith(("s3://", "s3a://"))
+            return f"{'' if same_anywhere else file.name} {file.size} {info[key]}"
+    return None

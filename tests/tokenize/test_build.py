@@ -236,6 +236,21 @@ def test_a_file_that_has_changed_is_refused(corpus: Path, run_build: Run) -> Non
         run_build(corpus)
 
 
+def test_a_change_of_a_few_bytes_is_a_change(tmp_path: Path, run_build: Run) -> None:
+    """Anywhere in a file, and under another name."""
+    file = write_jsonl(tmp_path / "a.jsonl", ["x" * 200 + f"{k:08}" for k in range(3000)])
+    other = tmp_path / "b.jsonl"
+    data = file.read_bytes()
+    other.write_bytes(data[:50_000] + data[50_000:].replace(b"x", b"y", 1))
+    assert other.stat().st_size == file.stat().st_size
+    out = run_build(file)
+    run_build(file, other)
+    assert manifest.load(str(out)).documents == 6000
+    file.write_bytes(other.read_bytes().replace(b"y", b"z", 1))
+    with pytest.raises(InputError, match=r"a\.jsonl has changed since"):
+        run_build(file, other)
+
+
 def test_a_copy_of_a_file_is_not_built_twice(corpus: Path, run_build: Run) -> None:
     out = run_build(corpus)
     (corpus / "copy.jsonl").write_bytes((corpus / "0.jsonl").read_bytes())

@@ -198,6 +198,31 @@ def test_files_behind_http(tmp_path: Path) -> None:
     server.server_close()
 
 
+def test_a_store_that_tells_no_version_has_its_files_read() -> None:
+    import fsspec
+
+    fs = fsspec.filesystem("memory")
+    names = ["memory://versions/a.txt", "memory://versions/b.txt", "memory://versions/c.txt"]
+    for name, data in zip(names, (b"one", b"two", b"one"), strict=True):
+        fs.pipe_file(name, data)
+    one, two, again = (file.fingerprint for file in find(names, SourceConfig()))
+    assert one == again != two
+
+
+@pytest.mark.parametrize("said", ["ETag", "Last-Modified"])
+def test_what_two_names_share_by_chance_does_not_make_them_equal(
+    said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headrace.tokenize import inputs
+
+    monkeypatch.setattr(inputs, "_info", lambda name: {"size": 3, said: "the same"})
+    monkeypatch.setattr(inputs, "_expand", lambda given, config: [given])
+    names = [f"{scheme}://host/{file}.txt" for scheme in ("http", "s3") for file in "ab"]
+    http, other, object, copy = (file.fingerprint for file in find(names, SourceConfig()))
+    assert http != other
+    assert (object == copy) is (said == "ETag")
+
+
 BAD = {
     "broken JSON": (b'{"text": "a"}\n{"text": \n{"text": "c"}\n', "a.jsonl", 1, ["a", "c"]),
     "not an object": (b'["text"]\n{"text": "c"}\n', "a.jsonl", 0, ["c"]),
