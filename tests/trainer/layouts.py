@@ -139,13 +139,7 @@ def _full(engine: Any, parameter: nn.Parameter, kind: str, dtensor: type) -> tor
         if kind == "master":
             return safe_get_full_fp32_param(parameter)  # type: ignore[no-any-return]
         return safe_get_full_optimizer_state(parameter, kind)  # type: ignore[no-any-return]
-    master: torch.Tensor = parameter
-    if hasattr(wrapper, "fp32_groups"):
-        for weights, masters in zip(wrapper.fp16_groups, wrapper.fp32_groups, strict=True):
-            for weight, candidate in zip(weights, masters, strict=True):
-                if weight is parameter:
-                    master = candidate
-    return master.detach() if kind == "master" else engine.optimizer.state[master][kind]
+    return parameter.detach() if kind == "master" else engine.optimizer.state[parameter][kind]
 
 
 def live_weights(engine: Engine) -> dict[str, torch.Tensor]:

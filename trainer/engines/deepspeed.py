@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...console.errors import MissingError
+from ...console.errors import LayoutError, MissingError
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,11 @@ class DeepSpeedConfig:
     2 gradients as well, 3 weights as well."""
 
     def check(self, dp: int, precision: Precision, device: str) -> None:
-        """DeepSpeed can do all of it on data-parallel processes."""
+        if self.zero == 0 and precision == "bf16":
+            raise LayoutError(
+                "DeepSpeed without ZeRO (engine.zero=0) adds up the gradients of bf16 in bf16",
+                mend="use engine.zero=1, which adds them up in fp32, or precision=fp32",
+            )
 
     def describe(self) -> str:
         return f"DeepSpeed ZeRO-{self.zero}"
@@ -75,8 +79,8 @@ class DeepSpeed:
         self.objective = objective.to(parallel.device)
         named = parameters(objective)
         self.dp = parallel.dp
-        # Without ZeRO and in fp32, DeepSpeed would clip without telling the norm: we do it.
-        self.plain = config.zero == 0 and precision == "fp32"
+        # Without ZeRO, DeepSpeed would clip without telling the norm: we do it.
+        self.plain = config.zero == 0
         self.clip = optimizer.clip
         self.optimizer = adamw.build(named, undecayed(objective), optimizer)
         self.updates = 0
@@ -144,12 +148,11 @@ def _settings(
     config: DeepSpeedConfig, optimizer: OptimizerConfig, precision: Precision, numel: int
 ) -> dict[str, Any]:
     half = precision == "bf16"
-    plain = config.zero == 0 and not half
     bucket = min(-(-numel // 256) * 256, LARGEST_BUCKET)  # DeepSpeed wants an even number
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # counters only: the loop owns the batch
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": 0.0 if plain else optimizer.clip,
+        "gradient_clipping": optimizer.clip if config.zero else 0.0,
         "communication_data_type": "fp32",
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {
@@ -160,7 +163,7 @@ def _settings(
         },
         "bf16": {"enabled": half, "check_grad_overflow": half},
     }
-    if config.zero:  # DeepSpeed refuses fp32 sums beside bf16 weights without ZeRO
+    if config.zero:  # DeepSpeed has no other sums without ZeRO: then weights are fp32 as well
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     return settings
 

@@ -1,7 +1,6 @@
 """Where DeepSpeed keeps the masters and moments: its private fields, read in this file alone.
 
-    ZeRO 0, fp32     the parameters themselves, whole on every rank
-    ZeRO 0, bf16     FP16_UnfusedOptimizer: an fp32 copy of each, whole on every rank
+    ZeRO 0           the parameters themselves, whole on every rank (in fp32 alone)
     ZeRO 1, 2        one flat partition for each group; `_hp_mapping` says what of it is whose
     ZeRO 3           every parameter cut evenly, padded; flat sub-groups; `grad_position`
 
@@ -38,31 +37,22 @@ def find(
         return _Partitioned(engine.optimizer, optimizer, parameters, parallel)
     if stage:
         return _Flat(engine.optimizer, optimizer, parameters)
-    return _Whole(engine.optimizer, optimizer, parameters, parallel)
+    return _Whole(optimizer, parameters, parallel)
 
 
 class _Whole:
     """ZeRO 0: every rank has everything; they take turns in writing it."""
 
     def __init__(
-        self,
-        wrapper: Any,
-        optimizer: torch.optim.Optimizer,
-        parameters: Named,
-        parallel: Parallel,
+        self, optimizer: torch.optim.Optimizer, parameters: Named, parallel: Parallel
     ) -> None:
         self.optimizer = optimizer
+        self.parameters = parameters
         self.parallel = parallel
-        pairs: dict[int, torch.Tensor] = {}
-        if wrapper is not optimizer:
-            for weights, masters in zip(wrapper.fp16_groups, wrapper.fp32_groups, strict=True):
-                pairs |= {id(w): m for w, m in zip(weights, masters, strict=True)}
-        self.weights = {name: p for name, p in parameters.items() if id(p) in pairs}
-        self.masters = {name: pairs.get(id(p), p) for name, p in parameters.items()}
 
     def fragments(self) -> list[Fragment]:
         found = []
-        for number, (name, master) in enumerate(self.masters.items()):
+        for number, (name, master) in enumerate(self.parameters.items()):
             tensors = {MASTER: master, **adamw.moments(self.optimizer, master)}
             for kind, tensor in tensors.items():
                 found.append(
@@ -77,8 +67,7 @@ class _Whole:
         return found
 
     def refresh(self) -> None:
-        for name, weight in self.weights.items():
-            weight.data.copy_(self.masters[name].data)
+        """The weights that compute are the masters."""
 
 
 class _Flat:
