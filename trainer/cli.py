@@ -129,7 +129,7 @@ def _go(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    from . import start
+    from . import launch, start
     from .describe import describe, lines
 
     start.check(job)
@@ -141,7 +141,7 @@ def _go(
             command.say("\n".join(lines(described)))
         return
     code = start.start(job, stop_after=stop_after, fallback=fallback, debug=_debug(context))
-    if as_json and start.speaks():
+    if as_json and launch.speaks():
         command.emit(start.outcome(job, code))
     sys.exit(code)
 

@@ -28,6 +28,7 @@ CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 REPORT = "report.html"
 LOCK = ".lock"
+PROBE = ".probe-"
 
 
 class RunFolder:
@@ -57,18 +58,27 @@ class RunFolder:
             )
 
     def check_free(self) -> None:
-        """A new run may take the folder if it is empty, or does not exist."""
+        """A new run may take the folder if it does not exist, or holds nothing, or nothing but
+        what a run leaves behind that died before it began."""
         if self.root.is_dir() and not self.begun:
-            others = [path.name for path in self.root.iterdir() if path.name != LOCK]
+            others = [path.name for path in self.root.iterdir() if not self._left_behind(path)]
             if others:
                 raise RunError(
                     f"{self.root} holds other things ({', '.join(sorted(others)[:3])}) and no run",
                     mend="choose another --out",
                 )
 
+    def _left_behind(self, path: Path) -> bool:
+        """`Job.save` writes run.yaml last: a run without it has taken no step."""
+        if path in (self.checkpoints, self.logs):
+            return not any(path.iterdir())
+        written = (self.model, self.mixture, self.plan)
+        half = tuple(f".{file.name}." for file in (*written, self.run))
+        return path in written or path.name == LOCK or path.name.startswith((PROBE, *half))
+
     def prepare(self) -> None:
         """Make the folder, and find out now whether it can be written to."""
-        probe = self.root / f".probe-{uuid.uuid4().hex[:8]}"
+        probe = self.root / f"{PROBE}{uuid.uuid4().hex[:8]}"
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self.logs.mkdir(exist_ok=True)

@@ -15,13 +15,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..console import config as reader
-from ..console.errors import CheckpointError, LayoutError, PlanError, RunError, StorageError
+from ..console.errors import (
+    CheckpointError,
+    ConfigError,
+    LayoutError,
+    PlanError,
+    Problem,
+    RunError,
+    StorageError,
+)
 from ..console.progress import human
 from . import config as run_config
 from .checkpoints import store
 from .config import RunConfig
 from .folder import RunFolder, differences
-from .launch import threads_for
+from .launch import speaks, threads_for
 from .schedule import Plan, micro_batches, micro_rows
 
 if TYPE_CHECKING:
@@ -111,6 +119,14 @@ def resolve(request: Request) -> Job:
         )
     if request.mixture is not None and run.synthetic is not None:
         raise RunError("a run has a mixture or synthetic rows, not both")
+    if request.mixture is None and request.part("mixture"):
+        raise ConfigError(
+            "the command line",
+            [
+                Problem(f"mixture.{word.partition('=')[0]}", "there is no mixture to change")
+                for word in request.part("mixture")
+            ],
+        )
     model = load_model_config(request.model or "tiny-hybrid", request.part("model"))
     name = Path(request.run or request.mixture or "synthetic").stem
     folder = RunFolder(request.out or f"runs/{name}")
@@ -124,7 +140,8 @@ def resolve(request: Request) -> Job:
         _check_same(stored, run, model, mixture)
         return replace(stored, run=run)
     run = _with_origin(run, None)
-    folder.check_free()
+    if speaks():  # the first rank may have written there already
+        folder.check_free()
     if request.mixture is not None:
         from ..mixtures.resolve import resolve_file
 
@@ -223,7 +240,9 @@ def check(job: Job) -> None:
 def check_disk(job: Job) -> None:
     """A checkpoint must fit beside the ones that are kept while it is written."""
     need = checkpoint_bytes(job) + DISK_RESERVE
-    free = shutil.disk_usage(job.folder.root).free
+    root = job.folder.root.absolute()
+    there = next(path for path in (root, *root.parents) if path.exists())
+    free = shutil.disk_usage(there).free
     if need > free:
         raise StorageError(
             f"{job.folder.root} has {human(free)}B free, and one checkpoint takes {human(need)}B",

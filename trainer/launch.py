@@ -52,6 +52,11 @@ def joined() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def speaks() -> bool:
+    """Whether this process is the one that talks and writes: of a group, rank 0."""
+    return int(os.environ.get("RANK", 0)) == 0
+
+
 @dataclass
 class Failure:
     """What a process says of its own end."""

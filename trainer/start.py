@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from ..console import command
@@ -19,19 +18,15 @@ def check(job: Job) -> None:
     jobs.check(job)
 
 
-def speaks() -> bool:
-    """Whether this process is the one that talks: under torchrun, rank 0."""
-    return int(os.environ.get("RANK", 0)) == 0
-
-
 def start(job: Job, *, stop_after: int | None, fallback: bool, debug: bool) -> int:
     """Run the job here, or join it, and draw its report. Returns the exit code."""
     if launch.joined():
         return _join(job, stop_after=stop_after, fallback=fallback)
+    if _finished(job):
+        return 0
+    jobs.check_disk(job)
     job.folder.prepare()
     with job.folder.locked() as lock:
-        if _finished(job):
-            return 0
         _prepare(job)
         arguments = [str(job.folder.root)]
         if stop_after is not None:
@@ -78,7 +73,6 @@ def _finished(job: Job) -> bool:
 
 
 def _prepare(job: Job) -> None:
-    jobs.check_disk(job)
     store.clean(job.folder.checkpoints)
     job.save()
     about = describe(job)
@@ -107,8 +101,9 @@ def _join(job: Job, *, stop_after: int | None, fallback: bool) -> int:
     from .worker import work
 
     watched = launch.Watched()
-    if not speaks():
+    if not launch.speaks():
         return work(job, watched, stop_after=stop_after, fallback=fallback)
+    jobs.check_disk(job)
     job.folder.prepare()
     with job.folder.locked():
         _prepare(job)

@@ -79,6 +79,32 @@ def test_a_folder_with_other_things_is_left_alone(ask: Any, tmp_path: Path) -> N
         ask()
 
 
+def test_what_died_before_it_began_can_be_started_again(ask: Any, tmp_path: Path) -> None:
+    """`prepare` and half of `save` have happened; run.yaml, which makes it a run, is not there."""
+    first = saved(ask())
+    first.folder.run.unlink()
+    for name in (".probe-0123abcd", ".run.yaml.0123abcd.tmp"):
+        (first.folder.root / name).touch()
+    (first.folder.root / ".lock").touch()
+    assert saved(ask()).plan.hash == first.plan.hash
+    first.folder.run.unlink()
+    (first.folder.checkpoints / "step-00000002").mkdir()
+    with pytest.raises(RunError, match=r"holds other things \(checkpoints\)"):
+        ask()
+
+
+def test_a_later_rank_does_not_stumble_over_what_the_first_has_written(
+    ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "model.yaml.part").touch()
+    monkeypatch.setenv("RANK", "1")
+    assert not ask().folder.begun
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(RunError, match="holds other things"):
+        ask()
+
+
 def test_a_folder_that_cannot_be_written_to(ask: Any, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot write to the run's folder"):
@@ -102,6 +128,10 @@ def test_layouts_that_do_not_fit(ask: Any) -> None:
     with pytest.raises(LayoutError, match="does not divide 4"):
         start.check(ask("processes=4", "engine.kind=fsdp2", "engine.shard=3"))
     start.check(ask("processes=4", "engine.kind=fsdp2", "engine.shard=2"))
+    with pytest.raises(LayoutError, match="gradients of bf16 in bf16") as caught:
+        start.check(ask("engine.zero=0", "precision=bf16"))
+    assert caught.value.mend is not None and "engine.zero=1" in caught.value.mend
+    start.check(ask("engine.zero=0", "precision=fp32"))
 
 
 def test_a_vocabulary_that_the_model_does_not_have(ask: Any) -> None:
@@ -115,8 +145,11 @@ def test_a_vocabulary_that_the_model_does_not_have(ask: Any) -> None:
 def test_a_disk_without_room_for_a_checkpoint(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import shutil
 
-    found = saved(ask())
+    found = ask()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
+    with pytest.raises(StorageError, match="one checkpoint takes"):
+        start.start(found, stop_after=None, fallback=False, debug=False)
+    assert not found.folder.root.exists()
     with pytest.raises(StorageError, match="1B free, and one checkpoint takes"):
         job.check_disk(found)
 
@@ -126,6 +159,12 @@ def test_wrong_keys_are_reported_together(ask: Any) -> None:
         ask("optimiser.lr=1", "checkpoints.evry=2", "engine.zero=4")
     for word in ("optimiser", "evry", "zero"):
         assert word in str(caught.value)
+
+
+def test_a_mixture_that_is_not_there_cannot_be_changed(ask: Any) -> None:
+    with pytest.raises(ConfigError, match=r"mixture\.seed.*there is no mixture") as caught:
+        ask("mixture.seed=2", "mixture.phases.a.tokens=1M")
+    assert "mixture.phases.a.tokens" in str(caught.value)
 
 
 def test_a_run_needs_rows_of_one_kind(tmp_path: Path) -> None:
