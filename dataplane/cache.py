@@ -78,6 +78,8 @@ class Cache:
             kept = self._load(shard, number)  # somebody else may have brought it meanwhile
             if kept is not None:
                 return kept
+            with self._locked() as usage:  # what is there is not what it was
+                usage.bytes -= _remove(self.path(shard, number))
             if shard.stored_name:
                 return self._unpack(url, shard)[number]
             return self._fetch(url, shard, number)
@@ -125,8 +127,6 @@ class Cache:
                 return kept
         except IntegrityError as error:
             log.warning("%s; it is fetched again", error.what)
-        with self._locked() as usage:
-            usage.bytes -= _remove(self.path(shard, number))
         return None
 
     def _fetch(self, url: str, shard: Shard, number: int) -> Bytes:
