@@ -51,9 +51,9 @@ class BuildConfig:
     """Of the shards."""
     source: SourceConfig = field(default_factory=SourceConfig)
     """How the corpus is read."""
-    byte: ByteConfig = field(default_factory=ByteConfig)
+    byte: ByteConfig | None = None
     """Where the tokenizer is `byte`."""
-    bpe: BpeConfig = field(default_factory=BpeConfig)
+    bpe: BpeConfig | None = None
     """Where the tokenizer is a JSON file."""
     shard_size: int = 64 << 20
     """Bytes of tokens after which a shard is closed."""
@@ -77,6 +77,10 @@ class BuildConfig:
     def __post_init__(self) -> None:
         if not self.inputs:
             raise ValueError("inputs is empty")
+        if self.byte is not None and self.tokenizer != "byte":
+            raise ValueError("`byte` is for the tokenizer `byte`; a JSON file's settings are `bpe`")
+        if self.bpe is not None and self.tokenizer == "byte":
+            raise ValueError("`bpe` is for a tokenizer's JSON file, and the tokenizer is `byte`")
         if self.compression is not None:
             name, _, level = self.compression.partition(":")
             if name != "zstd" or not (level.isdigit() or not level):
@@ -164,9 +168,9 @@ def make(
 
 def load_tokenizer(config: BuildConfig) -> Tokenizer:
     if config.tokenizer == "byte":
-        return ByteTokenizer(config.byte)
+        return ByteTokenizer(config.byte or ByteConfig())
     text = storage.read(config.tokenizer)
-    return BpeTokenizer(text, config.bpe, source=config.tokenizer)
+    return BpeTokenizer(text, config.bpe or BpeConfig(), source=config.tokenizer)
 
 
 def job_of(config: BuildConfig, tokenizer: Tokenizer) -> Job:

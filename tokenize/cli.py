@@ -12,6 +12,9 @@ from ..console.config import build as build_config
 
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
 
+TOKENIZER_OPTIONS = {"byte": ("special", "dna", "masked_weight"), "bpe": ("end_of_document",)}
+"""What belongs to one kind of tokenizer."""
+
 
 @command.group("tokenize")
 def main() -> None:
@@ -28,18 +31,14 @@ def _source_options(function: Any) -> Any:
             metavar="KIND",
             help="jsonl, parquet, arrow, text, fasta; auto goes by the files' endings.",
         ),
-        click.option("--text-field", default="text", show_default=True, help="What holds a text."),
+        click.option("--text-field", help="What holds a text (text)."),
         click.option("--id-field", help="What holds the corpus' own id of a document."),
         click.option(
             "--text-documents",
             type=click.Choice(["file", "line", "separator"]),
-            default="file",
-            show_default=True,
-            help="What one document of a plain text is.",
+            help="What one document of a plain text is (file).",
         ),
-        click.option(
-            "--separator", default="\\n\\n", show_default=True, help="Between the documents."
-        ),
+        click.option("--separator", help="Between the documents of a plain text (\\n\\n)."),
     ]
     return _apply(options, function)
 
@@ -49,9 +48,7 @@ def _tokenizer_options(function: Any) -> Any:
     options = [
         click.option("--tokenizer", required=True, metavar="byte|FILE", help="Or tokenizer.json."),
         click.option("--dna", is_flag=True, help="byte: lower-case bases weigh less in the loss."),
-        click.option(
-            "--masked-weight", type=float, default=0.1, show_default=True, help="How much."
-        ),
+        click.option("--masked-weight", type=float, help="--dna: how much (0.1)."),
         click.option(
             "--special", multiple=True, help="byte: special tokens; the first is the end."
         ),
@@ -95,13 +92,35 @@ def _apply(options: list[Any], function: Any) -> Any:
 
 
 def _source(values: dict[str, Any]) -> dict[str, Any]:
+    separator = values.pop("separator")
+    given = {name: values.pop(name) for name in ("text_field", "id_field", "text_documents")}
+    if separator is not None:
+        if given["text_documents"] != "separator":
+            raise click.UsageError("--separator needs --text-documents separator")
+        given["separator"] = _unescaped("--separator", separator)
     return {
         "format": values.pop("input_format"),
-        "text_field": values.pop("text_field"),
-        "id_field": values.pop("id_field"),
-        "text_documents": values.pop("text_documents"),
-        "separator": _unescaped("--separator", values.pop("separator")),
+        **{name: value for name, value in given.items() if value is not None},
     }
+
+
+def _tokenizer(values: dict[str, Any]) -> dict[str, Any]:
+    """The tokenizer and its settings. An option of the other kind would change nothing."""
+    kind = "byte" if values["tokenizer"] == "byte" else "bpe"
+    settings: dict[str, dict[str, Any]] = {"byte": {}, "bpe": {}}
+    for owner, names in TOKENIZER_OPTIONS.items():
+        for name in names:
+            value = values.pop(name)
+            if value is None or value is False or value == ():
+                continue
+            if owner != kind:
+                meant = "--tokenizer byte" if owner == "byte" else "a tokenizer.json"
+                raise click.UsageError(f"--{name.replace('_', '-')} is for {meant} only")
+            settings[owner]["special_tokens" if name == "special" else name] = value
+    if "masked_weight" in settings["byte"] and "dna" not in settings["byte"]:
+        raise click.UsageError("--masked-weight needs --dna")
+    settings[kind]["parse_special"] = values.pop("parse_special")
+    return {"tokenizer": values.pop("tokenizer"), kind: settings[kind]}
 
 
 def _unescaped(option: str, text: str) -> str:
@@ -177,25 +196,12 @@ def _build_config(values: dict[str, Any]) -> Any:
     from ..console.config import count
     from .build import BuildConfig
 
-    special = values.pop("special")
-    byte: dict[str, Any] = {
-        "dna": values.pop("dna"),
-        "masked_weight": values.pop("masked_weight"),
-        "parse_special": values["parse_special"],
-    }
-    if special:
-        byte["special_tokens"] = special
-    bpe = {
-        "end_of_document": values.pop("end_of_document"),
-        "parse_special": values.pop("parse_special"),
-    }
     splits = _splits(values.pop("split", ()))
     if "shard_size" in values:
         values["shard_size"] = _bytes(values["shard_size"], count)
     data = {
         "source": _source(values),
-        "byte": byte,
-        "bpe": bpe,
+        **_tokenizer(values),
         "splits": splits,
         "engine": _engine(values),
         **values,
@@ -226,8 +232,8 @@ def _splits(words: tuple[str, ...]) -> dict[str, float]:
 @main.command()
 @click.argument("url")
 @click.option("--format", type=click.Choice(["auto", "mds", "arrow", "megatron"]), default="auto")
-@click.option("--column", default="tokens", show_default=True, help="What holds the ids.")
-@click.option("--dtype", help="The ids' type, where the format does not tell it.")
+@click.option("--column", help="mds, arrow: what holds the ids (tokens).")
+@click.option("--dtype", help="mds: the ids' type, where the column does not tell it.")
 @click.option("--tokenizer", metavar="byte|FILE", help="So that ids can be shown as text.")
 @click.option("--end-of-document", metavar="TOKEN", help="FILE: what ends a document.")
 @_engine_options
@@ -236,6 +242,8 @@ def index(**values: Any) -> None:
     from .index import IndexConfig
     from .index import index as run
 
+    if values["end_of_document"] and values["tokenizer"] in (None, "byte"):
+        raise click.UsageError("--end-of-document is for a tokenizer.json only")
     data = {"engine": _engine(values), **values}
     made = run(build_config(IndexConfig, data, source="the command line"))
     command.say(f"{values['url']}: {made.documents:,} documents, {made.tokens:,} tokens")

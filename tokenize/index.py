@@ -31,8 +31,8 @@ class IndexConfig:
     url: str
     """The folder of the dataset."""
     format: Literal["auto", "mds", "arrow", "megatron"] = "auto"
-    column: str = "tokens"
-    """The column that holds the ids."""
+    column: str | None = None
+    """MDS, Arrow: the column that holds the ids; None: `tokens`."""
     dtype: str | None = None
     """The type of the ids, where the format does not tell it (MDS columns of bytes)."""
     tokenizer: str | None = None
@@ -40,6 +40,15 @@ class IndexConfig:
     end_of_document: str | None = None
     """The token that ends documents; None: the first of the usual names that it has."""
     engine: EngineConfig = field(default_factory=EngineConfig)
+
+    def __post_init__(self) -> None:
+        if self.end_of_document is not None and self.tokenizer in (None, "byte"):
+            raise ValueError("end_of_document needs a tokenizer's JSON file")
+
+    @property
+    def name(self) -> str:
+        """Of the column."""
+        return self.column or "tokens"
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,12 @@ def index(config: IndexConfig) -> Manifest:
             mend="`tokenize inspect` shows it; remove manifest.json to index the folder again",
         )
     format = _format(config, url)
+    for name, formats in MEANT_FOR.items():
+        if getattr(config, name) is not None and format not in formats:
+            raise InputError(
+                f"--{name} is for {' and '.join(formats)}, and {url} is {format}, which tells it",
+                mend=f"leave --{name} out",
+            )
     shards, dtype = SHARDS[format](url, config)
     if not shards:
         raise InputError(f"no {format} shards at {url}")
@@ -103,7 +118,7 @@ def index(config: IndexConfig) -> Manifest:
         format=format,
         dtype=dtype,
         tokenizer=_info(tokenizer, found),
-        settings={"indexed": True, "column": config.column},
+        settings={"indexed": True, "column": config.name},
     ).append(
         Generation(
             documents=sum(shard.documents for shard in indexed),
@@ -191,7 +206,7 @@ def _mds(url: str, config: IndexConfig) -> tuple[list[Shard], str]:
     shards, types = [], set()
     for entry in listed:
         raw, packed = entry["raw_data"], entry["zip_data"]
-        details: dict[str, object] = {"column": config.column, "file": raw["basename"]}
+        details: dict[str, object] = {"column": config.name, "file": raw["basename"]}
         shard = _shard(raw["basename"], raw["bytes"], details)
         if packed is not None:
             if not str(entry["compression"]).startswith("zstd"):
@@ -210,17 +225,23 @@ def _mds(url: str, config: IndexConfig) -> tuple[list[Shard], str]:
 
 def _mds_type(entry: dict[str, Any], config: IndexConfig) -> str:
     names = entry["column_names"]
-    if config.column not in names:
+    if config.name not in names:
         raise InputError(
-            f"the MDS shards have no column `{config.column}`",
+            f"the MDS shards have no column `{config.name}`",
             mend=f"choose one with --column: {', '.join(names)}",
         )
-    encoding = entry["column_encodings"][names.index(config.column)]
+    encoding = entry["column_encodings"][names.index(config.name)]
     kind, _, dtype = encoding.partition(":")
-    dtype = dtype.partition(":")[0] or config.dtype or ""
+    told = dtype.partition(":")[0]
+    if told and config.dtype is not None:
+        raise InputError(
+            f"the column `{config.name}` tells the type of its ids itself: {told}",
+            mend="leave --dtype out",
+        )
+    dtype = told or config.dtype or ""
     if kind not in ("ndarray", "bytes") or not dtype:
         raise InputError(
-            f"the column `{config.column}` is encoded as `{encoding}`, which does not tell the "
+            f"the column `{config.name}` is encoded as `{encoding}`, which does not tell the "
             "type of its ids",
             mend="say it with --dtype, for example --dtype uint16",
         )
@@ -233,8 +254,8 @@ def _arrow(url: str, config: IndexConfig) -> tuple[list[Shard], str]:
     for name in names:
         where = storage.join(url, name)
         size = storage.size(where)
-        shards.append(_shard(name, size, {"column": config.column, "file": name}))
-        types.add(arrow.id_type(partial(storage.read, where), size, config.column))
+        shards.append(_shard(name, size, {"column": config.name, "file": name}))
+        types.add(arrow.id_type(partial(storage.read, where), size, config.name))
     if len(types) > 1:
         raise InputError(f"the files of {url} hold ids of several types: {sorted(types)}")
     return shards, types.pop() if types else ""
@@ -257,3 +278,5 @@ def _megatron(url: str, config: IndexConfig) -> tuple[list[Shard], str]:
 
 SHARDS = {"mds": _mds, "arrow": _arrow, "megatron": _megatron}
 """Finds the shards of each format, and the type of their ids."""
+MEANT_FOR = {"column": ("mds", "arrow"), "dtype": ("mds",)}
+"""Settings that mean nothing to other formats."""

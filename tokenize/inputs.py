@@ -14,7 +14,7 @@ from ..console.errors import InputError
 from ..console.log import get_logger
 from ..console.progress import Progress
 from ..dataplane import storage
-from .sources import BLOCK_BYTES, COMPRESSIONS, ENDINGS, SOURCES, File, SourceConfig
+from .sources import BLOCK_BYTES, COMPRESSIONS, ENDINGS, SOURCES, File, SourceConfig, check_meant
 from .sources.streams import open_file
 
 log = get_logger(__name__)
@@ -44,6 +44,7 @@ def find(inputs: Sequence[str], config: SourceConfig, *, fingerprints: bool = Tr
             )
         names.update(dict.fromkeys(found))
     files = [_file(name, config) for name in names]
+    check_meant(config, {file.format for file in files})
     return _named_by_content(files) if fingerprints else files
 
 

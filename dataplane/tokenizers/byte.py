@@ -22,6 +22,7 @@ from . import Encoded, Raw, id_type
 END = "<|endoftext|>"
 UPPER = np.arange(256, dtype=np.uint16)
 UPPER[ord("a") : ord("z") + 1] -= 32
+MASKED_WEIGHT = 0.1
 MASKED = np.zeros(256, np.uint8)
 MASKED[ord("a") : ord("z") + 1] = 1
 
@@ -34,7 +35,7 @@ class ByteConfig:
     """Whether a special token's name within a text stands for its id; otherwise it is text."""
     dna: bool = False
     """Whether lower-case letters become upper-case ids that weigh `masked_weight`."""
-    masked_weight: float = 0.1
+    masked_weight: float = MASKED_WEIGHT
     """The loss weight of what was lower-case."""
 
     def __post_init__(self) -> None:
@@ -44,6 +45,8 @@ class ByteConfig:
             raise ValueError("special tokens must be different and not empty")
         if not 0 <= self.masked_weight <= 1:
             raise ValueError(f"masked_weight is {self.masked_weight}; a weight is between 0 and 1")
+        if self.masked_weight != MASKED_WEIGHT and not self.dna:
+            raise ValueError("masked_weight needs dna: no other text has masked letters")
 
 
 class ByteTokenizer:

@@ -16,6 +16,7 @@ from corpora import ONE, read_dataset, snapshot, texts, write_jsonl
 
 from headrace.console.errors import BusyError, InputError, StorageError
 from headrace.dataplane import manifest
+from headrace.dataplane.tokenizers.bpe import BpeConfig
 from headrace.dataplane.tokenizers.byte import ByteConfig
 from headrace.tokenize.build import BuildConfig
 from headrace.tokenize.engines import EngineConfig
@@ -367,6 +368,11 @@ def test_streaming_dataset_reads_what_was_built(corpus: Path, run_build: Run) ->
         assert dataset[number]["file"] == origin.file
 
 
+def test_masked_weight_without_dna_is_told() -> None:
+    with pytest.raises(ValueError, match="masked_weight needs dna"):
+        ByteConfig(masked_weight=0.3)
+
+
 def test_misuse_is_told_by_name() -> None:
     common = {"inputs": ("a",), "out": "b", "tokenizer": "byte"}
     for wrong, message in (
@@ -378,6 +384,8 @@ def test_misuse_is_told_by_name() -> None:
         ({"splits": {"": 0.1}}, "letters, digits"),
         ({"max_document_tokens": 1}, "at least 2"),
         ({"inputs": ()}, "inputs is empty"),
+        ({"bpe": BpeConfig()}, "`bpe` is for a tokenizer's JSON file"),
+        ({"tokenizer": "t.json", "byte": ByteConfig()}, "`byte` is for the tokenizer `byte`"),
     ):
         with pytest.raises(ValueError, match=message):
             BuildConfig(**{**common, **wrong})  # type: ignore[arg-type]

@@ -95,6 +95,18 @@ def test_a_separator_that_means_nothing_is_misuse(separator: str, tmp_path: Path
         (["build", "x", "--out", "o"], 2, "--tokenizer"),
         (["build", "x", "--out", "o", "--tokenizer", "byte", "--split", "val"], 2, "NAME=SHARE"),
         *(
+            (["build", "x", "--out", "o", "--tokenizer", *wrong], 2, message)
+            for wrong, message in (
+                (["t.json", "--dna"], "--dna is for --tokenizer byte only"),
+                (["t.json", "--special", "<x>"], "--special is for --tokenizer byte only"),
+                (["t.json", "--masked-weight", "0"], "--masked-weight is for --tokenizer byte"),
+                (["byte", "--masked-weight", "0.3"], "--masked-weight needs --dna"),
+                (["byte", "--end-of-document", "</s>"], "--end-of-document is for a tokenizer"),
+                (["byte", "--separator", "XX"], "--separator needs --text-documents separator"),
+            )
+        ),
+        (["index", "x", "--tokenizer", "byte", "--end-of-document", "a"], 2, "tokenizer.json only"),
+        *(
             (["build", "x", "--out", "o", "--tokenizer", "byte", *wrong], 2, message)
             for wrong, message in (
                 (["--split", "work=0.4"], "cannot be called `work`"),

@@ -80,6 +80,7 @@ def test_megatron(tmp_path: Path, dtype: str) -> None:
 
 def write_megatron(path: Path, documents: list[list[int]], dtype: str) -> None:
     """By the format's description: magic, version, type, counts, sizes, pointers, documents."""
+    path.parent.mkdir(exist_ok=True)
     sizes = np.array([len(document) for document in documents], np.int32)
     width = np.dtype(dtype).itemsize
     pointers = np.concatenate([[0], np.cumsum(sizes[:-1], dtype=np.int64)]) * width
@@ -138,3 +139,18 @@ def test_a_column_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) 
     with pytest.raises(InputError, match="does not tell the type"):
         index(IndexConfig(url=str(tmp_path / "d"), column="ids"))
     assert json.loads((tmp_path / "d" / "index.json").read_text())["version"] == 2
+
+
+def test_what_the_format_tells_cannot_be_said_again(tmp_path: Path) -> None:
+    from streaming import MDSWriter
+
+    write_megatron(tmp_path / "megatron" / "a", DOCUMENTS[:1], "uint16")
+    for option in ({"dtype": "uint16"}, {"column": "tokens"}):
+        with pytest.raises(InputError, match="which tells it"):
+            index(IndexConfig(url=str(tmp_path / "megatron"), **option))
+    with MDSWriter(columns={"tokens": "ndarray:uint16"}, out=str(tmp_path / "mds")) as writer:
+        writer.write({"tokens": np.array([1, 2], np.uint16)})
+    with pytest.raises(InputError, match="tells the type of its ids itself: uint16"):
+        index(IndexConfig(url=str(tmp_path / "mds"), dtype="int64"))
+    with pytest.raises(ValueError, match="needs a tokenizer"):
+        IndexConfig(url="x", tokenizer="byte", end_of_document="</s>")

@@ -223,6 +223,30 @@ def test_what_two_names_share_by_chance_does_not_make_them_equal(
     assert (object == copy) is (said == "ETag")
 
 
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("a.txt", {"text_field": "body"}),
+        ("a.fa", {"id_field": "name"}),
+        ("a.jsonl", {"text_documents": "line"}),
+    ],
+)
+def test_a_setting_that_means_nothing_to_the_inputs_is_refused(
+    tmp_path: Path, name: str, option: dict[str, Any]
+) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(InputError, match="and no input is one"):
+        find([str(tmp_path)], SourceConfig(**option))
+    for other in ("b.txt", "b.jsonl"):
+        (tmp_path / other).touch()
+    assert len(find([str(tmp_path)], SourceConfig(**option))) == 3
+
+
+def test_a_separator_that_separates_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="separator needs text_documents"):
+        SourceConfig(separator="XX")
+
+
 BAD = {
     "broken JSON": (b'{"text": "a"}\n{"text": \n{"text": "c"}\n', "a.jsonl", 1, ["a", "c"]),
     "not an object": (b'["text"]\n{"text": "c"}\n', "a.jsonl", 0, ["c"]),
@@ -239,7 +263,8 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_record_is_named_and_the_others_are_read(tmp_path: Path, name: str) -> None:
     data, file, line, rest = BAD[name]
-    found, problems = read(plain(tmp_path / file, data), text_documents="line")
+    options = {"text_documents": "line"} if file.endswith(".txt") else {}
+    found, problems = read(plain(tmp_path / file, data), **options)
     assert [text for _, text, _ in found] == rest
     (problem,) = problems
     assert problem.position == line
@@ -294,7 +319,7 @@ def test_a_document_beyond_the_limit_is_refused_or_split(
         monkeypatch.setattr(module, "LARGEST_DOCUMENT", 3000)
     monkeypatch.setattr(streams, "BLOCK_BYTES", 500)
     long = "é à " * 2000
-    options: dict[str, Any] = {"text_documents": "file" if name == "b.txt" else "line"}
+    options: dict[str, Any] = {"text_documents": "line"} if name == "a.txt" else {}
     lines = [long] if name == "b.txt" else ["a", long, "c"]
     if name == "a.jsonl":
         lines = [json.dumps({"text": line}, ensure_ascii=False) for line in lines]

@@ -8,7 +8,7 @@ To add one: write a file beside this one, and add it to SOURCES (and its endings
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Literal, Protocol
@@ -57,6 +57,29 @@ class SourceConfig:
     def __post_init__(self) -> None:
         if not self.separator:
             raise ValueError("separator is empty")
+        if self.separator != "\n\n" and self.text_documents != "separator":
+            raise ValueError("separator needs text_documents: separator")
+
+
+MEANT_FOR = {
+    **dict.fromkeys(("text_field", "id_field"), ("jsonl", "parquet", "arrow")),
+    "text_documents": ("text",),
+}
+"""Settings that mean nothing to other formats."""
+
+
+def check_meant(config: SourceConfig, formats: Iterable[str]) -> None:
+    """That each setting means something to one of the formats that a corpus has."""
+    for name, meant in MEANT_FOR.items():
+        if getattr(config, name) != getattr(SourceConfig(), name) and set(meant).isdisjoint(
+            formats
+        ):
+            option = name.replace("_", "-")
+            raise InputError(
+                f"--{option} is for {', '.join(meant)}, and no input is one: they are "
+                + ", ".join(sorted(formats)),
+                mend=f"leave --{option} out, or say with --input-format what the inputs are",
+            )
 
 
 @dataclass(frozen=True)
