@@ -65,6 +65,14 @@ class Problem:
         return f"{place}{self.path}: {self.what}" if self.path else f"{place}{self.what}"
 
 
+class Problems(ValueError):
+    """Several things that a `__post_init__` finds wrong; each path is that within the dataclass."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("; ".join(map(str, problems)))
+        self.problems = tuple(problems)
+
+
 class ConfigError(UserError):
     """Everything that is wrong with one configuration, reported together."""
 

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from .errors import Problem
+from .errors import Problem, Problems
 from .yaml_text import Lines, Path, dotted
 
 UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
@@ -55,6 +55,11 @@ def problems(kind: Any, data: Any, found: Sequence[Any], lines: Lines) -> list[P
     wanted: dict[Path, list[str]] = {}
     for item in found:
         path = _data_path(data, item["loc"], missing=item["type"] in MISSING)
+        error = item.get("ctx", {}).get("error")
+        if isinstance(error, Problems):
+            for problem in error.problems:
+                _once(told, (*path, *problem.path.split(".")), problem.what)
+            continue
         expected = EXPECTED.get(re.sub(r"_(type|parsing|from_float).*$", "", item["type"]))
         if item["loc"][-1:] == ("[key]",) or item["type"] == "invalid_key":
             _once(told, path, f"the key {path[-1]!r} is not text: write it in quotes")

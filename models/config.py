@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ..console import config as reader
-from ..console.errors import ConfigError, Problem
+from ..console.errors import ConfigError, Problem, Problems
 from .initialise import InitConfig
 from .norms import NormKind
 from .operators import OPERATORS, OPTIONS, Options, SharedOperator
@@ -61,14 +61,14 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         wrong = [
-            f"{name} must be at least 1, not {getattr(self, name)}"
+            Problem(name, f"must be at least 1, not {getattr(self, name)}")
             for name in ("vocab_size", "width")
             if getattr(self, name) < 1
         ]
         if not wrong:
             wrong = [*self._pattern_problems(), *self._operator_problems()]
         if wrong:
-            raise ValueError("; ".join(wrong))
+            raise Problems(wrong)
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
@@ -88,7 +88,7 @@ class ModelConfig:
             if name in (layer.mixer, layer.mlp, layer.shared)
         ]
 
-    def _pattern_problems(self) -> list[str]:
+    def _pattern_problems(self) -> list[Problem]:
         named: dict[str, int] = {}
         for number, layer in enumerate(self.layers):
             for name in (layer.mixer, layer.mlp, layer.shared):
@@ -112,15 +112,18 @@ class ModelConfig:
                 if kind is not None and issubclass(OPERATORS[kind], SharedOperator) != shared:
                     should = "cannot be shared" if shared else "stands before `>` only"
                     wrong.append(f"layer {number}: `{name}` is of kind {kind}, which {should}")
-        return wrong
+        return [Problem("pattern", what) for what in wrong]
 
-    def _operator_problems(self) -> list[str]:
+    def _operator_problems(self) -> list[Problem]:
         wrong = []
         for name, options in self.operators.items():
             numbers = self.uses(name)
             shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
-            place = f" (layers {shown})" if numbers else " (in no layer)"
-            wrong += [f"operators.{name}{place}: {what}" for what in options.problems(self.width)]
+            place = f"layers {shown}" if numbers else "in no layer"
+            wrong += [
+                Problem(f"operators.{name}", f"{what} ({place})")
+                for what in options.problems(self.width)
+            ]
         return wrong
 
 

@@ -20,7 +20,7 @@ def main() -> None:
 
 stop_option = click.option(
     "--stop-after",
-    type=int,
+    type=click.IntRange(1),
     metavar="STEP",
     help="Interrupt the run after so many steps of the plan, as a scheduler would.",
 )

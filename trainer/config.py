@@ -75,9 +75,9 @@ class SyntheticConfig:
     """Steps over which the learning rate rises."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "seq_len", "batch_rows"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name, least in (("steps", 1), ("seq_len", 1), ("batch_rows", 1), ("warmup", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from ..console.errors import (
     RunError,
     StorageError,
 )
-from ..console.progress import human
+from ..console.progress import human_bytes
 from . import config as run_config
 from .checkpoints import store
 from .config import RunConfig
@@ -208,6 +208,14 @@ def check(job: Job) -> None:
             mend=f"override model.vocab_size={job.plan.vocab_size}, or take another model",
         )
     for phase in job.plan.phases:
+        table = job.model.learned_positions
+        if table is not None and phase.seq_len > table:
+            raise PlanError(
+                f"phase {phase.name} has rows of {phase.seq_len:,} tokens, and the model's table "
+                f"of positions (learned_positions) has {table:,}",
+                mend=f"use rows of {table} tokens at most, or model.learned_positions="
+                f"{phase.seq_len}",
+            )
         if phase.batch_rows < dp:
             raise LayoutError(
                 f"phase {phase.name} updates on {phase.batch_rows} rows, fewer than the {dp} "
@@ -245,7 +253,8 @@ def check_disk(job: Job) -> None:
     free = shutil.disk_usage(there).free
     if need > free:
         raise StorageError(
-            f"{job.folder.root} has {human(free)}B free, and one checkpoint takes {human(need)}B",
+            f"{job.folder.root} has {human_bytes(free)} free, and one checkpoint takes "
+            f"{human_bytes(need)}",
             mend="free some space, or choose another --out",
         )
 

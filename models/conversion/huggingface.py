@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...console.errors import CheckpointError, ConfigError, Problem, StorageError
+from ...console.errors import CheckpointError, ConfigError, Problem, Problems, StorageError
 from ..config import ModelConfig
 from ..count import build_meta
 from . import FAMILIES
@@ -29,6 +29,8 @@ TOKENIZER_FILES = (
     "merges.txt",
 )
 
+WHOLE = "name a folder as transformers saves it, whole: config.json and every .safetensors file"
+
 
 def read_folder(folder: str | Path) -> tuple[ModelConfig, Tensors]:
     """A model's configuration and its tensors, by our names."""
@@ -45,10 +47,23 @@ def read_folder(folder: str | Path) -> tuple[ModelConfig, Tensors]:
     except KeyError as error:
         problem = Problem(str(error.args[0]), "is required")
         raise ConfigError(str(folder / "config.json"), [problem]) from None
+    except Problems as error:
+        raise ConfigError(str(folder / "config.json"), error.problems) from None
     except ValueError as error:
         raise ConfigError(str(folder / "config.json"), [Problem("", str(error))]) from None
+    except (TypeError, AttributeError) as error:
+        raise ConfigError(str(folder / "config.json"), _wrong_types(settings, error)) from None
     tensors = from_huggingface(str(kind), config, read_tensors(folder), source=str(folder))
     return config, tensors
+
+
+def _wrong_types(settings: Mapping[str, Any], error: Exception) -> list[Problem]:
+    """What makes reading the settings stumble over a type: numbers in quotes, most often."""
+    return [
+        Problem(name, f"should be a number, not the text {value!r}")
+        for name, value in settings.items()
+        if isinstance(value, str) and value.replace(".", "", 1).isdigit()
+    ] or [Problem("", f"a value is of the wrong type: {error}")]
 
 
 def write_folder(
@@ -127,7 +142,10 @@ def read_tensors(folder: Path) -> Tensors:
         try:
             tensors.update(load_file(folder / file))
         except (OSError, SafetensorError) as error:
-            raise StorageError(f"cannot read {folder / file}: {error}") from None
+            raise StorageError(
+                f"cannot read {folder / file}: {error}",
+                mend=WHOLE,
+            ) from None
     return tensors
 
 
@@ -159,7 +177,10 @@ def write_tensors(folder: Path, tensors: Tensors, file_bytes: int = FILE_BYTES) 
 def copy_tokenizer(source: Path, folder: Path) -> None:
     found = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
     if not found:
-        raise StorageError(f"there is no tokenizer in {source}")
+        raise StorageError(
+            f"there is no tokenizer in {source}",
+            mend=f"name a folder that holds {', '.join(TOKENIZER_FILES[:2])} or the like",
+        )
     for file in found:
         shutil.copyfile(file, folder / file.name)
 
@@ -168,7 +189,7 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise StorageError(f"cannot read {file}: {error}") from None
+        raise StorageError(f"cannot read {file}: {error}", mend=WHOLE) from None
     if not isinstance(data, dict):
-        raise StorageError(f"{file} is not a JSON object")
+        raise StorageError(f"{file} is not a JSON object", mend=WHOLE)
     return data

@@ -34,6 +34,8 @@ from .vortex_config import read_config, write_config
 
 CONFIG, WEIGHTS = "config.yml", "model.pt"
 
+AGAIN = "name the .pt file of an Evo 2 checkpoint; if it is that, download it again"
+
 
 def read_vortex(folder: str | Path) -> tuple[ModelConfig, Tensors]:
     """A model's configuration and its tensors, by our names."""
@@ -85,12 +87,14 @@ def read_weights(file: Path) -> Tensors:
     import zipfile
 
     if file.exists() and not zipfile.is_zipfile(file):
-        raise StorageError(f"{file} is not a file that torch.save has written, or is damaged")
+        raise StorageError(
+            f"{file} is not a file that torch.save has written, or is damaged", mend=AGAIN
+        )
     try:
         with torch.serialization.safe_globals([io.BytesIO]):
             loaded = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-        raise StorageError(f"cannot read {file}: {error}") from None
+        raise StorageError(f"cannot read {file}: {error}", mend=AGAIN) from None
     return {name: tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
 
 

@@ -89,6 +89,14 @@ def test_everything_wrong_is_said_at_once() -> None:
     assert "heads (3)" in text and "kv_heads (2)" in text
 
 
+def test_every_problem_has_a_path_of_its_own() -> None:
+    with pytest.raises(ConfigError) as raised:
+        config({"kind": "attention", "heads": 3, "kv_heads": 2}, pattern="[mixr]")
+    paths = [problem.path for problem in raised.value.problems]
+    assert paths[0] == "pattern" and set(paths[1:]) == {"operators.mixer"} and len(paths) > 2
+    assert f"{len(paths)} problems" in str(raised.value)
+
+
 def test_a_shared_block_feeds_layers_only() -> None:
     block = {"kind": "zamba-block", "heads": 4, "hidden": 8}
     with pytest.raises(ConfigError, match=r"layer 1: `mixer` is of kind zamba-block"):
@@ -102,8 +110,8 @@ def test_a_shared_block_feeds_layers_only() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"vocab_size": 0}, "vocab_size must be at least 1"),
-        ({"width": 0}, "width must be at least 1"),
+        ({"vocab_size": 0}, "vocab_size: must be at least 1"),
+        ({"width": 0}, "width: must be at least 1"),
         ({"pattern": "[mixer"}, "the pattern is not understood"),
         ({"norms": "rms"}, "did you mean `norm`"),
         ({"norm": "rmss"}, "did you mean `rms`"),

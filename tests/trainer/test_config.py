@@ -43,6 +43,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         ("checkpoints.every=0", "every must be at least 1"),
         ("micro_batch_tokens=0", "micro_batch_tokens must be at least 1"),
         ("optimizer.lr=fast", "optimizer.lr"),
+        ("synthetic.warmup=-1", "warmup must be at least 0"),
     ],
 )
 def test_a_wrong_value_is_named(word: str, said: str) -> None:

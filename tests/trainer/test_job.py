@@ -142,6 +142,13 @@ def test_a_vocabulary_that_the_model_does_not_have(ask: Any) -> None:
         start.check(replace(found, plan=replace(found.plan, vocab_size=50)))
 
 
+def test_rows_longer_than_the_table_of_positions(ask: Any) -> None:
+    start.check(ask("model.learned_positions=16"))
+    with pytest.raises(PlanError, match="rows of 16 tokens, and the model's table") as caught:
+        start.check(ask("model.learned_positions=8"))
+    assert caught.value.mend is not None and "learned_positions=16" in caught.value.mend
+
+
 def test_a_disk_without_room_for_a_checkpoint(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import shutil
 
@@ -150,7 +157,7 @@ def test_a_disk_without_room_for_a_checkpoint(ask: Any, monkeypatch: pytest.Monk
     with pytest.raises(StorageError, match="one checkpoint takes"):
         start.start(found, stop_after=None, fallback=False, debug=False)
     assert not found.folder.root.exists()
-    with pytest.raises(StorageError, match="1B free, and one checkpoint takes"):
+    with pytest.raises(StorageError, match="1 B free, and one checkpoint takes"):
         job.check_disk(found)
 
 
@@ -188,4 +195,18 @@ def test_the_description_adds_up(ask: Any) -> None:
         "moments": 4 * count,
     }
     assert about["checkpoints"] == {"bytes": 12 * count, "saved": 2}
-    assert any("dp 2 × tp 1 × cp 1" in line for line in describe.lines(about))
+    written = "\n".join(describe.lines(about))
+    assert "dp 2 × tp 1 × cp 1" in written
+    assert "2 of 1.49 GB each" in "\n".join(
+        describe.lines({**about, "checkpoints": {"bytes": 1_490_000_000, "saved": 2}})
+    )
+
+
+def test_a_run_takes_a_step_at_least() -> None:
+    from click.testing import CliRunner
+
+    from headrace.trainer.cli import main
+
+    for command in (["run"], ["resume", "nowhere"]):
+        result = CliRunner().invoke(main, [*command, "--stop-after", "0"])
+        assert result.exit_code == 2 and "x>=1" in result.output

@@ -287,6 +287,8 @@ def edited(folder: Path, **changes: Any) -> None:
         ({"hidden_act": "relu"}, ConfigError, ["hidden_act", "relu", "silu"]),
         ({"model_type": "bert"}, ConfigError, ["bert", "llama", "zamba2"]),
         ({"vocab_size": "REMOVED"}, ConfigError, ["vocab_size", "is required"]),
+        ({"hidden_size": "32"}, ConfigError, ["hidden_size", "a number, not the text '32'"]),
+        ({"rope_scaling": 5}, ConfigError, ["wrong type"]),
         ({"num_key_value_heads": 3}, ConfigError, ["kv_heads (3)", "heads (4)", "layers 0, 1"]),
         (
             {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
@@ -309,8 +311,9 @@ def test_what_does_not_fit(
 def test_a_folder_without_weights(tmp_path: Path) -> None:
     save(theirs_of("llama"), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"rubbish")
-    with pytest.raises(StorageError, match=r"model\.safetensors"):
+    with pytest.raises(StorageError, match=r"model\.safetensors") as raised:
         read_folder(tmp_path)
+    assert raised.value.mend is not None and "every .safetensors file" in raised.value.mend
 
 
 def test_a_model_that_no_family_can_say(tmp_path: Path) -> None:
