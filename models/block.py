@@ -33,9 +33,12 @@ class Where:
     positions: Tensor
     documents: Documents | None
     embeddings: Tensor | None
+    rows: Tensor | None = None
 
     def context(self, state: State | None) -> Context:
-        return Context(self.positions, self.documents, state, self.embeddings)
+        return Context(
+            self.positions, self.documents, state, rows=self.rows, embeddings=self.embeddings
+        )
 
 
 class Branch(nn.Module):

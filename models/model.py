@@ -70,8 +70,12 @@ class Model(nn.Module):
         documents: Documents | None = None,
         *,
         states: list[list[State]] | None = None,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """What `logits` takes, and the sum of the operators' auxiliary losses (MoE routers)."""
+        """What `logits` takes, and the sum of the operators' auxiliary losses (MoE routers).
+
+        `rows` (bool) says which rows are text; the others have no part in these losses.
+        """
         if not self.config.isolate_documents:
             documents = None
         seen = states[0][0].seen if states else 0
@@ -86,7 +90,7 @@ class Model(nn.Module):
         u = self.embedding(tokens)
         if self.positions is not None:
             u = u + self.positions(positions)
-        where = Where(positions, documents, u if self.shared else None)
+        where = Where(positions, documents, u if self.shared else None, rows)
         losses = u.new_zeros((), dtype=torch.float32)
         for number, (layer, block) in enumerate(zip(self.config.layers, self.blocks, strict=True)):
             own = states[number] if states else None

@@ -39,7 +39,9 @@ class Objective(nn.Module):
         weights: torch.Tensor,
         documents: Documents | None,
     ) -> Sums:
-        hidden, auxiliary = self.model.hidden(tokens, documents)
+        # Rows of padding have no weights: the routers are not to count them.
+        text = (weights != 0).any(dim=1)
+        hidden, auxiliary = self.model.hidden(tokens, documents, rows=text)
         logits = self.model.logits(hidden)
         per_row = zip(logits.unbind(), targets.unbind(), weights.unbind(), strict=True)
         rows = torch.stack([cross_entropy(*row, z_loss=self.z_loss)[0] for row in per_row])

@@ -45,6 +45,9 @@ class Context:
     """None: each row is one document."""
     state: State | None = None
     """Read and updated where given: generation."""
+    rows: Tensor | None = None
+    """bool [rows]: those that are rows of text. The others fill the batch up, and nothing that is
+    counted over a batch may see them. None: all."""
     embeddings: Tensor | None = None
     """What came out of the embedding, for shared blocks."""
     adapters: Any = None

@@ -68,7 +68,8 @@ class MoE(Operator):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         flat = x.flatten(0, 1)
         logits = widen(self.router(flat))
-        chosen, weights = self.route(logits, context)
+        text = None if context.rows is None else context.rows.repeat_interleave(x.shape[1])
+        chosen, weights = self.route(logits, context, text)
         token = torch.arange(len(flat), device=x.device).repeat_interleave(self.options.top_k)
         order = chosen.flatten().argsort(stable=True)
         token = token[order]
@@ -85,23 +86,36 @@ class MoE(Operator):
         gate, up = (x @ self.gate_up[number].T).chunk(2, dim=-1)
         return (ACTIVATIONS[self.options.activation](gate) * up) @ self.down[number].T
 
-    def route(self, logits: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Which experts [tokens, k], and how much of each."""
+    def route(
+        self, logits: Tensor, context: Context, text: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Which experts [tokens, k], and how much of each. What is counted over all tokens is
+        counted over those of `text`."""
         options = self.options
         softmax = options.router == "softmax"
         probabilities = logits.softmax(dim=-1) if softmax else logits.sigmoid()
         preference = probabilities
         if options.sinkhorn and self.training:
-            preference = sinkhorn(logits.detach())
+            preference = probabilities.detach().clone()
+            counted = slice(None) if text is None else text
+            preference[counted] = sinkhorn(logits.detach()[counted])
         chosen = preference.topk(options.top_k, dim=-1).indices
         weights = probabilities.gather(-1, chosen)
         if softmax:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        if self.training and options.balance_loss:
-            context.losses.append(options.balance_loss * balance(probabilities, chosen))
-        if self.training and options.z_loss:
-            context.losses.append(options.z_loss * logits.logsumexp(dim=-1).square().mean())
+        if self.training and (options.balance_loss or options.z_loss):
+            seen = (probabilities, chosen, logits)
+            context.losses += self.losses(*(t if text is None else t[text] for t in seen))
         return chosen, weights
+
+    def losses(self, probabilities: Tensor, chosen: Tensor, logits: Tensor) -> Iterator[Tensor]:
+        options = self.options
+        if not len(logits):  # all padding: a mean of nothing is not a number
+            return
+        if options.balance_loss:
+            yield options.balance_loss * balance(probabilities, chosen)
+        if options.z_loss:
+            yield options.z_loss * logits.logsumexp(dim=-1).square().mean()
 
     def init_weights(self, init: Initialiser) -> None:
         init.linear(self.router)
@@ -121,7 +135,7 @@ class MoE(Operator):
 
 
 def balance(probabilities: Tensor, chosen: Tensor) -> Tensor:
-    """1 where tokens are spread evenly, up to the number of experts where one gets them all."""
+    """top_k where tokens are spread evenly, up to the number of experts where few get them all."""
     experts = probabilities.shape[-1]
     counts = torch.bincount(chosen.flatten(), minlength=experts)
     share = counts.to(probabilities.dtype) / chosen.shape[0]
@@ -131,6 +145,8 @@ def balance(probabilities: Tensor, chosen: Tensor) -> Tensor:
 def sinkhorn(logits: Tensor) -> Tensor:
     """exp(2·logits), scaled so that every token and every expert has the same total."""
     tokens, experts = logits.shape
+    if not tokens:
+        return logits
     weights = torch.exp(2 * (logits - logits.amax()))
     columns = torch.ones(experts, device=logits.device, dtype=logits.dtype)
     rows = columns.new_ones(tokens)

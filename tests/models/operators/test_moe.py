@@ -102,3 +102,31 @@ def test_an_expert_without_tokens_has_a_gradient_of_zeros() -> None:
     assert moe.gate_up.grad is not None
     for expert in range(4):
         assert bool(moe.gate_up.grad[expert].abs().sum() > 0) == (expert == used)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_k": 2, "balance_loss": 0.5, "z_loss": 0.1},
+        {"top_k": 1, "router": "sigmoid", "sinkhorn": True, "z_loss": 0.1},
+    ],
+)
+def test_padding_has_no_part_in_what_is_counted(options: dict[str, Any]) -> None:
+    moe, x = experts(**options), normal(2, 9, 8)
+    alone, padded, blind = context(), context(), context()
+    padded.rows = torch.tensor([True, True, False, False, False])
+    fill = torch.cat([x, torch.ones(3, 9, 8, dtype=x.dtype)])
+    y = moe(x, alone)
+    assert torch.allclose(moe(fill, padded)[:2], y, rtol=1e-12)
+    torch.testing.assert_close(padded.losses, alone.losses)
+    moe(fill, blind)
+    assert abs(float(sum(blind.losses)) - float(sum(alone.losses))) > 1e-3, "a negative control"
+    nothing = context()
+    nothing.rows = torch.zeros(5, dtype=torch.bool)
+    assert moe(fill, nothing).isfinite().all() and nothing.losses == []
+
+
+def test_an_even_spread_is_worth_top_k() -> None:
+    even = torch.full((4, 4), 0.25, dtype=torch.float64)
+    chosen = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0]])
+    assert float(balance(even, chosen)) == pytest.approx(2.0)
