@@ -191,12 +191,6 @@ class Plan:
         }
         return _digest(order)
 
-    def continues(self, other_hash: str, row: int) -> bool:
-        """Whether a run of the plan `other_hash` that stands at `row` may go on with this one."""
-        if other_hash == self.hash:
-            return True
-        return self.parent == Parent(hash=other_hash, row=row)
-
     def to_json(self) -> dict[str, Any]:
         return {
             "version": VERSION,

@@ -91,11 +91,3 @@ def test_steps_tile_the_rows(two_phases: Plan) -> None:
     for outside in (-1, two_phases.last_step):
         with pytest.raises(IndexError):
             two_phases.step(outside)
-
-
-def test_who_may_go_on(two_phases: Plan) -> None:
-    child = replace(two_phases, parent=Parent(hash=two_phases.hash, row=24), seed=8)
-    assert two_phases.continues(two_phases.hash, 3)
-    assert child.continues(two_phases.hash, 24)
-    assert not child.continues(two_phases.hash, 25)
-    assert not two_phases.continues("another", 24)
