@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ...console.errors import InputError, IntegrityError
 from ..manifest import TokenizerInfo
 from . import Encoded, TextError, id_type
-from .fast_bpe import BATCH, CUT, END, FastBpe, Inexact, convert
+from .fast_bpe import BATCH, CUT, END, FastBpe, Inexact, convert, spelled
 
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
 """What tokenizers call the end of a document, tried in this order."""
@@ -64,6 +64,11 @@ class BpeTokenizer:
         # of it, or one of our own marks, is left to the library.
         added = self.tokenizer.get_added_tokens_decoder().values()
         found = [token.content for token in added if config.parse_special or not token.special]
+        if getattr(self.tokenizer.model, "ignore_merges", False):
+            # A word that is such a token as it stands becomes its id, although no merge makes it.
+            words = self.tokenizer.get_vocab(with_added_tokens=False)
+            names = [spelled(token.content) for token in added if token.content in words]
+            found += [name for name in names if name]
         self._marks = (END, CUT, *found)
         normalizer = self.tokenizer.normalizer
         self._normalize = None if normalizer is None else normalizer.normalize_str

@@ -4,9 +4,11 @@ tiktoken's inner loop is several times as fast as `tokenizers`', and three times
 where its pattern looks nowhere ahead. Three things make the ids the same, and each is checked:
 
 1. The merges. tiktoken joins the pair whose union has the lowest rank; `tokenizers` joins pairs
-   that its list names. They agree wherever every token, taken alone, is made by its own merge
-   (`convert` checks each): for if they ever parted, at a pair (x, y) that is not in the list
-   although xy is a token, then the token xy alone would end with that pair too.
+   that its list names, and tokens may be listed with several pairs, each of a rank of its own.
+   They agree wherever every token, taken alone, ends with a pair that is listed for it, and those
+   pairs are listed in the order of the tokens (`convert` checks each): for if they ever parted, at
+   a pair (x, y) that is not in the list although xy is a token, or that is listed elsewhere, then
+   the token xy alone would end with that pair too.
 2. The pattern. Those that are known (PATTERNS) end in `\s+(?!\S)|\s+`: of several spaces, the last
    one goes with the word after it. Without the look-ahead, a mark before that last space says the
    same: a cut there is one in the original as well, because no alternative matches across it.
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -128,7 +130,8 @@ def convert(tokenizer: dict[str, Any]) -> FastBpe:
         if kind != "NFC":
             raise Inexact(f"it normalizes texts ({kind})")
     pattern = _pattern(tokenizer.get("pre_tokenizer"))
-    ranks, ids = _ranks(model)
+    added = {token["content"] for token in tokenizer.get("added_tokens", ())}
+    ranks, ids = _ranks(model, added)
     return FastBpe(ranks, ids, pattern)
 
 
@@ -150,7 +153,9 @@ def _pattern(pre: dict[str, Any] | None) -> str:
     return str(pattern)
 
 
-def _ranks(model: dict[str, Any]) -> tuple[dict[bytes, int], npt.NDArray[np.uint32]]:
+def _ranks(
+    model: dict[str, Any], added: Set[str]
+) -> tuple[dict[bytes, int], npt.NDArray[np.uint32]]:
     """Each token's bytes and rank, and the id of each rank."""
     vocabulary: dict[str, int] = model["vocab"]
     letters = byte_letters()
@@ -159,8 +164,8 @@ def _ranks(model: dict[str, Any]) -> tuple[dict[bytes, int], npt.NDArray[np.uint
         raise Inexact(f"it has no token for the byte {missing[0]:#x}")
     ranks = {bytes([byte]): byte for byte in letters}
     ids = [vocabulary[letters[byte]] for byte in range(256)]
-    pairs: list[tuple[bytes, bytes]] = []
-    for merge in model["merges"]:
+    listed: dict[bytes, dict[tuple[bytes, bytes], int]] = {}
+    for rank, merge in enumerate(model["merges"]):
         left, right = merge.split(" ") if isinstance(merge, str) else merge
         try:
             pair = bytes(octets[c] for c in left), bytes(octets[c] for c in right)
@@ -170,19 +175,22 @@ def _ranks(model: dict[str, Any]) -> tuple[dict[bytes, int], npt.NDArray[np.uint
         if whole not in ranks:
             ranks[whole] = len(ids)
             ids.append(vocabulary[left + right])
-            pairs.append(pair)
-        # A second merge into the same token is never reached if the first one passes the check.
-    for whole, pair in zip(list(ranks)[256:], pairs, strict=True):
-        _check(whole, pair, ranks)
+        listed.setdefault(whole, {})[pair] = rank
+    last = -1
+    for whole, pairs in listed.items():
+        rank = _made(whole, pairs, ranks)
+        if rank < last:
+            raise Inexact(f"its merges into {whole!r} are not listed together")
+        last = rank
     if model.get("ignore_merges"):
-        for token in vocabulary:
+        for token in vocabulary.keys() - added:  # those are marks to whoever asks (see `spelled`)
             if all(c in octets for c in token) and bytes(octets[c] for c in token) not in ranks:
                 raise Inexact(f"its token {token!r} is made by no merge")
     return ranks, np.array(ids, np.uint32)
 
 
-def _check(whole: bytes, pair: tuple[bytes, bytes], ranks: dict[bytes, int]) -> None:
-    """That a token's bytes, taken alone, end with the merge that the tokenizer names for it."""
+def _made(whole: bytes, pairs: Mapping[tuple[bytes, bytes], int], ranks: dict[bytes, int]) -> int:
+    """The rank of the pair with which a token's bytes, taken alone, end. It has to be listed."""
     none = len(ranks)
     parts = [whole[k : k + 1] for k in range(len(whole))]
     joins = [ranks.get(whole[k : k + 2], none) for k in range(len(whole) - 1)]
@@ -194,8 +202,21 @@ def _check(whole: bytes, pair: tuple[bytes, bytes], ranks: dict[bytes, int]) -> 
             joins[at - 1] = ranks.get(parts[at - 1] + parts[at], none)
         if at < len(joins):
             joins[at] = ranks.get(parts[at] + parts[at + 1], none)
-    if tuple(parts) != pair:
+    rank = pairs.get((parts[0], parts[1])) if len(parts) == 2 else None
+    if rank is None:
         raise Inexact(f"its merges never make the token {whole!r} the way that they say")
+    return rank
+
+
+def spelled(token: str) -> str | None:
+    """The text that a token of a byte-level vocabulary stands for, if it stands for any."""
+    octets = {letter: byte for byte, letter in byte_letters().items()}
+    if any(letter not in octets for letter in token):
+        return None
+    try:
+        return bytes(octets[letter] for letter in token).decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def byte_letters() -> dict[int, str]:

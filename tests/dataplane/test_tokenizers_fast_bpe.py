@@ -23,6 +23,8 @@ from headrace.dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from headrace.dataplane.tokenizers.fast_bpe import GPT2, LLAMA3, QWEN2, Inexact, convert
 
 END = "<|endoftext|>"
+WORD = "Qua" + "gga"
+"""A special token. The corpus (this file, too) does not have it, so that no merge makes it."""
 SCRIPTS = [
     *("aZ", "é", "ß", "ñ", "Ω", "я", "中", "の", "한", "א", "ع", "ह", "ไ", "ༀ", "🙂"),
     *("👩\u200d👩\u200d👧", "\u0301", "\u200d", "ﬁ", "ſ", "\u212a", "٣", "²", "Ⅷ", "½"),
@@ -34,7 +36,9 @@ PIECES = [
     *("'s", "'LL", "'Ve", "'ſ", "'", "don't", "x", "the ", "def f(x):\n        return ", "12345"),
     *("<|endoftext|>", "<tool>", "...", "--", "!=", "https://", "_", "=" * 40, " " * 40),
 ]
-TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=6), max_size=30).map("".join)
+TEXTS = st.lists(
+    st.sampled_from([*PIECES, WORD, f" {WORD}"]) | st.text(max_size=6), max_size=30
+).map("".join)
 
 
 def corpus() -> Iterator[str]:
@@ -70,7 +74,28 @@ def brought(tokenizer: Tokenizer, **options: Any) -> BpeTokenizer:
     return BpeTokenizer(tokenizer.to_str().encode(), BpeConfig(**options), source="test")
 
 
+def every_pair(tokenizer: Tokenizer) -> Tokenizer:
+    """The same, as converters from tiktoken's files write it: with each way to part each token,
+    and with special tokens (one of them a word) in the vocabulary itself."""
+    data = json.loads(tokenizer.to_str())
+    model = data["model"]
+    ranks = {token: id for token, id in model["vocab"].items() if token != END}
+    merges = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        parts = [(token[:k], token[k:]) for k in range(1, len(token))]
+        known = [pair for pair in parts if pair[0] in ranks and pair[1] in ranks]
+        merges += sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+    assert len(merges) > len(model["merges"])
+    assert WORD not in model["vocab"]
+    special = {**data["added_tokens"][0], "id": len(model["vocab"]), "content": WORD}
+    model["vocab"][WORD] = special["id"]
+    data["added_tokens"].append(special)
+    model.update(merges=merges, ignore_merges=True)
+    return Tokenizer.from_str(json.dumps(data))
+
+
 STYLES = {
+    "every pair": lambda: every_pair(train(LLAMA3)),
     "gpt2": lambda: train(GPT2),
     "llama3": lambda: train(LLAMA3),
     "qwen2": lambda: train(QWEN2, normalizer=normalizers.NFC()),
@@ -99,6 +124,7 @@ def same(made: BpeTokenizer, reference: Tokenizer, texts: list[str]) -> None:
 
 @settings(deadline=None, max_examples=400)
 @example(texts=["", "a", " ", "  a", "a  ", "\n a", " \n", "a\n\n  b", "a \t b", "\x1ea\x1f  b"])
+@example(texts=[WORD, f"a {WORD}", f"({WORD}", f"{WORD}b"])
 @example(texts=["a  ", "  b", "c\n", "\n d", "e\xa0 f", "  \u3000g", "\u2003\u2003\u2003h"])
 @given(texts=st.lists(TEXTS, max_size=5))
 def test_ids_are_those_of_the_library(
@@ -168,6 +194,19 @@ def test_an_unreachable_token_is_inexact() -> None:
     with pytest.raises(Inexact, match="never make the token"):
         convert(broken)
     convert(data)
+
+
+def test_pairs_of_a_token_that_are_listed_apart_are_inexact() -> None:
+    """The pair that makes it has a place of its own in the list, which no rank of it has."""
+    data = json.loads(every_pair(train(LLAMA3, vocab_size=600)).to_str())
+    merges = data["model"]["merges"]
+    vocabulary = set(data["model"]["vocab"])
+    assert {"Ġ", "ĠĠ", "ĠĠĠ", "ĠĠĠĠ"} <= vocabulary
+    made = merges.index(["ĠĠ", "ĠĠ"])
+    assert ["Ġ", "ĠĠĠ"] in merges
+    merges.append(merges.pop(made))
+    with pytest.raises(Inexact, match="are not listed together"):
+        convert(data)
 
 
 def test_without_the_marks_ids_would_differ(monkeypatch: pytest.MonkeyPatch) -> None:
