@@ -30,6 +30,11 @@ def human_bytes(size: int) -> str:
     return f"{size} B"
 
 
+def as_bytes(number: float) -> str:
+    """1490000000 → '1.49GB': a billion of bytes is written with a G."""
+    return f"{human(number).replace('B', 'G')}B"
+
+
 def duration(seconds: float) -> str:
     """3725 → '1h02m'; 65 → '1m05s'."""
     whole = round(seconds)
@@ -76,19 +81,22 @@ class Progress:
 
     def line(self) -> str:
         elapsed = max(time.monotonic() - self.started, 1e-9)
-        parts = [f"{self.label}: {human(self.done)}{self.unit}"]
+        parts = [f"{self.label}: {self._amount(self.done)}"]
         if self.total:
-            parts[0] += f" of {human(self.total)}{self.unit} ({self.done / self.total:.0%})"
+            parts[0] += f" of {self._amount(self.total)} ({self.done / self.total:.0%})"
         parts += [
             f"{human(value) if isinstance(value, (int, float)) else value} {name}"
             for name, value in self.details.items()
         ]
-        parts.append(f"{human(self.done / elapsed)}{self.unit}/s")
+        parts.append(f"{self._amount(self.done / elapsed)}/s")
         if self.total and 0 < self.done < self.total:
             parts.append(f"{duration(elapsed * (self.total / self.done - 1))} left")
         else:
             parts.append(duration(elapsed))
         return ", ".join(parts)
+
+    def _amount(self, number: float) -> str:
+        return as_bytes(number) if self.unit == "B" else f"{human(number)}{self.unit}"
 
     def show(self) -> None:
         self.shown = time.monotonic()

@@ -88,6 +88,9 @@ class BuildConfig:
             if self.format != "mds":
                 raise ValueError("only the mds format can be compressed")
         check_splits(self.splits)
+        for name in ("shard_size", "slice_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; at least one byte is needed")
         if self.max_document_tokens is not None and self.max_document_tokens < 2:
             raise ValueError("max_document_tokens is at least 2: a token and the end")
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..console.progress import Progress, human
+from ..console.errors import InputError
+from ..console.progress import Progress, as_bytes
 from . import engines
 from .build import BuildConfig, cut, job_of, load_tokenizer
 from .inputs import find
@@ -119,6 +120,12 @@ def count(config: BuildConfig, share: float = 1.0) -> Counts:
         for found in engines.run(config.engine, CountTask(job, share), tasks):
             total.add(found)
             progress.advance(found.read, documents=found.documents)
+    if total.sampled < 2 <= total.documents:
+        raise InputError(
+            f"the sample holds {total.sampled} of {total.documents:,} documents: too few to "
+            "estimate from",
+            mend="take a larger share with --sample",
+        )
     return total
 
 
@@ -138,7 +145,7 @@ def as_data(counts: Counts) -> dict[str, Any]:
 def describe(counts: Counts) -> str:
     about = f" ± {counts.error:,} (from {counts.sampled:,} documents)" if counts.error else ""
     lines = [
-        f"{counts.documents:,} documents, {human(counts.bytes)}B of text",
+        f"{counts.documents:,} documents, {as_bytes(counts.bytes)} of text",
         f"{counts.tokens:,} tokens{about}, "
         f"{counts.bytes / max(1, counts.tokens):.2f} bytes for each",
     ]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..console.errors import InputError
-from ..console.progress import human
+from ..console.progress import as_bytes, human
 from ..dataplane import manifest, tokenizers
 from ..dataplane.dataset import Dataset
 from ..dataplane.shards import Origin
@@ -62,11 +62,11 @@ def describe(url: str) -> str:
     for number, made in enumerate(found.generations):
         lines.append(
             f"  generation {number}: {made.documents:,} documents, {human(made.tokens)} tokens, "
-            f"{human(made.size)}B in {made.shards} shards"
+            f"{as_bytes(made.size)} in {made.shards} shards"
         )
         inputs = made.provenance.get("inputs", {})
         if inputs:
-            lines.append(f"    from {inputs['files']} files, {human(inputs['bytes'])}B")
+            lines.append(f"    from {inputs['files']} files, {as_bytes(inputs['bytes'])}")
         for name, count in made.provenance.get("counts", {}).items():
             lines.append(f"    {name}: {count:,}")
     return "\n".join(lines)

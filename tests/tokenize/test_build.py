@@ -384,6 +384,8 @@ def test_misuse_is_told_by_name() -> None:
         ({"splits": {"": 0.1}}, "letters, digits"),
         ({"max_document_tokens": 1}, "at least 2"),
         ({"inputs": ()}, "inputs is empty"),
+        ({"shard_size": 0}, "shard_size is 0"),
+        ({"slice_size": -1}, "slice_size is -1"),
         ({"bpe": BpeConfig()}, "`bpe` is for a tokenizer's JSON file"),
         ({"tokenizer": "t.json", "byte": ByteConfig()}, "`byte` is for the tokenizer `byte`"),
     ):

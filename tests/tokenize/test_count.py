@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from corpora import ONE, texts, write_jsonl
 
+from headrace.console.errors import InputError
 from headrace.tokenize.build import BuildConfig
-from headrace.tokenize.count import as_data, count, describe
+from headrace.tokenize.count import Counts, as_data, count, describe
 
 
 def config(path: Path) -> BuildConfig:
@@ -45,3 +46,15 @@ def test_a_sample_estimates_within_its_error(tmp_path: Path) -> None:
     assert 200 < guess.sampled < 400
     assert guess.documents == truth.documents
     assert abs(guess.tokens - truth.tokens) < 2 * guess.error
+
+
+def test_a_sample_without_documents_estimates_nothing(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", texts(20))
+    with pytest.raises(InputError, match="the sample holds 0 of 20 documents"):
+        count(config(path), 1e-9)
+    one = write_jsonl(tmp_path / "b.jsonl", texts(1))
+    assert count(config(one)).documents == 1
+
+
+def test_billions_of_bytes_are_gigabytes() -> None:
+    assert describe(Counts(documents=1, bytes=1_490_000_000)).startswith("1 documents, 1.49GB of")

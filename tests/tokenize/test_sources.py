@@ -242,6 +242,14 @@ def test_a_setting_that_means_nothing_to_the_inputs_is_refused(
     assert len(find([str(tmp_path)], SourceConfig(**option))) == 3
 
 
+def test_a_line_without_the_field_of_its_id_is_bad(tmp_path: Path) -> None:
+    lines = b'{"text": "a", "name": 1}\n{"text": "b"}\n{"text": "c", "name": null}\n'
+    found, problems = read(plain(tmp_path / "a.jsonl", lines), id_field="name")
+    assert found == [(0, "a", "1"), (2, "c", None)]
+    assert [(one.kind, one.position) for one in problems] == [("missing field", 1)]
+    assert "no field `name` (it has `text`)" in problems[0].what
+
+
 def test_a_separator_that_separates_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="separator needs text_documents"):
         SourceConfig(separator="XX")

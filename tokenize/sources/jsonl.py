@@ -64,7 +64,10 @@ def _document(line: bytes, config: SourceConfig) -> tuple[str, str | None]:
         raise _Bad("invalid UTF-8", "half of a surrogate pair, which is not a character")
     if config.id_field is None:
         return text, None
-    id = record.get(config.id_field)
+    if config.id_field not in record:
+        known = ", ".join(f"`{key}`" for key in list(record)[:10])
+        raise _Bad("missing field", f"no field `{config.id_field}` (it has {known})")
+    id = record[config.id_field]
     return text, None if id is None else str(id)
 
 
