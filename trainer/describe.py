@@ -37,7 +37,7 @@ def describe(job: Job) -> dict[str, Any]:
             "cp": job.run.layout.cp,
             "device": job.run.device,
             "precision": job.run.precision,
-            "threads": job.run.threads,
+            "threads": job.threads,
         },
         "batch": jobs.arithmetic(job),
         "memory": memory(job, count),

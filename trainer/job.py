@@ -8,6 +8,7 @@ is refused if it says something else.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from . import config as run_config
 from .checkpoints import store
 from .config import RunConfig
 from .folder import RunFolder, differences
-from .launch import speaks, threads_for
+from .launch import joined, speaks, threads_for
 from .schedule import Plan, micro_batches, micro_rows
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Request:
 class Job:
     folder: RunFolder
     run: RunConfig
-    """With every `auto` and None replaced by what it comes to here."""
+    """With device, processes and precision replaced by what they come to here."""
     model: ModelConfig
     plan: Plan
     mixture: dict[str, Any] | None = None
@@ -74,6 +75,13 @@ class Job:
     def processes(self) -> int:
         assert self.run.processes is not None
         return self.run.processes
+
+    @property
+    def threads(self) -> int:
+        """Of each process; it follows the processes of this start, unless it was asked for."""
+        if self.run.threads is not None:
+            return self.run.threads
+        return threads_for(int(os.environ.get("LOCAL_WORLD_SIZE", self.processes)))
 
     @property
     def dp(self) -> int:
@@ -111,7 +119,9 @@ def resolve(request: Request) -> Job:
     """A new job, or the one in the folder if it is the same."""
     from ..models.config import load_model_config
 
-    run = resolve_here(run_config.load(request.run, request.own))
+    asked = run_config.load(request.run, request.own)
+    _check_joined(asked)
+    run = resolve_here(asked)
     if request.mixture is None and run.synthetic is None:
         raise RunError(
             "a run needs rows",
@@ -158,7 +168,10 @@ def load(folder: RunFolder, overrides: Sequence[str] = ()) -> Job:
     folder.check_is_run()
     data, lines = reader.read_yaml(folder.run)
     stored = run_config.build(data, (), source=str(folder.run), lines=lines)
-    run = resolve_here(run_config.build(data, overrides, source=str(folder.run), lines=lines))
+    asked = run_config.build(data, overrides, source=str(folder.run), lines=lines)
+    if any(word.startswith("processes=") for word in overrides):
+        _check_joined(asked)
+    run = resolve_here(asked)
     model = load_model_config(folder.model)
     mixture = None
     if stored.synthetic is None:
@@ -175,9 +188,6 @@ def load(folder: RunFolder, overrides: Sequence[str] = ()) -> Job:
 
 def resolve_here(run: RunConfig) -> RunConfig:
     """Replace what is left open by what it comes to on this machine."""
-    import os
-
-    from .launch import joined
     from .layout import choose_device, count_gpus
 
     device = choose_device(run.device)
@@ -192,8 +202,17 @@ def resolve_here(run: RunConfig) -> RunConfig:
         device=device,
         processes=processes,
         precision=precision,
-        threads=run.threads or threads_for(int(os.environ.get("LOCAL_WORLD_SIZE", processes))),
     )
+
+
+def _check_joined(asked: RunConfig) -> None:
+    """Another launcher has decided how many processes there are."""
+    if joined() and asked.processes not in (None, int(os.environ["WORLD_SIZE"])):
+        raise LayoutError(
+            f"processes={asked.processes}, and the launcher that set WORLD_SIZE has started "
+            f"{os.environ['WORLD_SIZE']}",
+            mend="leave processes out under torchrun",
+        )
 
 
 def check(job: Job) -> None:
@@ -235,7 +254,6 @@ def check(job: Job) -> None:
             mend=f"name a step that has a checkpoint: {steps}" if steps else "check the folder",
         )
     if job.run.device == "cuda":
-        from .launch import joined
         from .layout import count_gpus
 
         if job.processes > count_gpus() and not joined():

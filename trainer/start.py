@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from ..console import command
+from ..console.log import get_logger
 from ..console.progress import human
 from . import job as jobs
 from . import launch, lines
 from .checkpoints import store
 from .describe import describe
 from .job import Job
+
+log = get_logger(__name__)
 
 
 def check(job: Job) -> None:
@@ -32,11 +35,10 @@ def start(job: Job, *, stop_after: int | None, fallback: bool, debug: bool) -> i
         if stop_after is not None:
             arguments += ["--stop-after", str(stop_after)]
         arguments += ["--fallback"] * fallback + ["--debug"] * debug
-        assert job.run.threads is not None
         launcher = launch.Launcher(
             launch.python("headrace.trainer.worker", *arguments),
             job.processes,
-            threads=job.run.threads,
+            threads=job.threads,
             logs=job.folder.logs,
             keep_open=[lock],
             stall_seconds=job.run.watch.stall_seconds,
@@ -103,6 +105,8 @@ def _join(job: Job, *, stop_after: int | None, fallback: bool) -> int:
     watched = launch.Watched()
     if not launch.speaks():
         return work(job, watched, stop_after=stop_after, fallback=fallback)
+    if job.run.watch.stall_seconds:
+        log.info("the launcher watches the processes: watch.stall_seconds does nothing here")
     jobs.check_disk(job)
     job.folder.prepare()
     with job.folder.locked():

@@ -69,8 +69,8 @@ def work(
     began = time.time()
     asked = StopAsked()
     run, plan, folder = job.run, job.plan, job.folder
-    assert run.threads is not None and run.precision != "auto" and run.device != "auto"
-    torch.set_num_threads(run.threads)
+    assert run.precision != "auto" and run.device != "auto"
+    torch.set_num_threads(job.threads)
     if run.deterministic and run.device == "cuda":  # on CPU they are, given the threads
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS refuses
         torch.use_deterministic_algorithms(True)
@@ -271,7 +271,7 @@ def layout_of(job: Job) -> dict[str, object]:
         "cp": job.run.layout.cp,
         "precision": job.run.precision,
         "device": job.run.device,
-        "threads": job.run.threads,
+        "threads": job.threads,
     }
 
 

@@ -43,10 +43,33 @@ def saved(found: Job) -> Job:
 def test_everything_is_resolved_and_comes_back_the_same(ask: Any) -> None:
     first = saved(ask("optimizer.lr=1e-2", "processes=2"))
     assert (first.run.precision, first.run.device, first.run.processes) == ("fp32", "cpu", 2)
-    assert first.run.threads is not None
+    assert first.threads >= 1
     again = job.load(first.folder)
     assert (again.run, again.model, again.plan.hash) == (first.run, first.model, first.plan.hash)
     assert ask("optimizer.lr=1e-2", "processes=2").run == first.run
+
+
+def test_threads_follow_the_processes_of_each_start(
+    ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "threads_for", lambda processes: 8 // processes)
+    first = saved(ask("processes=2"))
+    assert first.threads == 4
+    assert job.load(first.folder, ["processes=8"]).threads == 1
+    assert job.load(first.folder, ["processes=8", "threads=3"]).threads == 3
+
+
+def test_under_another_launcher_its_number_of_processes_counts(
+    ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = saved(ask("processes=2"))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert job.load(first.folder).processes == 4  # what is in the folder is of the start before
+    for start_it in (lambda: ask("processes=2"), lambda: job.load(first.folder, ["processes=2"])):
+        with pytest.raises(LayoutError, match="processes=2, and the launcher"):
+            start_it()
+    assert ask("processes=4").processes == ask().processes == 4
 
 
 def test_another_run_does_not_take_over_the_folder(ask: Any) -> None:
