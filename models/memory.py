@@ -63,7 +63,7 @@ def memory(
         "seq_len": seq_len,
         "layout": {"zero": layout.zero, "dp": layout.dp, "tp": layout.tp, "cp": layout.cp},
         "weights": round(count * size / (copies if layout.zero >= 3 else 1)),
-        "gradients": round(count * size / (copies if layout.zero >= 2 else 1)),
+        "gradients": round(count * 4 / (copies if layout.zero >= 2 else 1)),
         "optimizer": round(optimizer / (copies if layout.zero >= 1 else 1)),
         "activations": {
             "none": round(sum(kept) / divided),

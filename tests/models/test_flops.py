@@ -117,7 +117,7 @@ def test_memory_by_layout() -> None:
     config = load_model_config("tiny-hybrid")
     count = parameters(Model(config))
     whole = memory(config, 256, rows=2, precision="bf16", layout=Layout())
-    assert whole["weights"] == whole["gradients"] == 2 * count
+    assert whole["weights"] == 2 * count and whole["gradients"] == 4 * count  # sums in fp32
     assert whole["optimizer"] == 12 * count
     kept = whole["activations"]
     assert kept["block"] < kept["operator"] < kept["none"]
