@@ -22,7 +22,7 @@ run: $(RUNS)  ## install headrace and run its main job at small size, corpus to 
 	$(BIN)/headrace demo --out $(OUT)
 
 test: $(TESTS)  ## every test that needs nothing but what is installed
-	$(BIN)/python -m pytest -m "not server"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not server"
 
 test-quick: $(TESTS)  ## the tests that take no more than a few seconds each
 	$(BIN)/python -m pytest -m "not server and not slow"

@@ -38,6 +38,11 @@ def rows_of(plan: Plan, step: int) -> np.ndarray:
     return np.arange(taken.first_row, taken.first_row + taken.rows)
 
 
+def reached(ahead: Prefetcher) -> list[int]:
+    with ahead.changed:
+        return [step for step, _ in ahead.ahead]
+
+
 def eventually(condition: object, seconds: float = 20) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
@@ -72,10 +77,9 @@ def test_it_stays_within_its_part_of_the_cache(
     try:
         eventually(lambda: len(ahead.wanted) >= 2)
         time.sleep(0.3)
-        reached = len(ahead.ahead)
-        assert reached < plan.last_step
+        assert len(reached(ahead)) < plan.last_step
         for step in range(plan.last_step):  # and goes on as the reader does
-            eventually(lambda step=step: any(s == step for s, _ in ahead.ahead))  # type: ignore[misc]
+            eventually(lambda step=step: step in reached(ahead))  # type: ignore[misc]
             ahead.done(step)
     finally:
         ahead.close()
