@@ -143,7 +143,8 @@ def _unescaped(option: str, text: str) -> str:
 @click.option("--special", multiple=True, help="Special tokens; the first ends documents.")
 @click.option("--sample", default="256Mi", show_default=True, help="Text to train on, in bytes.")
 @_source_options
-def train(**values: Any) -> None:
+@command.json_option
+def train(as_json: bool, **values: Any) -> None:
     """Train a byte-level BPE tokenizer on a sample of a corpus."""
     from ..console.config import count
     from .train import TrainConfig
@@ -160,6 +161,9 @@ def train(**values: Any) -> None:
         data["special_tokens"] = values["special"]
     config = build_config(TrainConfig, data, source="the command line")
     tokenizer = run(config)
+    if as_json:
+        command.emit({"out": config.out, "vocab_size": tokenizer.get_vocab_size()})
+        return
     command.say(f"{config.out}: {tokenizer.get_vocab_size()} tokens")
 
 
@@ -237,7 +241,8 @@ def _splits(words: tuple[str, ...]) -> dict[str, float]:
 @click.option("--tokenizer", metavar="byte|FILE", help="So that ids can be shown as text.")
 @click.option("--end-of-document", metavar="TOKEN", help="FILE: what ends a document.")
 @_engine_options
-def index(**values: Any) -> None:
+@command.json_option
+def index(as_json: bool, **values: Any) -> None:
     """Make a manifest for a dataset that others have written, without copying it."""
     from .index import IndexConfig
     from .index import index as run
@@ -246,6 +251,11 @@ def index(**values: Any) -> None:
         raise click.UsageError("--end-of-document is for a tokenizer.json only")
     data = {"engine": _engine(values), **values}
     made = run(build_config(IndexConfig, data, source="the command line"))
+    if as_json:
+        from .inspect import summary
+
+        command.emit(summary(values["url"]))
+        return
     command.say(f"{values['url']}: {made.documents:,} documents, {made.tokens:,} tokens")
 
 
@@ -303,12 +313,18 @@ def inspect(url: str, number: int | None, documents: int, as_json: bool) -> None
 def verify(url: str, as_json: bool, **values: Any) -> None:
     """Check every byte and every count of a dataset."""
     from ..console.errors import IntegrityError
+    from ..dataplane import manifest
     from .engines import EngineConfig
-    from .verify import describe
+    from .verify import Damage, describe
     from .verify import verify as run
 
     config = build_config(EngineConfig, _engine(values), source="the command line")
-    damage = run(url, config)
+    try:
+        damage = run(url, config)
+    except IntegrityError as error:  # the manifest itself, or a table
+        if as_json:
+            command.emit([vars(Damage(manifest.NAME, error.what, ""))])
+        raise
     if as_json:
         command.emit([vars(one) for one in damage])
     if damage:

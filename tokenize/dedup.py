@@ -88,7 +88,9 @@ def decide(job: Job, tasks: Sequence[Task], before: Sequence[bytes]) -> Kept:
         again = np.zeros(len(digests), bool)
         again[1:] = np.all(digests[1:] == digests[:-1], axis=1)
         kept.append(digests[~again & (owner_of >= 0)].tobytes())
-        for owner in np.unique(owner_of[again]):
+        fallen_owners = np.unique(owner_of[again])
+        assert not len(fallen_owners) or fallen_owners[0] >= 0  # what is kept has no duplicates
+        for owner in fallen_owners:
             drops[owner].append(number_of[again & (owner_of == owner)])
     return Kept(
         [np.sort(np.concatenate([np.empty(0, np.int64), *fallen])) for fallen in drops],

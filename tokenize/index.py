@@ -173,11 +173,13 @@ def _info(tokenizer: Tokenizer | None, found: Sequence[Found]) -> TokenizerInfo:
         known = tokenizer.info.end_of_document
         return replace(tokenizer.info, end_of_document=known if ends == {known} else None)
     largest = max(one.contents.largest_id for one in found)
+    documents = sum(one.contents.documents for one in found)
     return TokenizerInfo(
         kind="unknown",
         fingerprint=hashlib.sha256(b"unknown").hexdigest(),
         vocab_size=largest + 1,
-        end_of_document=next(iter(ends)) if len(ends) == 1 else None,
+        # One document ends with some id, whatever it is; two that end alike say something.
+        end_of_document=next(iter(ends)) if len(ends) == 1 and documents > 1 else None,
     )
 
 

@@ -16,6 +16,8 @@ from .sources import SourceConfig, source
 
 log = get_logger(__name__)
 
+MEND = "mend the file, or train on inputs without it"
+
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -92,5 +94,7 @@ def _documents(files: Sequence[Any], config: SourceConfig) -> Iterator[str]:
         for part in reader.cut(file, config, file.size + 1):
             for texts in reader.read(part, config):
                 for problem in texts.problems:
-                    raise InputError(f"{problem.kind}: {problem.what}", where=problem.where())
+                    raise InputError(
+                        f"{problem.kind}: {problem.what}", where=problem.where(), mend=MEND
+                    )
                 yield from texts.texts

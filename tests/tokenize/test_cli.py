@@ -20,8 +20,9 @@ def invoke(*arguments: object) -> Result:
 def test_from_a_corpus_to_its_text(tmp_path: Path) -> None:
     corpus = write_jsonl(tmp_path / "a.jsonl", ["water", *texts(50)])
     tokenizer, out = tmp_path / "t.json", tmp_path / "out"
-    run = invoke("train", corpus, "--out", tokenizer, "--vocab-size", 300)
+    run = invoke("train", corpus, "--out", tokenizer, "--vocab-size", 300, "--json")
     assert run.exit_code == 0, run.output
+    assert json.loads(run.stdout) == {"out": str(tokenizer), "vocab_size": 300}
     run = invoke(
         *("build", corpus, "--tokenizer", tokenizer, "--out", out, "--workers", 1),
         *("--id-field", "name", "--format", "mds", "--compression", "zstd", "--json"),
@@ -49,6 +50,24 @@ def test_damage_is_a_failure_that_says_how_to_mend_it(tmp_path: Path) -> None:
     run = invoke("verify", out, "--workers", 1)
     assert run.exit_code == 1
     assert shard.name in run.stderr and "run the build's command again" in run.stderr
+
+
+def test_verify_and_index_tell_programs(tmp_path: Path) -> None:
+    corpus, out = write_jsonl(tmp_path / "a.jsonl", texts(5)), tmp_path / "out"
+    invoke("build", corpus, "--tokenizer", "byte", "--out", out, "--workers", 1)
+    head = out / "manifest.json"
+    whole = head.read_text()
+    head.write_text(whole.replace('"tokens":', '"token":', 1))
+    run = invoke("verify", out, "--workers", 1, "--json")
+    assert run.exit_code == 1
+    (damage,) = json.loads(run.stdout)
+    assert damage["name"] == "manifest.json" and "changed after" in damage["what"]
+    run = invoke("verify", out, "--workers", 1)
+    assert run.exit_code == 1 and "changed after" in run.stderr and not run.stdout
+    head.unlink()
+    run = invoke("index", out / "shards", "--workers", 1, "--json")
+    assert run.exit_code == 0, run.output
+    assert json.loads(run.stdout)["documents"] == 5
 
 
 def test_a_bad_line_is_named_with_its_file_and_number(tmp_path: Path) -> None:

@@ -154,3 +154,8 @@ def test_what_the_format_tells_cannot_be_said_again(tmp_path: Path) -> None:
         index(IndexConfig(url=str(tmp_path / "mds"), dtype="int64"))
     with pytest.raises(ValueError, match="needs a tokenizer"):
         IndexConfig(url="x", tokenizer="byte", end_of_document="</s>")
+
+
+def test_the_last_id_of_a_single_document_is_no_end(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "a", [[5, 6, 7]], "uint16")
+    assert index(IndexConfig(url=str(tmp_path), engine=ONE)).tokenizer.end_of_document is None
