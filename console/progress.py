@@ -22,14 +22,6 @@ def human(number: float) -> str:
     return f"{number:.3g}" if isinstance(number, float) else str(number)
 
 
-def human_bytes(size: int) -> str:
-    """1490000000 → '1.49 GB'."""
-    for prefix, unit in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if size >= unit * 0.9995:
-            return f"{size / unit:.3g} {prefix}B"
-    return f"{size} B"
-
-
 def as_bytes(number: float) -> str:
     """1490000000 → '1.49GB': a billion of bytes is written with a G."""
     return f"{human(number).replace('B', 'G')}B"

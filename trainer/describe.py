@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..console import config as reader
-from ..console.progress import human, human_bytes
+from ..console.progress import as_bytes, human
 from . import job as jobs
 from .job import Job
 
@@ -97,7 +97,7 @@ def lines(about: dict[str, Any]) -> list[str]:
     total = sum(about["memory"].values()) / GIGABYTE
     found.append(f"memory       {total:.3f} GiB of state on each process ({parts}) + activations")
     saved = about["checkpoints"]
-    found.append(f"checkpoints  {saved['saved']} of {human_bytes(saved['bytes'])} each")
+    found.append(f"checkpoints  {saved['saved']} of {as_bytes(saved['bytes'])} each")
     return found
 
 

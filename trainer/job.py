@@ -25,7 +25,7 @@ from ..console.errors import (
     RunError,
     StorageError,
 )
-from ..console.progress import human_bytes
+from ..console.progress import as_bytes
 from . import config as run_config
 from .checkpoints import store
 from .config import RunConfig
@@ -271,8 +271,8 @@ def check_disk(job: Job) -> None:
     free = shutil.disk_usage(there).free
     if need > free:
         raise StorageError(
-            f"{job.folder.root} has {human_bytes(free)} free, and one checkpoint takes "
-            f"{human_bytes(need)}",
+            f"{job.folder.root} has {as_bytes(free)} free, and one checkpoint takes "
+            f"{as_bytes(need)}",
             mend="free some space, or choose another --out",
         )
 

@@ -180,7 +180,7 @@ def test_a_disk_without_room_for_a_checkpoint(ask: Any, monkeypatch: pytest.Monk
     with pytest.raises(StorageError, match="one checkpoint takes"):
         start.start(found, stop_after=None, fallback=False, debug=False)
     assert not found.folder.root.exists()
-    with pytest.raises(StorageError, match="1 B free, and one checkpoint takes"):
+    with pytest.raises(StorageError, match="1B free, and one checkpoint takes"):
         job.check_disk(found)
 
 
@@ -220,7 +220,7 @@ def test_the_description_adds_up(ask: Any) -> None:
     assert about["checkpoints"] == {"bytes": 12 * count, "saved": 2}
     written = "\n".join(describe.lines(about))
     assert "dp 2 × tp 1 × cp 1" in written
-    assert "2 of 1.49 GB each" in "\n".join(
+    assert "2 of 1.49GB each" in "\n".join(
         describe.lines({**about, "checkpoints": {"bytes": 1_490_000_000, "saved": 2}})
     )
 
