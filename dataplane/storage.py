@@ -219,6 +219,11 @@ def _failed(verb: str, url: str, error: Exception) -> StorageError:
         reason, mend = "it does not exist", "check the path, or build the dataset first"
     elif isinstance(error, PermissionError):
         reason, mend = "access is denied", "check the credentials (`headrace doctor` shows them)"
+    elif isinstance(error, (NotADirectoryError, FileExistsError)):
+        reason, mend = "a part of its path is a file, not a folder", "choose another folder"
+    elif type(error).__name__ == "NoCredentialsError":  # botocore's
+        reason = "the store's credentials are missing"
+        mend = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     elif isinstance(error, OSError) and error.errno == 28:
         reason, mend = "the disk is full", "free some space and run the same command again"
     else:

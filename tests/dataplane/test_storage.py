@@ -99,3 +99,23 @@ def test_lasting_faults_are_told(flaky: type[Flaky]) -> None:
     with pytest.raises(StorageError, match="access is denied"):
         storage.read("flaky://x")
     assert len(flaky.failures) == 1
+
+
+def test_a_file_in_the_place_of_a_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").touch()
+    for name in ("a.jsonl/x", "a.jsonl/x/y"):
+        with pytest.raises(StorageError, match="a part of its path is a file") as caught:
+            storage.write(str(tmp_path / name), b"")
+        assert caught.value.mend == "choose another folder"
+
+
+def test_missing_credentials_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    exceptions = pytest.importorskip("botocore.exceptions")
+
+    def refuse(self: MemoryFileSystem, path: str, data: bytes) -> None:
+        raise exceptions.NoCredentialsError
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuse)
+    with pytest.raises(StorageError, match="credentials are missing") as caught:
+        storage.write("memory://x/y", b"")
+    assert "AWS_ACCESS_KEY_ID" in str(caught.value.mend)
