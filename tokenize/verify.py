@@ -67,7 +67,7 @@ class VerifyTask:
                 k for k in range(len(chunks) // 32) if _chunk(chunks, k) != _chunk(shard.chunks, k)
             ]
             places = ", ".join(f"{k * manifest.CHUNK_BYTES:,}" for k in bad[:5])
-            return f"its bytes are not the ones that were written (in the MiB from {places})"
+            return f"its bytes are not the ones that were written (in the chunks from {places})"
         held = contents(data, found.format, found.dtype, shard.details)
         if (held.documents, held.tokens) != (shard.documents, shard.tokens):
             return (
