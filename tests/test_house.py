@@ -223,13 +223,13 @@ for module in MODULES:
 
 
 def modules_of_models() -> list[str]:
-    """All but the command, which needs click."""
+    """All but the command, which needs click, and Triton's programs, imported by who has a GPU."""
     return [
         ".".join(["headrace", *file.relative_to(ROOT).with_suffix("").parts]).removesuffix(
             ".__init__"
         )
         for file in files_of("models")
-        if file.name != "cli.py"
+        if file.name != "cli.py" and not file.stem.endswith("_triton")
     ]
 
 
