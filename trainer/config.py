@@ -48,6 +48,8 @@ class WatchConfig:
     """Seconds between two lines on the terminal, at least."""
     tensorboard: bool = True
     """Write TensorBoard's files as well."""
+    wandb: str | None = None
+    """A project of Weights & Biases that gets the same charts (extra `wandb`)."""
     not_finite: Literal["stop", "skip"] = "stop"
     """A step whose gradients are not finite changes nothing; whether the run goes on after it."""
     stall_seconds: float = 1800.0

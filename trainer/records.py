@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ..console.errors import MissingError
 from ..console.progress import duration, human
 from ..dataplane import ledger
 from .config import WatchConfig
@@ -67,6 +69,7 @@ class Records:
         self.ledger = LineWriter(folder / ledger.NAME)
         self.events = LineWriter(folder / EVENTS)
         self.board = _tensorboard(folder / TENSORBOARD, first_step) if watch.tensorboard else None
+        self.wandb = _wandb(watch.wandb, folder) if watch.wandb else None
         self.stream = stream or sys.stderr
         self.end = plan.phases[-1].first_token + plan.phases[-1].tokens
         self.shown = 0.0
@@ -116,8 +119,12 @@ class Records:
                 "hash": record.ledger,
             }
         )
+        charts = _charts(entry)
         if self.board is not None:
-            self._to_board(entry)
+            for name, value in charts.items():
+                self.board.add_scalar(name, value, step.number)
+        if self.wandb is not None:
+            self.wandb.log(charts, step=step.number)
         self._show(entry)
 
     def saved(self, step: int, blocked: float) -> None:
@@ -128,6 +135,8 @@ class Records:
             writer.close()
         if self.board is not None:
             self.board.close()
+        if self.wandb is not None:
+            self.wandb.finish()
 
     def _show(self, entry: dict[str, Any]) -> None:
         edge = entry["phase"] != self.phase or entry["step"] + 1 == self.plan.last_step
@@ -154,22 +163,20 @@ class Records:
         self.stream.write("  ".join(parts) + "\n")
         self.stream.flush()
 
-    def _to_board(self, entry: dict[str, Any]) -> None:
-        assert self.board is not None
-        step = entry["step"]
-        values = {
-            "loss/all": entry["loss"],
-            "optimizer/lr": entry["lr"],
-            "optimizer/grad_norm": entry["grad_norm"],
-            "speed/tokens_per_second": entry["tokens_per_second"],
-            "speed/mfu": entry["mfu"],
-            "speed/data_wait": entry["data_wait"],
-            "stream/tokens": entry["tokens"],
-            **{f"loss/{name}": each["loss"] for name, each in entry["sources"].items()},
-        }
-        for name, value in values.items():
-            if value is not None:
-                self.board.add_scalar(name, value, step)
+
+def _charts(entry: dict[str, Any]) -> dict[str, float]:
+    """A step's metrics as charts name them; what is not a number is left out."""
+    values = {
+        "loss/all": entry["loss"],
+        "optimizer/lr": entry["lr"],
+        "optimizer/grad_norm": entry["grad_norm"],
+        "speed/tokens_per_second": entry["tokens_per_second"],
+        "speed/mfu": entry["mfu"],
+        "speed/data_wait": entry["data_wait"],
+        "stream/tokens": entry["tokens"],
+        **{f"loss/{name}": each["loss"] for name, each in entry["sources"].items()},
+    }
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _number(value: float) -> float | None:
@@ -183,3 +190,15 @@ def _tensorboard(folder: Path, first_step: int) -> Any:
     except ImportError:  # a machine with torch alone
         return None
     return SummaryWriter(str(folder), purge_step=first_step)
+
+
+def _wandb(project: str, folder: Path) -> Any:
+    """The run's page: one for a folder, gone on with by every start."""
+    try:
+        import wandb
+    except ImportError:
+        raise MissingError(
+            "watch.wandb is set, and wandb is not installed", mend="pip install 'headrace[wandb]'"
+        ) from None
+    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    return wandb.init(project=project, name=folder.name, id=name, resume="allow", dir=str(folder))

@@ -3,10 +3,13 @@ from __future__ import annotations
 import io
 import json
 import math
+import sys
+import types
 from pathlib import Path
 
 import pytest
 
+from headrace.console.errors import MissingError
 from headrace.trainer.config import SyntheticConfig, WatchConfig
 from headrace.trainer.engines.engine import Update
 from headrace.trainer.facts import Facts
@@ -92,3 +95,49 @@ def test_tensorboard_is_written_beside(tmp_path: Path) -> None:
     board.Reload()
     assert board.Scalars("loss/all")[0].value == pytest.approx(3.0)
     assert "speed/mfu" not in board.Tags()["scalars"]
+
+
+class Page:
+    """Stands in for a page of Weights & Biases: what was asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, object]] = []
+
+    def log(self, values: dict[str, float], *, step: int) -> None:
+        self.asked.append(("log", (step, values)))
+
+    def finish(self) -> None:
+        self.asked.append(("finish", None))
+
+
+def test_weights_and_biases_gets_the_same_charts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, opened = Page(), []
+
+    def init(**options: object) -> Page:
+        opened.append(options)
+        return page
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    watch = WatchConfig(log_seconds=1e9, tensorboard=False, wandb="rivers")
+    for _ in range(2):  # a restart goes on with the page
+        kept = Records(
+            tmp_path, PLAN, Speed({8: 2000.0}, None), watch, first_step=0, stream=io.StringIO()
+        )
+        kept.record(record(3))
+        kept.close()
+    assert opened[0] == opened[1]
+    assert opened[0]["project"] == "rivers" and opened[0]["resume"] == "allow"
+    assert [name for name, _ in page.asked] == ["log", "finish"] * 2
+    step, values = page.asked[0][1]  # type: ignore[misc]
+    assert step == 3 and values["loss/all"] == pytest.approx(3.0) and "speed/mfu" not in values
+
+
+def test_without_its_extra_it_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    watch = WatchConfig(tensorboard=False, wandb="rivers")
+    with pytest.raises(MissingError, match=r"pip install 'headrace\[wandb\]'"):
+        Records(tmp_path, PLAN, Speed({8: 2000.0}, None), watch, first_step=0)
