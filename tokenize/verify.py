@@ -7,6 +7,7 @@ again, and that task alone is run.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -105,7 +106,25 @@ def verify(url: str, engine: EngineConfig | None = None) -> list[Damage]:
             progress.advance(checked.size)
             if checked.damage:
                 damage.append(checked.damage)
+    if found.format == "mds" and not damage and storage.is_local(url):
+        damage += _as_streaming_sees(url, shards)
     return sorted(damage, key=lambda one: one.name)
+
+
+def _as_streaming_sees(url: str, shards: list[Shard]) -> list[Damage]:
+    """MDS promises that mosaicml's reader opens the dataset as it is: have it do so."""
+    from streaming.base.format import reader_from_json
+
+    index = storage.local_path(url) / "index.json"
+    try:
+        entries = json.loads(index.read_text())["shards"]
+        counts = [reader_from_json(str(index.parent), None, entry).size for entry in entries]
+    except (OSError, ValueError, KeyError) as error:
+        return [Damage(index.name, f"streaming cannot read it: {error!r}", "")]
+    if counts != [shard.documents for shard in shards]:
+        said = f"{sum(counts):,} documents in {len(counts):,} shards"
+        return [Damage(index.name, f"it lists {said}; the manifest has others", "")]
+    return []
 
 
 def _chunk(chunks: bytes, number: int) -> bytes:

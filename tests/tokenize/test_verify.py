@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,3 +81,18 @@ def test_a_lost_shard_needs_its_inputs(corpus: Path, run_build: Run) -> None:
     (corpus / "0.jsonl").unlink()
     with pytest.raises(InputError, match="not among the inputs"):
         run_build(corpus)
+
+
+def test_mosaicml_s_reader_is_asked_too(corpus: Path, run_build: Run) -> None:
+    """The index that streaming reads is not the manifest, and can be wrong on its own."""
+    out = run_build(corpus, format="mds")
+    assert verify(str(out), ONE) == []
+    index = Path(out, "index.json")
+    listed = json.loads(index.read_text())
+    listed["shards"] = listed["shards"][1:]
+    index.write_text(json.dumps(listed))
+    (found,) = verify(str(out), ONE)
+    assert found.name == "index.json" and "the manifest has others" in found.what
+    index.write_text("{")
+    (found,) = verify(str(out), ONE)
+    assert "streaming cannot read it" in found.what
