@@ -22,12 +22,12 @@ run: $(RUNS)  ## install headrace and run its main job at small size, corpus to 
 	$(BIN)/headrace demo --out $(OUT)
 
 test: $(TESTS)  ## every test that needs nothing but what is installed
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not server"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not server and not long"
 
 test-quick: $(TESTS)  ## the tests that take no more than a few seconds each
-	$(BIN)/python -m pytest -m "not server and not slow"
+	$(BIN)/python -m pytest -m "not server and not long and not slow"
 
-test-all: $(TESTS)  ## every test, with those for which an S3 server is installed (apt-get, as root)
+test-all: $(TESTS)  ## every test: also those of minutes, and those that install an S3 server (apt-get)
 	$(BIN)/python -m pytest
 
 check: $(TESTS)  ## lint, format, types, packaging and the rules of the house

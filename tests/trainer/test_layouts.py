@@ -74,7 +74,7 @@ def test_checkpoints_load_across_engines_and_worlds(in_processes: Any, tmp_path:
             assert all(found[f"{name} → {name}"][1] == kept[name] for name in core)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_any_checkpoint_loads_into_any_layout(in_processes: Any, tmp_path: Path) -> None:
     loads_everywhere(in_processes, tmp_path, EVERY, [2, 1])

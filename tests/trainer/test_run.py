@@ -149,7 +149,7 @@ def test_under_torchrun_it_joins(trainer: Any, tmp_path: Path) -> None:
     assert trainer.losses() == trainer.losses(whole)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_ten_times_it_ends_the_same(trainer: Any, tmp_path: Path) -> None:
     import random
 
