@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -173,13 +174,8 @@ class Dataset:
     def document_starts(self, start: int, end: int) -> Int64:
         """The tokens in [start, end) with which a document begins."""
         found = []
-        token = start
-        while token < end:
-            number, inside = self._place(token)
-            first = int(self.shard_tokens[number])
-            last = min(end, int(self.shard_tokens[number + 1]))
+        for number, first, inside, last in self._parts(start, end):
             found.append(self.open_shard(number).document_starts(inside, last - first) + first)
-            token = last
         return np.concatenate([*found, np.empty(0, np.int64)])
 
     def row(
@@ -199,11 +195,7 @@ class Dataset:
     def documents(self, start: int, end: int) -> list[DocumentSpan]:
         """The documents of which [start, end) holds a token."""
         found = []
-        token = start
-        while token < end:
-            number, inside = self._place(token)
-            first = int(self.shard_tokens[number])
-            last = min(end, int(self.shard_tokens[number + 1]))
+        for number, first, inside, last in self._parts(start, end):
             starts = self.open_shard(number).layout.document_starts
             low = int(np.searchsorted(starts, inside, side="right")) - 1
             high = int(np.searchsorted(starts[:-1], last - first))
@@ -216,7 +208,6 @@ class Dataset:
                 for index in range(low, high)
                 if starts[index + 1] > starts[index]
             ]
-            token = last
         return found
 
     def origins(self, first: int, last: int) -> list[Origin]:
@@ -233,16 +224,11 @@ class Dataset:
     def chunks(self, start: int, end: int) -> list[tuple[int, int]]:
         """The (shard, chunk of its file) pairs that hold the tokens [start, end)."""
         found = []
-        token = start
-        while token < end:
-            number, inside = self._place(token)
-            first = int(self.shard_tokens[number])
-            last = min(end, int(self.shard_tokens[number + 1]))
+        for number, first, inside, last in self._parts(start, end):
             for low, high in self.open_shard(number).byte_ranges(inside, last - first):
                 found += [
                     (number, chunk) for chunk in range(low // CHUNK_BYTES, -(-high // CHUNK_BYTES))
                 ]
-            token = last
         return found
 
     def open_shard(self, number: int) -> OpenShard:
@@ -262,6 +248,15 @@ class Dataset:
         if self.cache is None:
             self.cache = Cache()
         return CachedShardFile(self.url, shard, self.cache)
+
+    def _parts(self, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+        """The shards that hold [start, end): each one's number, the token with which it begins, the
+        place in it at which the span does, and the token at which the span or the shard ends."""
+        while start < end:
+            number, inside = self._place(start)
+            last = min(end, self._shard_tokens[number + 1])
+            yield number, start - inside, inside, last
+            start = last
 
     def _place(self, token: int) -> tuple[int, int]:
         """The shard that holds a token, and the token's number in it."""
