@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from .documents import Documents
 from .initialise import Initialiser
 from .norms import build_norm
 from .operators import OPERATORS, Context, Operator, SharedOperator, State
+from .parallel.axes import Axes
 from .pattern import Layer
 
 Checkpointing = Literal["none", "operator", "block"]
@@ -34,10 +35,16 @@ class Where:
     documents: Documents | None
     embeddings: Tensor | None
     rows: Tensor | None = None
+    axes: Axes = field(default_factory=Axes)
 
     def context(self, state: State | None) -> Context:
         return Context(
-            self.positions, self.documents, state, rows=self.rows, embeddings=self.embeddings
+            self.positions,
+            self.documents,
+            state,
+            rows=self.rows,
+            embeddings=self.embeddings,
+            axes=self.axes,
         )
 
 

@@ -14,6 +14,7 @@ from .documents import Documents
 from .initialise import Initialiser
 from .norms import build_norm
 from .operators import Operator, SharedOperator, State
+from .parallel.axes import Axes
 from .pattern import Layer
 
 
@@ -39,6 +40,8 @@ class Model(nn.Module):
         super().__init__()
         self.config = config
         self.checkpointing: Checkpointing = "none"
+        self.axes = Axes()
+        """Set by whoever divides the model among processes."""
         self.embedding = Embedding(config.vocab_size, config.width)
         self.positions = (
             Embedding(config.learned_positions, config.width) if config.learned_positions else None
@@ -90,7 +93,7 @@ class Model(nn.Module):
         u = self.embedding(tokens)
         if self.positions is not None:
             u = u + self.positions(positions)
-        where = Where(positions, documents, u if self.shared else None, rows)
+        where = Where(positions, documents, u if self.shared else None, rows, self.axes)
         losses = u.new_zeros((), dtype=torch.float32)
         for number, (layer, block) in enumerate(zip(self.config.layers, self.blocks, strict=True)):
             own = states[number] if states else None

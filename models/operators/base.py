@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..documents import Documents
 from ..initialise import Initialiser
+from ..parallel.axes import Axes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,8 @@ class Context:
     """What came out of the embedding, for shared blocks."""
     adapters: Any = None
     """What the present call of a shared block has of its own."""
+    axes: Axes = field(default_factory=Axes)
+    """Among which processes the operator is divided."""
     losses: list[Tensor] = field(default_factory=list)
     """Auxiliary losses are added here by those who have one."""
 
