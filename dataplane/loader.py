@@ -5,8 +5,8 @@ micro-batches there are changes who reads a row, never which rows an update has.
 
     step → its rows → this rank's slice → micro-batches of `micro_batch` rows, padded to that size
 
-With workers, processes read whole steps ahead into shared memory. They hold nothing by name, so
-that whatever is killed leaves nothing behind.
+With workers, processes read whole steps ahead into shared memory, and what is handed on lies there
+still. They hold nothing by name, so that whatever is killed leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..console.errors import ConfigError, Problem
 from .cache import Cache
 from .permutation import Int64
 from .plan import Plan, Step
-from .rows import Float32, RowArrays, RowReader
+from .rows import RowArrays, RowReader
 from .storage import is_local
 
 if TYPE_CHECKING:
@@ -66,16 +66,23 @@ class Batch:
 
 
 @dataclass(frozen=True, eq=False)
-class RankRows:
-    """One rank's rows of a step, the arrays padded to whole micro-batches."""
+class Labels:
+    """What is said of one rank's rows of a step; all that is not as long as they are."""
 
-    tokens: Int64
-    weights: Float32
     rows: Int64
+    """The rows' numbers, padded to whole micro-batches."""
     sources: npt.NDArray[np.int32]
-    document_starts: Int64
-    """Where documents begin in the rows laid side by side (see RowBlock)."""
+    cu_seqlens: list[npt.NDArray[np.int32]]
+    """Of each micro-batch."""
     digests: list[bytes]
+
+
+@dataclass(frozen=True, eq=False)
+class RankRows:
+    """One rank's rows of a step, padded to whole micro-batches."""
+
+    arrays: RowArrays
+    labels: Labels
 
 
 ReadStep = Callable[..., RankRows]
@@ -118,6 +125,8 @@ class Loader:
             for phase in plan.phases
             if phase.seq_len % context_size
         ]
+        if pin_memory and not _has_cuda():
+            problems.append(Problem("pin_memory", "there is no CUDA device to pin memory for"))
         if problems:
             raise ConfigError("the loader", problems)
         self.plan = plan
@@ -188,72 +197,80 @@ class Loader:
 
     def read(self, reader: RowReader, number: int, into: RowArrays | None = None) -> RankRows:
         step = self.plan.step(number)
-        rows = self.slice(step)
+        rows, length = self.slice(step), step.phase.seq_len
         padded = self.micro_batch_count(step) * self.micro_batch
-        arrays = into or RowArrays.empty(padded, step.phase.seq_len)
-        tokens, weights = arrays.tokens[:padded], arrays.weights[:padded]
-        tokens[len(rows) :] = 0
-        weights[len(rows) :] = 0.0
-        if not len(rows):  # more ranks than rows
-            return RankRows(tokens, weights, rows, np.empty(0, np.int32), np.empty(0, np.int64), [])
-        block = reader.read(rows, arrays)
-        sources = block.located.sources
-        digests = [
-            reader.digest(source, row)
-            for source, row in zip(sources.tolist(), block.tokens, strict=True)
-            if self.digests
-        ]
-        return RankRows(tokens, weights, rows, sources, block.document_starts, digests)
+        arrays = into or RowArrays.empty(padded, length)
+        arrays.tokens[len(rows) :] = 0
+        arrays.weights[len(rows) :] = 0.0
+        sources, starts, digests = np.empty(0, np.int32), np.empty(0, np.int64), []
+        if len(rows):  # there may be more ranks than rows
+            block = reader.read(rows, arrays)
+            sources, starts = block.located.sources, block.document_starts
+            if self.digests:
+                pairs = zip(sources.tolist(), block.tokens, strict=True)
+                digests = [reader.digest(source, row) for source, row in pairs]
+        labels = Labels(
+            rows=_padded(rows, padded, PADDING),
+            sources=_padded(sources, padded, 0),
+            cu_seqlens=self._boundaries(starts, padded, length),
+            digests=digests,
+        )
+        return RankRows(arrays, labels)
 
     def micro_batches(self, read: RankRows) -> list[Batch]:
         """Cut a rank's rows into micro-batches."""
         import torch
 
-        size = self.micro_batch
-        length = read.weights.shape[1] // self.context_size
+        arrays, labels, size = read.arrays, read.labels, self.micro_batch
+        length = arrays.weights.shape[1] // self.context_size
         part = slice(self.context_rank * length, (self.context_rank + 1) * length)
         ahead = slice(part.start + 1, part.stop + 1)
-        tensor = self._pinned if self.pin_memory else torch.from_numpy
+        tensor = _pinned if self.pin_memory else torch.from_numpy
         batches = []
-        for first in range(0, len(read.tokens), size):
-            last = first + size
-            tokens = read.tokens[first:last]
+        for number, bounds in enumerate(labels.cu_seqlens):
+            these = slice(number * size, (number + 1) * size)
+            tokens = arrays.tokens[these]
             batches.append(
                 Batch(
                     tokens=tensor(tokens[:, part]),
                     targets=tensor(tokens[:, ahead]),
-                    weights=tensor(read.weights[first:last, part]),
-                    cu_seqlens=torch.from_numpy(self._boundaries(read, first)),
-                    rows=_padded(read.rows[first:last], size, PADDING),
-                    sources=_padded(read.sources[first:last], size, 0),
-                    digests=read.digests[first:last],
+                    weights=tensor(arrays.weights[these, part]),
+                    cu_seqlens=torch.from_numpy(bounds),
+                    rows=labels.rows[these],
+                    sources=labels.sources[these],
+                    digests=labels.digests[these],
                     part=part,
                 )
             )
         return batches
 
-    @staticmethod
-    def _pinned(array: npt.NDArray[Any]) -> torch.Tensor:
-        import torch
-
-        return torch.from_numpy(array).contiguous().pin_memory()
-
-    def _boundaries(self, read: RankRows, first: int) -> npt.NDArray[np.int32]:
-        """Where documents begin in the micro-batch of row `first`: every row begins one, too."""
-        length, rows = read.weights.shape[1], self.micro_batch
-        edges = np.arange(0, (rows + 1) * length, length, dtype=np.int32)
+    def _boundaries(self, starts: Int64, rows: int, length: int) -> list[npt.NDArray[np.int32]]:
+        """For each micro-batch where documents begin, and its end. Every row begins one, too."""
+        size = self.micro_batch * length
+        edges = np.arange(0, size + 1, length, dtype=np.int32)
         if not self.plan.isolate_documents:
-            return edges
-        starts = read.document_starts
-        if len(read.tokens) > rows:
-            begin = first * length
-            starts = starts[starts.searchsorted(begin) : starts.searchsorted(begin + edges[-1])]
-            starts = starts - begin
-        both = np.concatenate([edges, starts.astype(np.int32)])
-        both.sort()
-        # A document that begins right after a row begins with the next one.
-        distinct: npt.NDArray[np.int32] = both[np.append(both[1:] != both[:-1], True)]
-        return distinct
+            return [edges] * (rows // self.micro_batch)
+        inside = starts[starts % length != 0]  # right after a row, one begins with the next
+        found = []
+        for first in range(0, rows * length, size):
+            low, high = inside.searchsorted((first, first + size))
+            bounds = np.concatenate([edges, (inside[low:high] - first).astype(np.int32)])
+            bounds.sort()
+            found.append(bounds)
+        return found
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _pinned(array: npt.NDArray[Any]) -> torch.Tensor:
+    import torch
+
+    tensor = torch.from_numpy(array)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
 
 
 def _padded(values: npt.NDArray[Any], size: int, padding: int) -> npt.NDArray[Any]:

@@ -1,9 +1,13 @@
 """Worker processes that read steps ahead into shared memory.
 
 Steps are read in groups; worker w of n reads every n-th group, in order, into slots of its own,
-and the consumer takes turns: the order is that of no workers at all. The consumer copies a group
-out of its slot and gives the slot back, so that what it hands on is nobody else's. The memory is
-an unlinked file: when the processes are gone, it is gone.
+and the consumer takes turns: the order is that of no workers at all.
+
+What the consumer hands on still lies in a slot: nothing is copied. The slot goes back to its
+worker when the last array in it dies, so that what somebody holds is never overwritten. Of whoever
+holds more than a worker can spare, copies are made instead.
+
+The memory is an unlinked file: when the processes are gone, it is gone.
 """
 
 from __future__ import annotations
@@ -11,25 +15,31 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import os
+import signal
 import tempfile
+import weakref
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..console.errors import RunError, StorageError
+from .loader import Loader, RankRows
 from .rows import RowArrays
+from .shard_file import Bytes
 
-if TYPE_CHECKING:
-    from .loader import Loader, RankRows
-
-SLOTS = 3
-"""Of each worker: one being copied, one ready, one being filled."""
+SLOTS = 4
+"""Of each worker."""
+LENT = 2
+"""As many as the consumer may hold of them: one whose last step is still in use, and the next. The
+others are one that is ready and one that is being filled."""
 GROUP_BYTES = 4 << 20
 """A message costs as much as reading a few rows, so that short steps share one. The first groups
 are short, because somebody waits for them."""
@@ -72,16 +82,16 @@ class _Shapes:
         if group:
             yield group
 
-    def arrays(self, slot: memoryview, group: list[int]) -> list[RowArrays]:
+    def arrays(self, slot: Bytes, group: list[int]) -> list[RowArrays]:
         """A group's arrays in a slot."""
         found, at = [], 0
         for number in group:
             rows, length = self.shape(number)
-            tokens = np.frombuffer(slot, np.int64, rows * (length + 1), at)
-            at += tokens.nbytes
-            weights = np.frombuffer(slot, np.float32, rows * length, at)
-            at += weights.nbytes + -weights.nbytes % 8
+            middle = at + rows * (length + 1) * 8
+            end = middle + rows * length * 4
+            tokens, weights = slot[at:middle].view(np.int64), slot[middle:end].view(np.float32)
             found.append(RowArrays(tokens.reshape(rows, -1), weights.reshape(rows, -1)))
+            at += self.step_bytes(number)
         return found
 
     def slots(self, descriptor: int) -> list[memoryview]:
@@ -97,45 +107,76 @@ class _Shapes:
 def read_ahead(loader: Loader) -> Iterator[RankRows]:
     """What the loader would read, read by its workers."""
     shapes = _Shapes(loader)
-    context = multiprocessing.get_context("spawn")
-    workers: list[tuple[Any, Connection, list[memoryview]]] = []
+    workers: list[_Worker] = []
     try:
         for number in range(loader.workers):
-            with tempfile.TemporaryFile(dir=_memory_folder()) as file:
-                _reserve(file.fileno(), shapes.memory_bytes)
-                ours, theirs = context.Pipe()
-                work = _Work(shapes, number, theirs, file.fileno())
-                process = context.Process(
-                    target=work, name=f"headrace-loader-{number}", daemon=True
-                )
-                process.start()
-                theirs.close()
-                workers.append((process, ours, shapes.slots(file.fileno())))
+            workers.append(_Worker(shapes, number))
         for turn, group in enumerate(shapes.groups()):
-            process, connection, slots = workers[turn % loader.workers]
-            try:
-                answer = connection.recv()
-                if isinstance(answer, BaseException):
-                    raise answer
-                slot, light = answer
-                arrays = shapes.arrays(slots[slot], group)
-                steps = [
-                    replace(read, tokens=held.tokens.copy(), weights=held.weights.copy())
-                    for read, held in zip(light, arrays, strict=True)
-                ]
-                connection.send(slot)
-            except (EOFError, ConnectionError):
-                process.join()
-                raise RunError(
-                    f"a loader worker died (exit code {process.exitcode}) at step {group[0]}",
-                    mend="if it was killed for memory, use fewer workers",
-                ) from None
-            yield from steps
+            yield from workers[turn % loader.workers].receive(group)
     finally:
-        for process, connection, _ in workers:
-            connection.close()
-            process.terminate()
-            process.join()
+        for worker in workers:
+            worker.end()
+
+
+class _Worker:
+    """A worker as its consumer sees it."""
+
+    def __init__(self, shapes: _Shapes, number: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.shapes = shapes
+        with tempfile.TemporaryFile(dir=_memory_folder()) as file:
+            _reserve(file.fileno(), shapes.memory_bytes)
+            self.connection, theirs = context.Pipe()
+            work = _Work(shapes, number, theirs, file.fileno())
+            self.process = context.Process(
+                target=work, name=f"headrace-loader-{number}", daemon=True
+            )
+            self.process.start()
+            theirs.close()
+            self.slots = shapes.slots(file.fileno())
+        self.lent = 0
+        self.returned: deque[int] = deque()
+        """Slots in which nothing is alive any more: arrays die in any thread, at any time."""
+        # A finalizer, because at the interpreter's exit a generator is closed too late.
+        self.end = weakref.finalize(self, _end, self.process, self.connection)
+
+    def receive(self, group: list[int]) -> Iterator[RankRows]:
+        try:
+            self._give_back()
+            answer = self.connection.recv()
+        except (EOFError, ConnectionError):
+            self.process.join()
+            raise RunError(
+                f"a loader worker died (exit code {self.process.exitcode}) at step {group[0]}",
+                mend="if it was killed for memory, use fewer workers",
+            ) from None
+        if isinstance(answer, BaseException):
+            raise answer
+        slot, labels = answer
+        return map(RankRows, self.shapes.arrays(self._lend(slot), group), labels)
+
+    def _lend(self, slot: int) -> Bytes:
+        """A slot's memory, and a promise that its worker will not touch it; or a copy."""
+        self.lent += 1
+        memory = np.frombuffer(self.slots[slot], np.uint8)
+        if self.lent > LENT:
+            self.returned.append(slot)
+            return memory.copy()
+        # Every view of it, and every tensor over one, holds this very array: its own base is none.
+        weakref.finalize(memory, self.returned.append, slot).atexit = False
+        return memory
+
+    def _give_back(self) -> None:
+        slots = bytes(self.returned.popleft() for _ in range(len(self.returned)))
+        if slots:
+            self.lent -= len(slots)
+            self.connection.send_bytes(slots)
+
+
+def _end(process: BaseProcess, connection: Connection) -> None:
+    connection.close()
+    process.terminate()
+    process.join()
 
 
 @dataclass
@@ -151,31 +192,30 @@ class _Work:
         return {**vars(self), "descriptor": DupFd(self.descriptor)}
 
     def __call__(self) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: it is not ours
         descriptor: Any = self.descriptor
         slots = self.shapes.slots(descriptor.detach())
         try:
-            self._read(slots)
+            self._read([np.frombuffer(slot, np.uint8) for slot in slots])
             while True:  # the memory must outlive the last group
-                self.connection.recv()
+                self.connection.recv_bytes()
         except (EOFError, ConnectionError):
             return  # the consumer is gone
         except Exception as error:  # whatever it is, the consumer must hear of it
             self.connection.send(error)
 
-    def _read(self, slots: list[memoryview]) -> None:
+    def _read(self, slots: list[Bytes]) -> None:
         loader, free = self.shapes.loader, list(range(SLOTS))
-        no_tokens, no_weights = np.empty((0, 0), np.int64), np.empty((0, 0), np.float32)
         with loader.reading(number for group in self._groups() for number in group) as read:
             for group in self._groups():
                 while not free or self.connection.poll():
-                    free.append(self.connection.recv())
+                    free += self.connection.recv_bytes()
                 slot = free.pop(0)
                 arrays = self.shapes.arrays(slots[slot], group)
-                rows = [
-                    replace(read(number, into), tokens=no_tokens, weights=no_weights)
-                    for number, into in zip(group, arrays, strict=True)
+                labels = [
+                    read(number, into).labels for number, into in zip(group, arrays, strict=True)
                 ]
-                self.connection.send((slot, rows))
+                self.connection.send((slot, labels))
 
     def _groups(self) -> Iterator[list[int]]:
         return islice(self.shapes.groups(), self.number, None, self.shapes.loader.workers)

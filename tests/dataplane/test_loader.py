@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_data import plan_of, random_documents, write_dataset
 
-from headrace.console.errors import ConfigError, IntegrityError, RunError, UserError
+from headrace.console.errors import ConfigError, IntegrityError, UserError
 from headrace.dataplane.loader import PADDING, Batch, Loader
 from headrace.dataplane.plan import Plan
 from headrace.dataplane.rows import RowReader
@@ -47,23 +43,6 @@ def test_the_order_is_one_for_every_world_batch_and_restart(
     start = int(part * two_phases.last_step)
     seen = steps_of(two_phases, world=world, micro_batch=micro_batch, start_step=start)
     assert seen == expected[start:]
-
-
-@pytest.mark.parametrize("workers", [1, 2, 4])
-def test_workers_change_nothing(two_phases: Plan, workers: int) -> None:
-    assert steps_of(two_phases, micro_batch=4, workers=workers) == steps_of(
-        two_phases, micro_batch=4
-    )
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_stays_what_it_was(two_phases: Plan, workers: int) -> None:
-    """Also when it is held while others are read."""
-    kept = [batch for step in Loader(two_phases, micro_batch=4, workers=workers) for batch in step]
-    fresh = (batch for step in Loader(two_phases, micro_batch=4) for batch in step)
-    for held, batch in zip(kept, fresh, strict=True):
-        for name in ("tokens", "targets", "weights", "cu_seqlens"):
-            assert torch.equal(getattr(held, name), getattr(batch, name))
 
 
 def test_another_seed_is_another_order(two_phases: Plan) -> None:
@@ -163,28 +142,6 @@ def test_a_damaged_shard_is_named(dataset: Callable[..., str], workers: int, har
     assert harm == "remove" or isinstance(caught.value, IntegrityError)
 
 
-def test_a_killed_worker_is_an_error_not_a_hang(two_phases: Plan) -> None:
-    iterator = iter(Loader(two_phases, micro_batch=4, workers=2))
-    next(iterator)
-    for child in multiprocessing.active_children():
-        if child.name.startswith("headrace-loader"):
-            assert child.pid
-            os.kill(child.pid, signal.SIGKILL)
-    with pytest.raises(RunError, match="worker died"):
-        for _ in iterator:
-            pass
-
-
-def test_workers_end_with_their_consumer(two_phases: Plan) -> None:
-    iterator: Iterator[list[Batch]] = iter(Loader(two_phases, micro_batch=4, workers=2))
-    next(iterator)
-    iterator.close()  # type: ignore[attr-defined]
-    deadline = time.monotonic() + 10
-    while [c for c in multiprocessing.active_children() if c.name.startswith("headrace-loader")]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_tensors_have_the_types_that_models_take(two_phases: Plan) -> None:
     batch = next(iter(Loader(two_phases, micro_batch=4)))[0]
     assert batch.tokens.dtype == batch.targets.dtype == torch.int64
@@ -216,6 +173,25 @@ def test_a_row_that_cannot_be_cut_is_refused(two_phases: Plan) -> None:
 def test_a_step_outside_the_plan_is_refused(two_phases: Plan, step: int) -> None:
     with pytest.raises(ConfigError, match=f"step {step} is not one of the plan's"):
         Loader(two_phases, micro_batch=1, start_step=step)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_pinned_memory_without_a_device_is_refused(two_phases: Plan) -> None:
+    with pytest.raises(ConfigError, match="pin_memory: there is no CUDA device"):
+        Loader(two_phases, micro_batch=1, pin_memory=True)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_pinned_memory_holds_what_other_memory_does(two_phases: Plan) -> None:
+    pairs = zip(
+        Loader(two_phases, micro_batch=4, pin_memory=True),
+        Loader(two_phases, micro_batch=4),
+        strict=True,
+    )
+    for pinned, plain in ((one[0], other[0]) for one, other in pairs):
+        assert pinned.tokens.is_pinned()
+        for name in ("tokens", "targets", "weights"):
+            assert torch.equal(getattr(pinned, name), getattr(plain, name))
 
 
 def test_a_rank_outside_the_world_is_refused(two_phases: Plan) -> None:
