@@ -1,4 +1,4 @@
-"""`headrace models`: the shipped models, and what each is made of."""
+"""`headrace models`: the shipped models, what each is made of, and models of other libraries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..console import command
 
 @command.group("models")
 def main() -> None:
-    """Hybrid models: what is shipped, and exact counts of any model."""
+    """Hybrid models: what is shipped, exact counts of any model, conversion."""
 
 
 @main.command("list")
@@ -67,6 +67,31 @@ def show_model(
         command.emit(summary)
     else:
         click.echo(render(summary))
+
+
+@main.command("convert")
+@click.argument("source", type=click.Path())
+@click.argument("out", type=click.Path())
+@click.option(
+    "--to", required=True, type=click.Choice(["headrace", "huggingface", "vortex"]), help="Format."
+)
+@click.option("--tokenizer", type=click.Path(), help="Folder with a tokenizer, if not in SOURCE.")
+def convert_model(
+    source: str, out: str, to: Literal["headrace", "huggingface", "vortex"], tokenizer: str | None
+) -> None:
+    """Convert the model in the folder SOURCE, of any format, to another in the new folder OUT.
+
+    \b
+    headrace      model.yaml  and safetensors
+    huggingface   config.json and safetensors, which transformers loads
+    vortex        config.yml  and model.pt (StripedHyena 2)
+
+    Tensors are only renamed and reordered; a tokenizer in SOURCE goes along.
+    """
+    from .conversion.folders import convert
+
+    written = convert(source, out, format=to, tokenizer=tokenizer)
+    command.say(f"{out}: {written}")
 
 
 if __name__ == "__main__":

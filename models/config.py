@@ -48,6 +48,8 @@ class ModelConfig:
     """The operators that the pattern names, with their options."""
     norm: NormKind = "rms"
     """`rms-eps-outside` adds eps to the root instead of below it, as StripedHyena does."""
+    final_norm: NormKind | None = None
+    """The norm before the logits, where it is of another kind than those of the layers."""
     norm_eps: float = 1e-5
     """Keeps a norm from dividing by nothing."""
     tie_embeddings: bool = True

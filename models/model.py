@@ -51,7 +51,7 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(
             Block(config, layer, self.shared_block(layer)) for layer in config.layers
         )
-        self.norm = build_norm(config.norm, config.width, config.norm_eps)
+        self.norm = build_norm(config.final_norm or config.norm, config.width, config.norm_eps)
         self.head = None if config.tie_embeddings else Embedding(config.vocab_size, config.width)
 
     def forward(

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from ...console.errors import ConfigError, Problem
 from ..config import ModelConfig
+from ..norms import NormKind
 from ..operators import Options
 from ..operators.attention import AttentionOptions
 from ..rope import Rope
@@ -70,8 +71,14 @@ def alike(config: ModelConfig, mixer: type[Options], mlp: type[Options] | None) 
 
 def plain_decoder(config: ModelConfig) -> None:
     """Require RMSNorm with eps below the root and no table of positions."""
-    require(config.norm == "rms", f"its norm is `{config.norm}`")
+    one_norm(config, "rms")
     require(config.learned_positions is None, "it has learned positions")
+
+
+def one_norm(config: ModelConfig, kind: NormKind) -> None:
+    """Require that every norm is of this kind."""
+    for norm in (config.norm, config.final_norm or kind):
+        require(norm == kind, f"its norm is `{norm}`")
 
 
 def read_rope(settings: Mapping[str, Any], head_dim: int) -> Rope:

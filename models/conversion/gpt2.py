@@ -9,7 +9,7 @@ from ..config import ModelConfig
 from ..initialise import InitConfig
 from ..operators.attention import AttentionOptions
 from ..operators.mlp import MLPOptions
-from .family import Settings, alike, expect, require
+from .family import Settings, alike, expect, one_norm, require
 from .rules import Rule, same, transposed
 
 
@@ -47,7 +47,7 @@ class GPT2:
         attention = config.operators[config.layers[0].mixer]
         mlp = config.operators[config.layers[0].mlp or ""]
         assert isinstance(attention, AttentionOptions) and isinstance(mlp, MLPOptions)
-        require(config.norm == "layer", f"its norm is `{config.norm}`")
+        one_norm(config, "layer")
         require(config.learned_positions is not None, "it has no learned positions")
         plain = AttentionOptions(heads=attention.heads, rope=None, qkv_bias=True, output_bias=True)
         require(attention == plain, "its attention is no plain one with biases")

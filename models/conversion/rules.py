@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ...console.errors import CheckpointError
+from ..config import ModelConfig
+from ..count import build_meta
+from .weights import Weights
 
-Tensors = dict[str, Tensor]
+Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -63,40 +66,44 @@ def interleaved(ours: str, theirs: str, parts: int) -> Rule:
     )
 
 
-def to_theirs(rules: Iterable[Rule], tensors: Mapping[str, Tensor]) -> Tensors:
-    result: Tensors = {}
+def to_theirs(rules: Iterable[Rule], tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
+    """Theirs one after the other, so that a model can pass through."""
     for rule in rules:
         for name, tensor in zip(rule.theirs, rule.there(tensors[rule.ours]), strict=True):
-            result[name] = tensor.contiguous()
-    return result
+            yield name, tensor.contiguous()
 
 
 def to_ours(
     rules: Sequence[Rule],
-    tensors: Mapping[str, Tensor],
-    shapes: Mapping[str, torch.Size],
+    theirs: Weights,
+    config: ModelConfig,
     *,
-    ignored: Callable[[str], bool],
     source: str,
-) -> Tensors:
+    ignored: Callable[[str], bool] = lambda name: False,
+) -> Weights:
     """Every tensor of ours, checked against its shape; nothing of theirs may be left over."""
+    shapes = {name: tuple(p.shape) for name, p in build_meta(config).named_parameters()}
     wanted = {name for rule in rules for name in rule.theirs}
-    missing = sorted(wanted - tensors.keys())
-    unknown = sorted(name for name in tensors.keys() - wanted if not ignored(name))
+    missing = sorted(wanted - theirs.keys())
+    unknown = sorted(name for name in theirs.keys() - wanted if not ignored(name))
     problems = [f"there is no {name}" for name in missing]
     problems += [f"{name} is not a part of this model" for name in unknown]
-    result: Tensors = {}
     for rule in rules if not problems else ():
-        given = [tensors[name] for name in rule.theirs]
+        shadows = [theirs.shadow(name) for name in rule.theirs]
         try:
-            result[rule.ours] = rule.back(given).contiguous()
-            found: object = tuple(result[rule.ours].shape)
+            found: object = tuple(rule.back(shadows).shape)
         except RuntimeError:
-            found = ", ".join(str(tuple(tensor.shape)) for tensor in given)
-        if found != tuple(shapes[rule.ours]):
+            found = ", ".join(str(tuple(shadow.shape)) for shadow in shadows)
+        if found != shapes[rule.ours]:
             names = ", ".join(rule.theirs)
-            problems.append(f"{names}: {rule.ours} is {tuple(shapes[rule.ours])}, found {found}")
+            problems.append(f"{names}: {rule.ours} is {shapes[rule.ours]}, found {found}")
     if problems:
         shown = "\n  ".join(problems[:12] + (["…"] if len(problems) > 12 else []))
         raise CheckpointError(f"the tensors do not fit the model\n  {shown}", where=source)
-    return result
+    by_name = {rule.ours: rule for rule in rules}
+
+    def read(name: str) -> Tensor:
+        rule = by_name[name]
+        return rule.back([theirs[other] for other in rule.theirs]).contiguous()
+
+    return Weights(shapes, read)

@@ -7,21 +7,23 @@ Where theirs differs from ours:
     short and SE filters          the present token comes last
     MR filters                    with their decay in them
     LI filters                    `log_poles` (minus the rate) and `residues`
+
+Rotary frequencies and the tied embedding are there once more: Vortex refuses files without the
+first, and older versions those without the second.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ...console import config as reader
-from ...console.errors import CheckpointError, ConfigError, Problem, StorageError
+from ...console.errors import CheckpointError, ConfigError, Problem, Problems, StorageError
 from ..config import ModelConfig
-from ..count import build_meta
 from ..operators import Options
 from ..operators.attention import AttentionOptions
 from ..operators.hyena_li import HyenaLIOptions
@@ -31,58 +33,94 @@ from ..operators.mlp import GLUOptions
 from .family import Unsuitable
 from .rules import Rule, Tensors, interleaved, rows, same, shaped, to_ours, to_theirs
 from .vortex_config import read_config, write_config
+from .weights import Weights
 
 CONFIG, WEIGHTS = "config.yml", "model.pt"
+INV_FREQ = "inner_mha_cls.rotary_emb.inv_freq"
 
 AGAIN = "name the .pt file of an Evo 2 checkpoint; if it is that, download it again"
 
 
-def read_vortex(folder: str | Path) -> tuple[ModelConfig, Tensors]:
+def read(folder: Path) -> tuple[ModelConfig, Weights]:
     """A model's configuration and its tensors, by our names."""
-    folder = Path(folder)
     settings, _ = reader.read_yaml(folder / CONFIG)
     try:
         config = read_config(settings)
     except KeyError as error:
         problem = Problem(str(error.args[0]), "is required")
         raise ConfigError(str(folder / CONFIG), [problem]) from None
+    except Problems as error:
+        raise ConfigError(str(folder / CONFIG), error.problems) from None
     except ValueError as error:
         raise ConfigError(str(folder / CONFIG), [Problem("", str(error))]) from None
-    return config, from_vortex(config, read_weights(folder / WEIGHTS), source=str(folder))
+
+    def ignored(name: str) -> bool:
+        # What follows from others, and statistics of FP8.
+        tied = config.tie_embeddings and name == "unembed.weight"
+        return tied or name.endswith((INV_FREQ, "_extra_state", "filter.t"))
+
+    theirs = read_weights(folder / WEIGHTS)
+    check_frequencies(config, theirs, folder)
+    return config, to_ours(rules(config), theirs, config, source=str(folder), ignored=ignored)
 
 
-def write_vortex(
-    config: ModelConfig, tensors: Mapping[str, Tensor], folder: str | Path
-) -> ModelConfig:
-    """Write what Vortex loads, and return the configuration that reading it gives.
+def write(config: ModelConfig, tensors: Tensors, folder: Path) -> str:
+    """Write what Vortex loads.
 
-    That is another where MR filters have their decay taken in, or LI their rates computed.
+    Read again it is another configuration of the same function where MR filters have their decay
+    taken in, or LI their rates computed.
     """
     import yaml
 
-    folder = Path(folder)
     try:
         settings = write_config(config)
     except Unsuitable as error:
         raise CheckpointError(f"Vortex cannot say this model: {error}") from None
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.save(to_theirs(rules(config), tensors), folder / WEIGHTS)
+    theirs = dict(to_theirs(rules(config), tensors))
+    torch.save(theirs | repeated(config, theirs), folder / WEIGHTS)
     (folder / CONFIG).write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-    return read_config(settings)
+    return "StripedHyena 2"
 
 
-def from_vortex(config: ModelConfig, tensors: Mapping[str, Tensor], *, source: str) -> Tensors:
-    shapes = {name: tensor.shape for name, tensor in build_meta(config).named_parameters()}
-
-    def ignored(name: str) -> bool:
-        # Computed ones, the second name of the tied embedding, and FP8 statistics.
-        tied = config.tie_embeddings and name == "unembed.weight"
-        return tied or name.endswith(("inv_freq", "_extra_state", "filter.t"))
-
-    return to_ours(rules(config), tensors, shapes, ignored=ignored, source=source)
+def repeated(config: ModelConfig, theirs: Tensors) -> dict[str, Tensor]:
+    """What follows from other tensors or from the settings, and must be there all the same."""
+    result = {f"blocks.{number}.{INV_FREQ}": speed for number, speed in frequencies(config)}
+    if config.tie_embeddings:
+        result["unembed.weight"] = theirs["embedding_layer.weight"]
+    return result
 
 
-def read_weights(file: Path) -> Tensors:
+def frequencies(config: ModelConfig) -> Iterator[tuple[int, Tensor]]:
+    """The rotary frequencies of each layer of attention; Vortex scales positions, not these."""
+    for number, layer in enumerate(config.layers):
+        options = config.operators[layer.mixer]
+        if isinstance(options, AttentionOptions) and options.rope is not None:
+            dim = options.dim(config.width)
+            exponent = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+            yield number, options.rope.base**-exponent
+
+
+def check_frequencies(config: ModelConfig, theirs: Weights, folder: Path) -> None:
+    """The tensors are what Vortex computes with: settings that differ would be another model.
+
+    The `config.yml` first published beside the 1M-context models had another base.
+    """
+    for number, said in frequencies(config):
+        name = f"blocks.{number}.{INV_FREQ}"
+        if name not in theirs:
+            continue
+        kept = theirs[name].float()
+        if kept.shape != said.shape:
+            what = f"heads have {2 * len(said)} channels; {name} is for {2 * len(kept)}"
+            raise ConfigError(str(folder / CONFIG), [Problem("num_attention_heads", what)])
+        if ((kept - said).abs() > 2**-7 * said).any():  # they may be in bf16
+            base = float(kept[-1]) ** (-len(kept) / (len(kept) - 1))
+            what = f"{name} in {WEIGHTS} has the frequencies of a base of about {base:.3g}"
+            problem = Problem("rotary_emb_base", what)
+            raise ConfigError(str(folder / CONFIG), [problem], mend="correct the base")
+
+
+def read_weights(file: Path) -> Weights:
     import pickle
     import zipfile
 
@@ -92,10 +130,11 @@ def read_weights(file: Path) -> Tensors:
         )
     try:
         with torch.serialization.safe_globals([io.BytesIO]):
-            loaded = torch.load(file, map_location="cpu", weights_only=True)
+            loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, RuntimeError, pickle.UnpicklingError) as error:
         raise StorageError(f"cannot read {file}: {error}", mend=AGAIN) from None
-    return {name: tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
+    tensors = {name: tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
+    return Weights.held(tensors)
 
 
 def rules(config: ModelConfig) -> list[Rule]:

@@ -18,7 +18,7 @@ from ..operators.hyena_mr import HyenaMROptions
 from ..operators.hyena_se import HyenaSEOptions
 from ..operators.mlp import GLUOptions
 from ..rope import Rope
-from .family import Settings, expect, require
+from .family import Settings, expect, one_norm, require
 
 SORTS = {"hcs": "se", "hcm": "mr", "hcl": "li", "attn": "attention"}
 """Their names of layers, and the names that we give."""
@@ -53,7 +53,11 @@ def read_config(settings: Mapping[str, Any]) -> ModelConfig:
             groups=settings["hcs_filter_groups"], taps=settings["hcs_filter_length"], **common
         ),
         "mr": HyenaMROptions(
-            groups=groups, taps=settings["hcm_filter_length"], decay="none", **common
+            groups=groups,
+            taps=settings["hcm_filter_length"],
+            decay="none",
+            filter_horizon=int(settings["max_seqlen"] / factor),
+            **common,
         ),
         "li": HyenaLIOptions(state_size=settings["state_size"], rates="plain", **common),
         "attention": AttentionOptions(
@@ -74,7 +78,7 @@ def read_config(settings: Mapping[str, Any]) -> ModelConfig:
         pattern=f"[{', '.join(names)}]",
         mlp="identity" if "identity" in operators else "glu",
         operators=operators,
-        norm="rms-eps-outside",
+        norm="rms" if settings.get("use_flash_rmsnorm") else "rms-eps-outside",
         norm_eps=float(settings["eps"]),
         tie_embeddings=settings["tie_embeddings"],
         init=InitConfig(weights="small", output="wang"),
@@ -95,7 +99,8 @@ def layer_names(settings: Mapping[str, Any]) -> list[str]:
 
 
 def write_config(config: ModelConfig) -> Settings:
-    require(config.norm == "rms-eps-outside", f"its norm is `{config.norm}`")
+    fused = config.norm == "rms"  # the fused norm has eps below the root
+    one_norm(config, "rms" if fused else "rms-eps-outside")
     require(config.learned_positions is None, "it has learned positions")
     kinds: dict[type[Options], Any] = {}
     sorts: dict[str, list[int]] = {name: [] for name in SORTS}
@@ -174,7 +179,14 @@ def write_config(config: ModelConfig) -> Settings:
         "interleave": True,
         "hyena_flip_x1x2": False,
         "final_norm": True,
-        "max_seqlen": mr.filter_horizon,
+        "max_seqlen": int(mr.filter_horizon * rope.factor),
+        "max_batch_size": 1,
+        "tokenizer_type": "CharLevelTokenizer",
+        "use_flash_attn": True,
+        "use_flash_rmsnorm": fused,
+        "use_flash_depthwise": False,
+        "use_flashfft": False,
+        "use_fp8_input_projections": False,
         "prefill_style": "fft",
         "inference_mode": True,
     }

@@ -127,7 +127,8 @@ class Zamba2:
             rope=Rope(base=settings["rope_theta"]) if settings["use_mem_rope"] else None,
             norm_eps=settings["rms_norm_eps"],
         )
-        names = [f"shared{number}" for number in range(settings["num_mem_blocks"])]
+        blocks = settings["num_mem_blocks"]
+        names = [f"shared{number}" for number in range(blocks)] if blocks > 1 else ["shared"]
         operators: dict[str, Options] = {"mamba": mamba, **dict.fromkeys(names, block)}
         return hybrid(settings, settings["layers_block_type"], operators, names)
 

@@ -11,6 +11,7 @@ PUBLISHED = {
     "evo2-7b-1m": 6_581_722_880,
     "evo2-40b-8k": 40_331_142_144,
     "evo2-40b-1m": 41_117_574_144,
+    "evo1-7b": 6_452_781_056,
     "zamba-7b": 7_232_490_496,
     "zamba2-1.2b": 1_215_064_704,
     "zamba2-2.7b": 2_662_214_560,
@@ -37,7 +38,7 @@ PUBLISHED = {
     "gpt2-xl": 1_557_611_200,
 }
 NOT_COUNTED = {
-    "evo1-7b", "stripedhyena-7b", "blackmamba-1.5b", "hybrid-50m", "hybrid-1b", "transformer-1b",
+    "stripedhyena-7b", "blackmamba-1.5b", "hybrid-50m", "hybrid-1b", "transformer-1b",
     "tiny-hybrid", "tiny-mamba", "tiny-moe", "tiny-transformer", "tiny-zamba",
 }  # fmt: skip
 

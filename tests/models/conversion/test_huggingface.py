@@ -13,8 +13,9 @@ from torch import Tensor
 from headrace.console.errors import CheckpointError, ConfigError, StorageError
 from headrace.models.config import load_model_config
 from headrace.models.conversion import FAMILIES
-from headrace.models.conversion.huggingface import read_folder, write_folder, write_tensors
+from headrace.models.conversion.folders import read_model, write_model
 from headrace.models.conversion.rules import to_theirs
+from headrace.models.conversion.weights import write_safetensors
 from headrace.models.model import Model
 
 transformers = pytest.importorskip("transformers")
@@ -166,11 +167,11 @@ def save(model: Any, folder: Path) -> None:
         for name, parameter in model.named_parameters()
         if not (tied and name == "lm_head.weight")
     }
-    write_tensors(folder, tensors)
+    write_safetensors(folder, tensors.items())
 
 
 def ours_of(folder: Path) -> Model:
-    config, tensors = read_folder(folder)
+    config, tensors = read_model(folder)
     model = Model(config)
     model.load_state_dict(tensors)
     return model.eval()
@@ -200,7 +201,7 @@ def test_logits_and_gradients(case: str, tmp_path: Path) -> None:
         assert (logits - expected).abs().max() < 1e-5 * max(1.0, largest)
     ours_gradients = loss_gradients(ours, logits)
     assert ours_gradients.keys() == {name for name, _ in ours.named_parameters()}
-    gradients = to_theirs(FAMILIES[CASES[case][0]].rules(ours.config), ours_gradients)
+    gradients = dict(to_theirs(FAMILIES[CASES[case][0]].rules(ours.config), ours_gradients))
     wanted = loss_gradients(theirs, expected)
     assert gradients.keys() == wanted.keys()
     for name, gradient in wanted.items():
@@ -212,15 +213,15 @@ def test_logits_and_gradients(case: str, tmp_path: Path) -> None:
 def test_there_and_back_is_the_same_to_the_bit(case: str, tmp_path: Path) -> None:
     theirs = theirs_of(case)
     save(theirs, tmp_path / "theirs")
-    config, tensors = read_folder(tmp_path / "theirs")
-    assert write_folder(config, tensors, tmp_path / "ours") == CASES[case][0]
+    config, tensors = read_model(tmp_path / "theirs")
+    assert write_model(config, tensors, tmp_path / "ours", format="huggingface") == CASES[case][0]
     loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "ours", output_loading_info=True, attn_implementation="eager"
     )
     assert not report["missing_keys"] and not report["unexpected_keys"]
     for name, parameter in theirs.named_parameters():
         assert torch.equal(parameter, loaded.get_parameter(name)), name
-    again, same = read_folder(tmp_path / "ours")
+    again, same = read_model(tmp_path / "ours")
     assert again == config
     assert all(torch.equal(tensors[name], same[name]) for name in tensors)
     ids = tokens(11)
@@ -256,17 +257,15 @@ def test_swapped_gates_are_seen(tmp_path: Path) -> None:
     assert (ours(ids) - theirs(ids).logits).abs().max() > 1e-3
 
 
-def test_sharded_folders_and_tokenizers(tmp_path: Path) -> None:
+def test_sharded_folders(tmp_path: Path) -> None:
     theirs = theirs_of("llama")
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="10KB")
     assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()
-    config, tensors = read_folder(tmp_path / "theirs")
-    (tmp_path / "theirs" / "tokenizer.json").write_text("{}")
-    write_folder(config, tensors, tmp_path / "ours", tokenizer=tmp_path / "theirs")
-    assert (tmp_path / "ours" / "tokenizer.json").read_text() == "{}"
+    config, tensors = read_model(tmp_path / "theirs")
+    write_model(config, tensors, tmp_path / "ours", format="huggingface")
     names = to_theirs(FAMILIES["llama"].rules(config), tensors)
-    write_tensors(tmp_path / "ours", names, file_bytes=5000)
     (tmp_path / "ours" / "model.safetensors").unlink()
+    write_safetensors(tmp_path / "ours", names, file_bytes=5000)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
     for name, parameter in theirs.named_parameters():
         assert torch.equal(parameter, loaded.get_parameter(name)), name
@@ -303,7 +302,7 @@ def test_what_does_not_fit(
     save(theirs_of("llama"), tmp_path)
     edited(tmp_path, **changes)
     with pytest.raises(error) as raised:
-        read_folder(tmp_path)
+        read_model(tmp_path)
     for word in words:
         assert word in str(raised.value)
 
@@ -312,14 +311,14 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
     save(theirs_of("llama"), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"rubbish")
     with pytest.raises(StorageError, match=r"model\.safetensors") as raised:
-        read_folder(tmp_path)
+        read_model(tmp_path)
     assert raised.value.mend is not None and "every .safetensors file" in raised.value.mend
 
 
 def test_a_model_that_no_family_can_say(tmp_path: Path) -> None:
     config = load_model_config("tiny-hybrid")
     with pytest.raises(CheckpointError) as raised:
-        write_folder(config, Model(config).state_dict(), tmp_path)
+        write_model(config, Model(config).state_dict(), tmp_path / "out", format="huggingface")
     for family in FAMILIES:
         assert f"{family}: " in str(raised.value)
     assert not list(tmp_path.iterdir())

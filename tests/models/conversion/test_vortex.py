@@ -14,9 +14,11 @@ from torch.nn import functional as F
 from headrace.console.config import build
 from headrace.console.errors import CheckpointError, ConfigError, StorageError
 from headrace.models.config import ModelConfig, load_model_config
+from headrace.models.conversion.folders import read_model, write_model
 from headrace.models.conversion.rules import to_theirs
-from headrace.models.conversion.vortex import read_vortex, rules, write_vortex
-from headrace.models.conversion.vortex_config import write_config
+from headrace.models.conversion.vortex import repeated, rules
+from headrace.models.conversion.vortex_config import read_config, write_config
+from headrace.models.count import build_meta
 from headrace.models.model import Model
 
 WIDTH, HEADS, GROUPS = 32, 4, 8
@@ -137,7 +139,7 @@ def test_logits_are_those_of_the_layout(length: int, mlp: str) -> None:
     tokens = torch.randint(0, 23, (2, length), generator=torch.Generator().manual_seed(5))
     settings = write_config(ours.config)
     assert settings["evo2_style_activations"] == (mlp == "identity")
-    theirs = to_theirs(rules(ours.config), dict(ours.named_parameters()))
+    theirs = dict(to_theirs(rules(ours.config), dict(ours.named_parameters())))
     expected = published(theirs, settings, tokens)
     assert (ours(tokens) - expected).abs().max() < 1e-8
 
@@ -156,7 +158,7 @@ def test_logits_are_those_of_the_layout(length: int, mlp: str) -> None:
 def test_another_order_is_seen(tensor: str) -> None:
     ours = model_of(config())
     tokens = torch.randint(0, 23, (2, 40), generator=torch.Generator().manual_seed(5))
-    theirs = to_theirs(rules(ours.config), dict(ours.named_parameters()))
+    theirs = dict(to_theirs(rules(ours.config), dict(ours.named_parameters())))
     dim = 0 if tensor.endswith(("weight", "poles")) else -1
     theirs[tensor] = theirs[tensor].flip(dim)
     expected = published(theirs, write_config(ours.config), tokens)
@@ -165,11 +167,10 @@ def test_another_order_is_seen(tensor: str) -> None:
 
 def test_back_from_a_folder_is_the_same_to_the_bit(tmp_path: Path) -> None:
     ours = model_of(config())
-    first = write_vortex(ours.config, ours.state_dict(), tmp_path / "first")
-    read, tensors = read_vortex(tmp_path / "first")
-    assert read == first
-    assert write_vortex(read, tensors, tmp_path / "second") == read
-    again, same = read_vortex(tmp_path / "second")
+    write_model(ours.config, ours.state_dict(), tmp_path / "first", format="vortex")
+    read, tensors = read_model(tmp_path / "first")
+    write_model(read, tensors, tmp_path / "second", format="vortex")
+    again, same = read_model(tmp_path / "second")
     assert again == read
     assert all(torch.equal(tensors[name], same[name]) for name in tensors)
     one, two = (torch.load(tmp_path / name / "model.pt") for name in ("first", "second"))
@@ -178,6 +179,46 @@ def test_back_from_a_folder_is_the_same_to_the_bit(tmp_path: Path) -> None:
     model.load_state_dict(tensors)
     tokens = torch.randint(0, 23, (2, 40), generator=torch.Generator().manual_seed(5))
     assert (model(tokens) - ours(tokens)).abs().max() < 1e-12
+
+
+PUBLISHED = {
+    "evo2-1b-8k": ("evo2_1b_base", 270, 14, 2_218_806_272),
+    "evo2-7b-8k": ("evo2_7b_base", 345, 18, 12_968_673_408),
+    "evo2-7b-1m": ("evo2_7b", 345, 18, 13_170_000_000),
+    "evo2-40b-8k": ("evo2_40b_base", 537, 137, 80_679_669_760),
+    "evo2-40b-1m": ("evo2_40b", 537, 137, 82_252_533_760),
+}
+"""The released checkpoints: how many tensors, how many of them in fp32, and all bytes."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_files_have_the_tensors_of_the_released_ones(name: str) -> None:
+    """In number, shape and type; 40B keeps its norms and rotary frequencies in fp32."""
+    config = load_model_config(name)
+    theirs = dict(to_theirs(rules(config), dict(build_meta(config).named_parameters())))
+    theirs |= repeated(config, theirs)
+    model, tensors, in_fp32, size = PUBLISHED[name]
+    exact = ("log_poles", "residues")
+    if model.startswith("evo2_40b"):
+        exact += ("norm.scale", "inv_freq")
+    wide = {key for key in theirs if key.endswith(exact)}
+    assert (len(theirs), len(wide)) == (tensors, in_fp32)
+    assert sum(t.numel() * (4 if key in wide else 2) for key, t in theirs.items()) == size
+
+
+def test_settings_are_those_of_the_released_models() -> None:
+    released = {  # base and factor of rotary positions, the longest row, layers of attention
+        "evo2-1b-8k": (1e4, 1, 8192, [3, 10, 17, 24]),
+        "evo2-7b-1m": (1e4, 128, 2**20, [3, 10, 17, 24, 31]),
+        "evo2-40b-8k": (1e6, 1, 8192, [3, 10, 17, 24, 31, 35, 42, 49]),
+        "evo2-40b-1m": (1e6, 128, 2**20, [3, 10, 17, 24, 31, 35, 42, 49]),
+    }
+    for name, values in released.items():
+        settings = write_config(load_model_config(name))
+        keys = ("rotary_emb_base", "rotary_emb_scaling_factor", "max_seqlen", "attn_layer_idxs")
+        assert tuple(settings[key] for key in keys) == values
+        assert settings["use_interpolated_rotary_pos_emb"] == (values[1] > 1)
+        assert read_config(settings) == read_config(write_config(read_config(settings)))
 
 
 def test_the_shipped_models_can_be_said() -> None:
@@ -194,7 +235,8 @@ def test_the_shipped_models_can_be_said() -> None:
     ("changes", "words"),
     [
         ({"pattern": "[se, mr, li]"}, "attn"),
-        ({"norm": "rms"}, "norm"),
+        ({"norm": "layer"}, "norm"),
+        ({"final_norm": "layer"}, "norm"),
         ({"pattern": "[se, mr/gelu, li, attention]"}, "activation"),
         (
             {"operators": {**OPERATORS, "mr": {**OPERATORS["mr"], "taps": 64}}},
@@ -205,23 +247,26 @@ def test_the_shipped_models_can_be_said() -> None:
 def test_what_vortex_cannot_say(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     other = config(**changes)
     with pytest.raises(CheckpointError, match=words):
-        write_vortex(other, Model(other).state_dict(), tmp_path)
+        write_model(other, Model(other).state_dict(), tmp_path / "out", format="vortex")
+    assert not list(tmp_path.iterdir())
 
 
 def test_folders_that_do_not_fit(tmp_path: Path) -> None:
     ours = model_of(config())
-    write_vortex(ours.config, ours.state_dict(), tmp_path)
+    write_model(ours.config, ours.state_dict(), tmp_path, format="vortex")
     file = tmp_path / "config.yml"
     settings = yaml.safe_load(file.read_text())
     for changes, error, words in (
         ({"state_size": 5}, CheckpointError, r"log_poles.*\(32, 5\).*\(32, 4\)"),
         ({"hyena_flip_x1x2": True}, ConfigError, "hyena_flip_x1x2"),
+        ({"rotary_emb_base": 1e11}, ConfigError, "rotary_emb_base: .* a base of about 1e.04"),
+        ({"num_attention_heads": 8}, ConfigError, "num_attention_heads: heads have 4 channels"),
         ({"hcs_layer_idxs": [0]}, ConfigError, r"without a sort: \[4\]"),
     ):
         file.write_text(yaml.safe_dump({**settings, **changes}))
         with pytest.raises(error, match=words):
-            read_vortex(tmp_path)
+            read_model(tmp_path)
     file.write_text(yaml.safe_dump(settings))
     (tmp_path / "model.pt").write_bytes(b"rubbish")
     with pytest.raises(StorageError, match=r"model\.pt"):
-        read_vortex(tmp_path)
+        read_model(tmp_path)

@@ -1,0 +1,33 @@
+"""Our own folders: `model.yaml`, and safetensors by our names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...console import config as reader
+from ..config import ModelConfig, load_model_config
+from ..count import build_meta
+from .rules import Rule, Tensors, same, to_ours, to_theirs
+from .weights import Weights, read_safetensors, write_safetensors
+
+CONFIG = "model.yaml"
+
+
+def read(folder: Path) -> tuple[ModelConfig, Weights]:
+    config = load_model_config(folder / CONFIG)
+    return config, fitting(config, read_safetensors(folder), source=str(folder))
+
+
+def write(config: ModelConfig, tensors: Tensors, folder: Path) -> str:
+    write_safetensors(folder, to_theirs(rules(config), tensors))
+    (folder / CONFIG).write_text(reader.dump(config), encoding="utf-8")
+    return "headrace"
+
+
+def fitting(config: ModelConfig, tensors: Weights, *, source: str) -> Weights:
+    """The same tensors, if they are those of this model."""
+    return to_ours(rules(config), tensors, config, source=source)
+
+
+def rules(config: ModelConfig) -> list[Rule]:
+    return [same(name, name) for name, _ in build_meta(config).named_parameters()]

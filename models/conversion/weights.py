@@ -1,0 +1,147 @@
+"""Tensors by name, read when they are asked for: a model passes through and is never held whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...console.errors import StorageError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+FILE_BYTES = 5 * 10**9
+
+WHOLE = "name a folder that holds a model, whole: its configuration and every .safetensors file"
+
+
+class Weights(Mapping[str, Tensor]):
+    """A mapping from names to tensors. Names and shapes are known before anything is read."""
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]], read: Callable[[str], Tensor]) -> None:
+        self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
+        self.read = read
+
+    @classmethod
+    def held(cls, tensors: Mapping[str, Tensor]) -> Weights:
+        """Of tensors that are in memory."""
+        return cls({name: tensor.shape for name, tensor in tensors.items()}, tensors.__getitem__)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.shapes:
+            raise KeyError(name)
+        return self.read(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.shapes  # without reading it
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def shadow(self, name: str) -> Tensor:
+        """A tensor of this shape without storage."""
+        return torch.empty(self.shapes[name], device="meta")
+
+
+def read_safetensors(folder: Path) -> Weights:
+    """The tensors of one file, or of all that an index names."""
+    from safetensors import SafetensorError, safe_open
+
+    index = folder / INDEX
+    files = [SINGLE]
+    if index.exists():
+        places = read_json(index).get("weight_map")
+        if not isinstance(places, dict):
+            raise StorageError(f"{index} has no `weight_map`", mend=WHOLE)
+        files = sorted(set(places.values()))
+    shapes: dict[str, Sequence[int]] = {}
+    opened: dict[str, Any] = {}
+    for file in files:
+        try:
+            handle: Any = safe_open(folder / file, framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise StorageError(f"cannot read {folder / file}: {error}", mend=WHOLE) from None
+        for name in handle.keys():  # noqa: SIM118 - it is no mapping
+            shapes[name] = handle.get_slice(name).get_shape()
+            opened[name] = handle
+    return Weights(shapes, lambda name: opened[name].get_tensor(name))
+
+
+def write_safetensors(
+    folder: Path, tensors: Iterable[tuple[str, Tensor]], file_bytes: int = FILE_BYTES
+) -> set[torch.dtype]:
+    """One file, or several and an index where one would be too large; the types that were met.
+
+    Tensors are taken as they come; no more than a file's worth is held.
+    """
+    from safetensors.torch import save_file
+
+    groups: list[list[str]] = []
+    dtypes: set[torch.dtype] = set()
+    total = 0
+
+    def save(group: dict[str, Tensor]) -> None:
+        save_file(group, folder / f"part-{len(groups)}", metadata={"format": "pt"})
+        groups.append(list(group))
+
+    held: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in tensors:
+        if held and size + tensor.nbytes > file_bytes:
+            save(held)
+            held, size = {}, 0
+        held[name] = tensor
+        size += tensor.nbytes
+        total += tensor.nbytes
+        dtypes.add(tensor.dtype)
+    save(held)
+    if len(groups) == 1:
+        (folder / "part-0").rename(folder / SINGLE)
+        return dtypes
+    places = {}
+    for number, names in enumerate(groups):
+        file = f"model-{number + 1:05d}-of-{len(groups):05d}.safetensors"
+        (folder / f"part-{number}").rename(folder / file)
+        places.update(dict.fromkeys(names, file))
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+    return dtypes
+
+
+@contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """A folder beside this one, to write into. It takes the name at the end, whole."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise StorageError(f"{folder} is there already", mend="name a folder that is not")
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was killed
+        partial.mkdir(parents=True)
+        yield partial
+        partial.rename(folder)
+    except OSError as error:
+        raise StorageError(f"cannot write {folder}: {error}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StorageError(f"cannot read {file}: {error}", mend=WHOLE) from None
+    if not isinstance(data, dict):
+        raise StorageError(f"{file} is not a JSON object", mend=WHOLE)
+    return data
+
+
+def write_json(file: Path, data: object) -> None:
+    file.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,212 @@
+"""Models in folders: between all formats, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor
+
+from headrace.console.errors import CheckpointError, StorageError, UserError
+from headrace.models.cli import main
+from headrace.models.config import ModelConfig, load_model_config
+from headrace.models.conversion import folders, weights
+from headrace.models.conversion.folders import FORMATS, convert, read_model, write_model
+from headrace.models.model import Model
+
+ZAMBA = "pattern='[mamba] * 2 + [shared>mamba] + [mamba] * 2 + [shared>mamba] + [mamba]'"
+SMALL = {
+    "llama3-8b": ["pattern='[attention] * 2'", "width=32", "operators.glu.hidden=48"],
+    "mamba-130m": ["pattern='[mamba] * 2'", "width=32"],
+    "mamba2-130m": ["pattern='[mamba] * 2'", "width=32", "operators.mamba.head_dim=8"],
+    "zamba-7b": [ZAMBA, "width=32", "operators.shared.hidden=48", "operators.shared.heads=4"],
+    "zamba2-1.2b": [ZAMBA, "width=32", "operators.mamba.head_dim=8", "operators.shared.hidden=48"],
+    "gpt2-small": ["pattern='[attention] * 2'", "width=48", "operators.mlp.hidden=64"],
+    "mamba-hybrid-9.8b": [
+        "pattern='[mamba, attention]'",
+        "width=32",
+        "operators.mamba.head_dim=8",
+        "operators.glu.hidden=48",
+    ],
+}
+"""The shipped models that transformers knows, made narrow."""
+
+
+def small(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[ModelConfig, dict[str, Tensor]]:
+    changes = ["vocab_size=64", *SMALL[name]]
+    if name in ("llama3-8b", "mamba-hybrid-9.8b"):
+        changes += ["operators.attention.heads=8", "operators.attention.kv_heads=2"]
+    if name == "mamba-hybrid-9.8b":
+        changes += ["operators.attention.rope.channels=2"]
+    if name == "zamba2-1.2b":
+        changes += ["operators.shared.heads=4", "operators.shared.lora_rank=3"]
+    model = Model(load_model_config(name, changes))
+    model.init_weights(1)
+    return model.config, {k: v.to(dtype) for k, v in model.state_dict().items()}
+
+
+def same(one: Any, other: Any) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+    )
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_through_every_format_to_the_bit(name: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config, tensors = small(name)
+    write_model(config, tensors, tmp_path / "ours", format="headrace")
+    convert(tmp_path / "ours", tmp_path / "theirs", format="huggingface")
+    convert(tmp_path / "theirs", tmp_path / "again", format="headrace")
+    assert read_model(tmp_path / "ours")[0] == config
+    for folder in ("ours", "theirs", "again"):
+        assert same(tensors, read_model(tmp_path / folder)[1])
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "theirs", dtype="auto", attn_implementation="eager"
+    ).eval()
+    assert loaded.dtype == torch.bfloat16
+    model = Model(read_model(tmp_path / "again")[0])
+    model.load_state_dict({key: tensor.float() for key, tensor in tensors.items()})
+    ids = torch.randint(0, 64, (2, 13), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        expected = loaded.float()(ids, use_cache=False).logits
+        assert (model.eval()(ids) - expected).abs().max() < 1e-5
+
+
+def test_stripedhyena_through_every_format(tmp_path: Path) -> None:
+    changes = ["pattern='[se/gelu, mr, li, attention]'", "width=32", "vocab_size=64"]
+    changes += [f"operators.{name}.groups=8" for name in ("se", "mr")]
+    changes += [f"operators.{name}.hidden=48" for name in ("gelu", "identity")]
+    model = Model(load_model_config("evo2-1b-8k", [*changes, "operators.attention.heads=4"]))
+    model.init_weights(1)
+    tensors = model.bfloat16().state_dict()
+    write_model(model.config, tensors, tmp_path / "a", format="vortex")
+    convert(tmp_path / "a", tmp_path / "b", format="headrace")
+    convert(tmp_path / "b", tmp_path / "c", format="vortex")
+    one, two = (torch.load(tmp_path / name / "model.pt") for name in "ac")
+    assert same(one, two)
+    assert (tmp_path / "a/config.yml").read_bytes() == (tmp_path / "c/config.yml").read_bytes()
+
+
+def test_a_tokenizer_goes_along(tmp_path: Path) -> None:
+    config, tensors = small("llama3-8b")
+    source, tokenizer = tmp_path / "source", tmp_path / "tokenizer"
+    write_model(config, tensors, source, format="headrace")
+    (source / "tokenizer.json").write_text("{}")
+    (source / "notes.txt").write_text("")
+    convert(source, tmp_path / "one", format="huggingface")
+    files = {file.name for file in (tmp_path / "one").iterdir()}
+    assert files == {"config.json", "model.safetensors", "tokenizer.json"}
+    tokenizer.mkdir()
+    with pytest.raises(StorageError, match="no tokenizer in"):
+        convert(source, tmp_path / "two", format="huggingface", tokenizer=tokenizer)
+    assert not (tmp_path / "two").exists()
+    (tokenizer / "tokenizer.json").write_text("another")
+    convert(source, tmp_path / "two", format="huggingface", tokenizer=tokenizer)
+    assert (tmp_path / "two" / "tokenizer.json").read_text() == "another"
+
+
+def test_files_are_no_larger_than_they_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, tensors = small("llama3-8b")
+    monkeypatch.setattr(weights.write_safetensors, "__defaults__", (10_000,))
+    write_model(config, tensors, tmp_path / "out", format="headrace")
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert len(files) > 2 and files[0].name == f"model-00001-of-{len(files):05d}.safetensors"
+    assert max(file.stat().st_size for file in files) < 12_000
+    assert same(tensors, read_model(tmp_path / "out")[1])
+    files[1].unlink()
+    with pytest.raises(StorageError, match=files[1].name):
+        read_model(tmp_path / "out")
+
+
+def test_tensors_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
+    config, tensors = small("llama3-8b")
+    asked = []
+    lazy = weights.Weights(
+        {name: tensor.shape for name, tensor in tensors.items()},
+        lambda name: asked.append(name) or tensors[name],  # type: ignore[func-returns-value]
+    )
+    broken = weights.Weights({**lazy.shapes, "norm.weight": (31,)}, lazy.read)
+    with pytest.raises(CheckpointError, match=r"norm.weight is \(32,\), found \(31,\)"):
+        write_model(config, broken, tmp_path / "out", format="huggingface")
+    assert asked == []
+    write_model(config, lazy, tmp_path / "out", format="huggingface")
+    assert sorted(asked) == sorted(tensors)
+
+
+def test_there_is_a_whole_folder_or_none(tmp_path: Path) -> None:
+    config, tensors = small("llama3-8b")
+    torn = {**tensors, "norm.weight": tensors["norm.weight"][:-1]}
+    with pytest.raises(CheckpointError):
+        write_model(config, torn, tmp_path / "out", format="headrace")
+
+    def fail(name: str) -> Tensor:
+        if name == "norm.weight":
+            raise OSError("no space left on device")
+        return tensors[name]
+
+    late = weights.Weights({name: tensor.shape for name, tensor in tensors.items()}, fail)
+    with pytest.raises(StorageError, match=r"cannot write .*no space left"):
+        write_model(config, late, tmp_path / "out", format="headrace")
+    assert not list(tmp_path.iterdir())
+    partial = tmp_path / ".out.partial"  # of one that was killed
+    partial.mkdir()
+    (partial / "part-0").write_text("half")
+    write_model(config, tensors, tmp_path / "out", format="headrace")
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+    assert len(list((tmp_path / "out").iterdir())) == 2
+    with pytest.raises(StorageError, match="is there already"):
+        write_model(config, tensors, tmp_path / "out", format="headrace")
+
+
+def test_folders_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="is no folder"):
+        read_model(tmp_path / "nowhere")
+    with pytest.raises(StorageError, match="holds no model") as raised:
+        read_model(tmp_path)
+    assert "config.json (huggingface)" in str(raised.value)
+    for name in ("config.json", "model.yaml"):
+        (tmp_path / name).touch()
+    with pytest.raises(UserError, match="several models: headrace, huggingface"):
+        read_model(tmp_path)
+
+
+def test_tensors_of_another_model(tmp_path: Path) -> None:
+    config, tensors = small("llama3-8b")
+    write_model(config, tensors, tmp_path / "out", format="headrace")
+    file = tmp_path / "out" / "model.yaml"
+    file.write_text(file.read_text().replace("hidden: 48", "hidden: 40"))
+    with pytest.raises(CheckpointError) as raised:
+        read_model(tmp_path / "out")
+    for words in ("blocks.0.mlp.operator.gate_up.weight", "(80, 32)", "(96, 32)", "blocks.1."):
+        assert words in str(raised.value)
+    index = tmp_path / "out" / weights.INDEX
+    index.write_text(json.dumps({}))
+    with pytest.raises(StorageError, match="no `weight_map`"):
+        read_model(tmp_path / "out")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    config, tensors = small("mamba-130m")
+    write_model(config, tensors, tmp_path / "a", format="headrace")
+
+    def run(*words: str) -> Any:
+        return CliRunner().invoke(main, ["convert", *words])
+
+    done = run(str(tmp_path / "a"), str(tmp_path / "b"), "--to", "huggingface")
+    assert done.exit_code == 0 and done.stdout == "" and "b: mamba" in done.stderr
+    assert same(tensors, read_model(tmp_path / "b")[1])
+    again = run(str(tmp_path / "a"), str(tmp_path / "b"), "--to", "huggingface")
+    assert again.exit_code == 1 and "is there already" in again.stderr
+    other = run(str(tmp_path / "a"), str(tmp_path / "c"), "--to", "vortex")
+    assert other.exit_code == 1 and "Vortex cannot say this model" in other.stderr
+    assert run(str(tmp_path / "a"), str(tmp_path / "c")).exit_code == 2
+    choices = next(p for p in main.commands["convert"].params if p.name == "to").type
+    assert set(choices.choices) == set(FORMATS)  # type: ignore[attr-defined]
+    assert folders.format_of(tmp_path / "b") == "huggingface"
