@@ -10,7 +10,6 @@ import contextlib
 import importlib.metadata
 import io
 import os
-import pkgutil
 import platform
 import shutil
 import sys
@@ -231,7 +230,7 @@ def _choices(report: Report) -> None:
         run = import_module("..trainer.config", __package__).RunConfig()
         kernels = import_module("..models.kernels", __package__)
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    fused = [module.name for module in pkgutil.iter_modules(kernels.__path__)] if cards else []
+    fused = kernels.KERNELS if cards else ()
     cores = _cores()
     report.used["device"] = f"cuda, {cards} processes" if cards else f"cpu, {cores} cores"
     report.used["precision"] = "bf16 with fp32 masters" if cards else "fp32"

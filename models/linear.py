@@ -24,5 +24,8 @@ class SplitLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(size)) if bias else None
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        y = F.linear(x, self.weight, self.bias)
-        return torch.split(y, list(self.parts.values()), dim=-1)
+        return torch.split(self.joined(x), list(self.parts.values()), dim=-1)
+
+    def joined(self, x: Tensor) -> Tensor:
+        """The parts one after the other, for kernels that take them so."""
+        return F.linear(x, self.weight, self.bias)

@@ -229,7 +229,7 @@ def modules_of_models() -> list[str]:
             ".__init__"
         )
         for file in files_of("models")
-        if file.name != "cli.py" and not file.stem.endswith("_triton")
+        if file.name != "cli.py" and file.parent.name != "programs"
     ]
 
 

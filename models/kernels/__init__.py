@@ -1,0 +1,7 @@
+"""Fused kernels: a file for each, with its plain twin beside it or named in its first lines.
+
+Each is a custom op, which torch.compile keeps whole in its graph: it checks and lays out its
+tensors, and launches the programs of the same name in programs/.
+"""
+
+KERNELS = ("rms_norm", "short_convolution")

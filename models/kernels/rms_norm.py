@@ -22,7 +22,7 @@ WIDEST = 1 << 16
 @cache
 def _kernels() -> tuple[Any, Any]:
     """Triton is imported when a kernel is first asked for: models import with torch alone."""
-    from . import rms_norm_triton as kernels
+    from .programs import rms_norm as kernels
 
     return kernels.forward, kernels.backward
 

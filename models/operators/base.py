@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..documents import Documents
 from ..initialise import Initialiser
+from ..kernels.choice import Kernel
 from ..parallel.axes import Axes
 
 
@@ -23,6 +24,15 @@ class Options:
     def problems(self, width: int) -> Iterator[str]:
         """What is wrong with these options at this model width, with the numbers."""
         yield from ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedOptions(Options):
+    """Of an operator for which there are fused kernels."""
+
+    kernel: Kernel = "auto"
+    """`auto`: fused kernels on a GPU, and plain torch, with a warning, for what they cannot do.
+    `triton` refuses that instead; `torch` takes none. All compute the same."""
 
 
 @dataclass

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..initialise import Initialiser
 from ..linear import SplitLinear
-from .base import Context, Operator, Options
-from .short_conv import ShortConvolution
+from .base import Context, FusedOptions, Operator
+from .short_conv import ShortConvolution, remembered_convolution
 
 
 @dataclass(frozen=True, kw_only=True)
-class HyenaOptions(Options):
+class HyenaOptions(FusedOptions):
     """Options of every Hyena operator."""
 
     featurizer: int = 3
@@ -32,7 +33,7 @@ class HyenaOptions(Options):
 
 
 class Hyena(Operator):
-    """Subclasses give `mix`: the operator between the gates."""
+    """Subclasses give `mix`: the gates, and the operator between them."""
 
     def __init__(self, options: HyenaOptions, width: int, *, skip: bool) -> None:
         super().__init__(options, width)
@@ -45,17 +46,26 @@ class Hyena(Operator):
         self.output = nn.Linear(width, width, bias=options.output_bias)
 
     def forward(self, u: Tensor, context: Context) -> Tensor:
-        z = torch.cat(self.qkv(u), dim=-1)
-        q, k, v = self.featurizer(z, context).chunk(3, dim=-1)
-        w = k * v
-        y = self.mix(w, context)
-        if self.skip is not None:
-            y = y + self.skip * w
-        result: Tensor = self.output(q * y.to(q.dtype))
+        z = self.featurizer(self.qkv.joined(u), context, kernel=self.options.kernel)
+        result: Tensor = self.output(self.mix(z, context))
         return result
 
     @abstractmethod
-    def mix(self, w: Tensor, context: Context) -> Tensor: ...
+    def mix(self, z: Tensor, context: Context) -> Tensor:
+        """q ⊙ (h ∗ w + d·w) of z, which holds q, k and v one after the other."""
+
+    def convolved(self, z: Tensor, taps: Tensor, context: Context, **options: Any) -> Tensor:
+        """`mix` by a filter whose taps are known."""
+        return remembered_convolution(
+            z,
+            taps,
+            context,
+            "filter",
+            gated=True,
+            skip=self.skip,
+            kernel=self.options.kernel,
+            **options,
+        )
 
     def init_weights(self, init: Initialiser) -> None:
         init.linear(self.qkv)

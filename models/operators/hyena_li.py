@@ -18,7 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..convolution import causal_convolution, convolution_flops
+from ..convolution import convolution_flops
+from ..gated_convolution import gated_input
 from ..initialise import Initialiser
 from ..precision import widen
 from ..scan import modal_scan, real
@@ -77,10 +78,10 @@ class HyenaLI(Hyena):
         powers = torch.exp(-rates.unsqueeze(-1) * time)
         return real(torch.einsum("dn,dnt->dt", residues, powers))
 
-    def mix(self, w: Tensor, context: Context) -> Tensor:
+    def mix(self, z: Tensor, context: Context) -> Tensor:
         if self.options.method == "fft" and context.state is None:
-            taps = self.filter(w.shape[1])
-            return causal_convolution(w, taps, context.documents, method="fft")
+            return self.convolved(z, self.filter(z.shape[1]), context, method="fft")
+        w = gated_input(z)
         tensors = context.state.tensors if context.state is not None else None
         rates, residues = self.modes()
         y, state = modal_scan(
@@ -94,7 +95,8 @@ class HyenaLI(Hyena):
         )
         if tensors is not None and state is not None:
             tensors["modes"] = state
-        return y.to(w.dtype)
+        assert self.skip is not None
+        return z[..., : w.shape[-1]] * (y.to(w.dtype) + self.skip * w)
 
     def layouts(self, length: int) -> set[int]:
         return {min(self.options.chunk, length)} if self.options.method == "scan" else set()

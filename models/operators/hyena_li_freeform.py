@@ -22,7 +22,6 @@ from ..initialise import Initialiser
 from ..precision import widen
 from .base import Context
 from .hyena import Hyena, HyenaOptions
-from .short_conv import remembered_convolution
 
 BANDS = 16
 SLOWEST, FASTEST = math.log(0.01) / 1.2, math.log(0.01) / 0.3
@@ -76,10 +75,10 @@ class HyenaLIFreeform(Hyena):
         decay = decay[slice(*self.channel_range)].abs()
         return (widen(self.last(hidden)) * torch.exp(-time * decay)).T
 
-    def mix(self, w: Tensor, context: Context) -> Tensor:
-        longest = context.state.capacity if context.state is not None else w.shape[1]
+    def mix(self, z: Tensor, context: Context) -> Tensor:
+        longest = context.state.capacity if context.state is not None else z.shape[1]
         taps = self.filter(min(longest, self.options.filter_horizon))
-        return remembered_convolution(w, taps, context, "filter")
+        return self.convolved(z, taps, context)
 
     def layouts(self, length: int) -> set[int]:
         return convolution_layouts(min(length, self.options.filter_horizon), length)

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from ..initialise import Initialiser
 from ..linear import SplitLinear
-from .base import Context, Operator, Options, divides
+from .base import Context, FusedOptions, Operator, divides
 from .short_conv import remembered_convolution
 
 
 @dataclass(frozen=True, kw_only=True)
-class HyenaMLPOptions(Options):
+class HyenaMLPOptions(FusedOptions):
     """An MLP that looks a few tokens back."""
 
     kind: Literal["hyena-mlp"] = "hyena-mlp"
@@ -50,8 +50,11 @@ class HyenaMLP(Operator):
         self.down = nn.Linear(options.hidden, width, bias=options.bias)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        q, k, v = self.qkv(x)
-        result: Tensor = self.down(q * remembered_convolution(k * v, self.taps, context, "filter"))
+        z = self.qkv.joined(x)
+        y = remembered_convolution(
+            z, self.taps, context, "filter", gated=True, kernel=self.options.kernel
+        )
+        result: Tensor = self.down(y)
         return result
 
     def init_weights(self, init: Initialiser) -> None:

@@ -20,7 +20,6 @@ from ..initialise import Initialiser
 from ..precision import widen
 from .base import Context, divides
 from .hyena import Hyena, HyenaOptions
-from .short_conv import remembered_convolution
 
 DECAYS = {"weak": (-2.0, 2.0), "normal": (-1.0, 2.0), "strong": (0.0, 2.0)}
 """Exponents of ten between which the decay of the first and of the last group lie."""
@@ -63,10 +62,8 @@ class HyenaMR(Hyena):
     def filter(self) -> Tensor:
         return decayed(self.taps, self.options, self.group_range)
 
-    def mix(self, w: Tensor, context: Context) -> Tensor:
-        return remembered_convolution(
-            w, self.filter(), context, "filter", method=self.options.method
-        )
+    def mix(self, z: Tensor, context: Context) -> Tensor:
+        return self.convolved(z, self.filter(), context, method=self.options.method)
 
     def layouts(self, length: int) -> set[int]:
         return convolution_layouts(self.options.taps, length, self.options.method)

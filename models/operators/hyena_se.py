@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from ..initialise import Initialiser
 from .base import Context, divides
 from .hyena import Hyena, HyenaOptions
-from .short_conv import remembered_convolution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +37,8 @@ class HyenaSE(Hyena):
         super().__init__(options, width, skip=False)
         self.taps = nn.Parameter(torch.empty(options.groups, options.taps))
 
-    def mix(self, w: Tensor, context: Context) -> Tensor:
-        return remembered_convolution(w, self.taps, context, "filter")
+    def mix(self, z: Tensor, context: Context) -> Tensor:
+        return self.convolved(z, self.taps, context)
 
     def init_weights(self, init: Initialiser) -> None:
         super().init_weights(init)

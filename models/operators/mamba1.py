@@ -22,13 +22,13 @@ from ..initialise import Initialiser
 from ..linear import SplitLinear
 from ..precision import widen
 from ..scan import selective_scan
-from .base import Context, Operator, Options, divides
+from .base import Context, FusedOptions, Operator, divides
 from .mamba2 import init_dt_bias
 from .short_conv import ShortConvolution
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mamba1Options(Options):
+class Mamba1Options(FusedOptions):
     """Mamba-1 (selective scan)."""
 
     kind: Literal["mamba1"] = "mamba1"
@@ -76,7 +76,8 @@ class Mamba1(Operator):
 
     def forward(self, u: Tensor, context: Context) -> Tensor:
         x, z = self.input(u)
-        x = F.silu(self.conv(x, context)).unflatten(-1, (self.select.shape[0], -1))
+        x = self.conv(x, context, silu=True, kernel=self.options.kernel)
+        x = x.unflatten(-1, (self.select.shape[0], -1))
         selected = torch.einsum("blhp,hrp->blhr", x, self.select)
         delta, B, C = torch.split(selected, self.sizes, dim=-1)
         dt = torch.einsum("blhr,hpr->blhp", delta, self.dt)

@@ -21,12 +21,12 @@ from ..linear import SplitLinear
 from ..norms import GatedRMSNorm
 from ..precision import widen
 from ..scan import ssd
-from .base import Context, Operator, Options, divides
+from .base import Context, FusedOptions, Operator, divides
 from .short_conv import ShortConvolution
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mamba2Options(Options):
+class Mamba2Options(FusedOptions):
     """Mamba-2 (SSD)."""
 
     kind: Literal["mamba2"] = "mamba2"
@@ -82,7 +82,8 @@ class Mamba2(Operator):
     def forward(self, u: Tensor, context: Context) -> Tensor:
         z, x, B, C, dt = self.input(u)
         sizes = [x.shape[-1], B.shape[-1], C.shape[-1]]
-        mixed = F.silu(self.conv(torch.cat([x, B, C], dim=-1), context))
+        mixed = torch.cat([x, B, C], dim=-1)
+        mixed = self.conv(mixed, context, silu=True, kernel=self.options.kernel)
         x, B, C = mixed.split(sizes, dim=-1)
         x = widen(x).unflatten(-1, (-1, self.options.head_dim))
         B, C = (widen(t).unflatten(-1, (-1, self.options.state_size)) for t in (B, C))

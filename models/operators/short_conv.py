@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from ..convolution import Method, causal_convolution, next_history
+from ..convolution import next_history
+from ..gated_convolution import gated_convolution, gated_input
 from ..initialise import Initialiser
+from ..kernels.choice import Kernel
 from .base import Context
 
 
@@ -18,9 +22,18 @@ class ShortConvolution(nn.Module):
         self.taps = nn.Parameter(torch.empty(width, reach))
         self.bias = nn.Parameter(torch.empty(width)) if bias else None
 
-    def forward(self, x: Tensor, context: Context, name: str = "short") -> Tensor:
-        y = remembered_convolution(x, self.taps, context, name)
-        return y if self.bias is None else y + self.bias
+    def forward(
+        self,
+        x: Tensor,
+        context: Context,
+        name: str = "short",
+        *,
+        silu: bool = False,
+        kernel: Kernel = "auto",
+    ) -> Tensor:
+        return remembered_convolution(
+            x, self.taps, context, name, bias=self.bias, silu=silu, kernel=kernel
+        )
 
     def init_weights(self, init: Initialiser) -> None:
         init.short_filter(self.taps, self.taps.shape[1])
@@ -29,12 +42,13 @@ class ShortConvolution(nn.Module):
 
 
 def remembered_convolution(
-    x: Tensor, taps: Tensor, context: Context, name: str, method: Method = "auto"
+    x: Tensor, taps: Tensor, context: Context, name: str, *, gated: bool = False, **options: Any
 ) -> Tensor:
-    """A causal convolution that keeps its last inputs in the context's state, if there is one."""
+    """A (gated) convolution that keeps its last inputs in the context's state, if there is one."""
     if context.state is None:
-        return causal_convolution(x, taps, context.documents, method=method)
+        return gated_convolution(x, taps, context.documents, gated=gated, **options)
+    w = gated_input(x) if gated else x
     tensors = context.state.tensors
-    past = next_history(x[:, :0], tensors.get(name), taps.shape[1])
-    tensors[name] = next_history(x, past, taps.shape[1])
-    return causal_convolution(x, taps, context.documents, history=past, method=method)
+    past = next_history(w[:, :0], tensors.get(name), taps.shape[1])
+    tensors[name] = next_history(w, past, taps.shape[1])
+    return gated_convolution(x, taps, context.documents, gated=gated, history=past, **options)

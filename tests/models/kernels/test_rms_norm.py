@@ -39,7 +39,7 @@ COMPILED = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from headrace.models.kernels import rms_norm_triton as kernels
+from headrace.models.kernels.programs import rms_norm as kernels
 
 for capability in (80, 90):
     for kind in ("fp32", "bf16", "fp16"):

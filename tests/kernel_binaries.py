@@ -1,0 +1,149 @@
+"""Binaries of the kernels for GPUs that are not at hand, and what they need.
+
+A case is run with the launching of programs taken away: what would have been launched is written
+down, with the types and constants that it would have had, and compiled for any GPU.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from kernel_cases import Case, Draw, Shape, _evaluate
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+KINDS = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.bool: "i1",
+}
+OPTIONS = ("num_warps", "num_stages")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A program with everything that its binary depends on."""
+
+    program: JITFunction
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Any], ...]
+    divisible: tuple[int, ...]
+    """Arguments that are multiples of 16."""
+    options: tuple[tuple[str, int], ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.program.fn.__module__.rpartition('.')[2]}.{self.program.fn.__name__}"
+
+    @property
+    def configuration(self) -> str:
+        """The constants that a person chose, shortly."""
+        chosen = [
+            name.lower() if value is True else f"{name.lower()}={value}"
+            for name, value in self.constants
+            if name.isupper() and value is not False
+        ]
+        return " ".join([*chosen, *(f"{name}={value}" for name, value in self.options)])
+
+
+@dataclass(frozen=True)
+class Binary:
+    cubin: bytes
+    registers: int
+    spilled: int
+    """Bytes of local memory for each thread."""
+    shared: int
+    """Bytes of shared memory for each program."""
+
+
+def launches(case: Case, shape: Shape, dtype: torch.dtype) -> list[Launch]:
+    """What a forward and a backward pass would launch on a GPU, each once."""
+    found: dict[Launch, None] = {}
+
+    def write_down(program: JITFunction, *args: Any, **options: Any) -> None:
+        found[_launch(program, args, options)] = None
+
+    draw = Draw(dtype, "cpu", 0)
+    with mock.patch.object(JITFunction, "run", write_down), mock.patch(
+        "headrace.models.kernels.choice.INTERPRETED", True
+    ):  # fmt: skip
+        _evaluate(case.run, case.make(draw, shape), draw, lambda x: x.clone())
+    return list(found)
+
+
+def _launch(program: JITFunction, args: tuple[Any, ...], options: dict[str, Any]) -> Launch:
+    given = dict(zip(program.arg_names, args, strict=False))
+    given |= {name: value for name, value in options.items() if name in program.arg_names}
+    signature, constants, divisible = {}, {}, []
+    for number, parameter in enumerate(program.params):
+        value = given[parameter.name]
+        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+            signature[parameter.name] = "constexpr"
+            constants[parameter.name] = value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name] = f"*{KINDS[value.dtype]}"
+            divisible.append(number)
+        elif isinstance(value, float):
+            signature[parameter.name] = "fp32"
+        else:
+            signature[parameter.name] = "i32" if abs(value) < 2**31 else "i64"
+            if value % 16 == 0:
+                divisible.append(number)
+    return Launch(
+        program,
+        tuple(signature.items()),
+        tuple(constants.items()),
+        tuple(divisible),
+        tuple((name, options[name]) for name in OPTIONS if name in options),
+    )
+
+
+def compiled(launch: Launch, capability: int) -> Binary:
+    source = ASTSource(
+        launch.program,
+        dict(launch.signature),
+        dict(launch.constants),
+        {(number,): [["tt.divisibility", 16]] for number in launch.divisible},
+    )
+    target = GPUTarget("cuda", capability, 32)
+    binary = triton.compile(source, target=target, options=dict(launch.options))
+    cubin = binary.asm["cubin"]
+    registers, spilled = resources(cubin)
+    return Binary(cubin, registers, spilled, binary.metadata.shared)
+
+
+def resources(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of local memory, as the assembler left them."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        said = subprocess.run(
+            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", said)
+    assert found, said
+    return int(found[1]), int(found[2]) + int(found[3])
+
+
+def every_launch(
+    cases: Iterable[Case], shape: Shape, dtypes: Iterable[torch.dtype]
+) -> list[Launch]:
+    """Those of all cases, each once."""
+    found = (
+        launch for dtype in dtypes for case in cases for launch in launches(case, shape, dtype)
+    )
+    return list(dict.fromkeys(found))

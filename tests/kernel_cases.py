@@ -1,0 +1,163 @@
+"""Every fused kernel, with every option: what it is given, how it is called, and its twin.
+
+The tests run them by Triton's interpreter and compile them; the benchmark of kernels runs them on
+a GPU. A case's twin is run in fp64 on the numbers that the kernel was given, rounded as they are.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace.models.documents import Documents
+from headrace.models.gated_convolution import gated_convolution, plain
+
+Inputs = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Shape:
+    rows: int
+    length: int
+    width: int
+
+
+TINY = Shape(2, 70, 72)
+"""More than one tile of each kind, and no side a multiple of one."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Fresh random numbers of a type, on a device."""
+
+    dtype: torch.dtype
+    device: str
+    seed: int
+
+    def normal(self, name: str, *shape: int, scale: float = 1.0) -> Tensor:
+        generator = torch.Generator(self.device).manual_seed(
+            zlib.crc32(f"{self.seed} {name}".encode())
+        )
+        x = torch.randn(*shape, generator=generator, device=self.device)
+        return (x * scale).to(self.dtype)
+
+    def documents(self, shape: Shape, *, goes_on: bool = False) -> Documents:
+        """A few for each row, one of a single token; the first may have begun before the row."""
+        generator = torch.Generator().manual_seed(self.seed)
+        total = shape.rows * shape.length
+        cuts = torch.randint(1, total, (4 * shape.rows,), generator=generator)
+        cuts = torch.cat([cuts, cuts[:1] + 1, torch.tensor([0, total])]).clamp(max=total)
+        sorted_cuts = cuts.sort().values.to(torch.int32)
+        documents = Documents.from_cu_seqlens(sorted_cuts, (shape.rows, shape.length))
+        positions = documents.positions
+        if goes_on:
+            positions = positions + 5 * ((positions == 0).cumsum(1) == 1)
+        return Documents(positions.to(self.device))
+
+
+@dataclass(frozen=True)
+class Case:
+    kernel: str
+    name: str
+    make: Callable[[Draw, Shape], Inputs]
+    run: Callable[..., Any]
+    twin: Callable[..., Any]
+
+
+def errors(case: Case, draw: Draw, shape: Shape) -> dict[str, float]:
+    """‖got − wanted‖ / ‖wanted‖ of every output and gradient, in fp64; infinite for a NaN."""
+    inputs = case.make(draw, shape)
+    got = _evaluate(case.run, inputs, draw, lambda x: x.clone())
+    wanted = _evaluate(case.twin, inputs, draw, lambda x: x.double())
+    found = {}
+    for name, reference in wanted.items():
+        assert got[name].shape == reference.shape, (case.name, name)
+        error = (got[name].double() - reference).norm() / reference.norm().clamp(min=1e-30)
+        found[name] = float(error.nan_to_num(nan=float("inf")))
+    return found
+
+
+def _evaluate(
+    function: Callable[..., Any], inputs: Inputs, draw: Draw, convert: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
+    """The outputs of `function`, and the gradients of its floating-point inputs."""
+    given = {
+        name: convert(value.detach()).requires_grad_()
+        if isinstance(value, Tensor) and value.is_floating_point()
+        else value
+        for name, value in inputs.items()
+    }
+    outputs = function(**given)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    leaves = {n: x for n, x in given.items() if isinstance(x, Tensor) and x.requires_grad}
+    flowing = [(n, y) for n, y in enumerate(outputs) if y.requires_grad]
+    probes = [draw.normal(f"probe {n}", *y.shape).to(y.dtype) for n, y in flowing]
+    gradients = torch.autograd.grad([y for _, y in flowing], list(leaves.values()), probes)
+    return {
+        **{f"output {n}": y.detach() for n, y in enumerate(outputs)},
+        **{f"gradient of {n}": g for n, g in zip(leaves, gradients, strict=True)},
+    }
+
+
+# Gated convolutions
+
+
+def convolution_case(
+    kernel: str,
+    reach: int,
+    share: int,
+    *,
+    gated: bool = True,
+    silu: bool = False,
+    bias: bool = False,
+    skip: bool = False,
+    history: bool = False,
+    packed: bool = False,
+) -> Case:
+    options = {"gated": gated, "silu": silu, "bias": bias, "skip": skip}
+    options |= {"history": history, "packed": packed}
+    named = [name for name, on in options.items() if on]
+
+    def make(draw: Draw, shape: Shape) -> Inputs:
+        width = shape.width // share * share
+        inputs: Inputs = {
+            "x": draw.normal("x", shape.rows, shape.length, width * (3 if gated else 1)),
+            "taps": draw.normal("taps", width // share, reach, scale=reach**-0.5),
+        }
+        if bias:
+            inputs["bias"] = draw.normal("bias", width)
+        if skip:
+            inputs["skip"] = draw.normal("skip", width)
+        if history:
+            inputs["history"] = draw.normal("history", shape.rows, reach - 1, width)
+        if packed:
+            inputs["documents"] = draw.documents(shape, goes_on=history)
+        return inputs
+
+    def run(**inputs: Any) -> Tensor:
+        return gated_convolution(gated=gated, silu=silu, kernel="triton", **inputs)
+
+    def twin(**inputs: Any) -> Tensor:
+        return plain(gated=gated, silu=silu, method="direct", **inputs)
+
+    return Case(kernel, f"{reach} taps, {share} each, {' '.join(named)}", make, run, twin)
+
+
+def short_convolutions() -> Iterator[Case]:
+    name = "short_convolution"
+    yield convolution_case(name, 7, 8, packed=True)  # Hyena-SE
+    yield convolution_case(name, 3, 1, gated=False)  # a featurizer
+    yield convolution_case(name, 3, 1, gated=False, bias=True, history=True, packed=True)
+    yield convolution_case(name, 4, 1, gated=False, silu=True, bias=True, packed=True)  # Mamba
+    yield convolution_case(name, 4, 2, gated=False, silu=True, history=True)
+    yield convolution_case(name, 1, 3, bias=True, skip=True)
+    yield convolution_case(name, 16, 24, skip=True, history=True)
+
+
+def all_cases() -> list[Case]:
+    return [*short_convolutions()]

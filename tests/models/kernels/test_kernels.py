@@ -1,0 +1,127 @@
+"""Every kernel against its twin: by Triton's interpreter, and as binaries for GPUs not at hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kernel_cases import all_cases
+
+TESTS = str(Path(__file__).parents[2])
+PATH = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+KERNELS = list(dict.fromkeys(case.kernel for case in all_cases()))
+
+# Triton decides when it is imported whether to interpret: a process of its own.
+INTERPRETED = """
+import dataclasses, json, sys
+import torch
+from kernel_cases import TINY, Draw, all_cases, errors
+from headrace.models.kernels import layout
+
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True, warn_only=True)  # what is not written is NaN
+layout.PROGRAMS = 4  # several tiles for each program, and a rest
+draw = Draw(torch.float32, "cpu", 1)
+cases = [case for case in all_cases() if case.kernel == sys.argv[1]]
+found = {case.name: errors(case, draw, TINY) for case in cases}
+nudged = {}
+for case in cases:
+    for name, value in case.make(draw, TINY).items():
+        def nudge(name=name, case=case, **inputs):
+            moved = inputs[name]
+            if isinstance(moved, torch.Tensor) and moved.is_floating_point():
+                inputs[name] = moved * 1.001
+            return case.twin(**inputs)
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            other = dataclasses.replace(case, run=case.twin, twin=nudge)
+            nudged[f"{case.name}: {name}"] = max(errors(other, draw, TINY).values())
+print(json.dumps([found, nudged]))
+"""
+
+IN_A_GRAPH = """
+import sys
+import torch
+from kernel_cases import Draw, Shape, _evaluate, all_cases
+
+torch.set_num_threads(1)
+draw, shape = Draw(torch.float32, "cpu", 2), Shape(1, 9, 24)
+last = {case.kernel: case for case in all_cases()}
+for case in last.values():
+    inputs = case.make(draw, shape)
+    graph = torch.compile(case.run, fullgraph=True, backend="aot_eager")
+    apart = _evaluate(case.run, inputs, draw, lambda x: x.clone())
+    together = _evaluate(graph, inputs, draw, lambda x: x.clone())
+    for name, value in apart.items():
+        torch.testing.assert_close(together[name], value, msg=f"{case.kernel}: {name}")
+    calls = []
+    class Calls(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function.namespace == "headrace":
+                calls.append((function, args))
+            return function(*args, **(kwargs or {}))
+    with Calls():
+        _evaluate(case.run, inputs, draw, lambda x: x.clone())
+    assert calls, case.kernel
+    for function, args in calls:
+        detached = [a.detach().clone() if isinstance(a, torch.Tensor) else a for a in args]
+        tests = ("test_schema", "test_faketensor")
+        torch.library.opcheck(function, tuple(detached), test_utils=tests)
+print("kept")
+"""
+
+COMPILED = """
+import sys
+import torch
+from kernel_binaries import compiled, every_launch
+from kernel_cases import Shape, all_cases
+
+cases = [case for case in all_cases() if case.kernel == sys.argv[1]]
+types = [getattr(torch, name) for name in sys.argv[2].split()]
+for launch in every_launch(cases, Shape(1, 256, 4096), types):
+    for capability in sys.argv[3].split():
+        assert compiled(launch, int(capability)).cubin, launch
+print("compiled")
+"""
+
+
+def run(code: str, *arguments: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([TESTS, *PATH]), **environment},
+        cwd=TESTS,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_kernel_is_its_twin(kernel: str) -> None:
+    found, nudged = json.loads(run(INTERPRETED, kernel, TRITON_INTERPRET="1"))
+    assert found
+    for case, errors in found.items():
+        assert max(errors.values()) < 1e-5, (case, errors)
+    for case, error in nudged.items():
+        assert error > 1e-4, f"a negative control: {case} has a part in what is compared"
+
+
+def test_a_compiled_graph_keeps_them() -> None:
+    assert run(IN_A_GRAPH, TRITON_INTERPRET="1") == "kept"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_configuration_becomes_a_binary(kernel: str) -> None:
+    assert run(COMPILED, kernel, "bfloat16", "90") == "compiled"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_for_other_types_and_cards(kernel: str) -> None:
+    assert run(COMPILED, kernel, "float32 bfloat16 float16", "80 90") == "compiled"
