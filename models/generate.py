@@ -46,8 +46,10 @@ def generate(
     *,
     sampling: Sampling | None = None,
     stop: int | None = None,
+    vocab_size: int | None = None,
 ) -> list[list[int]]:
-    """Up to `tokens` new ones after each prompt; a row ends with `stop`, which is kept."""
+    """Up to `tokens` new ones after each prompt; a row ends with `stop`, which is kept. Rows of the
+    embedding from `vocab_size` on stand for nothing and are not chosen."""
     sampling = sampling or Sampling()
     longest = max(len(prompt) for prompt in prompts)
     ragged = any(len(prompt) < longest for prompt in prompts)
@@ -79,7 +81,8 @@ def generate(
         for number in range(tokens):
             documents = Documents(positions) if ragged else None
             hidden, _ = model.hidden(ids, documents, states=states)
-            ids = choose(model.logits(hidden[:, -1]), sampling, generator)[:, None]
+            logits = model.logits(hidden[:, -1])[:, :vocab_size]
+            ids = choose(logits, sampling, generator)[:, None]
             positions = longest - padding + number
             written.append(torch.where(running[:, None], ids, -1))
             if stop is not None:

@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from ..console import command
+from ..console.errors import UserError
 
 if TYPE_CHECKING:
+    from ..dataplane.tokenizers import Tokenizer
     from .job import Job
+    from .layout import DeviceKind
+    from .origin import Origin
 
 
 @command.group("trainer")
@@ -39,6 +43,11 @@ dry_option = click.option(
 @click.option("--mixture", metavar="FILE", help="The mixture's YAML.")
 @click.option("--model", metavar="NAME|FILE", help="A shipped model or a YAML [tiny-hybrid].")
 @click.option("--out", metavar="FOLDER", help="The run's folder [runs/NAME].")
+@click.option(
+    "--init-from",
+    metavar="PATH",
+    help="Begin with the weights of a run, a checkpoint, or a folder of transformers or Vortex.",
+)
 @click.option("--processes", type=click.IntRange(1), help="Processes on this machine.")
 @stop_option
 @fallback_option
@@ -51,6 +60,7 @@ def run(
     mixture: str | None,
     model: str | None,
     out: str | None,
+    init_from: str | None,
     processes: int | None,
     stop_after: int | None,
     fallback: bool,
@@ -70,6 +80,8 @@ def run(
         raise click.UsageError(f"one RUN.yaml at most, not {', '.join(files)}")
     if processes is not None:
         overrides.append(f"processes={processes}")
+    if init_from is not None:
+        overrides.append(f"init_from.path={init_from}")
     request = jobs.Request(
         run=files[0] if files else None,
         mixture=mixture,
@@ -119,6 +131,118 @@ def report(folders: tuple[str, ...], out: str | None, as_json: bool) -> None:
         command.emit(summary)
     else:
         command.say(f"report: {path}")
+
+
+SOURCE = "RUN|CHECKPOINT"
+step_option = click.option(
+    "--step", type=click.IntRange(0), metavar="STEP", help="Which checkpoint of the run [newest]."
+)
+data_option = click.option(
+    "--data", metavar="URL", help="A dataset with the tokenizer [that of the run's datasets]."
+)
+
+
+@main.command()
+@click.argument("source", metavar=SOURCE)
+@click.argument("out", metavar="OUT")
+@click.option(
+    "--format",
+    type=click.Choice(["huggingface", "vortex", "headrace"]),
+    default="huggingface",
+    show_default=True,
+)
+@step_option
+@click.option(
+    "--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), default="fp32", show_default=True
+)
+@data_option
+@command.json_option
+def export(
+    source: str,
+    out: str,
+    format: str,
+    step: int | None,
+    dtype: str,
+    data: str | None,
+    as_json: bool,
+) -> None:
+    """Write a checkpoint's weights to a folder that transformers or Vortex loads.
+
+    RUN is a run's folder; CHECKPOINT is the folder of one of its checkpoints, or its s3:// URL.
+    """
+    from . import export as exports
+    from . import origin as origins
+
+    origin = origins.find(source, step)
+    tokenizer, without = None, ""
+    try:
+        tokenizer = _tokenizer(origin, data)
+    except UserError as error:
+        if data is not None:
+            raise
+        without = f"; without a tokenizer: {error.what}"
+    done = exports.export(origin, out, format, dtype=dtype, tokenizer=tokenizer)
+    if as_json:
+        command.emit(done)
+    else:
+        command.say(f"{done['from']} → {out}: {done['family']}, {dtype}{without}")
+
+
+@main.command()
+@click.argument("source", metavar=SOURCE)
+@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="May be repeated.")
+@click.option("--tokens", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--temperature", type=click.FloatRange(0), default=1.0, show_default=True)
+@click.option("--top-k", type=click.IntRange(1))
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True))
+@click.option("--seed", type=int, default=0, show_default=True)
+@step_option
+@data_option
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
+@command.json_option
+def sample(
+    source: str,
+    prompts: tuple[str, ...],
+    tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int,
+    step: int | None,
+    data: str | None,
+    device: DeviceKind,
+    as_json: bool,
+) -> None:
+    """Let a checkpoint go on from prompts; without --prompt, from each line of stdin.
+
+    A temperature of 0 takes the likeliest token. The same seed says the same.
+    """
+    from ..models.generate import Sampling
+    from . import origin as origins
+    from . import sample as samples
+
+    origin = origins.find(source, step)
+    tokenizer = _tokenizer(origin, data)
+    asked = list(prompts) or [line.rstrip("\n") for line in sys.stdin]
+    if not asked:
+        raise click.UsageError("no prompt: give --prompt TEXT, or lines on stdin")
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    found = samples.sample(origin, tokenizer, asked, tokens, sampling=sampling, device=device)
+    if as_json:
+        command.emit({"from": origin.where, "samples": [vars(each) for each in found]})
+        return
+    for each in found:
+        click.echo(f"{each.prompt}{each.text}")
+        if len(found) > 1:
+            click.echo("─" * 40)
+
+
+def _tokenizer(origin: Origin, data: str | None) -> Tokenizer:
+    from . import vocabulary
+
+    if data is not None:
+        return vocabulary.of_dataset(data)
+    return vocabulary.of_run(getattr(origin, "run", None))
 
 
 def _go(

@@ -84,12 +84,13 @@ class SyntheticConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class InitFrom:
-    """Begin with another run's weights instead of random ones. The stream begins at its start."""
+    """Begin with other weights than random ones. The stream begins at its start."""
 
-    run: str
-    """The other run's folder."""
+    path: str
+    """Another run's folder, a checkpoint (its folder or s3:// URL), or a folder of transformers or
+    of Vortex."""
     step: int | None = None
-    """Which of its checkpoints; the newest, if left out."""
+    """Which checkpoint of a run; the newest, if left out."""
     moments: bool = False
     """Take Adam's moments as well."""
 
@@ -104,7 +105,7 @@ class RunConfig:
     z_loss: float = 0.0
     """Weight of log²Z in the loss, which keeps logits from drifting."""
     init_from: InitFrom | None = None
-    """Another run, of a model of the same shape, to take the initial weights from."""
+    """Weights of a model of the same shape, to begin with."""
 
     processes: int | None = None
     """Processes on this machine. Left out: one for each GPU, or one."""

@@ -8,6 +8,8 @@ is refused if it says something else.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -27,10 +29,12 @@ from ..console.errors import (
 )
 from ..console.progress import as_bytes
 from . import config as run_config
+from . import origin as origins
 from .checkpoints import store
 from .config import RunConfig
 from .folder import RunFolder, differences
 from .launch import joined, speaks, threads_for
+from .origin import Checkpoint, Origin
 from .schedule import Plan, micro_batches, micro_rows
 
 if TYPE_CHECKING:
@@ -88,20 +92,25 @@ class Job:
         return self.run.layout.data_parallel(self.processes)
 
     @property
-    def parent(self) -> Path | None:
+    def parent(self) -> str | None:
         """The checkpoint that the mixture branches from."""
         after = (self.mixture or {}).get("after")
         if not after:
             return None
-        return RunFolder(after["run"]).checkpoints / store.name(self.plan.first_step)
+        return str(RunFolder(after["run"]).checkpoints / store.name(self.plan.first_step))
+
+    def origin(self) -> Origin | None:
+        """What gives the initial weights: the parent's checkpoint, or what init_from names."""
+        source = self.run.init_from
+        if self.parent is not None:
+            return origins.find(self.parent)
+        return origins.find(source.path, source.step) if source is not None else None
 
     @property
-    def origin(self) -> Path | None:
-        """The checkpoint that gives the initial weights: a parent's, or another run's."""
-        source = self.run.init_from
-        if self.parent is not None or source is None:
-            return self.parent
-        return RunFolder(source.run).checkpoints / store.name(source.step or 0)
+    def identity(self) -> str:
+        """Names the run by what makes it this one and no other."""
+        parts = [run_config.deciding(self.run), reader.plain(self.model), self.plan.hash]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     def save(self) -> None:
         """Write the resolved job into the run's folder; run.yaml, which makes it a run, last."""
@@ -117,8 +126,6 @@ class Job:
 
 def resolve(request: Request) -> Job:
     """A new job, or the one in the folder if it is the same."""
-    from ..models.config import load_model_config
-
     asked = run_config.load(request.run, request.own)
     _check_joined(asked)
     run = resolve_here(asked)
@@ -137,9 +144,9 @@ def resolve(request: Request) -> Job:
                 for word in request.part("mixture")
             ],
         )
-    model = load_model_config(request.model or "tiny-hybrid", request.part("model"))
     name = Path(request.run or request.mixture or "synthetic").stem
     folder = RunFolder(request.out or f"runs/{name}")
+    model = _model(request, run, folder)
     mixture = None
     if request.mixture is not None:
         data, _ = reader.read_yaml(request.mixture)
@@ -159,6 +166,18 @@ def resolve(request: Request) -> Job:
     else:
         plan = _synthetic(run, model)
     return Job(folder=folder, run=run, model=model, plan=plan, mixture=mixture)
+
+
+def _model(request: Request, run: RunConfig, folder: RunFolder) -> ModelConfig:
+    """The one that was asked for, or that the initial weights are of."""
+    from ..models.config import load_model_config
+
+    changes = request.part("model")
+    if request.model is None and run.init_from is not None and not changes:
+        if folder.begun:  # what it began from may be gone by now
+            return load_model_config(folder.model)
+        return origins.find(run.init_from.path, run.init_from.step).model
+    return load_model_config(request.model or "tiny-hybrid", changes)
 
 
 def load(folder: RunFolder, overrides: Sequence[str] = ()) -> Job:
@@ -247,12 +266,8 @@ def check(job: Job) -> None:
             "others",
             mend="leave out one of them",
         )
-    if job.origin is not None and not job.folder.begun and not job.origin.is_dir():
-        steps = [store.step_of(path) for path in store.committed(job.origin.parent)]
-        raise CheckpointError(
-            f"the run is to begin from {job.origin}, which does not exist",
-            mend=f"name a step that has a checkpoint: {steps}" if steps else "check the folder",
-        )
+    if not job.folder.begun:
+        check_origin(job)
     if job.run.device == "cuda":
         from .layout import count_gpus
 
@@ -261,6 +276,37 @@ def check(job: Job) -> None:
                 f"{job.processes} processes for {count_gpus()} GPUs",
                 mend=f"use processes={count_gpus()}",
             )
+
+
+def check_origin(job: Job) -> None:
+    """What the run begins from must be there, and fit."""
+    origin = job.origin()
+    if origin is None:
+        return
+    if job.run.init_from and job.run.init_from.moments and not isinstance(origin, Checkpoint):
+        raise RunError(
+            f"init_from.moments is set, and {origin.where} holds weights alone",
+            mend="leave out init_from.moments, or name a run of headrace",
+        )
+    theirs, ours = shapes(origin.model), shapes(job.model)
+    wrong = [
+        f"{name}: {theirs.get(name, 'none')} there, {ours.get(name, 'none')} here"
+        for name in (*ours, *(name for name in theirs if name not in ours))
+        if theirs.get(name) != ours.get(name)
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"the weights of {origin.where} are of another model",
+            where="\n" + "\n".join(f"    {line}" for line in wrong[:8] + ["…"] * (len(wrong) > 8)),
+            mend="leave out --model, so that the run takes the model that they are of",
+        )
+
+
+def shapes(model: ModelConfig) -> dict[str, list[int]]:
+    """Of a model's parameters, by their logical names."""
+    from ..models.count import build_meta
+
+    return {name: list(each.shape) for name, each in build_meta(model).named_parameters()}
 
 
 def check_disk(job: Job) -> None:
@@ -294,11 +340,11 @@ def _with_origin(run: RunConfig, stored: RunConfig | None) -> RunConfig:
     if source is None or source.step is not None:
         return run
     if stored is not None and stored.init_from is not None:
-        step = stored.init_from.step
-    else:
-        found = store.committed(RunFolder(source.run).checkpoints)
-        step = store.step_of(found[-1]) if found else 0
-    return replace(run, init_from=replace(source, step=step))
+        return replace(run, init_from=replace(source, step=stored.init_from.step))
+    found = origins.find(source.path)
+    if not isinstance(found, Checkpoint) or found.where == source.path.rstrip("/"):
+        return run
+    return replace(run, init_from=replace(source, step=found.step))
 
 
 def _check_same(

@@ -162,7 +162,8 @@ class Launcher:
         if self.asked and not failures:
             return INTERRUPTED  # some were ended before they could listen: nothing was lost
         said = [failure for failure in failures if failure.rank in bad] or failures
-        killed = [rank for rank, code in bad.items() if code < 0]
+        spoke = {failure.rank for failure in failures}  # what kills it after that says less
+        killed = [rank for rank, code in bad.items() if code < 0 and rank not in spoke]
         if killed or not said:
             rank = killed[0] if killed else next(iter(bad))
             raise RunError(

@@ -76,6 +76,9 @@ def _finished(job: Job) -> bool:
 
 def _prepare(job: Job) -> None:
     store.clean(job.folder.checkpoints)
+    url = job.run.checkpoints.url
+    if url is not None and not store.committed(job.folder.checkpoints):
+        store.adopt(job.folder.checkpoints, url, job.identity)
     job.save()
     about = describe(job)
     command.say(

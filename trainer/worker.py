@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from .. import __version__
+from ..console import config as reader
 from ..console import log as logs
 from ..console.errors import CheckpointError, UserError
 from ..models.model import Model
@@ -29,7 +30,7 @@ from . import job as jobs
 from . import launch, lines, peak
 from .checkpoints import saver as savers
 from .checkpoints import store
-from .checkpoints.fragments import MASTER
+from .checkpoints.fragments import MASTER, fill, keyed
 from .checkpoints.store import RunState
 from .config import DataConfig
 from .engines import build
@@ -39,6 +40,7 @@ from .job import Job
 from .layout import Parallel, join
 from .loop import Loop, Options
 from .objective import Objective
+from .origin import Checkpoint
 from .records import Records, Silent
 from .schedule import MicroBatch, Steps
 
@@ -88,16 +90,17 @@ def work(
         run.checkpoints,
         parallel.checkpoint,
         keep=[phase.first_step + phase.steps for phase in plan.phases],
+        texts={store.MODEL: reader.dump(job.model)},
     )
     records: Records | None = None
     if parallel.first:
         speed = peak.speed(job, parallel.world)
         records = Records(folder.root, plan, speed, run.watch, first_step=state.step)
         records.event(
-            "resume" if came_from and came_from.parent == folder.checkpoints else "start",
+            "resume" if store.committed(folder.checkpoints) else "start",
             state.step,
             layout=layout_of(job),
-            checkpoint=str(came_from) if came_from else None,
+            checkpoint=came_from,
             seconds=round(time.time() - began, 2),
         )
     loop = Loop(
@@ -146,12 +149,12 @@ def build_engine(job: Job, parallel: Parallel) -> Engine:
 
 def find_state(
     job: Job, engine: Engine, parallel: Parallel, *, fallback: bool
-) -> tuple[RunState, Path | None]:
+) -> tuple[RunState, str | None]:
     """Load the newest checkpoint, or the one that the run begins from, or begin. Collective."""
     found = store.committed(job.folder.checkpoints)
     if found:
         state, path = _load_newest(job, engine, parallel, found, fallback=fallback)
-        return state, path
+        return state, str(path)
     first = job.plan.step(job.plan.first_step)
     state = RunState(
         step=first.number,
@@ -161,21 +164,26 @@ def find_state(
         updates=0,
         ledger=job.plan.hash,
         seed=job.run.seed,
+        run=job.identity,
         layout=layout_of(job),
         headrace=__version__,
         torch=torch.__version__,
     )
-    origin = job.origin
+    origin = job.origin()
     if origin is None:
         return state, None
+    if not isinstance(origin, Checkpoint):
+        fill(engine.fragments(), {keyed(MASTER, n): t for n, t in origin.weights().items()})
+        engine.loaded(0)
+        return state, origin.where
     fragments = engine.fragments()
     source = job.run.init_from
     if source is not None and not source.moments:
-        fragments = [f for f in fragments if f.key.startswith(f"{MASTER}.")]
-    there = savers.load(origin, fragments, parallel.checkpoint)
+        fragments = [f for f in fragments if f.key.startswith(keyed(MASTER, ""))]
+    there = savers.load(origin.where, fragments, parallel.checkpoint)
     engine.loaded(there.updates if source is None or source.moments else 0)
     ledger = there.ledger if job.parent is not None else state.ledger
-    return replace(state, updates=engine.updates, ledger=ledger), origin
+    return replace(state, updates=engine.updates, ledger=ledger), origin.where
 
 
 def _load_newest(

@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from headrace.console import config as reader
+from headrace.models.model import Model
 from headrace.trainer import launch
+from headrace.trainer.checkpoints import store
+from headrace.trainer.checkpoints.fragments import KINDS, Fragment, keyed
+from headrace.trainer.checkpoints.policy import CheckpointConfig
+from headrace.trainer.checkpoints.saver import Saver
+from headrace.trainer.folder import RunFolder
 from headrace.trainer.launch import Launcher
 from headrace.trainer.layout import LayoutConfig, Parallel, join
 
@@ -85,3 +92,28 @@ class Trainer:
 def trainer(tmp_path: Path) -> Trainer:
     assert "WORLD_SIZE" not in os.environ
     return Trainer(tmp_path)
+
+
+@pytest.fixture
+def checkpoint_of(tmp_path: Path, parallel: Parallel) -> Callable[..., RunFolder]:
+    """Saves a model in a run's folder, as a run of one process would."""
+
+    def save(model: Model, step: int = 3, *, url: str | None = None) -> RunFolder:
+        folder = RunFolder(tmp_path / "run")
+        folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        folder.model.write_text(reader.dump(model.config))
+        folder.run.touch()
+        fragments = [
+            Fragment(keyed(kind, name), tuple(p.shape), 0, p.detach().float().reshape(-1))
+            for kind in KINDS
+            for name, p in model.named_parameters()
+        ]
+        texts = {store.MODEL: reader.dump(model.config)}
+        config = CheckpointConfig(url=url)
+        keeper = Saver(folder.checkpoints, config, parallel.checkpoint, texts=texts)
+        zero = {"plan_hash": "p", "updates": step, "ledger": "", "seed": 1, "run": "me"}
+        keeper.save(fragments, store.RunState(step=step, row=step, tokens=step, **zero))
+        keeper.wait()
+        return folder
+
+    return save

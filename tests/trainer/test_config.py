@@ -30,7 +30,7 @@ def test_every_engine_is_found_by_its_name() -> None:
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    found = config.load(None, ["engine.zero=2", "optimizer.lr=1e-4", "init_from.run=runs/x"])
+    found = config.load(None, ["engine.zero=2", "optimizer.lr=1e-4", "init_from.path=runs/x"])
     (tmp_path / "run.yaml").write_text(reader.dump(found))
     assert config.load(tmp_path / "run.yaml") == found
 

@@ -9,6 +9,7 @@ import pytest
 
 from headrace.console.errors import (
     BusyError,
+    CheckpointError,
     ConfigError,
     LayoutError,
     PlanError,
@@ -233,3 +234,20 @@ def test_a_run_takes_a_step_at_least() -> None:
     for command in (["run"], ["resume", "nowhere"]):
         result = CliRunner().invoke(main, [*command, "--stop-after", "0"])
         assert result.exit_code == 2 and "x>=1" in result.output
+
+
+def test_the_model_is_that_of_the_weights_and_every_shape_is_compared(
+    ask: Any, checkpoint_of: Any, tmp_path: Path
+) -> None:
+    from headrace.models.config import load_model_config
+    from headrace.models.model import Model
+
+    model = Model(load_model_config("tiny-transformer"))
+    run = checkpoint_of(model, 3)
+    found = ask(f"init_from.path={run.root}", model=None, out=tmp_path / "new")
+    assert found.model == model.config and found.run.init_from.step == 3, "pinned"
+    start.check(found)
+    other = ask(f"init_from.path={run.root}", out=tmp_path / "new")
+    with pytest.raises(CheckpointError, match="of another model") as caught:
+        start.check(other)
+    assert "norm.weight: [128] there, [36] here" in str(caught.value)

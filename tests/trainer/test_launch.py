@@ -113,3 +113,15 @@ stuck_here()
 def test_threads_fill_the_machine() -> None:
     assert threads_for(2, cores=8) == 4
     assert threads_for(16, cores=8) == 1
+
+
+def test_a_rank_that_said_why_is_believed_however_it_died(tmp_path: Path) -> None:
+    """As when a library aborts while the interpreter ends."""
+    script = """
+from headrace.trainer.launch import Watched
+from headrace.console.errors import LayoutError
+Watched().fail(LayoutError("rank 0 cannot"))
+os.abort()
+"""
+    with pytest.raises(LayoutError, match="rank 0 cannot"):
+        launcher(tmp_path, script, processes=1).run()

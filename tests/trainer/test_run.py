@@ -117,13 +117,13 @@ def test_a_damaged_checkpoint_is_named_and_passed_over_only_if_asked(trainer: An
 def test_weights_of_another_run_begin_a_new_one(trainer: Any, tmp_path: Path) -> None:
     trainer.run()
     other, cold = tmp_path / "other", tmp_path / "cold"
-    trainer.run("--stop-after", "1", f"init_from.run={trainer.out}", "seed=2", out=other, code=85)
+    trainer.run("--stop-after", "1", f"init_from.path={trainer.out}", "seed=2", out=other, code=85)
     trainer.run("--stop-after", "1", "seed=2", out=cold, code=85)
     start = trainer.lines("events.jsonl", other)[0]
     assert start["checkpoint"] == str(trainer.out / "checkpoints" / store.name(6))
     assert trainer.losses(other) != trainer.losses(cold)
-    stderr = trainer.run(f"init_from.run={tmp_path}", "seed=2", out=tmp_path / "none", code=1)
-    assert "which does not exist" in stderr
+    stderr = trainer.run(f"init_from.path={tmp_path}", "seed=2", out=tmp_path / "none", code=1)
+    assert "holds no weights" in stderr
 
 
 @pytest.mark.slow

@@ -10,19 +10,20 @@ messages never meet those of a step. Whether the save succeeded is agreed on by 
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ...console.errors import StorageError, UserError
 from ...console.log import get_logger
+from ...dataplane import storage
 from . import store, tensors
 from .fragments import Fragment
 from .policy import CheckpointConfig
@@ -40,10 +41,13 @@ class Saver:
         config: CheckpointConfig,
         group: dist.ProcessGroup,
         keep: Collection[int] = (),
+        texts: Mapping[str, str] | None = None,
     ) -> None:
-        """`keep` are steps whose checkpoints stay for good, besides those of the policy."""
+        """`keep` are steps whose checkpoints stay for good, besides those of the policy; `texts`
+        are files that lie in every checkpoint."""
         self.folder = folder
         self.keep = keep
+        self.texts = texts
         self.config = config
         self.group = group
         self.rank = dist.get_rank(group)
@@ -93,45 +97,59 @@ class Saver:
         return replace(fragment, data=buffer)
 
     def _write(self, fragments: Sequence[Fragment], state: RunState) -> None:
-        token = [uuid.uuid4().hex[:8]]
-        dist.broadcast_object_list(token, group=self.group, group_src=0)
-        path = store.temporary(self.folder, state.step, token[0])
-        failure: UserError | None = None
         files: list[tensors.StoredFile] = []
-        try:
-            (path / tensors.FOLDER).mkdir(parents=True, exist_ok=True)
-            files = tensors.write(path / tensors.FOLDER, fragments, self.group)
-        except UserError as error:
-            failure = error
-        except OSError as error:
-            failure = tensors.named(error, "write", f"a checkpoint in {self.folder}", self.rank)
+        path, failure = self._begin(state)
+        if failure is None:
+            try:
+                files = tensors.write(path / tensors.FOLDER, fragments, self.group)
+                store.send(path, files)
+            except (UserError, OSError) as error:
+                failure = tensors.named(error, *self._what, self.rank)
         gathered = [(files, failure)] * dist.get_world_size(self.group)
         dist.all_gather_object(gathered, (files, failure), group=self.group)
         failures = [each for _, each in gathered if each is not None]
         # The rank whose disk failed says more than those that heard of it.
         failures.sort(key=lambda each: not isinstance(each, StorageError))
-        failure = failures[0] if failures else None
-        verdict = [failure]
+        verdict = [failures[0] if failures else None]
         if self.rank == 0:
-            if failure is None:
+            if not failures:
                 verdict = [self._commit(path, [f for part, _ in gathered for f in part], state)]
-            if verdict[0] is not None:
-                shutil.rmtree(path, ignore_errors=True)
+            if verdict[0] is not None and path.exists():
+                store.remove(path)
         dist.broadcast_object_list(verdict, group=self.group, group_src=0)
         self._failure = verdict[0]
+
+    @property
+    def _what(self) -> tuple[str, str]:
+        return "write", f"a checkpoint in {self.config.url or self.folder}"
+
+    def _begin(self, state: RunState) -> tuple[Path, UserError | None]:
+        """The folder to write into, which the first rank has made."""
+        token = uuid.uuid4().hex[:8]
+        begun: list[Any] = [token, None]
+        if self.rank == 0:
+            url = self.config.url
+            if url is not None:
+                url = storage.join(url, f"{store.name(state.step)}.{token}")
+            try:
+                store.begin(store.temporary(self.folder, state.step, token), url)
+            except OSError as error:
+                begun[1] = tensors.named(error, *self._what)
+        dist.broadcast_object_list(begun, group=self.group, group_src=0)
+        return store.temporary(self.folder, state.step, begun[0]), begun[1]
 
     def _commit(
         self, path: Path, files: list[tensors.StoredFile], state: RunState
     ) -> UserError | None:
         try:
-            store.commit(path, self.folder / store.name(state.step), files, state)
+            store.commit(path, self.folder / store.name(state.step), files, state, self.texts)
             store.prune(self.folder, self.config, self.keep)
-        except OSError as error:
-            return tensors.named(error, "write", f"a checkpoint in {self.folder}")
+        except (UserError, OSError) as error:
+            return tensors.named(error, *self._what)
         return None
 
 
-def load(path: Path, fragments: Sequence[Fragment], group: dist.ProcessGroup) -> RunState:
+def load(path: Path | str, fragments: Sequence[Fragment], group: dist.ProcessGroup) -> RunState:
     """Verify a checkpoint and read it into the fragments, whatever layout wrote it; collective.
 
     Each rank hashes its share of the files, and none reads before all are found whole.
@@ -151,5 +169,5 @@ def load(path: Path, fragments: Sequence[Fragment], group: dist.ProcessGroup) ->
         if each is not None:
             raise each
     assert state is not None
-    tensors.read(path / tensors.FOLDER, fragments, group)
+    tensors.read(storage.join(store.place(path), tensors.FOLDER), fragments, group)
     return state

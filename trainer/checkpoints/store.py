@@ -4,11 +4,18 @@
       step-00000120/               exists only when it is whole
         tensors/                   torch's distributed checkpoint files
         state.json                 the scalars: step, row, plan, updates, ledger
+        model.yaml                 the model, so that a checkpoint says what it is of
         manifest.json              every file with its size and sha256; written last
       .step-00000140.7c3f….tmp/    being written, or left by a run that was killed
 
 A checkpoint is written into a fresh folder, and one rename makes it appear. It is never written
 to again. Reading begins with the hashes.
+
+With `checkpoints.url` its files move to a prefix of their own there, `URL/step-00000120.7c3f…/`,
+the manifest last. What stays in the run's folder is its record: the small files, and the file
+`remote`, which names the prefix. The record appears by the same rename, so that everything else
+(what there is, what is newest, what may be deleted) is one and the same for both, and nothing at
+the URL is ever touched but what a record names.
 """
 
 from __future__ import annotations
@@ -18,21 +25,25 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...console.errors import CheckpointError
+from ...console.errors import CheckpointError, StorageError
 from ...console.log import get_logger
+from ...dataplane import storage
 from .policy import CheckpointConfig
 from .tensors import FOLDER, StoredFile
 
 VERSION = 1
 MANIFEST = "manifest.json"
 STATE = "state.json"
-NAME = re.compile(r"^step-(\d{8,})$")
-BLOCK = 1 << 22
+MODEL = "model.yaml"
+REMOTE = "remote"
+NAME = re.compile(r"^step-(\d{8,})(\.[0-9a-f]+)?$")
+BLOCK = 1 << 24
+ABANDONED = "abandoned-"
 
 log = get_logger(__name__)
 
@@ -49,10 +60,16 @@ class RunState:
     """Tokens of all rows below `row`."""
     plan_hash: str
     updates: int
-    """Optimizer updates applied: steps that were not skipped."""
+    """Optimizer updates that the weights have seen."""
     ledger: str
     """The ledger's hash after the last step."""
     seed: int
+    losses: tuple[float, ...] = ()
+    """Of the latest steps, where the run looks out for spikes."""
+    rollbacks: int = 0
+    """How often the run has gone back to the checkpoint before this one."""
+    run: str = ""
+    """Names the run that saved it by what makes it that run and no other."""
     layout: dict[str, Any] = field(default_factory=dict)
     """The engine and layout that saved it; any other may load it."""
     headrace: str = ""
@@ -71,8 +88,8 @@ def committed(folder: Path) -> list[Path]:
     return sorted(found, key=step_of)
 
 
-def step_of(path: Path) -> int:
-    match = NAME.match(path.name)
+def step_of(path: Path | str) -> int:
+    match = NAME.match(str(path).rstrip("/").rpartition("/")[2])
     assert match, path
     return int(match[1])
 
@@ -81,26 +98,64 @@ def temporary(folder: Path, step: int, token: str) -> Path:
     return folder / f".{name(step)}.{token}.tmp"
 
 
-def commit(path: Path, target: Path, files: Sequence[StoredFile], state: RunState) -> None:
+def place(path: Path | str) -> str:
+    """Where the files of a checkpoint are: its own folder, or what its record names."""
+    note = storage.join(str(path), REMOTE)
+    if storage.is_local(note) and storage.exists(note):
+        return storage.read(note).decode()
+    return str(path)
+
+
+def begin(path: Path, url: str | None) -> None:
+    """Make the folder that a checkpoint is written into. It says at once where its files are to
+    go, so that whoever has to clean up knows."""
+    (path / FOLDER).mkdir(parents=True)
+    if url is not None:
+        (path / REMOTE).write_text(url)
+        sync(path)
+
+
+def send(path: Path, files: Sequence[StoredFile]) -> None:
+    """Move files to where the checkpoint's are to be, if that is elsewhere."""
+    target = place(path)
+    if target != str(path):
+        for file in files:
+            storage.put(path / file.name, storage.join(target, file.name))
+
+
+def commit(
+    path: Path,
+    target: Path,
+    files: Sequence[StoredFile],
+    state: RunState,
+    texts: Mapping[str, str] | None = None,
+) -> None:
     """Make the checkpoint in the temporary folder `path` appear as `target`."""
-    written = [*files, _write_json(path, STATE, asdict(state))]
+    small = {STATE: json.dumps(asdict(state), indent=1), **(texts or {})}
+    written = [*files, *(_write(path, name, text) for name, text in small.items())]
     listed = sorted((asdict(file) for file in written), key=lambda file: str(file["name"]))
     content = {"version": VERSION, "step": state.step, "files": listed}
-    _write_json(path, MANIFEST, {**content, "seal": _seal(content)})
-    sync(path / FOLDER)
+    _write(path, MANIFEST, json.dumps({**content, "seal": _seal(content)}, indent=1))
+    elsewhere = place(path)
+    if elsewhere != str(path):
+        for file in (*small, MANIFEST):  # the manifest last: before, there is no checkpoint
+            storage.write(storage.join(elsewhere, file), (path / file).read_bytes())
+        shutil.rmtree(path / FOLDER)
+    else:
+        sync(path / FOLDER)
     sync(path)
     path.rename(target)
     sync(target.parent)
 
 
-def read_manifest(path: Path) -> list[StoredFile]:
+def read_manifest(path: Path | str) -> list[StoredFile]:
     """The files that the checkpoint must hold."""
     try:
-        content = json.loads((path / MANIFEST).read_text())
+        content = json.loads(_read(path, MANIFEST))
         seal = content.pop("seal")
         version = content["version"]
         files = [StoredFile(**item) for item in content["files"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged(path, f"its {MANIFEST} cannot be read ({error})") from None
     if seal != _seal(content):
         raise damaged(path, f"its {MANIFEST} was changed")
@@ -112,32 +167,36 @@ def read_manifest(path: Path) -> list[StoredFile]:
     return files
 
 
-def verify(path: Path, files: Sequence[StoredFile]) -> None:
+def verify(path: Path | str, files: Sequence[StoredFile]) -> None:
     """Hash the files and compare with what was written."""
     for file in files:
-        place = path / file.name
+        url = storage.join(place(path), file.name)
+        if not storage.exists(url):
+            raise damaged(path, f"{file.name} is missing")
+        digest = hashlib.sha256()
         try:
-            size = place.stat().st_size
+            size = storage.size(url)
             if size != file.size:
                 raise damaged(path, f"{file.name} has {size:,} of {file.size:,} bytes")
-            digest = hashlib.sha256()
-            with place.open("rb") as stream:
-                while block := stream.read(BLOCK):
-                    digest.update(block)
-        except OSError as error:
-            raise damaged(path, f"{file.name} cannot be read ({error.strerror})") from None
+            for start in range(0, size, BLOCK):
+                digest.update(storage.read(url, start, min(start + BLOCK, size)))
+        except StorageError as error:
+            if not storage.is_local(url):
+                raise  # a store that does not answer has damaged nothing
+            raise damaged(path, f"{file.name} cannot be read ({error.what})") from None
         if digest.hexdigest() != file.sha256:
             raise damaged(path, f"the bytes of {file.name} are not the ones that were written")
 
 
-def read_state(path: Path) -> RunState:
+def read_state(path: Path | str) -> RunState:
     try:
-        return RunState(**json.loads((path / STATE).read_text()))
-    except (OSError, ValueError, TypeError) as error:
+        data = json.loads(_read(path, STATE))
+        return RunState(**{**data, "losses": tuple(data.get("losses", ()))})
+    except (ValueError, TypeError) as error:
         raise damaged(path, f"its {STATE} cannot be read ({error})") from None
 
 
-def damaged(path: Path, what: str) -> CheckpointError:
+def damaged(path: Path | str, what: str) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint {path} is damaged: {what}",
         mend="restore it from a copy, or run again with --fallback to go on from the checkpoint "
@@ -151,32 +210,77 @@ def prune(folder: Path, config: CheckpointConfig, keep: Collection[int] = ()) ->
     for path in committed(folder)[: -config.keep_last]:
         step = step_of(path)
         periodic = config.keep_every is not None and step % config.keep_every == 0
-        if periodic or step in keep:
-            continue
-        # Hidden first: a folder half deleted must not look like a checkpoint.
-        doomed = folder / f".{path.name}.deleted.tmp"
-        path.rename(doomed)
-        shutil.rmtree(doomed)
-        gone.append(step)
+        if not periodic and step not in keep:
+            _delete(path)
+            gone.append(step)
+    aside = sorted(folder.glob(f"{ABANDONED}step-*"), key=lambda path: path.stat().st_ctime_ns)
+    for path in aside[: len(aside) - config.keep_abandoned]:
+        _delete(path)
     return gone
 
 
 def clean(folder: Path) -> None:
-    """Remove what runs that were killed left half written."""
-    for path in folder.glob(".step-*.tmp"):
+    """Remove what runs that were killed left half written or half deleted."""
+    for path in folder.glob(".*.tmp"):
         log.info("removing %s, which was left half written", path.name)
-        shutil.rmtree(path)
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    """Delete a checkpoint's hidden folder and its files, wherever they are. A store that does not
+    answer keeps nobody waiting: what it keeps is named here, for the next `clean`."""
+    elsewhere = place(path)
+    if elsewhere != str(path):
+        try:
+            # The manifest first: what is half deleted must not look whole.
+            storage.delete(storage.join(elsewhere, MANIFEST))
+            for file in storage.list_files(elsewhere):
+                storage.delete(storage.join(elsewhere, file))
+        except StorageError as error:
+            log.warning("%s is not removed yet: %s", elsewhere, error.what)
+            return
+    shutil.rmtree(path)
 
 
 def set_aside(folder: Path, after: int) -> None:
     """Move checkpoints later than step `after` out of the way: the run goes on from there."""
     for path in committed(folder):
         if step_of(path) > after:
-            place, number = folder / f"abandoned-{path.name}", 1
+            place, number = folder / f"{ABANDONED}{path.name}", 1
             while place.exists():
-                place, number = folder / f"abandoned-{path.name}-{number}", number + 1
+                place, number = folder / f"{ABANDONED}{path.name}-{number}", number + 1
             log.warning("%s is set aside as %s", path.name, place.name)
             path.rename(place)
+
+
+def whole(url: str) -> list[str]:
+    """The checkpoints below a URL, oldest first: those that have a manifest."""
+    names = [file.rpartition("/")[0] for file in storage.list_files(url) if is_manifest(file)]
+    return [storage.join(url, each) for each in sorted(names, key=step_of)]
+
+
+def is_manifest(file: str) -> bool:
+    folder, _, last = file.rpartition("/")
+    return last == MANIFEST and NAME.match(folder) is not None
+
+
+def adopt(folder: Path, url: str, run: str) -> None:
+    """Make records of the checkpoints at `url` that a run has saved whose folder is lost."""
+    for there in whole(url):
+        state = read_state(there)
+        if state.run != run:
+            continue
+        # Not a `.tmp`, whose files `clean` would delete where they are.
+        path, target = folder / f".{name(state.step)}.adopted", folder / name(state.step)
+        if target.exists():  # the run has saved this step twice
+            continue
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        for file in (STATE, MODEL, MANIFEST):
+            (path / file).write_bytes(storage.read(storage.join(there, file)))
+        (path / REMOTE).write_text(there)
+        path.rename(target)
+        log.info("%s was saved by this run: going on with it", there)
 
 
 def sync(folder: Path) -> None:
@@ -188,8 +292,22 @@ def sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _write_json(folder: Path, file: str, content: dict[str, Any]) -> StoredFile:
-    data = json.dumps(content, indent=1).encode()
+def _delete(path: Path) -> None:
+    # Hidden first: a folder half deleted must not look like a checkpoint.
+    doomed = path.with_name(f".{path.name}.deleted.tmp")
+    path.rename(doomed)
+    remove(doomed)
+
+
+def _read(path: Path | str, file: str) -> bytes:
+    url = storage.join(place(path), file)
+    if not storage.exists(url):
+        raise damaged(path, f"its {file} cannot be read (it is missing)")
+    return storage.read(url)
+
+
+def _write(folder: Path, file: str, text: str) -> StoredFile:
+    data = text.encode()
     with (folder / file).open("wb") as stream:
         stream.write(data)
         stream.flush()

@@ -12,7 +12,9 @@ import errno
 import hashlib
 import io
 import math
+import pickle
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -21,11 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import (
-    FileSystem,
-    FileSystemReader,
-    FileSystemWriter,
-)
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -35,6 +33,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
+    LoadPlanner,
     ReadItem,
     SavePlan,
     TensorWriteData,
@@ -44,11 +43,17 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
 
 from ...console.errors import CheckpointError, StorageError, UserError
-from .fragments import Box, Fragment
+from ...dataplane import storage
+from .fragments import Box, Fragment, keyed
 
 FOLDER = "tensors"
+METADATA = ".metadata"
+READERS = 8
+"""Boxes read at once by one process: in a store, each is a request."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,15 +90,101 @@ def write(
     ]
 
 
-def read(folder: Path, fragments: Sequence[Fragment], group: dist.ProcessGroup) -> None:
+def read(
+    folder: Path | str, fragments: Sequence[Fragment], group: dist.ProcessGroup | None
+) -> None:
     """Fill the fragments from a checkpoint of any layout; collective."""
-    with failures_named("read", str(folder.parent)):
+    with failures_named("read", str(folder).rpartition("/")[0]):
         load_tensors(
             {},
-            storage_reader=FileSystemReader(folder),
-            planner=_LoadPlanner(fragments),
+            storage_reader=BoxReader(str(folder)),
+            planner=LoadFragments(fragments),
             process_group=group,
         )
+
+
+class Stored:
+    """The tensors of a checkpoint, for one process."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.reader = BoxReader(folder)
+        self.metadata = self.reader.read_metadata()
+        self.reader.set_up_storage_reader(self.metadata, is_coordinator=True)
+
+    def shapes(self, kind: str) -> dict[str, tuple[int, ...]]:
+        """Of the tensors of one kind, by parameter."""
+        start = keyed(kind, "")
+        return {
+            key.removeprefix(start): tuple(item.size)
+            for key, item in self.metadata.state_dict_metadata.items()
+            if key.startswith(start) and isinstance(item, TensorStorageMetadata)
+        }
+
+    def read(self, fragments: Sequence[Fragment]) -> None:
+        planner = LoadFragments(fragments)
+        planner.set_up_planner({}, self.metadata, is_coordinator=True)
+        with failures_named("read", self.folder.rpartition("/")[0]):
+            self.reader.read_data(planner.create_local_plan(), planner)
+
+
+class BoxReader(StorageReader):
+    """Reads stored boxes, each by one ranged read of a file here or in a store."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.places: dict[MetadataIndex, Any] = {}
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        metadata = pickle.loads(storage.read(storage.join(self.folder, METADATA)))
+        assert isinstance(metadata, Metadata)
+        return metadata
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any
+    ) -> None:
+        self.places = metadata.storage_data
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        by_box: dict[MetadataIndex, list[ReadItem]] = {}
+        for item in plan.items:
+            by_box.setdefault(item.storage_index, []).append(item)
+
+        def fill(index: MetadataIndex) -> None:
+            box = self._box(index)
+            for item in by_box[index]:
+                begins = zip(item.storage_offsets, item.lengths, strict=True)
+                part = box[tuple(slice(offset, offset + size) for offset, size in begins)]
+                target = planner.resolve_tensor(item).detach()
+                target.copy_(part)
+                planner.commit_tensor(item, target)
+
+        with ThreadPoolExecutor(READERS) as pool:
+            list(pool.map(fill, by_box))
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _box(self, index: MetadataIndex) -> torch.Tensor:
+        place = self.places[index]
+        url = storage.join(self.folder, place.relative_path)
+        data = storage.read(url, place.offset, place.offset + place.length)
+        box = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        assert isinstance(box, torch.Tensor)
+        return box
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        self.places = {}
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return True
 
 
 class _SavePlanner(DefaultSavePlanner):
@@ -128,7 +219,7 @@ class _SavePlanner(DefaultSavePlanner):
         return self.views[index.fqn, tuple(index.offset or ())]
 
 
-class _LoadPlanner(DefaultLoadPlanner):
+class LoadFragments(DefaultLoadPlanner):
     """Plans to read what the fragments need, straight into the engine's memory."""
 
     def __init__(self, fragments: Sequence[Fragment]) -> None:

@@ -1,0 +1,219 @@
+"""Checkpoints in a store: what is there is whole, ours alone is deleted, and a kill leaves nothing
+in the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from swift import Swift, install
+
+from headrace.console.errors import CheckpointError, StorageError
+from headrace.dataplane import storage
+from headrace.models.config import load_model_config
+from headrace.models.model import Model
+from headrace.trainer import origin
+from headrace.trainer.checkpoints import saver, store
+from headrace.trainer.checkpoints.fragments import Fragment
+from headrace.trainer.checkpoints.policy import CheckpointConfig
+from headrace.trainer.checkpoints.store import RunState
+from headrace.trainer.folder import RunFolder
+from headrace.trainer.layout import Parallel
+
+Save = Callable[..., RunFolder]
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    yield "memory://bucket/run"
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture
+def model() -> Model:
+    found = Model(load_model_config("tiny-transformer", ["vocab_size=64"]))
+    found.init_weights(1)
+    return found
+
+
+def save(folder: Path, group: Any, steps: list[int], **policy: Any) -> None:
+    keeper = saver.Saver(folder, CheckpointConfig(**policy), group)
+    for step in steps:
+        where = {"row": step, "tokens": step, "plan_hash": "p", "updates": step, "ledger": ""}
+        data = torch.full((30,), float(step))
+        fragment = Fragment("master.w", (30,), 0, data)
+        keeper.save([fragment], RunState(step=step, seed=1, run="me", **where))
+    keeper.wait()
+
+
+def read(path: Path | str, group: Any) -> float:
+    target = torch.zeros(30)
+    saver.load(path, [Fragment("master.w", (30,), 0, target)], group)
+    assert target.eq(target[0]).all()
+    return float(target[0])
+
+
+def test_the_files_are_there_and_the_record_here(
+    model: Model, checkpoint_of: Save, url: str
+) -> None:
+    run = checkpoint_of(model, url=url)
+    (record,) = store.committed(run.checkpoints)
+    names = sorted(path.name for path in record.iterdir())
+    assert names == ["manifest.json", "model.yaml", "remote", "state.json"]
+    (there,) = store.whole(url)
+    assert (record / "remote").read_text() == there and there.startswith(f"{url}/step-00000003.")
+    for path in (str(run.root), str(record), there, url):  # the last two need no folder at all
+        found = origin.find(path)
+        assert found.model == model.config
+        weights = found.weights()
+        for name, parameter in model.named_parameters():
+            assert torch.equal(weights[name], parameter.detach())
+
+
+def test_only_what_a_record_names_is_deleted(tmp_path: Path, parallel: Parallel, url: str) -> None:
+    group = parallel.checkpoint
+    save(tmp_path / "other", group, [1, 2], url=url)
+    theirs = store.whole(url)
+    storage.write(f"{url}/step-00000001.0123/notes.txt", b"a person's")
+    save(tmp_path / "mine", group, [1, 2, 3, 4], url=url, keep_last=1, keep_every=2)
+    assert [store.step_of(path) for path in store.committed(tmp_path / "mine")] == [2, 4]
+    assert set(theirs) <= set(store.whole(url)) and len(store.whole(url)) == 4
+    assert storage.exists(f"{url}/step-00000001.0123/notes.txt")
+    assert [read(path, group) for path in store.committed(tmp_path / "mine")] == [2.0, 4.0]
+    assert read(theirs[0], group) == 1.0
+
+
+def test_damage_there_is_found(tmp_path: Path, parallel: Parallel, url: str) -> None:
+    save(tmp_path, parallel.checkpoint, [1], url=url)
+    (record,) = store.committed(tmp_path)
+    (there,) = store.whole(url)
+    place = f"{there}/tensors/__0_0.distcp"
+    data = bytearray(storage.read(place))
+    data[len(data) // 2] ^= 1
+    storage.write(place, bytes(data))
+    for path in (record, there):
+        with pytest.raises(CheckpointError, match=r"__0_0\.distcp"):
+            read(path, parallel.checkpoint)
+    storage.delete(place)
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp is missing"):
+        read(record, parallel.checkpoint)
+
+
+def test_what_is_half_written_is_not_there_and_the_next_start_removes_it(
+    tmp_path: Path, parallel: Parallel, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, parallel.checkpoint, [1], url=url)
+    half = store.temporary(tmp_path, 2, "beef")
+    store.begin(half, f"{url}/step-00000002.beef")
+    storage.write(f"{url}/step-00000002.beef/tensors/__0_0.distcp", b"half")
+    assert len(store.committed(tmp_path)) == len(store.whole(url)) == 1
+
+    def silent(*_: object) -> Any:
+        raise StorageError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "list_files", silent)
+        store.clean(tmp_path)  # nobody waits for a store that does not answer
+    assert half.exists()
+    store.clean(tmp_path)
+    assert not half.exists() and len(storage.list_files(url)) == len(
+        storage.list_files(store.whole(url)[0])
+    )
+
+
+def test_a_store_that_fails_fails_the_save_and_leaves_nothing(
+    tmp_path: Path, parallel: Parallel, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = storage.write
+
+    def fails(place: str, data: bytes) -> None:
+        if place.endswith(store.MANIFEST):
+            raise StorageError(f"cannot write {place}: it is full")
+        write(place, data)
+
+    monkeypatch.setattr(storage, "write", fails)
+    with pytest.raises(StorageError, match="it is full"):
+        save(tmp_path, parallel.checkpoint, [1], url=url)
+    assert store.whole(url) == storage.list_files(url) == list(tmp_path.iterdir()) == []
+
+
+def test_a_run_whose_folder_is_lost_finds_its_own(
+    tmp_path: Path, parallel: Parallel, model: Model, checkpoint_of: Save, url: str
+) -> None:
+    checkpoint_of(model, 3, url=url)
+    checkpoint_of(model, 5, url=url)
+    new = tmp_path / "new"
+    new.mkdir()
+    store.adopt(new, url, "another")
+    assert store.committed(new) == []
+    store.adopt(new, url, "me")
+    store.clean(new)
+    assert [store.step_of(path) for path in store.committed(new)] == [3, 5]
+    assert store.read_state(store.committed(new)[-1]).step == 5
+    assert len(store.whole(url)) == 2
+
+
+def test_a_url_must_name_a_store() -> None:
+    with pytest.raises(ValueError, match="must name a store"):
+        CheckpointConfig(url="checkpoints/here")
+
+
+@pytest.fixture
+def swift(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Swift]:
+    assert request.config.cache is not None
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    server = Swift(install(request.config.cache.mkdir("swift")), tmp_path / "swift")
+    server.start()
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    fsspec.filesystem("s3").mkdir("runs")
+    yield server
+    server.stop(signal.SIGKILL)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+@pytest.mark.server
+@pytest.mark.timeout(900)
+def test_a_run_that_saves_to_s3_and_is_killed_while_it_does(
+    swift: Swift, trainer: Any, tmp_path: Path
+) -> None:
+    """Two processes on a real server: killed at random moments, the last time with its folder."""
+    import random
+    import shutil
+
+    whole, url = tmp_path / "whole", "s3://runs/one"
+    more = ["--processes", "2", "synthetic.steps=24", "checkpoints.every=3"]
+    trainer.run(*more, out=whole)
+    more.append(f"checkpoints.url={url}")
+    generator = random.Random(2)
+    for kill in range(3):
+        process = trainer.start(*more)
+        goal = (kill + 1) * 5
+        metrics = trainer.out / "metrics.jsonl"
+        while not metrics.exists() or len(metrics.read_text().splitlines()) < goal:
+            assert process.poll() is None, (tmp_path / "started.log").read_text()
+            time.sleep(0.02)
+        time.sleep(generator.random() * 0.2)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    shutil.rmtree(trainer.out)
+    trainer.run(*more)
+    events = trainer.lines("events.jsonl")
+    assert events[0]["event"] == "resume" and events[0]["step"] > 0
+    ledger = trainer.lines("ledger.jsonl", whole)
+    assert trainer.lines("ledger.jsonl") == ledger[events[0]["step"] :]
+    assert trainer.losses() == trainer.losses(whole)[events[0]["step"] :]
+    kept = {(path / "remote").read_text() for path in store.committed(trainer.out / "checkpoints")}
+    assert kept <= set(store.whole(url))
+    manifests = [json.loads(storage.read(f"{each}/manifest.json")) for each in kept]
+    assert sorted(each["step"] for each in manifests)[-1] == 24

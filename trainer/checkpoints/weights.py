@@ -1,0 +1,26 @@
+"""The weights of a checkpoint by name, from its files alone: in one process, without an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ...dataplane import storage
+from ...models.conversion.weights import Weights
+from . import store, tensors
+from .fragments import MASTER, Fragment, keyed
+
+
+def weights(checkpoint: Path | str) -> Weights:
+    """In fp32, each read when it is asked for; the files are proven to be what was written."""
+    store.verify(checkpoint, store.read_manifest(checkpoint))
+    stored = tensors.Stored(storage.join(store.place(checkpoint), tensors.FOLDER))
+    shapes = stored.shapes(MASTER)
+
+    def read(name: str) -> torch.Tensor:
+        whole = torch.empty(shapes[name], dtype=torch.float32)
+        stored.read([Fragment(keyed(MASTER, name), shapes[name], 0, whole.view(-1))])
+        return whole
+
+    return Weights(shapes, read)
