@@ -18,6 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .parallel.axes import Axis
+from .parallel.exchange import share
+
 
 @dataclass(frozen=True)
 class Documents:
@@ -25,6 +28,9 @@ class Documents:
 
     positions: Tensor
     """int64 [rows, length]: the number of tokens of its document before each token."""
+    whole: Documents | None = field(default=None, repr=False, compare=False)
+    """Of the whole rows, where these are a part of each."""
+    _longer: dict[int, Documents] = field(default_factory=dict, repr=False, compare=False)
     _layouts: dict[int, Aligned] = field(default_factory=dict, repr=False, compare=False)
     _buckets: list[Buckets] = field(default_factory=list, repr=False, compare=False)
 
@@ -41,6 +47,12 @@ class Documents:
         starts[:, 0] = True
         column = torch.arange(length, device=cu_seqlens.device).expand(rows, length)
         return cls(column - torch.where(starts, column, 0).cummax(dim=1).values)
+
+    def part(self, axis: Axis) -> Documents:
+        """Our part of the rows, where context parallelism divides them."""
+        if axis.size == 1:
+            return self
+        return Documents(self.positions[:, share(self.positions.shape[1], axis)], self)
 
     @property
     def index(self) -> Tensor:
@@ -60,8 +72,11 @@ class Documents:
         Where the first document did not begin that far back, the positions there are negative:
         whoever fills the history must put zeros.
         """
-        past = torch.arange(-before, 0, device=self.positions.device)
-        return Documents(torch.cat([self.positions[:, :1] + past, self.positions], dim=1))
+        if before not in self._longer:
+            past = torch.arange(-before, 0, device=self.positions.device)
+            positions = torch.cat([self.positions[:, :1] + past, self.positions], dim=1)
+            self._longer[before] = Documents(positions)
+        return self._longer[before]
 
     def buckets(self) -> Buckets:
         """The layout in which each document has a row of its own."""

@@ -64,6 +64,7 @@ class Model(nn.Module):
         """Logits [rows, length, vocabulary] for int64 tokens [rows, length].
 
         Without `documents`, each row is one. `states` (from `new_states`) are read and updated.
+        Where `axes.context` divides the rows, tokens and documents are those of our part.
         """
         return self.logits(self.hidden(tokens, documents, states=states)[0])
 
@@ -81,15 +82,16 @@ class Model(nn.Module):
         """
         if not self.config.isolate_documents:
             documents = None
-        seen = states[0][0].seen if states else 0
-        self.check_length(seen + tokens.shape[1])
+        axis = self.axes.context
+        length = tokens.shape[1]
+        seen = states[0][0].seen if states else axis.rank * length
+        self.check_length(seen + length)
         if documents is not None:
             positions = documents.positions
             if states is None:
-                documents.prepare(self.layouts(tokens.shape[1]))
+                documents.prepare(self.layouts(length))
         else:
-            end = seen + tokens.shape[1]
-            positions = torch.arange(seen, end, device=tokens.device).unsqueeze(0)
+            positions = torch.arange(seen, seen + length, device=tokens.device).unsqueeze(0)
         u = self.embedding(tokens)
         if self.positions is not None:
             u = u + self.positions(positions)
@@ -105,7 +107,7 @@ class Model(nn.Module):
                 u, loss = block(u, where, own, shared, recompute)
             losses = losses + loss
         for state in (state for own in states or () for state in own):
-            state.seen += tokens.shape[1]
+            state.seen += length
         return self.norm(u), losses
 
     def layouts(self, length: int) -> list[int]:

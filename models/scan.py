@@ -1,10 +1,14 @@
 """Linear recurrences as chunks of matrix products, with a state carried from chunk to chunk.
 
-A document's first token meets a state of zeros. `state` is what came before the row: a
-context-parallel neighbour's, or, in generation, what was seen before.
+A document's first token meets a state of zeros. `state` is what came before the row, in
+generation. Where rows are divided, the parts on `axis` pass it on: each runs from zeros, says what
+it adds and keeps, and what comes in is added in proportion to what is left of it at each chunk.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +16,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from .documents import Documents, plain_layout
+from .parallel.axes import ALONE, Axis
+from .parallel.states import entering
 
 
 def ssd(
@@ -23,6 +29,7 @@ def ssd(
     documents: Documents | None = None,
     *,
     state: Tensor | None = None,
+    axis: Axis = ALONE,
     chunk: int = 64,
 ) -> tuple[Tensor, Tensor]:
     """Mamba-2: S_t = exp(dt_t·A)·S_{t−1} + dt_t·x_t⊗B_t, y_t = S_t·C_t.
@@ -30,8 +37,8 @@ def ssd(
     x [rows, length, heads, head_dim], dt [rows, length, heads], A [heads] below zero,
     B and C [rows, length, groups, N]; the state is [rows, heads, head_dim, N].
     """
-    rows, length, heads, head_dim = x.shape
-    groups, size = B.shape[2:]
+    rows, length = x.shape[:2]
+    groups = B.shape[2]
     chunk = min(chunk, length)
     padding = -length % chunk
     positions = (
@@ -70,18 +77,25 @@ def ssd(
     reaches = (column >= last)[:, :, None, None]
     fade = (total[..., -1:] - total).masked_fill(~reaches, float("-inf")).exp()
     added = torch.einsum("bcsgn,bcghs,bcsghp->bcghpn", B, fade, weighted)
-    keep = total[..., -1].exp() * (last < 0)[..., None]
-    current = (
-        x.new_zeros(rows, groups, heads // groups, head_dim, size)
-        if state is None
-        else state.to(x.dtype).unflatten(1, (groups, -1))
-    )
+    unbroken = last < 0  # the chunk begins no document
+    keep = total[..., -1].exp() * unbroken[..., None]
+    current = torch.zeros_like(added[:, 0])
     incoming = []
     for step in range(x.shape[1]):
         incoming.append(current)
         current = current * keep[:, step, :, :, None, None] + added[:, step]
-    carried = total.masked_fill((start >= 0)[:, :, None, None], float("-inf")).exp()
     states = torch.stack(incoming, dim=1)
+    # Of what came before the row: how much is left at each chunk, and behind the last.
+    faded = F.pad(total[..., -1].cumsum(dim=1), (0, 0, 0, 0, 1, 0)).exp()
+    faded = faded * F.pad(unbroken.cumprod(dim=1), (0, 0, 1, 0), value=1)[..., None]
+    faded = faded[..., None, None]
+    before = state.to(x.dtype).unflatten(1, (groups, -1)) if state is not None else None
+    if axis.size > 1:
+        before = entering(current, faded[:, -1], axis)
+    if before is not None:
+        states = states + faded[:, :-1] * before.unsqueeze(1)
+        current = current + faded[:, -1] * before
+    carried = total.masked_fill((start >= 0)[:, :, None, None], float("-inf")).exp()
     y = y + torch.einsum("bctgn,bcght,bcghpn->bctghp", C, carried, states)
 
     y = y.flatten(3, 4).flatten(1, 2)[:, :length]
@@ -95,6 +109,7 @@ def modal_scan(
     documents: Documents | None = None,
     *,
     state: Tensor | None = None,
+    axis: Axis = ALONE,
     final_state: bool = True,
     chunk: int = 32,
 ) -> tuple[Tensor, Tensor | None]:
@@ -127,18 +142,25 @@ def modal_scan(
     added = added.unflatten(1, (rows, -1)).permute(2, 1, 0, 3)  # [chunks, rows, width, N]
     pole = torch.exp(-rates)
     whole = torch.exp(-rates * chunk)
-    current = torch.zeros_like(added[0]) if state is None else state.to(added.dtype)
+    current = torch.zeros_like(added[0])
     incoming = []
     for step in range(added.shape[0]):
         current = current * layout.continues[:, step, None, None]
         incoming.append(current)
         current = current * whole + added[step]
     states = torch.stack(incoming)  # [chunks, rows, width, N]
+    last = layout.place[:, -1]
+    unbroken = layout.continues.cumprod(dim=1)
+    if axis.size > 1:
+        kept = torch.exp(-rates * length) * unbroken[:, -1, None, None]
+        state = entering(_state_at_the_end(last, spread, states, rates), kept, axis)
+    if state is not None:
+        age = chunk * torch.arange(len(states), device=x.device)[:, None, None, None]
+        states = states + torch.exp(-rates * age) * unbroken.T[..., None, None] * state
     carried = (residues * pole).unsqueeze(-1) * powers  # R·λ^{t+1}
     through = states.permute(2, 1, 0, 3).flatten(1, 2)  # [width, rows · chunks, N]
     y = y + real(torch.bmm(through, carried))
     y = layout.collect(y.unflatten(1, (rows, -1)).permute(1, 2, 3, 0))
-    last = layout.place[:, -1]
     return y, _state_at_the_end(last, spread, states, rates) if final_state else None
 
 
@@ -168,6 +190,7 @@ def selective_scan(
     documents: Documents | None = None,
     *,
     state: Tensor | None = None,
+    axis: Axis = ALONE,
     chunk: int = 32,
 ) -> tuple[Tensor, Tensor]:
     """Mamba-1: S_t = exp(dt_t·A)·S_{t−1} + dt_t·x_t·B_t, y_t = S_t·C_t, for each channel.
@@ -177,18 +200,49 @@ def selective_scan(
     doubling, and done again in the backward pass, so that only one is ever held in full.
     """
     begins = documents.positions == 0 if documents is not None else None
+    if axis.size > 1:
+        state = entering(*_selective_summary(x, dt, A, B, begins, chunk), axis)
     current = x.new_zeros(x.shape[0], *A.shape) if state is None else state.to(x.dtype)
     outputs = []
     for first in range(0, x.shape[1], chunk):
         part = slice(first, first + chunk)
         inside = begins[:, part] if begins is not None else None
-        arguments = (x[:, part], dt[:, part], A, B[:, part], C[:, part], inside, current)
-        if torch.is_grad_enabled():
-            y, current = checkpoint(_selective_chunk, *arguments, use_reentrant=False)
-        else:
-            y, current = _selective_chunk(*arguments)
+        y, current = _recomputed(
+            _selective_chunk, x[:, part], dt[:, part], A, B[:, part], C[:, part], inside, current
+        )
         outputs.append(y)
     return torch.cat(outputs, dim=1), current
+
+
+def _recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Kept by its arguments alone for the backward pass."""
+    if torch.is_grad_enabled():
+        return checkpoint(function, *arguments, use_reentrant=False)
+    return function(*arguments)
+
+
+def _selective_summary(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, begins: Tensor | None, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """What the rows leave behind if nothing comes in, and how much they keep of what does.
+
+    A part of the scan's work: no state is computed but the last.
+    """
+    after = dt.flip(1).cumsum(1).flip(1) - dt  # Σ of the steps behind each token
+    inputs, kept = dt * x, torch.exp(dt.sum(1).unsqueeze(-1) * A)
+    if begins is not None:
+        behind = begins.flip(1).cumsum(1).flip(1)  # documents that begin here or later
+        inputs = inputs * (behind - begins.long() == 0)[:, :, None, None]
+        kept = kept * (behind[:, 0] == 0)[:, None, None, None]
+    added = torch.zeros_like(kept)
+    for first in range(0, x.shape[1], chunk):
+        part = slice(first, first + chunk)
+        added = added + _recomputed(_left_behind, inputs[:, part], after[:, part], A, B[:, part])
+    return added, kept
+
+
+def _left_behind(inputs: Tensor, after: Tensor, A: Tensor, B: Tensor) -> Tensor:
+    return torch.einsum("blhp,blhn,blhpn->bhpn", inputs, B, torch.exp(after.unsqueeze(-1) * A))
 
 
 def _selective_chunk(

@@ -15,6 +15,7 @@ from ..models.documents import Documents
 from ..models.loss import cross_entropy
 from ..models.model import Model
 from ..models.operators import Operator
+from ..models.parallel.exchange import everyone
 
 PREFIX = "model."
 
@@ -39,8 +40,8 @@ class Objective(nn.Module):
         weights: torch.Tensor,
         documents: Documents | None,
     ) -> Sums:
-        # Rows of padding have no weights: the routers are not to count them.
-        text = (weights != 0).any(dim=1)
+        # Rows of padding have no weights, in any part: the routers are not to count them.
+        text = everyone((weights != 0).any(dim=1), self.model.axes.context).any(dim=0)
         hidden, auxiliary = self.model.hidden(tokens, documents, rows=text)
         logits = self.model.logits(hidden)
         per_row = zip(logits.unbind(), targets.unbind(), weights.unbind(), strict=True)

@@ -14,6 +14,8 @@ from torch.nn import functional as F
 from ..initialise import Initialiser
 from ..linear import SplitLinear
 from ..norms import RMSNorm
+from ..parallel.heads import from_heads, to_heads
+from ..parallel.ring import ring_attention
 from ..rope import Rope, rotate, rotation
 from .base import Context, Operator, Options, State, divides
 
@@ -85,17 +87,27 @@ class Attention(Operator):
             turning = self.options.rope.channels or self.head_dim
             cos, sin = rotation(self.options.rope, context.positions, turning)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        axis = context.axes.context
+        whole = context.whole(q.shape[1])
+        if axis.size > 1 and context.axes.attention == "ring":
+            all_of_it = whole.documents is None and self.options.window is None
+            past = None if all_of_it else reach(whole, self.options.window)
+            y = ring_attention(q, k, v, past, axis, scale=self.scale)
+        else:
+            q, k, v = to_heads(q, k, v, axis)
+            y = from_heads(self.whole_rows(q, k, v, whole), axis)
+        result: Tensor = self.out(y.flatten(2))
+        return result
+
+    def whole_rows(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         if context.state is not None:
             k, v = remember(k, v, context.state)
         if context.documents is None or context.state is not None or is_compiling():
-            y = self.product(q, k, v, visible(context, q.shape[1], self.options.window))
-        else:
-            # Each document in a row of its own: plain causal attention hides the padding behind.
-            buckets = context.documents.buckets()
-            parts = zip(buckets.spread(q), buckets.spread(k), buckets.spread(v), strict=True)
-            y = buckets.collect([self.alone(*part) for part in parts], len(q))
-        result: Tensor = self.out(y.flatten(2))
-        return result
+            return self.product(q, k, v, visible(context, q.shape[1], self.options.window))
+        # Each document in a row of its own: plain causal attention hides the padding behind.
+        buckets = context.documents.buckets()
+        parts = zip(buckets.spread(q), buckets.spread(k), buckets.spread(v), strict=True)
+        return buckets.collect([self.alone(*part) for part in parts], len(q))
 
     def alone(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         positions = torch.arange(q.shape[1], device=q.device).unsqueeze(0)
@@ -137,12 +149,17 @@ def remember(k: Tensor, v: Tensor, state: State) -> tuple[Tensor, Tensor]:
     return state.tensors["keys"][:, :end], state.tensors["values"][:, :end]
 
 
+def reach(context: Context, window: int | None) -> Tensor:
+    """int64 [rows or 1, length]: how many places before it each query sees."""
+    return context.positions if window is None else context.positions.clamp(max=window - 1)
+
+
 def visible(context: Context, queries: int, window: int | None) -> Tensor | None:
     """bool [rows or 1, 1, queries, keys], or None for plain causal attention."""
     seen = context.state.seen if context.state else 0
     if context.documents is None and not seen and (window is None or window >= queries):
         return None
-    past = context.positions if window is None else context.positions.clamp(max=window - 1)
+    past = reach(context, window)
     key = torch.arange(seen + queries, device=past.device)
     query = key[seen:, None]
     return ((key <= query) & (key >= query - past[..., None])).unsqueeze(1)

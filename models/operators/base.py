@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from ..documents import Documents
 from ..initialise import Initialiser
 from ..kernels.choice import Kernel
-from ..parallel.axes import Axes
+from ..parallel.axes import ALONE, Axes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,20 @@ class Context:
     """Among which processes the operator is divided."""
     losses: list[Tensor] = field(default_factory=list)
     """Auxiliary losses are added here by those who have one."""
+
+    def whole(self, length: int) -> Context:
+        """The same for whole rows, for those who gather them; `length` is that of our part."""
+        axis = self.axes.context
+        if axis.size == 1:
+            return self
+        if self.documents is None:
+            documents = None
+            positions = torch.arange(length * axis.size, device=self.positions.device).unsqueeze(0)
+        else:
+            assert self.documents.whole is not None, "a part's documents know those of its rows"
+            documents, positions = self.documents.whole, self.documents.whole.positions
+        axes = replace(self.axes, context=ALONE)
+        return replace(self, positions=positions, documents=documents, axes=axes)
 
 
 class Operator(nn.Module, ABC):

@@ -13,14 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..convolution import convolution_flops
+from ..convolution import causal_convolution, convolution_flops
 from ..gated_convolution import gated_input
 from ..initialise import Initialiser
+from ..parallel.channels import ALL, by_channels
 from ..precision import widen
 from ..scan import modal_scan, real
 from .base import Context
@@ -61,42 +63,56 @@ class HyenaLI(Hyena):
         self.angles = nn.Parameter(torch.empty_like(self.rates)) if oscillates else None
         self.residues_i = nn.Parameter(torch.empty_like(self.residues)) if oscillates else None
 
-    def modes(self) -> tuple[Tensor, Tensor]:
+    def modes(self, channels: slice = ALL) -> tuple[Tensor, Tensor]:
         """Rates and residues [width, N], real or complex."""
-        rates, residues = widen(self.rates), widen(self.residues)
+        rates, residues = widen(self.rates[channels]), widen(self.residues[channels])
         if self.options.rates == "log":
             rates = torch.exp(rates)
         if self.angles is None or self.residues_i is None:
             return rates, residues
-        rates = torch.complex(rates, -widen(self.angles))
-        return rates, torch.complex(residues, widen(self.residues_i))
+        rates = torch.complex(rates, -widen(self.angles[channels]))
+        return rates, torch.complex(residues, widen(self.residues_i[channels]))
 
-    def filter(self, length: int) -> Tensor:
+    def filter(self, length: int, channels: slice = ALL) -> Tensor:
         """h [width, length]."""
-        rates, residues = self.modes()
+        rates, residues = self.modes(channels)
         time = torch.arange(length, device=rates.device)
         powers = torch.exp(-rates.unsqueeze(-1) * time)
         return real(torch.einsum("dn,dnt->dt", residues, powers))
 
     def mix(self, z: Tensor, context: Context) -> Tensor:
+        w, axis = gated_input(z), context.axes.context
+        if axis.size > 1 and context.axes.hyena_li == "states":
+            y = self.scan(w, context)
+        else:
+            inside = partial(self.whole_rows, context=context.whole(w.shape[1]))
+            y = by_channels(w, inside, axis)
+        assert self.skip is not None
+        return z[..., : w.shape[-1]] * (y + self.skip * w)
+
+    def whole_rows(self, w: Tensor, channels: slice, context: Context) -> Tensor:
+        """Some of the channels, on rows that are not divided."""
         if self.options.method == "fft" and context.state is None:
-            return self.convolved(z, self.filter(z.shape[1]), context, method="fft")
-        w = gated_input(z)
+            taps = self.filter(w.shape[1], channels)
+            return causal_convolution(w, taps, context.documents, method="fft")
+        return self.scan(w, context, channels)
+
+    def scan(self, w: Tensor, context: Context, channels: slice = ALL) -> Tensor:
         tensors = context.state.tensors if context.state is not None else None
-        rates, residues = self.modes()
+        rates, residues = self.modes(channels)
         y, state = modal_scan(
             widen(w),
             rates,
             residues,
             context.documents,
             state=tensors.get("modes") if tensors is not None else None,
+            axis=context.axes.context,
             final_state=tensors is not None,
             chunk=self.options.chunk,
         )
         if tensors is not None and state is not None:
             tensors["modes"] = state
-        assert self.skip is not None
-        return z[..., : w.shape[-1]] * (y.to(w.dtype) + self.skip * w)
+        return y.to(w.dtype)
 
     def layouts(self, length: int) -> set[int]:
         return {min(self.options.chunk, length)} if self.options.method == "scan" else set()

@@ -12,16 +12,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..convolution import convolution_flops, convolution_layouts
+from ..gated_convolution import gated_input
 from ..initialise import Initialiser
+from ..parallel.channels import ALL, by_channels
 from ..precision import widen
 from .base import Context
 from .hyena import Hyena, HyenaOptions
+from .short_conv import remembered_convolution
 
 BANDS = 16
 SLOWEST, FASTEST = math.log(0.01) / 1.2, math.log(0.01) / 0.3
@@ -45,6 +50,13 @@ class HyenaLIFreeformOptions(HyenaOptions):
             )
 
 
+class SomeOutputs(nn.Linear):
+    """A matrix of which only some outputs may be wanted."""
+
+    def forward(self, x: Tensor, outputs: slice = ALL) -> Tensor:
+        return F.linear(x, self.weight[outputs])
+
+
 class HyenaLIFreeform(Hyena):
     Options = HyenaLIFreeformOptions
     once = ("layers", "last")
@@ -56,11 +68,11 @@ class HyenaLIFreeform(Hyena):
             [nn.Linear(1 + 2 * BANDS, inner), nn.Linear(inner, inner), nn.Linear(inner, inner)]
         )
         self.frequency = nn.Parameter(torch.empty(inner))
-        self.last = nn.Linear(inner, width, bias=False)
+        self.last = SomeOutputs(inner, width, bias=False)
         self.channel_range = (0, width)
         """Which of the model's channels are here: a tensor-parallel layout holds a part."""
 
-    def filter(self, length: int) -> Tensor:
+    def filter(self, length: int, channels: slice = ALL) -> Tensor:
         """h [width, length], for a length up to the horizon."""
         horizon = self.options.filter_horizon
         dtype = torch.promote_types(self.frequency.dtype, torch.float32)
@@ -72,13 +84,21 @@ class HyenaLIFreeform(Hyena):
         for layer in self.layers:
             hidden = torch.sin(self.frequency * layer(hidden))
         decay = torch.linspace(SLOWEST, FASTEST, self.width, device=step.device, dtype=dtype)
-        decay = decay[slice(*self.channel_range)].abs()
-        return (widen(self.last(hidden)) * torch.exp(-time * decay)).T
+        decay = decay[slice(*self.channel_range)][channels].abs()
+        return (widen(self.last(hidden, channels)) * torch.exp(-time * decay)).T
 
     def mix(self, z: Tensor, context: Context) -> Tensor:
-        longest = context.state.capacity if context.state is not None else z.shape[1]
-        taps = self.filter(min(longest, self.options.filter_horizon))
-        return self.convolved(z, taps, context)
+        w = gated_input(z)
+        inside = partial(self.whole_rows, context=context.whole(w.shape[1]))
+        y = by_channels(w, inside, context.axes.context)
+        assert self.skip is not None
+        return z[..., : w.shape[-1]] * (y + self.skip * w)
+
+    def whole_rows(self, w: Tensor, channels: slice, context: Context) -> Tensor:
+        """Some of the channels, on rows that are not divided."""
+        longest = context.state.capacity if context.state is not None else w.shape[1]
+        taps = self.filter(min(longest, self.options.filter_horizon), channels)
+        return remembered_convolution(w, taps, context, "filter", kernel=self.options.kernel)
 
     def layouts(self, length: int) -> set[int]:
         return convolution_layouts(min(length, self.options.filter_horizon), length)

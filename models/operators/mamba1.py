@@ -90,6 +90,7 @@ class Mamba1(Operator):
             widen(C),
             context.documents,
             state=tensors.get("ssm"),
+            axis=context.axes.context,
             chunk=self.options.chunk,
         )
         tensors["ssm"] = state

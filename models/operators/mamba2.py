@@ -91,7 +91,15 @@ class Mamba2(Operator):
         A = -torch.exp(widen(self.A_log))
         tensors = context.state.tensors if context.state is not None else {}
         y, state = ssd(
-            x, dt, A, B, C, context.documents, state=tensors.get("ssm"), chunk=self.options.chunk
+            x,
+            dt,
+            A,
+            B,
+            C,
+            context.documents,
+            state=tensors.get("ssm"),
+            axis=context.axes.context,
+            chunk=self.options.chunk,
         )
         tensors["ssm"] = state
         y = y + widen(self.D).unsqueeze(-1) * x

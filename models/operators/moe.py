@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ..initialise import Initialiser
+from ..parallel.axes import ALONE, Axis
+from ..parallel.exchange import everyone, total
 from ..precision import widen
 from .base import Context, Operator, Options
 from .mlp import ACTIVATIONS, Activation
@@ -98,24 +100,27 @@ class MoE(Operator):
         if options.sinkhorn and self.training:
             preference = probabilities.detach().clone()
             counted = slice(None) if text is None else text
-            preference[counted] = sinkhorn(logits.detach()[counted])
+            preference[counted] = sinkhorn(logits.detach()[counted], context.axes.context)
         chosen = preference.topk(options.top_k, dim=-1).indices
         weights = probabilities.gather(-1, chosen)
         if softmax:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         if self.training and (options.balance_loss or options.z_loss):
             seen = (probabilities, chosen, logits)
-            context.losses += self.losses(*(t if text is None else t[text] for t in seen))
+            of_text = (t if text is None else t[text] for t in seen)
+            context.losses += self.losses(context.axes.context, *of_text)
         return chosen, weights
 
-    def losses(self, probabilities: Tensor, chosen: Tensor, logits: Tensor) -> Iterator[Tensor]:
+    def losses(
+        self, axis: Axis, probabilities: Tensor, chosen: Tensor, logits: Tensor
+    ) -> Iterator[Tensor]:
+        """Of all tokens of the rows, also where `axis` divides them."""
         options = self.options
-        if not len(logits):  # all padding: a mean of nothing is not a number
-            return
         if options.balance_loss:
-            yield options.balance_loss * balance(probabilities, chosen)
+            yield options.balance_loss * balance(probabilities, chosen, axis)
         if options.z_loss:
-            yield options.z_loss * logits.logsumexp(dim=-1).square().mean()
+            squares = logits.logsumexp(dim=-1).square().sum()
+            yield options.z_loss * total(squares, axis) / token_count(logits, axis)
 
     def init_weights(self, init: Initialiser) -> None:
         init.linear(self.router)
@@ -134,23 +139,30 @@ class MoE(Operator):
         return {"experts": 2.0 * self.options.top_k * each}
 
 
-def balance(probabilities: Tensor, chosen: Tensor) -> Tensor:
+def token_count(x: Tensor, axis: Axis) -> Tensor:
+    """How many tokens there are in all parts of the rows. At least 1: of rows that are all padding
+    a sum is nothing, and so shall be the mean."""
+    return total(x.new_full((), len(x)), axis).clamp(min=1)
+
+
+def balance(probabilities: Tensor, chosen: Tensor, axis: Axis = ALONE) -> Tensor:
     """top_k where tokens are spread evenly, up to the number of experts where few get them all."""
     experts = probabilities.shape[-1]
-    counts = torch.bincount(chosen.flatten(), minlength=experts)
-    share = counts.to(probabilities.dtype) / chosen.shape[0]
-    return experts * (share * probabilities.mean(dim=0)).sum()
+    counts = torch.bincount(chosen.flatten(), minlength=experts).to(probabilities.dtype)
+    sums = total(torch.cat([counts, probabilities.sum(dim=0)]), axis)
+    taken, likely = (sums / token_count(probabilities, axis)).chunk(2)
+    return experts * (taken * likely).sum()
 
 
-def sinkhorn(logits: Tensor) -> Tensor:
+def sinkhorn(logits: Tensor, axis: Axis = ALONE) -> Tensor:
     """exp(2·logits), scaled so that every token and every expert has the same total."""
-    tokens, experts = logits.shape
-    if not tokens:
-        return logits
-    weights = torch.exp(2 * (logits - logits.amax()))
+    experts = logits.shape[1]
+    tokens = token_count(logits, axis)
+    highest = logits.amax(dim=0) if len(logits) else logits.new_full((experts,), float("-inf"))
+    weights = torch.exp(2 * (logits - everyone(highest, axis).amax()))
     columns = torch.ones(experts, device=logits.device, dtype=logits.dtype)
-    rows = columns.new_ones(tokens)
+    rows = columns.new_ones(len(logits))
     for _ in range(SINKHORN_ROUNDS):
         rows = 1 / (tokens * (weights @ columns) + 1e-8)
-        columns = 1 / (experts * (rows @ weights) + 1e-8)
+        columns = 1 / (experts * total(rows @ weights, axis) + 1e-8)
     return weights * columns * rows.unsqueeze(-1)

@@ -11,6 +11,7 @@ from ..convolution import next_history
 from ..gated_convolution import gated_convolution, gated_input
 from ..initialise import Initialiser
 from ..kernels.choice import Kernel
+from ..parallel.halo import preceding
 from .base import Context
 
 
@@ -44,11 +45,17 @@ class ShortConvolution(nn.Module):
 def remembered_convolution(
     x: Tensor, taps: Tensor, context: Context, name: str, *, gated: bool = False, **options: Any
 ) -> Tensor:
-    """A (gated) convolution that keeps its last inputs in the context's state, if there is one."""
-    if context.state is None:
-        return gated_convolution(x, taps, context.documents, gated=gated, **options)
-    w = gated_input(x) if gated else x
-    tensors = context.state.tensors
-    past = next_history(w[:, :0], tensors.get(name), taps.shape[1])
-    tensors[name] = next_history(w, past, taps.shape[1])
+    """A (gated) convolution that keeps its last inputs in the context's state, if there is one.
+
+    Of a part of a row, it takes the inputs before it from the parts that have them.
+    """
+    axis, reach, past = context.axes.context, taps.shape[1], None
+    if context.state is not None:
+        w = gated_input(x) if gated else x
+        tensors = context.state.tensors
+        past = next_history(w[:, :0], tensors.get(name), reach)
+        tensors[name] = next_history(w, past, reach)
+    elif axis.size > 1:
+        last = x[:, -reach:]
+        past = preceding(gated_input(last) if gated else last, reach - 1, axis, part=x.shape[1])
     return gated_convolution(x, taps, context.documents, gated=gated, history=past, **options)

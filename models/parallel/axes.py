@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch.distributed import ProcessGroup
+
+AttentionForm = Literal["a2a", "ring"]
+"""a2a: each process has whole rows of some heads. ring: keys and values go round."""
+LongFilterForm = Literal["states", "a2a"]
+"""states: what a part leaves behind goes on to the next. a2a: whole rows of some channels."""
 
 
 @dataclass(frozen=True)
@@ -27,4 +33,9 @@ class Axes:
     tensor: Axis = ALONE
     """Heads, channels and the vocabulary are divided."""
     context: Axis = ALONE
-    """Rows are divided: each process has a part of every sequence."""
+    """Rows are divided: each process has a part of every sequence, and the parts follow each
+    other in the order of the ranks."""
+    attention: AttentionForm = "a2a"
+    """How attention sees a row that is divided."""
+    hyena_li: LongFilterForm = "states"
+    """How a modal filter does. (One of free form has no states, and always takes a2a.)"""

@@ -1,0 +1,28 @@
+"""A long convolution by channels: each process has whole rows of some of the channels.
+
+Once there and once back, each process sends (N−1)/N of its part of one tensor; the gates before
+and after the convolution stay where the tokens are. Each process computes the filters of its own
+channels alone, so that their gradients are complete only when summed over the axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from .axes import Axis
+from .exchange import own_parts, share, whole_rows
+
+ALL = slice(None)
+
+
+def by_channels(x: Tensor, function: Callable[[Tensor, slice], Tensor], axis: Axis) -> Tensor:
+    """`function(x, channels)` of whole rows, for x [rows, part, width]."""
+    if axis.size == 1:
+        return function(x, ALL)
+    shares = [share(x.shape[2], axis, rank) for rank in range(axis.size)]
+    ours = whole_rows([x[:, :, mine] for mine in shares], axis)
+    return own_parts(
+        function(ours, shares[axis.rank]), [mine.stop - mine.start for mine in shares], axis
+    )

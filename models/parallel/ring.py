@@ -1,0 +1,263 @@
+"""Ring attention: queries stay, keys and values go round, and every rank does the same work.
+
+A row is cut into 2N chunks. For the ring, rank r holds chunks r and 2N−1−r, an early one, whose
+queries see little, and a late one, whose queries see much:
+
+    rank 0   0     7        At each of the N hops, keys of another rank are here. If that rank is
+    rank 1   1     6        before ours, its early chunk is seen by both of our chunks; if it is
+    rank 2   2     5        behind, both of its chunks are seen by our late one. Either way, two
+    rank 3   3     4        chunks of queries times keys, out of four.
+
+The outputs of the hops are joined by the logarithms of their sums. Backward computes the
+probabilities anew from those, in a ring of its own, in which the gradients of keys and values
+travel with them until they are home. A rank never holds more than its own part and another's, and
+the scores of one tile: O(L/N) memory. For each row it sends its part of keys and values N−1 times
+forward; in return, N−1 times again, and their gradients, in fp32 at least, N times.
+
+Who sees whom follows from the first key that a query sees, the start of its document or of its
+window, and that is what is passed in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..precision import widen
+from .axes import Axis
+from .exchange import rearranged
+
+TILE = 256
+"""Queries whose scores are held at once."""
+
+
+def ring_attention(
+    q: Tensor, k: Tensor, v: Tensor, past: Tensor | None, axis: Axis, *, scale: float
+) -> Tensor:
+    """q [rows, part, heads, dim], k and v [rows, part, kv_heads, dim] → like q.
+
+    `past` [rows or 1, length] says of each place of whole rows how many before it it sees; None:
+    all.
+    """
+    zigzag = Zigzag(q.shape[1], axis)
+    heads = [q.shape[2], k.shape[2], v.shape[2]]
+    dealt = zigzag.deal(torch.cat([q, k, v], dim=2)).split(heads, dim=2)
+    first = None
+    if past is not None:
+        index = zigzag.index(past.device)
+        first = index - past[:, index]
+    y: Tensor = _Ring.apply(*dealt, first, zigzag, scale)
+    return zigzag.collect(y)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a row that a rank holds."""
+
+    here: int
+    """Where it begins in the rank's tensors."""
+    first: int
+    last: int
+    """Where it lies in the row."""
+
+
+class Zigzag:
+    """The arrangement in which rank r holds chunks r and 2N−1−r."""
+
+    def __init__(self, part: int, axis: Axis) -> None:
+        self.axis = axis
+        ranks = range(axis.size)
+        self.sizes = [part - part // 2, part // 2] * axis.size
+        self.contiguous = [[2 * rank, 2 * rank + 1] for rank in ranks]
+        self.dealt = [[rank, 2 * axis.size - 1 - rank] for rank in ranks]
+
+    def deal(self, x: Tensor) -> Tensor:
+        """From contiguous parts x [rows, part, …]."""
+        return rearranged(x, self.contiguous, self.dealt, self.sizes, self.axis)
+
+    def collect(self, x: Tensor) -> Tensor:
+        """The reverse."""
+        return rearranged(x, self.dealt, self.contiguous, self.sizes, self.axis)
+
+    def chunks(self, rank: int) -> list[Chunk]:
+        found, here = [], 0
+        for number in self.dealt[rank]:
+            first = sum(self.sizes[:number])
+            found.append(Chunk(here, first, first + self.sizes[number]))
+            here += self.sizes[number]
+        return found
+
+    def index(self, device: torch.device) -> Tensor:
+        """int64 [part]: the place in the row of each place that we hold."""
+        chunks = self.chunks(self.axis.rank)
+        return torch.cat([torch.arange(c.first, c.last, device=device) for c in chunks])
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Some queries, and the keys among those that are here that they may see."""
+
+    queries: slice
+    keys: slice
+    seen: Tensor | None
+    """bool [rows or 1, 1, 1, queries, keys]; None: all."""
+
+
+class Plan:
+    """What is to be computed at each hop."""
+
+    def __init__(self, first: Tensor | None, zigzag: Zigzag, device: torch.device) -> None:
+        self.first = first
+        self.zigzag = zigzag
+        self.device = device
+        self.queries = [
+            Chunk(
+                chunk.here + start, chunk.first + start, min(chunk.first + start + TILE, chunk.last)
+            )
+            for chunk in zigzag.chunks(zigzag.axis.rank)
+            for start in range(0, chunk.last - chunk.first, TILE)
+        ]
+        self.bounds = [(0, 0)] * len(self.queries)
+        """The lowest and the highest first key of each tile's queries."""
+        if first is not None:
+            spans = [first[:, q.here : q.here + q.last - q.first] for q in self.queries]
+            bounds = torch.stack([torch.stack([s.amin(), s.amax()]) for s in spans])
+            self.bounds = [(low, high) for low, high in bounds.tolist()]
+
+    def tiles(self, owner: int) -> Iterator[Tile]:
+        """When the keys of `owner` are here. (Our own come first, and the nearest first of all:
+        a query sees itself before it meets keys none of which it sees.)"""
+        for chunk in reversed(self.zigzag.chunks(owner)):
+            for query, (low, high) in zip(self.queries, self.bounds, strict=True):
+                begin, end = max(chunk.first, low), min(chunk.last, query.last)
+                if begin >= end:
+                    continue
+                queries = slice(query.here, query.here + query.last - query.first)
+                shift = chunk.here - chunk.first
+                seen = None
+                if end - 1 > query.first or high > begin:
+                    seen = self._seen(query, queries, begin, end)
+                yield Tile(queries, slice(begin + shift, end + shift), seen)
+
+    def _seen(self, query: Chunk, queries: slice, begin: int, end: int) -> Tensor:
+        key = torch.arange(begin, end, device=self.device)
+        place = torch.arange(query.first, query.last, device=self.device).unsqueeze(-1)
+        seen = (key <= place).unsqueeze(0)
+        if self.first is not None:
+            seen = seen & (key >= self.first[:, queries].unsqueeze(-1))
+        return seen[:, None, None]
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        first: Tensor | None,
+        zigzag: Zigzag,
+        scale: float,
+    ) -> Tensor:
+        axis, plan = zigzag.axis, Plan(first, zigzag, q.device)
+        queries = grouped(q, k.shape[2]) * scale
+        output = torch.zeros_like(queries)
+        total = queries.new_zeros(queries.shape[:-1])
+        peak = torch.full_like(total, float("-inf"))
+        here = torch.stack([k, v])
+        for hop in range(axis.size):
+            arriving = pass_on(here, axis) if hop + 1 < axis.size else None
+            keys, values = here.unbind()
+            for tile in plan.tiles((axis.rank - hop) % axis.size):
+                at = (..., tile.queries)
+                scores = scores_of(queries, keys, tile)
+                higher = torch.maximum(peak[at], scores.amax(dim=-1))
+                weights = torch.exp(scores - higher.unsqueeze(-1))
+                shrink = torch.exp(peak[at] - higher)
+                total[at] = total[at] * shrink + weights.sum(dim=-1)
+                added = torch.einsum("bhgqk,bkhd->bhgqd", weights, widen(values[:, tile.keys]))
+                output[(*at, slice(None))] = (
+                    output[(*at, slice(None))] * shrink.unsqueeze(-1) + added
+                )
+                peak[at] = higher
+            if arriving is not None:
+                here = arriving()
+        output = output / total.unsqueeze(-1)
+        ctx.save_for_backward(q, k, v, output, peak + total.log())
+        ctx.plan, ctx.scale = plan, scale
+        return ungrouped(output).to(q.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, output, logarithm = ctx.saved_tensors
+        plan: Plan = ctx.plan
+        axis = plan.zigzag.axis
+        queries = grouped(q, k.shape[2]) * ctx.scale
+        dy = grouped(gradient, k.shape[2])
+        mean = (dy * output).sum(dim=-1, keepdim=True)
+        dq = torch.zeros_like(queries)
+        here = torch.stack([k, v])
+        returning: Callable[[], Tensor] | None = None
+        for hop in range(axis.size):
+            arriving = pass_on(here, axis) if hop + 1 < axis.size else None
+            keys, values = here.unbind()
+            found = torch.zeros_like(widen(here))
+            for tile in plan.tiles((axis.rank - hop) % axis.size):
+                at = (..., tile.queries, slice(None))
+                scores = scores_of(queries, keys, tile)
+                weights = torch.exp(scores - logarithm[..., tile.queries].unsqueeze(-1))
+                dweights = torch.einsum("bhgqd,bkhd->bhgqk", dy[at], widen(values[:, tile.keys]))
+                dscores = weights * (dweights - mean[at])
+                dq[at] += torch.einsum("bhgqk,bkhd->bhgqd", dscores, widen(keys[:, tile.keys]))
+                found[0, :, tile.keys] += torch.einsum("bhgqk,bhgqd->bkhd", dscores, queries[at])
+                found[1, :, tile.keys] += torch.einsum("bhgqk,bhgqd->bkhd", weights, dy[at])
+            if returning is not None:
+                found += returning()
+            returning = pass_on(found, axis)
+            if arriving is not None:
+                here = arriving()
+        assert returning is not None
+        dk, dv = returning().to(k.dtype).unbind()
+        return ungrouped(dq * ctx.scale).to(q.dtype), dk, dv, None, None, None
+
+
+def scores_of(queries: Tensor, keys: Tensor, tile: Tile) -> Tensor:
+    """[rows, kv_heads, heads of each, queries, keys]"""
+    near = widen(keys[:, tile.keys])
+    scores = torch.einsum("bhgqd,bkhd->bhgqk", queries[..., tile.queries, :], near)
+    return scores if tile.seen is None else scores.masked_fill(~tile.seen, float("-inf"))
+
+
+def grouped(x: Tensor, kv_heads: int) -> Tensor:
+    """[rows, part, heads, dim] → [rows, kv_heads, heads of each, part, dim], in fp32 or wider."""
+    heads: Tensor = widen(x).unflatten(2, (kv_heads, -1))
+    return heads.permute(0, 2, 3, 1, 4)
+
+
+def ungrouped(x: Tensor) -> Tensor:
+    """The reverse."""
+    return x.permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+
+def pass_on(x: Tensor, axis: Axis) -> Callable[[], Tensor]:
+    """Begin to send x to the next rank, round the ring. Called, the answer is what has come."""
+    x = x.contiguous()
+    arriving = torch.empty_like(x)
+    to, source = ([0] * axis.size for _ in range(2))
+    to[(axis.rank + 1) % axis.size] = source[(axis.rank - 1) % axis.size] = x.numel()
+    work = dist.all_to_all_single(
+        arriving.view(-1), x.view(-1), source, to, group=axis.group, async_op=True
+    )
+
+    assert work is not None
+
+    def wait(_sent: Tensor = x) -> Tensor:  # what is sent must live until then
+        work.wait()
+        return arriving
+
+    return wait

@@ -1,0 +1,90 @@
+"""Processes that wait for work: one start of them serves every test of a session.
+
+    ranks = Ranks(4, Path("work.py"))
+    ranks.run("task", …)              each rank calls `task(…)` of work.py, and answers
+
+A rank that fails says why; the others give up on it after a while, and all are started anew.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import sys
+import tempfile
+import traceback
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 30.0
+"""Seconds that a rank waits for another."""
+
+
+class Ranks:
+    def __init__(self, size: int, script: Path) -> None:
+        self.size = size
+        self.script = script
+        self.start()
+
+    def start(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "headrace.models.model"])
+        self.folder = tempfile.TemporaryDirectory()
+        self.pipes: list[Connection] = []
+        self.processes = []
+        for rank in range(self.size):
+            ours, theirs = context.Pipe()
+            arguments = (rank, self.size, str(self.script), f"{self.folder.name}/store", theirs)
+            process = context.Process(target=serve, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def run(self, task: str, *arguments: Any, **options: Any) -> list[Any]:
+        """What each rank answers."""
+        for pipe in self.pipes:
+            pipe.send((task, arguments, options))
+        answers = [pipe.recv() for pipe in self.pipes]
+        failures = [f"rank {rank}: {said}" for rank, (ok, said) in enumerate(answers) if not ok]
+        if failures:
+            self.stop()
+            self.start()
+            raise AssertionError("\n".join(failures))
+        return [answer for _, answer in answers]
+
+    def stop(self) -> None:
+        for pipe, process in zip(self.pipes, self.processes, strict=True):
+            pipe.close()
+            process.kill()
+            process.join()
+        self.folder.cleanup()
+
+
+def serve(rank: int, size: int, script: str, store: str, pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=PATIENCE),
+    )
+    spec = importlib.util.spec_from_file_location("work", script)
+    assert spec is not None and spec.loader is not None
+    work = sys.modules["work"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(work)
+    while True:
+        try:
+            task, arguments, options = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send((True, getattr(work, task)(*arguments, **options)))
+        except Exception:
+            pipe.send((False, traceback.format_exc()))
