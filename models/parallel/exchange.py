@@ -21,7 +21,6 @@ from torch import Tensor
 from .axes import Axis
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def exchange(pieces: Sequence[Tensor], shapes: Sequence[Sequence[int]], axis: Axis) -> list[Tensor]:
     """`pieces[r]` goes to rank r. Returns what each rank sent to us; `shapes` are theirs."""
     if axis.size == 1:
@@ -29,9 +28,14 @@ def exchange(pieces: Sequence[Tensor], shapes: Sequence[Sequence[int]], axis: Ax
     sent = [piece.numel() for piece in pieces]
     due = [prod(shape) for shape in shapes]
     flat = torch.cat([piece.flatten().unsqueeze(0) for piece in pieces], dim=1).squeeze(0)
-    received: Tensor = _Exchange.apply(flat, sent, due, axis.group)
-    parts = received.split(due)
+    parts = _communicate(flat, sent, due, axis.group).split(due)
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _communicate(flat: Tensor, sent: list[int], due: list[int], group: Any) -> Tensor:
+    received: Tensor = _Exchange.apply(flat, sent, due, group)
+    return received
 
 
 class _Exchange(torch.autograd.Function):

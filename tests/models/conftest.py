@@ -5,6 +5,7 @@ A test that takes `tiny` runs for each of them, `tiny_operator` for each of the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -125,3 +126,13 @@ def tiny(request: pytest.FixtureRequest) -> Model:
 def tiny_operator(request: pytest.FixtureRequest) -> Model:
     """As `tiny`, without the one of everything."""
     return built(tiny_config(request.param))
+
+
+@pytest.fixture(scope="session")
+def tiny_of() -> Callable[..., Model]:
+    """A model of a pattern: `tiny_of("[mha, x]", {"x": {…}})` knows the mixers by their names."""
+
+    def of(pattern: str, operators: dict[str, Any] | None = None, **more: Any) -> Model:
+        return built(tiny_model_config(pattern, {**MIXERS, **(operators or {})}, **more))
+
+    return of

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from ranks import Ranks
+from torch import Tensor
 
 WORK = Path(__file__).with_name("work.py")
 
@@ -23,3 +27,42 @@ def four() -> Iterator[Ranks]:
     ranks = Ranks(4, WORK)
     yield ranks
     ranks.stop()
+
+
+@pytest.fixture(scope="session")
+def pools(two: Ranks, four: Ranks) -> dict[int, Ranks]:
+    return {2: two, 4: four}
+
+
+@pytest.fixture(scope="session")
+def differs() -> Callable[..., float]:
+    return greatest_difference
+
+
+def greatest_difference(
+    ranks: Ranks,
+    function: str,
+    whole: Callable[..., Tensor],
+    inputs: list[Tensor],
+    *arguments: Any,
+    divided: list[bool] | None = None,
+) -> float:
+    """Between a function of work.py on the parts of its inputs, and `whole` on all of them: of the
+    output, and of the gradients of the inputs. Those that are not divided every rank has whole."""
+    divided = divided or [True] * len(inputs)
+    leaves = [each.clone().requires_grad_() for each in inputs]
+    y = whole(*leaves)
+    probe = torch.randn(y.shape, generator=torch.Generator().manual_seed(7), dtype=y.dtype)
+    wanted = torch.autograd.grad((y * probe).sum(), leaves)
+    arrays = [each.numpy() for each in inputs]
+    answers = ranks.run("part_of", function, arrays, divided, probe.numpy(), *arguments)
+    worst = apart(np.concatenate([part for part, _ in answers], axis=1), y.detach().numpy())
+    for number, (gradient, cut) in enumerate(zip(wanted, divided, strict=True)):
+        found = [gradients[number] for _, gradients in answers]
+        joined = np.concatenate(found, axis=1) if cut else sum(found)
+        worst = max(worst, apart(joined, gradient.numpy()))
+    return worst
+
+
+def apart(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.abs(a - b).max() / max(1.0, np.abs(b).max()))

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ranks import Ranks
 
 from headrace.models.documents import Documents
@@ -35,7 +41,7 @@ def alone(model: Model, cuts: list[int] | None) -> tuple[torch.Tensor, float, di
     names, parameters = zip(*model.named_parameters(), strict=True)
     total = (logits * probe).sum() + losses
     gradients = torch.autograd.grad(total, parameters, allow_unused=True)
-    return logits.detach(), float(losses), dict(zip(names, gradients, strict=True))
+    return logits.detach(), float(losses.detach()), dict(zip(names, gradients, strict=True))
 
 
 def apart(
@@ -65,12 +71,79 @@ def relative(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a - b).max() / max(1.0, np.abs(b).max()))
 
 
+def heads_divide(model: Model, ranks: Ranks) -> bool:
+    heads = [getattr(options, "heads", 0) for options in model.config.operators.values()]
+    return all(number % ranks.size == 0 for number in heads)
+
+
+@pytest.fixture(scope="module")
+def mixed(tiny_of: Callable[..., Model]) -> Model:
+    """Mixers of every sort, and learned positions."""
+    pattern = "[gqa, mamba1, mamba2, mr-toeplitz, li-complex, freeform]"
+    return tiny_of(pattern, learned_positions=LENGTH)
+
+
+RING = {"attention": "ring", "hyena_li": "a2a"}
+
+
 def test_every_operator(two: Ranks, four: Ranks, tiny: Model) -> None:
     """On four ranks filters reach over several parts, and there are fewer kv_heads than ranks."""
-    ring = {"attention": "ring", "hyena_li": "a2a"}
-    for cuts in (CUTS, None):
-        assert apart(two, tiny, cuts, **ring) < BOUND
-        assert apart(four, tiny, cuts, **ring) < BOUND
-        if all(getattr(options, "heads", 4) % 4 == 0 for options in tiny.config.operators.values()):
-            assert apart(four, tiny, cuts) < BOUND
-        assert apart(two, tiny, cuts) < BOUND
+    assert apart(two, tiny, CUTS) < BOUND
+    assert apart(two, tiny, None, **RING) < BOUND
+    assert apart(four, tiny, CUTS, **RING) < BOUND
+    if heads_divide(tiny, four):
+        assert apart(four, tiny, None) < BOUND
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None)
+@given(
+    cuts=st.lists(st.integers(0, ROWS * LENGTH) | st.sampled_from(range(0, 145, 12)), max_size=9),
+    size=st.sampled_from([2, 4]),
+    attention=st.sampled_from(["a2a", "ring"]),
+    hyena_li=st.sampled_from(["a2a", "states"]),
+)
+def test_any_documents(
+    pools: dict[int, Ranks],
+    mixed: Model,
+    cuts: list[int],
+    size: int,
+    attention: str,
+    hyena_li: str,
+) -> None:
+    edges = sorted([0, *cuts, ROWS * LENGTH])
+    forms = {"attention": attention, "hyena_li": hyena_li}
+    assert apart(pools[size], mixed, edges, **forms) < BOUND
+
+
+def test_documents_that_see_each_other(four: Ranks, mixed: Model) -> None:
+    together = copy.copy(mixed)
+    together.config = dataclasses.replace(mixed.config, isolate_documents=False)
+    assert apart(four, together, CUTS) < BOUND
+    assert apart(four, together, CUTS, **RING) < BOUND
+
+
+@pytest.mark.parametrize("checkpointing", ["block", "operator"])
+def test_what_is_computed_again_is_sent_again(
+    four: Ranks, mixed: Model, checkpointing: str
+) -> None:
+    assert apart(four, mixed, CUTS, checkpointing=checkpointing) < BOUND
+    assert apart(four, mixed, CUTS, checkpointing=checkpointing, **RING) < BOUND
+
+
+def test_routers_count_all_parts(four: Ranks, tiny_of: Callable[..., Model]) -> None:
+    """Balance and z losses, and Sinkhorn's choice, are of whole rows."""
+    softmax = {"kind": "moe", "experts": 4, "hidden": 12, "balance_loss": 0.5, "z_loss": 0.1}
+    sigmoid = {"kind": "moe", "experts": 3, "top_k": 1, "hidden": 12, "router": "sigmoid"}
+    operators = {"a": softmax, "b": {**sigmoid, "sinkhorn": True}}
+    model = tiny_of("[se/a, se/b]", operators).train()
+    assert apart(four, model, CUTS, training=True) < BOUND
+    assert apart(four, model, CUTS, training=True, fault="routers") > 1e-4
+
+
+def test_what_must_be_noticed(four: Ranks, mixed: Model) -> None:
+    """The negative controls: a sum that leaves a rank out, a halo that is shifted, states that are
+    thrown away, positions that begin anew in each part."""
+    assert apart(four, mixed, CUTS, dropped=1) > 1e-3
+    for fault in ("halo", "states", "positions"):
+        assert apart(four, mixed, CUTS, fault=fault) > 1e-4, fault

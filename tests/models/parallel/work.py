@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -16,8 +16,11 @@ from headrace.models.config import ModelConfig
 from headrace.models.documents import Documents
 from headrace.models.model import Model
 from headrace.models.parallel import halo, states
+from headrace.models.parallel import ring as ring_module
 from headrace.models.parallel.axes import Axes, Axis
-from headrace.models.parallel.exchange import share
+from headrace.models.parallel.exchange import own_parts, share, whole_rows
+from headrace.models.parallel.halo import preceding
+from headrace.models.parallel.ring import Zigzag, ring_attention
 
 Arrays = dict[str, np.ndarray]
 
@@ -45,12 +48,12 @@ def model_part(
     model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
     model.axes = Axes(context=axis, attention=attention, hyena_li=hyena_li)  # type: ignore[arg-type]
     model.checkpointing = checkpointing  # type: ignore[assignment]
-    documents = None
-    if cuts is not None:
-        whole = Documents.from_cu_seqlens(torch.tensor(cuts), tokens.shape)  # type: ignore[arg-type]
-        documents = whole.part(axis)
     ours = share(tokens.shape[1], axis)
-    with FAULTS[fault]() if fault else mock.patch.dict({}):
+    with FAULTS[fault]() if fault else nullcontext():
+        documents = None
+        if cuts is not None:
+            whole = Documents.from_cu_seqlens(torch.tensor(cuts), tokens.shape)  # type: ignore[arg-type]
+            documents = whole.part(axis)
         hidden, losses = model.hidden(torch.from_numpy(tokens[:, ours]), documents)
         logits = model.logits(hidden)
         # As the trainer has it: auxiliary losses in proportion to the part's share of the batch.
@@ -62,7 +65,7 @@ def model_part(
         for name, gradient in zip(names, gradients, strict=True)
         if gradient is not None
     }
-    return logits.detach().numpy(), float(losses), found
+    return logits.detach().numpy(), float(losses.detach()), found
 
 
 def part_of(
@@ -72,17 +75,51 @@ def part_of(
     probe: np.ndarray,
     *arguments: Any,
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """`function(axis, *inputs, *arguments)` of our part of those inputs that are `divided`: our
-    part of the output, and the gradients of all inputs."""
+    """A function below, of our part of those inputs that are `divided`: our part of the output,
+    and the gradients of all inputs."""
     axis = context_axis()
     leaves = []
     for each, cut in zip(inputs, divided, strict=True):
         mine = each[:, share(each.shape[1], axis)] if cut else each
         leaves.append(torch.from_numpy(mine.copy()).requires_grad_())
-    y: Tensor = FUNCTIONS[function](axis, *leaves, *arguments)
+    y = FUNCTIONS[function](axis, *leaves, *arguments)
     weight = torch.from_numpy(probe[:, share(probe.shape[1], axis)])
-    gradients = torch.autograd.grad((y * weight).sum().real, leaves)
+    gradients = torch.autograd.grad((y * weight).sum(), leaves)
     return y.detach().numpy(), [gradient.numpy() for gradient in gradients]
+
+
+def ring(axis: Axis, q: Tensor, k: Tensor, v: Tensor, past: np.ndarray | None, tile: int) -> Tensor:
+    sees = torch.from_numpy(past) if past is not None else None
+    with mock.patch.object(ring_module, "TILE", tile):
+        return ring_attention(q, k, v, sees, axis, scale=0.5)
+
+
+def halo_of(axis: Axis, x: Tensor, count: int) -> Tensor:
+    """For each of our places a sum that gives each place of the halo a weight of its own."""
+    before = preceding(x, count, axis)
+    assert before is not None and before.shape[1] == count
+    return x + (before.sin() * torch.arange(1, count + 1)[:, None]).sum(dim=1, keepdim=True)
+
+
+def exchanged(axis: Axis, x: Tensor) -> Tensor:
+    """There and back, with channels that do not divide evenly."""
+    shares = [share(x.shape[2], axis, rank) for rank in range(axis.size)]
+    whole = whole_rows([x[:, :, mine] for mine in shares], axis)
+    return own_parts(whole.cumsum(dim=1), [mine.stop - mine.start for mine in shares], axis)
+
+
+def dealt(axis: Axis, x: Tensor) -> Tensor:
+    zigzag = Zigzag(x.shape[1], axis)
+    chunks = zigzag.deal(x)
+    return zigzag.collect(chunks * (1 + zigzag.index(x.device)[:, None]))
+
+
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "ring": ring,
+    "halo": halo_of,
+    "exchange": exchanged,
+    "deal": dealt,
+}
 
 
 @contextmanager
@@ -110,5 +147,29 @@ def forgotten_states() -> Iterator[None]:
         yield
 
 
-FAULTS: dict[str, Callable[[], Any]] = {"halo": shifted_halo, "states": forgotten_states}
-FUNCTIONS: dict[str, Callable[..., Tensor]] = {}
+@contextmanager
+def routers_alone() -> Iterator[None]:
+    """Each part's routers count its own tokens."""
+    with mock.patch("headrace.models.operators.moe.total", lambda x, axis: x):
+        yield
+
+
+@contextmanager
+def positions_anew() -> Iterator[None]:
+    """Each part takes itself for the beginning of its rows."""
+    with mock.patch.object(Documents, "part", documents_anew):
+        yield
+
+
+def documents_anew(documents: Documents, axis: Axis) -> Documents:
+    positions = documents.positions[:, share(documents.positions.shape[1], axis)]
+    first = positions[:, :1] * (positions.diff(dim=1, prepend=positions[:, :1] - 1) == 1).cumprod(1)
+    return Documents(positions - first, documents)
+
+
+FAULTS: dict[str, Callable[[], Any]] = {
+    "halo": shifted_halo,
+    "states": forgotten_states,
+    "routers": routers_alone,
+    "positions": positions_anew,
+}
