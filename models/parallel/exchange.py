@@ -28,14 +28,9 @@ def exchange(pieces: Sequence[Tensor], shapes: Sequence[Sequence[int]], axis: Ax
     sent = [piece.numel() for piece in pieces]
     due = [prod(shape) for shape in shapes]
     flat = torch.cat([piece.flatten().unsqueeze(0) for piece in pieces], dim=1).squeeze(0)
-    parts = _communicate(flat, sent, due, axis.group).split(due)
+    received: Tensor = _Exchange.apply(flat, sent, due, axis.group)
+    parts = received.split(due)
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _communicate(flat: Tensor, sent: list[int], due: list[int], group: Any) -> Tensor:
-    received: Tensor = _Exchange.apply(flat, sent, due, group)
-    return received
 
 
 class _Exchange(torch.autograd.Function):

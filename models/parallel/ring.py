@@ -36,7 +36,6 @@ TILE = 256
 """Queries whose scores are held at once."""
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def ring_attention(
     q: Tensor, k: Tensor, v: Tensor, past: Tensor | None, axis: Axis, *, scale: float
 ) -> Tensor:
