@@ -30,7 +30,8 @@ class Ranks:
 
     def start(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "headrace.models.model"])
+        # torch.utils.checkpoint imports torch._dynamo when it is first called.
+        context.set_forkserver_preload(["torch._dynamo", "headrace.models.model"])
         self.folder = tempfile.TemporaryDirectory()
         self.pipes: list[Connection] = []
         self.processes = []

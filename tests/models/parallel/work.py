@@ -96,8 +96,8 @@ def ring(axis: Axis, q: Tensor, k: Tensor, v: Tensor, past: np.ndarray | None, t
 
 def halo_of(axis: Axis, x: Tensor, count: int) -> Tensor:
     """For each of our places a sum that gives each place of the halo a weight of its own."""
-    before = preceding(x, count, axis)
-    assert before is not None and before.shape[1] == count
+    before = preceding(x[:, -count:], count, axis, part=x.shape[1])
+    assert before.shape[1] == count
     return x + (before.sin() * torch.arange(1, count + 1)[:, None]).sum(dim=1, keepdim=True)
 
 
@@ -124,12 +124,11 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 
 @contextmanager
 def shifted_halo() -> Iterator[None]:
-    """Each part gets the halo of one place before its own."""
+    """Each part gets its halo turned by a place."""
     right = halo.preceding
 
-    def wrong(x: Tensor, count: int, axis: Axis) -> Tensor | None:
-        longer = right(x, count + 1, axis)
-        return longer if longer is None else longer[:, :-1]
+    def wrong(x: Tensor, count: int, axis: Axis, *, part: int) -> Tensor:
+        return right(x, count, axis, part=part).roll(1, dims=1)
 
     with mock.patch("headrace.models.operators.short_conv.preceding", wrong):
         yield
