@@ -17,6 +17,7 @@ from .initialise import Initialiser
 from .norms import build_norm
 from .operators import OPERATORS, Context, Operator, SharedOperator, State
 from .parallel.axes import Axes
+from .parallel.tensor import gather, scatter
 from .pattern import Layer
 
 Checkpointing = Literal["none", "operator", "block"]
@@ -57,10 +58,11 @@ class Branch(nn.Module):
         self.operator = build_operator(config, name)
 
     def forward(self, u: Tensor, where: Where, state: State | None) -> tuple[Tensor, Tensor]:
-        """The branch, and the sum of its auxiliary losses."""
-        context = where.context(state)
-        y = self.operator(self.norm(u), context)
-        return y, sum(context.losses, start=u.new_zeros((), dtype=torch.float32))
+        """The branch, and the sum of its auxiliary losses: this process's share of it."""
+        context, axis = where.context(state), where.axes.tensor
+        y = scatter(self.operator(gather(self.norm(u), axis), context), axis)
+        losses = sum(context.losses, start=u.new_zeros((), dtype=torch.float32))
+        return y, losses / axis.size
 
     def init_weights(self, init: Initialiser) -> None:
         init.norm(self.norm)

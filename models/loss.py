@@ -6,24 +6,57 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .parallel.axes import ALONE, Axis
+from .parallel.tensor import highest, scatter
+from .precision import widen
+
 
 def cross_entropy(
-    logits: Tensor, targets: Tensor, weights: Tensor | None = None, *, z_loss: float = 0.0
+    logits: Tensor,
+    targets: Tensor,
+    weights: Tensor | None = None,
+    *,
+    z_loss: float = 0.0,
+    axis: Axis = ALONE,
+    vocab_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(Σ w·ℓ, Σ w) in fp32, where ℓ = −log p(target) + z_loss · log²Z.
 
     logits [..., vocabulary], targets [...], weights [...] (ones if not given). A target whose
     weight is zero is not read, and may be any number.
+
+    Where the axis divides the vocabulary, of `vocab_size`, the sums are over this process's part
+    of the tokens, laid side by side.
     """
-    wide = logits.flatten(0, -2).float() if logits.dtype != torch.float64 else logits.flatten(0, -2)
+    wide = widen(logits.flatten(0, -2))
     flat = targets.flatten()
     if weights is None:
         weights = torch.ones_like(flat, dtype=wide.dtype)
     weights = weights.flatten().to(wide.dtype)
     counted = weights != 0
     flat = torch.where(counted, flat, 0)
-    losses = F.cross_entropy(wide, flat, reduction="none")
-    if z_loss:
-        losses = losses + z_loss * torch.logsumexp(wide, dim=-1).square()
+    if axis.size == 1:
+        losses = F.cross_entropy(wide, flat, reduction="none")
+        log_z = torch.logsumexp(wide, dim=-1) if z_loss else None
+    else:
+        assert vocab_size is not None
+        target, log_z = _divided(wide, flat, axis, axis.share(vocab_size))
+        losses = log_z - target
+        own = axis.part(len(flat))
+        counted, weights = counted[own], weights[own]
+    if log_z is not None and z_loss:
+        losses = losses + z_loss * log_z.square()
     losses = torch.where(counted, losses, 0)
     return (losses * weights).sum(), weights.sum()
+
+
+def _divided(logits: Tensor, targets: Tensor, axis: Axis, here: range) -> tuple[Tensor, Tensor]:
+    """The target's logit and log Σ exp(logits), of this process's part of the tokens. `logits`
+    [tokens, …] are of the ids that are `here`; only sums of each token cross the axis."""
+    top = highest(logits.detach().amax(dim=-1), axis)
+    sums = (logits - top.unsqueeze(-1)).exp().sum(dim=-1)
+    known = (targets >= here.start) & (targets < here.stop)
+    index = torch.where(known, targets - here.start, 0).unsqueeze(-1)
+    chosen = torch.where(known, logits.gather(-1, index).squeeze(-1), 0)
+    target, total = scatter(torch.stack([chosen, sums]), axis).unbind()
+    return target, total.log() + top[axis.part(len(top))]

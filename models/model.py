@@ -14,7 +14,9 @@ from .documents import Documents
 from .initialise import Initialiser
 from .norms import build_norm
 from .operators import Operator, SharedOperator, State
-from .parallel.axes import Axes
+from .parallel.axes import ALONE, Axes, Axis
+from .parallel.division import Cut, Division, Part, divide
+from .parallel.tensor import gather, scatter
 from .pattern import Layer
 
 
@@ -23,10 +25,23 @@ class Embedding(nn.Module):
 
     def __init__(self, vocab_size: int, width: int) -> None:
         super().__init__()
+        self.vocab_size = vocab_size
         self.weight = nn.Parameter(torch.empty(vocab_size, width))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight) if x.is_floating_point() else F.embedding(x, self.weight)
+    def forward(self, x: Tensor, axis: Axis = ALONE) -> Tensor:
+        """Where the axis divides the rows: vectors that are to be summed, or this process's part
+        of the logits."""
+        if x.is_floating_point():
+            return F.linear(x, self.weight)
+        if axis.size == 1:
+            return F.embedding(x, self.weight)
+        here = axis.share(self.vocab_size)
+        known = (x >= here.start) & (x < here.stop)
+        rows = F.embedding(torch.where(known, x - here.start, 0), self.weight)
+        return rows * known.unsqueeze(-1)
+
+    def division(self, processes: int) -> Division:
+        return {"weight": Cut(0)}
 
 
 class Model(nn.Module):
@@ -41,7 +56,7 @@ class Model(nn.Module):
         self.config = config
         self.checkpointing: Checkpointing = "none"
         self.axes = Axes()
-        """Set by whoever divides the model among processes."""
+        self.parts: dict[str, Part] = {}
         self.embedding = Embedding(config.vocab_size, config.width)
         self.positions = (
             Embedding(config.learned_positions, config.width) if config.learned_positions else None
@@ -92,9 +107,11 @@ class Model(nn.Module):
                 documents.prepare(self.layouts(length))
         else:
             positions = torch.arange(seen, seen + length, device=tokens.device).unsqueeze(0)
-        u = self.embedding(tokens)
+        tensor = self.axes.tensor
+        u = self.embedding(tokens, tensor)
         if self.positions is not None:
-            u = u + self.positions(positions)
+            u = u + self.positions(positions, tensor)
+        u = scatter(u, tensor)
         where = Where(positions, documents, u if self.shared else None, rows, self.axes)
         losses = u.new_zeros((), dtype=torch.float32)
         for number, (layer, block) in enumerate(zip(self.config.layers, self.blocks, strict=True)):
@@ -122,7 +139,8 @@ class Model(nn.Module):
             raise ConfigError("the model", [Problem("learned_positions", what)])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        result: Tensor = (self.head or self.embedding)(hidden)
+        """Of this process's part of the vocabulary, where tensor parallelism divides it."""
+        result: Tensor = (self.head or self.embedding)(gather(hidden, self.axes.tensor))
         return result
 
     def new_states(self, capacity: int) -> list[list[State]]:
@@ -139,6 +157,11 @@ class Model(nn.Module):
 
     def typed_blocks(self) -> list[Block]:
         return [block for block in self.blocks if isinstance(block, Block)]
+
+    def divide(self, axes: Axes) -> None:
+        """Keep this process's part, of what was initialised as a whole."""
+        self.axes = axes
+        self.parts = divide(self, axes.tensor)
 
     def init_weights(self, seed: int) -> None:
         """The published initialisation; the same numbers on any device and in any layout."""

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .kernels import rms_norm
+from .parallel.axes import ALONE, Axis
+from .parallel.tensor import group_runs, reduce
 from .precision import widen
 
 NormKind = Literal["rms", "rms-eps-outside", "layer"]
@@ -47,12 +49,21 @@ class GatedRMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
         self.eps = eps
-        self.group_width = width // groups
+        self.width = width
+        self.groups = groups
 
-    def forward(self, y: Tensor, z: Tensor) -> Tensor:
+    def forward(self, y: Tensor, z: Tensor, axis: Axis = ALONE) -> Tensor:
+        """y and z are this process's channels, where the axis divides them."""
         gated = widen(y) * F.silu(widen(z))
-        parts: Tensor = gated.unflatten(-1, (-1, self.group_width))
-        normal = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + self.eps)
+        runs = group_runs(self.groups, self.width, axis)
+        parts = gated.unflatten(-1, (len(runs), -1))
+        power = parts.square().sum(-1)
+        if self.groups % axis.size:  # groups reach over several processes
+            group = torch.tensor(runs, device=power.device)
+            power = power.new_zeros(*power.shape[:-1], self.groups).index_add(-1, group, power)
+            power = reduce(power, axis).index_select(-1, group)
+        mean = power.unsqueeze(-1) / (self.width // self.groups)
+        normal: Tensor = parts * torch.rsqrt(mean + self.eps)
         return self.weight * normal.flatten(-2).to(y.dtype)
 
 

@@ -6,6 +6,7 @@ module gives sums and the loop divides by the weight of all ranks' micro-batches
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,8 @@ class Sums(NamedTuple):
     total: torch.Tensor
     """What backward starts from: Σ w·ℓ, and the routers' losses in proportion to Σ w."""
     rows: torch.Tensor
-    """Σ w·ℓ of each row, for the losses by source."""
+    """Σ w·ℓ of each row, for the losses by source. Both are this process's share, where a layout
+    divides rows: the loss is their sum over the axes."""
 
 
 class Objective(nn.Module):
@@ -45,7 +47,13 @@ class Objective(nn.Module):
         hidden, auxiliary = self.model.hidden(tokens, documents, rows=text)
         logits = self.model.logits(hidden)
         per_row = zip(logits.unbind(), targets.unbind(), weights.unbind(), strict=True)
-        rows = torch.stack([cross_entropy(*row, z_loss=self.z_loss)[0] for row in per_row])
+        loss = partial(
+            cross_entropy,
+            z_loss=self.z_loss,
+            axis=self.model.axes.tensor,
+            vocab_size=self.model.config.vocab_size,
+        )
+        rows = torch.stack([loss(*row)[0] for row in per_row])
         return Sums(rows.sum() + auxiliary * weights.sum(), rows.detach())
 
 

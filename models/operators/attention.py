@@ -14,8 +14,10 @@ from torch.nn import functional as F
 from ..initialise import Initialiser
 from ..linear import SplitLinear
 from ..norms import RMSNorm
+from ..parallel.division import Division, inputs, outputs
 from ..parallel.heads import from_heads, to_heads
 from ..parallel.ring import ring_attention
+from ..parallel.tensor import own_groups
 from ..rope import Rope, rotate, rotation
 from .base import Context, Operator, Options, State, divides
 
@@ -56,6 +58,10 @@ class AttentionOptions(Options):
         if self.window is not None and self.window < 1:
             yield f"the window must hold at least 1 token, not {self.window}"
 
+    def shares(self, width: int) -> dict[str, int]:
+        channels = (self.kv_heads or self.heads) * self.dim(width)
+        return {"heads": self.heads, "channels of keys": channels}
+
     def dim(self, width: int) -> int:
         return self.head_dim or width // self.heads
 
@@ -80,7 +86,10 @@ class Attention(Operator):
         return self.attend(q, k, v, context)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
-        q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in (q, k, v))
+        heads = self.options.heads
+        shared = (self.options.kv_heads or heads, heads, context.axes.tensor)
+        q = q.unflatten(-1, (-1, self.head_dim))
+        k, v = own_groups(k, *shared), own_groups(v, *shared)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.options.rope is not None:
@@ -131,6 +140,9 @@ class Attention(Operator):
         for norm in (self.q_norm, self.k_norm):
             if norm is not None:
                 init.norm(norm)
+
+    def division(self, processes: int) -> Division:
+        return {**outputs("qkv", self.qkv), **inputs("out")}
 
     def flops(self, length: int) -> dict[str, float]:
         # All pairs of the row, as the plain kernels compute them; causal skipping halves it.

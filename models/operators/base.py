@@ -14,6 +14,7 @@ from ..documents import Documents
 from ..initialise import Initialiser
 from ..kernels.choice import Kernel
 from ..parallel.axes import ALONE, Axes
+from ..parallel.division import Division
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,10 @@ class Options:
     def problems(self, width: int) -> Iterator[str]:
         """What is wrong with these options at this model width, with the numbers."""
         yield from ()
+
+    def shares(self, width: int) -> dict[str, int]:
+        """What tensor parallelism must divide evenly, by name."""
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +92,8 @@ class Context:
 class Operator(nn.Module, ABC):
     """Maps x [rows, length, width] to the same shape, given a Context.
 
-    Forward passes take sizes from their weights and never from the options, so that a
-    tensor-parallel layout can put a slice of the heads or channels in their place.
+    Forward passes take sizes from their weights, so that a tensor-parallel layout can put a part
+    of the heads or channels in their place. The output is then to be summed over the axis.
     """
 
     Options: ClassVar[type[Options]]
@@ -111,6 +116,10 @@ class Operator(nn.Module, ABC):
     @abstractmethod
     def init_weights(self, init: Initialiser) -> None: ...
 
+    @abstractmethod
+    def division(self, processes: int) -> Division:
+        """How tensor parallelism divides the parameters among so many processes."""
+
     def layouts(self, length: int) -> set[int]:
         """The chunks in whose layouts it wants packed rows of this length."""
         return set()
@@ -132,7 +141,10 @@ class Operator(nn.Module, ABC):
 
 
 class Call(nn.Module, ABC):
-    """One call of a shared operator: `forward(operator, x, context)` with weights of its own."""
+    """One call of a shared operator: `forward(operator, x, context)` with weights of its own.
+
+    What comes in and goes out is a part of every sequence, where tensor parallelism divides them.
+    """
 
     @abstractmethod
     def forward(self, operator: nn.Module, x: Tensor, context: Context) -> Tensor: ...
@@ -140,9 +152,14 @@ class Call(nn.Module, ABC):
     @abstractmethod
     def init_weights(self, init: Initialiser) -> None: ...
 
+    @abstractmethod
+    def division(self, processes: int) -> Division:
+        """How tensor parallelism divides the parameters among so many processes."""
+
 
 class SharedOperator(Operator):
-    """Feeds other layers, with one set of weights for all of its calls."""
+    """Feeds other layers, with one set of weights for all of its calls. It takes and gives parts
+    of sequences, as its calls do."""
 
     @abstractmethod
     def new_call(self) -> Call:

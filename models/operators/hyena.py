@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..initialise import Initialiser
 from ..linear import SplitLinear
+from ..parallel.division import Cut, Division, inputs, outputs
 from .base import Context, FusedOptions, Operator
 from .short_conv import ShortConvolution, remembered_convolution
 
@@ -30,6 +31,9 @@ class HyenaOptions(FusedOptions):
     featurizer_bias: bool = False
     qkv_bias: bool = False
     output_bias: bool = True
+
+    def shares(self, width: int) -> dict[str, int]:
+        return {"channels": width}
 
 
 class Hyena(Operator):
@@ -73,6 +77,17 @@ class Hyena(Operator):
         init.output(self.output)
         if self.skip is not None:
             init.short_filter(self.skip, self.featurizer.taps.shape[1])
+
+    def division(self, processes: int) -> Division:
+        """By channels."""
+        thrice = Cut(0, (self.width,) * 3)
+        return {
+            **outputs("qkv", self.qkv),
+            "featurizer.taps": thrice,
+            "featurizer.bias": thrice,
+            "skip": Cut(0),
+            **inputs("output"),
+        }
 
     def flops(self, length: int) -> dict[str, float]:
         return {"convolution": 2.0 * self.featurizer.taps.numel()}

@@ -23,6 +23,7 @@ from ..convolution import causal_convolution, convolution_flops
 from ..gated_convolution import gated_input
 from ..initialise import Initialiser
 from ..parallel.channels import ALL, by_channels
+from ..parallel.division import Cut, Division
 from ..precision import widen
 from ..scan import modal_scan, real
 from .base import Context
@@ -126,6 +127,10 @@ class HyenaLI(Hyena):
         if self.angles is not None and self.residues_i is not None:
             init.uniform(self.angles, 0, math.pi)
             init.normal(self.residues_i, 0.1 / math.sqrt(self.options.state_size))
+
+    def division(self, processes: int) -> Division:
+        modes = dict.fromkeys(("rates", "angles", "residues", "residues_i"), Cut(0))
+        return {**super().division(processes), **modes}
 
     def flops(self, length: int) -> dict[str, float]:
         """The scan's matrix products: the chunk itself, into the state, and out of it."""

@@ -22,7 +22,9 @@ from torch.nn import functional as F
 from ..convolution import convolution_flops, convolution_layouts
 from ..gated_convolution import gated_input
 from ..initialise import Initialiser
+from ..parallel.axes import ALONE, Axis
 from ..parallel.channels import ALL, by_channels
+from ..parallel.division import Cut, Division
 from ..precision import widen
 from .base import Context
 from .hyena import Hyena, HyenaOptions
@@ -69,11 +71,10 @@ class HyenaLIFreeform(Hyena):
         )
         self.frequency = nn.Parameter(torch.empty(inner))
         self.last = SomeOutputs(inner, width, bias=False)
-        self.channel_range = (0, width)
-        """Which of the model's channels are here: a tensor-parallel layout holds a part."""
 
-    def filter(self, length: int, channels: slice = ALL) -> Tensor:
-        """h [width, length], for a length up to the horizon."""
+    def filter(self, length: int, channels: slice = ALL, axis: Axis = ALONE) -> Tensor:
+        """h [width, length], for a length up to the horizon: of some of the channels that this
+        process of a tensor axis has."""
         horizon = self.options.filter_horizon
         dtype = torch.promote_types(self.frequency.dtype, torch.float32)
         step = torch.arange(length, device=self.frequency.device, dtype=dtype)
@@ -84,7 +85,7 @@ class HyenaLIFreeform(Hyena):
         for layer in self.layers:
             hidden = torch.sin(self.frequency * layer(hidden))
         decay = torch.linspace(SLOWEST, FASTEST, self.width, device=step.device, dtype=dtype)
-        decay = decay[slice(*self.channel_range)][channels].abs()
+        decay = decay[axis.part(self.width)][channels].abs()
         return (widen(self.last(hidden, channels)) * torch.exp(-time * decay)).T
 
     def mix(self, z: Tensor, context: Context) -> Tensor:
@@ -97,7 +98,8 @@ class HyenaLIFreeform(Hyena):
     def whole_rows(self, w: Tensor, channels: slice, context: Context) -> Tensor:
         """Some of the channels, on rows that are not divided."""
         longest = context.state.capacity if context.state is not None else w.shape[1]
-        taps = self.filter(min(longest, self.options.filter_horizon), channels)
+        reach = min(longest, self.options.filter_horizon)
+        taps = self.filter(reach, channels, context.axes.tensor)
         return remembered_convolution(w, taps, context, "filter", kernel=self.options.kernel)
 
     def layouts(self, length: int) -> set[int]:
@@ -112,6 +114,9 @@ class HyenaLIFreeform(Hyena):
             if layer.bias is not None:
                 init.uniform(layer.bias, -bound, bound)
         init.put(self.frequency, 1.0)
+
+    def division(self, processes: int) -> Division:
+        return {**super().division(processes), "last.weight": Cut(0)}
 
     def flops(self, length: int) -> dict[str, float]:
         """Without the network that computes the filter: it runs once for a batch."""

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from ..initialise import Initialiser
 from ..linear import SplitLinear
+from ..parallel.division import Division, filters, inputs, outputs
+from ..parallel.tensor import own_filters
 from .base import Context, FusedOptions, Operator, divides
 from .short_conv import remembered_convolution
 
@@ -38,6 +40,9 @@ class HyenaMLPOptions(FusedOptions):
         if not 1 <= self.taps <= 16:
             yield f"a short filter has 1 to 16 taps, not {self.taps}"
 
+    def shares(self, width: int) -> dict[str, int]:
+        return {"hidden channels": self.hidden}
+
 
 class HyenaMLP(Operator):
     Options = HyenaMLPOptions
@@ -50,10 +55,10 @@ class HyenaMLP(Operator):
         self.down = nn.Linear(options.hidden, width, bias=options.bias)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
+        options, axis = self.options, context.axes.tensor
+        taps = own_filters(self.taps, options.groups, options.hidden, axis)
         z = self.qkv.joined(x)
-        y = remembered_convolution(
-            z, self.taps, context, "filter", gated=True, kernel=self.options.kernel
-        )
+        y = remembered_convolution(z, taps, context, "filter", gated=True, kernel=options.kernel)
         result: Tensor = self.down(y)
         return result
 
@@ -61,6 +66,13 @@ class HyenaMLP(Operator):
         init.linear(self.qkv)
         init.short_filter(self.taps, self.taps.shape[1])
         init.output(self.down)
+
+    def division(self, processes: int) -> Division:
+        return {
+            **outputs("qkv", self.qkv),
+            **filters("taps", self.options.groups, processes),
+            **inputs("down"),
+        }
 
     def flops(self, length: int) -> dict[str, float]:
         return {"convolution": 2.0 * self.down.in_features * self.taps.shape[1]}

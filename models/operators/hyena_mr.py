@@ -17,6 +17,9 @@ from torch import Tensor, nn
 
 from ..convolution import Method, convolution_flops, convolution_layouts
 from ..initialise import Initialiser
+from ..parallel.axes import ALONE, Axis
+from ..parallel.division import Division, filters
+from ..parallel.tensor import own_filters
 from ..precision import widen
 from .base import Context, divides
 from .hyena import Hyena, HyenaOptions
@@ -56,14 +59,15 @@ class HyenaMR(Hyena):
     def __init__(self, options: HyenaMROptions, width: int) -> None:
         super().__init__(options, width, skip=True)
         self.taps = nn.Parameter(torch.empty(options.groups, options.taps))
-        self.group_range = (0, options.groups)
-        """Which of the model's groups are here: a tensor-parallel layout holds a part."""
 
-    def filter(self) -> Tensor:
-        return decayed(self.taps, self.options, self.group_range)
+    def filter(self, axis: Axis = ALONE) -> Tensor:
+        """h of each group; of those of this process's channels."""
+        taps = decayed(self.taps, self.options, axis)
+        return own_filters(taps, self.options.groups, self.width, axis)
 
     def mix(self, z: Tensor, context: Context) -> Tensor:
-        return self.convolved(z, self.filter(), context, method=self.options.method)
+        taps = self.filter(context.axes.tensor)
+        return self.convolved(z, taps, context, method=self.options.method)
 
     def layouts(self, length: int) -> set[int]:
         return convolution_layouts(self.options.taps, length, self.options.method)
@@ -71,6 +75,9 @@ class HyenaMR(Hyena):
     def init_weights(self, init: Initialiser) -> None:
         super().init_weights(init)
         init.normal(self.taps, 1e-5 / math.sqrt(self.options.filter_horizon))
+
+    def division(self, processes: int) -> Division:
+        return {**super().division(processes), **filters("taps", self.options.groups, processes)}
 
     def flops(self, length: int) -> dict[str, float]:
         parts = super().flops(length)
@@ -84,16 +91,14 @@ class HyenaMR(Hyena):
         return parts
 
 
-def decayed(
-    taps: Tensor, options: HyenaMROptions, group_range: tuple[int, int] | None = None
-) -> Tensor:
-    """ĥ under its decay; `group_range` where only some of the model's groups are given."""
+def decayed(taps: Tensor, options: HyenaMROptions, axis: Axis = ALONE) -> Tensor:
+    """ĥ under its decay; of this process's part of the groups, where the axis divides them."""
     taps = widen(taps)
     if options.decay == "none":
         return taps
     first, last = DECAYS[options.decay]
     rate = torch.logspace(first, last, options.groups, device=taps.device, dtype=taps.dtype)
-    if group_range is not None:
-        rate = rate[slice(*group_range)]
+    if len(taps) < options.groups:
+        rate = rate[axis.part(options.groups)]
     time = torch.arange(taps.shape[1], device=taps.device, dtype=taps.dtype)
     return taps * torch.exp(-rate.unsqueeze(-1) * time / max(options.filter_horizon - 1, 1))

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..initialise import Initialiser
+from ..parallel.division import Division, filters
+from ..parallel.tensor import own_filters
 from .base import Context, divides
 from .hyena import Hyena, HyenaOptions
 
@@ -38,11 +40,15 @@ class HyenaSE(Hyena):
         self.taps = nn.Parameter(torch.empty(options.groups, options.taps))
 
     def mix(self, z: Tensor, context: Context) -> Tensor:
-        return self.convolved(z, self.taps, context)
+        taps = own_filters(self.taps, self.options.groups, self.width, context.axes.tensor)
+        return self.convolved(z, taps, context)
 
     def init_weights(self, init: Initialiser) -> None:
         super().init_weights(init)
         init.short_filter(self.taps, self.featurizer.taps.shape[1])
+
+    def division(self, processes: int) -> Division:
+        return {**super().division(processes), **filters("taps", self.options.groups, processes)}
 
     def flops(self, length: int) -> dict[str, float]:
         parts = super().flops(length)

@@ -20,6 +20,8 @@ from torch.nn import functional as F
 
 from ..initialise import Initialiser
 from ..linear import SplitLinear
+from ..parallel.division import Cut, Division, inputs, outputs
+from ..parallel.tensor import reduce
 from ..precision import widen
 from ..scan import selective_scan
 from .base import Context, FusedOptions, Operator, divides
@@ -51,6 +53,9 @@ class Mamba1Options(FusedOptions):
             if getattr(self, name) < 1:
                 yield f"{name} must be at least 1, not {getattr(self, name)}"
 
+    def shares(self, width: int) -> dict[str, int]:
+        return {"channels of a head": self.expand * width // self.heads}
+
     def rank(self, width: int) -> int:
         return self.dt_rank or -(-width // 16)
 
@@ -79,6 +84,7 @@ class Mamba1(Operator):
         x = self.conv(x, context, silu=True, kernel=self.options.kernel)
         x = x.unflatten(-1, (self.select.shape[0], -1))
         selected = torch.einsum("blhp,hrp->blhr", x, self.select)
+        selected = reduce(selected, context.axes.tensor)
         delta, B, C = torch.split(selected, self.sizes, dim=-1)
         dt = torch.einsum("blhr,hpr->blhp", delta, self.dt)
         tensors = context.state.tensors if context.state is not None else {}
@@ -108,6 +114,19 @@ class Mamba1(Operator):
         init.put(self.A_log, torch.arange(1, self.options.state_size + 1).log())
         init.put(self.D, 1.0)
         init.output(self.output)
+
+    def division(self, processes: int) -> Division:
+        """By channels, of every head: its step, B and C are sums over them all."""
+        heads, _, channels = self.select.shape
+        inner = (channels,) * heads
+        return {
+            **outputs("input", self.input, blocks=heads),
+            "conv.taps": Cut(0, inner),
+            "conv.bias": Cut(0, inner),
+            "select": Cut(2),
+            **dict.fromkeys(("dt", "dt_bias", "A_log", "D"), Cut(1)),
+            **inputs("output", parts=inner),
+        }
 
     def flops(self, length: int) -> dict[str, float]:
         """The scan as a recurrence: for each number of state an exponential, three products and

@@ -19,6 +19,8 @@ from torch.nn import functional as F
 from ..initialise import Initialiser
 from ..linear import SplitLinear
 from ..norms import GatedRMSNorm
+from ..parallel.division import Cut, Division, inputs, outputs
+from ..parallel.tensor import own_groups
 from ..precision import widen
 from ..scan import ssd
 from .base import Context, FusedOptions, Operator, divides
@@ -60,6 +62,10 @@ class Mamba2Options(FusedOptions):
             if getattr(self, name) < 1:
                 yield f"{name} must be at least 1, not {getattr(self, name)}"
 
+    def shares(self, width: int) -> dict[str, int]:
+        heads = self.expand * width // self.head_dim
+        return {"heads": heads, "channels of B": self.groups * self.state_size}
+
 
 class Mamba2(Operator):
     Options = Mamba2Options
@@ -86,7 +92,9 @@ class Mamba2(Operator):
         mixed = self.conv(mixed, context, silu=True, kernel=self.options.kernel)
         x, B, C = mixed.split(sizes, dim=-1)
         x = widen(x).unflatten(-1, (-1, self.options.head_dim))
-        B, C = (widen(t).unflatten(-1, (-1, self.options.state_size)) for t in (B, C))
+        axis = context.axes.tensor
+        shared = (self.options.groups, self.heads, axis)
+        B, C = own_groups(widen(B), *shared), own_groups(widen(C), *shared)
         dt = F.softplus(widen(dt) + widen(self.dt_bias))
         A = -torch.exp(widen(self.A_log))
         tensors = context.state.tensors if context.state is not None else {}
@@ -103,7 +111,7 @@ class Mamba2(Operator):
         )
         tensors["ssm"] = state
         y = y + widen(self.D).unsqueeze(-1) * x
-        result: Tensor = self.output(self.norm(y.flatten(2).to(u.dtype), z))
+        result: Tensor = self.output(self.norm(y.flatten(2).to(u.dtype), z, axis))
         return result
 
     def init_weights(self, init: Initialiser) -> None:
@@ -114,6 +122,17 @@ class Mamba2(Operator):
         init.put(self.D, 1.0)
         init.norm(self.norm)
         init.output(self.output)
+
+    def division(self, processes: int) -> Division:
+        """By heads. B and C are divided like them, and come together where heads need them."""
+        parts = self.input.parts
+        mixed = Cut(0, (parts["x"], parts["B"], parts["C"]))
+        return {
+            **outputs("input", self.input),
+            **dict.fromkeys(("conv.taps", "conv.bias"), mixed),
+            **dict.fromkeys(("dt_bias", "A_log", "D", "norm.weight"), Cut(0)),
+            **inputs("output"),
+        }
 
     def flops(self, length: int) -> dict[str, float]:
         """The blocked scan, for each token: C·B, the mixing of the chunk, and the states twice."""

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ..initialise import Initialiser
 from ..linear import SplitLinear
+from ..parallel.division import Division, inputs, outputs
 from .base import Context, Operator, Options
 
 Activation = Literal["silu", "gelu", "gelu-tanh", "relu", "identity"]
@@ -75,6 +76,9 @@ class MLP(Operator):
         init.linear(self.up)
         init.output(self.down)
 
+    def division(self, processes: int) -> Division:
+        return {**outputs("up", self.up), **inputs("down")}
+
 
 class GLU(Operator):
     Options = GLUOptions
@@ -94,3 +98,6 @@ class GLU(Operator):
     def init_weights(self, init: Initialiser) -> None:
         init.linear(self.gate_up)
         init.output(self.down)
+
+    def division(self, processes: int) -> Division:
+        return {**outputs("gate_up", self.gate_up), **inputs("down")}

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..initialise import Initialiser
 from ..parallel.axes import ALONE, Axis
+from ..parallel.division import Cut, Division
 from ..parallel.exchange import everyone, total
 from ..precision import widen
 from .base import Context, Operator, Options
@@ -126,6 +127,11 @@ class MoE(Operator):
         init.linear(self.router)
         init.matrix(self.gate_up)
         init.output_matrix(self.down)
+
+    def division(self, processes: int) -> Division:
+        """Each expert by its hidden channels: all processes route all tokens, to the same."""
+        hidden = self.options.hidden
+        return {"gate_up": Cut(1, (hidden, hidden)), "down": Cut(2)}
 
     def kept(self, tokens: int) -> int:
         """For each visit to an expert: its input, both halves of the hidden layer, the activation

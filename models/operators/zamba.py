@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from ..initialise import Initialiser
 from ..linear import SplitLinear
 from ..norms import RMSNorm
+from ..parallel.division import Cut, Division, inputs, outputs
+from ..parallel.tensor import gather, scatter
 from ..rope import Rope
 from .attention import Attention, AttentionOptions
 from .base import Call, Context, Options, SharedOperator, divides
@@ -52,6 +54,9 @@ class ZambaBlockOptions(Options):
         if self.lora_rank < 0 or (self.attention_lora and not self.lora_rank):
             yield f"lora_rank must be above 0 for corrections, not {self.lora_rank}"
 
+    def shares(self, width: int) -> dict[str, int]:
+        return {"heads": self.heads}
+
 
 class ZambaBlock(SharedOperator):
     Options = ZambaBlockOptions
@@ -68,18 +73,19 @@ class ZambaBlock(SharedOperator):
 
     def forward(self, h: Tensor, context: Context) -> Tensor:
         assert context.embeddings is not None and context.adapters is not None
-        adapters = context.adapters
-        x = self.norm(torch.cat([h, context.embeddings], dim=-1))
+        adapters, axis = context.adapters, context.axes.tensor
+        x = gather(self.norm(torch.cat([h, context.embeddings], dim=-1)), axis)
         q, k, v = self.attention.qkv(x)
         if adapters.qkv is not None:
             q, k, v = (t + low(x) for t, low in zip((q, k, v), adapters.qkv, strict=True))
-        x = self.mlp_norm(self.attention.attend(q, k, v, context))
+        attended = scatter(self.attention.attend(q, k, v, context), axis)
+        x = gather(self.mlp_norm(attended), axis)
         gate, up = self.gate_up(x)
         if adapters.gate_up is not None:
             more_gate, more_up = adapters.gate_up(x).chunk(2, dim=-1)
             gate, up = gate + more_gate, up + more_up
-        result: Tensor = self.down(ACTIVATIONS[self.options.activation](gate) * up)
-        return result
+        hidden = ACTIVATIONS[self.options.activation](gate) * up
+        return scatter(self.down(hidden), axis)
 
     def new_call(self) -> ZambaCall:
         """What one call of this block has of its own."""
@@ -91,6 +97,10 @@ class ZambaBlock(SharedOperator):
         self.attention.init_weights(init)
         init.linear(self.gate_up)
         init.output(self.down)
+
+    def division(self, processes: int) -> Division:
+        """Attention says its own."""
+        return {**outputs("gate_up", self.gate_up), **inputs("down")}
 
     def flops(self, length: int) -> dict[str, float]:
         return self.attention.flops(length)
@@ -114,6 +124,7 @@ class ZambaCall(Call):
 
     def __init__(self, options: ZambaBlockOptions, width: int) -> None:
         super().__init__()
+        self.options = options
         rank = options.lora_rank
         self.project = nn.Linear(width, width, bias=False)
         self.qkv = (
@@ -134,3 +145,11 @@ class ZambaCall(Call):
             if isinstance(low, LowRank):
                 init.linear(low.down)
                 init.put(low.up.weight, 0.0)
+
+    def division(self, processes: int) -> Division:
+        """The corrections follow what they correct; the map into the layer is everyone's."""
+        hidden = self.options.hidden
+        return {
+            **({f"qkv.{number}.up.weight": Cut(0) for number in range(3)} if self.qkv else {}),
+            **({"gate_up.up.weight": Cut(0, (hidden, hidden))} if self.gate_up else {}),
+        }

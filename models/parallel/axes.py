@@ -21,6 +21,15 @@ class Axis:
     rank: int
     size: int
 
+    def share(self, number: int) -> range:
+        """Which of so many things, dealt out in contiguous parts, are this process's."""
+        return range(number * self.rank // self.size, number * (self.rank + 1) // self.size)
+
+    def part(self, number: int) -> slice:
+        """The same as a slice."""
+        share = self.share(number)
+        return slice(share.start, share.stop)
+
 
 ALONE = Axis(None, 0, 1)
 """An axis that divides nothing."""

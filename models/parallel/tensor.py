@@ -1,0 +1,149 @@
+"""What crosses between the processes of a tensor axis, forward and backward.
+
+Between operators a process has a part of every sequence (sequence parallelism); inside one, all
+of the sequence and a part of the heads or channels:
+
+    u [rows, L/N, D] ─ norm ─ gather ─► x [rows, L, D] ─ operator ─► partial ─ scatter ─► + u
+
+One rule makes all gradients right: the objective is the *sum* over the processes of what each
+has of the loss, and each function here is differentiated as what it is. What a process then
+finds for a parameter of its own is the gradient; what it finds for a parameter that all have is
+a part of it, to be summed over the axis.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .axes import Axis
+
+
+def gather(x: Tensor, axis: Axis, dim: int = 1) -> Tensor:
+    """The parts of all processes, one behind the other along `dim`."""
+    if axis.size == 1:
+        return x
+    whole: Tensor = _Gather.apply(x, axis, dim)
+    return whole
+
+
+def scatter(x: Tensor, axis: Axis, dim: int = 1) -> Tensor:
+    """This process's part along `dim` of the sum over all processes."""
+    if axis.size == 1:
+        return x
+    part: Tensor = _Scatter.apply(x, axis, dim)
+    return part
+
+
+def reduce(x: Tensor, axis: Axis) -> Tensor:
+    """The sum over all processes."""
+    if axis.size == 1:
+        return x
+    total: Tensor = _Reduce.apply(x, axis)
+    return total
+
+
+def highest(x: Tensor, axis: Axis) -> Tensor:
+    """The greatest of all processes; not differentiated."""
+    if axis.size > 1:
+        x = x.clone()
+        dist.all_reduce(x, dist.ReduceOp.MAX, group=axis.group)
+    return x
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis, dim: int) -> Tensor:
+        ctx.axis, ctx.dim = axis, dim
+        return _gather(x, axis, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _scatter(grad, ctx.axis, ctx.dim), None, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis, dim: int) -> Tensor:
+        ctx.axis, ctx.dim = axis, dim
+        return _scatter(x, axis, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _gather(grad, ctx.axis, ctx.dim), None, None
+
+
+class _Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return _reduce(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _reduce(grad, ctx.axis), None
+
+
+def _gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    dim %= x.dim()
+    parts = x.new_empty(axis.size, *x.shape)
+    dist.all_gather_into_tensor(parts.flatten(0, 1), x.contiguous(), group=axis.group)
+    whole: Tensor = parts.movedim(0, dim).flatten(dim, dim + 1)
+    return whole
+
+
+def _scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    dim %= x.dim()
+    parts = x.unflatten(dim, (axis.size, -1)).movedim(dim, 0).contiguous()
+    own = torch.empty_like(parts[0])
+    dist.reduce_scatter_tensor(own, parts.flatten(0, 1), group=axis.group)
+    return own
+
+
+def _reduce(x: Tensor, axis: Axis) -> Tensor:
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=axis.group)
+    return total
+
+
+# Things that several members share: heads of keys, groups of B and C, filters of channels
+
+
+def own_groups(x: Tensor, groups: int, members: int, axis: Axis) -> Tensor:
+    """x [..., channels of the groups], divided evenly → [..., groups, channels of one]: those that
+    this process's members belong to.
+
+    Where the processes do not divide the groups, a process has cut into one: then all come
+    together, and each process takes what its members need, once for each run of members.
+    """
+    if groups % axis.size == 0:
+        own: Tensor = x.unflatten(-1, (groups // axis.size, -1))
+        return own
+    every: Tensor = gather(x, axis, dim=-1).unflatten(-1, (groups, -1))
+    return every.index_select(-2, _runs(groups, members, axis, x.device))
+
+
+def own_filters(filters: Tensor, groups: int, members: int, axis: Axis) -> Tensor:
+    """filters [groups, …], each for as many neighbouring members: those of this process's members.
+
+    Where the processes do not divide the groups, every process has all filters.
+    """
+    if groups % axis.size == 0:
+        return filters
+    return filters.index_select(0, _runs(groups, members, axis, filters.device))
+
+
+def group_runs(groups: int, members: int, axis: Axis) -> list[int]:
+    """This process's members as equal runs, as long as can be, of members of one group: each
+    run's group."""
+    own = axis.share(members)
+    run = math.gcd(members // groups, len(own))
+    return [first * groups // members for first in own[::run]]
+
+
+def _runs(groups: int, members: int, axis: Axis, device: torch.device) -> Tensor:
+    return torch.tensor(group_runs(groups, members, axis), device=device)
