@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .parallel.axes import Axis
-from .parallel.exchange import share
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Documents:
         """Our part of the rows, where context parallelism divides them."""
         if axis.size == 1:
             return self
-        return Documents(self.positions[:, share(self.positions.shape[1], axis)], self)
+        return Documents(self.positions[:, axis.part(self.positions.shape[1])], self)
 
     @property
     def index(self) -> Tensor:

@@ -16,7 +16,7 @@ from ..models.documents import Documents
 from ..models.loss import cross_entropy
 from ..models.model import Model
 from ..models.operators import Operator
-from ..models.parallel.exchange import everyone
+from ..models.parallel.tensor import highest
 
 PREFIX = "model."
 
@@ -43,7 +43,7 @@ class Objective(nn.Module):
         documents: Documents | None,
     ) -> Sums:
         # Rows of padding have no weights, in any part: the routers are not to count them.
-        text = everyone((weights != 0).any(dim=1), self.model.axes.context).any(dim=0)
+        text = highest((weights != 0).any(dim=1).int(), self.model.axes.context).bool()
         hidden, auxiliary = self.model.hidden(tokens, documents, rows=text)
         logits = self.model.logits(hidden)
         per_row = zip(logits.unbind(), targets.unbind(), weights.unbind(), strict=True)

@@ -87,10 +87,11 @@ Steps = Callable[[int, int], Iterator[Sequence[MicroBatch]]]
 """From a step on, with micro-batches of so many rows: each step's micro-batches of this rank."""
 
 
-def micro_rows(tokens: int, phase: PhaseView, dp: int) -> int:
-    """Rows of a micro-batch: as many as `tokens` allows and a rank has, evenly."""
+def micro_rows(tokens: int, phase: PhaseView, dp: int, cp: int = 1) -> int:
+    """Rows of a micro-batch: as many as `tokens` allows and a rank has, evenly. Of each row, a
+    process has one of `cp` parts."""
     share = ceil_div(phase.batch_rows, dp)
-    most = max(1, min(tokens // phase.seq_len, share))
+    most = max(1, min(tokens * cp // phase.seq_len, share))
     return ceil_div(share, ceil_div(share, most))
 
 

@@ -116,10 +116,19 @@ class SyntheticLoader:
     """As dataplane.loader.Loader: for each step, this rank's micro-batches."""
 
     def __init__(
-        self, plan: SyntheticPlan, *, rank: int, world: int, micro_batch: int, start_step: int
+        self,
+        plan: SyntheticPlan,
+        *,
+        rank: int,
+        world: int,
+        micro_batch: int,
+        start_step: int,
+        context_rank: int = 0,
+        context_size: int = 1,
     ) -> None:
         self.plan = plan
         self.rank, self.world = rank, world
+        self.context_rank, self.context_size = context_rank, context_size
         self.micro_batch = micro_batch
         self.start_step = start_step
 
@@ -146,10 +155,12 @@ class SyntheticLoader:
             tokens[place], weights[place] = drawn, 1.0
             digests.append(hashlib.blake2b(str(row).encode(), digest_size=16).digest())
         padding = [PADDING] * (self.micro_batch - len(rows))
+        part = length // self.context_size
+        first, last = self.context_rank * part, (self.context_rank + 1) * part
         return SyntheticBatch(
-            tokens=tokens[:, :-1],
-            targets=tokens[:, 1:],
-            weights=weights,
+            tokens=tokens[:, first:last],
+            targets=tokens[:, first + 1 : last + 1],
+            weights=weights[:, first:last],
             cu_seqlens=torch.arange(self.micro_batch + 1, dtype=torch.int32) * length,
             rows=[*rows, *padding],
             sources=[0] * self.micro_batch,

@@ -62,6 +62,10 @@ class AttentionOptions(Options):
         channels = (self.kv_heads or self.heads) * self.dim(width)
         return {"heads": self.heads, "channels of keys": channels}
 
+    @property
+    def attention_heads(self) -> int:
+        return self.heads
+
     def dim(self, width: int) -> int:
         return self.head_dim or width // self.heads
 

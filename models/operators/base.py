@@ -31,6 +31,11 @@ class Options:
         """What tensor parallelism must divide evenly, by name."""
         return {}
 
+    @property
+    def attention_heads(self) -> int | None:
+        """Of queries, where it has attention. Context parallelism by a2a deals them out."""
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class FusedOptions(Options):

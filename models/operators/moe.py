@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..initialise import Initialiser
 from ..parallel.axes import ALONE, Axis
 from ..parallel.division import Cut, Division
-from ..parallel.exchange import everyone, total
+from ..parallel.tensor import highest, reduce
 from ..precision import widen
 from .base import Context, Operator, Options
 from .mlp import ACTIVATIONS, Activation
@@ -121,7 +121,7 @@ class MoE(Operator):
             yield options.balance_loss * balance(probabilities, chosen, axis)
         if options.z_loss:
             squares = logits.logsumexp(dim=-1).square().sum()
-            yield options.z_loss * total(squares, axis) / token_count(logits, axis)
+            yield options.z_loss * reduce(squares, axis) / token_count(logits, axis)
 
     def init_weights(self, init: Initialiser) -> None:
         init.linear(self.router)
@@ -148,14 +148,14 @@ class MoE(Operator):
 def token_count(x: Tensor, axis: Axis) -> Tensor:
     """How many tokens there are in all parts of the rows. At least 1: of rows that are all padding
     a sum is nothing, and so shall be the mean."""
-    return total(x.new_full((), len(x)), axis).clamp(min=1)
+    return reduce(x.new_full((), len(x)), axis).clamp(min=1)
 
 
 def balance(probabilities: Tensor, chosen: Tensor, axis: Axis = ALONE) -> Tensor:
     """top_k where tokens are spread evenly, up to the number of experts where few get them all."""
     experts = probabilities.shape[-1]
     counts = torch.bincount(chosen.flatten(), minlength=experts).to(probabilities.dtype)
-    sums = total(torch.cat([counts, probabilities.sum(dim=0)]), axis)
+    sums = reduce(torch.cat([counts, probabilities.sum(dim=0)]), axis)
     taken, likely = (sums / token_count(probabilities, axis)).chunk(2)
     return experts * (taken * likely).sum()
 
@@ -164,11 +164,11 @@ def sinkhorn(logits: Tensor, axis: Axis = ALONE) -> Tensor:
     """exp(2·logits), scaled so that every token and every expert has the same total."""
     experts = logits.shape[1]
     tokens = token_count(logits, axis)
-    highest = logits.amax(dim=0) if len(logits) else logits.new_full((experts,), float("-inf"))
-    weights = torch.exp(2 * (logits - everyone(highest, axis).amax()))
+    top = logits.amax() if len(logits) else logits.new_tensor(float("-inf"))
+    weights = torch.exp(2 * (logits - highest(top, axis)))
     columns = torch.ones(experts, device=logits.device, dtype=logits.dtype)
     rows = columns.new_ones(len(logits))
     for _ in range(SINKHORN_ROUNDS):
         rows = 1 / (tokens * (weights @ columns) + 1e-8)
-        columns = 1 / (experts * total(rows @ weights, axis) + 1e-8)
+        columns = 1 / (experts * reduce(rows @ weights, axis) + 1e-8)
     return weights * columns * rows.unsqueeze(-1)

@@ -57,6 +57,10 @@ class ZambaBlockOptions(Options):
     def shares(self, width: int) -> dict[str, int]:
         return {"heads": self.heads}
 
+    @property
+    def attention_heads(self) -> int:
+        return self.heads
+
 
 class ZambaBlock(SharedOperator):
     Options = ZambaBlockOptions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch.distributed import ProcessGroup
@@ -29,6 +29,10 @@ class Axis:
         """The same as a slice."""
         share = self.share(number)
         return slice(share.start, share.stop)
+
+    def seats(self) -> list[Axis]:
+        """The axis as each of its processes sees it."""
+        return [replace(self, rank=rank) for rank in range(self.size)]
 
 
 ALONE = Axis(None, 0, 1)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from .axes import Axis
-from .exchange import own_parts, share, whole_rows
+from .exchange import own_parts, whole_rows
 
 ALL = slice(None)
 
@@ -21,8 +21,7 @@ def by_channels(x: Tensor, function: Callable[[Tensor, slice], Tensor], axis: Ax
     """`function(x, channels)` of whole rows, for x [rows, part, width]."""
     if axis.size == 1:
         return function(x, ALL)
-    shares = [share(x.shape[2], axis, rank) for rank in range(axis.size)]
-    ours = whole_rows([x[:, :, mine] for mine in shares], axis)
-    return own_parts(
-        function(ours, shares[axis.rank]), [mine.stop - mine.start for mine in shares], axis
-    )
+    parts = [seat.part(x.shape[2]) for seat in axis.seats()]
+    ours = whole_rows([x[:, :, part] for part in parts], axis)
+    y = function(ours, parts[axis.rank])
+    return own_parts(y, [part.stop - part.start for part in parts], axis)

@@ -50,22 +50,6 @@ def _send(flat: Tensor, sent: list[int], due: list[int], group: Any) -> Tensor:
     return received
 
 
-def everyone(x: Tensor, axis: Axis) -> Tensor:
-    """[ranks, …]: what each process has. The same to the bit on all of them."""
-    return torch.stack(exchange([x] * axis.size, [x.shape] * axis.size, axis))
-
-
-def total(x: Tensor, axis: Axis) -> Tensor:
-    """The sum over all processes, which each of them has."""
-    return everyone(x, axis).sum(dim=0)
-
-
-def share(count: int, axis: Axis, rank: int | None = None) -> slice:
-    """Which of `count` things, dealt out as evenly as they can be, are a rank's (its own)."""
-    rank = axis.rank if rank is None else rank
-    return slice(count * rank // axis.size, count * (rank + 1) // axis.size)
-
-
 def whole_rows(pieces: Sequence[Tensor], axis: Axis) -> Tensor:
     """Some channels of every part of a row, to a process that wants those of whole rows.
 

@@ -9,13 +9,12 @@ heads of keys and values than processes, they go to all whose queries share them
 
 from __future__ import annotations
 
-from math import gcd
-
 import torch
 from torch import Tensor
 
 from .axes import Axis
-from .exchange import own_parts, share, whole_rows
+from .exchange import own_parts, whole_rows
+from .tensor import group_runs
 
 
 def to_heads(q: Tensor, k: Tensor, v: Tensor, axis: Axis) -> tuple[Tensor, Tensor, Tensor]:
@@ -24,16 +23,14 @@ def to_heads(q: Tensor, k: Tensor, v: Tensor, axis: Axis) -> tuple[Tensor, Tenso
         return q, k, v
     heads, kv_heads = q.shape[2], k.shape[2]
     assert heads % axis.size == 0, "layouts whose heads do not divide are refused beforehand"
-    # As many of our queries' heads as can be, one after the other, share keys and values.
-    together = gcd(heads // axis.size, heads // kv_heads)
-    pieces = []
-    for rank in range(axis.size):
-        mine = share(heads, axis, rank)
-        shared = [head * kv_heads // heads for head in range(mine.start, mine.stop, together)]
-        pieces.append(torch.cat([q[:, :, mine], k[:, :, shared], v[:, :, shared]], dim=2))
-    ours = whole_rows(pieces, axis)
-    few = len(shared)
-    return tuple(ours.split([heads // axis.size, few, few], dim=2))
+    runs = [group_runs(kv_heads, heads, seat) for seat in axis.seats()]
+    pieces = [
+        torch.cat([q[:, :, seat.part(heads)], k[:, :, shared], v[:, :, shared]], dim=2)
+        for seat, shared in zip(axis.seats(), runs, strict=True)
+    ]
+    few = len(runs[axis.rank])
+    q, k, v = whole_rows(pieces, axis).split([heads // axis.size, few, few], dim=2)
+    return q, k, v
 
 
 def from_heads(y: Tensor, axis: Axis) -> Tensor:

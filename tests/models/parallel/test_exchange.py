@@ -8,7 +8,7 @@ import torch
 from ranks import Ranks
 
 from headrace.models.parallel.axes import ALONE, Axis
-from headrace.models.parallel.exchange import everyone, exchange, own_parts, share, whole_rows
+from headrace.models.parallel.exchange import exchange, own_parts, whole_rows
 
 
 def test_there_and_back(pools: dict[int, Ranks], differs: Callable[..., float]) -> None:
@@ -18,11 +18,11 @@ def test_there_and_back(pools: dict[int, Ranks], differs: Callable[..., float]) 
             assert differs(ranks, "exchange", lambda x: x.cumsum(dim=1), [x]) < 1e-13
 
 
-def test_shares_are_everything_once() -> None:
+def test_seats_share_everything_once() -> None:
     for count in (0, 1, 5, 8):
-        shares = [share(count, Axis(None, rank, 4)) for rank in range(4)]
-        assert [place for mine in shares for place in range(count)[mine]] == list(range(count))
-        assert max(s.stop - s.start for s in shares) - min(s.stop - s.start for s in shares) <= 1
+        parts = [seat.part(count) for seat in Axis(None, 2, 4).seats()]
+        assert [place for part in parts for place in range(count)[part]] == list(range(count))
+        assert parts[2] == Axis(None, 2, 4).part(count)
 
 
 def test_alone_nothing_is_sent_and_nothing_copied() -> None:
@@ -30,4 +30,3 @@ def test_alone_nothing_is_sent_and_nothing_copied() -> None:
     assert exchange([x], [x.shape], ALONE)[0] is x
     assert whole_rows([x], ALONE) is x
     assert own_parts(x, [4], ALONE).data_ptr() == x.data_ptr()
-    assert torch.equal(everyone(x, ALONE), x.unsqueeze(0))

@@ -18,7 +18,7 @@ from headrace.models.model import Model
 from headrace.models.parallel import halo, states
 from headrace.models.parallel import ring as ring_module
 from headrace.models.parallel.axes import Axes, Axis
-from headrace.models.parallel.exchange import own_parts, share, whole_rows
+from headrace.models.parallel.exchange import own_parts, whole_rows
 from headrace.models.parallel.halo import preceding
 from headrace.models.parallel.ring import Zigzag, ring_attention
 
@@ -48,7 +48,7 @@ def model_part(
     model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
     model.axes = Axes(context=axis, attention=attention, hyena_li=hyena_li)  # type: ignore[arg-type]
     model.checkpointing = checkpointing  # type: ignore[assignment]
-    ours = share(tokens.shape[1], axis)
+    ours = axis.part(tokens.shape[1])
     with FAULTS[fault]() if fault else nullcontext():
         documents = None
         if cuts is not None:
@@ -80,10 +80,10 @@ def part_of(
     axis = context_axis()
     leaves = []
     for each, cut in zip(inputs, divided, strict=True):
-        mine = each[:, share(each.shape[1], axis)] if cut else each
+        mine = each[:, axis.part(each.shape[1])] if cut else each
         leaves.append(torch.from_numpy(mine.copy()).requires_grad_())
     y = FUNCTIONS[function](axis, *leaves, *arguments)
-    weight = torch.from_numpy(probe[:, share(probe.shape[1], axis)])
+    weight = torch.from_numpy(probe[:, axis.part(probe.shape[1])])
     gradients = torch.autograd.grad((y * weight).sum(), leaves)
     return y.detach().numpy(), [gradient.numpy() for gradient in gradients]
 
@@ -103,7 +103,7 @@ def halo_of(axis: Axis, x: Tensor, count: int) -> Tensor:
 
 def exchanged(axis: Axis, x: Tensor) -> Tensor:
     """There and back, with channels that do not divide evenly."""
-    shares = [share(x.shape[2], axis, rank) for rank in range(axis.size)]
+    shares = [seat.part(x.shape[2]) for seat in axis.seats()]
     whole = whole_rows([x[:, :, mine] for mine in shares], axis)
     return own_parts(whole.cumsum(dim=1), [mine.stop - mine.start for mine in shares], axis)
 
@@ -149,7 +149,7 @@ def forgotten_states() -> Iterator[None]:
 @contextmanager
 def routers_alone() -> Iterator[None]:
     """Each part's routers count its own tokens."""
-    with mock.patch("headrace.models.operators.moe.total", lambda x, axis: x):
+    with mock.patch("headrace.models.operators.moe.reduce", lambda x, axis: x):
         yield
 
 
@@ -161,7 +161,7 @@ def positions_anew() -> Iterator[None]:
 
 
 def documents_anew(documents: Documents, axis: Axis) -> Documents:
-    positions = documents.positions[:, share(documents.positions.shape[1], axis)]
+    positions = documents.positions[:, axis.part(documents.positions.shape[1])]
     first = positions[:, :1] * (positions.diff(dim=1, prepend=positions[:, :1] - 1) == 1).cumprod(1)
     return Documents(positions - first, documents)
 
