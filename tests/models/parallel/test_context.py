@@ -16,6 +16,7 @@ from ranks import Ranks
 
 from headrace.models.documents import Documents
 from headrace.models.model import Model
+from headrace.models.parallel.division import Part
 
 ROWS, LENGTH = 3, 48
 CUTS = [0, 1, 2, 9, 46, 48, 60, 72, 73, 144]
@@ -57,14 +58,30 @@ def apart(
     answers = ranks.run(
         "model_part", model.config, weights, tokens.numpy(), probe.numpy(), cuts, **options
     )
-    parts = np.concatenate([part for part, _, _ in answers], axis=1)
-    worst = relative(parts, logits.numpy())
-    worst = max(worst, *(abs(loss - losses) for _, loss, _ in answers))
+    tensor = options.get("tensor", 1)
+    rows = [
+        np.concatenate([part for part, _, _ in answers[first : first + tensor]], axis=2)
+        for first in range(0, len(answers), tensor)
+    ]
+    worst = relative(np.concatenate(rows, axis=1), logits.numpy())
+    for _, loss, _ in answers:
+        worst = max(worst, abs(loss * tensor - losses))
     for name, wanted in gradients.items():
         if wanted is not None:
-            summed = sum(found[name] for _, _, found in answers[dropped:])
-            worst = max(worst, relative(summed, wanted.numpy()))
+            held = [found[name] for _, _, found in answers[dropped:] if name in found]
+            worst = max(worst, relative(assembled(held), wanted.numpy()))
     return worst
+
+
+def assembled(held: list[tuple[Part, np.ndarray]]) -> np.ndarray:
+    """The whole gradient from what the ranks have: their sum, each at its place."""
+    whole = torch.zeros(held[0][0].shape, dtype=torch.float64)
+    for part, gradient in held:
+        index = torch.arange(part.shape[part.dim])
+        if part.runs is not None:
+            index = torch.cat([index[run.start : run.stop] for run in part.runs])
+        whole.index_add_(part.dim, index, torch.from_numpy(gradient))
+    return whole.numpy()
 
 
 def relative(a: np.ndarray, b: np.ndarray) -> float:
@@ -129,6 +146,15 @@ def test_what_is_computed_again_is_sent_again(
 ) -> None:
     assert apart(four, mixed, CUTS, checkpointing=checkpointing) < BOUND
     assert apart(four, mixed, CUTS, checkpointing=checkpointing, **RING) < BOUND
+
+
+def test_with_tensor_parallelism(four: Ranks, mixed: Model, tiny_of: Callable[..., Model]) -> None:
+    """Two by two: inside an operator a rank has a part of the row and a part of the channels."""
+    assert apart(four, mixed, CUTS, tensor=2) < BOUND
+    assert apart(four, mixed, CUTS, tensor=2, **RING) < BOUND
+    zamba = {"kind": "zamba-block", "heads": 4, "hidden": 24, "lora_rank": 3}
+    model = tiny_of("[a>mamba2-groups, mha/hyena-mlp, se]", {"a": zamba})
+    assert apart(four, model, CUTS, tensor=2) < BOUND
 
 
 def test_routers_count_all_parts(four: Ranks, tiny_of: Callable[..., Model]) -> None:

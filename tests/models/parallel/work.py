@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -17,7 +18,8 @@ from headrace.models.documents import Documents
 from headrace.models.model import Model
 from headrace.models.parallel import halo, states
 from headrace.models.parallel import ring as ring_module
-from headrace.models.parallel.axes import Axes, Axis
+from headrace.models.parallel.axes import ALONE, Axes, Axis
+from headrace.models.parallel.division import Part
 from headrace.models.parallel.exchange import own_parts, whole_rows
 from headrace.models.parallel.halo import preceding
 from headrace.models.parallel.ring import Zigzag, ring_attention
@@ -29,6 +31,18 @@ def context_axis() -> Axis:
     return Axis(dist.group.WORLD, dist.get_rank(), dist.get_world_size())
 
 
+@cache
+def grid(tensor: int) -> tuple[Axis, Axis]:
+    """The tensor and the context axis; neighbours are on one tensor axis."""
+    rank, ranks = dist.get_rank(), torch.arange(dist.get_world_size()).view(-1, tensor)
+    axes = []
+    for lines in (ranks, ranks.T):
+        groups = [dist.new_group(line.tolist()) for line in lines]
+        [mine] = [n for n, line in enumerate(lines) if rank in line]
+        axes.append(Axis(groups[mine], lines[mine].tolist().index(rank), len(lines[mine])))
+    return axes[0], axes[1]
+
+
 def model_part(
     config: ModelConfig,
     weights: Arrays,
@@ -36,17 +50,20 @@ def model_part(
     probe: np.ndarray,
     cuts: list[int] | None,
     *,
+    tensor: int = 1,
     attention: str = "a2a",
     hyena_li: str = "states",
     checkpointing: str = "none",
     training: bool = False,
     fault: str | None = None,
-) -> tuple[np.ndarray, float, Arrays]:
-    """Our part of the logits, the auxiliary losses, and this rank's gradients."""
-    axis = context_axis()
+) -> tuple[np.ndarray, float, dict[str, tuple[Part, np.ndarray]]]:
+    """Our part of the logits, the auxiliary losses, and this rank's gradients with what part of
+    the whole they are."""
+    shared, axis = grid(tensor) if tensor > 1 else (ALONE, context_axis())
     model = Model(config).double().train(training)
     model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
-    model.axes = Axes(context=axis, attention=attention, hyena_li=hyena_li)  # type: ignore[arg-type]
+    forms: dict[str, Any] = {"attention": attention, "hyena_li": hyena_li}
+    model.divide(Axes(tensor=shared, context=axis, **forms))
     model.checkpointing = checkpointing  # type: ignore[assignment]
     ours = axis.part(tokens.shape[1])
     with FAULTS[fault]() if fault else nullcontext():
@@ -56,12 +73,13 @@ def model_part(
             documents = whole.part(axis)
         hidden, losses = model.hidden(torch.from_numpy(tokens[:, ours]), documents)
         logits = model.logits(hidden)
+        known = torch.from_numpy(probe[:, ours, shared.part(probe.shape[2])])
         # As the trainer has it: auxiliary losses in proportion to the part's share of the batch.
-        total = (logits * torch.from_numpy(probe[:, ours])).sum() + losses / axis.size
+        total = (logits * known).sum() + losses / axis.size
         names, parameters = zip(*model.named_parameters(), strict=True)
         gradients = torch.autograd.grad(total, parameters, allow_unused=True)
     found = {
-        name: gradient.numpy()
+        name: (model.parts[name], gradient.numpy())
         for name, gradient in zip(names, gradients, strict=True)
         if gradient is not None
     }
