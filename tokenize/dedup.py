@@ -42,7 +42,7 @@ class DigestTask:
             yield Event(task.id, bytes=task.size, done=True)
             return
         parts = []
-        for _, texts in BuildTask(self.job).texts(task, Record({})):
+        for _, texts in BuildTask(self.job).reader.read(task.slices, Record({})):
             parts += [
                 hashlib.blake2b(text.encode(), digest_size=DIGEST).digest() for text in texts.texts
             ]

@@ -1,8 +1,9 @@
 """Shuffling the documents of a whole build, with the memory of one shard.
 
-Each document has a key: a hash of the seed and of where it came from. Tasks write what they
-tokenize as spills, sorted by key; then each shard of the dataset is a range of keys, picked from
-all spills. The order depends on the seed and the corpus alone.
+Each document, and each piece of one that is split, has a key: a hash of the seed and of where it
+came from. Tasks write what they tokenize as spills, sorted by key, with the keys beside them; then
+each shard of the dataset is a range of keys, picked from all spills. The order depends on the seed
+and the corpus alone.
 
     tasks → spills (sorted by key, with an index of key ranges) → one shard for each range
 """
@@ -56,11 +57,12 @@ class GatherTask:
     def __call__(self, task: Range) -> Iterator[Event]:
         record = Record.load(self.job.url, task.id, [task.output])
         if not record.done:
-            parts = [part for spill in task.spills if len(part := self._pick(spill, task))]
+            picked = [self._pick(spill, task) for spill in task.spills]
+            parts = [documents for documents, _ in picked if len(documents)]
             if parts:
-                documents = Documents.concatenate(parts)
-                order = np.argsort(document_keys(documents, self.job.seed), kind="stable")
-                shuffled = take(documents, order)
+                keys = np.concatenate([keys for _, keys in picked])
+                order = np.argsort(keys, kind="stable")
+                shuffled = take(Documents.concatenate(parts), order)
                 url = dataset_url(self.job.url, task.output)
                 shard = write_shard(url, shuffled, self.job, task.id)
                 record.outputs[task.output].shards.append(shard)
@@ -68,13 +70,15 @@ class GatherTask:
             record.save(self.job.url, task.id)
         yield Event(task.id, bytes=task.size, done=True)
 
-    def _pick(self, spill: Shard, task: Range) -> Documents:
-        """The documents of a spill whose keys are in the range."""
+    def _pick(self, spill: Shard, task: Range) -> tuple[Documents, Keys]:
+        """The documents of a spill whose keys are in the range, and their keys."""
         url = dataset_url(self.job.url, task.output)
         where = storage.join(url, spill.name)
-        index = storage.read(f"{where}.index", 8 * task.first, 8 * task.last + 8)
+        index = storage.read(f"{where}.keys", 8 * task.first, 8 * task.last + 8)
         bounds = np.frombuffer(index, np.int64)
-        return read_documents(where, spill, int(bounds[0]), int(bounds[-1]))
+        first, last = int(bounds[0]), int(bounds[-1])
+        keys = storage.read(f"{where}.keys", 8 * (RANGES + 1 + first), 8 * (RANGES + 1 + last))
+        return read_documents(where, spill, first, last), np.frombuffer(keys, np.uint64)
 
 
 def ranges(job: Job, records: Sequence[Record]) -> list[Range]:
@@ -94,15 +98,15 @@ def ranges(job: Job, records: Sequence[Record]) -> list[Range]:
 
 
 def write_spill(url: str, documents: Documents, job: Job, task: str) -> Shard:
-    """Write documents sorted by key, and the index of their keys."""
+    """Write documents sorted by key; beside them where each range of keys begins, and the keys."""
     keys = document_keys(documents, job.seed)
     order = np.argsort(keys, kind="stable")
     plain = replace(job, format="arrow", compression=None)
     spill = write_shard(url, take(documents, order), plain, task, folder=SPILLS)
     edges = (np.arange(1, RANGES, dtype=np.uint64) * np.uint64(2**64 // RANGES)).astype(np.uint64)
-    inside = np.searchsorted(keys[order], edges)
-    index = np.concatenate([[0], inside, [len(keys)]]).astype(np.int64)
-    storage.write(storage.join(url, f"{spill.name}.index"), index.tobytes())
+    keys = keys[order]
+    index = np.concatenate([[0], np.searchsorted(keys, edges), [len(keys)]]).astype(np.int64)
+    storage.write(storage.join(url, f"{spill.name}.keys"), index.tobytes() + keys.tobytes())
     details = {"bytes": documents.size, "dtype": documents.tokens.dtype.name}
     return replace(spill, details=details)
 
@@ -112,15 +116,10 @@ def document_keys(documents: Documents, seed: int | None) -> Keys:
     names = [f"{seed}\0{name}".encode() for name in documents.files]
     digests = [hashlib.blake2b(name, digest_size=8).digest() for name in names]
     files = np.frombuffer(b"".join(digests), np.uint64)[documents.file]
-    position = documents.position
-    # Pieces of a split document are side by side, with the same origin.
-    new = np.ones(len(documents), bool)
-    new[1:] = (np.diff(position) != 0) | (np.diff(documents.file) != 0)
-    number = np.arange(len(documents))
-    piece = number - np.maximum.accumulate(np.where(new, number, 0))
+    position = documents.position.astype(np.uint64)
+    piece = np.uint64(0) if documents.piece is None else documents.piece.astype(np.uint64)
     with np.errstate(over="ignore"):
-        inner = _mix(position.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + files)
-        return _mix(inner + piece.astype(np.uint64))
+        return _mix(_mix(position * np.uint64(0x9E3779B97F4A7C15) + files) + piece)
 
 
 def read_documents(where: str, shard: Shard, first: int, last: int) -> Documents:

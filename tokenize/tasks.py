@@ -18,19 +18,16 @@ from functools import cached_property
 
 import numpy as np
 
-from ..console.errors import InputError
 from ..dataplane import storage, tokenizers
 from ..dataplane.manifest import Shard
-from ..dataplane.shards import Documents
+from ..dataplane.shards import Documents, Int64
 from ..dataplane.tokenizers import TextError, Tokenizer
 from .job import Job, dataset_url, work_url
+from .reading import NAMED_PROBLEMS, Reader, select
 from .records import Event, Record
 from .shuffle import write_spill
-from .sources import Problem, Slice, Texts, source
+from .sources import Problem, Slice, Texts
 from .writing import split_long, write_shard
-
-NAMED_PROBLEMS = 100
-"""How many bad records a task names; it counts all of them."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +65,10 @@ class BuildTask:
             self.job.tokenizer, self.job.tokenizer_files.__getitem__, self.job.url
         )
 
+    @cached_property
+    def reader(self) -> Reader:
+        return Reader(self.job.source, self.job.skip_bad)
+
     def __call__(self, task: Task) -> Iterator[Event]:
         job = self.job
         record = Record.load(job.url, task.id, job.outputs)
@@ -77,13 +78,17 @@ class BuildTask:
         record.counts, record.problems = Counter(), []
         pending = {name: _Pending(job, name, task.id) for name in job.outputs}
         fallen = self._fallen(task)
+        pieces = _Pieces()
         number = 0
-        for file, texts in self.texts(task, record):
+        for file, texts in self.reader.read(task.slices, record):
             tokens = 0
+            piece = pieces.of(file, texts.positions) if job.source.split_large else None
             for name, chosen in self._choose(texts, number, fallen, record).items():
                 if not chosen:
                     continue
                 documents, numbers = self._encode(file, texts, chosen, number, record)
+                if piece is not None:
+                    documents = replace(documents, piece=piece[np.array(numbers, np.int64) - number])
                 tokens += len(documents.tokens)
                 for shard, last, split in pending[name].add(documents, numbers):
                     record.outputs[name].shards.append(shard)
@@ -109,43 +114,12 @@ class BuildTask:
         record.save(job.url, task.id)
         yield Event(task.id, files=task.files, done=True)
 
-    def texts(self, task: Task, record: Record) -> Iterator[tuple[str, Texts]]:
-        """Each file's documents, without those that are bad or empty."""
-        for part in task.slices:
-            found = 0
-            for texts in source(part.file.format).read(part, self.job.source):
-                for problem in texts.problems:
-                    self._bad(problem, record)
-                empty = texts.texts.count("")
-                if empty:
-                    record.counts["empty documents"] += empty
-                    kept = [k for k, text in enumerate(texts.texts) if text]
-                    texts = _select(texts, kept)
-                found += len(texts.texts) + len(texts.problems)
-                yield part.file.name, texts
-            if not found and part.start == 0:
-                record.counts["files without documents"] += 1
-
     def _fallen(self, task: Task) -> set[int]:
         """The numbers of the task's documents that are duplicates of others."""
         if task.drops is None:
             return set()
         data = storage.read(work_url(self.job.url, task.drops))
         return set(np.frombuffer(data, np.int64).tolist())
-
-    def _bad(self, problem: Problem, record: Record) -> None:
-        self._refuse(problem)
-        record.counts[f"bad: {problem.kind}"] += 1
-        if len(record.problems) < NAMED_PROBLEMS:
-            record.problems.append(str(problem))
-
-    def _refuse(self, problem: Problem) -> None:
-        if not self.job.skip_bad:
-            raise InputError(
-                f"{problem.kind}: {problem.what}",
-                where=problem.where(),
-                mend="mend the file, or leave such records out with --on-error skip",
-            )
 
     def _choose(
         self, texts: Texts, number: int, fallen: set[int], record: Record
@@ -171,7 +145,7 @@ class BuildTask:
     ) -> tuple[Documents, list[int]]:
         """The chosen texts as ids, and their numbers in the task. A text that has no ids is bad."""
         if len(chosen) < len(texts.texts):
-            texts = _select(texts, chosen)
+            texts = select(texts, chosen)
         numbers = [first + k for k in chosen]
         while True:
             try:
@@ -180,10 +154,10 @@ class BuildTask:
             except TextError as error:
                 at = texts.positions[error.number]
                 problem = Problem("not tokenizable", error.why, file, at)
-                self._refuse(problem)
+                self.reader.refuse(problem)
                 record.untokenizable[str(numbers[error.number])] = str(problem)
                 rest = [k for k in range(len(texts.texts)) if k != error.number]
-                texts, numbers = _select(texts, rest), [numbers[k] for k in rest]
+                texts, numbers = select(texts, rest), [numbers[k] for k in rest]
         documents = Documents(
             tokens=encoded.tokens,
             starts=encoded.starts,
@@ -194,6 +168,24 @@ class BuildTask:
             weights=encoded.weights,
         )
         return documents, numbers
+
+
+class _Pieces:
+    """Numbers the pieces in which a source gives what is too large to be read at once. They follow
+    each other, with one position."""
+
+    def __init__(self) -> None:
+        self.last: tuple[str, int] | None = None
+        self.count = 0
+
+    def of(self, file: str, positions: Sequence[int]) -> Int64:
+        """For each document its piece; the lower half counts what `split_long` makes of it."""
+        pieces = np.zeros(len(positions), np.int64)
+        for k, position in enumerate(positions):
+            self.count = self.count + 1 if (file, position) == self.last else 0
+            self.last = (file, position)
+            pieces[k] = self.count
+        return pieces << 32
 
 
 class _Pending:
@@ -253,11 +245,3 @@ def choose_split(digest: int, splits: Sequence[tuple[str, float]]) -> str:
         place -= share
     return "train"
 
-
-def _select(texts: Texts, kept: list[int]) -> Texts:
-    return replace(
-        texts,
-        texts=[texts.texts[k] for k in kept],
-        positions=[texts.positions[k] for k in kept],
-        ids=None if texts.ids is None else [texts.ids[k] for k in kept],
-    )

@@ -110,9 +110,9 @@ def split_long(documents: Documents, limit: int) -> Documents:
     if not len(lengths) or lengths.max() <= limit:
         return documents
     # The last token of a document is its end; the others are dealt out, limit - 1 at a time.
-    pieces = np.maximum(1, -(-(lengths - 1) // (limit - 1)))
-    owner = np.repeat(np.arange(len(documents)), pieces)
-    order = np.arange(len(owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    counts = np.maximum(1, -(-(lengths - 1) // (limit - 1)))
+    owner = np.repeat(np.arange(len(documents)), counts)
+    order = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
     first = documents.starts[:-1][owner] + order * (limit - 1)
     body = np.minimum(limit - 1, documents.starts[1:][owner] - 1 - first)
     places = list(zip(first.tolist(), (first + body).tolist(), strict=True))
@@ -123,6 +123,7 @@ def split_long(documents: Documents, limit: int) -> Documents:
         full = np.zeros(1, np.uint8)
         weights = np.concatenate([part for a, b in places for part in (weights[a:b], full)])
     starts = np.concatenate([[0], np.cumsum(body + 1)])
+    before = 0 if documents.piece is None else documents.piece[owner]
     return Documents(
         tokens=tokens,
         starts=starts,
@@ -131,6 +132,7 @@ def split_long(documents: Documents, limit: int) -> Documents:
         position=documents.position[owner],
         ids=None if documents.ids is None else tuple(documents.ids[k] for k in owner.tolist()),
         weights=weights,
+        piece=before + order,
     )
 
 
@@ -165,4 +167,5 @@ def take(documents: Documents, order: npt.NDArray[np.int64]) -> Documents:
         position=documents.position[order],
         ids=None if documents.ids is None else tuple(documents.ids[k] for k in order.tolist()),
         weights=weights,
+        piece=None if documents.piece is None else documents.piece[order],
     )

@@ -55,6 +55,9 @@ class Documents:
     """The user's own ids, where there are any."""
     weights: npt.NDArray[np.uint8] | None = None
     """Of each token, a code into the dataset's palette of loss weights."""
+    piece: Int64 | None = None
+    """Of each document, which piece of one document of the corpus it is, where long ones are
+    split. Not stored: it is for whoever must tell the pieces apart."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -73,6 +76,7 @@ class Documents:
             position=self.position[first:last],
             ids=None if self.ids is None else self.ids[first:last],
             weights=None if self.weights is None else self.weights[start:end],
+            piece=None if self.piece is None else self.piece[first:last],
         )
 
     @property
@@ -96,7 +100,8 @@ class Documents:
         if any(part.ids is not None for part in parts):
             ids = tuple(id for part in parts for id in (part.ids or (None,) * len(part)))
         weights = [part.weights for part in parts if part.weights is not None]
-        assert len(weights) in (0, len(parts))
+        pieces = [part.piece for part in parts if part.piece is not None]
+        assert len(weights) in (0, len(parts)) and len(pieces) in (0, len(parts))
         return Documents(
             tokens=np.concatenate([part.tokens for part in parts]),
             starts=np.concatenate(starts),
@@ -105,6 +110,7 @@ class Documents:
             position=np.concatenate([part.position for part in parts]),
             ids=ids,
             weights=np.concatenate(weights) if weights else None,
+            piece=np.concatenate(pieces) if pieces else None,
         )
 
 

@@ -342,3 +342,28 @@ def test_a_document_beyond_the_limit_is_refused_or_split(
     pieces = [text for position, text, _ in found if position == (0 if name == "b.txt" else 1)]
     assert len(pieces) > 3
     assert "".join(pieces) == long
+
+
+def test_a_line_without_end_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by every slice that lies in it: that would be the square of its size."""
+    path = plain(tmp_path / "a.txt", b"first\n" + b"x" * 200_000)
+    monkeypatch.setattr(streams, "BLOCK_BYTES", 1000)
+    config = SourceConfig(text_documents="line")
+    (file,) = find([str(path)], config)
+    parts = source("text").cut(file, config, 2000)
+    assert len(parts) == 100
+    blocks_read = [sum(one.size for one in source("text").read(p, config)) for p in parts]
+    assert blocks_read[0] >= 200_000 and not any(blocks_read[1:])
+    read = 0
+    inner = streams._read
+
+    def counting(stream: Any, size: int) -> bytes:
+        nonlocal read
+        data = inner(stream, size)
+        read += len(data)
+        return data
+
+    monkeypatch.setattr(streams, "_read", counting)
+    for part in parts[1:]:
+        list(source("text").read(part, config))
+    assert read < 2 * path.stat().st_size

@@ -180,6 +180,8 @@ def _chunks(part: Slice, delimiter: bytes) -> Iterator[bytes]:
             if skipping:
                 found = data.find(delimiter)
                 if found < 0:
+                    if at >= part.end:
+                        return  # no record begins here
                     tail = data[-(len(delimiter) - 1) :] if len(delimiter) > 1 else b""
                     continue
                 skipping = False

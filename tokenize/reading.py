@@ -1,0 +1,64 @@
+"""The documents of a task, without those that are bad or empty: what every command begins with.
+
+Bad records are counted and named in the task's record; unless they are to be left out, the first
+one ends the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ..console.errors import InputError
+from .records import Record
+from .sources import Problem, Slice, SourceConfig, Texts, source
+
+NAMED_PROBLEMS = 100
+"""How many bad records a task names; it counts all of them."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    config: SourceConfig
+    skip_bad: bool
+
+    def read(self, slices: Sequence[Slice], record: Record) -> Iterator[tuple[str, Texts]]:
+        """Each file's documents."""
+        for part in slices:
+            found = 0
+            for texts in source(part.file.format).read(part, self.config):
+                for problem in texts.problems:
+                    self._bad(problem, record)
+                empty = texts.texts.count("")
+                if empty:
+                    record.counts["empty documents"] += empty
+                    texts = select(texts, [k for k, text in enumerate(texts.texts) if text])
+                found += len(texts.texts) + len(texts.problems)
+                yield part.file.name, texts
+            if not found and part.start == 0:
+                record.counts["files without documents"] += 1
+
+    def refuse(self, problem: Problem) -> None:
+        """End the task, unless bad records are to be left out."""
+        if not self.skip_bad:
+            raise InputError(
+                f"{problem.kind}: {problem.what}",
+                where=problem.where(),
+                mend="mend the file, or leave such records out with --on-error skip",
+            )
+
+    def _bad(self, problem: Problem, record: Record) -> None:
+        self.refuse(problem)
+        record.counts[f"bad: {problem.kind}"] += 1
+        if len(record.problems) < NAMED_PROBLEMS:
+            record.problems.append(str(problem))
+
+
+def select(texts: Texts, kept: Sequence[int]) -> Texts:
+    """Some of the texts."""
+    return replace(
+        texts,
+        texts=[texts.texts[k] for k in kept],
+        positions=[texts.positions[k] for k in kept],
+        ids=None if texts.ids is None else [texts.ids[k] for k in kept],
+    )
