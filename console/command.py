@@ -58,7 +58,7 @@ class Group(click.Group):
             if debug:
                 raise
             say(f"error: {error}")
-            ctx.exit(1)
+            ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             say("interrupted")
             ctx.exit(130)

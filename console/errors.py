@@ -1,6 +1,7 @@
 """What can go wrong through no fault of ours, each with what, where and how to mend it.
 
     UserError
+    ├── MisuseError        a command is given what contradicts itself, or its inputs
     ├── ConfigError        a file or option that a person wrote is wrong (all problems at once)
     ├── InputError         a corpus cannot be read as what it is said to be
     ├── StorageError       a file or object cannot be read or written
@@ -13,7 +14,7 @@
     └── MissingError       a package or program is not installed
 
 Assertions are for our own invariants; these are for everything else. The command line prints
-them without a traceback and exits with 1.
+them without a traceback and exits with 1, of misuse with 2.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from dataclasses import dataclass
 
 class UserError(Exception):
     """An error that a person can mend: what happened, where, and what to do about it."""
+
+    exit_code = 1
 
     def __init__(self, what: str, *, where: str | None = None, mend: str | None = None) -> None:
         super().__init__(what)
@@ -83,6 +86,12 @@ class ConfigError(UserError):
         super().__init__(what, mend=mend)
         self.source = source
         self.problems = tuple(ordered)
+
+
+class MisuseError(UserError):
+    """A command is given what contradicts itself, or its inputs."""
+
+    exit_code = 2
 
 
 class InputError(UserError):

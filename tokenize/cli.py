@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from ..console import command
-from ..console.config import build as build_config
+
+T = TypeVar("T")
 
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
 
@@ -19,6 +20,15 @@ TOKENIZER_OPTIONS = {"byte": ("special", "dna", "masked_weight"), "bpe": ("end_o
 @command.group("tokenize")
 def main() -> None:
     """Turn any corpus into a token dataset."""
+
+
+_on_error_option = click.option(
+    "--on-error",
+    type=click.Choice(["fail", "skip"]),
+    default="fail",
+    show_default=True,
+    help="What to do about bad records.",
+)
 
 
 def _source_options(function: Any) -> Any:
@@ -54,13 +64,7 @@ def _tokenizer_options(function: Any) -> Any:
         ),
         click.option("--end-of-document", metavar="TOKEN", help="FILE: what ends a document."),
         click.option("--parse-special", is_flag=True, help="Special tokens in a text are no text."),
-        click.option(
-            "--on-error",
-            type=click.Choice(["fail", "skip"]),
-            default="fail",
-            show_default=True,
-            help="What to do about bad records.",
-        ),
+        _on_error_option,
     ]
     return _apply(options, function)
 
@@ -123,6 +127,17 @@ def _tokenizer(values: dict[str, Any]) -> dict[str, Any]:
     return {"tokenizer": values.pop("tokenizer"), kind: settings[kind]}
 
 
+def _checked(kind: type[T], data: dict[str, Any]) -> T:
+    """The configuration that options make; options that cannot be are misuse."""
+    from ..console.config import build
+    from ..console.errors import ConfigError, MisuseError
+
+    try:
+        return build(kind, data, source="the command line")
+    except ConfigError as error:
+        raise MisuseError(error.what, mend=error.mend) from None
+
+
 def _unescaped(option: str, text: str) -> str:
     """What a shell makes hard to write is written with a backslash; the rest stands for itself."""
 
@@ -142,6 +157,7 @@ def _unescaped(option: str, text: str) -> str:
 @click.option("--vocab-size", default=32768, show_default=True)
 @click.option("--special", multiple=True, help="Special tokens; the first ends documents.")
 @click.option("--sample", default="256Mi", show_default=True, help="Text to train on, in bytes.")
+@_on_error_option
 @_source_options
 @command.json_option
 def train(as_json: bool, **values: Any) -> None:
@@ -156,10 +172,11 @@ def train(as_json: bool, **values: Any) -> None:
         "out": values["out"],
         "vocab_size": values["vocab_size"],
         "sample_bytes": _bytes(values["sample"], count),
+        "on_error": values["on_error"],
     }
     if values["special"]:
         data["special_tokens"] = values["special"]
-    config = build_config(TrainConfig, data, source="the command line")
+    config = _checked(TrainConfig, data)
     tokenizer = run(config)
     if as_json:
         command.emit({"out": config.out, "vocab_size": tokenizer.get_vocab_size()})
@@ -210,7 +227,7 @@ def _build_config(values: dict[str, Any]) -> Any:
         "engine": _engine(values),
         **values,
     }
-    return build_config(BuildConfig, data, source="the command line")
+    return _checked(BuildConfig, data)
 
 
 def _splits(words: tuple[str, ...]) -> dict[str, float]:
@@ -239,7 +256,8 @@ def _splits(words: tuple[str, ...]) -> dict[str, float]:
 @click.option("--column", help="mds, arrow: what holds the ids (tokens).")
 @click.option("--dtype", help="mds: the ids' type, where the column does not tell it.")
 @click.option("--tokenizer", metavar="byte|FILE", help="So that ids can be shown as text.")
-@click.option("--end-of-document", metavar="TOKEN", help="FILE: what ends a document.")
+@click.option("--end-of-document", metavar="TOKEN", help="FILE: what ends every document.")
+@click.option("--end-id", metavar="ID|none", help="The same as an id; none: nothing does.")
 @_engine_options
 @command.json_option
 def index(as_json: bool, **values: Any) -> None:
@@ -249,8 +267,12 @@ def index(as_json: bool, **values: Any) -> None:
 
     if values["end_of_document"] and values["tokenizer"] in (None, "byte"):
         raise click.UsageError("--end-of-document is for a tokenizer.json only")
+    if (end := values["end_id"]) not in (None, "none"):
+        if not end.isdecimal():
+            raise click.UsageError(f"--end-id {end}: an id, or none")
+        values["end_id"] = int(end)
     data = {"engine": _engine(values), **values}
-    made = run(build_config(IndexConfig, data, source="the command line"))
+    made = run(_checked(IndexConfig, data))
     if as_json:
         from .inspect import summary
 
@@ -261,7 +283,7 @@ def index(as_json: bool, **values: Any) -> None:
 
 @main.command()
 @click.argument("inputs", nargs=-1, required=True)
-@click.option("--sample", type=float, default=1.0, metavar="SHARE", help="Tokenize only so many.")
+@click.option("--sample", type=float, default=1.0, metavar="SHARE", help="Tokenize only so much.")
 @_tokenizer_options
 @_source_options
 @_engine_options
@@ -318,7 +340,7 @@ def verify(url: str, as_json: bool, **values: Any) -> None:
     from .verify import Damage, describe
     from .verify import verify as run
 
-    config = build_config(EngineConfig, _engine(values), source="the command line")
+    config = _checked(EngineConfig, _engine(values))
     try:
         damage = run(url, config)
     except IntegrityError as error:  # the manifest itself, or a table

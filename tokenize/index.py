@@ -2,6 +2,9 @@
 
 Every byte is read once: to hash it, and to count documents, tokens and ids. The manifest goes into
 the dataset's own folder; from then on it is read, checked and mixed like one that was built here.
+
+What ends its documents is what a person says, and then each document is checked. What nobody says
+is the tokenizer's usual end, if every document has it, and is otherwise not known; we tell which.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from ..console.errors import InputError, StorageError
+from ..console.errors import InputError, MisuseError, StorageError
+from ..console.log import get_logger
 from ..console.progress import Progress
 from ..dataplane import manifest, storage
 from ..dataplane.manifest import Generation, Manifest, Shard, TokenizerInfo
@@ -24,6 +28,8 @@ from ..dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from . import engines
 from .contents import Contents, contents, hash_of, read_shard
 from .engines import EngineConfig
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +44,18 @@ class IndexConfig:
     tokenizer: str | None = None
     """`byte` or a tokenizer.json, so that ids can be shown as text."""
     end_of_document: str | None = None
-    """The token that ends documents; None: the first of the usual names that it has."""
+    """The token that ends every document, by its name in the tokenizer's JSON file."""
+    end_id: int | Literal["none"] | None = None
+    """The same by its id, for which no tokenizer is needed; `none`: documents have no end."""
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
         if self.end_of_document is not None and self.tokenizer in (None, "byte"):
             raise ValueError("end_of_document needs a tokenizer's JSON file")
+        if self.end_of_document is not None and self.end_id is not None:
+            raise ValueError("end_of_document and end_id say the same thing: give one of them")
+        if isinstance(self.end_id, int) and self.end_id < 0:
+            raise ValueError(f"end_id is {self.end_id}; ids begin at 0")
 
     @property
     def name(self) -> str:
@@ -65,6 +77,8 @@ class IndexTask:
     url: str
     format: str
     dtype: str
+    end: int | None
+    """With which every document has to end, if a person says so."""
 
     def __call__(self, item: tuple[int, Shard]) -> Iterator[Found]:
         number, shard = item
@@ -72,6 +86,12 @@ class IndexTask:
         chunks, digest = hash_of(data)
         held = contents(data, self.format, self.dtype, shard.details)
         stored = shard.stored_name
+        if self.end is not None and (others := held.ends - {self.end}):
+            raise InputError(
+                f"a document of {shard.name} ends with the id {min(others)}, not with {self.end}",
+                where=self.url,
+                mend="give the id that does end its documents, or --end-id none",
+            )
         if stored is not None:
             packed = storage.read(storage.join(self.url, stored))
             shard = replace(shard, stored_hash=hashlib.sha256(packed).hexdigest())
@@ -100,15 +120,16 @@ def index(config: IndexConfig) -> Manifest:
     format = _format(config, url)
     for name, formats in MEANT_FOR.items():
         if getattr(config, name) is not None and format not in formats:
-            raise InputError(
+            raise MisuseError(
                 f"--{name} is for {' and '.join(formats)}, and {url} is {format}, which tells it",
                 mend=f"leave --{name} out",
             )
     shards, dtype = SHARDS[format](url, config)
     if not shards:
         raise InputError(f"no {format} shards at {url}")
-    found = _read(url, format, dtype, shards, config)
-    tokenizer = _tokenizer(config, found)
+    tokenizer = _tokenizer(config)
+    said = _said_end(config, tokenizer)
+    found = _read(IndexTask(url, format, dtype, said), shards, config)
     if tokenizer is not None:
         for name, data in tokenizer.files.items():
             storage.write(storage.join(url, name), data)
@@ -117,7 +138,7 @@ def index(config: IndexConfig) -> Manifest:
     made = Manifest(
         format=format,
         dtype=dtype,
-        tokenizer=_info(tokenizer, found),
+        tokenizer=_info(config, tokenizer, said, found),
         settings={"indexed": True, "column": config.name},
     ).append(
         Generation(
@@ -133,54 +154,67 @@ def index(config: IndexConfig) -> Manifest:
     return made
 
 
-def _read(
-    url: str, format: str, dtype: str, shards: Sequence[Shard], config: IndexConfig
-) -> list[Found]:
+def _read(task: IndexTask, shards: Sequence[Shard], config: IndexConfig) -> list[Found]:
     found = []
     total = sum(shard.stored_size or shard.size for shard in shards)
     with Progress("indexing", total=total, unit="B") as progress:
-        task = IndexTask(url, format, dtype)
         for one in engines.run(config.engine, task, list(enumerate(shards))):
             found.append(one)
             progress.advance(one.shard.stored_size or one.shard.size, tokens=one.shard.tokens)
     return sorted(found, key=lambda one: one.number)
 
 
-def _tokenizer(config: IndexConfig, found: Sequence[Found]) -> Tokenizer | None:
+def _tokenizer(config: IndexConfig) -> Tokenizer | None:
     if config.tokenizer is None:
         return None
-    tokenizer: Tokenizer
     if config.tokenizer == "byte":
-        tokenizer = ByteTokenizer(ByteConfig())
-    else:
-        text = storage.read(config.tokenizer)
-        options = BpeConfig(end_of_document=config.end_of_document)
-        tokenizer = BpeTokenizer(text, options, source=config.tokenizer)
+        return ByteTokenizer(ByteConfig())
+    text = storage.read(config.tokenizer)
+    options = BpeConfig(end_of_document=config.end_of_document)
+    return BpeTokenizer(text, options, source=config.tokenizer)
+
+
+def _said_end(config: IndexConfig, tokenizer: Tokenizer | None) -> int | None:
+    """The id with which documents end, if a person says so."""
+    if config.end_of_document is not None:
+        assert tokenizer is not None
+        return tokenizer.info.end_of_document
+    return config.end_id if isinstance(config.end_id, int) else None
+
+
+def _info(
+    config: IndexConfig, tokenizer: Tokenizer | None, said: int | None, found: Sequence[Found]
+) -> TokenizerInfo:
+    """What the manifest says of the tokenizer, and of the end of documents."""
     largest = max(one.contents.largest_id for one in found)
-    if largest >= tokenizer.info.vocab_size:
+    if tokenizer is not None and largest >= tokenizer.info.vocab_size:
         raise InputError(
             f"the dataset holds the id {largest}, and {config.tokenizer} has "
             f"{tokenizer.info.vocab_size} ids",
             mend="name the tokenizer that it was made with",
         )
-    return tokenizer
-
-
-def _info(tokenizer: Tokenizer | None, found: Sequence[Found]) -> TokenizerInfo:
-    """What the manifest says of the tokenizer. Documents have an end where all of them have."""
-    ends = frozenset().union(*(one.contents.ends for one in found))
-    if tokenizer is not None:
-        known = tokenizer.info.end_of_document
-        return replace(tokenizer.info, end_of_document=known if ends == {known} else None)
-    largest = max(one.contents.largest_id for one in found)
-    documents = sum(one.contents.documents for one in found)
-    return TokenizerInfo(
+    info = TokenizerInfo(
         kind="unknown",
         fingerprint=hashlib.sha256(b"unknown").hexdigest(),
         vocab_size=largest + 1,
-        # One document ends with some id, whatever it is; two that end alike say something.
-        end_of_document=next(iter(ends)) if len(ends) == 1 and documents > 1 else None,
+        end_of_document=None,
     )
+    if tokenizer is not None:
+        info = tokenizer.info
+    if said is not None or config.end_id == "none":
+        return replace(info, end_of_document=said)
+    ends = frozenset().union(*(one.contents.ends for one in found))
+    if info.end_of_document is not None and ends == {info.end_of_document}:
+        return info
+    alike = f"all of them end with the id {min(ends)}" if len(ends) == 1 else "they end differently"
+    log.warning(
+        "whether documents have an end is not known: %s. If one id ends them say --end-id ID, if "
+        "none does --end-id none",
+        alike
+        if info.end_of_document is None
+        else f"{alike}, the tokenizer's is {info.end_of_document}",
+    )
+    return replace(info, end_of_document=None)
 
 
 def _format(config: IndexConfig, url: str) -> str:
@@ -236,7 +270,7 @@ def _mds_type(entry: dict[str, Any], config: IndexConfig) -> str:
     kind, _, dtype = encoding.partition(":")
     told = dtype.partition(":")[0]
     if told and config.dtype is not None:
-        raise InputError(
+        raise MisuseError(
             f"the column `{config.name}` tells the type of its ids itself: {told}",
             mend="leave --dtype out",
         )

@@ -54,7 +54,7 @@ def describe(url: str) -> str:
         f"  {found.tokens:,} tokens in {found.documents:,} documents "
         f"({found.tokens / max(1, found.documents):,.1f} each)",
         f"  {found.format}, {found.dtype}; tokenizer {info.kind} of {info.vocab_size:,} ids, "
-        f"documents end with {info.end_of_document}",
+        + _end(info.end_of_document),
         f"  hash {found.hash}",
     ]
     if found.weights is not None:
@@ -70,6 +70,10 @@ def describe(url: str) -> str:
         for name, count in made.provenance.get("counts", {}).items():
             lines.append(f"    {name}: {count:,}")
     return "\n".join(lines)
+
+
+def _end(id: int | None) -> str:
+    return "documents have no known end" if id is None else f"documents end with {id}"
 
 
 def document(url: str, number: int) -> tuple[Origin, list[int]]:

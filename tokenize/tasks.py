@@ -21,7 +21,7 @@ import numpy as np
 from ..dataplane import storage, tokenizers
 from ..dataplane.manifest import Shard
 from ..dataplane.shards import Documents, Int64
-from ..dataplane.tokenizers import TextError, Tokenizer
+from ..dataplane.tokenizers import Encoded, TextError, Tokenizer
 from .job import Job, dataset_url, work_url
 from .reading import NAMED_PROBLEMS, Reader, select
 from .records import Event, Record
@@ -88,7 +88,9 @@ class BuildTask:
                     continue
                 documents, numbers = self._encode(file, texts, chosen, number, record)
                 if piece is not None:
-                    documents = replace(documents, piece=piece[np.array(numbers, np.int64) - number])
+                    documents = replace(
+                        documents, piece=piece[np.array(numbers, np.int64) - number]
+                    )
                 tokens += len(documents.tokens)
                 for shard, last, split in pending[name].add(documents, numbers):
                     record.outputs[name].shards.append(shard)
@@ -113,6 +115,21 @@ class BuildTask:
         record.done = True
         record.save(job.url, task.id)
         yield Event(task.id, files=task.files, done=True)
+
+    def encode(
+        self, file: str, texts: Texts
+    ) -> tuple[Encoded, list[int], list[tuple[int, Problem]]]:
+        """The ids of texts, which of them have any, and what is wrong with the others."""
+        kept, chosen = list(range(len(texts.texts))), texts.texts
+        bad: list[tuple[int, Problem]] = []
+        while True:
+            try:
+                return self.tokenizer.encode(chosen), kept, bad
+            except TextError as error:
+                k = kept.pop(error.number)
+                bad.append((k, Problem("not tokenizable", error.why, file, texts.positions[k])))
+                self.reader.refuse(bad[-1][1])
+                chosen = [texts.texts[k] for k in kept]
 
     def _fallen(self, task: Task) -> set[int]:
         """The numbers of the task's documents that are duplicates of others."""
@@ -147,17 +164,11 @@ class BuildTask:
         if len(chosen) < len(texts.texts):
             texts = select(texts, chosen)
         numbers = [first + k for k in chosen]
-        while True:
-            try:
-                encoded = self.tokenizer.encode(texts.texts)
-                break
-            except TextError as error:
-                at = texts.positions[error.number]
-                problem = Problem("not tokenizable", error.why, file, at)
-                self.reader.refuse(problem)
-                record.untokenizable[str(numbers[error.number])] = str(problem)
-                rest = [k for k in range(len(texts.texts)) if k != error.number]
-                texts, numbers = select(texts, rest), [numbers[k] for k in rest]
+        encoded, kept, bad = self.encode(file, texts)
+        for k, problem in bad:
+            record.untokenizable[str(numbers[k])] = str(problem)
+        if bad:
+            texts, numbers = select(texts, kept), [numbers[k] for k in kept]
         documents = Documents(
             tokens=encoded.tokens,
             starts=encoded.starts,
@@ -244,4 +255,3 @@ def choose_split(digest: int, splits: Sequence[tuple[str, float]]) -> str:
             return name
         place -= share
     return "train"
-

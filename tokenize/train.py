@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ..console.errors import InputError
 from ..console.log import get_logger
+from ..console.progress import Progress, as_bytes
 from ..dataplane import storage
 from ..dataplane.tokenizers.byte import END
 from .inputs import find
-from .sources import SourceConfig, source
+from .reading import Reader
+from .records import Record
+from .sources import File, SourceConfig, source
 
 log = get_logger(__name__)
-
-MEND = "mend the file, or train on inputs without it"
 
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -37,14 +39,18 @@ class TrainConfig:
     special_tokens: tuple[str, ...] = (END,)
     """The first one ends every document."""
     sample_bytes: int = 256 << 20
-    """How much text to train on, taken evenly from the whole corpus."""
+    """How much text to train on, taken evenly from the whole corpus; it is held in memory."""
     source: SourceConfig = field(default_factory=SourceConfig)
     """How the corpus is read."""
+    on_error: Literal["fail", "skip"] = "fail"
+    """What to do about a record that cannot be read."""
 
     def __post_init__(self) -> None:
         least = 256 + len(self.special_tokens)
         if self.vocab_size < least:
             raise ValueError(f"vocab_size is {self.vocab_size}; bytes and specials need {least}")
+        if self.sample_bytes < 1:
+            raise ValueError(f"sample_bytes is {self.sample_bytes}; at least one is needed")
 
 
 def train(config: TrainConfig) -> Any:
@@ -74,27 +80,42 @@ def train(config: TrainConfig) -> Any:
 
 
 def sample(config: TrainConfig) -> Iterator[str]:
-    """Documents from all over the corpus: chosen by their hash, so that a run is repeatable."""
+    """Documents from all over the corpus, in its order: those with the smallest hashes, as many as
+    make up `sample_bytes` of text. So the sample has that size however the corpus is packed, and
+    is the same every time. Of equal documents there is one."""
     files = find(config.inputs, config.source, fingerprints=False)
-    total = sum(file.size for file in files)
-    share = min(1.0, config.sample_bytes / max(1, total))
-    taken = 0
-    for text in _documents(files, config.source):
-        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-        if int.from_bytes(digest, "little") < share * 2**64 or taken == 0:
-            taken += 1
-            yield text
-    if not taken:
+    record = Record({})
+    chosen: list[tuple[int, int, bytes]] = []  # a heap; what leaves it next has the largest hash
+    held: set[int] = set()
+    size = 0
+    for number, data in enumerate(_documents(files, config, record)):
+        hash = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+        if hash in held:
+            continue
+        heapq.heappush(chosen, (-hash, number, data))
+        held.add(hash)
+        size += len(data)
+        while size - len(chosen[0][2]) >= config.sample_bytes:
+            largest, _, dropped = heapq.heappop(chosen)
+            held.remove(-largest)
+            size -= len(dropped)
+    if not chosen:
         raise InputError("the inputs hold no text to train on")
+    for line in record.problems[:20]:
+        log.warning("left out: %s", line)
+    bad = sum(count for name, count in record.counts.items() if name.startswith("bad"))
+    log.info("a sample of %d documents, %s; %d bad records", len(chosen), as_bytes(size), bad)
+    chosen.sort(key=lambda one: one[1])
+    return (data.decode() for _, _, data in chosen)
 
 
-def _documents(files: Sequence[Any], config: SourceConfig) -> Iterator[str]:
-    for file in files:
-        reader = source(file.format)
-        for part in reader.cut(file, config, file.size + 1):
-            for texts in reader.read(part, config):
-                for problem in texts.problems:
-                    raise InputError(
-                        f"{problem.kind}: {problem.what}", where=problem.where(), mend=MEND
-                    )
-                yield from texts.texts
+def _documents(files: Sequence[File], config: TrainConfig, record: Record) -> Iterator[bytes]:
+    reader = Reader(config.source, config.on_error == "skip")
+    total = sum(file.size for file in files)
+    with Progress("reading for a sample", total=total, unit="B") as progress:
+        for file in files:
+            for _, texts in reader.read(
+                source(file.format).cut(file, config.source, file.size + 1), record
+            ):
+                yield from (text.encode() for text in texts.texts)
+                progress.advance(texts.size, documents=len(texts.texts))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...console.errors import InputError, IntegrityError
+from ...console.errors import InputError, IntegrityError, MisuseError
 from ..manifest import TokenizerInfo
 from . import Encoded, TextError, id_type
 from .fast_bpe import BATCH, CUT, END, FastBpe, Inexact, convert, spelled
@@ -54,12 +54,13 @@ class BpeTokenizer:
         if not vocabulary:
             raise InputError(f"the tokenizer {source} has no tokens")
         name = config.end_of_document or next((end for end in ENDS if end in vocabulary), None)
-        if name is None or name not in vocabulary:
-            what = f"no token `{name}`" if name else "none of the usual ends of a document"
+        mend = "name the token that ends a document with --end-of-document"
+        if name is None:
             raise InputError(
-                f"the tokenizer {source} has {what}",
-                mend="name the token that ends a document with --end-of-document",
+                f"the tokenizer {source} has none of the usual ends of a document", mend=mend
             )
+        if name not in vocabulary:
+            raise MisuseError(f"the tokenizer {source} has no token `{name}`", mend=mend)
         # What the library looks for in a text before it cuts it into words. A text that holds any
         # of it, or one of our own marks, is left to the library.
         added = self.tokenizer.get_added_tokens_decoder().values()

@@ -12,6 +12,14 @@ from corpora import texts, write_jsonl
 
 from headrace.tokenize.cli import main
 
+TOKENIZER = json.dumps(
+    {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "BPE", "vocab": {"</s>": 0, "a": 1}, "merges": []},
+    }
+)
+
 
 def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
@@ -140,7 +148,12 @@ def test_a_separator_that_means_nothing_is_misuse(separator: str, tmp_path: Path
         ),
         (["build", "/no/x.txt", "--out", "o", "--tokenizer", "byte"], 1, "no files at /no/x.txt"),
         (["build", "x", "--out", "o", "--tokenizer", "/no.json"], 1, "cannot read /no.json"),
-        (["build", "x", "--out", "o", "--tokenizer", "byte", "--compression", "gz"], 1, "not zstd"),
+        (["build", "x", "--out", "o", "--tokenizer", "byte", "--compression", "gz"], 2, "not zstd"),
+        (["index", "x", "--end-id", "last"], 2, "an id, or none"),
+        (["verify", "x", "--workers", "0"], 2, "at least one"),
+        (["train", "x", "--out", "o", "--vocab-size", "9"], 2, "bytes and specials need"),
+        (["build", "a.txt", "--out", "o", "--tokenizer", "byte", "--id-field", "i"], 2, "no input"),
+        (["count", "a.txt", "--tokenizer", "t.json", "--end-of-document", "x"], 2, "no token `x`"),
         (["count", "x", "--tokenizer", "byte", "--sample", "0"], 2, "a share"),
         (["inspect", "/nowhere"], 1, "no dataset at /nowhere"),
     ],
@@ -149,6 +162,8 @@ def test_misuse(
     arguments: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("words")
+    (tmp_path / "t.json").write_text(TOKENIZER)
     run = invoke(*arguments)
     assert run.exit_code == code
     assert message in run.stderr

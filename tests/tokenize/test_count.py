@@ -1,13 +1,27 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from corpora import ONE, texts, write_jsonl
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headrace.console.errors import InputError
+from headrace.tokenize import count as counting
 from headrace.tokenize.build import BuildConfig
-from headrace.tokenize.count import Counts, as_data, count, describe
+from headrace.tokenize.count import PIECE, Counts, as_data, count, describe, student
+
+UNABLE = {
+    "version": "1.0",
+    "added_tokens": [],
+    "pre_tokenizer": {"type": "Whitespace"},
+    "model": {"type": "BPE", "vocab": {"</s>": 0, "a": 1}, "merges": []},
+}
+"""A tokenizer that only the library can run, which is not given large texts."""
 
 
 def config(path: Path) -> BuildConfig:
@@ -35,25 +49,93 @@ def test_a_sample_estimates_within_its_error(tmp_path: Path) -> None:
     """Tokens per byte must differ between documents, or there is nothing to estimate: BPE."""
     from headrace.tokenize.train import TrainConfig, train
 
-    documents = texts(3000)
+    documents = [*texts(3000), *texts(20, seed=5, longest=5000)]
     path = write_jsonl(tmp_path / "a.jsonl", documents)
     tokenizer = tmp_path / "t.json"
     train(TrainConfig(inputs=(str(path),), out=str(tokenizer), vocab_size=300))
     full = BuildConfig(inputs=(str(path),), out="nowhere", tokenizer=str(tokenizer), engine=ONE)
     truth = count(full)
     guess = count(full, 0.1)
-    assert truth.error == 0 < guess.error < truth.tokens / 20
+    assert truth.error == 0
+    assert guess.error is not None and 0 < guess.error < truth.tokens / 20
     assert 200 < guess.sampled < 400
-    assert guess.documents == truth.documents
+    assert 200 < sum(guess.histogram) < 400
+    assert (guess.documents, guess.bytes) == (truth.documents, truth.bytes)
+    assert guess.pieces > truth.pieces == truth.documents
     assert abs(guess.tokens - truth.tokens) < 2 * guess.error
+    assert f"of {guess.pieces:,} pieces" in describe(guess)
+    # How many documents there are of each length, scaled up, is about what there is.
+    scaled = np.array(guess.histogram) * 10
+    assert np.abs(scaled - np.array(truth.histogram)).max() < 0.2 * truth.documents
 
 
-def test_a_sample_without_documents_estimates_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("spread", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("kind", ["mixed", "longer is denser"])
+def test_the_interval_holds_the_truth_as_often_as_it_says(spread: float, kind: str) -> None:
+    """Over many corpora with lengths from even to wild; each sample is of pieces, by chance."""
+    rng = np.random.default_rng(int(spread * 10) + len(kind))
+    held = runs = 0
+    for _ in range(400):
+        z = rng.normal(size=3000)
+        code = rng.random(3000) < (0.3 if kind == "mixed" else np.clip(0.2 + 0.2 * z, 0.02, 0.9))
+        rate = np.where(code, 0.45, 0.25) * np.exp(rng.normal(0, 0.1, 3000))
+        size = np.ceil(np.exp(7 + spread * z)).astype(int)
+        parts = -(-size // PIECE)
+        owner = np.repeat(np.arange(3000), parts)
+        octets = np.full(len(owner), PIECE)
+        octets[np.cumsum(parts) - 1] = size - (parts - 1) * PIECE
+        tokens = np.ceil(octets * rate[owner]).astype(np.int64)
+        chosen = rng.random(len(owner)) < 0.05
+        found = Counts(bytes=int(size.sum()), pieces=len(owner))
+        found.measure(tokens[chosen], octets[chosen], np.zeros(int(chosen.sum()), int))
+        assert found.error is not None
+        held += abs(found.tokens - tokens.sum()) <= found.error
+        runs += 1
+    assert 0.9 < held / runs < 0.985
+
+
+def test_equal_documents_are_sampled_one_by_one(tmp_path: Path) -> None:
+    """If one that stands in many places were chosen in all or none, no error would be right."""
+    path = write_jsonl(tmp_path / "a.jsonl", ["the same"] * 2000)
+    assert 120 < count(config(path), 0.1).sampled < 280
+
+
+@settings(deadline=None)
+@given(text=st.text("ab \n水", min_size=1, max_size=300), size=st.integers(2, 50))
+def test_pieces_make_up_their_text(text: str, size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counting, "PIECE", size)
+        pieces = list(counting.pieces_of(text))
+    assert "".join(pieces) == text
+    assert all(0 < len(piece) <= size for piece in pieces)
+
+
+def test_a_sample_that_is_small_says_so(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", texts(20))
-    with pytest.raises(InputError, match="the sample holds 0 of 20 documents"):
+    with pytest.raises(InputError, match="the sample holds 0 of 20 pieces"):
         count(config(path), 1e-9)
+    few = count(config(path), 0.5)
+    assert 2 <= few.sampled < 20 and few.error is None
+    assert as_data(few)["tokens_error"] is None and "so few do not tell" in describe(few)
     one = write_jsonl(tmp_path / "b.jsonl", texts(1))
     assert count(config(one)).documents == 1
+
+
+def test_a_text_without_ids_is_a_bad_record(tmp_path: Path) -> None:
+    tokenizer = tmp_path / "t.json"
+    tokenizer.write_text(json.dumps(UNABLE))
+    path = write_jsonl(tmp_path / "a.jsonl", ["aaa", "a" * 5_000_000, "a"])
+    full = BuildConfig(inputs=(str(path),), out="no", tokenizer=str(tokenizer), engine=ONE)
+    with pytest.raises(InputError, match="too many for the `tokenizers`") as caught:
+        count(full)
+    assert caught.value.where == f"{path}, record 2"
+    found = count(replace(full, on_error="skip"))
+    assert (found.documents, found.tokens, found.bad, found.error) == (2, 4 + 2, 1, 0)
+
+
+@pytest.mark.parametrize("freedom, point", [(29, 2.045), (50, 2.009), (100, 1.984)])
+def test_student_s_distribution(freedom: int, point: float) -> None:
+    assert student(freedom) == pytest.approx(point, abs=0.001)
 
 
 def test_billions_of_bytes_are_gigabytes() -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from corpora import ONE
 
-from headrace.console.errors import InputError, StorageError
+from headrace.console.errors import InputError, MisuseError, StorageError
 from headrace.dataplane.dataset import Dataset
 from headrace.tokenize.index import IndexConfig, index
 from headrace.tokenize.verify import verify
@@ -21,7 +21,7 @@ DOCUMENTS = [np.append(np.arange(1, 1 + n) * 7 % 250, 256).tolist() for n in (3,
 def check(folder: Path, **options: Any) -> Dataset:
     """Index a folder, and find DOCUMENTS in it."""
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    made = index(IndexConfig(url=str(folder), engine=ONE, **options))
+    made = index(IndexConfig(url=str(folder), engine=ONE, end_id=256, **options))
     assert (made.documents, made.tokens) == (len(DOCUMENTS), sum(map(len, DOCUMENTS)))
     assert made.tokenizer.end_of_document == 256
     dataset = Dataset(str(folder))
@@ -146,16 +146,56 @@ def test_what_the_format_tells_cannot_be_said_again(tmp_path: Path) -> None:
 
     write_megatron(tmp_path / "megatron" / "a", DOCUMENTS[:1], "uint16")
     for option in ({"dtype": "uint16"}, {"column": "tokens"}):
-        with pytest.raises(InputError, match="which tells it"):
+        with pytest.raises(MisuseError, match="which tells it"):
             index(IndexConfig(url=str(tmp_path / "megatron"), **option))
     with MDSWriter(columns={"tokens": "ndarray:uint16"}, out=str(tmp_path / "mds")) as writer:
         writer.write({"tokens": np.array([1, 2], np.uint16)})
-    with pytest.raises(InputError, match="tells the type of its ids itself: uint16"):
+    with pytest.raises(MisuseError, match="tells the type of its ids itself: uint16"):
         index(IndexConfig(url=str(tmp_path / "mds"), dtype="int64"))
     with pytest.raises(ValueError, match="needs a tokenizer"):
         IndexConfig(url="x", tokenizer="byte", end_of_document="</s>")
 
 
-def test_the_last_id_of_a_single_document_is_no_end(tmp_path: Path) -> None:
-    write_megatron(tmp_path / "a", [[5, 6, 7]], "uint16")
-    assert index(IndexConfig(url=str(tmp_path), engine=ONE)).tokenizer.end_of_document is None
+def end_of(folder: Path, **options: Any) -> int | None:
+    """What an index says of the end of documents; the folder can be indexed again."""
+    made = index(IndexConfig(url=str(folder), engine=ONE, **options))
+    (folder / "manifest.json").unlink()
+    return made.tokenizer.end_of_document
+
+
+def test_an_end_that_nobody_names_is_not_guessed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That all documents happen to end alike is told, and no more."""
+    write_megatron(tmp_path / "a", [[5, 7], [6, 7], [7]], "uint16")
+    assert end_of(tmp_path) is None
+    assert "not known: all of them end with the id 7" in caplog.text
+    assert end_of(tmp_path, tokenizer="byte") is None
+    assert "all of them end with the id 7, the tokenizer's is 256" in caplog.text
+    caplog.clear()
+    assert end_of(tmp_path, end_id=7) == 7
+    assert end_of(tmp_path, end_id="none") is None
+    assert end_of(tmp_path, end_id="none", tokenizer="byte") is None
+    assert not caplog.text
+    write_megatron(tmp_path / "b", [[5, 8]], "uint16")
+    assert end_of(tmp_path) is None
+    assert "they end differently" in caplog.text
+
+
+def test_an_end_that_is_named_is_that_of_every_document(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "a", [[5, 256], [256]], "uint16")
+    write_megatron(tmp_path / "b", [[5, 256], [6, 9]], "uint16")
+    with pytest.raises(InputError, match=r"a document of b\.bin ends with the id 9, not with 256"):
+        index(IndexConfig(url=str(tmp_path), end_id=256, engine=ONE))
+    assert not (tmp_path / "manifest.json").exists()
+    (tmp_path / "b.idx").unlink()
+    assert end_of(tmp_path, tokenizer="byte") == 256  # its usual end, and every document has it
+
+
+def test_an_end_is_named_once() -> None:
+    for options, message in (
+        ({"tokenizer": "t.json", "end_of_document": "a", "end_id": 5}, "give one of them"),
+        ({"end_id": -1}, "ids begin at 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            IndexConfig(url="x", **options)  # type: ignore[arg-type]

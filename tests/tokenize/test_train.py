@@ -1,32 +1,64 @@
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
+from typing import Any
 
 import pytest
 from corpora import texts, write_jsonl
 
 from headrace.console.errors import InputError
-from headrace.tokenize.sources import SourceConfig
 from headrace.tokenize.train import TrainConfig, sample
 
 
-def test_a_sample_is_a_repeatable_part_of_the_corpus(tmp_path: Path) -> None:
+def taken(path: Path, **options: Any) -> list[str]:
+    return list(sample(TrainConfig(inputs=(str(path),), out="none", **options)))
+
+
+def size(documents: list[str]) -> int:
+    return sum(len(text.encode()) for text in documents)
+
+
+@pytest.mark.parametrize("packing", ["", ".gz"])
+def test_a_sample_has_its_size_however_the_corpus_is_packed(tmp_path: Path, packing: str) -> None:
     documents = texts(500)
     path = write_jsonl(tmp_path / "a.jsonl", documents)
+    if packing:
+        path = tmp_path / "a.jsonl.gz"
+        path.write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
+    assert taken(path) == documents
+    wanted = size(documents) // 5
+    some = taken(path, sample_bytes=wanted)
+    assert some == taken(path, sample_bytes=wanted)
+    assert some == [text for text in documents if text in set(some)]
+    assert wanted <= size(some) <= wanted + max(len(text.encode()) for text in documents)
+    places = [documents.index(text) for text in some]
+    assert 200 < sum(places) / len(places) < 300, "they come from all over the corpus"
 
-    def taken(size: int) -> list[str]:
-        return list(sample(TrainConfig(inputs=(str(path),), out="none", sample_bytes=size)))
 
-    assert taken(1 << 30) == documents
-    some = taken(path.stat().st_size // 5)
-    assert some == taken(path.stat().st_size // 5)
-    assert set(some) < set(documents) and 50 < len(some) < 150
+def test_where_documents_lie_decides_nothing_and_equal_ones_count_once(tmp_path: Path) -> None:
+    documents = texts(200)
+    one = write_jsonl(tmp_path / "a.jsonl", documents)
+    other = write_jsonl(tmp_path / "b.jsonl", [*documents[::-1], *documents[:50] * 20])
+    wanted = size(documents) // 4
+    assert sorted(taken(one, sample_bytes=wanted)) == sorted(taken(other, sample_bytes=wanted))
 
 
-def test_a_bad_record_is_told_with_its_place_and_what_to_do(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", ["one"])
-    config = TrainConfig(inputs=(str(path),), out="none", source=SourceConfig(text_field="body"))
-    with pytest.raises(InputError, match="no field `body`") as caught:
-        list(sample(config))
-    assert caught.value.where == f"{path}, line 1"
-    assert caught.value.mend is not None
+def test_one_document_is_taken_however_large(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", texts(3, longest=500))
+    assert len(taken(path, sample_bytes=1)) == 1
+    with pytest.raises(InputError, match="no text to train on"):
+        taken(write_jsonl(tmp_path / "b.jsonl", [""]))
+    with pytest.raises(ValueError, match="sample_bytes is 0"):
+        TrainConfig(inputs=("a",), out="b", sample_bytes=0)
+
+
+def test_bad_records_are_told_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\n{"body": "two"}\n{"text": "three"}\n')
+    with pytest.raises(InputError, match="no field `text`") as caught:
+        taken(path)
+    assert caught.value.where == f"{path}, line 2"
+    assert "--on-error skip" in str(caught.value.mend)
+    assert taken(path, on_error="skip") == ["one", "three"]
+    assert "left out" in caplog.text and "a.jsonl, line 2: missing field" in caplog.text

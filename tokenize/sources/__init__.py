@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Literal, Protocol
 
-from ...console.errors import InputError
+from ...console.errors import InputError, MisuseError
 
 SOURCES = {
     "jsonl": "headrace.tokenize.sources.jsonl",
@@ -75,7 +75,7 @@ def check_meant(config: SourceConfig, formats: Iterable[str]) -> None:
             formats
         ):
             option = name.replace("_", "-")
-            raise InputError(
+            raise MisuseError(
                 f"--{option} is for {', '.join(meant)}, and no input is one: they are "
                 + ", ".join(sorted(formats)),
                 mend=f"leave --{option} out, or say with --input-format what the inputs are",
