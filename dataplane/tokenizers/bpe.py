@@ -37,18 +37,13 @@ class BpeConfig:
 
 class BpeTokenizer:
     def __init__(self, text: bytes, config: BpeConfig, *, source: str) -> None:
-        from tokenizers import Tokenizer
-
         try:
-            self.tokenizer: Any = Tokenizer.from_str(text.decode())
+            self.tokenizer = _library(text, config.parse_special)
         except Exception as error:  # the library raises bare Exceptions
             raise InputError(
                 f"{source} is not a tokenizer in the JSON format of `tokenizers`: {error}",
                 mend="bring a tokenizer.json, or train one with `tokenize train`",
             ) from None
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
-        self.tokenizer.encode_special_tokens = not config.parse_special
         self.palette = None
         vocabulary = self.tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
@@ -157,6 +152,18 @@ class BpeTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+@lru_cache(maxsize=2)
+def _library(text: bytes, parse_special: bool) -> Any:
+    """The library's tokenizer, which is not changed any more: a build opens the same one twice."""
+    from tokenizers import Tokenizer
+
+    tokenizer: Any = Tokenizer.from_str(text.decode())
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = not parse_special
+    return tokenizer
 
 
 @lru_cache(maxsize=2)

@@ -19,7 +19,6 @@ where its pattern looks nowhere ahead. Three things make the ids the same, and e
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -38,16 +37,19 @@ PATTERNS = {GPT2: False, LLAMA3: True, QWEN2: True}
 END, CUT = "\x1e", "\x1f"
 """Stand for the end of a document, and for a cut within it. Texts that hold one of them are
 tokenized one by one, the slow way."""
-LONG = 4 << 20
-"""Characters beyond which ids are taken as an array: slower than a list, but eight times less
-memory."""
-
 BATCH = 256 << 10
 """Characters that are tokenized at once: what fits into a core's own cache is fastest."""
 
-SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-WIDE_SPACE = re.compile("[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
-"""Spaces of more than one byte."""
+NARROW_SPACES = "\t\n\x0b\x0c\r "
+WIDE_SPACES = "\x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B)))
+WIDE_SPACES += "\u2028\u2029\u202f\u205f\u3000"
+SPACES = NARROW_SPACES + WIDE_SPACES
+WIDE_SPACE = re.compile(f"[{WIDE_SPACES}]")
+"""A space of more than one byte."""
+
+SPACE, LAST, WORD = 1, 2, 4
+"""Kinds of characters, each a bit: a space; one that may be the last of several, and go with the
+word after it; what a word begins with."""
 
 
 class Inexact(Exception):
@@ -62,21 +64,24 @@ class FastBpe:
         assert r"|\s+(?!\S)|\s+" in pattern
         marked = pattern.replace(r"[^\s\p{L}\p{N}]", rf"[^\s\p{{L}}\p{{N}}{END}{CUT}]")
         marked = f"[{END}{CUT}]|" + marked.replace(r"\s+(?!\S)|", "")
+        # tiktoken gives ids as an array only after a search for special tokens. One that no text
+        # holds is found nowhere in no time; if there were none, nothing would be found everywhere.
         self._encoding = tiktoken.Encoding(
-            "headrace", pat_str=marked, mergeable_ranks=ranks, special_tokens={}
+            "headrace",
+            pat_str=marked,
+            mergeable_ranks=ranks,
+            special_tokens={END + CUT: len(ranks)},
         )
         self._ids = ids
         self._end, self._cut = ranks[END.encode()], ranks[CUT.encode()]
-        self._keeps_breaks = PATTERNS[pattern]
-        last = SPACES.replace("\n", "").replace("\r", "") if self._keeps_breaks else SPACES
-        self._last_space = re.compile(f"(?<=[{SPACES}])(?=[{last}][^{SPACES}{END}])")
-        self._space = np.zeros(256, bool)
-        self._space[list(b"\t\n\x0b\x0c\r ")] = True
-        self._last = self._space.copy()
-        if self._keeps_breaks:
-            self._last[list(b"\r\n")] = False
-        self._next = ~self._space
-        self._next[ord(END)] = False
+        self._kinds = np.full(ord(max(SPACES)) + 2, WORD, np.uint8)
+        self._kinds[[ord(c) for c in SPACES]] = SPACE | LAST
+        self._kinds[ord(END)] = 0
+        if PATTERNS[pattern]:
+            self._kinds[[ord("\r"), ord("\n")]] = SPACE
+        # Of bytes: those beyond ASCII are parts of characters, and of no space in texts that have
+        # narrow ones alone.
+        self._narrow = self._kinds[:128].tobytes() + bytes([WORD]) * 128
 
     def encode(
         self, texts: Sequence[str], end: int
@@ -84,10 +89,7 @@ class FastBpe:
         """The ids of all texts, each with `end` after it, and where each text ends in them."""
         joined = END.join([*texts, ""])
         marked = self._mark(joined)
-        if len(marked) > LONG:
-            ranks = self._encoding.encode_to_numpy(marked, disallowed_special=())
-        else:
-            ranks = np.frombuffer(array("I", self._encoding.encode_ordinary(marked)), np.uint32)
+        ranks = self._encoding.encode_to_numpy(marked, disallowed_special=())
         if len(marked) > len(joined):
             ranks = ranks[ranks != self._cut]
         ends = np.flatnonzero(ranks == self._end)
@@ -97,22 +99,18 @@ class FastBpe:
 
     def _mark(self, text: str) -> str:
         """The text with a cut before each last one of several spaces that a word follows."""
-        data = text.encode()
+        encoding, data = "utf-8", text.encode()
+        units: npt.NDArray[Any] = np.frombuffer(data, np.uint8)
         if len(data) > len(text) and WIDE_SPACE.search(text):
-            return self._last_space.sub(CUT, text)
-        if len(data) < 3:
-            return text
-        octets = np.frombuffer(data, np.uint8)
-        places = self._space[octets[:-2]] & self._last[octets[1:-1]] & self._next[octets[2:]]
-        cuts = np.flatnonzero(places) + 1
-        if not len(cuts):
-            return text
-        marked = np.empty(len(data) + len(cuts), np.uint8)
-        is_cut = np.zeros(len(marked), bool)
-        is_cut[cuts + np.arange(len(cuts))] = True
-        marked[is_cut] = ord(CUT)
-        marked[~is_cut] = octets
-        return marked.tobytes().decode()
+            encoding = "utf-32-le"
+            units = np.frombuffer(text.encode(encoding), np.uint32)
+            kinds = self._kinds[np.minimum(units, len(self._kinds) - 1)]
+        else:
+            kinds = np.frombuffer(data.translate(self._narrow), np.uint8)
+        # Where a character is the first of these kinds, the next one the second, and so on.
+        places = kinds[:-2] & (kinds[1:-1] >> 1) & (kinds[2:] >> 2) & 1
+        cuts = np.flatnonzero(places.view(bool)) + 1
+        return np.insert(units, cuts, ord(CUT)).tobytes().decode(encoding) if len(cuts) else text
 
 
 def convert(tokenizer: dict[str, Any]) -> FastBpe:
@@ -165,13 +163,13 @@ def _ranks(
     ranks = {bytes([byte]): byte for byte in letters}
     ids = [vocabulary[letters[byte]] for byte in range(256)]
     listed: dict[bytes, dict[tuple[bytes, bytes], int]] = {}
-    for rank, merge in enumerate(model["merges"]):
-        left, right = merge.split(" ") if isinstance(merge, str) else merge
-        try:
-            pair = bytes(octets[c] for c in left), bytes(octets[c] for c in right)
-        except KeyError:
-            raise Inexact(f"its merge of {left!r} and {right!r} is not one of bytes") from None
-        whole = pair[0] + pair[1]
+    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+    if strange := set().union(*map("".join, merges)) - octets.keys():
+        raise Inexact(f"its merges have the letter {min(strange)!r}, which stands for no byte")
+    spelling = str.maketrans({letter: chr(byte) for letter, byte in octets.items()})
+    for rank, (left, right) in enumerate(merges):
+        first, second = (part.translate(spelling).encode("latin-1") for part in (left, right))
+        pair, whole = (first, second), first + second
         if whole not in ranks:
             ranks[whole] = len(ids)
             ids.append(vocabulary[left + right])
@@ -192,17 +190,16 @@ def _ranks(
 def _made(whole: bytes, pairs: Mapping[tuple[bytes, bytes], int], ranks: dict[bytes, int]) -> int:
     """The rank of the pair with which a token's bytes, taken alone, end. It has to be listed."""
     none = len(ranks)
-    parts = [whole[k : k + 1] for k in range(len(whole))]
-    joins = [ranks.get(whole[k : k + 2], none) for k in range(len(whole) - 1)]
-    while len(parts) > 2 and (best := min(joins)) < none:
+    cuts = list(range(len(whole) + 1))
+    joins = [ranks.get(whole[k : k + 2], none) for k in cuts[:-2]]
+    while len(joins) > 1 and (best := min(joins)) < none:
         at = joins.index(best)
-        parts[at : at + 2] = [parts[at] + parts[at + 1]]
-        del joins[at]
+        del joins[at], cuts[at + 1]
         if at:
-            joins[at - 1] = ranks.get(parts[at - 1] + parts[at], none)
+            joins[at - 1] = ranks.get(whole[cuts[at - 1] : cuts[at + 1]], none)
         if at < len(joins):
-            joins[at] = ranks.get(parts[at] + parts[at + 1], none)
-    rank = pairs.get((parts[0], parts[1])) if len(parts) == 2 else None
+            joins[at] = ranks.get(whole[cuts[at] : cuts[at + 2]], none)
+    rank = pairs.get((whole[: cuts[1]], whole[cuts[1] :])) if len(joins) == 1 else None
     if rank is None:
         raise Inexact(f"its merges never make the token {whole!r} the way that they say")
     return rank
