@@ -11,7 +11,7 @@ PROGRAM = '''
 import sys
 import click
 from headrace.console import command
-from headrace.console.errors import StorageError
+from headrace.console.errors import MisuseError, StorageError
 
 @command.group("tool")
 def main():
@@ -32,6 +32,11 @@ def show(overrides, as_json):
 def fail():
     """Fail as a user's mistake fails."""
     raise StorageError("the disk is full", mend="free some space")
+
+@main.command()
+def misuse():
+    """Fail as what contradicts its inputs fails."""
+    raise MisuseError("these are no letters")
 
 @main.command()
 def bug():
@@ -69,7 +74,7 @@ def test_help_lists_the_subcommands_as_they_are_written(program: Path) -> None:
     assert result.returncode == 0
     assert result.stderr == ""
     words = [line.split()[0] for line in result.stdout.split("Commands:")[1].split("\n") if line]
-    assert words == ["show", "fail", "bug", "stop", "flood"]
+    assert words == ["show", "fail", "misuse", "bug", "stop", "flood"]
 
 
 def test_people_and_programs_are_told_apart(program: Path) -> None:
@@ -87,6 +92,11 @@ def test_a_users_mistake_has_no_traceback(program: Path) -> None:
     assert result.returncode == 1
     assert result.stderr == "error: the disk is full\n  mend:  free some space\n"
     assert result.stdout == ""
+
+
+def test_what_contradicts_its_inputs_is_misuse_too(program: Path) -> None:
+    result = run(program, "misuse")
+    assert (result.returncode, result.stderr) == (2, "error: these are no letters\n")
 
 
 @pytest.mark.parametrize("words", [("fail", "--debug"), ("--debug", "fail")])

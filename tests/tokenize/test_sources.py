@@ -16,7 +16,7 @@ from corpora import texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.console.errors import InputError
+from headrace.console.errors import InputError, MisuseError
 from headrace.tokenize import sources
 from headrace.tokenize.inputs import find
 from headrace.tokenize.sources import Problem, SourceConfig, source, streams
@@ -235,7 +235,7 @@ def test_a_setting_that_means_nothing_to_the_inputs_is_refused(
     tmp_path: Path, name: str, option: dict[str, Any]
 ) -> None:
     (tmp_path / name).touch()
-    with pytest.raises(InputError, match="and no input is one"):
+    with pytest.raises(MisuseError, match="and no input is one"):
         find([str(tmp_path)], SourceConfig(**option))
     for other in ("b.txt", "b.jsonl"):
         (tmp_path / other).touch()
