@@ -12,7 +12,7 @@ from ..console.errors import UserError
 
 if TYPE_CHECKING:
     from ..dataplane.tokenizers import Tokenizer
-    from .job import Job
+    from .job import Job, Start
     from .layout import DeviceKind
     from .origin import Origin
 
@@ -33,6 +33,9 @@ fallback_option = click.option(
     is_flag=True,
     help="Go on from the checkpoint before, if the newest is damaged.",
 )
+profile_option = click.option(
+    "--profile", metavar="FIRST:LAST", help="Trace these steps with torch's profiler, as in 10:15."
+)
 dry_option = click.option(
     "--dry-run", is_flag=True, help="Resolve, check and print everything; start nothing."
 )
@@ -51,6 +54,7 @@ dry_option = click.option(
 @click.option("--processes", type=click.IntRange(1), help="Processes on this machine.")
 @stop_option
 @fallback_option
+@profile_option
 @dry_option
 @command.json_option
 @click.pass_context
@@ -64,6 +68,7 @@ def run(
     processes: int | None,
     stop_after: int | None,
     fallback: bool,
+    profile: str | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -90,7 +95,7 @@ def run(
         overrides=overrides,
     )
     job = jobs.resolve(request)
-    _go(context, job, stop_after, fallback, dry_run, as_json)
+    _go(job, _asked(context, stop_after, fallback, profile), dry_run, as_json)
 
 
 @main.command()
@@ -98,6 +103,7 @@ def run(
 @command.overrides_argument
 @stop_option
 @fallback_option
+@profile_option
 @dry_option
 @command.json_option
 @click.pass_context
@@ -107,6 +113,7 @@ def resume(
     overrides: tuple[str, ...],
     stop_after: int | None,
     fallback: bool,
+    profile: str | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -115,7 +122,7 @@ def resume(
     from .folder import RunFolder
 
     job = jobs.load(RunFolder(folder), overrides)
-    _go(context, job, stop_after, fallback, dry_run, as_json)
+    _go(job, _asked(context, stop_after, fallback, profile), dry_run, as_json)
 
 
 @main.command()
@@ -245,33 +252,35 @@ def _tokenizer(origin: Origin, data: str | None) -> Tokenizer:
     return vocabulary.of_run(getattr(origin, "run", None))
 
 
-def _go(
-    context: click.Context,
-    job: Job,
-    stop_after: int | None,
-    fallback: bool,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+def _asked(
+    context: click.Context, stop_after: int | None, fallback: bool, profile: str | None
+) -> Start:
+    from .job import Start, steps_between
+
+    try:
+        steps = steps_between(profile) if profile is not None else None
+    except ValueError as error:
+        raise click.UsageError(f"--profile: {error}") from None
+    debug = bool(context.find_root().meta.get(command.DEBUG))
+    return Start(stop_after=stop_after, fallback=fallback, profile=steps, debug=debug)
+
+
+def _go(job: Job, asked: Start, dry_run: bool, as_json: bool) -> None:
     from . import launch, start
     from .describe import describe, lines
 
     start.check(job)
-    described = describe(job)
     if dry_run:
+        described = describe(job)
         if as_json:
             command.emit(described)
         else:
             command.say("\n".join(lines(described)))
         return
-    code = start.start(job, stop_after=stop_after, fallback=fallback, debug=_debug(context))
+    code = start.start(job, asked)
     if as_json and launch.speaks():
         command.emit(start.outcome(job, code))
     sys.exit(code)
-
-
-def _debug(context: click.Context) -> bool:
-    return bool(context.find_root().meta.get(command.DEBUG))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from ..console.config import Data, Lines, OneOf
 from .checkpoints.policy import CheckpointConfig
 from .engines import ENGINES, EngineConfig
 from .engines.deepspeed import DeepSpeedConfig
+from .evaluate import EvaluateConfig
+from .guard import Action, Guard
 from .layout import DeviceKind, LayoutConfig
 from .optimizer import OptimizerConfig
 
@@ -50,17 +52,42 @@ class WatchConfig:
     """Write TensorBoard's files as well."""
     wandb: str | None = None
     """A project of Weights & Biases that gets the same charts (extra `wandb`)."""
-    not_finite: Literal["stop", "skip"] = "stop"
-    """A step whose gradients are not finite changes nothing; whether the run goes on after it."""
+    not_finite: Action = "stop"
+    """A step whose gradients are not finite changes nothing. stop: the run ends; skip: it goes on;
+    rollback: it goes on with the weights of the newest checkpoint."""
+    spike: Action | Literal["none"] = "none"
+    """The same for a step whose loss is a spike; none: it is applied like any other."""
+    spike_bound: float = 10.0
+    """A loss is a spike above the median of those before it by so many of their deviations."""
+    spike_window: int = 100
+    """How many losses before it count; the first quarter of a window is not looked at."""
+    rollbacks: int = 3
+    """How often a run may go back to one checkpoint before it ends."""
     stall_seconds: float = 1800.0
     """End the run when no process has finished a step for so long; 0: never."""
     peak_flops: float | None = None
     """Of one device, for MFU; known GPUs need none."""
 
     def __post_init__(self) -> None:
-        for name in ("log_seconds", "stall_seconds"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+        for name, least in (
+            ("log_seconds", 0),
+            ("stall_seconds", 0),
+            ("spike_bound", 0),
+            ("spike_window", 4),
+            ("rollbacks", 0),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+
+    @property
+    def guard(self) -> Guard:
+        return Guard(
+            not_finite=self.not_finite,
+            spike=self.spike,
+            bound=self.spike_bound,
+            window=self.spike_window,
+            rollbacks=self.rollbacks,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +153,8 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     """When the run saves, and what it keeps."""
+    evaluate: EvaluateConfig | None = None
+    """The loss on what was held out, at intervals."""
     watch: WatchConfig = field(default_factory=WatchConfig)
     synthetic: SyntheticConfig | None = None
     """Random rows; a run with a mixture has none."""

@@ -2,7 +2,8 @@
 
 run.yaml model.yaml mixture.yaml plan.json     what runs, resolved
 metrics.jsonl ledger.jsonl events.jsonl        what ran
-checkpoints/ tensorboard/ logs/ report.html
+held-out-….json evaluations.jsonl              the rows that are held out, and what they came to
+checkpoints/ tensorboard/ profiles/ logs/ report.html
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from ..console import config as reader
 from ..console.errors import BusyError, RunError, StorageError
 from ..dataplane import ledger
-from .records import EVENTS, METRICS
+from .records import EVALUATIONS, EVENTS, METRICS
 
 RUN = "run.yaml"
 MODEL = "model.yaml"
@@ -26,6 +27,7 @@ MIXTURE = "mixture.yaml"
 PLAN = "plan.json"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
+PROFILES = "profiles"
 REPORT = "report.html"
 LOCK = ".lock"
 PROBE = ".probe-"
@@ -40,10 +42,12 @@ class RunFolder:
         self.plan = self.root / PLAN
         self.checkpoints = self.root / CHECKPOINTS
         self.logs = self.root / LOGS
+        self.profiles = self.root / PROFILES
         self.report = self.root / REPORT
         self.metrics = self.root / METRICS
         self.ledger = self.root / ledger.NAME
         self.events = self.root / EVENTS
+        self.evaluations = self.root / EVALUATIONS
 
     @property
     def begun(self) -> bool:

@@ -29,6 +29,7 @@ from ..console.errors import (
 )
 from ..console.progress import as_bytes
 from . import config as run_config
+from . import evaluate
 from . import origin as origins
 from .checkpoints import store
 from .config import RunConfig
@@ -38,6 +39,7 @@ from .origin import Checkpoint, Origin
 from .schedule import Plan, micro_batches, micro_rows
 
 if TYPE_CHECKING:
+    from ..dataplane.plan import Plan as MixturePlan
     from ..models.config import ModelConfig
 
 STATE_BYTES = 12
@@ -63,6 +65,34 @@ class Request:
     @property
     def own(self) -> list[str]:
         return [word for word in self.overrides if not word.startswith(("mixture.", "model."))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What is asked of one start, and is no part of the run."""
+
+    stop_after: int | None = None
+    """Interrupt the run after so many steps of the plan."""
+    fallback: bool = False
+    """Pass over checkpoints that are damaged."""
+    profile: range | None = None
+    """Steps to trace."""
+    debug: bool = False
+
+    def words(self) -> list[str]:
+        """As options of the worker."""
+        words = [f"--stop-after={self.stop_after}"] if self.stop_after is not None else []
+        if self.profile is not None:
+            words.append(f"--profile={self.profile.start}:{self.profile.stop}")
+        return [*words, *["--fallback"] * self.fallback, *["--debug"] * self.debug]
+
+
+def steps_between(text: str) -> range:
+    """`10:15`: steps 10 to 14."""
+    first, _, last = text.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+        raise ValueError(f"steps are written FIRST:LAST, as in 10:15, not {text}")
+    return range(int(first), int(last))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +135,12 @@ class Job:
         if self.parent is not None:
             return origins.find(self.parent)
         return origins.find(source.path, source.step) if source is not None else None
+
+    @property
+    def held_out(self) -> Path:
+        """The plan of the rows that are evaluated on."""
+        assert self.run.evaluate is not None
+        return self.folder.root / evaluate.file_of(self.run.evaluate)
 
     @property
     def identity(self) -> str:
@@ -268,6 +304,8 @@ def check(job: Job) -> None:
         )
     if not job.folder.begun:
         check_origin(job)
+    if job.run.evaluate is not None and not job.held_out.exists():
+        plan_held_out(job)
     if job.run.device == "cuda":
         from .layout import count_gpus
 
@@ -300,6 +338,19 @@ def check_origin(job: Job) -> None:
             where="\n" + "\n".join(f"    {line}" for line in wrong[:8] + ["…"] * (len(wrong) > 8)),
             mend="leave out --model, so that the run takes the model that they are of",
         )
+
+
+def plan_held_out(job: Job) -> MixturePlan:
+    """The rows that are evaluated on."""
+    from ..dataplane.plan import Plan as MixturePlan
+
+    assert job.run.evaluate is not None
+    if not isinstance(job.plan, MixturePlan):
+        raise RunError(
+            "evaluate needs a mixture: random rows have nothing to hold out",
+            mend="leave out evaluate, or give --mixture FILE.yaml",
+        )
+    return evaluate.plan_of(job.run.evaluate, job.plan)
 
 
 def shapes(model: ModelConfig) -> dict[str, list[int]]:

@@ -9,9 +9,10 @@ It needs torch, an engine and something that yields micro-batches; nothing else 
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -19,12 +20,14 @@ import torch.distributed as dist
 
 from ..console.errors import RunError
 from ..dataplane.ledger import roll
-from ..models.documents import Documents
 from .checkpoints.saver import Saver
 from .checkpoints.store import RunState
 from .engines.engine import Engine, Update
+from .evaluate import Evaluation, Evaluator
 from .facts import Facts, exchange
+from .guard import Guard, Harm
 from .layout import Parallel
+from .objective import compute
 from .schedule import MicroBatch, PhaseView, Plan, Steps, StepView, micro_rows
 
 
@@ -38,12 +41,16 @@ class StepRecord:
     lr: float
     seconds: float
     ledger: str
+    harm: Harm | None = None
+    """Why it was not applied."""
 
 
 class Recorder(Protocol):
     """Who is told of each step; rank 0 writes, the others listen to nothing."""
 
     def record(self, record: StepRecord) -> None: ...
+
+    def evaluated(self, step: StepView, found: Evaluation) -> None: ...
 
     def saved(self, step: int, blocked: float) -> None: ...
 
@@ -54,10 +61,14 @@ class Options:
 
     micro_batch_tokens: int
     seed: int
-    skip_not_finite: bool = False
+    guard: Guard = field(default_factory=Guard)
     save_every: int = 500
     stop_after: int | None = None
     """Interrupt the run by itself after so many steps of the plan."""
+
+
+def _nowhere() -> RunState:
+    raise RunError("there is no checkpoint to go back to")
 
 
 class Loop:
@@ -72,10 +83,13 @@ class Loop:
         *,
         recorder: Recorder,
         saver: Saver | None = None,
+        evaluator: Evaluator | None = None,
+        restore: Callable[[], RunState] = _nowhere,
         stop_asked: Callable[[], bool] = lambda: False,
         begin: Callable[[int], None] = lambda step: None,
     ) -> None:
-        """`lr` is the learning rate of a step; `begin` is told when one begins."""
+        """`lr` is the learning rate of a step; `begin` is told when one begins; `restore` loads the
+        newest checkpoint into the engine."""
         self.plan = plan
         self.steps = steps
         self.lr = lr
@@ -84,6 +98,8 @@ class Loop:
         self.options = options
         self.recorder = recorder
         self.saver = saver
+        self.evaluator = evaluator
+        self.restore = restore
         self.stop_asked = stop_asked
         self.begin = begin
         self.clock = 0.0
@@ -106,6 +122,7 @@ class Loop:
                 while state.step < end:
                     state, stop = self._step(state, rows)
                     finished = state.step == last
+                    self._evaluate(state, edge=state.step == end)
                     if self._should_save(state, phase, stop or finished):
                         self._save(state, wait=stop or finished)
                     if stop and not finished:
@@ -124,16 +141,51 @@ class Loop:
         waited = time.perf_counter() - asked
         torch.manual_seed(self._seed(step.number))
 
+        facts, limit = self._gradients(batches, waited, state)
+        rate = self.lr(step.number)
+        update = self.engine.update(rate)
+        harm = None if update.applied else self._harm(limit)
+        restored = None
+        if harm is not None and harm.action == "rollback":
+            restored = self._roll_back(state)
+            harm = replace(harm, back_to=restored.step)
+        ledger = roll(state.ledger, facts.digests)
+        now = time.perf_counter()
+        seconds, self.clock = now - self.clock, now
+        self.recorder.record(StepRecord(step, facts, update, rate, seconds, ledger, harm))
+        if harm is not None and harm.action == "stop":
+            raise self._stopped(harm, step, facts)
+        guard = self.options.guard
+        after = replace(
+            state,
+            step=step.number + 1,
+            row=step.first_row + step.rows,
+            tokens=step.first_token + step.rows * step.phase.seq_len,
+            updates=self.engine.updates,
+            ledger=ledger,
+            losses=state.losses if harm else guard.remember(state.losses, facts.loss),
+            rollbacks=state.rollbacks + (restored is not None),
+        )
+        return after, facts.stop or after.step == self.options.stop_after
+
+    def _gradients(
+        self, batches: Sequence[MicroBatch], waited: float, state: RunState
+    ) -> tuple[Facts, float | None]:
+        """Forward and backward passes of a step. Returns what all ranks know of it, and the limit
+        that its loss is above, if it is a spike: then its gradients are made not finite."""
         total = self._total_weight(batches)
         losses = torch.zeros(len(self.plan.sources), dtype=torch.float64)
         weights = torch.zeros_like(losses)
-        sums = [
-            self._micro_batch(batch, total, last=number == len(batches) - 1)
-            for number, batch in enumerate(batches)
-        ]
-        for batch, by_row in zip(batches, sums, strict=True):
+        rows: list[torch.Tensor] = []
+        loss = torch.zeros(())
+        for batch in batches:
+            if rows:
+                self.engine.backward(loss / total, last=False)
+            loss, by_row = compute(self.engine, batch, self.parallel.device)
+            rows.append(by_row)
+        for batch, each in zip(batches, rows, strict=True):
             sources = torch.as_tensor(list(batch.sources), dtype=torch.int64)
-            losses.index_add_(0, sources, by_row.double().cpu())
+            losses.index_add_(0, sources, each.double().cpu())
             weights.index_add_(0, sources, batch.weights.sum(dim=1).double().cpu())
         facts = exchange(
             losses,
@@ -147,35 +199,10 @@ class Loop:
         if facts.save_failed:
             assert self.saver is not None
             self.saver.wait()
-        rate = self.lr(step.number)
-        update = self.engine.update(rate)
-        ledger = roll(state.ledger, facts.digests)
-        now = time.perf_counter()
-        seconds, self.clock = now - self.clock, now
-        self.recorder.record(StepRecord(step, facts, update, rate, seconds, ledger))
-        if not update.applied and not self.options.skip_not_finite:
-            raise self._not_finite(step, facts, update)
-        after = replace(
-            state,
-            step=step.number + 1,
-            row=step.first_row + step.rows,
-            tokens=step.first_token + step.rows * step.phase.seq_len,
-            updates=self.engine.updates,
-            ledger=ledger,
-        )
-        return after, facts.stop or after.step == self.options.stop_after
-
-    def _micro_batch(self, batch: MicroBatch, total: float, *, last: bool) -> torch.Tensor:
-        """Adds the gradients of one micro-batch; returns Σ w·ℓ of its rows."""
-        device = self.parallel.device
-        tokens, targets, weights, cuts = (
-            tensor.to(device, non_blocking=True)
-            for tensor in (batch.tokens, batch.targets, batch.weights, batch.cu_seqlens)
-        )
-        documents = Documents.from_cu_seqlens(cuts, (tokens.shape[0], tokens.shape[1]))
-        sums = self.engine(tokens, targets, weights, documents)
-        self.engine.backward(sums.total / total, last=last)
-        return sums.rows
+        guard = self.options.guard
+        spike = guard.is_spike(state.losses, facts.loss)
+        self.engine.backward(loss / (math.nan if spike else total), last=True)
+        return facts, guard.limit(state.losses) if spike else None
 
     def _total_weight(self, batches: Sequence[MicroBatch]) -> float:
         """Σ w of the global batch, before any of it is computed on."""
@@ -189,10 +216,17 @@ class Loop:
         edge = state.step == phase.first_step + phase.steps
         return now or edge or state.step % self.options.save_every == 0
 
+    def _evaluate(self, state: RunState, *, edge: bool) -> None:
+        """After a step, and before it is saved: a resume does not come back to it."""
+        if self.evaluator is None or not (edge or state.step % self.evaluator.every == 0):
+            return
+        self.recorder.evaluated(self.plan.step(state.step - 1), self.evaluator(self.engine))
+        self.clock = time.perf_counter()  # no step has taken this time
+
     def _save(self, state: RunState, *, wait: bool) -> None:
         if self.saver is None:
             return
-        self.saver.save(self.engine.fragments(), state)
+        self.saver.save(self.engine.fragments(), replace(state, rollbacks=0))
         if wait:
             self.saver.wait()
         self.recorder.saved(state.step, self.saver.blocked)
@@ -202,21 +236,36 @@ class Loop:
         text = f"{self.options.seed} {step} {self.parallel.rank}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
 
-    def _not_finite(self, step: StepView, facts: Facts, update: Update) -> RunError:
-        losses = ", ".join(
-            f"{source.name} {loss / weight:.4g}"
-            for source, loss, weight in zip(
-                self.plan.sources, facts.losses, facts.weights, strict=True
+    def _harm(self, limit: float | None) -> Harm:
+        """Why a step was not applied, and what is to be done."""
+        guard = self.options.guard
+        if limit is None:
+            return Harm("not finite", guard.not_finite)
+        assert guard.spike != "none"
+        return Harm("spike", guard.spike, limit)
+
+    def _roll_back(self, state: RunState) -> RunState:
+        """Take the weights of the newest checkpoint; the stream goes on."""
+        if state.rollbacks >= self.options.guard.rollbacks:
+            raise RunError(
+                f"step {state.step}: the run has gone back to its newest checkpoint "
+                f"{state.rollbacks} times, and comes to harm again",
+                mend="begin again from an earlier checkpoint with a lower optimizer.lr "
+                "(--init-from), or allow more with watch.rollbacks",
             )
-            if weight
-        )
+        if self.saver is not None:
+            self.saver.wait()
+        return self.restore()
+
+    def _stopped(self, harm: Harm, step: StepView, facts: Facts) -> RunError:
+        what, where = harm.told(self.plan, step, facts)
+        key = "spike" if harm.kind == "spike" else "not_finite"
         return RunError(
-            f"step {step.number}: the gradients are not finite (norm {update.grad_norm}, loss "
-            f"{facts.loss:.4g}); the step changed nothing",
-            where=f"rows {step.first_row} to {step.first_row + step.rows - 1}, phase "
-            f"{step.phase.name}; loss by source: {losses}",
-            mend="`mixtures audit` shows the rows; watch.not_finite=skip goes on without the "
-            "step; a lower optimizer.lr in a new run may avoid it",
+            what,
+            where=where,
+            mend=f"`mixtures audit RUN --step {step.number}` shows the rows; watch.{key}=skip goes "
+            f"on without the step, watch.{key}=rollback from the newest checkpoint's weights; a "
+            "lower optimizer.lr in a new run may avoid it",
         )
 
 

@@ -6,8 +6,9 @@ module gives sums and the loop divides by the weight of all ranks' micro-batches
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
@@ -17,6 +18,9 @@ from ..models.loss import cross_entropy
 from ..models.model import Model
 from ..models.operators import Operator
 from ..models.parallel.tensor import highest
+
+if TYPE_CHECKING:
+    from .schedule import MicroBatch
 
 PREFIX = "model."
 
@@ -49,12 +53,22 @@ class Objective(nn.Module):
         per_row = zip(logits.unbind(), targets.unbind(), weights.unbind(), strict=True)
         loss = partial(
             cross_entropy,
-            z_loss=self.z_loss,
+            z_loss=self.z_loss if self.training else 0.0,
             axis=self.model.axes.tensor,
             vocab_size=self.model.config.vocab_size,
         )
         rows = torch.stack([loss(*row)[0] for row in per_row])
         return Sums(rows.sum() + auxiliary * weights.sum(), rows.detach())
+
+
+def compute(objective: Callable[..., Sums], batch: MicroBatch, device: torch.device) -> Sums:
+    """The objective of one micro-batch."""
+    tokens, targets, weights, cuts = (
+        tensor.to(device, non_blocking=True)
+        for tensor in (batch.tokens, batch.targets, batch.weights, batch.cu_seqlens)
+    )
+    documents = Documents.from_cu_seqlens(cuts, (tokens.shape[0], tokens.shape[1]))
+    return objective(tokens, targets, weights, documents)
 
 
 def parameters(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -1,14 +1,18 @@
-"""What the devices could do at most: the denominator of MFU."""
+"""What the devices could do at most (the denominator of MFU and HFU), and what they hold."""
 
 from __future__ import annotations
 
+import resource
+import sys
 from typing import TYPE_CHECKING
 
-from ..models.count import training_flops_per_token
+from ..models.count import TRAINING, forward_flops_per_token
 from .records import Speed
 
 if TYPE_CHECKING:
     from .job import Job
+
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 BF16_PEAK = {
     "A100": 312e12,
@@ -23,11 +27,30 @@ BF16_PEAK = {
 
 
 def speed(job: Job, world: int) -> Speed:
-    """The model's FLOPs, and the peak of so many devices where it is known."""
+    """The FLOPs of a token, and the peak of so many devices where it is known."""
     lengths = {phase.seq_len for phase in job.plan.phases}
-    flops = {length: training_flops_per_token(job.model, length) for length in lengths}
+    again = job.run.recompute != "none"
+    flops = {length: _flops(job, length, again=False) for length in lengths}
+    done = {length: _flops(job, length, again=again) for length in lengths}
     peak = job.run.watch.peak_flops or _known(job.run.device)
-    return Speed(flops, peak * world if peak else None)
+    return Speed(flops, done, peak * world if peak else None)
+
+
+def _flops(job: Job, length: int, *, again: bool) -> float:
+    """Of training on one token: forward, backward, and the forward pass of all layers again where
+    backward computes it instead of having kept it."""
+    parts = forward_flops_per_token(job.model, length)
+    forward = sum(parts.values())
+    return TRAINING * forward + (forward - parts["head"] if again else 0.0)
+
+
+def memory_used(device: str) -> int:
+    """The most that this process has held: of its GPU's memory, or of the host's."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
 
 
 def _known(device: str) -> float | None:

@@ -5,22 +5,27 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..console.errors import MissingError
-from ..console.progress import duration, human
+from ..console.progress import as_bytes, duration, human
 from ..dataplane import ledger
 from .config import WatchConfig
 from .lines import LineWriter
-from .schedule import Plan
+from .schedule import Plan, StepView
 
 if TYPE_CHECKING:
+    from .evaluate import Evaluation
+    from .facts import Facts
+    from .guard import Harm
     from .loop import StepRecord
 
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
+EVALUATIONS = "evaluations.jsonl"
 TENSORBOARD = "tensorboard"
 
 
@@ -30,23 +35,32 @@ class Silent:
     def record(self, record: StepRecord) -> None:
         pass
 
+    def evaluated(self, step: StepView, found: Evaluation) -> None:
+        pass
+
     def saved(self, step: int, blocked: float) -> None:
         pass
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What MFU is measured by."""
+    """What MFU and HFU are measured by."""
 
     flops_per_token: dict[int, float]
-    """Of training, by sequence length."""
+    """That training takes, by sequence length."""
+    done_per_token: dict[int, float]
+    """That are done: what backward computes again counts as well."""
     peak: float | None
     """Of all devices together."""
 
     def mfu(self, seq_len: int, tokens_per_second: float) -> float | None:
-        if self.peak is None:
-            return None
-        return self.flops_per_token[seq_len] * tokens_per_second / self.peak
+        return self._share(self.flops_per_token[seq_len], tokens_per_second)
+
+    def hfu(self, seq_len: int, tokens_per_second: float) -> float | None:
+        return self._share(self.done_per_token[seq_len], tokens_per_second)
+
+    def _share(self, flops: float, tokens_per_second: float) -> float | None:
+        return None if self.peak is None else flops * tokens_per_second / self.peak
 
 
 class Records:
@@ -60,14 +74,17 @@ class Records:
         watch: WatchConfig,
         *,
         first_step: int,
+        memory: Callable[[], int] = lambda: 0,
         stream: TextIO | None = None,
     ) -> None:
         self.plan = plan
+        self.memory = memory
         self.speed = speed
         self.watch = watch
         self.metrics = LineWriter(folder / METRICS)
         self.ledger = LineWriter(folder / ledger.NAME)
         self.events = LineWriter(folder / EVENTS)
+        self.evaluations = LineWriter(folder / EVALUATIONS)
         self.board = _tensorboard(folder / TENSORBOARD, first_step) if watch.tensorboard else None
         self.wandb = _wandb(watch.wandb, folder) if watch.wandb else None
         self.stream = stream or sys.stderr
@@ -94,22 +111,14 @@ class Records:
             "grad_norm": _number(record.update.grad_norm),
             "tokens_per_second": round(speed, 1),
             "mfu": self.speed.mfu(step.phase.seq_len, speed),
+            "hfu": self.speed.hfu(step.phase.seq_len, speed),
+            "memory": self.memory(),
             "data_wait": round(facts.data_wait / record.seconds, 6),
             "seconds": round(record.seconds, 6),
-            "sources": {
-                source.name: {
-                    "loss": _number(loss / weight) if weight else None,
-                    "weight": weight,
-                    "rows": rows,
-                }
-                for source, loss, weight, rows in zip(
-                    self.plan.sources, facts.losses, facts.weights, facts.rows, strict=True
-                )
-                if rows
-            },
+            "sources": _by_source([source.name for source in self.plan.sources], facts),
         }
-        if not record.update.applied:
-            entry["skipped"] = True
+        left_out = _left_out(record.harm)
+        entry |= left_out
         self.metrics.write(entry)
         self.ledger.write(
             {
@@ -117,21 +126,38 @@ class Records:
                 "first_row": step.first_row,
                 "rows": step.rows,
                 "hash": record.ledger,
+                **left_out,
             }
         )
-        charts = _charts(entry)
-        if self.board is not None:
-            for name, value in charts.items():
-                self.board.add_scalar(name, value, step.number)
-        if self.wandb is not None:
-            self.wandb.log(charts, step=step.number)
+        if record.harm is not None:
+            what, where = record.harm.told(self.plan, step, facts)
+            self.event(record.harm.kind, step.number, what=what, where=where, **left_out)
+        self._chart(_charts(entry), step.number)
         self._show(entry)
+
+    def evaluated(self, step: StepView, found: Evaluation) -> None:
+        """After a step, whose number and tokens it gets."""
+        by_source = _by_source(found.names, found.facts)
+        entry = {
+            "step": step.number,
+            "tokens": step.first_token + step.rows * step.phase.seq_len,
+            "phase": step.phase.name,
+            "loss": _number(found.facts.loss),
+            "seconds": round(found.seconds, 3),
+            "sources": by_source,
+        }
+        self.evaluations.write(entry)
+        losses = {"all": entry["loss"], **{name: e["loss"] for name, e in by_source.items()}}
+        known = {name: value for name, value in losses.items() if value is not None}
+        self._chart({f"evaluation/{name}": value for name, value in known.items()}, step.number)
+        parts = "  ".join(f"{name} {value:.4f}" for name, value in known.items())
+        self._say(f"step {step.number + 1} of {self.plan.last_step}  held out  {parts}")
 
     def saved(self, step: int, blocked: float) -> None:
         self.event("checkpoint", step, blocked=round(blocked, 4))
 
     def close(self) -> None:
-        for writer in (self.metrics, self.ledger, self.events):
+        for writer in (self.metrics, self.ledger, self.events, self.evaluations):
             writer.close()
         if self.board is not None:
             self.board.close()
@@ -139,9 +165,10 @@ class Records:
             self.wandb.finish()
 
     def _show(self, entry: dict[str, Any]) -> None:
+        harmed = entry.get("skipped", False)
         edge = entry["phase"] != self.phase or entry["step"] + 1 == self.plan.last_step
         now = time.monotonic()
-        if not edge and now - self.shown < self.watch.log_seconds:
+        if not edge and not harmed and now - self.shown < self.watch.log_seconds:
             return
         self.shown, self.phase = now, entry["phase"]
         assert self.pace is not None
@@ -155,13 +182,43 @@ class Records:
             f"lr {entry['lr']:.2e}",
             f"{human(self.pace)} tok/s",
             *([f"mfu {entry['mfu']:.1%}"] if entry["mfu"] is not None else []),
+            *([f"hfu {entry['hfu']:.1%}"] if entry["hfu"] is not None else []),
+            *([f"mem {as_bytes(entry['memory'])}"] if entry["memory"] else []),
             f"data {entry['data_wait']:.1%}",
             f"{duration(left)} left" if left > 0 else "done",
+            *([f"skipped: {entry['why']}"] if harmed else []),
+            *([f"back to step {entry['back_to']}"] if "back_to" in entry else []),
         ]
-        if entry.get("skipped"):
-            parts.append("skipped: gradients not finite")
-        self.stream.write("  ".join(parts) + "\n")
+        self._say("  ".join(parts))
+
+    def _say(self, line: str) -> None:
+        self.stream.write(f"{line}\n")
         self.stream.flush()
+
+    def _chart(self, charts: dict[str, float], step: int) -> None:
+        if self.board is not None:
+            for name, value in charts.items():
+                self.board.add_scalar(name, value, step)
+        if self.wandb is not None:
+            self.wandb.log(charts, step=step)
+
+
+def _by_source(names: Sequence[str], facts: Facts) -> dict[str, dict[str, Any]]:
+    """What each source that gave rows came to."""
+    numbers = zip(names, facts.losses, facts.weights, facts.rows, strict=True)
+    return {
+        name: {"loss": _number(loss / weight) if weight else None, "weight": weight, "rows": rows}
+        for name, loss, weight, rows in numbers
+        if rows
+    }
+
+
+def _left_out(harm: Harm | None) -> dict[str, Any]:
+    """What the ledger says of a step that is not in the weights."""
+    if harm is None:
+        return {}
+    back = {} if harm.back_to is None else {"back_to": harm.back_to}
+    return {"skipped": True, "why": harm.kind, **back}
 
 
 def _charts(entry: dict[str, Any]) -> dict[str, float]:
@@ -172,6 +229,8 @@ def _charts(entry: dict[str, Any]) -> dict[str, float]:
         "optimizer/grad_norm": entry["grad_norm"],
         "speed/tokens_per_second": entry["tokens_per_second"],
         "speed/mfu": entry["mfu"],
+        "speed/hfu": entry["hfu"],
+        "speed/memory": entry["memory"],
         "speed/data_wait": entry["data_wait"],
         "stream/tokens": entry["tokens"],
         **{f"loss/{name}": each["loss"] for name, each in entry["sources"].items()},

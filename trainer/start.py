@@ -11,7 +11,7 @@ from . import job as jobs
 from . import launch, lines
 from .checkpoints import store
 from .describe import describe
-from .job import Job
+from .job import Job, Start
 
 log = get_logger(__name__)
 
@@ -21,22 +21,18 @@ def check(job: Job) -> None:
     jobs.check(job)
 
 
-def start(job: Job, *, stop_after: int | None, fallback: bool, debug: bool) -> int:
+def start(job: Job, asked: Start) -> int:
     """Run the job here, or join it, and draw its report. Returns the exit code."""
     if launch.joined():
-        return _join(job, stop_after=stop_after, fallback=fallback)
+        return _join(job, asked)
     if _finished(job):
         return 0
     jobs.check_disk(job)
     job.folder.prepare()
     with job.folder.locked() as lock:
         _prepare(job)
-        arguments = [str(job.folder.root)]
-        if stop_after is not None:
-            arguments += ["--stop-after", str(stop_after)]
-        arguments += ["--fallback"] * fallback + ["--debug"] * debug
         launcher = launch.Launcher(
-            launch.python("headrace.trainer.worker", *arguments),
+            launch.python("headrace.trainer.worker", str(job.folder.root), *asked.words()),
             job.processes,
             threads=job.threads,
             logs=job.folder.logs,
@@ -80,6 +76,8 @@ def _prepare(job: Job) -> None:
     if url is not None and not store.committed(job.folder.checkpoints):
         store.adopt(job.folder.checkpoints, url, job.identity)
     job.save()
+    if job.run.evaluate is not None and not job.held_out.exists():
+        jobs.plan_held_out(job).save(job.held_out)
     about = describe(job)
     command.say(
         f"{about['model']['stripe']}  {human(about['model']['parameters'])} parameters, "
@@ -101,19 +99,19 @@ def _finish(job: Job, code: int) -> None:
     command.say(f"report: {path}")
 
 
-def _join(job: Job, *, stop_after: int | None, fallback: bool) -> int:
+def _join(job: Job, asked: Start) -> int:
     """Under torchrun: rank 0 holds the folder; the others wait for its word in the group."""
     from .worker import work
 
     watched = launch.Watched()
     if not launch.speaks():
-        return work(job, watched, stop_after=stop_after, fallback=fallback)
+        return work(job, watched, asked)
     if job.run.watch.stall_seconds:
         log.info("the launcher watches the processes: watch.stall_seconds does nothing here")
     jobs.check_disk(job)
     job.folder.prepare()
     with job.folder.locked():
         _prepare(job)
-        code = work(job, watched, stop_after=stop_after, fallback=fallback)
+        code = work(job, watched, asked)
         _finish(job, code)
         return code

@@ -17,6 +17,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -35,14 +36,19 @@ from .checkpoints.store import RunState
 from .config import DataConfig
 from .engines import build
 from .engines.engine import Engine
+from .evaluate import Evaluator
 from .folder import RunFolder
-from .job import Job
+from .job import Job, Start, steps_between
 from .layout import Parallel, join
 from .loop import Loop, Options
 from .objective import Objective
 from .origin import Checkpoint
+from .profiling import Profiler
 from .records import Records, Silent
-from .schedule import MicroBatch, Steps
+from .schedule import MicroBatch, Steps, micro_rows
+
+if TYPE_CHECKING:
+    from ..dataplane.loader import Loader
 
 TIMEOUT = timedelta(minutes=30)
 
@@ -64,9 +70,7 @@ class StopAsked:
         return self.asked
 
 
-def work(
-    job: Job, watched: launch.Watched, *, stop_after: int | None = None, fallback: bool = False
-) -> int:
+def work(job: Job, watched: launch.Watched, wanted: Start) -> int:
     """Train until the plan's end, or until asked to stop. Returns the exit code."""
     began = time.time()
     asked = StopAsked()
@@ -80,7 +84,8 @@ def work(
     parallel = join(run.layout, run.device, TIMEOUT)
 
     engine = build_engine(job, parallel)
-    state, came_from = find_state(job, engine, parallel, fallback=fallback)
+    resumed = bool(store.committed(folder.checkpoints))
+    state, came_from = find_state(job, engine, parallel, fallback=wanted.fallback)
     if parallel.first:
         _cut_back(folder, state.step)
     dist.barrier(parallel.control)
@@ -92,17 +97,36 @@ def work(
         keep=[phase.first_step + phase.steps for phase in plan.phases],
         texts={store.MODEL: reader.dump(job.model)},
     )
+    if run.watch.guard.may_roll_back and not resumed:  # there must be something to go back to
+        keeper.save(engine.fragments(), state)
+        keeper.wait()
     records: Records | None = None
     if parallel.first:
         speed = peak.speed(job, parallel.world)
-        records = Records(folder.root, plan, speed, run.watch, first_step=state.step)
+        records = Records(
+            folder.root,
+            plan,
+            speed,
+            run.watch,
+            first_step=state.step,
+            memory=partial(peak.memory_used, run.device),
+        )
         records.event(
-            "resume" if store.committed(folder.checkpoints) else "start",
+            "resume" if resumed else "start",
             state.step,
             layout=layout_of(job),
             checkpoint=came_from,
             seconds=round(time.time() - began, 2),
         )
+    profiler = None
+    if wanted.profile is not None:
+        profiler = Profiler(folder.profiles, wanted.profile, parallel.rank)
+
+    def begin(step: int) -> None:
+        watched.beat(step)
+        if profiler is not None:
+            profiler.begin(step)
+
     loop = Loop(
         plan,
         steps_of(job, parallel),
@@ -112,14 +136,16 @@ def work(
         Options(
             micro_batch_tokens=run.micro_batch_tokens,
             seed=run.seed,
-            skip_not_finite=run.watch.not_finite == "skip",
+            guard=run.watch.guard,
             save_every=run.checkpoints.every,
-            stop_after=stop_after,
+            stop_after=wanted.stop_after,
         ),
         recorder=records or Silent(),
         saver=keeper,
+        evaluator=evaluator_of(job, parallel),
+        restore=lambda: go_back(job, engine, parallel),
         stop_asked=asked,
-        begin=watched.beat,
+        begin=begin,
     )
     try:
         state, finished = loop.run(state)
@@ -130,6 +156,8 @@ def work(
             records.event("fail", _step_reached(folder), error=str(error))
         raise
     finally:
+        if profiler is not None:
+            profiler.close()
         if records is not None:
             records.close()
     dist.barrier(parallel.control)
@@ -215,6 +243,26 @@ def _load_newest(
     raise AssertionError("unreachable")
 
 
+def go_back(job: Job, engine: Engine, parallel: Parallel) -> RunState:
+    """Take the weights and moments of the newest checkpoint. Collective."""
+    newest = store.committed(job.folder.checkpoints)[-1]
+    state = savers.load(newest, engine.fragments(), parallel.checkpoint)
+    engine.loaded(state.updates)
+    return state
+
+
+def evaluator_of(job: Job, parallel: Parallel) -> Evaluator | None:
+    if job.run.evaluate is None:
+        return None
+    from ..dataplane.plan import Plan as MixturePlan
+
+    plan = MixturePlan.load(job.held_out)
+    largest = max(plan.phases, key=lambda phase: phase.batch_rows)
+    rows = micro_rows(job.run.micro_batch_tokens, largest, parallel.dp)
+    loader = _loader(plan, parallel, job.run.data, plan.first_step, rows)
+    return Evaluator(plan, loader, parallel, job.run.evaluate.every)
+
+
 def steps_of(job: Job, parallel: Parallel) -> Steps:
     """Where the rows come from."""
     from ..dataplane.plan import Plan as MixturePlan
@@ -238,22 +286,26 @@ def steps_of(job: Job, parallel: Parallel) -> Steps:
 def _mixture_steps(
     plan: object, parallel: Parallel, data: DataConfig, step: int, rows: int
 ) -> Iterator[Sequence[MicroBatch]]:
+    return iter(_loader(plan, parallel, data, step, rows, workers=data.workers))
+
+
+def _loader(
+    plan: object, parallel: Parallel, data: DataConfig, step: int, rows: int, workers: int = 0
+) -> Loader:
     from ..dataplane.cache import Cache
     from ..dataplane.loader import Loader
     from ..dataplane.plan import Plan as MixturePlan
 
     assert isinstance(plan, MixturePlan)
-    return iter(
-        Loader(
-            plan,
-            rank=parallel.dp_rank,
-            world=parallel.dp,
-            micro_batch=rows,
-            start_step=step,
-            workers=data.workers,
-            cache=Cache(data.cache, max_bytes=data.cache_bytes),
-            pin_memory=parallel.device.type == "cuda",
-        )
+    return Loader(
+        plan,
+        rank=parallel.dp_rank,
+        world=parallel.dp,
+        micro_batch=rows,
+        start_step=step,
+        workers=workers,
+        cache=Cache(data.cache, max_bytes=data.cache_bytes),
+        pin_memory=parallel.device.type == "cuda",
     )
 
 
@@ -285,7 +337,7 @@ def layout_of(job: Job) -> dict[str, object]:
 
 def _cut_back(folder: RunFolder, step: int) -> None:
     """Take back what was recorded after the checkpoint; it stays beside the file."""
-    for path in (folder.metrics, folder.ledger):
+    for path in (folder.metrics, folder.ledger, folder.evaluations):
         kept = lines.cut(path, step)
         if kept is not None:
             log.info("%s is cut back to step %d; the rest is in %s", path.name, step, kept.name)
@@ -301,13 +353,17 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--stop-after", type=int)
     parser.add_argument("--fallback", action="store_true")
+    parser.add_argument("--profile", type=steps_between)
     parser.add_argument("--debug", action="store_true")
     arguments = parser.parse_args()
     logs.setup(debug=arguments.debug)
+    wanted = Start(
+        stop_after=arguments.stop_after, fallback=arguments.fallback, profile=arguments.profile
+    )
     watched = launch.Watched()
     try:
         job = jobs.load(RunFolder(arguments.folder))
-        code = work(job, watched, stop_after=arguments.stop_after, fallback=arguments.fallback)
+        code = work(job, watched, wanted)
     except Exception as error:
         watched.fail(error)  # the launcher says it
         sys.exit(1)

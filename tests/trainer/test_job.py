@@ -179,7 +179,7 @@ def test_a_disk_without_room_for_a_checkpoint(ask: Any, monkeypatch: pytest.Monk
     found = ask()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(StorageError, match="one checkpoint takes"):
-        start.start(found, stop_after=None, fallback=False, debug=False)
+        start.start(found, job.Start())
     assert not found.folder.root.exists()
     with pytest.raises(StorageError, match="1B free, and one checkpoint takes"):
         job.check_disk(found)

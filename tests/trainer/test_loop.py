@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.config import SyntheticConfig
 from headrace.trainer.engines import build
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
+from headrace.trainer.guard import Guard
 from headrace.trainer.layout import Parallel
 from headrace.trainer.loop import Loop, Options, StepRecord
 from headrace.trainer.objective import Objective
@@ -32,6 +33,9 @@ class Kept:
 
     def record(self, record: StepRecord) -> None:
         self.records.append(record)
+
+    def evaluated(self, step: Any, found: Any) -> None:
+        raise AssertionError("nothing is evaluated here")
 
     def saved(self, step: int, blocked: float) -> None:
         raise AssertionError("nothing is saved here")
@@ -112,10 +116,65 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_named(parallel: Parall
 
 
 def test_it_may_be_skipped(parallel: Parallel) -> None:
-    loop, kept = make(parallel, steps=poisoned, skip_not_finite=True)
+    loop, kept = make(parallel, steps=poisoned, guard=Guard(not_finite="skip"))
     state, finished = loop.run(begin())
     assert finished and state.updates == 3
     assert [record.update.applied for record in kept.records] == [True, False, True, True]
+
+
+def spiking(step: int, rows: int) -> Iterator[Sequence[Any]]:
+    """The same rows at every step, which the model learns by heart, but for step 2."""
+    for number in range(step, PLAN.last_step):
+        first, third = (next(steps(which, rows)) for which in (0, 2))
+        yield third if number == 2 else first
+
+
+def everything(loop: Loop) -> dict[str, torch.Tensor]:
+    return {f.key: f.data.clone() for f in loop.engine.fragments()}
+
+
+LEARNS_BY_HEART = {"spike": "skip", "bound": 0.0, "window": 8}
+
+
+def test_a_spike_is_left_out(parallel: Parallel) -> None:
+    loop, kept = make(parallel, steps=spiking, guard=Guard(**LEARNS_BY_HEART))
+    state, finished = loop.run(begin())
+    assert finished and state.updates == 3
+    assert [record.update.applied for record in kept.records] == [True, True, False, True]
+    harm = kept.records[2].harm
+    assert harm is not None and (harm.kind, harm.action) == ("spike", "skip")
+    assert state.losses == tuple(kept.records[n].facts.loss for n in (0, 1, 3))
+    without, _ = make(parallel, steps=spiking)
+    assert without.run(begin())[0].ledger == state.ledger, "the rows were seen all the same"
+    loop, _ = make(parallel, steps=spiking, guard=Guard(**LEARNS_BY_HEART | {"spike": "stop"}))
+    with pytest.raises(RunError, match=r"step 2: the loss is .*, a spike above") as caught:
+        loop.run(begin())
+    assert "rows 12 to 17" in str(caught.value)
+
+
+def test_a_spike_takes_the_weights_back_and_never_the_row(parallel: Parallel) -> None:
+    guard = Guard(**LEARNS_BY_HEART | {"spike": "rollback"})
+    loop, kept = make(parallel, steps=spiking, guard=guard, stop_after=3)
+    at_first, first = everything(loop), begin()
+
+    def restore() -> RunState:
+        fill(loop.engine.fragments(), at_first)
+        loop.engine.loaded(first.updates)
+        return first
+
+    def fill(fragments: Any, tensors: dict[str, torch.Tensor]) -> None:
+        for fragment in fragments:
+            fragment.data.copy_(tensors[fragment.key])
+
+    loop.restore = restore
+    state, _ = loop.run(first)
+    assert (state.step, state.row, state.updates, state.rollbacks) == (3, 18, 0, 1)
+    assert kept.records[2].harm is not None and kept.records[2].harm.back_to == 0
+    for key, tensor in everything(loop).items():
+        assert torch.equal(tensor, at_first[key]), key
+    never, _ = make(parallel, steps=spiking, guard=replace(guard, rollbacks=0))
+    with pytest.raises(RunError, match="comes to harm again"):
+        never.run(begin())
 
 
 def test_batch_arithmetic() -> None:

@@ -5,6 +5,7 @@ import json
 import math
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ import pytest
 from headrace.console.errors import MissingError
 from headrace.trainer.config import SyntheticConfig, WatchConfig
 from headrace.trainer.engines.engine import Update
+from headrace.trainer.evaluate import Evaluation
 from headrace.trainer.facts import Facts
+from headrace.trainer.guard import Harm
 from headrace.trainer.loop import StepRecord
 from headrace.trainer.records import Records, Speed
 from headrace.trainer.synthetic import SyntheticPlan
@@ -20,7 +23,7 @@ from headrace.trainer.synthetic import SyntheticPlan
 PLAN = SyntheticPlan(SyntheticConfig(steps=10, seq_len=8, batch_rows=5), 50, 1)
 
 
-def record(step: int, loss: float = 3.0, *, applied: bool = True) -> StepRecord:
+def record(step: int, loss: float = 3.0, *, harm: Harm | None = None) -> StepRecord:
     facts = Facts(
         losses=[loss * 40],
         weights=[40.0],
@@ -30,11 +33,12 @@ def record(step: int, loss: float = 3.0, *, applied: bool = True) -> StepRecord:
         save_failed=False,
         digests=[],
     )
-    return StepRecord(PLAN.step(step), facts, Update(1.5, applied), 1e-3, 0.4, f"hash{step}")
+    update = Update(1.5, applied=harm is None)
+    return StepRecord(PLAN.step(step), facts, update, 1e-3, 0.4, f"hash{step}", harm)
 
 
 def records(tmp_path: Path, stream: io.StringIO) -> Records:
-    speed = Speed({8: 2000.0}, peak=1e6)
+    speed = Speed({8: 2000.0}, {8: 2500.0}, peak=1e6)
     watch = WatchConfig(log_seconds=1e9, tensorboard=False)
     return Records(tmp_path, PLAN, speed, watch, first_step=0, stream=stream)
 
@@ -54,6 +58,8 @@ def test_a_step_in_numbers(tmp_path: Path) -> None:
         "grad_norm": 1.5,
         "tokens_per_second": 100.0,
         "mfu": pytest.approx(0.2),
+        "hfu": pytest.approx(0.25),
+        "memory": 0,
         "data_wait": 0.25,
         "seconds": 0.4,
         "sources": {"synthetic": {"loss": pytest.approx(3.0), "weight": 40.0, "rows": 5}},
@@ -76,16 +82,33 @@ def test_the_terminal_hears_of_edges_and_not_of_every_step(tmp_path: Path) -> No
 def test_what_is_not_finite_is_null_and_said(tmp_path: Path) -> None:
     stream = io.StringIO()
     kept = records(tmp_path, stream)
-    kept.record(record(0, math.nan, applied=False))
+    kept.record(record(0, math.nan, harm=Harm("not finite", "rollback", back_to=0)))
     kept.close()
-    (entry,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
-    assert entry["loss"] is None and entry["skipped"] is True
-    assert "loss not finite" in stream.getvalue() and "skipped" in stream.getvalue()
+    for name in ("metrics", "ledger"):
+        (entry,) = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").open()]
+        assert entry["skipped"] is True and entry["back_to"] == 0
+        assert name == "ledger" or entry["loss"] is None
+    (event,) = [json.loads(line) for line in (tmp_path / "events.jsonl").open()]
+    assert event["event"] == "not finite" and "rows 0 to" in event["where"]
+    assert "loss not finite" in stream.getvalue()
+    assert stream.getvalue().endswith("skipped: not finite  back to step 0\n")
+
+
+def test_an_evaluation_is_a_line_of_its_own(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    kept = records(tmp_path, stream)
+    facts = replace(record(0).facts, losses=[6.0, 9.0], weights=[3.0, 3.0], rows=[1, 1])
+    kept.evaluated(PLAN.step(4), Evaluation(["web", "code"], facts, 0.5))
+    kept.close()
+    (entry,) = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").open()]
+    assert (entry["step"], entry["loss"]) == (4, 2.5)
+    assert {name: each["loss"] for name, each in entry["sources"].items()} == {"web": 2, "code": 3}
+    assert "step 5 of 10  held out  all 2.5000  web 2.0000  code 3.0000" in stream.getvalue()
 
 
 def test_tensorboard_is_written_beside(tmp_path: Path) -> None:
     watch = WatchConfig(log_seconds=1e9)
-    speed = Speed({8: 2000.0}, peak=None)
+    speed = Speed({8: 2000.0}, {8: 2000.0}, peak=None)
     kept = Records(tmp_path, PLAN, speed, watch, first_step=0, stream=io.StringIO())
     kept.record(record(0))
     kept.close()
@@ -123,7 +146,12 @@ def test_weights_and_biases_gets_the_same_charts(
     watch = WatchConfig(log_seconds=1e9, tensorboard=False, wandb="rivers")
     for _ in range(2):  # a restart goes on with the page
         kept = Records(
-            tmp_path, PLAN, Speed({8: 2000.0}, None), watch, first_step=0, stream=io.StringIO()
+            tmp_path,
+            PLAN,
+            Speed({8: 2000.0}, {8: 2000.0}, None),
+            watch,
+            first_step=0,
+            stream=io.StringIO(),
         )
         kept.record(record(3))
         kept.close()
@@ -140,4 +168,4 @@ def test_without_its_extra_it_says_how_to_install_it(
     monkeypatch.setitem(sys.modules, "wandb", None)
     watch = WatchConfig(tensorboard=False, wandb="rivers")
     with pytest.raises(MissingError, match=r"pip install 'headrace\[wandb\]'"):
-        Records(tmp_path, PLAN, Speed({8: 2000.0}, None), watch, first_step=0)
+        Records(tmp_path, PLAN, Speed({8: 2000.0}, {8: 2000.0}, None), watch, first_step=0)

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace.trainer.job import Start, steps_between
+from headrace.trainer.profiling import Profiler
+
+
+def traced(profiler: Profiler) -> list[str]:
+    with gzip.open(profiler.file) as file:
+        return [event.get("name", "") for event in json.load(file)["traceEvents"]]
+
+
+def test_the_chosen_steps_are_traced_and_no_other(tmp_path: Path) -> None:
+    profiler = Profiler(tmp_path / "profiles", range(2, 4), rank=1)
+    for step, name in enumerate(("tan", "tan", "cos", "cos", "sin", "sin")):
+        profiler.begin(step)
+        getattr(torch.ones(3), name)()
+    profiler.close()
+    assert profiler.file.name == "steps-2-4.rank-1.json.gz"
+    names = traced(profiler)
+    assert names.count("aten::cos") == 2
+    assert "aten::sin" not in names and "aten::tan" not in names
+
+
+def test_a_run_that_ends_within_them_writes_what_there_is(tmp_path: Path) -> None:
+    profiler = Profiler(tmp_path, range(1, 100), rank=0)
+    profiler.begin(1)
+    torch.ones(3).cos()
+    profiler.close()
+    profiler.close()
+    assert "aten::cos" in traced(profiler)
+
+
+@pytest.mark.parametrize("text", ["10", "10:10", "15:10", "a:b", ":5", "1:2:3"])
+def test_steps_are_written_first_last(text: str) -> None:
+    with pytest.raises(ValueError, match="FIRST:LAST"):
+        steps_between(text)
+
+
+def test_what_a_start_was_asked_reaches_its_processes() -> None:
+    start = Start(stop_after=3, fallback=True, profile=range(10, 15))
+    assert start.words() == ["--stop-after=3", "--profile=10:15", "--fallback"]
+    assert steps_between("10:15") == start.profile
