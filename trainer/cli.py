@@ -36,6 +36,9 @@ fallback_option = click.option(
 profile_option = click.option(
     "--profile", metavar="FIRST:LAST", help="Trace these steps with torch's profiler, as in 10:15."
 )
+slurm_option = click.option(
+    "--slurm", is_flag=True, help="Submit a batch job that goes on until the run is finished."
+)
 dry_option = click.option(
     "--dry-run", is_flag=True, help="Resolve, check and print everything; start nothing."
 )
@@ -55,6 +58,7 @@ dry_option = click.option(
 @stop_option
 @fallback_option
 @profile_option
+@slurm_option
 @dry_option
 @command.json_option
 @click.pass_context
@@ -69,6 +73,7 @@ def run(
     stop_after: int | None,
     fallback: bool,
     profile: str | None,
+    slurm: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -93,9 +98,11 @@ def run(
         model=model,
         out=out,
         overrides=overrides,
+        slurm=slurm,
     )
     job = jobs.resolve(request)
-    _go(job, _asked(context, stop_after, fallback, profile), dry_run, as_json)
+    asked = _asked(context, stop_after, fallback, profile)
+    _go(job, asked, _again(context) if slurm else None, dry_run, as_json)
 
 
 @main.command()
@@ -104,6 +111,7 @@ def run(
 @stop_option
 @fallback_option
 @profile_option
+@slurm_option
 @dry_option
 @command.json_option
 @click.pass_context
@@ -114,6 +122,7 @@ def resume(
     stop_after: int | None,
     fallback: bool,
     profile: str | None,
+    slurm: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -121,23 +130,30 @@ def resume(
     from . import job as jobs
     from .folder import RunFolder
 
-    job = jobs.load(RunFolder(folder), overrides)
-    _go(job, _asked(context, stop_after, fallback, profile), dry_run, as_json)
+    job = jobs.load(RunFolder(folder), overrides, slurm=slurm)
+    asked = _asked(context, stop_after, fallback, profile)
+    _go(job, asked, _again(context) if slurm else None, dry_run, as_json)
 
 
 @main.command()
 @click.argument("folders", nargs=-1, required=True, metavar="RUN...")
-@click.option("--out", metavar="FILE", help="Where the report goes [RUN/report.html].")
+@click.option("--compare", is_flag=True, help="One page that shows the runs side by side.")
+@click.option("--out", metavar="FILE", help="[RUN/report.html, or RUN/compare.html of the first]")
 @command.json_option
-def report(folders: tuple[str, ...], out: str | None, as_json: bool) -> None:
-    """Draw a run's report, one HTML file that needs nothing else; several runs are compared."""
+def report(folders: tuple[str, ...], compare: bool, out: str | None, as_json: bool) -> None:
+    """Draw the report of each run, one HTML file that needs nothing else."""
     from .report import write
 
-    path, summary = write(folders, out)
+    if compare and len(folders) < 2:
+        raise click.UsageError("--compare needs two runs or more")
+    if out is not None and len(folders) > 1 and not compare:
+        raise click.UsageError("--out is one file: give one RUN, or --compare")
+    pages = [folders] if compare else [(folder,) for folder in folders]
+    found = [write(page, out)[1] for page in pages]
     if as_json:
-        command.emit(summary)
-    else:
-        command.say(f"report: {path}")
+        command.emit(found[0] if len(found) == 1 else found)
+    for summary in found:
+        command.say(f"report: {summary['report']}")
 
 
 SOURCE = "RUN|CHECKPOINT"
@@ -265,17 +281,39 @@ def _asked(
     return Start(stop_after=stop_after, fallback=fallback, profile=steps, debug=debug)
 
 
-def _go(job: Job, asked: Start, dry_run: bool, as_json: bool) -> None:
+def _again(context: click.Context) -> list[str]:
+    """The words of this command, for a batch job to say."""
+    found = [context.info_name or ""]
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        if isinstance(parameter, click.Argument):
+            found += value if isinstance(value, tuple) else [str(value)]
+        elif value is True and parameter.name not in ("slurm", "dry_run", "as_json"):
+            found.append(parameter.opts[0])
+        elif value is not None and not isinstance(value, bool):
+            found += [parameter.opts[0], str(value)]
+    return found
+
+
+def _go(job: Job, asked: Start, batch: list[str] | None, dry_run: bool, as_json: bool) -> None:
+    """Start the job here, or submit one that says the words of `batch`."""
     from . import launch, start
     from .describe import describe, lines
 
-    start.check(job)
+    start.check(job, elsewhere=batch is not None)
     if dry_run:
         described = describe(job)
+        script = {} if batch is None else {"slurm": start.batch_script(job, batch)}
         if as_json:
-            command.emit(described)
+            command.emit(described | script)
         else:
-            command.say("\n".join(lines(described)))
+            command.say("\n".join([*lines(described), *script.values()]))
+        return
+    if batch is not None:
+        number = start.submit(job, batch)
+        if as_json:
+            command.emit({"job": number, "script": str(job.folder.slurm)})
+        command.say(f"submitted as job {number}: {job.folder.slurm}")
         return
     code = start.start(job, asked)
     if as_json and launch.speaks():

@@ -21,6 +21,7 @@ from .evaluate import EvaluateConfig
 from .guard import Action, Guard
 from .layout import DeviceKind, LayoutConfig
 from .optimizer import OptimizerConfig
+from .slurm import SlurmConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +157,8 @@ class RunConfig:
     evaluate: EvaluateConfig | None = None
     """The loss on what was held out, at intervals."""
     watch: WatchConfig = field(default_factory=WatchConfig)
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    """The batch job, where `--slurm` asks for one."""
     synthetic: SyntheticConfig | None = None
     """Random rows; a run with a mixture has none."""
 

@@ -20,6 +20,7 @@ from ..console import config as reader
 from ..console.errors import BusyError, RunError, StorageError
 from ..dataplane import ledger
 from .records import EVALUATIONS, EVENTS, METRICS
+from .slurm import SCRIPT
 
 RUN = "run.yaml"
 MODEL = "model.yaml"
@@ -42,6 +43,7 @@ class RunFolder:
         self.plan = self.root / PLAN
         self.checkpoints = self.root / CHECKPOINTS
         self.logs = self.root / LOGS
+        self.slurm = self.root / SCRIPT
         self.profiles = self.root / PROFILES
         self.report = self.root / REPORT
         self.metrics = self.root / METRICS
@@ -74,9 +76,9 @@ class RunFolder:
 
     def _left_behind(self, path: Path) -> bool:
         """`Job.save` writes run.yaml last: a run without it has taken no step."""
-        if path in (self.checkpoints, self.logs):
-            return not any(path.iterdir())
-        written = (self.model, self.mixture, self.plan)
+        if path in (self.checkpoints, self.logs):  # a batch job says something there first
+            return all(each.name.startswith("slurm-") for each in path.iterdir())
+        written = (self.model, self.mixture, self.plan, self.slurm)
         half = tuple(f".{file.name}." for file in (*written, self.run))
         return path in written or path.name == LOCK or path.name.startswith((PROBE, *half))
 

@@ -56,6 +56,8 @@ class Request:
     model: str | None = None
     out: str | None = None
     overrides: Sequence[str] = ()
+    slurm: bool = False
+    """It is to run as a batch job, and not here."""
 
     def part(self, prefix: str) -> list[str]:
         """The overrides that reach into the mixture's or the model's file."""
@@ -164,7 +166,7 @@ def resolve(request: Request) -> Job:
     """A new job, or the one in the folder if it is the same."""
     asked = run_config.load(request.run, request.own)
     _check_joined(asked)
-    run = resolve_here(asked)
+    run = resolve_slurm(asked) if request.slurm else resolve_here(asked)
     if request.mixture is None and run.synthetic is None:
         raise RunError(
             "a run needs rows",
@@ -216,7 +218,7 @@ def _model(request: Request, run: RunConfig, folder: RunFolder) -> ModelConfig:
     return load_model_config(request.model or "tiny-hybrid", changes)
 
 
-def load(folder: RunFolder, overrides: Sequence[str] = ()) -> Job:
+def load(folder: RunFolder, overrides: Sequence[str] = (), *, slurm: bool = False) -> Job:
     """The job of a run's folder. Overrides may change what does not make it another run."""
     from ..models.config import load_model_config
 
@@ -226,7 +228,7 @@ def load(folder: RunFolder, overrides: Sequence[str] = ()) -> Job:
     asked = run_config.build(data, overrides, source=str(folder.run), lines=lines)
     if any(word.startswith("processes=") for word in overrides):
         _check_joined(asked)
-    run = resolve_here(asked)
+    run = resolve_slurm(asked) if slurm else resolve_here(asked)
     model = load_model_config(folder.model)
     mixture = None
     if stored.synthetic is None:
@@ -260,6 +262,23 @@ def resolve_here(run: RunConfig) -> RunConfig:
     )
 
 
+def resolve_slurm(run: RunConfig) -> RunConfig:
+    """The same for a batch job: what it will come to there."""
+    if run.processes not in (None, run.slurm.world):
+        raise LayoutError(
+            f"processes={run.processes}, and a batch job of {run.slurm.nodes} × "
+            f"{run.slurm.per_node} has {run.slurm.world}",
+            mend="leave processes out; slurm.nodes, slurm.gpus and slurm.processes decide",
+        )
+    device = run.device
+    if device == "auto":
+        device = "cuda" if run.slurm.gpus else "cpu"
+    precision = run.precision
+    if precision == "auto":
+        precision = "bf16" if device == "cuda" else "fp32"
+    return replace(run, device=device, processes=run.slurm.world, precision=precision)
+
+
 def _check_joined(asked: RunConfig) -> None:
     """Another launcher has decided how many processes there are."""
     if joined() and asked.processes not in (None, int(os.environ["WORLD_SIZE"])):
@@ -270,7 +289,7 @@ def _check_joined(asked: RunConfig) -> None:
         )
 
 
-def check(job: Job) -> None:
+def check(job: Job, *, elsewhere: bool = False) -> None:
     """Everything that can be known to fail before the first step."""
     dp = job.dp
     assert job.run.precision != "auto"
@@ -306,7 +325,7 @@ def check(job: Job) -> None:
         check_origin(job)
     if job.run.evaluate is not None and not job.held_out.exists():
         plan_held_out(job)
-    if job.run.device == "cuda":
+    if job.run.device == "cuda" and not elsewhere:
         from .layout import count_gpus
 
         if job.processes > count_gpus() and not joined():

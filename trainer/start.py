@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..console import command
 from ..console.log import get_logger
 from ..console.progress import human
+from ..dataplane import storage
 from . import job as jobs
-from . import launch, lines
+from . import launch, lines, slurm
 from .checkpoints import store
 from .describe import describe
 from .job import Job, Start
@@ -16,9 +19,22 @@ from .job import Job, Start
 log = get_logger(__name__)
 
 
-def check(job: Job) -> None:
+def check(job: Job, *, elsewhere: bool = False) -> None:
     """Everything that can fail before a process is started, and that writes nothing."""
-    jobs.check(job)
+    jobs.check(job, elsewhere=elsewhere)
+
+
+def submit(job: Job, words: Sequence[str]) -> str:
+    """Write the batch script into the run's folder and submit it; returns the job's number."""
+    job.folder.prepare()
+    storage.write(str(job.folder.slurm), batch_script(job, words).encode())
+    return slurm.submit(job.folder.slurm)
+
+
+def batch_script(job: Job, words: Sequence[str]) -> str:
+    folder = job.folder
+    name = folder.root.absolute().name
+    return slurm.script(job.run.slurm, name, words, logs=folder.logs, cwd=Path.cwd())
 
 
 def start(job: Job, asked: Start) -> int:
@@ -105,7 +121,9 @@ def _join(job: Job, asked: Start) -> int:
 
     watched = launch.Watched()
     if not launch.speaks():
-        return work(job, watched, asked)
+        code = work(job, watched, asked)
+        # Who stops because all do is no failure that a launcher should end rank 0 for.
+        return 0 if code == launch.INTERRUPTED else code
     if job.run.watch.stall_seconds:
         log.info("the launcher watches the processes: watch.stall_seconds does nothing here")
     jobs.check_disk(job)

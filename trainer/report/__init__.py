@@ -9,10 +9,10 @@ from typing import Any
 from ...dataplane import storage
 from ..folder import RunFolder
 from . import page
-from .data import RunData
+from .data import RunData, first_difference
 
 
-def write(folders: Sequence[str], out: str | None) -> tuple[Path, dict[str, Any]]:
+def write(folders: Sequence[str], out: str | None = None) -> tuple[Path, dict[str, Any]]:
     """Draw the report of one run, or of several side by side. Returns where, and the facts."""
     runs = [RunData.load(RunFolder(folder)) for folder in folders]
     target = Path(out) if out else RunFolder(folders[0]).report
@@ -20,4 +20,7 @@ def write(folders: Sequence[str], out: str | None) -> tuple[Path, dict[str, Any]
         target = target.with_name("compare.html")
     text = page.one(runs[0]) if len(runs) == 1 else page.several(runs)
     storage.write(str(target), text.encode())
-    return target, {"report": str(target), "runs": [run.summary() for run in runs]}
+    summaries = [run.summary() for run in runs]
+    for run, summary in zip(runs[1:], summaries[1:], strict=True):
+        summary["first_difference"] = first_difference(runs[0], run)
+    return target, {"report": str(target), "runs": summaries}

@@ -59,7 +59,25 @@ def loss(run: RunData) -> str:
     chart.line(whole, "faint")
     chart.line(smooth(whole, width), "strong")
     chart.marks(run.restarts, "resumed")
+    chart.marks(run.tokens_at([entry["step"] for entry in run.left_out]), "left out")
     return chart.text("loss over tokens")
+
+
+def held_out(runs: Sequence[RunData]) -> str:
+    """The loss on held-out rows: of one run by source, of several all together."""
+    if len(runs) == 1:
+        curves = list(runs[0].held_out_curves().values())
+        painted = [("strong", None), *(("medium", colour(n)) for n in range(len(curves) - 1))]
+    else:
+        curves = [run.held_out_curves()["all"] for run in runs if run.evaluations]
+        painted = [("strong", colour(n)) for n, run in enumerate(runs) if run.evaluations]
+    y_range = bounds(y for curve in curves for y in curve.y)
+    chart = Chart(WIDE, 230, extent(runs), y_range, _plain)
+    chart.bands(spans(max(runs, key=lambda run: run.last_token)))
+    chart.axes()
+    for curve, (kind, paint) in zip(curves, painted, strict=True):
+        chart.line(curve, kind, *([paint] if paint else []))
+    return chart.text("loss on held-out rows over tokens")
 
 
 def learning_rate(run: RunData) -> str:

@@ -14,6 +14,8 @@ from ..describe import describe
 from ..folder import RunFolder
 from ..job import Job
 
+HARMS = ("spike", "not finite")
+"""Events of steps that were left out."""
 MOST_POINTS = 500
 """Of a curve: more would not be seen, and the file is to open at once."""
 
@@ -47,7 +49,9 @@ class RunData:
     about: dict[str, Any]
     metrics: list[dict[str, Any]]
     events: list[dict[str, Any]]
-    ledger: str
+    evaluations: list[dict[str, Any]]
+    hashes: dict[int, str]
+    """The ledger's, by step."""
     checkpoints: list[int]
 
     @classmethod
@@ -56,13 +60,13 @@ class RunData:
         metrics = list(lines.read(folder.metrics))
         if not metrics:
             raise RunError(f"the run in {folder.root} has not taken a step yet")
-        ledger = list(lines.read(folder.ledger))
         return cls(
             job=job,
             about=describe(job),
             metrics=metrics,
             events=list(lines.read(folder.events)),
-            ledger=str(ledger[-1]["hash"]),
+            evaluations=list(lines.read(folder.evaluations)),
+            hashes={entry["step"]: entry["hash"] for entry in lines.read(folder.ledger)},
             checkpoints=[store.step_of(path) for path in store.committed(folder.checkpoints)],
         )
 
@@ -96,8 +100,23 @@ class RunData:
     @property
     def restarts(self) -> list[float]:
         """Tokens at which the run was taken up again."""
+        return self.tokens_at([e["step"] for e in self.events if e["event"] == "resume"])
+
+    @property
+    def ledger(self) -> str:
+        """The last hash."""
+        return self.hashes[max(self.hashes)]
+
+    @property
+    def left_out(self) -> list[dict[str, Any]]:
+        """What happened at the steps that are not in the weights."""
+        steps = {entry["step"] for entry in self.metrics if entry.get("skipped")}
+        found = {e["step"]: e for e in self.events if e["event"] in HARMS and e["step"] in steps}
+        return [found[step] for step in sorted(found)]
+
+    def tokens_at(self, steps: Sequence[int]) -> list[float]:
+        """Tokens when these steps began."""
         taken = {entry["step"]: float(entry["tokens"]) for entry in self.metrics}
-        steps = [e["step"] for e in self.events if e["event"] == "resume"]
         return [taken.get(step - 1, float(self.first_token)) for step in steps]
 
     @property
@@ -136,6 +155,29 @@ class RunData:
         ]
         return thin([x for x, _ in pairs], [float(y) for _, y in pairs])
 
+    @property
+    def held_out(self) -> float | None:
+        """The loss of the last evaluation."""
+        return self.evaluations[-1]["loss"] if self.evaluations else None
+
+    def held_out_curves(self) -> dict[str, Curve]:
+        """The loss on held-out rows: of all sources together, then of each."""
+        names = dict.fromkeys(name for entry in self.evaluations for name in entry["sources"])
+        together = [(entry, entry["loss"]) for entry in self.evaluations]
+        each = {
+            name: [
+                (entry, entry["sources"].get(name, {}).get("loss")) for entry in self.evaluations
+            ]
+            for name in names
+        }
+        return {
+            name: Curve(
+                [float(entry["tokens"]) for entry, loss in pairs if loss is not None],
+                [float(loss) for _, loss in pairs if loss is not None],
+            )
+            for name, pairs in {"all": together, **each}.items()
+        }
+
     def phases(self) -> list[PhaseShares]:
         realised: dict[str, list[int]] = {}
         for entry in self.metrics:
@@ -169,9 +211,17 @@ class RunData:
             "tokens_per_second": self.tokens_per_second,
             "data_wait": self.data_wait,
             "restarts": len(self.restarts),
+            "held_out": self.held_out,
+            "left_out": [entry["step"] for entry in self.left_out],
             "plan_hash": self.job.plan.hash,
             "ledger_hash": self.ledger,
         }
+
+
+def first_difference(one: RunData, other: RunData) -> int | None:
+    """The first step at which two runs did not see the same rows, by their ledgers."""
+    both = sorted(one.hashes.keys() & other.hashes.keys())
+    return next((step for step in both if one.hashes[step] != other.hashes[step]), None)
 
 
 def planned_over_tokens(run: RunData) -> list[tuple[float, float, list[float]]]:

@@ -10,7 +10,7 @@ from typing import Any
 from ... import __version__
 from ...console.progress import duration, human
 from . import charts
-from .data import RunData
+from .data import HARMS, RunData, first_difference
 from .style import CSS
 
 
@@ -27,6 +27,8 @@ def one(run: RunData) -> str:
             + (charts.legend(run.sources) if several_sources else "")
             + _restart_key(run),
         ),
+        _held_out([run]),
+        _left_out(run),
         _section("Learning rate", charts.learning_rate(run)),
         _section(
             "Mixture",
@@ -55,10 +57,44 @@ def several(runs: Sequence[RunData]) -> str:
         f"<h1>{escape(' · '.join(names))}</h1></div></header>",
         _section("Loss", charts.compared(runs, "loss", 330, "loss"), legend=charts.legend(names)),
         _section(f"Loss less that of {names[0]}", difference) if difference else "",
+        _held_out(runs),
         _section("Learning rate", charts.compared(runs, "lr", 160, "learning rate")),
         _comparison(runs),
     ]
     return _page(" · ".join(names), "".join(body))
+
+
+def _held_out(runs: Sequence[RunData]) -> str:
+    evaluated = [run for run in runs if run.evaluations]
+    if not evaluated:
+        return ""
+    if len(runs) > 1:
+        return _section(
+            "Held out", charts.held_out(runs), legend=charts.legend([run.name for run in runs])
+        )
+    _, *sources = runs[0].held_out_curves()
+    last = runs[0].evaluations[-1]["sources"]
+    notes = [f" <em>{last[name]['loss']:.4f}</em>" if name in last else "" for name in sources]
+    keys = '<span class="key"><b></b>all</span>' + charts.legend(sources, notes)
+    return _section("Held out", charts.held_out(runs), legend=keys)
+
+
+def _left_out(run: RunData) -> str:
+    """The steps that are not in the weights, with their rows."""
+    if not run.left_out:
+        return ""
+    rows = "".join(
+        f"<tr><th>step {event['step']:,}</th><td>{escape(event['event'])}</td>"
+        f"<td>{escape(event['what'])}</td><td>{escape(event['where'])}</td>"
+        f"<td>{_back(event)}</td></tr>"
+        for event in run.left_out
+    )
+    table = f'<div class="scroll"><table class="history"><tbody>{rows}</tbody></table></div>'
+    return _section("Steps left out", table)
+
+
+def _back(event: dict[str, Any]) -> str:
+    return f"back to the weights of step {event['back_to']:,}" if "back_to" in event else "skipped"
 
 
 def _header(run: RunData) -> str:
@@ -89,6 +125,8 @@ def _tiles(run: RunData) -> str:
     planned = run.job.plan.tokens
     loss = run.loss
     mfu = [entry["mfu"] for entry in run.metrics if entry["mfu"] is not None]
+    hfu = [entry["hfu"] for entry in run.metrics if entry.get("hfu") is not None]
+    share = f"MFU {_mean(mfu):.1%}" + (f", HFU {_mean(hfu):.1%}" if hfu else "") if mfu else ""
     tiles = [
         ("tokens", human(run.tokens), f"{run.tokens / planned:.0%} of {human(planned)}"),
         ("loss", f"{loss:.4f}" if loss is not None else "not finite", _loss_note(run)),
@@ -100,7 +138,7 @@ def _tiles(run: RunData) -> str:
         (
             "tokens per second",
             human(run.tokens_per_second),
-            f"MFU {sum(mfu) / len(mfu):.1%}" if mfu else run.about["layout"]["device"].upper(),
+            share or run.about["layout"]["device"].upper(),
         ),
         ("waiting for data", f"{run.data_wait:.2%}", "of the time"),
         ("time", duration(run.seconds), _restart_note(run)),
@@ -113,6 +151,10 @@ def _tiles(run: RunData) -> str:
         )
         + "</div>"
     )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _loss_note(run: RunData) -> str:
@@ -194,7 +236,7 @@ def _history(run: RunData) -> str:
     """Starts and ends, without the checkpoints between them."""
     rows = []
     for event in run.events:
-        if event["event"] == "checkpoint":
+        if event["event"] in ("checkpoint", *HARMS):
             continue
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
         rows.append(
@@ -223,6 +265,8 @@ def _comparison(runs: Sequence[RunData]) -> str:
         "tokens": [human(run.tokens) for run in runs],
         "loss": [f"{run.loss:.4f}" if run.loss is not None else "not finite" for run in runs],
         "tokens per second": [human(run.tokens_per_second) for run in runs],
+        "held-out loss": [f"{run.held_out:.4f}" if run.held_out else "–" for run in runs],
+        "steps left out": [str(len(run.left_out)) for run in runs],
         "waiting for data": [f"{run.data_wait:.2%}" for run in runs],
         "restarts": [str(len(run.restarts)) for run in runs],
         "parameters": [human(run.about["model"]["parameters"]) for run in runs],
@@ -231,6 +275,7 @@ def _comparison(runs: Sequence[RunData]) -> str:
         "peak learning rate": [f"{run.job.run.optimizer.lr:g}" for run in runs],
         "plan": [run.job.plan.hash for run in runs],
         "ledger": [run.ledger for run in runs],
+        f"the rows beside {runs[0].name}'s": ["", *(_parting(runs[0], run) for run in runs[1:])],
     }
     head = "".join(f"<th>{escape(run.name)}</th>" for run in runs)
     rows = "".join(
@@ -243,6 +288,14 @@ def _comparison(runs: Sequence[RunData]) -> str:
         '<section><h2>Side by side</h2><div class="scroll"><table class="sides"><thead><tr>'
         f"<th></th>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>"
     )
+
+
+def _parting(first: RunData, run: RunData) -> str:
+    step = first_difference(first, run)
+    if step is None:
+        return "the same"
+    plans = first.job.plan.hash != run.job.plan.hash
+    return f"differ from step {step:,} on" + (", by another plan" if plans else "")
 
 
 def _section(title: str, content: str, legend: str = "") -> str:

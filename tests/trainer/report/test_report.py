@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from headrace.console.errors import RunError
 from headrace.trainer import job, report
+from headrace.trainer.cli import main
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.job import Request
 from headrace.trainer.report.data import Curve, RunData, realised_over_tokens, smooth, thin
@@ -112,6 +114,68 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
     check_page(text)
     assert path.name == "compare.html" and len(summary["runs"]) == 2
     assert "Loss less that of a" in text
+
+
+def rewrite(file: Path, change: Any) -> None:
+    entries = [json.loads(line) for line in file.read_text().splitlines()]
+    for entry in entries:
+        change(entry)
+    file.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+
+
+def evaluate(folder: RunFolder, losses: dict[int, float]) -> None:
+    lines = [
+        {
+            "step": step,
+            "tokens": 64 * (step + 1),
+            "loss": loss,
+            "sources": {"web": {"loss": loss - 1}, "code": {"loss": loss + 1}},
+        }
+        for step, loss in losses.items()
+    ]
+    folder.evaluations.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_what_was_held_out_and_left_out_is_shown(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [4.0, 3.0, 9.0, 1.0])
+    plain = report.write([str(folder.root)])[0].read_text()
+    assert "Held out" not in plain and "Steps left out" not in plain
+    evaluate(folder, {1: 3.5, 3: 2.25})
+    rewrite(folder.metrics, lambda e: e.update({"skipped": True} if e["step"] == 2 else {}))
+    with folder.events.open("a") as events:
+        for step in (2, 3):  # the second was taken again after a resume, and was none
+            harm = {"event": "spike", "step": step, "what": "step 2: a spike above 5"}
+            more = {"time": 4.0, "where": "rows 8 to 11, phase <one>", "back_to": 0}
+            events.write(json.dumps({**harm, **more}) + "\n")
+    path, summary = report.write([str(folder.root)])
+    text = path.read_text()
+    check_page(text)
+    for word in ("Held out", "1.2500", "rows 8 to 11, phase &lt;one&gt;", "weights of step 0"):
+        assert word in text, word
+    (run,) = summary["runs"]
+    assert (run["held_out"], run["left_out"]) == (2.25, [2])
+
+
+def test_a_comparison_says_where_the_rows_part(tmp_path: Path) -> None:
+    first, second, third = (make_run(tmp_path / name, [4.0, 3.0, 2.0]) for name in "abc")
+    evaluate(first, {2: 3.0})
+    evaluate(third, {2: 4.0})
+    rewrite(third.ledger, lambda e: e.update({"hash": "other"} if e["step"] >= 1 else {}))
+    path, summary = report.write([str(each.root) for each in (first, second, third)])
+    text = path.read_text()
+    check_page(text)
+    assert "the same" in text and "differ from step 1 on" in text and "Held out" in text
+    assert [run.get("first_difference") for run in summary["runs"]] == [None, None, 1]
+
+
+def test_runs_are_compared_if_asked(tmp_path: Path) -> None:
+    roots = [str(make_run(tmp_path / name, [2.0, 1.0]).root) for name in "ab"]
+    done = CliRunner().invoke(main, ["report", *roots, "--json"])
+    assert [Path(each["report"]).name for each in json.loads(done.stdout)] == ["report.html"] * 2
+    done = CliRunner().invoke(main, ["report", *roots, "--compare", "--json"])
+    assert Path(json.loads(done.stdout)["report"]).name == "compare.html"
+    for words in (["report", roots[0], "--compare"], ["report", *roots, "--out", "x.html"]):
+        assert CliRunner().invoke(main, words).exit_code == 2
 
 
 def test_a_run_without_a_step_has_no_report(tmp_path: Path) -> None:
