@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from ..console import config as reader
 from ..console.errors import ConfigError, Problem, Problems
@@ -84,18 +84,13 @@ class ModelConfig:
 
     def uses(self, name: str) -> list[int]:
         """The numbers of the layers in which the operator takes part."""
-        return [
-            number
-            for number, layer in enumerate(self.layers)
-            if name in (layer.mixer, layer.mlp, layer.shared)
-        ]
+        return [number for number, layer in enumerate(self.layers) if name in layer.names]
 
     def _pattern_problems(self) -> list[Problem]:
         named: dict[str, int] = {}
         for number, layer in enumerate(self.layers):
-            for name in (layer.mixer, layer.mlp, layer.shared):
-                if name is not None:
-                    named.setdefault(name, number)
+            for name in layer.names:
+                named.setdefault(name, number)
         wrong = []
         for name, number in named.items():
             if name not in self.operators:
@@ -109,23 +104,27 @@ class ModelConfig:
         for number, layer in enumerate(self.layers):
             if layer.shared is not None and "." in layer.shared:
                 wrong.append(f"layer {number}: a shared block's name has no dot: `{layer.shared}`")
-            for name, shared in ((layer.mixer, False), (layer.mlp, False), (layer.shared, True)):
+            for name in layer.names:
                 kind = self.operators[name].kind if name in self.operators else None
+                shared = name == layer.shared
                 if kind is not None and issubclass(OPERATORS[kind], SharedOperator) != shared:
                     should = "cannot be shared" if shared else "stands before `>` only"
                     wrong.append(f"layer {number}: `{name}` is of kind {kind}, which {should}")
         return [Problem("pattern", what) for what in wrong]
 
     def _operator_problems(self) -> list[Problem]:
+        undefined = {name for layer in self.layers for name in layer.names} - self.operators.keys()
         wrong = []
         for name, options in self.operators.items():
             numbers = self.uses(name)
             shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
-            place = f"layers {shown}" if numbers else "in no layer"
-            wrong += [
-                Problem(f"operators.{name}", f"{what} ({place})")
-                for what in options.problems(self.width)
-            ]
+            place = f" (layers {shown})" if numbers else ""
+            problems = [f"{what}{place}" for what in options.problems(self.width)]
+            if not numbers:
+                near = difflib.get_close_matches(name, undefined, n=1, cutoff=0.5)
+                hint = f"; is it the `{near[0]}` of the pattern?" if near else ""
+                problems.insert(0, f"no layer uses it{hint}")
+            wrong += [Problem(f"operators.{name}", what) for what in problems]
         return wrong
 
 
@@ -143,7 +142,23 @@ def load_model_config(name_or_file: str | Path, overrides: Sequence[str] = ()) -
                 + "`headrace models list` shows them all; a file's name ends in .yaml",
             )
         file = shipped[str(name_or_file)]
-    return reader.load(ModelConfig, file, overrides)
+    data, lines = reader.read_yaml(file)
+    before = _named(data)
+    data = reader.apply_overrides(data, overrides, lines)
+    # Another pattern on the command line leaves out what it no longer names.
+    chosen = {word.split(".")[1] for word in overrides if word.startswith("operators.")}
+    for name in before - _named(data) - chosen:
+        data["operators"].pop(name, None)
+    return reader.build(ModelConfig, data, source=str(file), lines=lines)
+
+
+def _named(data: dict[str, Any]) -> set[str]:
+    """The operators that layers name in data as it stands in a file, where it can be read."""
+    try:
+        layers = parse_pattern(data["pattern"], mlp=data.get("mlp"))
+    except (KeyError, TypeError, ValueError):
+        return set()
+    return {name for layer in layers for name in layer.names}
 
 
 def shipped_models() -> dict[str, Path]:

@@ -33,6 +33,11 @@ class Layer:
         """The operators that add to the residual stream, in order."""
         return [self.mixer] if self.mlp is None else [self.mixer, self.mlp]
 
+    @property
+    def names(self) -> list[str]:
+        """Every operator that takes part."""
+        return [*self.branches, *([self.shared] if self.shared is not None else [])]
+
     def __str__(self) -> str:
         before = f"{self.shared}>" if self.shared else ""
         return before + self.mixer

@@ -11,7 +11,15 @@ from ..operators import Options
 from ..operators.attention import AttentionOptions
 from ..operators.mamba2 import Mamba2Options
 from ..operators.mlp import GLUOptions
-from .family import Settings, expect, plain_decoder, read_rope, require, write_rope
+from .family import (
+    Settings,
+    expect,
+    of_layers,
+    plain_decoder,
+    read_rope,
+    require,
+    write_rope,
+)
 from .llama import attention_rules
 from .mamba import mamba2_rules
 from .rules import Rule, rows, same
@@ -58,9 +66,7 @@ class Bamba:
         return ModelConfig(
             vocab_size=settings["vocab_size"],
             width=width,
-            pattern=f"[{', '.join(names)}]",
-            mlp="glu",
-            operators=operators,
+            **of_layers(names, operators, mlp="glu"),
             norm_eps=settings["rms_norm_eps"],
             tie_embeddings=bool(settings.get("tie_word_embeddings", False)),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ...console.errors import ConfigError, Problem
@@ -10,6 +10,7 @@ from ..config import ModelConfig
 from ..norms import NormKind
 from ..operators import Options
 from ..operators.attention import AttentionOptions
+from ..pattern import parse_pattern
 from ..rope import Rope
 from .rules import Rule
 
@@ -67,6 +68,16 @@ def alike(config: ModelConfig, mixer: type[Options], mlp: type[Options] | None) 
     else:
         follows = config.operators[layer.mlp] if layer.mlp else None
         require(isinstance(follows, mlp), "its MLP is another kind")
+
+
+def of_layers(
+    names: Sequence[str], operators: Mapping[str, Options], *, mlp: str | None = None
+) -> dict[str, Any]:
+    """The pattern of layers that are named one by one, and the operators that they need."""
+    pattern = f"[{', '.join(names)}]"
+    used = {name for layer in parse_pattern(pattern, mlp=mlp) for name in layer.names}
+    kept = {name: options for name, options in operators.items() if name in used}
+    return {"pattern": pattern, "mlp": mlp, "operators": kept}
 
 
 def plain_decoder(config: ModelConfig) -> None:

@@ -18,7 +18,7 @@ from ..operators.hyena_mr import HyenaMROptions
 from ..operators.hyena_se import HyenaSEOptions
 from ..operators.mlp import GLUOptions
 from ..rope import Rope
-from .family import Settings, expect, one_norm, require
+from .family import Settings, expect, of_layers, one_norm, require
 
 SORTS = {"hcs": "se", "hcm": "mr", "hcl": "li", "attn": "attention"}
 """Their names of layers, and the names that we give."""
@@ -75,9 +75,7 @@ def read_config(settings: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig(
         vocab_size=settings["vocab_size"],
         width=width,
-        pattern=f"[{', '.join(names)}]",
-        mlp="identity" if "identity" in operators else "glu",
-        operators=operators,
+        **of_layers(names, operators, mlp="identity" if "identity" in operators else "glu"),
         norm="rms" if settings.get("use_flash_rmsnorm") else "rms-eps-outside",
         norm_eps=float(settings["eps"]),
         tie_embeddings=settings["tie_embeddings"],

@@ -11,7 +11,7 @@ from ..operators.mamba1 import Mamba1Options
 from ..operators.mamba2 import Mamba2Options
 from ..operators.zamba import ZambaBlockOptions
 from ..rope import Rope
-from .family import Settings, expect, plain_decoder, require
+from .family import Settings, expect, of_layers, plain_decoder, require
 from .mamba import conv_rules, mamba2_rules
 from .rules import Rule, interleaved, rows, same
 
@@ -266,8 +266,7 @@ def hybrid(
     return ModelConfig(
         vocab_size=settings["vocab_size"],
         width=settings["hidden_size"],
-        pattern=f"[{', '.join(names)}]",
-        operators=operators,
+        **of_layers(names, operators),
         norm_eps=settings["rms_norm_eps"],
         tie_embeddings=bool(settings.get("tie_word_embeddings", True)),
     )

@@ -81,8 +81,19 @@ def one_operator(name: str, **more: Any) -> ModelConfig:
 
 def everything(**more: Any) -> ModelConfig:
     shared = {"kind": "zamba-block", "heads": 4, "hidden": 24, "rope": {}, "lora_rank": 3}
+    mixers = (
+        "gqa",
+        "mamba1",
+        "mamba2",
+        "mamba2-groups",
+        "se",
+        "mr-toeplitz",
+        "hyena-mlp",
+        "li",
+        "mha",
+    )
     operators = {
-        **MIXERS,
+        **{name: MIXERS[name] for name in mixers},
         "glu": GLU,
         "mlp": {"kind": "mlp", "hidden": 20, "bias": True},
         "moe": {"kind": "moe", "experts": 4, "hidden": 12},

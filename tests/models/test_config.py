@@ -93,8 +93,34 @@ def test_every_problem_has_a_path_of_its_own() -> None:
     with pytest.raises(ConfigError) as raised:
         config({"kind": "attention", "heads": 3, "kv_heads": 2}, pattern="[mixr]")
     paths = [problem.path for problem in raised.value.problems]
-    assert paths[0] == "pattern" and set(paths[1:]) == {"operators.mixer"} and len(paths) > 2
+    assert paths[0] == "pattern" and set(paths[1:]) == {"operators.mixer", "operators.glu"}
+    assert len(paths) > 3
     assert f"{len(paths)} problems" in str(raised.value)
+
+
+def test_an_operator_that_no_layer_uses(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    text = """\
+vocab_size: 64
+width: 16
+pattern: "[li, attn]"
+operators:
+  li: {kind: hyena-li}
+  attention: {kind: attention, heads: 4}
+  glu: {kind: glu, hidden: 8}
+"""
+    file.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        load_model_config(file)
+    assert "line 3: pattern: layer 1 names the operator `attn`" in str(raised.value)
+    said = "operators.attention: no layer uses it; is it the `attn` of the pattern?"
+    assert f"line 6: {said}" in str(raised.value)
+    assert "line 7: operators.glu: no layer uses it" in str(raised.value)
+    file.write_text(text.replace("attn", "attention").replace("]", "/glu]"))
+    # Another pattern on the command line leaves out what it no longer names, and nothing else.
+    assert list(load_model_config(file, ["pattern='[li] * 3'"]).operators) == ["li"]
+    with pytest.raises(ConfigError, match=r"operators\.attention: no layer uses it"):
+        load_model_config(file, ["pattern='[li] * 3'", "operators.attention.heads=2"])
 
 
 def test_a_shared_block_feeds_layers_only() -> None:

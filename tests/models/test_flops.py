@@ -154,9 +154,12 @@ def test_activations_are_what_autograd_keeps() -> None:
 
 
 def test_long_rows_are_told_from_shorter_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    for pattern in ("[se, mr, li, mamba, attention]", "[window]"):
-        window = "operators.window={kind: attention, heads: 4, window: 9}"
-        config = load_model_config("tiny-hybrid", [f"pattern='{pattern}'", window])
+    window = "operators.attention={kind: attention, heads: 4, window: 9}"
+    for changes in (
+        ["pattern='[se, mr, li, mamba, attention]'"],
+        ["pattern='[attention]'", window],
+    ):
+        config = load_model_config("tiny-hybrid", changes)
         whole = activations(config, 2048, rows=1, precision="bf16")
         monkeypatch.setattr(memory_module, "LONGEST", 1024)
         told = activations(config, 2048, rows=1, precision="bf16")

@@ -20,6 +20,7 @@ from headrace.models.conversion.vortex import repeated, rules
 from headrace.models.conversion.vortex_config import read_config, write_config
 from headrace.models.count import build_meta
 from headrace.models.model import Model
+from headrace.models.pattern import parse_pattern
 
 WIDTH, HEADS, GROUPS = 32, 4, 8
 OPERATORS: dict[str, dict[str, Any]] = {
@@ -38,7 +39,7 @@ OPERATORS: dict[str, dict[str, Any]] = {
 
 
 def config(**changes: Any) -> ModelConfig:
-    data = {
+    data: dict[str, Any] = {
         "vocab_size": 23,
         "width": WIDTH,
         "pattern": "[se/gelu, mr, li, attention, se]",
@@ -48,6 +49,9 @@ def config(**changes: Any) -> ModelConfig:
         "norm_eps": 1e-6,
         **changes,
     }
+    layers = parse_pattern(data["pattern"], mlp=data["mlp"])
+    used = {name for layer in layers for name in layer.names}
+    data["operators"] = {k: v for k, v in data["operators"].items() if k in used}
     return build(ModelConfig, data, source="a test")
 
 
