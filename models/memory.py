@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from .block import Block, Branch, Where
+from .block import Block, Where
 from .config import ModelConfig
 from .count import build_meta, parameters
 from .loss import cross_entropy
@@ -134,15 +135,8 @@ def block_bytes(block: Block, u: Tensor, where: Where, shared: SharedOperator | 
     if shared is not None:
         total += kept_bytes(shared, lambda: block.feed(u, where, None, shared))
     for branch in block.branches():
-        total += branch_bytes(branch, u, where)
+        total += kept_bytes(branch, partial(branch, u, where, None))
     return total
-
-
-def branch_bytes(branch: Branch, u: Tensor, where: Where) -> int:
-    known = branch.operator.kept(u.shape[0] * u.shape[1])
-    if known is None:
-        return kept_bytes(branch, lambda: branch(u, where, None))
-    return kept_bytes(branch, lambda: branch.norm(u)) + known * u.element_size()
 
 
 def kept_bytes(module: torch.nn.Module, run: Callable[[], object]) -> int:

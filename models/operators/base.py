@@ -136,10 +136,6 @@ class Operator(nn.Module, ABC):
         """
         return {}
 
-    def kept(self, tokens: int) -> int | None:
-        """Numbers kept for the backward pass, where running on fake tensors cannot tell."""
-        return None
-
     def step_flops(self, seen: int) -> dict[str, float]:
         """The same for one token of generation, after `seen` others."""
         return self.flops(seen)

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ..grouped import grouped_product
 from ..initialise import Initialiser
 from ..parallel.axes import ALONE, Axis
 from ..parallel.division import Cut, Division
@@ -71,57 +72,41 @@ class MoE(Operator):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         flat = x.flatten(0, 1)
         logits = widen(self.router(flat))
-        text = None if context.rows is None else context.rows.repeat_interleave(x.shape[1])
+        everything = logits.new_ones(len(x), dtype=torch.bool)
+        rows = everything if context.rows is None else context.rows
+        text = rows.repeat_interleave(x.shape[1], output_size=len(flat))
         chosen, weights = self.route(logits, context, text)
         token = torch.arange(len(flat), device=x.device).repeat_interleave(self.options.top_k)
         order = chosen.flatten().argsort(stable=True)
         token = token[order]
-        experts = self.gate_up.shape[0]
-        counts = torch.bincount(chosen.flatten(), minlength=experts).tolist()
-        parts = [
-            self.expert(number, part)
-            for number, part in enumerate(flat[token].split(counts, dim=0))
-        ]
-        weighted = torch.cat(parts) * weights.flatten()[order].unsqueeze(-1).to(x.dtype)
+        counts = visits(chosen, len(self.gate_up)).sum(dim=0)
+        gate, up = grouped_product(flat[token], self.gate_up, counts).chunk(2, dim=-1)
+        hidden = ACTIVATIONS[self.options.activation](gate) * up
+        y = grouped_product(hidden, self.down, counts)
+        weighted = y * weights.flatten()[order].unsqueeze(-1).to(x.dtype)
         return torch.zeros_like(flat).index_add(0, token, weighted).view_as(x)
 
-    def expert(self, number: int, x: Tensor) -> Tensor:
-        gate, up = (x @ self.gate_up[number].T).chunk(2, dim=-1)
-        return (ACTIVATIONS[self.options.activation](gate) * up) @ self.down[number].T
-
-    def route(
-        self, logits: Tensor, context: Context, text: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def route(self, logits: Tensor, context: Context, text: Tensor) -> tuple[Tensor, Tensor]:
         """Which experts [tokens, k], and how much of each. What is counted over all tokens is
-        counted over those of `text`."""
-        options = self.options
+        counted over those of `text` (bool [tokens])."""
+        options, axis = self.options, context.axes.context
         softmax = options.router == "softmax"
         probabilities = logits.softmax(dim=-1) if softmax else logits.sigmoid()
         preference = probabilities
         if options.sinkhorn and self.training:
-            preference = probabilities.detach().clone()
-            counted = slice(None) if text is None else text
-            preference[counted] = sinkhorn(logits.detach()[counted], context.axes.context)
+            balanced = sinkhorn(logits.detach(), text, axis)
+            preference = torch.where(text.unsqueeze(-1), balanced, probabilities)
         chosen = preference.topk(options.top_k, dim=-1).indices
         weights = probabilities.gather(-1, chosen)
         if softmax:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        if self.training and (options.balance_loss or options.z_loss):
-            seen = (probabilities, chosen, logits)
-            of_text = (t if text is None else t[text] for t in seen)
-            context.losses += self.losses(context.axes.context, *of_text)
+        if self.training and options.balance_loss:
+            context.losses.append(options.balance_loss * balance(probabilities, chosen, text, axis))
+        if self.training and options.z_loss:
+            squares = (logits.logsumexp(dim=-1).square() * text).sum()
+            mean = reduce(squares, axis) / token_count(text, axis).to(squares.dtype)
+            context.losses.append(options.z_loss * mean)
         return chosen, weights
-
-    def losses(
-        self, axis: Axis, probabilities: Tensor, chosen: Tensor, logits: Tensor
-    ) -> Iterator[Tensor]:
-        """Of all tokens of the rows, also where `axis` divides them."""
-        options = self.options
-        if options.balance_loss:
-            yield options.balance_loss * balance(probabilities, chosen, axis)
-        if options.z_loss:
-            squares = logits.logsumexp(dim=-1).square().sum()
-            yield options.z_loss * reduce(squares, axis) / token_count(logits, axis)
 
     def init_weights(self, init: Initialiser) -> None:
         init.linear(self.router)
@@ -133,39 +118,39 @@ class MoE(Operator):
         hidden = self.options.hidden
         return {"gate_up": Cut(1, (hidden, hidden)), "down": Cut(2)}
 
-    def kept(self, tokens: int) -> int:
-        """For each visit to an expert: its input, both halves of the hidden layer, the activation
-        and the product, and its output. How many tokens an expert gets is not known before."""
-        options: MoEOptions = self.options
-        each = 2 * self.width + 4 * options.hidden
-        return tokens * (options.top_k * each + 3 * options.experts)
-
     def flops(self, length: int) -> dict[str, float]:
         each = self.gate_up[0].numel() + self.down[0].numel()
         return {"experts": 2.0 * self.options.top_k * each}
 
 
-def token_count(x: Tensor, axis: Axis) -> Tensor:
+def visits(chosen: Tensor, experts: int) -> Tensor:
+    """int64 [tokens, experts]: how often each token goes to each."""
+    return (chosen.unsqueeze(-1) == torch.arange(experts, device=chosen.device)).sum(dim=1)
+
+
+def token_count(text: Tensor, axis: Axis) -> Tensor:
     """How many tokens there are in all parts of the rows. At least 1: of rows that are all padding
     a sum is nothing, and so shall be the mean."""
-    return reduce(x.new_full((), len(x)), axis).clamp(min=1)
+    return reduce(text.sum(), axis).clamp(min=1)
 
 
-def balance(probabilities: Tensor, chosen: Tensor, axis: Axis = ALONE) -> Tensor:
+def balance(probabilities: Tensor, chosen: Tensor, text: Tensor, axis: Axis = ALONE) -> Tensor:
     """top_k where tokens are spread evenly, up to the number of experts where few get them all."""
     experts = probabilities.shape[-1]
-    counts = torch.bincount(chosen.flatten(), minlength=experts).to(probabilities.dtype)
-    sums = reduce(torch.cat([counts, probabilities.sum(dim=0)]), axis)
-    taken, likely = (sums / token_count(probabilities, axis)).chunk(2)
+    counted = text.unsqueeze(-1)
+    taken = (visits(chosen, experts) * counted).sum(dim=0).to(probabilities.dtype)
+    sums = reduce(torch.cat([taken, (probabilities * counted).sum(dim=0)]), axis)
+    taken, likely = (sums / token_count(text, axis).to(sums.dtype)).chunk(2)
     return experts * (taken * likely).sum()
 
 
-def sinkhorn(logits: Tensor, axis: Axis = ALONE) -> Tensor:
-    """exp(2·logits), scaled so that every token and every expert has the same total."""
+def sinkhorn(logits: Tensor, text: Tensor, axis: Axis = ALONE) -> Tensor:
+    """exp(2·logits), scaled so that every token of `text` and every expert has the same total."""
     experts = logits.shape[1]
-    tokens = token_count(logits, axis)
-    top = logits.amax() if len(logits) else logits.new_tensor(float("-inf"))
-    weights = torch.exp(2 * (logits - highest(top, axis)))
+    tokens = token_count(text, axis)
+    logits = logits.masked_fill(~text.unsqueeze(-1), float("-inf"))
+    top = highest(logits.amax(), axis).clamp(min=torch.finfo(logits.dtype).min)
+    weights = torch.exp(2 * (logits - top))
     columns = torch.ones(experts, device=logits.device, dtype=logits.dtype)
     rows = columns.new_ones(len(logits))
     for _ in range(SINKHORN_ROUNDS):

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from headrace.models.operators import Context
 from headrace.models.operators.moe import MoE, MoEOptions, balance, sinkhorn
+from headrace.models.parallel.axes import Axes
 
 
 def experts(**options: Any) -> MoE:
@@ -21,6 +22,10 @@ def experts(**options: Any) -> MoE:
 
 def context() -> Context:
     return Context(torch.zeros(1, 1))
+
+
+def all_of(tokens: int) -> Tensor:
+    return torch.ones(tokens, dtype=torch.bool)
 
 
 def normal(*shape: int) -> Tensor:
@@ -60,7 +65,7 @@ def test_sinkhorn_balances_the_choice_in_training_only() -> None:
     moe.router.bias.data[2] += 3.0
 
     def counts() -> Tensor:
-        chosen, _ = moe.route(moe.router(x[0]), context())
+        chosen, _ = moe.route(moe.router(x[0]), context(), all_of(400))
         return torch.bincount(chosen.flatten(), minlength=4)
 
     trained, evaluated = counts(), (moe.eval(), counts())[1]
@@ -69,17 +74,17 @@ def test_sinkhorn_balances_the_choice_in_training_only() -> None:
 
 
 def test_sinkhorn_gives_equal_totals() -> None:
-    shares = sinkhorn(normal(50, 4) * 2)
+    shares = sinkhorn(normal(50, 4) * 2, all_of(50))
     assert torch.allclose(shares.sum(0), torch.full((4,), 1 / 4, dtype=torch.float64), rtol=1e-5)
     assert torch.allclose(shares.sum(1), torch.full((50,), 1 / 50, dtype=torch.float64), rtol=1e-3)
 
 
 def test_the_balance_loss_knows_its_ends() -> None:
     even = torch.full((8, 4), 0.25)
-    assert balance(even, torch.arange(8)[:, None] % 4) == 1
+    assert balance(even, torch.arange(8)[:, None] % 4, all_of(8)) == 1
     one = torch.zeros(8, 4)
     one[:, 1] = 1
-    assert balance(one, torch.ones(8, 1, dtype=torch.int64)) == 4
+    assert balance(one, torch.ones(8, 1, dtype=torch.int64), all_of(8)) == 4
 
 
 def test_losses_are_added_in_training() -> None:
@@ -88,7 +93,7 @@ def test_losses_are_added_in_training() -> None:
     moe(x, where)
     logits = moe.router(x[0])
     chosen = logits.topk(2).indices
-    assert torch.allclose(where.losses[0], 0.1 * balance(logits.softmax(-1), chosen))
+    assert torch.allclose(where.losses[0], 0.1 * balance(logits.softmax(-1), chosen, all_of(9)))
     assert torch.allclose(where.losses[1], 0.01 * logits.logsumexp(-1).square().mean())
     moe.eval()(x, where)
     assert len(where.losses) == 2
@@ -120,7 +125,8 @@ def test_padding_has_no_part_in_what_is_counted(options: dict[str, Any]) -> None
     assert torch.allclose(moe(fill, padded)[:2], y, rtol=1e-12)
     torch.testing.assert_close(padded.losses, alone.losses)
     moe(fill, blind)
-    assert abs(float(sum(blind.losses)) - float(sum(alone.losses))) > 1e-3, "a negative control"
+    counted = [sum(map(float, where.losses)) for where in (blind, alone)]
+    assert abs(counted[0] - counted[1]) > 1e-3, "a negative control"
     nothing = context()
     nothing.rows = torch.zeros(5, dtype=torch.bool)
     assert moe(fill, nothing).isfinite().all() and not any(nothing.losses)
@@ -129,4 +135,30 @@ def test_padding_has_no_part_in_what_is_counted(options: dict[str, Any]) -> None
 def test_an_even_spread_is_worth_top_k() -> None:
     even = torch.full((4, 4), 0.25, dtype=torch.float64)
     chosen = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0]])
-    assert float(balance(even, chosen)) == pytest.approx(2.0)
+    assert float(balance(even, chosen, all_of(4))) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_k": 2, "balance_loss": 0.5, "z_loss": 0.1},
+        {"top_k": 1, "router": "sigmoid", "sinkhorn": True, "z_loss": 0.1},
+    ],
+)
+def test_compiled_without_a_break(options: dict[str, Any]) -> None:
+    moe, x = experts(**options), normal(3, 9, 8)
+    rows = torch.tensor([True, True, False])
+
+    axes = Axes()
+
+    def run(x: Tensor) -> Tensor:
+        where = Context(x, rows=rows, axes=axes)
+        return moe(x, where).sum() + sum(where.losses)
+
+    x.requires_grad_()
+    loss, compiled = run(x), torch.compile(run, backend="aot_eager", fullgraph=True)(x)
+    parameters = [x, *moe.parameters()]
+    wanted = torch.autograd.grad(loss, parameters)
+    assert torch.allclose(compiled, loss, rtol=1e-12)
+    for one, other in zip(torch.autograd.grad(compiled, parameters), wanted, strict=True):
+        assert torch.allclose(one, other, rtol=1e-10, atol=1e-12)

@@ -1,0 +1,60 @@
+"""Products of groups of rows, each group with a matrix of its own: what experts are made of.
+
+How many rows a group has is data, which no compiler and no fake tensor can know, so the product is
+one operation to them: the shapes of its results follow from those of its inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+
+@torch.library.custom_op("headrace::grouped_product", mutates_args=())
+def grouped_product(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+    """x [tokens, in], the rows of group after group; weights [groups, out, in]; int64 counts."""
+    parts = zip(x.split(counts.tolist()), weights, strict=True)
+    return torch.cat([part @ weight.T for part, weight in parts])
+
+
+@torch.library.custom_op("headrace::grouped_outer", mutates_args=())
+def grouped_outer(y: Tensor, x: Tensor, counts: Tensor) -> Tensor:
+    """Σ y⊗x over the rows of each group: [groups, out, in]. Zeros for a group without rows."""
+    sizes = counts.tolist()
+    return torch.stack([a.T @ b for a, b in zip(y.split(sizes), x.split(sizes), strict=True)])
+
+
+@grouped_product.register_fake
+def _(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], weights.shape[1])
+
+
+@grouped_outer.register_fake
+def _(y: Tensor, x: Tensor, counts: Tensor) -> Tensor:
+    return y.new_empty(counts.shape[0], y.shape[1], x.shape[1])
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    x, weights, counts = ctx.saved_tensors
+    of_x = grouped_product(gradient, weights.transpose(1, 2), counts)
+    return of_x, grouped_outer(gradient, x, counts), None
+
+
+grouped_product.register_autograd(_backward, setup_context=_keep)
+
+
+@register_flop_formula(torch.ops.headrace.grouped_product)
+def _product_flops(x: Any, weights: Any, *others: Any, **_: Any) -> int:
+    return int(2 * x[0] * weights[1] * weights[2])
+
+
+@register_flop_formula(torch.ops.headrace.grouped_outer)
+def _outer_flops(y: Any, x: Any, *others: Any, **_: Any) -> int:
+    return int(2 * y[0] * y[1] * x[1])
