@@ -7,6 +7,8 @@ from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from headrace.models.documents import Documents
@@ -17,6 +19,7 @@ ROWS, LENGTH = 3, 53
 CUTS = [0, 1, 2, 9, 9, 40, 53, 53, 70, 86, 87, 105, 106, 159]
 """Lengths 1 and 2, at a chunk's edge and beyond it, a row that is one document, repeated cuts."""
 BOUND = 1e-10
+FIXTURE = HealthCheck.function_scoped_fixture  # the model is not changed between examples
 
 
 def batch() -> tuple[Tensor, Documents, list[tuple[int, int]]]:
@@ -44,6 +47,25 @@ def test_documents_do_not_see_each_other(tiny: Model) -> None:
         tiny.named_parameters(), packed_gradients, alone_gradients, strict=True
     ):
         assert (one - other).abs().max() < BOUND * max(1.0, float(other.abs().max())), name
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=[FIXTURE])
+@given(data=st.data())
+def test_wherever_documents_begin(tiny: Model, data: st.DataObject) -> None:
+    """Outputs and gradients, with boundaries in any place, repeated ones among them."""
+    rows, length = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 21))
+    cuts = sorted([0, rows * length, *data.draw(st.lists(st.integers(0, rows * length)))])
+    tokens = torch.randint(0, 23, (rows, length), generator=torch.Generator().manual_seed(1))
+    probe = torch.randn(rows * length, 23, generator=torch.Generator().manual_seed(2)).double()
+    documents = Documents.from_cu_seqlens(torch.tensor(cuts), (rows, length))
+    edges = sorted({*cuts, *range(0, rows * length + 1, length)})
+    packed = tiny(tokens, documents).flatten(0, 1)
+    alone = torch.cat([tiny(tokens.flatten()[None, a:b])[0] for a, b in pairwise(edges)])
+    assert (packed - alone).abs().max() < BOUND
+    parameters = list(tiny.parameters())
+    gradients = (torch.autograd.grad((y * probe).sum(), parameters) for y in (packed, alone))
+    for one, other in zip(*gradients, strict=True):
+        assert (one - other).abs().max() < BOUND * max(1.0, float(other.abs().max()))
 
 
 def test_the_form_that_is_compiled_is_the_same(

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from operator_checks import (
+    convolved,
+    documents_matter,
+    featurized,
+    is_its_definition,
+    is_seen,
+    make,
+    rounds_to,
+)
+from torch import Tensor
+
+
+def definition(hyena: Any, u: Tensor) -> Tensor:
+    """The filter a tap at a time: 33 features, a sine network, a decay for each channel."""
+    horizon, width = hyena.options.filter_horizon, hyena.width
+    taps = []
+    for t in range(min(len(u), horizon)):
+        bands = [1e-4 + band * (15 - 1e-4) / 15 for band in range(16)]
+        angles = torch.tensor([2 * math.pi * t / horizon * band for band in bands])
+        time = t / (horizon - 1)
+        hidden = torch.cat([torch.tensor([time]), angles.cos(), -angles.sin()]).double()
+        for layer in hyena.layers:
+            hidden = torch.sin(hyena.frequency * (layer.weight @ hidden + layer.bias))
+        low, high = math.log(0.01) / 1.2, math.log(0.01) / 0.3
+        decay = [abs(low + channel * (high - low) / (width - 1)) for channel in range(width)]
+        taps.append((hyena.last.weight @ hidden) * torch.exp(-time * torch.tensor(decay).double()))
+    q, w = featurized(hyena, u)
+    out: Tensor = hyena.output(q * (convolved(w, torch.stack(taps, 1)) + hyena.skip * w))
+    return out
+
+
+@pytest.fixture(autouse=True)
+def exactly() -> Any:
+    """Python's numbers become tensors of fp64."""
+    standard = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(standard)
+
+
+@pytest.mark.parametrize("horizon", [2, 20, 64])
+def test_is_its_definition(horizon: int) -> None:
+    """A filter that ends within the row, and one that does not."""
+    is_its_definition(make("hyena-li-freeform", filter_horizon=horizon), definition)
+
+
+def test_changes_are_seen() -> None:
+    hyena = make("hyena-li-freeform", filter_horizon=64)
+
+    def take_the_horizon_for_the_length(changed: Any) -> None:
+        changed.options = make("hyena-li-freeform", filter_horizon=37).options
+
+    def swap_the_gates(changed: Any) -> None:
+        changed.qkv.weight[:16] = changed.qkv.weight[:16].roll(8, dims=0)
+
+    for change in (take_the_horizon_for_the_length, swap_the_gates):
+        is_seen(hyena, definition, change)
+    documents_matter(hyena, definition)
+
+
+def test_in_bf16() -> None:
+    rounds_to(make("hyena-li-freeform", filter_horizon=64), 0.05)
