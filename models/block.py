@@ -54,15 +54,19 @@ class Branch(nn.Module):
 
     def __init__(self, config: ModelConfig, name: str) -> None:
         super().__init__()
-        self.norm = build_norm(config.norm, config.width, config.norm_eps)
+        self.norm = build_norm(config.norm, config.width, config.norm_eps, config.kernel)
         self.operator = build_operator(config, name)
 
-    def forward(self, u: Tensor, where: Where, state: State | None) -> tuple[Tensor, Tensor]:
-        """The branch, and the sum of its auxiliary losses: this process's share of it."""
+    def forward(
+        self, u: Tensor, where: Where, state: State | None, added: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """u with what was `added` to it; the branch of that; and the sum of its auxiliary losses,
+        this process's share of it."""
         context, axis = where.context(state), where.axes.tensor
-        y = scatter(self.operator(gather(self.norm(u), axis), context), axis)
+        u, normal = (u, self.norm(u)) if added is None else self.norm.add(u, added)
+        y = scatter(self.operator(gather(normal, axis), context), axis)
         losses = sum(context.losses, start=u.new_zeros((), dtype=torch.float32))
-        return y, losses / axis.size
+        return u, y, losses / axis.size
 
     def init_weights(self, init: Initialiser) -> None:
         init.norm(self.norm)
@@ -92,16 +96,15 @@ class Block(nn.Module):
 
         `recompute` keeps only the input of each branch for the backward pass.
         """
-        losses = u.new_zeros((), dtype=torch.float32)
         own = iter(states) if states is not None else repeat(None)
         fed = u
         if self.call is not None:
             fed = u + self.run(recompute, self.feed, u, where, next(own), shared)
-        for branch in self.branches():
-            y, loss = self.run(recompute, branch, fed, where, next(own))
-            fed = u = u + y
+        _, y, losses = self.run(recompute, self.mixer, fed, where, next(own))
+        if self.mlp is not None:  # the sum and its norm are one kernel
+            u, y, loss = self.run(recompute, self.mlp, u, where, next(own), y)
             losses = losses + loss
-        return u, losses
+        return u + y, losses
 
     def feed(self, u: Tensor, where: Where, state: State | None, shared: SharedOperator) -> Tensor:
         assert self.call is not None

@@ -23,6 +23,7 @@ from typing import Annotated, Any
 from ..console import config as reader
 from ..console.errors import ConfigError, Problem, Problems
 from .initialise import InitConfig
+from .kernels.choice import Kernel
 from .norms import NormKind
 from .operators import OPERATORS, OPTIONS, Options, SharedOperator
 from .pattern import Layer, parse_pattern
@@ -59,6 +60,8 @@ class ModelConfig:
     isolate_documents: bool = True
     """Documents packed into one row do not see each other, in any operator. false gives the
     behaviour of published runs that let them."""
+    kernel: Kernel = "auto"
+    """As each operator's, for what is none: the norms of the residual stream, and the loss."""
     init: InitConfig = field(default_factory=InitConfig)
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from .convolution import Method, causal_convolution
 from .documents import Documents
-from .kernels import short_convolution
+from .kernels import short_convolution, toeplitz
 from .kernels.choice import Kernel, chosen
 
 
@@ -33,13 +33,20 @@ def gated_convolution(
 
     `history` [rows, K−1, width] is what w was before the row. `method` is of the plain form.
     """
-    beyond = short_convolution.beyond(taps, gated=gated, silu=silu)
-    if chosen(kernel, "short_convolution", x, beyond):
-        positions = documents.positions if documents is not None else None
-        fused: Tensor = short_convolution.short_convolution(
-            x, taps, bias, skip, history, positions, gated, silu
-        )
-        return fused
+    positions = documents.positions if documents is not None else None
+    fused: Tensor
+    if taps.shape[1] <= short_convolution.REACHES:
+        beyond = short_convolution.beyond(taps, gated=gated, silu=silu)
+        if chosen(kernel, "short_convolution", x, beyond):
+            fused = short_convolution.short_convolution(
+                x, taps, bias, skip, history, positions, gated, silu
+            )
+            return fused
+    else:
+        beyond = toeplitz.beyond(taps, bias=bias is not None, silu=silu)
+        if chosen(kernel, "toeplitz", x, beyond):
+            fused = toeplitz.toeplitz(x, taps, skip, history, positions, gated)
+            return fused
     return plain(
         x,
         taps,

@@ -66,7 +66,8 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(
             Block(config, layer, self.shared_block(layer)) for layer in config.layers
         )
-        self.norm = build_norm(config.final_norm or config.norm, config.width, config.norm_eps)
+        final = config.final_norm or config.norm
+        self.norm = build_norm(final, config.width, config.norm_eps, config.kernel)
         self.head = None if config.tie_embeddings else Embedding(config.vocab_size, config.width)
 
     def forward(

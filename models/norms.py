@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .kernels import rms_norm
+from .kernels import gated_rms_norm, rms_norm
+from .kernels.choice import Kernel, chosen
 from .parallel.axes import ALONE, Axis
 from .parallel.tensor import group_runs, reduce
 from .precision import widen
@@ -19,17 +20,30 @@ NormKind = Literal["rms", "rms-eps-outside", "layer"]
 class RMSNorm(nn.Module):
     """w · x / √(mean(x²) + eps); StripedHyena adds eps outside of the root instead."""
 
-    def __init__(self, width: int, eps: float, *, eps_outside: bool = False) -> None:
+    def __init__(
+        self, width: int, eps: float, *, eps_outside: bool = False, kernel: Kernel = "auto"
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
         self.eps = eps
         self.eps_outside = eps_outside
+        self.kernel: Kernel = kernel
 
     def forward(self, x: Tensor) -> Tensor:
-        if rms_norm.reaches(x, self.weight):
+        if chosen(self.kernel, "rms_norm", x, rms_norm.beyond(x.shape[-1])):
             fused: Tensor = rms_norm.rms_norm(x, self.weight, self.eps, self.eps_outside)
             return fused
         return self.plain(x)
+
+    def add(self, residual: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """residual + x, and the norm of it."""
+        if chosen(self.kernel, "rms_norm", x, rms_norm.beyond(x.shape[-1])):
+            fused: tuple[Tensor, Tensor] = rms_norm.add_rms_norm(
+                residual, x, self.weight, self.eps, self.eps_outside
+            )
+            return fused
+        total = residual + x
+        return total, self.plain(total)
 
     def plain(self, x: Tensor) -> Tensor:
         """What the kernel computes, in torch."""
@@ -45,15 +59,28 @@ class RMSNorm(nn.Module):
 class GatedRMSNorm(nn.Module):
     """Mamba-2's: RMSNorm(y · silu(z)), each of `groups` contiguous parts on its own."""
 
-    def __init__(self, width: int, eps: float, *, groups: int = 1) -> None:
+    def __init__(self, width: int, eps: float, *, groups: int = 1, kernel: Kernel = "auto") -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
         self.eps = eps
         self.width = width
         self.groups = groups
+        self.kernel: Kernel = kernel
 
     def forward(self, y: Tensor, z: Tensor, axis: Axis = ALONE) -> Tensor:
         """y and z are this process's channels, where the axis divides them."""
+        beyond = rms_norm.beyond(self.width // self.groups)
+        if self.groups % axis.size:
+            beyond = f"its {self.groups} groups reach over several of {axis.size} processes"
+        if chosen(self.kernel, "gated_rms_norm", y, beyond):
+            fused: Tensor = gated_rms_norm.gated_rms_norm(
+                y, z, self.weight, self.eps, self.groups // axis.size
+            )
+            return fused
+        return self.plain(y, z, axis)
+
+    def plain(self, y: Tensor, z: Tensor, axis: Axis = ALONE) -> Tensor:
+        """What the kernel computes, in torch."""
         gated = widen(y) * F.silu(widen(z))
         runs = group_runs(self.groups, self.width, axis)
         parts = gated.unflatten(-1, (len(runs), -1))
@@ -80,8 +107,16 @@ class LayerNorm(nn.Module):
         wide = F.layer_norm(widen(x), self.weight.shape, eps=self.eps)
         return self.weight * wide.to(x.dtype) + self.bias
 
+    def add(self, residual: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """residual + x, and the norm of it."""
+        total = residual + x
+        return total, self(total)
 
-def build_norm(kind: NormKind, width: int, eps: float) -> nn.Module:
+
+Norm = RMSNorm | LayerNorm
+
+
+def build_norm(kind: NormKind, width: int, eps: float, kernel: Kernel = "auto") -> Norm:
     if kind == "layer":
         return LayerNorm(width, eps)
-    return RMSNorm(width, eps, eps_outside=kind == "rms-eps-outside")
+    return RMSNorm(width, eps, eps_outside=kind == "rms-eps-outside", kernel=kernel)

@@ -12,6 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .kernels import rope as rope_kernel
+from .kernels.choice import Kernel, chosen
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
@@ -79,8 +82,16 @@ def rotation(rope: Rope, positions: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return (angle.cos() * length).unsqueeze(2), (angle.sin() * length).unsqueeze(2)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, kernel: Kernel = "auto") -> Tensor:
     """x [rows, length, heads, dim]. The angles are fp32; the product has at least that."""
+    if chosen(kernel, "rope", x):
+        fused: Tensor = rope_kernel.rope(x, cos, sin, False)
+        return fused
+    return plain(x, cos, sin)
+
+
+def plain(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """What the kernel computes, in torch."""
     half = cos.shape[-1]
     a, b, still = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     turned = torch.cat([a * cos - b * sin, b * cos + a * sin, still], dim=-1)

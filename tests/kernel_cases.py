@@ -9,15 +9,20 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from headrace.models.documents import Documents
 from headrace.models.gated_convolution import gated_convolution, plain
+from headrace.models.kernels.choice import Kernel
+from headrace.models.norms import GatedRMSNorm, RMSNorm
+from headrace.models.operators.mlp import Activation, gated
+from headrace.models.rope import Rope, rotate, rotation
 
 Inputs = dict[str, Any]
+KERNEL_AND_TWIN: tuple[Kernel, Kernel] = ("triton", "torch")
 
 
 @dataclass(frozen=True)
@@ -159,5 +164,112 @@ def short_convolutions() -> Iterator[Case]:
     yield convolution_case(name, 16, 24, skip=True, history=True)
 
 
+def toeplitzes() -> Iterator[Case]:
+    name = "toeplitz"
+    yield convolution_case(name, 128, 16, skip=True, packed=True)  # Hyena-MR
+    yield convolution_case(name, 65, 24, skip=True)  # two passes
+    yield convolution_case(name, 17, 18, gated=False, history=True, packed=True)
+    yield convolution_case(name, 130, 36, skip=True, history=True)
+
+
+# What is done to each token
+
+
+def norms() -> Iterator[Case]:
+    def make(draw: Draw, shape: Shape) -> Inputs:
+        width = shape.width
+        x = draw.normal("x", shape.rows, shape.length, width)
+        return {"x": x, "weight": draw.normal("weight", width)}
+
+    def make_sum(draw: Draw, shape: Shape) -> Inputs:
+        residual = draw.normal("residual", shape.rows, shape.length, shape.width)
+        return {"residual": residual, **make(draw, shape)}
+
+    def norm(method: str, kernel: Kernel, eps: float, outside: bool) -> Callable[..., Any]:
+        def run(weight: Tensor, **inputs: Any) -> Any:
+            module = RMSNorm(len(weight), eps, eps_outside=outside, kernel=kernel)
+            return functional_call(module, {"weight": weight}, method, inputs)
+
+        return run
+
+    for eps, outside in ((1e-2, False), (1e-2, True)):
+        options = f"eps {'outside' if outside else 'inside'}"
+        for name, method, maker in (("norm", "forward", make), ("sum", "add", make_sum)):
+            runs = [norm(method, kernel, eps, outside) for kernel in KERNEL_AND_TWIN]
+            yield Case("rms_norm", f"{name}, {options}", maker, *runs)
+
+
+def gated_norms() -> Iterator[Case]:
+    for groups in (1, 4):
+
+        def make(draw: Draw, shape: Shape, groups: int = groups) -> Inputs:
+            width = shape.width // groups * groups
+            y = draw.normal("y", shape.rows, shape.length, width)
+            wide = draw.normal("wide", shape.rows, shape.length, width + 24)
+            return {"y": y, "wide": wide, "weight": draw.normal("weight", width)}
+
+        def norm(kernel: Kernel, groups: int = groups) -> Callable[..., Any]:
+            def run(y: Tensor, wide: Tensor, weight: Tensor) -> Any:
+                module = GatedRMSNorm(len(weight), 1e-2, groups=groups, kernel=kernel)
+                inputs = {"y": y, "z": wide[..., 8 : 8 + len(weight)]}
+                return functional_call(module, {"weight": weight}, "forward", inputs)
+
+            return run
+
+        yield Case("gated_rms_norm", f"{groups} groups", make, *map(norm, KERNEL_AND_TWIN))
+
+
+def functional_call(
+    module: torch.nn.Module, parameters: dict[str, Tensor], method: str, inputs: Inputs
+) -> Any:
+    """A method of a module with other tensors for its parameters."""
+    for name, value in parameters.items():
+        del module._parameters[name]
+        setattr(module, name, value)
+    return getattr(module, method)(**inputs)
+
+
+def ropes() -> Iterator[Case]:
+    for heads, turning, packed in ((4, 16, True), (3, 10, False)):
+
+        def make(draw: Draw, shape: Shape, heads: int = heads, packed: bool = packed) -> Inputs:
+            dim = max(16, shape.width // 32)
+            joint = draw.normal("x", shape.rows, shape.length, (heads + 1) * dim)
+            positions = torch.arange(shape.length, device=draw.device).unsqueeze(0)
+            if packed:
+                positions = draw.documents(shape).positions
+            return {"joint": joint, "positions": positions, "dim": dim}
+
+        def turn(kernel: Kernel, heads: int = heads, turning: int = turning) -> Callable[..., Any]:
+            def run(joint: Tensor, positions: Tensor, dim: int) -> Tensor:
+                x = joint[..., : heads * dim].unflatten(-1, (heads, dim))
+                cos, sin = rotation(Rope(base=100.0), positions, dim * turning // 16)
+                return rotate(x, cos, sin, kernel)
+
+            return run
+
+        name = f"{heads} heads, {turning}/16 turning{', packed' if packed else ''}"
+        yield Case("rope", name, make, *map(turn, KERNEL_AND_TWIN))
+
+
+def glus() -> Iterator[Case]:
+    def make(draw: Draw, shape: Shape) -> Inputs:
+        return {"x": draw.normal("x", shape.rows, shape.length, 2 * shape.width)}
+
+    for activation in get_args(Activation):
+
+        def gate(kernel: Kernel, activation: Activation = activation) -> Callable[..., Any]:
+            return lambda x: gated(x, activation, kernel)
+
+        yield Case("glu", activation, make, *map(gate, KERNEL_AND_TWIN))
+
+
 def all_cases() -> list[Case]:
-    return [*short_convolutions()]
+    return [
+        *short_convolutions(),
+        *toeplitzes(),
+        *norms(),
+        *gated_norms(),
+        *ropes(),
+        *glus(),
+    ]

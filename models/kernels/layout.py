@@ -18,3 +18,11 @@ def splits(tiles: int, others: int) -> tuple[int, int]:
     """Into how many parts to cut `tiles`, for each of `others`, and the tiles of a part."""
     each = max(1, tiles * others // PROGRAMS)
     return -(-tiles // each), each
+
+
+def row_tiles(width: int) -> tuple[int, int, int]:
+    """For rows that a program takes whole: their width as a power of two, how many at a time, and
+    the warps that share them (16 numbers for each thread, where that can be)."""
+    block = 1 << max(width - 1, 1).bit_length()
+    rows = max(1, min(16, 2048 // block))
+    return block, rows, min(max(rows * block // 512, 4), 16)

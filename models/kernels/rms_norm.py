@@ -1,6 +1,6 @@
-"""RMSNorm in one pass over memory, forward and backward; its twin is models/norms.py.
+"""RMSNorm, and the sum before it, in one pass over memory; its twin is models/norms.py.
 
-A program takes a row at a time: it is loaded once, reduced in fp32, and stored once. Backward
+A program takes whole rows: each is loaded once, reduced in fp32, and stored once. Backward
 needs nothing of the forward pass but its input: the row's scale is cheaper to work out again than
 to read. Gradients of the weight are summed by program, and then over programs.
 """
@@ -13,78 +13,134 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PROGRAMS = 1024
-"""Programs of a backward pass, at most: each keeps one row of weight gradients."""
+from . import layout
+
 WIDEST = 1 << 16
 """A row must fit a program's registers."""
+SUMMED = 512
+"""Programs of a backward pass, at most: each leaves a row of weight gradients."""
 
 
 @cache
-def _kernels() -> tuple[Any, Any]:
-    """Triton is imported when a kernel is first asked for: models import with torch alone."""
-    from .programs import rms_norm as kernels
+def _programs() -> Any:
+    """Triton is imported when a kernel is first run: models import with torch alone."""
+    from .programs import rms_norm
 
-    return kernels.forward, kernels.backward
+    return rms_norm
+
+
+def beyond(width: int) -> str | None:
+    """What keeps the kernel from rows of this width."""
+    return f"a row has {width} numbers, and it takes {WIDEST}" if width > WIDEST else None
 
 
 @torch.library.custom_op("headrace::rms_norm", mutates_args=())
 def rms_norm(x: Tensor, weight: Tensor, eps: float, eps_outside: bool) -> Tensor:
     """weight · x / √(mean(x²) + eps), or with eps outside of the root."""
-    forward, _ = _kernels()
     rows = x.contiguous().view(-1, x.shape[-1])
     out = torch.empty_like(rows)
-    forward[(len(rows),)](rows, weight, out, rows.shape[1], eps, eps_outside, _block(rows))
+    _forward(rows, None, weight, out, rows, eps, eps_outside)
     return out.view(x.shape)
 
 
 @rms_norm.register_fake
 def _(x: Tensor, weight: Tensor, eps: float, eps_outside: bool) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("headrace::add_rms_norm", mutates_args=())
+def add_rms_norm(
+    residual: Tensor, x: Tensor, weight: Tensor, eps: float, eps_outside: bool
+) -> tuple[Tensor, Tensor]:
+    """residual + x, and what `rms_norm` makes of it."""
+    rows = x.contiguous().view(-1, x.shape[-1])
+    out, summed = torch.empty_like(rows), torch.empty_like(rows)
+    _forward(rows, residual.contiguous(), weight, out, summed, eps, eps_outside)
+    return summed.view(x.shape), out.view(x.shape)
+
+
+@add_rms_norm.register_fake
+def _(
+    residual: Tensor, x: Tensor, weight: Tensor, eps: float, eps_outside: bool
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
 @torch.library.custom_op("headrace::rms_norm_backward", mutates_args=())
 def _backward(
-    grad: Tensor, x: Tensor, weight: Tensor, eps: float, eps_outside: bool
+    grad: Tensor,
+    grad_summed: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    eps_outside: bool,
 ) -> tuple[Tensor, Tensor]:
-    _, backward = _kernels()
+    """The gradient of x, to which that of the sum is added, and that of the weight."""
     rows = x.contiguous().view(-1, x.shape[-1])
-    grads = grad.contiguous().view_as(rows)
+    grads = grad.contiguous()
     out = torch.empty_like(rows)
-    programs = min(PROGRAMS, len(rows))
+    block, tile, warps = layout.row_tiles(rows.shape[1])
+    tiles = -(-len(rows) // tile)
+    each = -(-tiles // min(SUMMED, layout.PROGRAMS))
+    programs = -(-tiles // each)
     partial = torch.empty(programs, rows.shape[1], dtype=torch.float32, device=x.device)
-    each = -(-len(rows) // programs)
-    backward[(programs,)](
-        grads, rows, weight, out, partial, len(rows), each, rows.shape[1], eps, eps_outside,
-        _block(rows),
+    _programs().backward[(programs,)](
+        grads, grads if grad_summed is None else grad_summed.contiguous(), rows, weight, out,
+        partial, len(rows), each, rows.shape[1], eps,
+        ADD=grad_summed is not None, EPS_OUTSIDE=eps_outside, ROWS=tile, BLOCK=block,
+        num_warps=warps,
     )  # fmt: skip
     return out.view(x.shape), partial.sum(0).to(weight.dtype)
 
 
 @_backward.register_fake
 def _(
-    grad: Tensor, x: Tensor, weight: Tensor, eps: float, eps_outside: bool
+    grad: Tensor,
+    grad_summed: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    eps_outside: bool,
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(weight)
+    return x.new_empty(x.shape), torch.empty_like(weight)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, float, bool], output: Tensor) -> None:
+def _forward(
+    rows: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    out: Tensor,
+    summed: Tensor,
+    eps: float,
+    eps_outside: bool,
+) -> None:
+    block, tile, warps = layout.row_tiles(rows.shape[1])
+    _programs().forward[(-(-len(rows) // tile),)](
+        rows, rows if residual is None else residual, weight, out, summed, *rows.shape, eps,
+        ADD=residual is not None, EPS_OUTSIDE=eps_outside, ROWS=tile, BLOCK=block,
+        num_warps=warps,
+    )  # fmt: skip
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, weight, ctx.eps, ctx.eps_outside = inputs
     ctx.save_for_backward(x, weight)
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-    x, weight = ctx.saved_tensors
-    return (*_backward(grad, x, weight, ctx.eps, ctx.eps_outside), None, None)
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    grads = _backward(grad, None, *ctx.saved_tensors, ctx.eps, ctx.eps_outside)
+    return (*grads, None, None)
+
+
+def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, _, weight, ctx.eps, ctx.eps_outside = inputs
+    ctx.save_for_backward(output[0], weight)
+
+
+def _differentiate_sum(ctx: Any, grad_summed: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
+    of_sum, of_weight = _backward(grad, grad_summed, *ctx.saved_tensors, ctx.eps, ctx.eps_outside)
+    return of_sum, of_sum, of_weight, None, None
 
 
 rms_norm.register_autograd(_differentiate, setup_context=_keep)
-
-
-def reaches(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernel can do this: a GPU, and types and widths that it is made for."""
-    types = (torch.float32, torch.bfloat16, torch.float16)
-    return x.is_cuda and x.dtype in types and weight.dtype in types and x.shape[-1] <= WIDEST
-
-
-def _block(rows: Tensor) -> int:
-    return 1 << max(rows.shape[1] - 1, 1).bit_length()
+add_rms_norm.register_autograd(_differentiate_sum, setup_context=_keep_sum)

@@ -19,11 +19,11 @@ from ..parallel.heads import from_heads, to_heads
 from ..parallel.ring import ring_attention
 from ..parallel.tensor import own_groups
 from ..rope import Rope, rotate, rotation
-from .base import Context, Operator, Options, State, divides
+from .base import Context, FusedOptions, Operator, State, divides
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionOptions(Options):
+class AttentionOptions(FusedOptions):
     """Multi-head and grouped-query attention."""
 
     kind: Literal["attention"] = "attention"
@@ -80,8 +80,8 @@ class Attention(Operator):
         kv = dim * (options.kv_heads or options.heads)
         parts = {"q": dim * options.heads, "k": kv, "v": kv}
         self.qkv = SplitLinear(input_width or width, parts, bias=options.qkv_bias)
-        self.q_norm = RMSNorm(dim, 1e-6) if options.qk_norm else None
-        self.k_norm = RMSNorm(dim, 1e-6) if options.qk_norm else None
+        self.q_norm = RMSNorm(dim, 1e-6, kernel=options.kernel) if options.qk_norm else None
+        self.k_norm = RMSNorm(dim, 1e-6, kernel=options.kernel) if options.qk_norm else None
         self.out = nn.Linear(dim * options.heads, width, bias=options.output_bias)
         self.scale = dim**-0.5
 
@@ -99,7 +99,7 @@ class Attention(Operator):
         if self.options.rope is not None:
             turning = self.options.rope.channels or self.head_dim
             cos, sin = rotation(self.options.rope, context.positions, turning)
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            q, k = (rotate(t, cos, sin, self.options.kernel) for t in (q, k))
         axis = context.axes.context
         whole = context.whole(q.shape[1])
         if axis.size > 1 and context.axes.attention == "ring":

@@ -82,7 +82,7 @@ class Mamba2(Operator):
         self.A_log = nn.Parameter(torch.empty(heads))
         self.D = nn.Parameter(torch.empty(heads))
         norm_groups = options.norm_groups or options.groups
-        self.norm = GatedRMSNorm(inner, options.norm_eps, groups=norm_groups)
+        self.norm = GatedRMSNorm(inner, options.norm_eps, groups=norm_groups, kernel=options.kernel)
         self.output = nn.Linear(inner, width, bias=options.bias)
 
     def forward(self, u: Tensor, context: Context) -> Tensor:

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..initialise import Initialiser
+from ..kernels import glu
+from ..kernels.choice import Kernel, chosen
 from ..linear import SplitLinear
 from ..parallel.division import Division, inputs, outputs
-from .base import Context, Operator, Options
+from .base import Context, FusedOptions, Operator, Options
 
 Activation = Literal["silu", "gelu", "gelu-tanh", "relu", "identity"]
 
@@ -23,6 +25,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "identity": lambda x: x,
 }
+
+
+def gated(x: Tensor, activation: Activation, kernel: Kernel = "auto") -> Tensor:
+    """act(gate) ⊙ up of x [..., 2·width], which holds one after the other."""
+    if chosen(kernel, "glu", x):
+        fused: Tensor = glu.glu(x, activation)
+        return fused
+    gate, up = x.chunk(2, dim=-1)
+    return ACTIVATIONS[activation](gate) * up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +54,7 @@ class MLPOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GLUOptions(Options):
+class GLUOptions(FusedOptions):
     """Gated: (act(x·W_gate) ⊙ x·W_up)·W_out."""
 
     kind: Literal["glu"] = "glu"
@@ -91,8 +102,8 @@ class GLU(Operator):
         self.down = nn.Linear(options.hidden, width, bias=options.bias)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        gate, up = self.gate_up(x)
-        result: Tensor = self.down(ACTIVATIONS[self.options.activation](gate) * up)
+        hidden = gated(self.gate_up.joined(x), self.options.activation, self.options.kernel)
+        result: Tensor = self.down(hidden)
         return result
 
     def init_weights(self, init: Initialiser) -> None:

@@ -24,12 +24,12 @@ from ..parallel.division import Cut, Division, inputs, outputs
 from ..parallel.tensor import gather, scatter
 from ..rope import Rope
 from .attention import Attention, AttentionOptions
-from .base import Call, Context, Options, SharedOperator, divides
-from .mlp import ACTIVATIONS, Activation
+from .base import Call, Context, FusedOptions, SharedOperator, divides
+from .mlp import Activation, gated
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZambaBlockOptions(Options):
+class ZambaBlockOptions(FusedOptions):
     """A shared block; `name>mixer` in the pattern calls it."""
 
     kind: Literal["zamba-block"] = "zamba-block"
@@ -67,11 +67,11 @@ class ZambaBlock(SharedOperator):
 
     def __init__(self, options: ZambaBlockOptions, width: int) -> None:
         super().__init__(options, width)
-        self.norm = RMSNorm(2 * width, options.norm_eps)
-        attention = AttentionOptions(heads=options.heads, rope=options.rope)
+        self.norm = RMSNorm(2 * width, options.norm_eps, kernel=options.kernel)
+        attention = AttentionOptions(heads=options.heads, rope=options.rope, kernel=options.kernel)
         self.attention = Attention(attention, width, input_width=2 * width)
         self.attention.scale = (self.attention.head_dim / 2) ** -0.5
-        self.mlp_norm = RMSNorm(width, options.norm_eps)
+        self.mlp_norm = RMSNorm(width, options.norm_eps, kernel=options.kernel)
         self.gate_up = SplitLinear(width, {"gate": options.hidden, "up": options.hidden})
         self.down = nn.Linear(options.hidden, width, bias=False)
 
@@ -84,11 +84,10 @@ class ZambaBlock(SharedOperator):
             q, k, v = (t + low(x) for t, low in zip((q, k, v), adapters.qkv, strict=True))
         attended = scatter(self.attention.attend(q, k, v, context), axis)
         x = gather(self.mlp_norm(attended), axis)
-        gate, up = self.gate_up(x)
+        hidden = self.gate_up.joined(x)
         if adapters.gate_up is not None:
-            more_gate, more_up = adapters.gate_up(x).chunk(2, dim=-1)
-            gate, up = gate + more_gate, up + more_up
-        hidden = ACTIVATIONS[self.options.activation](gate) * up
+            hidden = hidden + adapters.gate_up(x)
+        hidden = gated(hidden, self.options.activation, self.options.kernel)
         return scatter(self.down(hidden), axis)
 
     def new_call(self) -> ZambaCall:

@@ -1,4 +1,4 @@
-"""The Triton programs of rms_norm.py."""
+"""The Triton programs of rms_norm.py: ROWS rows at a time, each in one piece."""
 
 from __future__ import annotations
 
@@ -7,37 +7,46 @@ import triton.language as tl
 
 
 @triton.jit
-def forward(x, weight, out, width, eps, EPS_OUTSIDE: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    inside = at < width
-    row = tl.program_id(0).to(tl.int64) * width
-    value = tl.load(x + row + at, mask=inside, other=0.0).to(tl.float32)
-    power = tl.sum(value * value, axis=0) / width
+def forward(
+    x, residual, weight, out, summed, rows, width, eps,
+    ADD: tl.constexpr, EPS_OUTSIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.arange(0, BLOCK)[None, :]
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    inside = (row < rows) & (at < width)
+    place = row * width + at
+    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+        kept = value.to(summed.dtype.element_ty)
+        tl.store(summed + place, kept, mask=inside)
+        value = kept.to(tl.float32)
+    power = (tl.sum(value * value, axis=1) / width)[:, None]
     scale = 1.0 / (tl.sqrt(power) + eps) if EPS_OUTSIDE else 1.0 / tl.sqrt(power + eps)
-    gain = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    gain = tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32)
     # The twin rounds the normalised row before it is weighted, and so does this.
     normal = (value * scale).to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row + at, (normal * gain).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + place, (normal * gain).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def backward(
-    grad, x, weight, out, partial, rows, each, width, eps,
-    EPS_OUTSIDE: tl.constexpr, BLOCK: tl.constexpr,
+    grad, grad_summed, x, weight, out, partial, rows, each, width, eps,
+    ADD: tl.constexpr, EPS_OUTSIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    at = tl.arange(0, BLOCK)
-    inside = at < width
+    at = tl.arange(0, BLOCK)[None, :]
     program = tl.program_id(0).to(tl.int64)
-    gain = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    gain = tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32)
     summed = tl.zeros([BLOCK], dtype=tl.float32)
     for number in range(each):
-        row = program * each + number
-        here = inside & (at * 0 + row < rows)  # a whole mask: the interpreter takes no other
-        value = tl.load(x + row * width + at, mask=here, other=0.0).to(tl.float32)
-        above = tl.load(grad + row * width + at, mask=here, other=0.0).to(tl.float32)
-        power = tl.sum(value * value, axis=0) / width
+        row = (program * each + number) * ROWS + tl.arange(0, ROWS)[:, None]
+        inside = (row < rows) & (at < width)
+        place = row * width + at
+        value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        above = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
+        power = (tl.sum(value * value, axis=1) / width)[:, None]
         pulled = above * gain
-        along = tl.sum(pulled * value, axis=0) / width
+        along = (tl.sum(pulled * value, axis=1) / width)[:, None]
         if EPS_OUTSIDE:
             root = tl.sqrt(power)
             scale = 1.0 / (root + eps)
@@ -46,6 +55,9 @@ def backward(
             scale = 1.0 / tl.sqrt(power + eps)
             bend = scale * scale * scale
         change = pulled * scale - value * along * bend
-        tl.store(out + row * width + at, change.to(out.dtype.element_ty), mask=here)
-        summed += above * value * scale
-    tl.store(partial + program * width + at, summed, mask=inside)
+        if ADD:
+            change += tl.load(grad_summed + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + place, change.to(out.dtype.element_ty), mask=inside)
+        summed += tl.sum(above * value * scale, axis=0)
+    to = tl.arange(0, BLOCK)
+    tl.store(partial + program * width + to, summed, mask=to < width)

@@ -1,0 +1,75 @@
+"""act(gate) ⊙ up in one pass over memory; its twin is in models/operators/mlp.py.
+
+Gate and up come as one tensor, one after the other, as the projection makes them, and so do their
+gradients: nothing is cut apart or put together.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .layout import by_token
+
+ROWS, BLOCK = 2, 1024
+"""A tile: 16 numbers for each of 128 threads."""
+
+
+@cache
+def _programs() -> Any:
+    from .programs import glu
+
+    return glu
+
+
+@torch.library.custom_op("headrace::glu", mutates_args=())
+def glu(x: Tensor, activation: str) -> Tensor:
+    """x [..., 2·width] → [..., width]."""
+    rows, width, grid = _laid_out(x)
+    out = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
+    _programs().forward[grid](
+        rows, out, len(rows), width, rows.stride(0), ACTIVATION=activation, ROWS=ROWS, BLOCK=BLOCK
+    )
+    return out
+
+
+@glu.register_fake
+def _(x: Tensor, activation: str) -> Tensor:
+    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+
+
+@torch.library.custom_op("headrace::glu_backward", mutates_args=())
+def _backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
+    rows, width, grid = _laid_out(x)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _programs().backward[grid](
+        grad.contiguous(), rows, out, len(rows), width, rows.stride(0),
+        ACTIVATION=activation, ROWS=ROWS, BLOCK=BLOCK,
+    )  # fmt: skip
+    return out
+
+
+@_backward.register_fake
+def _(grad: Tensor, x: Tensor, activation: str) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _laid_out(x: Tensor) -> tuple[Tensor, int, tuple[int]]:
+    rows = by_token(x).flatten(0, -2)
+    width = x.shape[-1] // 2
+    return rows, width, (-(-len(rows) // ROWS) * -(-width // BLOCK),)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0])
+    ctx.activation = inputs[1]
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    return _backward(grad, *ctx.saved_tensors, ctx.activation), None
+
+
+glu.register_autograd(_differentiate, setup_context=_keep)

@@ -1,0 +1,37 @@
+"""The Triton program of rope.py: a token's heads, a few at a time, turned by one set of angles."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def forward(
+    x, cos, sin, out, heads, dim, length, half, row_stride, token_stride, angle_stride,
+    INVERSE: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(1).to(tl.int64)
+    at = tl.arange(0, HALF)[None, :]
+    angle = row * angle_stride + token * half + at
+    c = tl.load(cos + angle, mask=at < half, other=0.0)
+    s = tl.load(sin + angle, mask=at < half, other=0.0)
+    if INVERSE:
+        s = -s
+    x += row * row_stride + token * token_stride
+    out += (row * length + token) * heads * dim
+    kind = out.dtype.element_ty
+    for first in range(tl.cdiv(heads, HEADS)):
+        head = first * HEADS + tl.arange(0, HEADS)[:, None]
+        turning = (head < heads) & (at < half)
+        place = head * dim + at
+        a = tl.load(x + place, mask=turning, other=0.0).to(tl.float32)
+        b = tl.load(x + place + half, mask=turning, other=0.0).to(tl.float32)
+        tl.store(out + place, (a * c - b * s).to(kind), mask=turning)
+        tl.store(out + place + half, (b * c + a * s).to(kind), mask=turning)
+        if REST > 0:  # channels that do not turn
+            still = 2 * half + tl.arange(0, REST)[None, :]
+            there = (head < heads) & (still < dim)
+            place = head * dim + still
+            tl.store(out + place, tl.load(x + place, mask=there, other=0.0), mask=there)

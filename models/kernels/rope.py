@@ -1,0 +1,62 @@
+"""Rotary positions in one pass over memory; its twin is `plain` in models/rope.py.
+
+The backward pass is the same program with the angles turned round. x may be a slice of a wider
+tensor, such as the queries of a joint projection.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HEADS = 16
+"""Of a token, at a time."""
+
+
+@cache
+def _programs() -> Any:
+    from .programs import rope
+
+    return rope
+
+
+@torch.library.custom_op("headrace::rope", mutates_args=())
+def rope(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
+    """x [rows, length, heads, dim]; cos and sin fp32 [rows or 1, length, 1, up to dim / 2]."""
+    rows, length, heads, dim = x.shape
+    if x.stride(3) != 1 or x.stride(2) != dim:
+        x = x.contiguous()
+    half = cos.shape[-1]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rest = dim - 2 * half
+    _programs().forward[(length, rows)](
+        x, cos.contiguous(), sin.contiguous(), out, heads, dim, length, half,
+        x.stride(0), x.stride(1), 0 if len(cos) == 1 else length * half,
+        INVERSE=inverse, HEADS=min(HEADS, _power(heads)), HALF=_power(half),
+        REST=_power(rest) if rest else 0, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@rope.register_fake
+def _(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _power(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, cos, sin, ctx.inverse = inputs
+    ctx.save_for_backward(cos, sin)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return rope(grad, *ctx.saved_tensors, not ctx.inverse), None, None, None
+
+
+rope.register_autograd(_differentiate, setup_context=_keep)
