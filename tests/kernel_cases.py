@@ -16,6 +16,7 @@ from torch import Tensor
 
 from headrace.models.documents import Documents
 from headrace.models.gated_convolution import gated_convolution, plain
+from headrace.models.kernels import gated_rms_norm, rms_norm
 from headrace.models.kernels.choice import Kernel
 from headrace.models.norms import GatedRMSNorm, RMSNorm
 from headrace.models.operators.mlp import Activation, gated
@@ -185,18 +186,36 @@ def norms() -> Iterator[Case]:
         residual = draw.normal("residual", shape.rows, shape.length, shape.width)
         return {"residual": residual, **make(draw, shape)}
 
-    def norm(method: str, kernel: Kernel, eps: float, outside: bool) -> Callable[..., Any]:
-        def run(weight: Tensor, **inputs: Any) -> Any:
-            module = RMSNorm(len(weight), eps, eps_outside=outside, kernel=kernel)
-            return functional_call(module, {"weight": weight}, method, inputs)
-
-        return run
-
     for eps, outside in ((1e-2, False), (1e-2, True)):
+
+        def twin(weight: Tensor, eps: float = eps, outside: bool = outside) -> RMSNorm:
+            norm = RMSNorm(len(weight), eps, eps_outside=outside, kernel="torch")
+            return with_weight(norm, weight)
+
+        def norm(x: Tensor, weight: Tensor, eps: float = eps, outside: bool = outside) -> Any:
+            return rms_norm.rms_norm(x, weight, eps, outside)
+
+        def sum_norm(
+            residual: Tensor, x: Tensor, weight: Tensor, eps: float = eps, outside: bool = outside
+        ) -> Any:
+            return rms_norm.add_rms_norm(residual, x, weight, eps, outside)
+
+        def plain_norm(x: Tensor, weight: Tensor, twin: Any = twin) -> Any:
+            return twin(weight)(x)
+
+        def plain_sum(residual: Tensor, x: Tensor, weight: Tensor, twin: Any = twin) -> Any:
+            return twin(weight).add(residual, x)
+
         options = f"eps {'outside' if outside else 'inside'}"
-        for name, method, maker in (("norm", "forward", make), ("sum", "add", make_sum)):
-            runs = [norm(method, kernel, eps, outside) for kernel in KERNEL_AND_TWIN]
-            yield Case("rms_norm", f"{name}, {options}", maker, *runs)
+        yield Case("rms_norm", f"norm, {options}", make, norm, plain_norm)
+        yield Case("rms_norm", f"sum and norm, {options}", make_sum, sum_norm, plain_sum)
+
+
+def with_weight(norm: Any, weight: Tensor) -> Any:
+    """The norm with another tensor for its weight, one that has gradients."""
+    del norm._parameters["weight"]
+    norm.weight = weight
+    return norm
 
 
 def gated_norms() -> Iterator[Case]:
@@ -208,25 +227,17 @@ def gated_norms() -> Iterator[Case]:
             wide = draw.normal("wide", shape.rows, shape.length, width + 24)
             return {"y": y, "wide": wide, "weight": draw.normal("weight", width)}
 
-        def norm(kernel: Kernel, groups: int = groups) -> Callable[..., Any]:
-            def run(y: Tensor, wide: Tensor, weight: Tensor) -> Any:
-                module = GatedRMSNorm(len(weight), 1e-2, groups=groups, kernel=kernel)
-                inputs = {"y": y, "z": wide[..., 8 : 8 + len(weight)]}
-                return functional_call(module, {"weight": weight}, "forward", inputs)
+        def norm(y: Tensor, wide: Tensor, weight: Tensor, groups: int = groups) -> Tensor:
+            z = wide[..., 8 : 8 + len(weight)]
+            fused: Tensor = gated_rms_norm.gated_rms_norm(y, z, weight, 1e-2, groups)
+            return fused
 
-            return run
+        def plain_norm(y: Tensor, wide: Tensor, weight: Tensor, groups: int = groups) -> Tensor:
+            module = GatedRMSNorm(len(weight), 1e-2, groups=groups, kernel="torch")
+            result: Tensor = with_weight(module, weight)(y, wide[..., 8 : 8 + len(weight)])
+            return result
 
-        yield Case("gated_rms_norm", f"{groups} groups", make, *map(norm, KERNEL_AND_TWIN))
-
-
-def functional_call(
-    module: torch.nn.Module, parameters: dict[str, Tensor], method: str, inputs: Inputs
-) -> Any:
-    """A method of a module with other tensors for its parameters."""
-    for name, value in parameters.items():
-        del module._parameters[name]
-        setattr(module, name, value)
-    return getattr(module, method)(**inputs)
+        yield Case("gated_rms_norm", f"{groups} groups", make, norm, plain_norm)
 
 
 def ropes() -> Iterator[Case]:
