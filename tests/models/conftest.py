@@ -15,6 +15,7 @@ import torch
 from headrace.console.config import build
 from headrace.models.config import ModelConfig
 from headrace.models.model import Model
+from headrace.models.pattern import parse_pattern
 
 torch.set_num_threads(1)  # models of this size are slower on more
 
@@ -144,6 +145,8 @@ def tiny_of() -> Callable[..., Model]:
     """A model of a pattern: `tiny_of("[mha, x]", {"x": {…}})` knows the mixers by their names."""
 
     def of(pattern: str, operators: dict[str, Any] | None = None, **more: Any) -> Model:
-        return built(tiny_model_config(pattern, {**MIXERS, **(operators or {})}, **more))
+        used = {name for layer in parse_pattern(pattern, mlp=None) for name in layer.names}
+        known = {**MIXERS, **(operators or {})}
+        return built(tiny_model_config(pattern, {name: known[name] for name in used}, **more))
 
     return of

@@ -10,27 +10,62 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from headrace.models.documents import Documents
 from headrace.models.model import Model
 from headrace.models.parallel.axes import Axes, Axis
 
 WIDTH = 16
 
 
-def forward_numbers(model: Model, axis: Axis, part: int, **forms: Any) -> int:
-    """Sent by one process for one row; messages to itself are none."""
-    model.divide(Axes(context=axis, **forms))
-    sent = 0
+class Network:
+    """Takes what is sent, counts it, and lets zeros arrive. Messages to oneself are none."""
 
-    def count(received: Tensor, x: Tensor, due: list[int], to: list[int], **_: Any) -> Any:
-        nonlocal sent
-        sent += sum(to) - to[axis.rank]
+    def __init__(self, axis: Axis) -> None:
+        self.axis = axis
+        self.sent = 0
+
+    def __call__(self, received: Tensor, x: Tensor, due: list[int], to: list[int], **_: Any) -> Any:
+        self.sent += sum(to) - to[self.axis.rank]
         received.zero_()
         return mock.Mock()
 
-    with mock.patch.object(dist, "all_to_all_single", count):
+
+def forward_numbers(model: Model, axis: Axis, part: int, **forms: Any) -> int:
+    """Sent by one process for one row."""
+    model.divide(Axes(context=axis, **forms))
+    with mock.patch.object(dist, "all_to_all_single", Network(axis)) as network:
         model.hidden(torch.zeros(1, part, dtype=torch.int64))
-    return sent
+    return int(network.sent)
+
+
+class Largest(TorchDispatchMode):
+    """The numbers of the largest tensor that an operation makes."""
+
+    numbers = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
+        result = function(*arguments, **(options or {}))
+        for made in tree_leaves(result):
+            if isinstance(made, Tensor):
+                self.numbers = max(self.numbers, made.numel())
+        return result
+
+
+def largest(model: Model, size: int, part: int, **forms: Any) -> int:
+    """In forward and backward of a packed part of a row."""
+    axis = Axis(None, size - 1, size)
+    model.divide(Axes(context=axis, **forms))
+    length = part * size
+    documents = Documents.from_cu_seqlens(torch.tensor([0, 9, length // 3, length]), (1, length))
+    with mock.patch.object(dist, "all_to_all_single", Network(axis)), Largest() as mode:
+        hidden, _ = model.hidden(torch.zeros(1, part, dtype=torch.int64), documents.part(axis))
+        hidden.sum().backward()
+    return mode.numbers
 
 
 @pytest.fixture
@@ -77,3 +112,17 @@ def test_long_filters_by_channels(one: Callable[..., Model], part: int) -> None:
     assert forward_numbers(freeform, axis, part) == featurizer + exchanged
     modal = one(kind="hyena-li", state_size=4)
     assert forward_numbers(modal, axis, part, hyena_li="a2a") == featurizer + exchanged
+
+
+@pytest.mark.parametrize("attention", ["ring", "a2a"])
+def test_nothing_grows_with_the_square_of_the_row(
+    tiny_of: Callable[..., Model], attention: str
+) -> None:
+    """Twice the part is at most twice the memory; twice the processes for a row of one length are
+    half of it, as far as there is no tile that a part fills."""
+    model = tiny_of("[mha, gqa, mamba2, mr-toeplitz, li, freeform, se]")
+    forms = {"attention": attention}
+    before, after = largest(model, 2, 1024, **forms), largest(model, 2, 2048, **forms)
+    assert after <= 2.05 * before
+    shared = largest(model, 4, 512, **forms)
+    assert shared <= 0.6 * before
