@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -67,9 +68,7 @@ def test_each_call_is_its_definition(options: dict[str, Any]) -> None:
     h, e = normal(1, CUTS[-1], WIDTH), normal(1, CUTS[-1], WIDTH, seed=2)
     where.embeddings = e
     packed = call(block, h, where)[0]
-    alone = [
-        definition(block, call, h[0, a:b], e[0, a:b]) for a, b in zip(CUTS, CUTS[1:], strict=False)
-    ]
+    alone = [definition(block, call, h[0, a:b], e[0, a:b]) for a, b in itertools.pairwise(CUTS)]
     assert (packed - torch.cat(alone)).abs().max() < BOUND
 
 
