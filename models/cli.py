@@ -18,15 +18,20 @@ def main() -> None:
 @command.json_option
 def list_models(as_json: bool) -> None:
     """List the shipped models."""
+    from collections import Counter
+
     from .config import load_model_config, shipped_models
     from .count import build_meta, parameters
 
-    sizes = {name: parameters(build_meta(load_model_config(name))) for name in shipped_models()}
+    configs = {name: load_model_config(name) for name in shipped_models()}
+    sizes = {name: parameters(build_meta(config)) for name, config in configs.items()}
     if as_json:
         command.emit([{"name": name, "parameters": size} for name, size in sizes.items()])
         return
-    for name, size in sizes.items():
-        click.echo(f"{name:<20} {size:>16,}")
+    for name, config in configs.items():
+        counts = Counter(str(layer) for layer in config.layers)
+        layers = "  ".join(f"{layer} ×{count}" for layer, count in counts.items())
+        click.echo(f"{name:<20} {sizes[name]:>16,}   {layers}")
 
 
 @main.command("show")

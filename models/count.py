@@ -29,12 +29,12 @@ def parameters(model: nn.Module) -> int:
 
 
 def parameters_by_part(model: Model) -> dict[str, int]:
-    """By part: the embedding, each operator by its name in the YAML, the norms."""
+    """By part: the embedding, each operator by its name in the YAML, the norms, the head."""
     parts: Counter[str] = Counter()
     parts["embedding"] = model.embedding.weight.numel()
-    for name, table in (("positions", model.positions), ("head", model.head)):
-        if table is not None:
-            parts[name] = table.weight.numel()
+    if model.positions is not None:
+        parts["positions"] = model.positions.weight.numel()
+    norms = parameters(model.norm)
     for name, shared in model.shared.items():
         parts[name] = parameters(shared)
     for layer, block in zip(model.config.layers, model.typed_blocks(), strict=True):
@@ -42,8 +42,10 @@ def parameters_by_part(model: Model) -> dict[str, int]:
             parts[f"{layer.shared} (calls)"] += parameters(block.call)
         for name, branch in zip(layer.branches, block.branches(), strict=True):
             parts[name] += parameters(branch.operator)
-            parts["norms"] += parameters(branch.norm)
-    parts["norms"] += parameters(model.norm)
+            norms += parameters(branch.norm)
+    parts["norms"] = norms
+    if model.head is not None:
+        parts["head"] = model.head.weight.numel()
     assert sum(parts.values()) == parameters(model), "every parameter is in one part"
     return dict(parts)
 

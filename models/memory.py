@@ -124,7 +124,7 @@ def measured(
                 kept.append(sorts[sort])
             targets = torch.zeros(rows, seq_len, dtype=torch.int64)
             head = model.head or model.embedding
-            logits = kept_bytes(model, lambda: cross_entropy(head(u), targets))
+            logits = kept_bytes(model, lambda: cross_entropy(head(model.norm(u)), targets))
     finally:
         torch.set_default_dtype(standard)
     return kept, logits

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from ..console.progress import human
 from .config import ModelConfig
 from .count import (
     TRAINING,
@@ -66,8 +67,14 @@ def lengths_row(model: Model, seq_len: int) -> dict[str, Any]:
 
 
 def render(summary: dict[str, Any]) -> str:
-    sections = [stripe(summary["layers"]), parts(summary), by_length(summary)]
+    sections = [title(summary), stripe(summary["layers"]), parts(summary), by_length(summary)]
     return "\n\n".join([*sections, memory_table(summary["memory"])])
+
+
+def title(summary: dict[str, Any]) -> str:
+    layers = len(summary["layers"])
+    shape = f"width {summary['width']:,}, vocabulary {summary['vocab_size']:,}"
+    return f"{human(summary['parameters'])} parameters: {layers} layers, {shape}"
 
 
 def stripe(layers: list[str]) -> str:
@@ -101,8 +108,9 @@ def parts(summary: dict[str, Any]) -> str:
     ]
     for name in dict.fromkeys([*summary["parameters_by_part"], *forward]):
         count = summary["parameters_by_part"].get(name, 0)
+        tied = name == "head" and not count
         lines.append(
-            f"{name:<20}{count:>16,}{count / total:>8.1%}"
+            f"{'head (tied)' if tied else name:<20}{count:>16,}{count / total:>8.1%}"
             f"{metric(forward.get(name, 0)):>12}{metric(step.get(name, 0)):>12}"
         )
     lines.append(

@@ -23,7 +23,8 @@ def test_list_has_every_shipped_model() -> None:
     sizes = {row["name"]: row["parameters"] for row in document("list")}
     assert sizes["evo2-7b-8k"] == 6_481_059_584
     assert len(sizes) >= 32
-    assert "evo2-7b-8k" in run("list").stdout
+    line = next(line for line in run("list").stdout.splitlines() if line.startswith("evo2-7b-8k"))
+    assert line.split(maxsplit=2)[1:] == ["6,481,059,584", "se ×9  mr ×9  li ×9  attention ×5"]
 
 
 def test_show_as_json() -> None:
@@ -40,7 +41,8 @@ def test_show_as_json() -> None:
 
 def test_show_draws_the_layers() -> None:
     text = run("show", "zamba2-1.2b", "--zero", "3", "--dp", "8").stdout
-    assert "MMMMMSMMMMMS" in text
+    assert text.startswith("1.22B parameters: 38 layers, width 2,048, vocabulary 32,000\n")
+    assert "MMMMMSMMMMMS" in text and "head (tied)" in text
     assert "shared>mamba ×6" in text
     assert "1,215,064,704" in text
     assert "zero 3, dp 8" in text

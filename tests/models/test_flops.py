@@ -15,7 +15,15 @@ from headrace.models.count import (
     step_flops_per_token,
     training_flops_per_token,
 )
-from headrace.models.memory import Layout, activations, memory, state_bytes
+from headrace.models.loss import cross_entropy
+from headrace.models.memory import (
+    DTYPES,
+    Layout,
+    Precision,
+    activations,
+    memory,
+    state_bytes,
+)
 from headrace.models.model import Model
 from headrace.models.show import describe
 
@@ -130,13 +138,12 @@ def test_memory_by_layout() -> None:
     assert fp32["weights"] + fp32["optimizer"] == 12 * count
 
 
-def test_activations_are_what_autograd_keeps() -> None:
-    """Against real tensors: every storage once, parameters left out."""
-    config = load_model_config("tiny-hybrid")
-    model = Model(config)
-    model.init_weights(0)
-    tokens = torch.zeros(2, 128, dtype=torch.int64)
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_activations_are_what_autograd_keeps(tiny: Model, precision: Precision) -> None:
+    """To the byte, against real tensors: every storage once, parameters left out."""
+    tiny.to(DTYPES[precision])
+    tokens = torch.zeros(2, 100, dtype=torch.int64)
+    weights = {p.untyped_storage().data_ptr() for p in tiny.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -146,11 +153,15 @@ def test_activations_are_what_autograd_keeps() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        hidden, _ = model.hidden(tokens)
-    real = sum(storage.nbytes() for storage in kept.values())
-    layers, _ = activations(config, 128, rows=2, precision="fp32")
-    assert hidden.shape == (2, 128, 128)
-    assert abs(sum(layers) / real - 1) < 0.05
+        loss = cross_entropy(tiny(tokens), tokens.clone())
+    real = (
+        sum(storage.nbytes() for storage in kept.values()) - tokens.nbytes
+    )  # ids are no activations
+    layers, logits = activations(tiny.config, 100, rows=2, precision=precision)
+    if len(tiny.config.layers) == 2:
+        assert sum(layers) + logits == real
+    assert abs((sum(layers) + logits) / real - 1) < 0.002
+    del loss
 
 
 def test_long_rows_are_told_from_shorter_ones(monkeypatch: pytest.MonkeyPatch) -> None:
