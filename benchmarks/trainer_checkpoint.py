@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 RESTART_LIMIT = 30.0
-EVERY, STEPS, STOP = 4, 17, 14
+EVERY, STEPS, STOP = 4, 11, 10
 MODEL = """
 vocab_size: 8192
 width: 640

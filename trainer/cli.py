@@ -80,7 +80,9 @@ def run(
     """Start a run; the same command restarts and resumes it.
 
     Overrides go to the run's own keys; those that begin with `mixture.` or `model.` go into these
-    files. Exit codes: 0 finished, 85 saved and stopped early (start it again), 1 failed.
+    files. `--dry-run` shows every key with its value.
+
+    Exit codes: 0 finished, 85 saved and stopped early (start it again), 1 failed, 2 misuse.
     """
     from . import job as jobs
 
@@ -141,7 +143,10 @@ def resume(
 @click.option("--out", metavar="FILE", help="[RUN/report.html, or RUN/compare.html of the first]")
 @command.json_option
 def report(folders: tuple[str, ...], compare: bool, out: str | None, as_json: bool) -> None:
-    """Draw the report of each run, one HTML file that needs nothing else."""
+    """Draw a run's report, or compare several.
+
+    It is one HTML file that needs nothing else.
+    """
     from .report import write
 
     if compare and len(folders) < 2:
@@ -189,7 +194,7 @@ def export(
     data: str | None,
     as_json: bool,
 ) -> None:
-    """Write a checkpoint's weights to a folder that transformers or Vortex loads.
+    """Write weights for transformers or Vortex.
 
     RUN is a run's folder; CHECKPOINT is the folder of one of its checkpoints, or its s3:// URL.
     """
@@ -236,9 +241,10 @@ def sample(
     device: DeviceKind,
     as_json: bool,
 ) -> None:
-    """Let a checkpoint go on from prompts; without --prompt, from each line of stdin.
+    """Let the model go on from prompts.
 
-    A temperature of 0 takes the likeliest token. The same seed says the same.
+    Without --prompt, each line of stdin is one. A temperature of 0 takes the likeliest token. The
+    same seed says the same.
     """
     from ..models.generate import Sampling
     from . import origin as origins
@@ -298,16 +304,17 @@ def _again(context: click.Context) -> list[str]:
 def _go(job: Job, asked: Start, batch: list[str] | None, dry_run: bool, as_json: bool) -> None:
     """Start the job here, or submit one that says the words of `batch`."""
     from . import launch, start
-    from .describe import describe, lines
+    from .describe import configuration, describe, lines
 
     start.check(job, elsewhere=batch is not None)
     if dry_run:
-        described = describe(job)
+        described = describe(job, activations=True)
         script = {} if batch is None else {"slurm": start.batch_script(job, batch)}
         if as_json:
             command.emit(described | script)
         else:
-            command.say("\n".join([*lines(described), *script.values()]))
+            told = [*lines(described), configuration(described), *script.values()]
+            command.say("\n".join(told))
         return
     if batch is not None:
         number = start.submit(job, batch)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from ..console import config as reader
 from ..console.progress import as_bytes, human
 from . import job as jobs
 from .job import Job
+from .schedule import micro_rows
 
 GIGABYTE = 1 << 30
 
 
-def describe(job: Job) -> dict[str, Any]:
+def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
+    """Activations take a moment to count: they are for who asks before the run."""
     count = jobs.parameters(job)
     saves = _saves(job)
     return {
@@ -40,7 +43,7 @@ def describe(job: Job) -> dict[str, Any]:
             "threads": job.threads,
         },
         "batch": jobs.arithmetic(job),
-        "memory": memory(job, count),
+        "memory": memory(job, count) | (_kept(job) if activations else {}),
         "checkpoints": {"bytes": jobs.checkpoint_bytes(job), "saved": saves},
         "configuration": reader.plain(job.run),
     }
@@ -69,6 +72,26 @@ def memory(job: Job, count: int) -> dict[str, int]:
     }
 
 
+def _kept(job: Job) -> dict[str, int]:
+    """What a micro-batch keeps for its backward pass, of the phase that keeps most."""
+    from ..models.memory import Layout
+    from ..models.memory import memory as of_model
+
+    precision, layout = job.run.precision, job.run.layout
+    assert precision != "auto"
+    found = []
+    for phase in job.plan.phases:
+        rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp)
+        shape = Layout(tp=layout.tp, cp=layout.cp)
+        found.append(
+            of_model(job.model, phase.seq_len, rows=rows, precision=precision, layout=shape)
+        )
+    return {
+        "activations": max(each["activations"][job.run.recompute] for each in found),
+        "logits": max(each["logits"] for each in found),
+    }
+
+
 _CUT_FROM = {"masters": 1, "gradients": 2, "weights": 3}
 """The ZeRO stage from which on a part is divided among processes."""
 
@@ -91,14 +114,24 @@ def lines(about: dict[str, Any]) -> list[str]:
             f"steps of {phase['rows']} rows × {phase['seq_len']:,}; each process "
             f"{phase['micro_batches']} × {phase['micro_batch_rows']} rows"
         )
-    parts = ", ".join(
-        f"{part} {size / GIGABYTE:.3f}" for part, size in about["memory"].items() if size
+    parts = ", ".join(f"{part} {_size(size)}" for part, size in about["memory"].items() if size)
+    counted = "" if "activations" in about["memory"] else ", and activations"
+    found.append(
+        f"memory       {_size(sum(about['memory'].values()))} on each process ({parts}){counted}"
     )
-    total = sum(about["memory"].values()) / GIGABYTE
-    found.append(f"memory       {total:.3f} GiB of state on each process ({parts}) + activations")
     saved = about["checkpoints"]
     found.append(f"checkpoints  {saved['saved']} of {as_bytes(saved['bytes'])} each")
     return found
+
+
+def configuration(about: dict[str, Any]) -> str:
+    """What the run's YAML comes to, with everything that was left out."""
+    return f"configuration\n{textwrap.indent(reader.dump(about['configuration']), '  ')}"
+
+
+def _size(size: int) -> str:
+    unit, name = (GIGABYTE, "GiB") if size >= GIGABYTE / 10 else (1 << 20, "MiB")
+    return f"{size / unit:.3g} {name}"
 
 
 def _saves(job: Job) -> int:

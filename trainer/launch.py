@@ -40,6 +40,8 @@ INTERRUPTED = 85
 GRACE = 10.0
 """Seconds that the other ranks have to end by themselves when one has failed."""
 PAUSE = 0.05
+ANSWER = 2.0
+"""Seconds that a rank has to say where it stands."""
 
 STORE_FD = "HEADRACE_STORE_FD"
 WATCH = "HEADRACE_WATCH"
@@ -191,13 +193,17 @@ class Launcher:
         steps = {rank: path.read_text() for rank, path in beats.items()}
         for child in self.children:
             child.send_signal(signal.SIGUSR2)
-        time.sleep(2)
+        time.sleep(ANSWER)
+        said = {rank: _tail(watch / f"stack.{rank}", 25) for rank in sorted(beats)}
         stacks = [
-            f"rank {rank}, step {steps[rank]}:\n{_tail(watch / f'stack.{rank}', 25)}"
-            for rank in sorted(beats)
+            f"rank {rank}, step {steps[rank]}:\n{stack or '  (it does not answer)'}"
+            for rank, stack in said.items()
         ]
+        silent = [f"rank {rank}" for rank, stack in said.items() if not stack]
+        # Python answers a signal wherever it waits: who does not is stopped, or stuck in a driver.
+        who = f"; {' and '.join(silent)} does not even say where" if silent else ""
         raise RunError(
-            f"no rank has made progress for {self.stall_seconds:.0f} seconds",
+            f"no rank has made progress for {self.stall_seconds:.0f} seconds{who}",
             where="\n" + "\n".join(stacks),
             mend="the same command resumes from the last checkpoint; a longer stall_seconds "
             "allows slower steps",
@@ -318,7 +324,7 @@ def _signal_name(code: int) -> str:
 
 def _tail(path: Path, lines: int) -> str:
     if not path.exists():
-        return "  (it wrote nothing)"
+        return ""
     return "\n".join("  " + line for line in path.read_text().splitlines()[:lines])
 
 

@@ -219,6 +219,10 @@ def test_the_description_adds_up(ask: Any) -> None:
         "moments": 4 * count,
     }
     assert about["checkpoints"] == {"bytes": 12 * count, "saved": 2}
+    more = describe.describe(found, activations=True)
+    assert more["memory"]["activations"] > 0 and more["memory"]["logits"] >= 16 * 37 * 4
+    assert "activations" in "\n".join(describe.lines(more))
+    assert "  checkpoints:\n    every: 4\n" in describe.configuration(more)
     written = "\n".join(describe.lines(about))
     assert "dp 2 × tp 1 × cp 1" in written
     assert "2 of 1.49GB each" in "\n".join(

@@ -110,6 +110,22 @@ stuck_here()
     assert "rank 1, step 7" in text and "stuck_here" in text
 
 
+def test_a_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
+    script = """
+from headrace.trainer.launch import Watched
+watched = Watched()
+watched.beat(3)
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(1000)
+"""
+    job = launcher(tmp_path, script, stall=1.0)
+    with pytest.raises(RunError, match=r"rank 1 does not even say where") as caught:
+        job_grace(job, 0.3)
+    assert "rank 1, step 3:\n  (it does not answer)" in str(caught.value)
+    assert all(child.poll() is not None for child in job.children)
+
+
 def test_threads_fill_the_machine() -> None:
     assert threads_for(2, cores=8) == 4
     assert threads_for(16, cores=8) == 1
