@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from .claim import Claim
 from .commit import FOLDERS, Made, clear_all, commit
 from .dedup import DigestTask, decide
 from .engines import EngineConfig
+from .fingerprints import check_unchanged, fingerprinted
 from .generations import existing, files_of, missing, new_files
 from .inputs import find
 from .job import CLAIMS, WORK, Job, dataset_url, work_url
@@ -71,6 +73,9 @@ class BuildConfig:
     """Split what is longer, each piece with its end of document."""
     on_error: Literal["fail", "skip"] = "fail"
     """What to do about a record that cannot be read."""
+    rehash: bool = False
+    """Hash every input, also those whose hashes are remembered and that seem not to have
+    changed."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Where tasks run."""
 
@@ -118,7 +123,8 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
     job = job_of(config, tokenizer)
     with Claim(work_url(job.url, CLAIMS)) as claim:
         before = {name: existing(job, name, tokenizer) for name in job.outputs}
-        found = find(config.inputs, config.source)
+        began = time.time()
+        found = fingerprinted(find(config.inputs, config.source), again=config.rehash)
         main = before[job.outputs[0]]
         ahead = max(before, key=lambda name: len(before[name].generations))
         for number, tasks in missing(job, before).items():
@@ -132,6 +138,7 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
             files = files_of(job, ahead, pending, found)
             log.warning("finishing generation %d first", len(main.generations))
             made = make(config, job, files, main.generations)
+            check_unchanged(files, began)
             claim.check()
             before = commit(job, tokenizer, files, made, before)
             main = before[job.outputs[0]]
@@ -140,6 +147,7 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
             log.info("nothing to do: %s holds every input", config.out)
         else:
             made = make(config, job, files, main.generations)
+            check_unchanged(files, began)
             claim.check()
             before = commit(job, tokenizer, files, made, before)
         return {dataset_url(job.url, name): held for name, held in before.items()}

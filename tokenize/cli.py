@@ -194,6 +194,7 @@ def train(as_json: bool, **values: Any) -> None:
 @click.option("--shuffle", type=int, metavar="SEED", help="Shuffle documents across the build.")
 @click.option("--dedup", type=click.Choice(["exact"]), help="Keep one of byte-equal documents.")
 @click.option("--max-document-tokens", type=int, metavar="N", help="Split what is longer.")
+@click.option("--rehash", is_flag=True, help="Hash all inputs, also those that seem unchanged.")
 @_tokenizer_options
 @_source_options
 @_engine_options

@@ -168,7 +168,7 @@ def pieces_of(text: str) -> Iterator[str]:
 def count(config: BuildConfig, share: float = 1.0) -> Counts:
     """Count a corpus as `config` would build it; tokenize only a `share` of its text."""
     job = job_of(config, load_tokenizer(config))
-    tasks = cut(find(config.inputs, config.source, fingerprints=False), config, job)
+    tasks = cut(find(config.inputs, config.source), config, job)
     total = Counts()
     with Progress("counting", total=sum(task.size for task in tasks), unit="B") as progress:
         for found in engines.run(config.engine, CountTask(job, share), tasks):

@@ -3,49 +3,54 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import posixpath
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Any
 
-from ..console.errors import InputError
+from ..console.errors import InputError, UserError
 from ..console.log import get_logger
-from ..console.progress import Progress
 from ..dataplane import storage
-from .sources import BLOCK_BYTES, COMPRESSIONS, ENDINGS, SOURCES, File, SourceConfig, check_meant
-from .sources.streams import open_file
+from .fingerprints import information
+from .sources import COMPRESSIONS, ENDINGS, SOURCES, File, SourceConfig, check_meant
 
 log = get_logger(__name__)
 
-READERS = 8
-"""Files that are hashed at once."""
 
-CONTENT = ("md5Hash", "Content-MD5")
-"""What a store says of an object that is a hash of its content and nothing else."""
-VERSIONS = ("ETag", "etag", "LastModified", "Last-Modified", "last_modified")
-"""What changes when an object under the same name does. Two names may share it by chance."""
-
-
-def find(inputs: Sequence[str], config: SourceConfig, *, fingerprints: bool = True) -> list[File]:
+def find(inputs: Sequence[str], config: SourceConfig) -> list[File]:
     """The files of all inputs: in the order of the inputs, by name within each, each file once.
-
-    Their fingerprints are hashes of all that they hold: who needs none saves the reading.
-    """
+    They have no fingerprints yet."""
     names: dict[str, None] = {}
+    problems: list[UserError] = []
     for given in inputs:
         found = _expand(given, config)
-        if not found:
-            raise InputError(
-                f"no files at {given}",
-                mend="check the path; a folder is searched for "
-                + ", ".join(f".{ending}" for ending in ENDINGS),
-            )
         names.update(dict.fromkeys(found))
-    files = [_file(name, config) for name in names]
+        if not found:
+            problems.append(
+                InputError(
+                    f"no files at {given}",
+                    mend="check the path; a folder is searched for "
+                    + ", ".join(f".{ending}" for ending in ENDINGS),
+                )
+            )
+    files = []
+    for name in names:
+        try:
+            files.append(_file(name, config))
+        except InputError as error:
+            problems.append(error)
+    _raise_all(problems)
     check_meant(config, {file.format for file in files})
-    return _named_by_content(files) if fingerprints else files
+    return files
+
+
+def _raise_all(problems: Sequence[UserError]) -> None:
+    """Tell all problems at once."""
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        lines = [f"  {problem.what}: {problem.mend}" for problem in problems[:20]]
+        if len(problems) > len(lines):
+            lines.append(f"  and {len(problems) - len(lines)} more")
+        raise InputError("\n".join([f"{len(problems)} problems with the inputs", *lines]))
 
 
 def kind_of(name: str, config: SourceConfig) -> tuple[str | None, str | None]:
@@ -108,53 +113,4 @@ def _file(name: str, config: SourceConfig) -> File:
 
 
 def _size(name: str) -> int:
-    return storage.size(name) if storage.is_local(name) else int(_info(name).get("size") or 0)
-
-
-def _info(name: str) -> dict[str, Any]:
-    fs, path = storage.file_system(name)
-    try:
-        return dict(fs.info(path))
-    except OSError as error:
-        raise InputError(f"cannot read {name}: {error}") from None
-
-
-def _named_by_content(files: Sequence[File]) -> list[File]:
-    named = []
-    with (
-        Progress(
-            "hashing the inputs", total=sum(file.size for file in files), unit="B"
-        ) as progress,
-        ThreadPoolExecutor(READERS) as pool,
-    ):
-        for file, mark in zip(files, pool.map(_fingerprint, files), strict=True):
-            named.append(replace(file, fingerprint=mark))
-            progress.advance(file.size, files=1)
-    return named
-
-
-def _fingerprint(file: File) -> str:
-    """What names a file's content: equal for files of equal content, and for no others."""
-    digest = hashlib.sha256()
-    version = None if storage.is_local(file.name) else _version(file)
-    if version is not None:
-        digest.update(version.encode())
-    else:
-        with open_file(file.name) as stream:
-            while block := stream.read(BLOCK_BYTES):
-                digest.update(block)
-    return digest.hexdigest()[:32]
-
-
-def _version(file: File) -> str | None:
-    """What a store says of an object that is as good as a hash of it, if it says anything."""
-    info = _info(file.name)
-    for key in CONTENT:
-        if info.get(key):
-            return f"{file.size} {info[key]}"
-    for key in VERSIONS:
-        if info.get(key):
-            # S3's tag is made from the content; anyone else's says something of one name only.
-            same_anywhere = key == "ETag" and file.name.startswith(("s3://", "s3a://"))
-            return f"{'' if same_anywhere else file.name} {file.size} {info[key]}"
-    return None
+    return storage.size(name) if storage.is_local(name) else int(information(name).get("size") or 0)

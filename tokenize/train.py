@@ -83,7 +83,7 @@ def sample(config: TrainConfig) -> Iterator[str]:
     """Documents from all over the corpus, in its order: those with the smallest hashes, as many as
     make up `sample_bytes` of text. So the sample has that size however the corpus is packed, and
     is the same every time. Of equal documents there is one."""
-    files = find(config.inputs, config.source, fingerprints=False)
+    files = find(config.inputs, config.source)
     record = Record({})
     chosen: list[tuple[int, int, bytes]] = []  # a heap; what leaves it next has the largest hash
     held: set[int] = set()

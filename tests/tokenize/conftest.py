@@ -10,6 +10,12 @@ from corpora import ONE, texts, write_jsonl
 from headrace.tokenize.build import BuildConfig, build
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is remembered of files is remembered for one test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     """Four files of JSON lines, one of them large enough for several slices."""

@@ -155,6 +155,9 @@ def test_names_globs_folders_and_what_is_left_out(tmp_path: Path) -> None:
         names("nothing-*.jsonl")
     with pytest.raises(InputError, match="says nothing of its format"):
         names("n.bin")
+    with pytest.raises(InputError, match="3 problems with the inputs") as caught:
+        names("n.bin", "nothing", "a.jsonl", "no.txt")
+    assert str(caught.value).count("no files at") == 2
     assert find([str(tmp_path / "n.bin")], SourceConfig(format="text"))[0].format == "text"
 
 
@@ -196,31 +199,6 @@ def test_files_behind_http(tmp_path: Path) -> None:
         assert found == texts(300)
     server.shutdown()
     server.server_close()
-
-
-def test_a_store_that_tells_no_version_has_its_files_read() -> None:
-    import fsspec
-
-    fs = fsspec.filesystem("memory")
-    names = ["memory://versions/a.txt", "memory://versions/b.txt", "memory://versions/c.txt"]
-    for name, data in zip(names, (b"one", b"two", b"one"), strict=True):
-        fs.pipe_file(name, data)
-    one, two, again = (file.fingerprint for file in find(names, SourceConfig()))
-    assert one == again != two
-
-
-@pytest.mark.parametrize("said", ["ETag", "Last-Modified"])
-def test_what_two_names_share_by_chance_does_not_make_them_equal(
-    said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from headrace.tokenize import inputs
-
-    monkeypatch.setattr(inputs, "_info", lambda name: {"size": 3, said: "the same"})
-    monkeypatch.setattr(inputs, "_expand", lambda given, config: [given])
-    names = [f"{scheme}://host/{file}.txt" for scheme in ("http", "s3") for file in "ab"]
-    http, other, object, copy = (file.fingerprint for file in find(names, SourceConfig()))
-    assert http != other
-    assert (object == copy) is (said == "ETag")
 
 
 @pytest.mark.parametrize(
