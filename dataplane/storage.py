@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..console.errors import MissingError, StorageError
+from ..console.errors import MissingError, StorageError, UserError
 from ..console.log import get_logger
 
 T = TypeVar("T")
@@ -171,9 +171,16 @@ def file_system(url: str) -> tuple[Any, str]:
 
 def _remote(verb: str, url: str, act: Callable[[Any, str], T]) -> T:
     fs, path = file_system(url)
+    return tried_again(verb, url, lambda: act(fs, path))
+
+
+def tried_again(verb: str, url: str, act: Callable[[], T]) -> T:
+    """What `act` gives, which is called again, after growing pauses, where a fault may pass."""
     for attempt, pause in enumerate(_pauses(), start=1):
         try:
-            return act(fs, path)
+            return act()
+        except UserError:
+            raise
         except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
             raise _failed(verb, url, error) from None
         except Exception as error:  # fsspec's back ends share no class for a passing fault

@@ -25,7 +25,7 @@ from ..console.errors import InputError
 from ..console.log import get_logger
 from ..console.progress import Progress
 from ..dataplane import storage
-from .sources import BLOCK_BYTES, File
+from .sources import BLOCK_BYTES, File, web
 from .sources.streams import open_file
 
 log = get_logger(__name__)
@@ -80,11 +80,10 @@ def check_unchanged(files: Sequence[File], since: float) -> None:
 
 def information(name: str) -> dict[str, Any]:
     """What a store says of an object."""
+    if web.is_web(name):
+        return web.information(name)
     fs, path = storage.file_system(name)
-    try:
-        return dict(fs.info(path))
-    except OSError as error:
-        raise InputError(f"cannot read {name}: {error}") from None
+    return storage.tried_again("read", name, lambda: dict(fs.info(path)))
 
 
 class Memory:

@@ -6,11 +6,11 @@ import glob
 import posixpath
 from collections.abc import Sequence
 
-from ..console.errors import InputError, UserError
+from ..console.errors import InputError, StorageError, UserError
 from ..console.log import get_logger
 from ..dataplane import storage
 from .fingerprints import information
-from .sources import COMPRESSIONS, ENDINGS, SOURCES, File, SourceConfig, check_meant
+from .sources import COMPRESSIONS, ENDINGS, SOURCES, File, SourceConfig, check_meant, web
 
 log = get_logger(__name__)
 
@@ -35,7 +35,7 @@ def find(inputs: Sequence[str], config: SourceConfig) -> list[File]:
     for name in names:
         try:
             files.append(_file(name, config))
-        except InputError as error:
+        except (InputError, StorageError) as error:
             problems.append(error)
     _raise_all(problems)
     check_meant(config, {file.format for file in files})
@@ -74,16 +74,17 @@ def _expand(given: str, config: SourceConfig) -> list[str]:
             return [str(local)]
         matches = sorted(glob.iglob(str(local), recursive=True))  # noqa: PTH207
         return [name for name in matches if storage.local_path(name).is_file()]
+    if web.is_web(given):  # has no folders; whether the file is there is asked with its size
+        return [given]
     fs, path = storage.file_system(given)
-    try:
-        if glob.has_magic(path) and not given.startswith("http"):
-            return sorted(fs.unstrip_protocol(name) for name in fs.glob(path))
-        if not given.startswith("http") and fs.isdir(path):
-            found = sorted(fs.unstrip_protocol(name) for name in fs.find(path))
-            return [name for name in found if _wanted(name, config, given)]
-        return [given] if fs.exists(path) else []
-    except OSError as error:
-        raise InputError(f"cannot list {given}: {error}") from None
+    if glob.has_magic(path):
+        names = storage.tried_again("list", given, lambda: fs.glob(path))
+        return sorted(fs.unstrip_protocol(name) for name in names)
+    if storage.tried_again("list", given, lambda: fs.isdir(path)):
+        names = storage.tried_again("list", given, lambda: fs.find(path))
+        found = sorted(fs.unstrip_protocol(name) for name in names)
+        return [name for name in found if _wanted(name, config, given)]
+    return [given] if storage.exists(given) else []
 
 
 def _wanted(name: str, config: SourceConfig, root: str) -> bool:

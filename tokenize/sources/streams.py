@@ -14,6 +14,7 @@ import numpy as np
 from ...console.errors import InputError
 from ...dataplane import storage
 from . import BLOCK_BYTES, LARGEST_DOCUMENT, File, Problem, Slice
+from .web import WebFile, is_web
 
 
 class Broken(Exception):
@@ -41,14 +42,8 @@ def open_file(name: str) -> BinaryIO:
             return storage.local_path(name).open("rb")
         except OSError as error:
             raise InputError(f"cannot read {name}: {error.strerror}") from None
-    fs, path = storage.file_system(name)
-    if name.startswith("http"):  # may know neither its size nor ranges
-        try:
-            opened: BinaryIO = fs.open(path, "rb")
-            return opened
-        except OSError as error:
-            raise InputError(f"cannot read {name}: {error}") from None
-    return cast(BinaryIO, io.BufferedReader(_Remote(name), BLOCK_BYTES))
+    opened = WebFile(name) if is_web(name) else _Remote(name)
+    return cast(BinaryIO, io.BufferedReader(opened, BLOCK_BYTES))
 
 
 class _Remote(io.RawIOBase):
@@ -87,7 +82,7 @@ def cut_bytes(file: File, delimiter: bytes, size: int) -> list[Slice]:
     whole = [Slice(file, 0, file.size, 0, file.size)]
     if file.compression or 2 * file.size < 3 * size or _overlaps_itself(delimiter):
         return whole
-    if file.name.startswith("http"):
+    if is_web(file.name):
         return whole
     edges = [*range(0, file.size - size // 2, size), file.size]
     slices, records = [], 0
@@ -116,10 +111,10 @@ def blocks(part: Slice, delimiter: bytes, *, unit: str, split: bool) -> Iterator
     leaving_out = False
     while True:
         try:
-            chunk = next(reader, None)
+            chunk, read = next(reader, (b"", 0))
         except Broken as error:
-            chunk, broken = None, str(error)
-        if chunk is None:
+            chunk, broken = b"", str(error)
+        if not chunk:
             break
         data = carry + chunk if carry else chunk
         cut = _last(data, delimiter)
@@ -127,18 +122,18 @@ def blocks(part: Slice, delimiter: bytes, *, unit: str, split: bool) -> Iterator
             carry = data
             if leaving_out:
                 carry = data[-len(delimiter) :]
-                yield Block(b"", number, 0, len(chunk))
+                yield Block(b"", number, 0, read)
             elif len(data) > LARGEST_DOCUMENT:
                 if split:
                     piece = cut_text(data)
                     carry = data[len(piece) :]
-                    yield Block(piece, number, 1, len(chunk))
+                    yield Block(piece, number, 1, read)
                 else:
                     leaving_out = True
                     carry = data[-len(delimiter) :]
-                    yield Block(b"", number, 0, len(chunk), _too_large(part, number, unit))
+                    yield Block(b"", number, 0, read, _too_large(part, number, unit))
             else:
-                yield Block(b"", number, 0, len(chunk))
+                yield Block(b"", number, 0, read)
             continue
         whole, carry = data[:cut], data[cut + len(delimiter) :]
         if leaving_out:
@@ -147,10 +142,10 @@ def blocks(part: Slice, delimiter: bytes, *, unit: str, split: bool) -> Iterator
             whole = b"" if end < 0 else whole[end + len(delimiter) :]
             number += 1
             if end < 0:
-                yield Block(b"", number, 0, len(chunk))
+                yield Block(b"", number, 0, read)
                 continue
         records = _count(whole, delimiter) + 1
-        yield Block(whole, number, records, len(chunk))
+        yield Block(whole, number, records, read)
         number += records
     if broken is not None:
         problem = Problem("damaged file", broken, part.file.name, number, unit)
@@ -159,8 +154,9 @@ def blocks(part: Slice, delimiter: bytes, *, unit: str, split: bool) -> Iterator
         yield Block(carry, number, 1, 0)
 
 
-def _chunks(part: Slice, delimiter: bytes) -> Iterator[bytes]:
-    """The bytes of the records that start in a slice, the last one's delimiter included."""
+def _chunks(part: Slice, delimiter: bytes) -> Iterator[tuple[bytes, int]]:
+    """The bytes of the records that start in a slice, the last one's delimiter included; and how
+    many bytes of the file were read for them."""
     if part.file.compression or (part.start == 0 and part.end >= part.file.size):
         yield from decompressed(part.file)
         return
@@ -193,31 +189,42 @@ def _chunks(part: Slice, delimiter: bytes) -> Iterator[bytes]:
             low = max(0, part.end - begin - len(delimiter))
             found = data.find(delimiter, low) if begin + len(data) >= part.end else -1
             if found >= 0:
-                yield data[: found + len(delimiter)]
+                data = data[: found + len(delimiter)]
+                yield data, len(data)
                 return
             if keep := len(delimiter) - 1:  # a delimiter may lie across two chunks
                 tail = data[-keep:]
                 data = data[:-keep]
-            yield data
+            if data:
+                yield data, len(data)
     if tail and not skipping:
-        yield tail
+        yield tail, len(tail)
 
 
-def decompressed(file: File) -> Iterator[bytes]:
-    """A whole file in blocks, decompressed by what its first bytes say."""
+def decompressed(file: File) -> Iterator[tuple[bytes, int]]:
+    """A whole file in blocks, decompressed by what its first bytes say; and how many bytes of the
+    file were read for each."""
     with open_file(file.name) as stream:
-        head = stream.read(4)
-        if head[:2] == b"\x1f\x8b":
-            yield from _gunzip(head, stream)
-        elif head == b"\x28\xb5\x2f\xfd":
-            yield from _unzstd(head, stream)
-        else:
-            if file.compression and head:
-                raise Broken(f"its name says {file.compression}, its first bytes do not")
-            chunk = head + _read(stream, BLOCK_BYTES - len(head))
-            while chunk:
-                yield chunk
-                chunk = _read(stream, BLOCK_BYTES)
+        before = 0
+        for block in _unpacked(file, stream):
+            at = stream.tell()
+            yield block, at - before
+            before = at
+
+
+def _unpacked(file: File, stream: BinaryIO) -> Iterator[bytes]:
+    head = stream.read(4)
+    if head[:2] == b"\x1f\x8b":
+        yield from _gunzip(head, stream)
+    elif head == b"\x28\xb5\x2f\xfd":
+        yield from _unzstd(head, stream)
+    else:
+        if file.compression and head:
+            raise Broken(f"its name says {file.compression}, its first bytes do not")
+        chunk = head + _read(stream, BLOCK_BYTES - len(head))
+        while chunk:
+            yield chunk
+            chunk = _read(stream, BLOCK_BYTES)
 
 
 def _gunzip(data: bytes, stream: BinaryIO) -> Iterator[bytes]:

@@ -76,8 +76,7 @@ def _whole(file: File, config: SourceConfig) -> Iterator[Texts]:
     data = b""
     read = 0
     try:
-        for chunk in decompressed(file):
-            read = len(chunk)
+        for chunk, read in decompressed(file):
             data += chunk
             if len(data) > LARGEST_DOCUMENT:
                 if not config.split_large:

@@ -1,0 +1,226 @@
+"""Corpora behind http:// and https://, from servers that can little, falter, or refuse."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import json
+import re
+import ssl
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from corpora import ONE, read_dataset, texts
+
+from headrace.console.errors import InputError, StorageError
+from headrace.dataplane import storage
+from headrace.tokenize.build import BuildConfig, build
+from headrace.tokenize.fingerprints import fingerprinted
+from headrace.tokenize.inputs import find
+from headrace.tokenize.sources import SourceConfig, source, streams
+from headrace.tokenize.sources.web import WebFile
+
+DOCUMENTS = texts(300)
+LINES = "".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS).encode()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Serves /MODE/NAME. `ranges` gives ranges of bytes; `plain` does not; `no-length` tells no
+    size; `503`, `reset` and `cut` fail twice; `always-cut` always; other numbers are answers."""
+
+    protocol_version = "HTTP/1.1"
+    folder: Path
+    asked: Counter[str]
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        _, mode, name = self.path.split("/", 2)
+        self.asked[self.path] += 1
+        early = self.asked[self.path] in (2, 3)  # the first one asks whether the file is there
+        if mode.isdigit() and (mode != "503" or early):
+            self.answer(int(mode), b"")
+        elif mode == "reset" and early:
+            self.close_connection = True
+        else:
+            data = (self.folder / name).read_bytes()
+            part, head = data, {"Content-Length": str(len(data))}
+            code = 200
+            wanted = re.match(r"bytes=(\d+)-$", self.headers.get("Range", ""))
+            if mode in ("no-length", "plain", "plain-cut", "always-cut") or not wanted:
+                pass
+            else:
+                start = int(wanted[1])
+                code, part = 206, data[start:]
+                total = f"bytes {start}-{len(data) - 1}/{len(data)}"
+                head = {"Content-Length": str(len(part)), "Content-Range": total}
+            if mode == "no-length":
+                head = {"Connection": "close"}
+            cut = mode == "always-cut" or (mode in ("cut", "plain-cut") and early)
+            self.answer(code, part[: len(part) // 2] if cut else part, **head)
+            self.close_connection = cut or mode == "no-length"
+
+    def answer(self, code: int, body: bytes, **head: str) -> None:
+        self.send_response(code)
+        for name, value in {"Content-Length": "0", "ETag": '"1"', **head}.items():
+            if not (name == "Content-Length" and "Connection" in head):
+                self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(storage, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(storage, "LONGEST_PAUSE", 0.002)
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(LINES))
+    (tmp_path / "empty.jsonl").touch()
+    pq.write_table(pa.table({"text": DOCUMENTS}), tmp_path / "c.parquet", row_group_size=50)
+    kind = type("Mine", (Handler,), {"folder": tmp_path, "asked": Counter()})
+    with serving(kind) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
+
+
+class serving:
+    def __init__(self, kind: Any, context: ssl.SSLContext | None = None) -> None:
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
+        self.server.handle_error = lambda *_: None  # type: ignore[method-assign]
+        if context is not None:
+            self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
+
+    def __enter__(self) -> ThreadingHTTPServer:
+        Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+        return self.server
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def read(url: str) -> list[str]:
+    config = SourceConfig()
+    (file,) = find([url], config)
+    parts = source(file.format).cut(file, config, 1000)
+    found = [block for part in parts for block in source(file.format).read(part, config)]
+    assert not [problem for block in found for problem in block.problems]
+    return [text for block in found for text in block.texts]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl.gz"])
+@pytest.mark.parametrize(
+    "mode", ["ranges", "plain", "no-length", "503", "reset", "cut", "plain-cut"]
+)
+def test_whatever_a_server_can_its_files_are_read(
+    web: str, mode: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "BLOCK_BYTES", 1000)
+    assert read(f"{web}/{mode}/{name}") == DOCUMENTS
+
+
+def test_parquet_needs_ranges(web: str) -> None:
+    assert read(f"{web}/ranges/c.parquet") == DOCUMENTS
+    for mode, message in (("plain", "gives no ranges"), ("no-length", "does not tell its size")):
+        with pytest.raises(InputError, match=message) as caught:
+            read(f"{web}/{mode}/c.parquet")
+        assert "download" in str(caught.value.mend)
+
+
+def test_an_empty_file(web: str) -> None:
+    assert read(f"{web}/ranges/empty.jsonl") == read(f"{web}/plain/empty.jsonl") == []
+
+
+def test_what_is_not_there_or_not_given_is_told_at_once(web: str) -> None:
+    names = [f"{web}/{code}/a.jsonl" for code in (404, 403, 500)]
+    with pytest.raises(InputError, match="3 problems with the inputs") as caught:
+        find(names, SourceConfig())
+    for name, reason in zip(names, ("not exist", "access is denied", "answers 500"), strict=True):
+        assert re.search(f"cannot read {name}: .*{reason}", str(caught.value))
+
+
+def test_a_file_that_always_ends_early_is_not_taken_for_whole(web: str) -> None:
+    with pytest.raises(StorageError, match=r"ended (after|before)"):
+        read(f"{web}/always-cut/a.jsonl")
+
+
+def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(storage, "LONGEST_PAUSE", 0.002)
+    with pytest.raises(StorageError, match="refused"):
+        find(["http://127.0.0.1:9/a.jsonl"], SourceConfig())
+
+
+def test_a_file_that_changes_is_another_file(web: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mark() -> str:
+        return fingerprinted(find([f"{web}/ranges/a.jsonl"], SourceConfig()))[0].fingerprint
+
+    first = mark()
+    assert mark() == first
+    send = Handler.send_header
+    with WebFile(f"{web}/ranges/a.jsonl") as file:
+        assert file.read(10) == LINES[:10]
+        monkeypatch.setattr(
+            Handler,
+            "send_header",
+            lambda self, name, value: send(self, name, '"2"' if name == "ETag" else value),
+        )
+        file.seek(20)
+        with pytest.raises(InputError, match="has changed while it was read"):
+            file.read(10)
+    assert mark() != first
+
+
+def certificate(folder: Path) -> Path:
+    """A certificate for 127.0.0.1, signed by itself, with its key."""
+    import ipaddress
+
+    x509 = pytest.importorskip("cryptography.x509")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    form = serialization.PrivateFormat.PKCS8
+    path = folder / "certificate.pem"
+    path.write_bytes(key.private_bytes(pem, form, plain) + made.public_bytes(pem))
+    return path
+
+
+def test_a_build_from_https(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(LINES))
+    pem = certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    kind = type("Mine", (Handler,), {"folder": tmp_path, "asked": Counter()})
+    with serving(kind, context) as server:
+        url = f"https://127.0.0.1:{server.server_port}/ranges/b.jsonl.gz"
+        config = BuildConfig(inputs=(url,), out=str(tmp_path / "out"), tokenizer="byte", engine=ONE)
+        with pytest.raises(StorageError, match="certificate of the server is not trusted"):
+            build(config)
+        monkeypatch.setenv("SSL_CERT_FILE", str(pem))
+        build(config)
+    found = read_dataset(tmp_path / "out")
+    assert [text for _, text, _ in found] == DOCUMENTS
+    assert found[5][0].file == url

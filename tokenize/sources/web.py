@@ -1,0 +1,165 @@
+"""Files behind http:// and https://, read from their beginning; anywhere, where a server gives
+ranges of bytes.
+
+What a connection loses is asked for again from the place that was reached. A server that gives no
+ranges sends the file again from its beginning, and what is known of it is skipped. An answer that
+ends early is no end of the file; only where a server tells no length there is no telling.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import re
+import ssl
+import urllib.error
+import urllib.request
+from typing import Any
+
+from ...console.errors import InputError, StorageError
+from ...dataplane import storage
+
+TIMEOUT = 60.0
+"""Seconds without a byte after which a connection is given up."""
+SKIP_BYTES = 1 << 20
+
+
+def is_web(url: str) -> bool:
+    return url.startswith(("http://", "https://"))
+
+
+def information(url: str) -> dict[str, Any]:
+    """What a server says of a file: its size, if it tells one, and the marks of its version."""
+    with WebFile(url) as file:
+        file.connect()
+        return {"size": file.size, **file.version}
+
+
+class WebFile(io.RawIOBase):
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.at = 0
+        self.size: int | None = None
+        self.version: dict[str, str] = {}
+        self._answer: http.client.HTTPResponse | None = None
+        self._sought = False
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence == io.SEEK_END:
+            self.connect()
+            if self.size is None:
+                raise InputError(f"{self.url}: its server does not tell its size", mend=DOWNLOAD)
+        to = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.size or 0}[whence]
+        if to != self.at:
+            self._disconnect()
+            self.at, self._sought = to, True
+        return to
+
+    def tell(self) -> int:
+        return self.at
+
+    def readinto(self, buffer: Any) -> int:
+        data = storage.tried_again("read", self.url, lambda: self._read(len(buffer)))
+        buffer[: len(data)] = data
+        self.at += len(data)
+        return len(data)
+
+    def connect(self) -> None:
+        """Ask for the file, to learn what its server says of it."""
+        if self._answer is None:
+            storage.tried_again("read", self.url, self._connect)
+
+    def close(self) -> None:
+        self._disconnect()
+        super().close()
+
+    def _read(self, size: int) -> bytes:
+        if self.size is not None and self.at >= self.size:
+            return b""
+        try:
+            if self._answer is None:
+                self._connect()
+            assert self._answer is not None
+            data = self._answer.read(size)
+        except (OSError, http.client.HTTPException) as error:
+            self._disconnect()
+            raise _told(error) from None
+        if not data and self.size is not None and self.at < self.size:
+            self._disconnect()
+            raise ConnectionError(f"it ended after {self.at:,} of {self.size:,} bytes")
+        return data
+
+    def _connect(self) -> None:
+        request = urllib.request.Request(self.url, headers={"Range": f"bytes={self.at}-"})
+        try:
+            answer = urllib.request.urlopen(request, timeout=TIMEOUT)
+        except urllib.error.HTTPError as error:
+            if error.code == 416:  # there is nothing from here on: an empty file
+                self.size = self.at
+                return
+            raise _told(error) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise _told(error) from None
+        self._answer = answer
+        ranged = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range", ""))
+        length = answer.headers.get("Content-Length")
+        total = ranged[2] if ranged else length
+        version = {key: answer.headers[key] for key in MARKS if answer.headers.get(key)}
+        if self.version and version != self.version:
+            raise InputError(f"{self.url} has changed while it was read")
+        self.version = version
+        self.size = int(total) if total and total != "*" else None
+        if self.at and not ranged:
+            if self._sought:
+                raise InputError(
+                    f"{self.url}: its server gives no ranges of bytes, without which such a file "
+                    "cannot be read",
+                    mend=DOWNLOAD,
+                )
+            self._skip()
+
+    def _skip(self) -> None:
+        """The server sends all of the file, whatever was asked for."""
+        assert self._answer is not None
+        left = self.at
+        while left:
+            data = self._answer.read(min(left, SKIP_BYTES))
+            if not data:
+                raise ConnectionError("it ended before the place that was reached already")
+            left -= len(data)
+
+    def _disconnect(self) -> None:
+        if self._answer is not None:
+            self._answer.close()
+            self._answer = None
+
+
+MARKS = ("ETag", "Last-Modified")
+DOWNLOAD = "download the file, and give its path"
+
+
+def _told(error: Exception) -> Exception:
+    """An error of the web as one of files: whether it passes is known by its kind."""
+    if isinstance(error, urllib.error.HTTPError):
+        if error.code in (404, 410):
+            return FileNotFoundError(str(error))
+        if error.code in (401, 403):
+            return PermissionError(str(error))
+        if error.code in (408, 429) or error.code >= 500:
+            return ConnectionError(f"the server answers {error.code} {error.reason}")
+        return OSError(f"the server answers {error.code} {error.reason}")
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return StorageError(
+            f"the certificate of the server is not trusted: {reason.verify_message}",
+            mend="name the file of the authority that signed it in SSL_CERT_FILE",
+        )
+    if isinstance(reason, (TimeoutError, ConnectionError)):
+        return reason
+    return ConnectionError(str(reason) or type(reason).__name__)
