@@ -49,6 +49,14 @@ class Range:
 
 
 @dataclass(frozen=True)
+class Picked:
+    """Some documents of a spill, and their keys."""
+
+    documents: Documents
+    keys: Keys
+
+
+@dataclass(frozen=True)
 class GatherTask:
     """Makes shards from spills."""
 
@@ -57,12 +65,11 @@ class GatherTask:
     def __call__(self, task: Range) -> Iterator[Event]:
         record = Record.load(self.job.url, task.id, [task.output])
         if not record.done:
-            picked = [self._pick(spill, task) for spill in task.spills]
-            parts = [documents for documents, _ in picked if len(documents)]
-            if parts:
-                keys = np.concatenate([keys for _, keys in picked])
-                order = np.argsort(keys, kind="stable")
-                shuffled = take(Documents.concatenate(parts), order)
+            picked = [part for spill in task.spills if (part := self._pick(spill, task))]
+            if picked:
+                documents = Documents.concatenate([part.documents for part in picked])
+                keys = np.concatenate([part.keys for part in picked])
+                shuffled = take(documents, np.argsort(keys, kind="stable"))
                 url = dataset_url(self.job.url, task.output)
                 shard = write_shard(url, shuffled, self.job, task.id)
                 record.outputs[task.output].shards.append(shard)
@@ -70,15 +77,18 @@ class GatherTask:
             record.save(self.job.url, task.id)
         yield Event(task.id, bytes=task.size, done=True)
 
-    def _pick(self, spill: Shard, task: Range) -> tuple[Documents, Keys]:
-        """The documents of a spill whose keys are in the range, and their keys."""
+    def _pick(self, spill: Shard, task: Range) -> Picked | None:
+        """The documents of a spill whose keys are in the range, if there are any."""
         url = dataset_url(self.job.url, task.output)
         where = storage.join(url, spill.name)
         index = storage.read(f"{where}.keys", 8 * task.first, 8 * task.last + 8)
         bounds = np.frombuffer(index, np.int64)
         first, last = int(bounds[0]), int(bounds[-1])
+        if first == last:
+            return None
         keys = storage.read(f"{where}.keys", 8 * (RANGES + 1 + first), 8 * (RANGES + 1 + last))
-        return read_documents(where, spill, first, last), np.frombuffer(keys, np.uint64)
+        documents = read_documents(where, spill, first, last)
+        return Picked(documents, np.frombuffer(keys, np.uint64))
 
 
 def ranges(job: Job, records: Sequence[Record]) -> list[Range]:
