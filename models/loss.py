@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .kernels import linear_cross_entropy
 from .parallel.axes import ALONE, Axis
 from .parallel.tensor import highest, scatter
 from .precision import widen
@@ -48,6 +49,24 @@ def cross_entropy(
         losses = losses + z_loss * log_z.square()
     losses = torch.where(counted, losses, 0)
     return (losses * weights).sum(), weights.sum()
+
+
+def fused_loss(
+    hidden: Tensor, matrix: Tensor, *, targets: Tensor, weights: Tensor, z_loss: float
+) -> tuple[Tensor, Tensor]:
+    """Σ w·ℓ of hidden [rows, length, width] · matrixᵀ, whose logits are never whole; and its parts
+    by rows, which have no gradients."""
+    total, losses, *_ = linear_cross_entropy.linear_cross_entropy(
+        hidden.flatten(0, 1),
+        matrix,
+        targets.flatten(),
+        weights.flatten().float(),
+        z_loss,
+        0,
+        "",
+        torch.is_grad_enabled(),
+    )
+    return total, losses.view(targets.shape).sum(1)
 
 
 def _divided(logits: Tensor, targets: Tensor, axis: Axis, here: range) -> tuple[Tensor, Tensor]:

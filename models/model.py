@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,6 +16,8 @@ from .block import Block, Checkpointing, Where, build_operator
 from .config import ModelConfig
 from .documents import Documents
 from .initialise import Initialiser
+from .kernels.choice import chosen
+from .loss import cross_entropy, fused_loss
 from .norms import build_norm
 from .operators import Operator, SharedOperator, State
 from .parallel.axes import ALONE, Axes, Axis
@@ -28,11 +34,11 @@ class Embedding(nn.Module):
         self.vocab_size = vocab_size
         self.weight = nn.Parameter(torch.empty(vocab_size, width))
 
-    def forward(self, x: Tensor, axis: Axis = ALONE) -> Tensor:
+    def forward(self, x: Tensor, axis: Axis = ALONE, project: Callable[..., Any] = F.linear) -> Any:
         """Where the axis divides the rows: vectors that are to be summed, or this process's part
-        of the logits."""
+        of the logits. `project` may do more with vectors and the matrix than multiply them."""
         if x.is_floating_point():
-            return F.linear(x, self.weight)
+            return project(x, self.weight)
         if axis.size == 1:
             return F.embedding(x, self.weight)
         here = axis.share(self.vocab_size)
@@ -143,6 +149,26 @@ class Model(nn.Module):
         """Of this process's part of the vocabulary, where tensor parallelism divides it."""
         result: Tensor = (self.head or self.embedding)(gather(hidden, self.axes.tensor))
         return result
+
+    def loss(
+        self, hidden: Tensor, targets: Tensor, weights: Tensor, z_loss: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """Σ w·ℓ, and its parts by rows, which have no gradients; this process's share of them."""
+        axis = self.axes.tensor
+        beyond = "processes divide the vocabulary" if axis.size > 1 else None
+        if chosen(self.config.kernel, "linear_cross_entropy", hidden, beyond):
+            project = partial(fused_loss, targets=targets, weights=weights, z_loss=z_loss)
+            fused: tuple[Tensor, Tensor] = (self.head or self.embedding)(hidden, project=project)
+            return fused
+        per_row = zip(self.logits(hidden), targets, weights, strict=True)
+        vocab_size = self.config.vocab_size
+        rows = torch.stack(
+            [
+                cross_entropy(*row, z_loss=z_loss, axis=axis, vocab_size=vocab_size)[0]
+                for row in per_row
+            ]
+        )
+        return rows.sum(), rows.detach()
 
     def new_states(self, capacity: int) -> list[list[State]]:
         """Empty states for generation: one for each operator of each block."""

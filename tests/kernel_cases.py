@@ -16,8 +16,9 @@ from torch import Tensor
 
 from headrace.models.documents import Documents
 from headrace.models.gated_convolution import gated_convolution, plain
-from headrace.models.kernels import gated_rms_norm, rms_norm
+from headrace.models.kernels import gated_rms_norm, linear_cross_entropy, rms_norm
 from headrace.models.kernels.choice import Kernel
+from headrace.models.loss import cross_entropy
 from headrace.models.norms import GatedRMSNorm, RMSNorm
 from headrace.models.operators.mlp import Activation, gated
 from headrace.models.rope import Rope, rotate, rotation
@@ -49,7 +50,7 @@ class Draw:
         generator = torch.Generator(self.device).manual_seed(
             zlib.crc32(f"{self.seed} {name}".encode())
         )
-        x = torch.randn(*shape, generator=generator, device=self.device)
+        x = torch.randn(shape, generator=generator, device=self.device)
         return (x * scale).to(self.dtype)
 
     def documents(self, shape: Shape, *, goes_on: bool = False) -> Documents:
@@ -275,8 +276,51 @@ def glus() -> Iterator[Case]:
         yield Case("glu", activation, make, *map(gate, KERNEL_AND_TWIN))
 
 
+# The loss
+
+
+def losses() -> Iterator[Case]:
+    for z_loss, weighted in ((0.0, False), (1e-2, True)):
+
+        def make(draw: Draw, shape: Shape, weighted: bool = weighted) -> Inputs:
+            tokens, vocabulary = shape.rows * shape.length, 5 * shape.width + 3
+            targets = draw.normal("targets", tokens).abs().mul(1e4).long() % vocabulary
+            weights = draw.normal("weights", tokens).abs().float()
+            weights = (
+                torch.where(weights > 0.5, weights, 0) if weighted else torch.ones_like(weights)
+            )
+            targets = torch.where(weights > 0, targets, -100)
+            return {
+                "hidden": draw.normal("hidden", tokens, shape.width),
+                "weight": draw.normal("weight", vocabulary, shape.width, scale=shape.width**-0.5),
+                "fixed": (targets, weights),
+            }
+
+        def run(
+            hidden: Tensor, weight: Tensor, fixed: Any, z_loss: float = z_loss
+        ) -> tuple[Tensor, Tensor]:
+            total, each, *_ = linear_cross_entropy.linear_cross_entropy(
+                hidden, weight, *fixed, z_loss, 0, "", True
+            )
+            return total, each
+
+        def twin(
+            hidden: Tensor, weight: Tensor, fixed: Any, z_loss: float = z_loss
+        ) -> tuple[Tensor, Tensor]:
+            logits = hidden @ weight.T
+            each = [
+                cross_entropy(*token, z_loss=z_loss)[0]
+                for token in zip(logits[:, None], *(x[:, None] for x in fixed), strict=True)
+            ]
+            return cross_entropy(logits, *fixed, z_loss=z_loss)[0], torch.stack(each).detach()
+
+        name = f"z_loss {z_loss}{', weighted' if weighted else ''}"
+        yield Case("linear_cross_entropy", name, make, run, twin)
+
+
 def all_cases() -> list[Case]:
     return [
+        *losses(),
         *short_convolutions(),
         *toeplitzes(),
         *norms(),

@@ -7,14 +7,12 @@ module gives sums and the loop divides by the weight of all ranks' micro-batches
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
 
 from ..models.documents import Documents
-from ..models.loss import cross_entropy
 from ..models.model import Model
 from ..models.operators import Operator
 from ..models.parallel.tensor import highest
@@ -49,16 +47,9 @@ class Objective(nn.Module):
         # Rows of padding have no weights, in any part: the routers are not to count them.
         text = highest((weights != 0).any(dim=1).int(), self.model.axes.context).bool()
         hidden, auxiliary = self.model.hidden(tokens, documents, rows=text)
-        logits = self.model.logits(hidden)
-        per_row = zip(logits.unbind(), targets.unbind(), weights.unbind(), strict=True)
-        loss = partial(
-            cross_entropy,
-            z_loss=self.z_loss if self.training else 0.0,
-            axis=self.model.axes.tensor,
-            vocab_size=self.model.config.vocab_size,
-        )
-        rows = torch.stack([loss(*row)[0] for row in per_row])
-        return Sums(rows.sum() + auxiliary * weights.sum(), rows.detach())
+        z_loss = self.z_loss if self.training else 0.0
+        total, rows = self.model.loss(hidden, targets, weights, z_loss)
+        return Sums(total + auxiliary * weights.sum(), rows)
 
 
 def compute(objective: Callable[..., Sums], batch: MicroBatch, device: torch.device) -> Sums:

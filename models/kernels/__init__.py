@@ -4,4 +4,12 @@ Each is a custom op, which torch.compile keeps whole in its graph: it checks and
 tensors, and launches the programs of the same name in programs/.
 """
 
-KERNELS = ("gated_rms_norm", "glu", "rms_norm", "rope", "short_convolution", "toeplitz")
+KERNELS = (
+    "gated_rms_norm",
+    "glu",
+    "linear_cross_entropy",
+    "rms_norm",
+    "rope",
+    "short_convolution",
+    "toeplitz",
+)

@@ -1,0 +1,55 @@
+"""The Triton programs of linear_cross_entropy.py: a program has a token's row of logits."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def statistics(
+    logits, targets, weights, top, total, chosen, vocabulary, first, BLOCK: tl.constexpr
+):
+    """The largest logit, Σ exp(logit − it), and the target's logit or 0 where it is not here."""
+    token = tl.program_id(0).to(tl.int64)
+    logits += token * vocabulary
+    at = tl.arange(0, BLOCK)
+    highest = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
+    sums = tl.zeros([BLOCK], dtype=tl.float32)
+    for block in range(tl.cdiv(vocabulary, BLOCK)):
+        place = block * BLOCK + at
+        value = tl.load(logits + place, mask=place < vocabulary, other=float("-inf"))
+        value = value.to(tl.float32)
+        higher = tl.maximum(highest, value)
+        # A column that has seen nothing yet has no sum to rescale.
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        sums = sums * tl.exp(highest - base) + tl.exp(value - base)
+        highest = higher
+    most = tl.max(highest, axis=0)
+    base = tl.where(most == float("-inf"), 0.0, most)
+    tl.store(top + token, most)
+    tl.store(total + token, tl.sum(sums * tl.exp(highest - base), axis=0))
+    target = tl.load(targets + token) - first
+    known = (target >= 0) & (target < vocabulary) & (tl.load(weights + token) != 0.0)
+    tl.store(chosen + token, tl.load(logits + target, mask=known, other=0.0).to(tl.float32))
+
+
+@triton.jit
+def gradients(
+    logits, targets, weights, log_z, vocabulary, first, z_loss, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The logits become the gradients of w·(log Z − chosen + z_loss·log²Z), where they are."""
+    token = tl.program_id(0).to(tl.int64)
+    logits += token * vocabulary
+    weight = tl.load(weights + token)
+    normal = tl.load(log_z + token)
+    target = tl.load(targets + token) - first
+    at = tl.arange(0, BLOCK)
+    scale = weight * (1.0 + 2.0 * z_loss * normal)
+    for block in range(tl.cdiv(vocabulary, BLOCK)):
+        place = block * BLOCK + at
+        inside = place < vocabulary
+        value = tl.load(logits + place, mask=inside, other=float("-inf")).to(tl.float32)
+        change = scale * tl.exp(value - normal) - tl.where(place == target, weight, 0.0)
+        change = tl.where(weight != 0.0, change, 0.0)
+        tl.store(logits + place, change.to(logits.dtype.element_ty), mask=inside)
