@@ -7,13 +7,16 @@ A token of x holds q, k and v one after the other; where nothing is gated, it is
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from .convolution import Method, causal_convolution
 from .documents import Documents
-from .kernels import short_convolution, toeplitz
+from .kernels import modal, short_convolution, toeplitz
 from .kernels.choice import Kernel, chosen
+from .precision import widen
+from .scan import modal_scan
 
 
 def gated_convolution(
@@ -82,6 +85,44 @@ def plain(
     if silu:
         y = F.silu(y)
     return x[..., : w.shape[-1]] * y.to(x.dtype) if gated else y
+
+
+def gated_modal(
+    x: Tensor,
+    rates: Tensor,
+    residues: Tensor,
+    skip: Tensor | None,
+    documents: Documents | None = None,
+    *,
+    state: Tensor | None = None,
+    final_state: bool = False,
+    gated: bool = True,
+    chunk: int = 32,
+    kernel: Kernel = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """The same by a filter Σ_n residues_n · exp(−rates_n · t), as a scan; and its last state.
+
+    rates and residues [width, N], state [rows, width, N]. `chunk` is of the plain form.
+    """
+    if chosen(kernel, "modal", x, modal.beyond(rates)):
+        positions = documents.positions if documents is not None else None
+        poles = torch.exp(-rates)
+        y, final, _ = modal.modal(x, poles, residues, skip, state, positions, gated)
+        return y, final if final_state else None
+    w = gated_input(x) if gated else x
+    y, last = modal_scan(
+        widen(w),
+        rates,
+        residues,
+        documents,
+        state=state,
+        final_state=final_state,
+        chunk=chunk,
+    )
+    y = y.to(x.dtype)
+    if skip is not None:
+        y = y + skip * w
+    return x[..., : w.shape[-1]] * y if gated else y, last
 
 
 def gated_input(x: Tensor) -> Tensor:

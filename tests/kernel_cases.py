@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headrace.models.documents import Documents
-from headrace.models.gated_convolution import gated_convolution, plain
+from headrace.models.gated_convolution import gated_convolution, gated_modal, plain
 from headrace.models.kernels import gated_rms_norm, linear_cross_entropy, rms_norm
 from headrace.models.kernels.choice import Kernel
 from headrace.models.loss import cross_entropy
@@ -174,6 +174,45 @@ def toeplitzes() -> Iterator[Case]:
     yield convolution_case(name, 130, 36, skip=True, history=True)
 
 
+def modals() -> Iterator[Case]:
+    for modes, gates, state, packed in (
+        (16, True, False, True),
+        (5, False, True, True),
+        (4, True, True, False),
+    ):
+        name = f"{modes} states{', gated' * gates}{', a state' * state}{', packed' * packed}"
+
+        def make(
+            draw: Draw,
+            shape: Shape,
+            modes: int = modes,
+            gates: bool = gates,
+            state: bool = state,
+            packed: bool = packed,
+        ) -> Inputs:
+            width = shape.width
+            inputs: Inputs = {
+                "x": draw.normal("x", shape.rows, shape.length, width * (3 if gates else 1)),
+                "rates": draw.normal("rates", width, modes).float().abs() * 0.1 + 0.003,
+                "residues": draw.normal("residues", width, modes, scale=0.3).float(),
+                "skip": draw.normal("skip", width) if gates else None,
+            }
+            if state:
+                inputs["state"] = draw.normal("state", shape.rows, width, modes).float()
+            if packed:
+                inputs["documents"] = draw.documents(shape, goes_on=state)
+            return inputs
+
+        def scan(kernel: Kernel, gates: bool = gates, state: bool = state) -> Callable[..., Any]:
+            def run(**inputs: Any) -> Any:
+                y, last = gated_modal(gated=gates, final_state=state, kernel=kernel, **inputs)
+                return (y, last) if state else y
+
+            return run
+
+        yield Case("modal", name, make, *map(scan, KERNEL_AND_TWIN))
+
+
 # What is done to each token
 
 
@@ -323,6 +362,7 @@ def all_cases() -> list[Case]:
         *losses(),
         *short_convolutions(),
         *toeplitzes(),
+        *modals(),
         *norms(),
         *gated_norms(),
         *ropes(),

@@ -8,6 +8,7 @@ KERNELS = (
     "gated_rms_norm",
     "glu",
     "linear_cross_entropy",
+    "modal",
     "rms_norm",
     "rope",
     "short_convolution",

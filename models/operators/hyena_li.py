@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from ..convolution import causal_convolution, convolution_flops
-from ..gated_convolution import gated_input
+from ..gated_convolution import gated_input, gated_modal
 from ..initialise import Initialiser
+from ..kernels.choice import chosen
 from ..parallel.channels import ALL, by_channels
 from ..parallel.division import Cut, Division
 from ..precision import widen
@@ -82,7 +83,20 @@ class HyenaLI(Hyena):
         return real(torch.einsum("dn,dnt->dt", residues, powers))
 
     def mix(self, z: Tensor, context: Context) -> Tensor:
-        w, axis = gated_input(z), context.axes.context
+        axis, scans = context.axes.context, self.options.method == "scan"
+        if scans and context.state is None and axis.size == 1:
+            y, _ = gated_modal(
+                z,
+                *self.modes(),
+                self.skip,
+                context.documents,
+                chunk=self.options.chunk,
+                kernel=self.options.kernel,
+            )
+            return y
+        if scans and axis.size > 1:
+            chosen(self.options.kernel, "modal", z, "processes divide the rows")
+        w = gated_input(z)
         if axis.size > 1 and context.axes.hyena_li == "states":
             y = self.scan(w, context)
         else:

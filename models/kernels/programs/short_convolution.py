@@ -93,7 +93,7 @@ def backward(
     grad_history += row * (REACH - 1) * width
     sums = ()
     for _ in tl.static_range(REACH + 2):
-        sums = sums + (tl.zeros([CHANNELS], dtype=tl.float32),)  # noqa: RUF005
+        sums = sums + (tl.zeros([CHANNELS], dtype=tl.float32),)
     first = 0
     if HISTORY:
         first = 1 - REACH  # what stands before the row has gradients as well
@@ -151,8 +151,8 @@ def backward(
                 skipped = tl.sum(now * w, axis=0)
                 if GATED and SKIP:
                     y += w * tl.load(skip + channel, mask=real, other=0.0).to(tl.float32)[None, :]
-            new = new + (sums[lag] + tl.sum(now * w, axis=0),)  # noqa: RUF005
-        sums = new + (sums[REACH] + tl.sum(now, axis=0), sums[REACH + 1] + skipped)  # noqa: RUF005
+            new = new + (sums[lag] + tl.sum(now * w, axis=0),)
+        sums = new + (sums[REACH] + tl.sum(now, axis=0), sums[REACH + 1] + skipped)
 
         kind = grad_x.dtype.element_ty
         if GATED:

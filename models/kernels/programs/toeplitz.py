@@ -24,7 +24,7 @@ def _matrices(
     for back in tl.static_range(PASSES):
         lag = side[:, None] - side[None, :] + back * CHUNK
         h = tl.load(taps + lag, mask=(lag >= 0) & (lag < REACH), other=0.0)
-        matrices = matrices + (h.to(kind),)  # noqa: RUF005
+        matrices = matrices + (h.to(kind),)
     return matrices
 
 
@@ -200,7 +200,7 @@ def _backward_tile(
         if MASKED:
             met = _seen(met, positions, start, length, back, CHUNK)
             h = _seen(h, positions, start, length, back, CHUNK)
-        new = new + (sums[back] + met,)  # noqa: RUF005
+        new = new + (sums[back] + met,)
         if GATED:
             y = tl.dot(h, w, y, input_precision=PRECISION, out_dtype=tl.float32)
 
@@ -246,7 +246,7 @@ def backward(
     matrices = _matrices(taps + group * REACH, x.dtype.element_ty, REACH, PASSES, CHUNK)
     sums = ()
     for _ in tl.static_range(PASSES):
-        sums = sums + (tl.zeros([CHUNK, CHUNK], dtype=tl.float32),)  # noqa: RUF005
+        sums = sums + (tl.zeros([CHUNK, CHUNK], dtype=tl.float32),)
     skipped = tl.zeros([SIDE], dtype=tl.float32)
     for number in range(each):
         start = (part * each + number) * (CHUNK * CHUNKS)

@@ -20,11 +20,12 @@ INTERPRETED = """
 import dataclasses, json
 import torch
 from kernel_cases import TINY, Draw, all_cases, errors
-from headrace.models.kernels import layout
+from headrace.models.kernels import layout, modal
 
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True, warn_only=True)  # what is not written is NaN
 layout.PROGRAMS = 4  # several tiles for each program, and a rest
+modal.CHUNK, modal.UNROLL = 32, 4
 draw = Draw(torch.float32, "cpu", 1)
 cases = all_cases()
 found = {f"{case.kernel}: {case.name}": errors(case, draw, TINY) for case in cases}
