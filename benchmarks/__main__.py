@@ -81,7 +81,9 @@ def machine() -> str:
 
 
 def versions() -> str:
-    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
+    """Of what is installed: some benchmarks need torch alone."""
+    known = {found.name: found.version for found in importlib.metadata.distributions()}
+    return ", ".join(f"{name} {known[name]}" for name in PACKAGES if name in known)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,216 @@
+"""What is timed: each kernel at the size of a large model, beside what a person would use instead.
+
+A tensor here is rows of bf16 numbers; `moved` counts how many bytes a pass must move if it reads
+each input once and writes each output once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from headrace.models.convolution import causal_convolution
+from headrace.models.gated_convolution import gated_convolution, gated_input, gated_modal
+from headrace.models.kernels import linear_cross_entropy, rms_norm
+from headrace.models.kernels.choice import Kernel
+from headrace.models.loss import cross_entropy
+from headrace.models.norms import GatedRMSNorm, RMSNorm
+from headrace.models.operators.mlp import gated
+from headrace.models.rope import Rope, plain, rotate, rotation
+
+Passes = Callable[..., Any]
+
+
+@dataclass
+class Timed:
+    name: str
+    inputs: dict[str, Tensor]
+    """Those of them that have gradients are differentiated."""
+    ours: Passes
+    peers: dict[str, Passes]
+    moved: tuple[float, float] = (0, 0)
+    """Bytes of the forward and of the backward pass."""
+    operations: float = 0
+    """Of matrix products, forward and backward together, where they are the limit."""
+    fixed: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of what is timed; small ones where only the script is tried out."""
+
+    device: str
+    dtype: torch.dtype
+    length: int
+    width: int
+
+    def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
+        x = torch.randn(shape, device=self.device) * scale
+        return x.to(self.dtype).requires_grad_()
+
+    @property
+    def bytes(self) -> float:
+        """Of a tensor."""
+        return float(self.length * self.width * self.dtype.itemsize)
+
+
+def timed(size: Size) -> dict[str, Callable[[], Timed]]:
+    """By kernel and name; each is made when its turn comes."""
+    return {
+        "rms_norm": lambda: norms(size),
+        "gated_rms_norm": lambda: gated_norms(size),
+        "rope": lambda: ropes(size),
+        "glu": lambda: glus(size),
+        "linear_cross_entropy": lambda: losses(size),
+        "short_convolution": lambda: convolutions(size, 7, "Hyena-SE, 7 taps"),
+        "short_convolution featurizer": lambda: featurizers(size),
+        "toeplitz": lambda: convolutions(size, 128, "Hyena-MR, 128 taps"),
+        "modal": lambda: modals(size),
+    }
+
+
+def norms(size: Size) -> Timed:
+    module = RMSNorm(size.width, 1e-5, kernel="torch").to(size.device, size.dtype)
+    torch.nn.init.ones_(module.weight)
+    shape = (1, size.length, size.width)
+    inputs = {"residual": size.normal(*shape), "x": size.normal(*shape)}
+
+    def ours(residual: Tensor, x: Tensor) -> Any:
+        return rms_norm.add_rms_norm(residual, x, module.weight, 1e-5, False)
+
+    peers = {"eager": module.add, "compiled": torch.compile(module.add)}
+    moved = (4 * size.bytes, 4 * size.bytes)
+    return Timed("add + RMSNorm", inputs, ours, peers | liger_norm(size), moved)
+
+
+def liger_norm(size: Size) -> dict[str, Passes]:
+    """Liger's, where it is installed."""
+    try:
+        from liger_kernel.transformers.rms_norm import LigerRMSNorm
+    except ImportError:
+        return {}
+    theirs = LigerRMSNorm(size.width).to(size.device, size.dtype)
+
+    def add(residual: Tensor, x: Tensor) -> Any:
+        total = residual + x
+        return total, theirs(total)
+
+    return {"Liger": add}
+
+
+def gated_norms(size: Size) -> Timed:
+    made = {
+        kernel: GatedRMSNorm(size.width, 1e-5, kernel=kernel).to(size.device, size.dtype)
+        for kernel in ("auto", "torch")
+    }
+    for module in made.values():
+        torch.nn.init.ones_(module.weight)
+    shape = (1, size.length, size.width)
+    inputs = {"y": size.normal(*shape), "z": size.normal(*shape)}
+    peers = {"eager": made["torch"], "compiled": torch.compile(made["torch"])}
+    return Timed("gated RMSNorm", inputs, made["auto"], peers, (3 * size.bytes, 5 * size.bytes))
+
+
+def ropes(size: Size) -> Timed:
+    heads = max(size.width // 128, 1)
+    x = size.normal(1, size.length, heads, size.width // heads)
+    positions = torch.arange(size.length, device=size.device).unsqueeze(0)
+    cos, sin = rotation(Rope(), positions, x.shape[-1])
+    peers = {
+        "eager": lambda x: plain(x, cos, sin),
+        "compiled": torch.compile(lambda x: plain(x, cos, sin)),
+    }
+    moved = (2 * size.bytes, 2 * size.bytes)
+    return Timed("RoPE", {"x": x}, lambda x: rotate(x, cos, sin), peers, moved)
+
+
+def glus(size: Size) -> Timed:
+    inputs = {"x": size.normal(1, size.length, 2 * size.width)}
+
+    def run(kernel: Kernel) -> Passes:
+        return lambda x: gated(x, "silu", kernel)
+
+    peers = {"eager": run("torch"), "compiled": torch.compile(run("torch"))}
+    return Timed("SwiGLU", inputs, run("auto"), peers, (3 * size.bytes, 5 * size.bytes))
+
+
+def losses(size: Size) -> Timed:
+    tokens, vocabulary = max(size.length // 8, 8), 16 * size.width
+    inputs = {
+        "hidden": size.normal(tokens, size.width),
+        "matrix": size.normal(vocabulary, size.width, scale=size.width**-0.5),
+    }
+    targets = torch.randint(vocabulary, (tokens,), device=size.device)
+    weights = torch.ones(tokens, device=size.device)
+
+    def ours(hidden: Tensor, matrix: Tensor) -> Tensor:
+        return linear_cross_entropy.linear_cross_entropy(
+            hidden, matrix, targets, weights, 1e-4, 0, "", True
+        )[0]
+
+    def eager(hidden: Tensor, matrix: Tensor) -> Tensor:
+        return cross_entropy(hidden @ matrix.T, targets, weights, z_loss=1e-4)[0]
+
+    operations = 6.0 * tokens * vocabulary * size.width
+    return Timed("linear + cross-entropy", inputs, ours, {"eager": eager}, operations=operations)
+
+
+def convolutions(size: Size, reach: int, name: str) -> Timed:
+    groups = max(size.width // 16, 1)
+    inputs = {
+        "x": size.normal(1, size.length, 3 * size.width),
+        "taps": size.normal(groups, reach, scale=reach**-0.5),
+    }
+
+    def ours(x: Tensor, taps: Tensor) -> Tensor:
+        return gated_convolution(x, taps, gated=True)
+
+    def conv1d(x: Tensor, taps: Tensor) -> Tensor:
+        w = gated_input(x).transpose(1, 2)
+        filters = taps.flip(-1).repeat_interleave(size.width // groups, dim=0).unsqueeze(1)
+        y = F.conv1d(F.pad(w, (reach - 1, 0)), filters, groups=size.width)
+        return x[..., : size.width] * y.transpose(1, 2)
+
+    return Timed(name, inputs, ours, {"conv1d + gates": conv1d}, (4 * size.bytes, 7 * size.bytes))
+
+
+def featurizers(size: Size) -> Timed:
+    inputs = {"x": size.normal(1, size.length, size.width), "taps": size.normal(size.width, 3)}
+
+    def conv1d(x: Tensor, taps: Tensor) -> Tensor:
+        padded = F.pad(x.transpose(1, 2), (2, 0))
+        y = F.conv1d(padded, taps.flip(-1).unsqueeze(1), groups=size.width)
+        return y.transpose(1, 2)
+
+    moved = (2 * size.bytes, 3 * size.bytes)
+    return Timed("featurizer, 3 taps", inputs, gated_convolution, {"conv1d": conv1d}, moved)
+
+
+def modals(size: Size) -> Timed:
+    size = Size(size.device, size.dtype, size.length, size.width // 4)  # the FFT needs the memory
+    inputs = {
+        "x": size.normal(1, size.length, 3 * size.width),
+        "rates": (torch.rand(size.width, 16, device=size.device) * 0.1).requires_grad_(),
+        "residues": torch.randn(size.width, 16, device=size.device, requires_grad=True),
+        "skip": size.normal(size.width),
+    }
+
+    def ours(**given: Tensor) -> Tensor:
+        return gated_modal(**given)[0]  # type: ignore[arg-type]
+
+    def fft(x: Tensor, rates: Tensor, residues: Tensor, skip: Tensor) -> Tensor:
+        time = torch.arange(size.length, device=size.device)
+        taps = torch.zeros(size.width, size.length, device=size.device)
+        for mode in range(rates.shape[1]):
+            taps = taps + residues[:, mode, None] * torch.exp(-rates[:, mode, None] * time)
+        w = gated_input(x)
+        y = causal_convolution(w, taps, method="fft") + skip * w
+        return x[..., : size.width] * y
+
+    moved = (4 * size.bytes, 7 * size.bytes)
+    return Timed("Hyena-LI, modal", inputs, ours, {"FFT": fft}, moved)
