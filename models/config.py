@@ -67,9 +67,11 @@ class ModelConfig:
     def __post_init__(self) -> None:
         wrong = [
             Problem(name, f"must be at least 1, not {getattr(self, name)}")
-            for name in ("vocab_size", "width")
-            if getattr(self, name) < 1
+            for name in ("vocab_size", "width", "learned_positions")
+            if getattr(self, name) is not None and getattr(self, name) < 1
         ]
+        if not self.norm_eps > 0:
+            wrong.append(Problem("norm_eps", f"must be above 0, not {self.norm_eps}"))
         if not wrong:
             wrong = [*self._pattern_problems(), *self._operator_problems()]
         if wrong:

@@ -45,6 +45,14 @@ class Rope:
             raise ValueError(f"the factor of a RoPE scaling is 1 or more, not {self.factor}")
         if self.scaling == "none" and self.factor != 1:
             raise ValueError(f"factor {self.factor} needs a `scaling`: linear, ntk, yarn or llama3")
+        if not self.base > 1:
+            raise ValueError(f"the base of rotary positions is above 1, not {self.base}")
+        if self.original_length < 1:
+            raise ValueError(f"original_length must be at least 1, not {self.original_length}")
+        for high, low in (("beta_fast", "beta_slow"), ("high_freq_factor", "low_freq_factor")):
+            if not getattr(self, high) > getattr(self, low) > 0:
+                ends = f"{high} ({getattr(self, high)}) and {low} ({getattr(self, low)})"
+                raise ValueError(f"{ends}: both are above 0, and the first is the larger")
 
 
 def frequencies(rope: Rope, dim: int, device: torch.device) -> tuple[Tensor, float]:

@@ -9,6 +9,7 @@ y = q ⊙ (h ∗ w + d·w)        the gate after it; d only for MR and LI
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,10 @@ class HyenaOptions(FusedOptions):
     featurizer_bias: bool = False
     qkv_bias: bool = False
     output_bias: bool = True
+
+    def problems(self, width: int) -> Iterator[str]:
+        if self.featurizer < 1:
+            yield f"featurizer must be at least 1, not {self.featurizer}"
 
     def shares(self, width: int) -> dict[str, int]:
         return {"channels": width}

@@ -48,6 +48,7 @@ class HyenaLIOptions(HyenaOptions):
     """Tokens for each block of the scan: changes the speed, not the result."""
 
     def problems(self, width: int) -> Iterator[str]:
+        yield from super().problems(width)
         for name in ("state_size", "chunk"):
             if getattr(self, name) < 1:
                 yield f"{name} must be at least 1, not {getattr(self, name)}"

@@ -45,6 +45,7 @@ class HyenaLIFreeformOptions(HyenaOptions):
     """S: the filter's length. What lies further back is not seen."""
 
     def problems(self, width: int) -> Iterator[str]:
+        yield from super().problems(width)
         if self.filter_horizon < 2 or self.filter_width < 1:
             yield (
                 f"filter_horizon ({self.filter_horizon}) must be at least 2 and"

@@ -45,6 +45,7 @@ class HyenaMROptions(HyenaOptions):
     """The form of the convolution; all give the same result."""
 
     def problems(self, width: int) -> Iterator[str]:
+        yield from super().problems(width)
         yield from divides("groups", self.groups, "the width", width)
         if not 1 <= self.taps <= self.filter_horizon:
             yield (

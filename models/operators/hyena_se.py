@@ -27,6 +27,7 @@ class HyenaSEOptions(HyenaOptions):
     """K, the filter's length in tokens."""
 
     def problems(self, width: int) -> Iterator[str]:
+        yield from super().problems(width)
         yield from divides("groups", self.groups, "the width", width)
         if not 1 <= self.taps <= 16:
             yield f"a short filter has 1 to 16 taps, not {self.taps}; hyena-mr has longer ones"

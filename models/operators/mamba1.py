@@ -52,6 +52,8 @@ class Mamba1Options(FusedOptions):
         for name in ("state_size", "conv", "chunk", "expand"):
             if getattr(self, name) < 1:
                 yield f"{name} must be at least 1, not {getattr(self, name)}"
+        if self.dt_rank is not None and self.dt_rank < 1:
+            yield f"dt_rank must be at least 1, not {self.dt_rank}"
 
     def shares(self, width: int) -> dict[str, int]:
         return {"channels of a head": self.expand * width // self.heads}

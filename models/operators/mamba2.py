@@ -58,9 +58,11 @@ class Mamba2Options(FusedOptions):
             yield from divides("groups", self.groups, "the heads", inner // self.head_dim)
         if self.norm_groups is not None:
             yield from divides("norm_groups", self.norm_groups, "expand · width", inner)
-        for name in ("state_size", "conv", "chunk"):
+        for name in ("state_size", "conv", "chunk", "expand"):
             if getattr(self, name) < 1:
                 yield f"{name} must be at least 1, not {getattr(self, name)}"
+        if not self.norm_eps > 0:
+            yield f"norm_eps must be above 0, not {self.norm_eps}"
 
     def shares(self, width: int) -> dict[str, int]:
         heads = self.expand * width // self.head_dim

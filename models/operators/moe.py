@@ -55,6 +55,9 @@ class MoEOptions(Options):
             yield f"hidden must be at least 1, not {self.hidden}"
         if not 1 <= self.top_k <= self.experts:
             yield f"top_k ({self.top_k}) must lie between 1 and experts ({self.experts})"
+        for name in ("balance_loss", "z_loss"):
+            if getattr(self, name) < 0:
+                yield f"{name} must not be below 0: {getattr(self, name)}"
         if self.router == "sigmoid" and self.balance_loss:
             yield "balance_loss belongs to the softmax router; `sinkhorn: true` balances sigmoid"
 

@@ -51,6 +51,8 @@ class ZambaBlockOptions(FusedOptions):
         yield from divides("heads", self.heads, "twice the width", 2 * width)
         if self.hidden < 1:
             yield f"hidden must be at least 1, not {self.hidden}"
+        if not self.norm_eps > 0:
+            yield f"norm_eps must be above 0, not {self.norm_eps}"
         if self.lora_rank < 0 or (self.attention_lora and not self.lora_rank):
             yield f"lora_rank must be above 0 for corrections, not {self.lora_rank}"
 
