@@ -11,8 +11,15 @@ import pytest
 
 from headrace.trainer.demo import write_code, write_prose
 
-TINY = Path(__file__).with_name("tiny.yaml")
-
+MODEL = """
+vocab_size: 257
+width: 64
+pattern: "[attention] * 2"
+mlp: glu
+operators:
+  attention: {kind: attention, heads: 4}
+  glu: {kind: glu, hidden: 160}
+"""
 ANNEALED = """
 sources: {{code: {{data: {code}}}, prose: {{data: {prose}}}}}
 phases:
@@ -61,12 +68,14 @@ def test_annealing_on_good_data_beats_the_same_tokens_without_it(tmp_path: Path)
         words = ["--tokenizer", "byte", "--input-format", "text", "--split", "val=0.1"]
         headrace("tokenize", "build", str(tmp_path / name / "*"), "--out", str(out), *words)
         data[name] = out / "train"
+    model = tmp_path / "model.yaml"
+    model.write_text(MODEL)
     held_out = {}
     for name, text in (("annealed", ANNEALED), ("even", EVEN)):
         mixture = tmp_path / f"{name}.yaml"
         mixture.write_text(text.format(**data))
-        words = ["--mixture", str(mixture), "--model", str(TINY), "--out", str(tmp_path / name)]
-        words += ["model.vocab_size=257", "optimizer.lr=5e-3", "engine.kind=fsdp2"]
+        words = ["--mixture", str(mixture), "--model", str(model), "--out", str(tmp_path / name)]
+        words += ["optimizer.lr=5e-3", "engine.kind=fsdp2"]
         headrace("trainer", "run", *words, "evaluate.every=20", "evaluate.rows=48")
         lines = (tmp_path / name / "evaluations.jsonl").read_text().splitlines()
         first, last = json.loads(lines[0])["sources"], json.loads(lines[-1])["sources"]
