@@ -150,10 +150,12 @@ def load_model_config(name_or_file: str | Path, overrides: Sequence[str] = ()) -
     data, lines = reader.read_yaml(file)
     before = _named(data)
     data = reader.apply_overrides(data, overrides, lines)
-    # Another pattern on the command line leaves out what it no longer names.
-    chosen = {word.split(".")[1] for word in overrides if word.startswith("operators.")}
-    for name in before - _named(data) - chosen:
-        data["operators"].pop(name, None)
+    after = _named(data)
+    if isinstance(data.get("operators"), dict) and after <= data["operators"].keys():
+        # Another pattern on the command line leaves out what it no longer names.
+        chosen = {word.split(".")[1] for word in overrides if word.startswith("operators.")}
+        for name in before - after - chosen:
+            data["operators"].pop(name, None)
     return reader.build(ModelConfig, data, source=str(file), lines=lines)
 
 

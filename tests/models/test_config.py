@@ -135,6 +135,8 @@ operators:
     file.write_text(text.replace("attn", "attention").replace("]", "/glu]"))
     # Another pattern on the command line leaves out what it no longer names, and nothing else.
     assert list(load_model_config(file, ["pattern='[li] * 3'"]).operators) == ["li"]
+    with pytest.raises(ConfigError, match=r"names the operator `lli`.* did you mean `li`"):
+        load_model_config(file, ["pattern='[lli] * 3'"])
     with pytest.raises(ConfigError, match=r"operators\.attention: no layer uses it"):
         load_model_config(file, ["pattern='[li] * 3'", "operators.attention.heads=2"])
 

@@ -77,6 +77,31 @@ def test_through_every_format_to_the_bit(name: str, tmp_path: Path) -> None:
         assert (model.eval()(ids) - expected).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("scaling", ["linear", "ntk", "yarn", "llama3"])
+def test_scaled_rotary_positions_are_those_of_transformers(scaling: str, tmp_path: Path) -> None:
+    """Beyond the length that they were first trained on, too."""
+    transformers = pytest.importorskip("transformers")
+    changes = [*SMALL["llama3-8b"], "vocab_size=64", "operators.attention.heads=4"]
+    changes += ["operators.attention.kv_heads=2", "operators.attention.rope.base=500"]
+    rope = f"{{base: 500, scaling: {scaling}, factor: 4, original_length: 16}}"
+    plain = Model(load_model_config("llama3-8b", changes))
+    model = Model(load_model_config("llama3-8b", [*changes, f"operators.attention.rope={rope}"]))
+    model.init_weights(1)
+    for parameter in model.parameters():
+        parameter.data *= 5  # so that attention is far from even
+    plain.load_state_dict(model.state_dict())
+    write_model(model.config, model.state_dict(), tmp_path / "out", format="huggingface")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", attn_implementation="eager"
+    )
+    ids = torch.randint(0, 64, (2, 61), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        expected = loaded.eval()(ids, use_cache=False).logits
+        bound = 1e-5 * max(1.0, float(expected.abs().max()))
+        assert (model(ids) - expected).abs().max() < bound
+        assert (plain(ids) - expected).abs().max() > 100 * bound, "a negative control"
+
+
 def test_stripedhyena_through_every_format(tmp_path: Path) -> None:
     changes = ["pattern='[se/gelu, mr, li, attention]'", "width=32", "vocab_size=64"]
     changes += [f"operators.{name}.groups=8" for name in ("se", "mr")]
