@@ -78,11 +78,17 @@ def show_model(
 @click.argument("source", type=click.Path())
 @click.argument("out", type=click.Path())
 @click.option(
-    "--to", required=True, type=click.Choice(["headrace", "huggingface", "vortex"]), help="Format."
+    "--format",
+    required=True,
+    type=click.Choice(["headrace", "huggingface", "vortex"]),
+    help="Of OUT.",
 )
 @click.option("--tokenizer", type=click.Path(), help="Folder with a tokenizer, if not in SOURCE.")
 def convert_model(
-    source: str, out: str, to: Literal["headrace", "huggingface", "vortex"], tokenizer: str | None
+    source: str,
+    out: str,
+    format: Literal["headrace", "huggingface", "vortex"],
+    tokenizer: str | None,
 ) -> None:
     """Convert the model in the folder SOURCE, of any format, to another in the new folder OUT.
 
@@ -95,7 +101,7 @@ def convert_model(
     """
     from .conversion.folders import convert
 
-    written = convert(source, out, format=to, tokenizer=tokenizer)
+    written = convert(source, out, format=format, tokenizer=tokenizer)
     command.say(f"{out}: {written}")
 
 

@@ -224,14 +224,14 @@ def test_the_command(tmp_path: Path) -> None:
     def run(*words: str) -> Any:
         return CliRunner().invoke(main, ["convert", *words])
 
-    done = run(str(tmp_path / "a"), str(tmp_path / "b"), "--to", "huggingface")
+    done = run(str(tmp_path / "a"), str(tmp_path / "b"), "--format", "huggingface")
     assert done.exit_code == 0 and done.stdout == "" and "b: mamba" in done.stderr
     assert same(tensors, read_model(tmp_path / "b")[1])
-    again = run(str(tmp_path / "a"), str(tmp_path / "b"), "--to", "huggingface")
+    again = run(str(tmp_path / "a"), str(tmp_path / "b"), "--format", "huggingface")
     assert again.exit_code == 1 and "is there already" in again.stderr
-    other = run(str(tmp_path / "a"), str(tmp_path / "c"), "--to", "vortex")
+    other = run(str(tmp_path / "a"), str(tmp_path / "c"), "--format", "vortex")
     assert other.exit_code == 1 and "Vortex cannot say this model" in other.stderr
     assert run(str(tmp_path / "a"), str(tmp_path / "c")).exit_code == 2
-    choices = next(p for p in main.commands["convert"].params if p.name == "to").type
+    choices = next(p for p in main.commands["convert"].params if p.name == "format").type
     assert set(choices.choices) == set(FORMATS)  # type: ignore[attr-defined]
     assert folders.format_of(tmp_path / "b") == "huggingface"
