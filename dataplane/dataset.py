@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,14 @@ import numpy.typing as npt
 from ..console.errors import IntegrityError, PlanError
 from . import manifest as manifests
 from . import storage
-from .cache import Cache, CachedShardFile
+from .cache import Cache
 from .manifest import CHUNK_BYTES, Manifest, Shard
 from .permutation import Int64
-from .shard_file import LocalShardFile, ShardFile
+from .shard_file import CachedShardFile, LocalShardFile, ShardFile
 from .shards import Layout, Origin, shard_format
 
+READERS = 16
+"""Shard tables read at once: on an object store each is a request."""
 OPEN_SHARDS = 512
 """Shards kept open at once: each costs a file descriptor and its document offsets."""
 
@@ -96,14 +100,13 @@ class OpenShard:
     def byte_ranges(self, start: int, end: int) -> list[tuple[int, int]]:
         """The bytes that hold the tokens [start, end)."""
         layout, width = self.layout, self._width
-        first = int(np.searchsorted(layout.run_tokens, start, side="right")) - 1
         ranges = []
-        for run in range(first, len(layout.run_bytes)):
-            run_start, run_end = int(layout.run_tokens[run]), int(layout.run_tokens[run + 1])
+        for run in range(bisect_right(self._run_tokens, start) - 1, len(self._run_bytes)):
+            run_start, run_end = self._run_tokens[run], self._run_tokens[run + 1]
             if run_start >= end:
                 break
             low, high = max(start, run_start) - run_start, min(end, run_end) - run_start
-            byte = int(layout.run_bytes[run])
+            byte = self._run_bytes[run]
             ranges.append((byte + low * width, byte + high * width))
             if layout.weight_bytes is not None:
                 byte = int(layout.weight_bytes[run])
@@ -115,6 +118,8 @@ class OpenShard:
 
 
 class Dataset:
+    """May be read by several threads."""
+
     def __init__(
         self, url: str, *, generations: int | None = None, cache: Cache | None = None
     ) -> None:
@@ -124,6 +129,8 @@ class Dataset:
         self.generations = self.manifest.generations[:generations]
         self.cache = cache
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
+        self._lock = threading.RLock()
+        self._shards: list[Shard] | None = None
 
     @property
     def hash(self) -> str:
@@ -135,13 +142,14 @@ class Dataset:
         weights = self.manifest.weights
         return None if weights is None else np.array(weights, np.float32)
 
-    @cached_property
+    @property
     def shards(self) -> list[Shard]:
-        return [
-            shard
-            for generation in self.generations
-            for shard in manifests.load_table(self.url, generation)
-        ]
+        with self._lock:
+            if self._shards is None:
+                with ThreadPoolExecutor(READERS) as pool:
+                    tables = pool.map(partial(manifests.load_table, self.url), self.generations)
+                    self._shards = [shard for table in tables for shard in table]
+            return self._shards
 
     @cached_property
     def shard_tokens(self) -> Int64:
@@ -231,16 +239,22 @@ class Dataset:
                 ]
         return found
 
+    def shards_with(self, start: int, end: int) -> list[int]:
+        """The shards that hold the tokens [start, end)."""
+        return [number for number, *_ in self._parts(start, end)]
+
     def open_shard(self, number: int) -> OpenShard:
-        opened = self._open.get(number)
-        if opened is not None:
-            self._open.move_to_end(number)
-            return opened
+        with self._lock:
+            opened = self._open.get(number)
+            if opened is not None:
+                self._open.move_to_end(number)
+                return opened
         shard = self.shards[number]
-        if len(self._open) >= OPEN_SHARDS:
-            self._open.popitem(last=False)
-        self._open[number] = OpenShard(self.file(shard), shard, self.manifest)
-        return self._open[number]
+        opened = OpenShard(self.file(shard), shard, self.manifest)
+        with self._lock:
+            if len(self._open) >= OPEN_SHARDS:
+                self._open.popitem(last=False)
+            return self._open.setdefault(number, opened)
 
     def file(self, shard: Shard) -> ShardFile:
         if storage.is_local(self.url) and shard.stored_name is None:

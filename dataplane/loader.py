@@ -166,9 +166,7 @@ class Loader:
 
         cache = self.cache or Cache()
         reader = RowReader(self.plan, cache=cache)
-        ahead = Prefetcher(
-            reader.stream, cache, steps, lambda step: self.slice(self.plan.step(step))
-        )
+        ahead = Prefetcher(reader, cache, steps, lambda step: self.slice(self.plan.step(step)))
 
         def read(number: int, into: RowArrays | None = None) -> RankRows:
             rows = self.read(reader, number, into)

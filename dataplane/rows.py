@@ -7,6 +7,8 @@ first token of another document is masked: nothing before it says what it will b
 from __future__ import annotations
 
 import hashlib
+import threading
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,19 +63,25 @@ class RowReader:
         self.stream = stream or Stream(plan)
         self.cache = cache
         self._datasets: dict[int, Dataset] = {}
+        self._opening = [threading.Lock() for _ in plan.sources]
         self._ahead = self.stream.locate(np.array([plan.first_row]))
         self._ahead_first = plan.first_row
 
+    def twin(self) -> RowReader:
+        """A reader for another thread; what one has opened is open for both."""
+        return copy(self)
+
     def dataset(self, source: int) -> Dataset:
-        if source not in self._datasets:
-            planned = self.plan.sources[source]
-            self._datasets[source] = open_pinned(
-                planned.url,
-                hash=planned.dataset,
-                generations=planned.generations,
-                name=planned.name,
-                cache=self.cache,
-            )
+        with self._opening[source]:
+            if source not in self._datasets:
+                planned = self.plan.sources[source]
+                self._datasets[source] = open_pinned(
+                    planned.url,
+                    hash=planned.dataset,
+                    generations=planned.generations,
+                    name=planned.name,
+                    cache=self.cache,
+                )
         return self._datasets[source]
 
     def read(self, rows: Int64, into: RowArrays | None = None) -> RowBlock:

@@ -7,7 +7,9 @@ the cache, which checks chunks as they arrive.
 from __future__ import annotations
 
 import hashlib
-from typing import Protocol
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,11 @@ from ..console.errors import IntegrityError, StorageError
 from . import storage
 from .manifest import CHUNK_BYTES, Shard, root_hash
 
+if TYPE_CHECKING:
+    from .cache import Cache
+
 Bytes = npt.NDArray[np.uint8]
+NOTHING = np.empty(0, np.uint8)
 
 MEND = "restore the shard from a copy, or build the dataset again: `tokenize verify` says how"
 
@@ -42,9 +48,7 @@ class LocalShardFile:
                     f"{self.where} has {size:,} bytes, and should have {shard.size:,}", mend=MEND
                 )
             # A plain array over the map: np.memmap's own slicing costs more than a row's copy.
-            self.data: Bytes = (
-                np.asarray(np.memmap(path, np.uint8, "r")) if size else np.empty(0, np.uint8)
-            )
+            self.data: Bytes = np.asarray(np.memmap(path, np.uint8, "r")) if size else NOTHING
         except OSError as error:
             raise StorageError(
                 f"cannot read the shard {self.where}: {error.strerror}", mend=MEND
@@ -58,6 +62,44 @@ class LocalShardFile:
             check_chunk(self.where, self.shard, number, chunk)
             self.unchecked[number] = 0
         return self.data[start:end]
+
+
+class CachedShardFile:
+    """A shard that is read through the cache."""
+
+    def __init__(self, url: str, shard: Shard, cache: Cache) -> None:
+        check_chunk_table(storage.join(url, shard.name), shard)
+        self.url, self.shard, self.cache = url, shard, cache
+        self.unchecked = bytearray(b"\1" * (len(shard.chunks) // 32))
+
+    def read(self, start: int, end: int) -> Bytes:
+        first, last = start // CHUNK_BYTES, -(-end // CHUNK_BYTES)
+        whole: dict[int, Bytes] = {}
+        for low, high in spans(number for number in range(first, last) if self.unchecked[number]):
+            whole |= self._chunks(low, high)
+            self.unchecked[low:high] = bytes(high - low)
+        parts = []
+        for number in range(first, last):
+            base = number * CHUNK_BYTES
+            low, high = max(start - base, 0), min(end - base, CHUNK_BYTES)
+            piece = None
+            if number not in whole:
+                piece = self.cache.piece(self.shard, number, low, high)
+                if piece is None:  # it was evicted
+                    whole |= self._chunks(number, number + 1)
+            parts.append(whole[number][low:high] if piece is None else piece)
+        return parts[0] if len(parts) == 1 else np.concatenate([*parts, NOTHING])
+
+    def _chunks(self, first: int, last: int) -> dict[int, Bytes]:
+        chunks = self.cache.chunks(self.url, self.shard, first, last)
+        return dict(zip(range(first, last), chunks, strict=True))
+
+
+def spans(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Ascending numbers as [first, last) of those that lie side by side."""
+    for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        found = [number for _, number in run]
+        yield found[0], found[-1] + 1
 
 
 def check_chunk_table(where: str, shard: Shard) -> None:

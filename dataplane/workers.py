@@ -196,13 +196,14 @@ class _Work:
         descriptor: Any = self.descriptor
         slots = self.shapes.slots(descriptor.detach())
         try:
-            self._read([np.frombuffer(slot, np.uint8) for slot in slots])
-            while True:  # the memory must outlive the last group
+            try:
+                self._read([np.frombuffer(slot, np.uint8) for slot in slots])
+            except Exception as error:  # whatever it is, the consumer must hear of it
+                self.connection.send(error)
+            while True:  # the memory must outlive the last group, and the connection the error
                 self.connection.recv_bytes()
         except (EOFError, ConnectionError):
             return  # the consumer is gone
-        except Exception as error:  # whatever it is, the consumer must hear of it
-            self.connection.send(error)
 
     def _read(self, slots: list[Bytes]) -> None:
         loader, free = self.shapes.loader, list(range(SLOTS))

@@ -22,12 +22,12 @@ import pyarrow as pa
 from ...console.errors import InputError, IntegrityError
 from . import Documents, Int64, Layout, Origin, Reader
 
-BATCH_BYTES = 16 << 20
+BATCH_BYTES = 64 << 20
 """A record batch is closed when its tokens exceed this: few batches, each well below the 2^31
 elements that list offsets can count."""
 
 MAGIC = b"ARROW1"
-TAIL = 64 << 10
+TAIL = 4 << 10
 
 
 def write(out: BinaryIO, documents: Documents) -> None:

@@ -1,22 +1,27 @@
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import struct
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from small_data import plan_of, random_documents, write_dataset
 
-from headrace.console.errors import ConfigError, IntegrityError
+from headrace.console.errors import ConfigError, IntegrityError, StorageError
 from headrace.dataplane import cache as caching
+from headrace.dataplane import cache_folder as folders
 from headrace.dataplane import dataset as datasets
 from headrace.dataplane import manifest as manifests
 from headrace.dataplane import prefetch as prefetching
 from headrace.dataplane import shard_file as shard_files
 from headrace.dataplane import storage
-from headrace.dataplane.cache import MARKER, Cache
+from headrace.dataplane.cache import Cache
+from headrace.dataplane.cache_folder import MARKER
 from headrace.dataplane.dataset import Dataset
 from headrace.dataplane.loader import Loader
 from headrace.dataplane.manifest import Shard
@@ -39,11 +44,11 @@ def remote(small_chunks: int) -> str:
 
 
 def held(cache: Cache) -> int:
-    return sum(path.stat().st_size for path in cache.folder.glob("*/[0-9]*"))
+    return sum(path.stat().st_size for path in cache.folder.root.glob("*/[0-9]*"))
 
 
 def recorded(cache: Cache) -> int:
-    return int(struct.unpack("<q", (cache.folder / MARKER).read_bytes())[0])
+    return int(struct.unpack("<q", (cache.folder.root / MARKER).read_bytes())[0])
 
 
 def plan_over(url: str, tokens: int = 60_000) -> Plan:
@@ -84,6 +89,50 @@ def test_every_byte_is_fetched_once(remote: str, tmp_path: Path) -> None:
     assert again.fetched_bytes == 0
 
 
+def test_chunks_side_by_side_are_one_request(remote: str, tmp_path: Path) -> None:
+    shard = max(Dataset(remote).shards, key=lambda shard: shard.size)
+    cache = Cache(tmp_path / "cache")
+    third = chunk(cache, remote, shard, 2)
+    assert cache.requests == 1
+    cache.fetch(remote, shard, 0, 5)
+    assert cache.requests == 3, "those before what is there, and those behind it"
+    whole = storage.read(storage.join(remote, shard.name))
+    assert bytes(np.concatenate(cache.chunks(remote, shard, 0, 5))) == whole[: 5 * 4096]
+    assert third == whole[2 * 4096 : 3 * 4096]
+    assert cache.requests == 3
+
+
+def test_a_folder_that_is_deleted_meanwhile_is_made_again(remote: str, tmp_path: Path) -> None:
+    expected = digests(Loader(plan_over(remote), micro_batch=4, cache=Cache(tmp_path / "whole")))
+    cache = Cache(tmp_path / "cache", max_bytes=12 * 4096)
+    seen = []
+    for number, step in enumerate(Loader(plan_over(remote), micro_batch=4, cache=cache)):
+        seen += [digest for batch in step for digest in batch.digests]
+        if number % 10 == 3:
+            shutil.rmtree(cache.folder.root, ignore_errors=True)
+    assert seen == expected
+    assert recorded(cache) == held(cache)
+
+
+def test_a_full_disk_says_so(remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = Dataset(remote).shards[0]
+    cache = Cache(tmp_path / "cache")
+    chunk(cache, remote, shard, 0)
+
+    def full(path: Path, data: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(bytes(data)[:10])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match="No space") as caught:
+        patch.setattr(Path, "write_bytes", full)
+        chunk(cache, remote, shard, 1)
+    assert caught.value.mend
+    chunk(cache, remote, shard, 1)
+    assert recorded(cache) == held(cache)
+    assert not list(cache.folder.root.glob("*/.*"))
+
+
 def test_the_bound_is_never_passed(remote: str, tmp_path: Path, small_chunks: int) -> None:
     bound = 12 * small_chunks
     cache = Cache(tmp_path / "cache", max_bytes=bound)
@@ -91,7 +140,7 @@ def test_the_bound_is_never_passed(remote: str, tmp_path: Path, small_chunks: in
     seen = []
     for step in Loader(plan_over(remote), micro_batch=4, cache=cache):
         seen += [digest for batch in step for digest in batch.digests]
-        with cache._locked():  # or a prefetch changes it while it is counted
+        with cache.folder.locked():  # or a prefetch changes it while it is counted
             assert held(cache) <= bound
     assert seen == expected
     assert recorded(cache) == held(cache)
@@ -102,18 +151,22 @@ def test_what_is_wanted_soonest_stays(remote: str, tmp_path: Path, small_chunks:
     shard = max(dataset.shards, key=lambda shard: shard.size)
     cache = Cache(tmp_path / "cache", max_bytes=4 * small_chunks)
     for number in range(4):
-        cache.chunk(remote, shard, number)
+        chunk(cache, remote, shard, number)
     wanted = {(shard.hash, 0): 9, (shard.hash, 1): 3, (shard.hash, 3): 5}
-    cache.wanted.append(wanted)
-    cache.chunk(remote, shard, 4)  # 2 is wanted by nobody
+    cache.folder.wanted.append(wanted)
+    chunk(cache, remote, shard, 4)  # 2 is wanted by nobody
     assert kept(cache, shard) == {0, 1, 3, 4}
     wanted[shard.hash, 4] = 4
-    cache.chunk(remote, shard, 5)  # 0 is wanted last
+    chunk(cache, remote, shard, 5)  # 0 is wanted last
     assert kept(cache, shard) == {1, 3, 4, 5}
 
 
+def chunk(cache: Cache, url: str, shard: Shard, number: int) -> bytes:
+    return bytes(cache.chunks(url, shard, number, number + 1)[0])
+
+
 def kept(cache: Cache, shard: Shard) -> set[int]:
-    return {int(path.name) for path in (cache.folder / shard.hash).glob("[0-9]*")}
+    return {int(path.name) for path in (cache.folder.root / shard.hash).glob("[0-9]*")}
 
 
 def test_a_damaged_object_is_named_and_not_kept(tmp_path: Path, small_chunks: int) -> None:
@@ -126,7 +179,7 @@ def test_a_damaged_object_is_named_and_not_kept(tmp_path: Path, small_chunks: in
     storage.write(where, bytes(data))
     cache = Cache(tmp_path / "cache")
     with pytest.raises(IntegrityError, match=shard.name):
-        digests(Loader(plan_over(url, 9000), micro_batch=4, cache=cache))
+        digests(Loader(plan_over(url, 50_000), micro_batch=4, cache=cache))
     assert 1 not in kept(cache, shard)
 
 
@@ -141,7 +194,7 @@ def test_a_folder_of_somebody_else_is_refused(remote: str, tmp_path: Path) -> No
 def test_only_its_own_files_are_evicted(remote: str, tmp_path: Path, small_chunks: int) -> None:
     cache = Cache(tmp_path / "cache", max_bytes=2 * small_chunks)
     digests(Loader(plan_over(remote, 9000), micro_batch=4, cache=cache))
-    other = cache.folder / "notes" / "1"
+    other = cache.folder.root / "notes" / "1"
     other.parent.mkdir()
     other.write_bytes(b"x" * 100_000)
     digests(Loader(plan_over(remote), micro_batch=4, cache=cache))
@@ -157,7 +210,7 @@ from headrace.dataplane.dataset import Dataset
 url, folder = sys.argv[1:]
 cache = Cache(Path(folder))
 for shard in Dataset(url, cache=cache).shards:
-    cache.chunk(url, shard, 0)
+    cache.chunks(url, shard, 0, 1)
 print(cache.fetched_bytes)
 """
 
@@ -165,17 +218,18 @@ CROSSED_TURNS = """
 import sys, threading, time
 from pathlib import Path
 from headrace.dataplane.cache import Cache
+from headrace.dataplane.manifest import Shard
 
 folder, number = Path(sys.argv[1]), int(sys.argv[2])
 cache = Cache(folder / "cache")
-mine, theirs = (cache.folder / ("%064x" % 0) / str(n) for n in (number, 1 - number))
-with cache._turn(mine):
+shard = Shard(name="x", size=0, documents=0, tokens=0, hash="0" * 64, chunks=b"")
+with cache._turn(shard, number, number + 1):
     (folder / f"ready-{number}").touch()
     while not (folder / f"ready-{1 - number}").exists():
         time.sleep(0.01)
 
     def wait():
-        with cache._turn(theirs):
+        with cache._turn(shard, 1 - number, 2 - number):
             pass
 
     thread = threading.Thread(target=wait)
@@ -192,8 +246,8 @@ from headrace.dataplane.cache import Cache
 
 folder = Path(sys.argv[1])
 cache = Cache(folder)
-cache._claimed
-with cache._locked():
+cache.folder.turns
+with cache.folder.locked():
     (next(folder.glob("*/")) / ".0.0123abcd").write_bytes(b"half")
     print("held", flush=True)
     time.sleep(60)
@@ -220,22 +274,22 @@ def test_a_killed_process_blocks_nobody(remote: str, tmp_path: Path) -> None:
     """Killed with the lock held and the size marked unknown: the next one counts again."""
     cache = Cache(tmp_path / "cache")
     shard = Dataset(remote).shards[0]
-    cache.chunk(remote, shard, 0)
-    job = start(HOLD_THE_LOCK, cache.folder)
+    chunk(cache, remote, shard, 0)
+    job = start(HOLD_THE_LOCK, cache.folder.root)
     assert job.stdout and job.stdout.readline() == "held\n"
     job.kill()
     job.communicate()
-    assert recorded(cache) == caching.UNKNOWN
+    assert recorded(cache) == folders.UNKNOWN
     again = Cache(tmp_path / "cache")
-    again.chunk(remote, shard, 1)
+    chunk(again, remote, shard, 1)
     assert recorded(again) == held(again)
-    assert not list(again.folder.glob("*/.*"))
+    assert not list(again.folder.root.glob("*/.*"))
 
 
 def test_a_chunk_that_rots_on_the_disk_is_fetched_again(remote: str, tmp_path: Path) -> None:
     expected = digests(Loader(plan_over(remote), micro_batch=4, cache=Cache(tmp_path / "cache")))
     cache = Cache(tmp_path / "cache")
-    for path in cache.folder.glob("*/[0-9]*"):
+    for path in cache.folder.root.glob("*/[0-9]*"):
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
@@ -262,6 +316,6 @@ def test_threads_of_two_processes_that_wait_for_each_other(tmp_path: Path) -> No
 def test_a_chunk_cut_short_by_a_power_cut_is_fetched_again(remote: str, tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
     shard = Dataset(remote).shards[0]
-    whole = bytes(cache.chunk(remote, shard, 0))
-    cache.path(shard, 0).write_bytes(whole[:10])
-    assert bytes(cache.chunk(remote, shard, 0)) == whole
+    whole = chunk(cache, remote, shard, 0)
+    cache.folder.path(shard, 0).write_bytes(whole[:10])
+    assert chunk(cache, remote, shard, 0) == whole

@@ -84,7 +84,7 @@ def test_a_shard_that_counts_otherwise_than_its_table_is_refused(tmp_path: Path)
     object.__setattr__(shards[0], "documents", 19)
     with pytest.raises(IntegrityError, match=r"20 documents|19"):
         dataset = Dataset(url)
-        dataset.shards = shards
+        dataset._shards = shards
         dataset.open_shard(0)
 
 

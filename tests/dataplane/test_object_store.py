@@ -66,7 +66,7 @@ def test_rows_from_a_bucket_are_the_local_ones(bucket: str, tmp_path: Path, work
     loader = Loader(plan_over(f"{bucket}/web"), micro_batch=4, workers=workers, cache=cache)
     assert digests(loader) == expected
     needed = sum(shard.size for shard in Dataset(f"{bucket}/web").shards)
-    held = sum(path.stat().st_size for path in cache.folder.glob("*/[0-9]*"))
+    held = sum(path.stat().st_size for path in cache.folder.root.glob("*/[0-9]*"))
     assert held <= needed
     if not workers:
         assert cache.fetched_bytes == held

@@ -10,10 +10,10 @@ from small_data import plan_of, random_documents, write_dataset
 
 from headrace.dataplane import prefetch as prefetching
 from headrace.dataplane.cache import Cache
+from headrace.dataplane.manifest import Shard
 from headrace.dataplane.plan import Plan
-from headrace.dataplane.prefetch import Prefetcher
+from headrace.dataplane.prefetch import Prefetcher, Queue
 from headrace.dataplane.rows import RowReader
-from headrace.dataplane.stream import Stream
 
 
 @pytest.fixture
@@ -52,10 +52,12 @@ def eventually(condition: object, seconds: float = 20) -> None:
 
 def test_it_brings_what_will_be_read_and_not_much_more(plan: Plan, tmp_path: Path) -> None:
     cache = Cache(tmp_path)
-    ahead = Prefetcher(Stream(plan), cache, range(plan.last_step), lambda step: rows_of(plan, step))
+    ahead = Prefetcher(
+        RowReader(plan, cache=cache), cache, range(plan.last_step), lambda step: rows_of(plan, step)
+    )
     try:
         eventually(lambda: len(ahead.ahead) == plan.last_step)  # all of it fits
-        eventually(lambda: not ahead.pool._work_queue.qsize())
+        eventually(lambda: not ahead.fetchers._work_queue.qsize())
         time.sleep(0.2)
         before = cache.requests
         reader = RowReader(plan, cache=cache)
@@ -73,7 +75,9 @@ def test_it_stays_within_its_part_of_the_cache(
 ) -> None:
     monkeypatch.setattr(prefetching, "MOST_AHEAD", 2 * prefetching.CHUNK_BYTES)
     cache = Cache(tmp_path)
-    ahead = Prefetcher(Stream(plan), cache, range(plan.last_step), lambda step: rows_of(plan, step))
+    ahead = Prefetcher(
+        RowReader(plan, cache=cache), cache, range(plan.last_step), lambda step: rows_of(plan, step)
+    )
     try:
         eventually(lambda: len(ahead.wanted) >= 2)
         time.sleep(0.3)
@@ -85,9 +89,28 @@ def test_it_stays_within_its_part_of_the_cache(
         ahead.close()
 
 
+def test_what_lies_side_by_side_is_fetched_together() -> None:
+    shard, other = (
+        Shard(name=name, size=0, documents=0, tokens=0, hash=name, chunks=b"") for name in "ab"
+    )
+    queue = Queue()
+    numbers = [40, 3, 5, 4, 41, *range(100, 150), 6]
+    for number in numbers:
+        queue.add("url", shard, number)
+    queue.add("url", other, 7)
+    taken = []
+    while (run := queue.take()) is not None:
+        taken.append(run[1:])
+    assert taken[:3] == [(shard, 40, 42), (shard, 3, 7), (shard, 100, 116)]
+    assert taken[-1] == (other, 7, 8)
+    assert all(last - first <= prefetching.RUN for _, first, last in taken)
+    found = [n for each, first, last in taken if each is shard for n in range(first, last)]
+    assert sorted(found) == sorted(numbers)
+
+
 def test_closing_ends_the_walk(plan: Plan, tmp_path: Path) -> None:
     ahead = Prefetcher(
-        Stream(plan), Cache(tmp_path), range(plan.last_step), lambda step: rows_of(plan, step)
+        RowReader(plan), Cache(tmp_path), range(plan.last_step), lambda step: rows_of(plan, step)
     )
     ahead.close()
     ahead.thread.join(10)

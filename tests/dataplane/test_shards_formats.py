@@ -243,7 +243,7 @@ def test_an_unknown_format_is_named_with_those_that_are_known() -> None:
         shard_format("mdx")
 
 
-@pytest.mark.slow
+@pytest.mark.long  # the environment takes minutes to install
 def test_hugging_face_datasets_opens_an_arrow_shard(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
