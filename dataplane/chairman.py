@@ -15,6 +15,10 @@ assignment is a settling table, a table that repeats, and a closing table: any r
 Where the length of rows changes, debts are carried in tokens. Just after an edge to shorter rows
 a debt of under one long row may be several short ones, and is worked off first. So the bound is
 one row of the longest so far while lengths grow; where they shrink, rare plans reach a little more.
+
+Debts that come from elsewhere may be more than anyone can keep within a row: of two sources that
+are owed 0.9 rows each and share what comes evenly, one is owed 1.4 after the next row. `carried`
+takes as much of them as can be kept.
 """
 
 from __future__ import annotations
@@ -48,6 +52,10 @@ class Segment:
         return sum(self.weights)
 
 
+CARRIED = 8
+"""Debts are carried whole, or so many eighths of them."""
+
+
 @dataclass(frozen=True)
 class Piece:
     """Rows [first, first + rows) are `table` over and over.
@@ -75,12 +83,15 @@ class Assignment:
         self.segments = tuple(segments)
         self.sources = len(segments[0].weights)
         self.pieces: list[Piece] = []
+        self.most_owed = Fraction(0)
+        """The most tokens that a source was owed at any row."""
         self.edges: list[int] = [0]
         owed = list(debts) if debts is not None else [Fraction(0)] * self.sources
         self.edge_debts: list[list[Fraction]] = [owed]
         self._before = np.zeros(self.sources, np.int64)
         for position in range(len(self.segments)):
             owed = self._assign(position, owed)
+            self.most_owed = max(self.most_owed, *owed)
             self.edges.append(self.edges[-1] + self.segments[position].rows)
             self.edge_debts.append(owed)
         self._firsts = np.array([piece.first for piece in self.pieces], np.int64)
@@ -160,6 +171,8 @@ class Assignment:
             settling = []
             break
         closing = settling + steps.run(segment.rows - steps.row)[0]
+        most = Fraction(steps.most_owed, steps.unit) * segment.row_tokens
+        self.most_owed = max(self.most_owed, most)
         self._append(closing, len(closing))
         taken = self._before - before
         return [
@@ -180,6 +193,16 @@ class Assignment:
         self._before = self._before + rows // len(table) * each
 
 
+def carried(segments: Sequence[Segment], debts: Sequence[Fraction]) -> list[Fraction]:
+    """As much of these debts as leaves every source within a row at every row; none, if need be."""
+    longest = max(segment.row_tokens for segment in segments)
+    for eighths in range(CARRIED, 0, -1):
+        part = [debt * eighths / CARRIED for debt in debts]
+        if min(part) > -longest and Assignment(segments, part).most_owed < longest:
+            return part
+    return [Fraction(0)] * len(debts)
+
+
 class _Simulation:
     """Serves one segment row by row, in exact integers.
 
@@ -198,6 +221,7 @@ class _Simulation:
         self.entry = [int(debt * self.unit) for debt in entry]
         self.taken = [0] * sources
         self.row = 0
+        self.most_owed = 0
         self.ready: list[tuple[int, int]] = []
         """A heap of deadlines, each with its source."""
         self.waiting: dict[int, list[int]] = {}
@@ -215,6 +239,9 @@ class _Simulation:
                 heapq.heappush(self.ready, (self._deadline(source), source))
             source = heapq.heappop(self.ready)[1]
             served.append(source)
+            # A source is owed most just before it is served.
+            owed = self.entry[source] + (self.row - 1) * self.gain[source]
+            self.most_owed = max(self.most_owed, owed - self.taken[source] * self.unit)
             self.taken[source] += 1
             self._queue(source)
         gained = [now - then for now, then in zip(self.taken, before, strict=True)]

@@ -12,11 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..console.errors import IntegrityError, StorageError
+from . import storage
 
 NAME = "ledger.jsonl"
 DIGEST_BYTES = 16
@@ -45,13 +47,13 @@ class Entry:
         return self.first_row + self.rows
 
 
-def last(file: Path) -> Entry | None:
+def last(file: str | Path) -> Entry | None:
     """The newest entry of a ledger."""
     with _Lines(file) as lines:
         return lines.entry(lines.before(lines.end)) if lines.end else None
 
 
-def find(file: Path, step: int) -> tuple[Entry | None, Entry | None]:
+def find(file: str | Path, step: int) -> tuple[Entry | None, Entry | None]:
     """The entry of a step, and the one before it: steps are in order, so by bisection."""
     with _Lines(file) as lines:
         low, high = 0, lines.end  # places where a line begins
@@ -69,13 +71,19 @@ def find(file: Path, step: int) -> tuple[Entry | None, Entry | None]:
 class _Lines:
     """The whole lines of a file; one that a kill has torn can only be the last."""
 
-    def __init__(self, file: Path) -> None:
-        try:
-            self.file = file.open("rb")
-        except OSError as error:
-            raise StorageError(f"cannot read {file}: {error.strerror}") from None
-        empty = file.stat().st_size == 0
-        self.data = b"" if empty else mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)
+    def __init__(self, file: str | Path) -> None:
+        self.where = str(file)
+        self.data: bytes | mmap.mmap
+        if storage.is_local(self.where):
+            try:
+                with storage.local_path(self.where).open("rb") as opened:
+                    empty = not os.fstat(opened.fileno()).st_size
+                    read = mmap.ACCESS_READ
+                    self.data = b"" if empty else mmap.mmap(opened.fileno(), 0, access=read)
+            except OSError as error:
+                raise StorageError(f"cannot read {file}: {error.strerror}") from None
+        else:
+            self.data = storage.read(self.where)
         self.end = self.data.rfind(b"\n") + 1
 
     def __enter__(self) -> _Lines:
@@ -84,7 +92,6 @@ class _Lines:
     def __exit__(self, *_: object) -> None:
         if isinstance(self.data, mmap.mmap):
             self.data.close()
-        self.file.close()
 
     def before(self, place: int) -> int:
         """Where the line begins that the byte before `place` belongs to."""
@@ -100,6 +107,6 @@ class _Lines:
             return Entry(data["step"], data["first_row"], data["rows"], data["hash"])
         except (ValueError, KeyError, TypeError):
             raise IntegrityError(
-                f"{self.file.name} has a line that is no entry: {line[:80]!r}",
+                f"{self.where} has a line that is no entry: {line[:80]!r}",
                 mend="restore it from a copy; without it, audit the run's plan.json",
             ) from None

@@ -98,6 +98,10 @@ class Parent:
 
     hash: str
     row: int
+    run: str = ""
+    """The folder of the run that followed it, as the mixture names it: no part of the order."""
+    phases: Mapping[str, Mapping[str, Fraction]] = field(default_factory=dict)
+    """By phase of that run and those before it, the shares that replaying it draws by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +180,7 @@ class Plan:
         data = self.to_json()
         order = {
             "version": VERSION,
-            "parent": data["parent"],
+            "parent": self.parent and {"hash": self.parent.hash, "row": self.parent.row},
             "debts": data["debts"],
             "isolate_documents": self.isolate_documents,
             "first_row": self.first_row,
@@ -199,7 +203,7 @@ class Plan:
             "vocab_size": self.vocab_size,
             "isolate_documents": self.isolate_documents,
             "debts": [[debt.numerator, debt.denominator] for debt in self.debts],
-            "parent": vars(self.parent) if self.parent else None,
+            "parent": self.parent and _parent_to_json(self.parent),
             "sources": [
                 {
                     **vars(source),
@@ -229,7 +233,7 @@ class Plan:
             vocab_size=data["vocab_size"],
             isolate_documents=data["isolate_documents"],
             debts=tuple(Fraction(*pair) for pair in data["debts"]),
-            parent=Parent(**data["parent"]) if data["parent"] else None,
+            parent=data["parent"] and _parent_from_json(data["parent"]),
             sources=tuple(
                 Source(
                     **{
@@ -290,6 +294,22 @@ class Plan:
 def _digest(data: Any) -> str:
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _parent_to_json(parent: Parent) -> dict[str, Any]:
+    phases = {
+        phase: {name: [share.numerator, share.denominator] for name, share in shares.items()}
+        for phase, shares in parent.phases.items()
+    }
+    return {**vars(parent), "phases": phases}
+
+
+def _parent_from_json(data: Mapping[str, Any]) -> Parent:
+    phases = {
+        phase: {name: Fraction(*share) for name, share in shares.items()}
+        for phase, shares in data["phases"].items()
+    }
+    return Parent(**{**data, "phases": phases})
 
 
 def _order_to_json(order: SourceOrder) -> dict[str, Any]:

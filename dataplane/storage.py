@@ -149,6 +149,23 @@ def list_files(url: str) -> list[str]:
     return _remote("list", url, find)
 
 
+def names(url: str) -> list[str]:
+    """What is in a folder, by name, sorted; nothing, where there is no folder."""
+    if is_local(url):
+        folder = local_path(url)
+        return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+    def look(fs: Any, path: str) -> list[str]:
+        fs.invalidate_cache()
+        try:
+            found = fs.ls(path, detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in found)
+
+    return _remote("list", url, look)
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename in `folder` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cache, cached_property
-from pathlib import Path
 
 import numpy as np
 
-from ..console import config
 from ..console.errors import IntegrityError, PlanError
-from ..dataplane import ledger, tokenizers
+from ..dataplane import ledger, storage, tokenizers
 from ..dataplane.dataset import Dataset
 from ..dataplane.ledger import Entry
 from ..dataplane.permutation import Int64
@@ -27,7 +25,6 @@ from .target import Target
 
 BLOCK = 256
 """Rows read at once."""
-MIXTURE = "mixture.yaml"
 
 
 class Auditor:
@@ -150,15 +147,13 @@ class Auditor:
             return before.hash
         if self.plan.parent is None:
             return self.plan.hash
-        assert self.target.run is not None
-        mixture, _ = config.read_yaml(self.target.run / MIXTURE)
-        parent = Path(mixture["after"]["run"]) / ledger.NAME
+        parent = storage.join(self.plan.parent.run, ledger.NAME)
         _, entry = ledger.find(parent, step - 1)
         if entry is None:
             raise PlanError(
                 f"the first step of a run goes on from the ledger of the run before it, and that "
                 f"has no step {step - 1}",
-                where=str(parent),
+                where=parent,
             )
         return entry.hash
 

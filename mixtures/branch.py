@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from pathlib import Path
 
 from ..console.errors import PlanError
 from ..dataplane import storage
@@ -40,10 +39,11 @@ class Branch:
     row: int
     step: int
     token: int
+    run: str
 
     @property
     def parent(self) -> Parent:
-        return Parent(hash=self.plan.hash, row=self.row)
+        return Parent(hash=self.plan.hash, row=self.row, run=self.run, phases=self.shares())
 
     @property
     def last_phase(self) -> Phase:
@@ -53,7 +53,7 @@ class Branch:
     def inherited(self) -> Inherited:
         phase = self.last_phase
         return Inherited(
-            phases=tuple(phase.name for phase in self.plan.phases),
+            phases=tuple(self.shares()),
             sources=tuple(source.name for source in self.plan.sources),
             seq_len=phase.seq_len,
             batch=phase.batch_rows * phase.seq_len,
@@ -65,12 +65,17 @@ class Branch:
         return self.stream.positions(self.row)
 
     def shares(self) -> dict[str, dict[str, Fraction]]:
-        """By phase, the shares of its sources: what replaying it draws by."""
+        """By phase of this run and those before it, the shares of its sources: what replaying it
+        draws by."""
         names = [source.name for source in self.plan.sources]
-        return {
-            phase.name: dict(zip(names, drawn_shares(phase), strict=True))
-            for phase in self.plan.phases
+        found = {
+            name: dict(shares)
+            for name, shares in (self.plan.parent.phases if self.plan.parent else {}).items()
         }
+        for phase in self.plan.phases:
+            shares = zip(names, drawn_shares(phase), strict=True)
+            found[phase.name] = {name: share for name, share in shares if share}
+        return found
 
 
 def open_branch(after: After) -> Branch:
@@ -87,13 +92,12 @@ def open_branch(after: After) -> Branch:
     else:
         at = plan.step(step)
         row, token = at.first_row, at.first_token
-    return Branch(plan, Stream(plan), row, step, token)
+    return Branch(plan, Stream(plan), row, step, token, after.run)
 
 
 def _newest_checkpoint(run: str) -> int:
     """The step of a run's newest checkpoint; a folder of this name exists only when it is whole."""
-    folder = Path(run) / "checkpoints"
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    names = storage.names(storage.join(run, "checkpoints"))
     steps = [int(match[1]) for match in map(CHECKPOINT.match, names) if match]
     if not steps:
         raise PlanError(f"the run {run} has no checkpoint yet; name the step to branch at")
@@ -105,7 +109,7 @@ def with_inherited_sources(mixture: Mixture, branch: Branch) -> Mixture:
     weighed = {name for phase in mixture.phases.values() for name in phase.weights}
     for phase, shares in branch.shares().items():
         if phase in weighed:
-            weighed |= {name for name, share in shares.items() if share}
+            weighed |= set(shares)
     missing = {
         source.name: SourceSpec(
             data=source.url, max_epochs=source.max_epochs, generations=source.generations
@@ -164,22 +168,23 @@ def continued(
     return replace(fresh, rest=rest), Position(epoch=position.epoch)
 
 
-def debts(branch: Branch, names: Sequence[str], weighed: set[str]) -> tuple[Fraction, ...]:
-    """The tokens that each source is still owed. What the sources that are weighed no more were
-    owed is taken from those that were owed the other way, so that none is owed more than it was."""
-    owed = dict.fromkeys(names, Fraction(0))
-    found = branch.stream.debts(branch.row)
-    for source, debt in zip(branch.plan.sources, found, strict=True):
-        if source.name in weighed:
-            owed[source.name] = debt
-    total = sum(owed.values(), Fraction(0))
+def debts(branch: Branch, plan: Plan) -> tuple[Fraction, ...]:
+    """The tokens that each source of a plan after the run is still owed. What the sources that are
+    weighed no more were owed is taken from those that were owed the other way, so that none is
+    owed more than it was."""
+    weights = zip(*(part.weights for phase in plan.phases for part in phase.stretches), strict=True)
+    weighed = [any(parts) for parts in weights]
+    names = [source.name for source in branch.plan.sources]
+    before = dict(zip(names, branch.stream.debts(branch.row), strict=True))
+    owed = [
+        before.get(source.name, Fraction(0)) if drawn else Fraction(0)
+        for source, drawn in zip(plan.sources, weighed, strict=True)
+    ]
+    total = sum(owed, Fraction(0))
     if total:
-        side = sum(debt for debt in owed.values() if debt * total > 0)
-        owed = {
-            name: debt * (1 - total / side) if debt * total > 0 else debt
-            for name, debt in owed.items()
-        }
-    return tuple(owed[name] for name in names)
+        side = sum(debt for debt in owed if debt * total > 0)
+        owed = [debt * (1 - total / side) if debt * total > 0 else debt for debt in owed]
+    return tuple(owed)
 
 
 def replayed(branch: Branch, names: Sequence[str]) -> dict[str, Shares]:

@@ -7,7 +7,7 @@ here, so that a negative weight and a source that does not exist are reported to
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path as FilePath
@@ -40,9 +40,11 @@ class Inherited:
     batch: int
 
 
-def findings(mixture: Mixture, inherited: Inherited | None) -> Iterator[Finding]:
-    """`inherited` is None where nothing is continued, or what is continued cannot be read."""
-    blind = mixture.after is not None and inherited is None
+def findings(
+    mixture: Mixture, inherited: Inherited | None, *, lost: Sequence[str] = (), blind: bool = False
+) -> Iterator[Finding]:
+    """`lost` are names of sources and phases that cannot be read. With `blind` there are more, of
+    which not even the names are known."""
     yield from _source_findings(mixture, inherited)
     if not mixture.phases:
         yield Finding(("phases",), "is empty; a mixture needs at least one phase")
@@ -51,7 +53,7 @@ def findings(mixture: Mixture, inherited: Inherited | None) -> Iterator[Finding]
             yield Finding((name,), f"is {value:,}; it must be at least 1")
     replayable = list(inherited.phases) if inherited else []
     for name, phase in mixture.phases.items():
-        known = [*mixture.sources, *(inherited.sources if inherited else ()), *replayable]
+        known = [*mixture.sources, *(inherited.sources if inherited else ()), *replayable, *lost]
         if inherited and name in inherited.phases:
             yield Finding(
                 ("phases", name),
@@ -61,7 +63,7 @@ def findings(mixture: Mixture, inherited: Inherited | None) -> Iterator[Finding]
         replayable.append(name)
     before = (inherited.seq_len, inherited.batch) if inherited else (None, None)
     for each in settled(mixture, *before):
-        yield from _size_findings(each, mixture.chunk, needed=not blind)
+        yield from _size_findings(each, mixture.chunk, needed=not (blind or lost))
         yield from _rate_findings(each.name, each.spec)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from ..dataplane.permutation import Int64
 from ..dataplane.source_order import Position, SourceOrder
 from ..dataplane.stream import Stream
-from .branch import Branch
+from .branch import Branch, debts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,10 @@ class SourceInherited:
     """What the run itself takes if it goes on with its own plan."""
     shared_tokens: int
     """Of those, what this plan takes as well, in the same epoch."""
+    owed: int
+    """Tokens that the source is still to be given, or has been given too many."""
+    written_off: int
+    """What was owed besides: with it, some source would be off by more than a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +54,11 @@ def continuation(stream: Stream, branch: Branch) -> Continuation:
     plan, before = stream.plan, branch.plan
     length, first = branch.last_phase.seq_len, plan.phases[0].seq_len
     names = [source.name for source in plan.sources]
+    owed = debts(branch, plan)
     found = []
     for index, source in enumerate(before.sources):
-        heir = plan.sources[names.index(source.name)]
+        number = names.index(source.name)
+        heir, carried = plan.sources[number], plan.debts[number]
         here = branch.positions[index]
         left = source.order.rows(here.epoch, 1) - here.row * length
         left += heir.order.tokens - source.order.tokens
@@ -60,7 +66,7 @@ def continuation(stream: Stream, branch: Branch) -> Continuation:
             left = heir.order.tokens - source.order.tokens  # an epoch that was over
         taken_up = heir.order.rows(heir.start.epoch, 1) - heir.start.row * first
         sibling = _taken(branch.stream, index, branch.row)
-        mine = _taken(stream, names.index(source.name), plan.first_row)
+        mine = _taken(stream, number, plan.first_row)
         found.append(
             SourceInherited(
                 source=source.name,
@@ -72,6 +78,8 @@ def continuation(stream: Stream, branch: Branch) -> Continuation:
                     for epoch, spans in sibling.items()
                     if epoch in mine
                 ),
+                owed=round(carried),
+                written_off=round(owed[number] - carried),
             )
         )
     return Continuation(

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import Path
 
-from ..console import config
-from ..console.config import Lines
-from ..console.errors import ConfigError, Problem, UserError
-from ..console.explain import line_of
-from ..console.yaml_text import dotted
+from ..console.errors import ConfigError, UserError
+from ..dataplane.chairman import carried
 from ..dataplane.plan import Phase, Plan, Source
 from ..dataplane.source_order import Position, SourceOrder
 from ..dataplane.stream import Stream
@@ -25,6 +22,7 @@ from . import branch as branches
 from . import check, sources
 from .branch import Branch
 from .check import Finding
+from .draft import Draft, read
 from .shares import Shares, average, phase_shares, stretches
 from .sources import Opened
 from .spec import Mixture, settled
@@ -38,45 +36,28 @@ WINDOW_PART = 8
 """A change of sequence length passes over a window at most: so much of a small source at most."""
 
 
-@dataclass(frozen=True)
-class Resolved:
-    """A plan with its stream, and what it continues."""
-
-    stream: Stream
-    branch: Branch | None
-
-    @property
-    def plan(self) -> Plan:
-        return self.stream.plan
-
-
 def resolve_file(file: str | Path, overrides: Sequence[str] = ()) -> Plan:
     """The plan of a mixture YAML. Relative paths in it are relative to where one stands."""
-    return resolve_whole(*read(file, overrides), source=str(file)).plan
-
-
-def read(file: str | Path, overrides: Sequence[str] = ()) -> tuple[Mixture, Lines]:
-    """A mixture YAML, and the lines of its values."""
-    data, lines = config.read_yaml(file)
-    data = config.apply_overrides(data, overrides, lines)
-    return config.build(Mixture, data, source=str(file), lines=lines), lines
+    return resolve_draft(read(file, overrides)).plan
 
 
 def resolve(mixture: Mixture) -> Plan:
     """The plan of a mixture."""
-    return resolve_whole(mixture, {}, source="the mixture").plan
+    return resolve_draft(Draft(mixture, "the mixture")).plan
 
 
-def resolve_whole(mixture: Mixture, lines: Lines, *, source: str) -> Resolved:
-    """The plan of a mixture, and the branch that it grows from."""
+def resolve_draft(draft: Draft) -> Stream:
+    """The plan of a mixture that was read, as a stream; or all that is wrong with it."""
+    mixture, branch = draft.mixture, None
     found: list[Finding] = []
-    branch = None
     if mixture.after is not None:
         try:
             branch = branches.open_branch(mixture.after)
         except UserError as error:
             found.append(Finding(("after",), error.what))
-    found += check.findings(mixture, branch.inherited if branch else None)
+    blind = draft.headless or (mixture.after is not None and branch is None)
+    inherited = branch.inherited if branch else None
+    found += check.findings(mixture, inherited, lost=draft.lost, blind=blind)
     if branch:
         mixture = branches.with_inherited_sources(mixture, branch)
     opened, wrong = sources.open_sources(mixture.sources)
@@ -85,15 +66,15 @@ def resolve_whole(mixture: Mixture, lines: Lines, *, source: str) -> Resolved:
     meant = (branch.plan.tokenizer, branch.plan.vocab_size) if branch else None
     clashes = sources.disagreements(opened, meant)
     found += [clash for clash in clashes if clash.path not in told]
-    found += sources.too_short(mixture, opened, branch.inherited.seq_len if branch else None)
+    found += sources.too_short(mixture, opened, inherited.seq_len if inherited else None)
     if branch:
         found += branches.findings(branch, opened)
-    if found:
-        places = [Problem(dotted(path), what, line_of(lines, path)) for path, what in found]
-        raise ConfigError(source, places)
+    problems = [*draft.problems, *filter(None, map(draft.problem, found))]
+    if problems:
+        raise ConfigError(draft.source, problems)
     stream = Stream(_plan(mixture, opened, branch))
     stream.check_supply()
-    return Resolved(stream, branch)
+    return stream
 
 
 def _plan(mixture: Mixture, opened: Mapping[str, Opened], branch: Branch | None) -> Plan:
@@ -126,16 +107,18 @@ def _plan(mixture: Mixture, opened: Mapping[str, Opened], branch: Branch | None)
             )
         )
     tokenizer = next(iter(opened.values())).manifest.tokenizer
-    return Plan(
+    plan = Plan(
         seed=mixture.seed,
         sources=tuple(planned),
         phases=tuple(phases),
         tokenizer=tokenizer.fingerprint,
         vocab_size=tokenizer.vocab_size,
         isolate_documents=mixture.isolate_documents,
-        debts=branches.debts(branch, names, set(mixture.sources)) if branch else (),
         parent=branch.parent if branch else None,
     )
+    if branch is None:
+        return plan
+    return replace(plan, debts=tuple(carried(plan.segments(), branches.debts(branch, plan))))
 
 
 def _phases(mixture: Mixture, names: Sequence[str], branch: Branch | None) -> list[Phase]:

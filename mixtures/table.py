@@ -108,6 +108,12 @@ def _continuation(continued: Continuation) -> Iterator[str]:
         for source in continued.sources
     ]
     yield from columns(head, rows)
+    lost = max(abs(source.written_off) for source in continued.sources)
+    if lost:
+        yield (
+            f"  Of what sources were owed, up to {lost:,} tokens are written off: more cannot be "
+            "made good within a row."
+        )
 
 
 def _notes(summary: Summary) -> Iterator[str]:

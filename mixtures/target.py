@@ -4,23 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from ..console.errors import ConfigError, PlanError, Problem
+from ..console.errors import ConfigError, PlanError, Problem, UserError
+from ..console.log import get_logger
 from ..dataplane import ledger
 from ..dataplane.plan import Plan
 from ..dataplane.stream import Stream
-from .branch import PLAN, Branch
-from .resolve import read, resolve_whole
+from .branch import PLAN, Branch, open_branch
+from .draft import read
+from .resolve import resolve_draft
+from .spec import After
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class Target:
     stream: Stream
-    branch: Branch | None = None
-    """What the plan continues; known where it was made from a YAML."""
     run: Path | None = None
     """The run's folder, where it is one."""
+
+    @cached_property
+    def branch(self) -> Branch | None:
+        """What the plan continues, if it does and that can still be read."""
+        parent = self.plan.parent
+        if parent is None:
+            return None
+        try:
+            branch = open_branch(After(run=parent.run, step=self.plan.first_step))
+            if (branch.plan.hash, branch.row) != (parent.hash, parent.row):
+                raise PlanError(f"the run {parent.run} follows another plan now")
+            return branch
+        except UserError as error:
+            log.warning("what the plan inherits is not shown: %s", error.what)
+            return None
 
     @property
     def plan(self) -> Plan:
@@ -47,5 +66,4 @@ def open_target(name: str, overrides: Sequence[str] = ()) -> Target:
             raise ConfigError("the overrides on the command line", [problem])
         file = path / PLAN if path.is_dir() else path
         return Target(Stream(Plan.load(file)), run=path if path.is_dir() else None)
-    resolved = resolve_whole(*read(path, overrides), source=name)
-    return Target(resolved.stream, resolved.branch)
+    return Target(resolve_draft(read(path, overrides)))

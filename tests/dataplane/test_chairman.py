@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.dataplane.chairman import Assignment, Segment
+from headrace.dataplane.chairman import Assignment, Segment, carried
 
 
 @st.composite
-def segment_lists(draw: st.DrawFn, *, one_length: bool = True) -> list[Segment]:
-    sources = draw(st.integers(1, 6))
+def segment_lists(
+    draw: st.DrawFn, *, one_length: bool = True, sources: int | None = None
+) -> list[Segment]:
+    sources = sources or draw(st.integers(1, 6))
     found = []
     for _ in range(draw(st.integers(1, 4))):
         weights = draw(st.lists(st.integers(0, 12), min_size=sources, max_size=sources).filter(any))
@@ -22,11 +24,13 @@ def segment_lists(draw: st.DrawFn, *, one_length: bool = True) -> list[Segment]:
     return found
 
 
-def walk(segments: list[Segment]) -> tuple[list[int], list[list[Fraction]]]:
+def walk(
+    segments: list[Segment], owed: list[Fraction] | None = None
+) -> tuple[list[int], list[list[Fraction]]]:
     """The slow twin of the accounts: every row's source, and every debt in tokens after it."""
-    assignment = Assignment(segments)
+    assignment = Assignment(segments, owed)
     sources, draws = assignment.locate(np.arange(assignment.rows))
-    debts = [Fraction(0)] * assignment.sources
+    debts = list(owed or [Fraction(0)] * assignment.sources)
     taken = [0] * assignment.sources
     history = []
     row = 0
@@ -119,6 +123,34 @@ def test_debts_carried_in_are_worked_off() -> None:
     assignment = Assignment([Segment(40, (1, 1), 8)], owed)
     assert assignment.debts(0) == owed
     assert all(abs(debt) < 8 for row in range(41) for debt in assignment.debts(row))
+
+
+def test_what_nobody_could_keep_is_not_carried() -> None:
+    """Of twenty equal sources two are owed 0.9 rows; who gives each half can serve one of them."""
+    before = Assignment([Segment(20, (1,) * 20, 8)]).debts(18)
+    assert sorted(before)[-3:] == [Fraction(-8, 10), Fraction(72, 10), Fraction(72, 10)]
+    owed = [debt if debt > 0 else Fraction(-144, 180) for debt in before]
+    halves = [Segment(9, tuple(int(debt > 0) for debt in before), 8)]
+    _, whole = walk(halves, owed)
+    assert max(whole[0]) == Fraction(112, 10), "1.4 rows, whichever of the two is served"
+    part = carried(halves, owed)
+    assert any(part) and part == [debt * part[0] / owed[0] for debt in owed]
+    _, history = walk(halves, part)
+    assert max(abs(debt) for debts in history for debt in debts) < 8
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_carried_debts_stay_under_one_row_whatever_comes_after(data: st.DataObject) -> None:
+    before = data.draw(segment_lists(one_length=False))
+    first = Assignment(before)
+    owed = first.debts(data.draw(st.integers(0, first.rows)))
+    after = lengthened(data.draw(segment_lists(one_length=False, sources=first.sources)))
+    part = carried(after, owed)
+    assert sum(part) == 0
+    _, history = walk(after, part)
+    longest = max(segment.row_tokens for segment in after)
+    assert max(abs(debt) for debts in [part, *history] for debt in debts) < longest
 
 
 def test_plain_rounding_would_not_hold_the_bound() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,11 @@ def test_the_hash_names_the_order_alone(two_phases: Plan) -> None:
             ),
         ),
     ]
+    child = replace(two_phases, parent=Parent(hash="x", row=0))
+    moved = Parent(hash="x", row=0, run="elsewhere", phases={"a": {"web": Fraction(1, 3)}})
+    assert replace(child, parent=moved).hash == child.hash
+    again = Plan.from_json(json.loads(json.dumps(replace(child, parent=moved).to_json())))
+    assert again.parent == moved
     assert {plan.hash for plan in same} == {two_phases.hash}
     different = [
         replace(two_phases, sources=(replace(first, dataset="0" * 64), *others)),

@@ -209,7 +209,6 @@ def test_the_first_step_of_a_child_goes_on_from_its_parent_s_ledger(run, plan, t
     folder = tmp_path / "child"
     folder.mkdir()
     child.save(folder / "plan.json")
-    (folder / "mixture.yaml").write_text(f"after: {{run: {run}, step: 10}}\n")
     last = json.loads((run / "ledger.jsonl").read_text().splitlines()[-1])
     rows = list(Auditor(Target(Stream(child))).rows(range(child.first_row, child.first_row + 8)))
     state = hashlib.blake2b(bytes.fromhex(last["hash"]), digest_size=16)

@@ -13,9 +13,14 @@ from hypothesis import strategies as st
 from plan_data import served, write_head, write_run
 
 from headrace.console.errors import ConfigError, PlanError
+from headrace.dataplane import storage
 from headrace.dataplane.plan import Plan
+from headrace.dataplane.stream import Stream
 from headrace.mixtures.resolve import resolve
 from headrace.mixtures.spec import After, Mixture, PhaseSpec, SourceSpec
+from headrace.mixtures.summary import summarize
+from headrace.mixtures.table import table
+from headrace.mixtures.target import Target
 
 
 def phase(tokens, weights, **options):
@@ -168,6 +173,65 @@ def test_a_child_of_a_child_still_knows_what_its_grandparent_read(tmp_path, pare
     total = consumed(plan, 20) + served(middle, last=middle.step(23).first_row) + served(last)
     assert max(total.values()) == 1
     assert len(served(last)) == 2_048
+
+
+def test_a_phase_of_any_run_before_can_be_replayed(tmp_path, parent, head):
+    """Its shares and, where this mixture has not named them, its sources."""
+    middle = resolve(
+        branch_of(
+            tmp_path,
+            sources={"math": SourceSpec(data=head("math", 2_000))},
+            phases={"math-only": phase(512, {"math": 1})},
+        )
+    )
+    write_run(tmp_path / "middle", middle)
+    after = After(run=str(tmp_path / "middle"), step=24)
+    last = resolve(
+        Mixture(after=after, phases={"again": phase(2_048, {"stable": 0.5, "math-only": 0.5})})
+    )
+    rows = Stream(last).counts(last.last_row) * 16
+    taken = dict(zip((s.name for s in last.sources), rows.tolist(), strict=True))
+    wanted = {"web": 768, "code": 256, "math": 1_024}
+    assert all(abs(taken[name] - wanted[name]) <= 16 for name in wanted), taken
+    with pytest.raises(ConfigError, match="has a phase of this name"):
+        resolve(Mixture(after=after, phases={"stable": phase(128, {"math": 1})}))
+
+
+def test_a_run_on_an_object_store_is_continued_at_its_newest_checkpoint(tmp_path, parent):
+    _, plan = parent
+    url = f"memory://{tmp_path.name}/runs/first"
+    phases = {"more": phase(1_024, {"web": 1})}
+    plan.save(f"{url}/plan.json")
+    with pytest.raises(ConfigError, match="no checkpoint yet"):
+        resolve(Mixture(after=After(run=url), phases=phases))
+    for step in (8, 20, 12):
+        storage.write(f"{url}/checkpoints/step-{step:08d}/model.bin", b"weights")
+    storage.write(f"{url}/checkpoints/latest", b"a file")
+    child = resolve(Mixture(after=After(run=url), phases=phases))
+    assert (child.first_step, child.first_row) == (20, 160)
+
+
+def test_no_source_is_off_by_a_row_whatever_a_branch_asks_for(tmp_path, head):
+    """Of twenty sources with equal shares, two are owed 0.9 rows when the run is left."""
+    names = [f"s{number}" for number in range(20)]
+    sources = {name: SourceSpec(data=head(name, 900)) for name in names}
+    phases = {"even": phase(640, dict.fromkeys(names, 0.05), seq_len=16, batch=32)}
+    plan = resolve(Mixture(sources=sources, phases=phases))
+    write_run(tmp_path / "run", plan)
+    owed = Stream(plan).debts(18)
+    late = [name for name, debt in zip(names, owed, strict=True) if debt > 0]
+    assert len(late) == 2 and max(owed) == Fraction(9, 10) * 16
+    shares = {name: 0.41 if name in late else 0.01 for name in names}
+    target = Target(Stream(resolve(branch_of(tmp_path, 9, phases={"uneven": phase(640, shares)}))))
+    rows = range(target.plan.first_row, target.plan.last_row + 1)
+    assert max(abs(debt) for row in rows for debt in target.stream.debts(row)) < 16
+    summary = summarize(target.stream, target.branch)
+    assert summary.continues is not None
+    for source in summary.continues.sources:
+        whole = Fraction(144, 10) if source.source in late else Fraction(-16, 10)
+        assert abs(source.owed + source.written_off - whole) <= 1
+        assert source.owed * source.written_off > 0 or source.source not in late
+    assert "are written off" in table(summary)
 
 
 @pytest.mark.parametrize("added", [0, 160])

@@ -225,3 +225,59 @@ def test_a_sound_mixture_plans(tmp_path: Path, good: str) -> None:
     plan = resolve_file(file, ["phases.stable.tokens=32K"])
     assert plan.phases[0].asked_tokens == 32_000
     assert plan.tokens == 31 * 1024
+
+
+def test_what_is_misspelt_hides_nothing_else(problems, head, tmp_path):
+    """Wrong shapes and wrong meanings in one go, and nothing that only follows from them."""
+    head("web", 100_000)
+    head("code", 100_000)
+    found = problems(f"""\
+sources:
+  web: {{data: {tmp_path}/web, max_epoch: 3}}
+  code: {{date: {tmp_path}/code}}
+  math: {{data: {tmp_path}/nowhere}}
+phases:
+  first:
+    tokens: 64K
+    seq_length: 64
+    batch: 1024
+    weights: {{web: 0.5, cood: 0.5}}
+  second:
+    tokens: lots
+    weights: {{web: 0.5, code: 0.25, first: 0.5}}
+    lr: {{peek: 1}}
+  third:
+    tokens: 64K
+    wieghts: {{web: 1}}
+  fourth: 64K
+  fifth:
+    tokens: 64K
+    weights: {{fourth: 0.5, third: 0.5, later: 0.5}}
+    lr: {{shape: exponential}}
+""")
+    assert set(found) == {
+        "sources.web.max_epoch",
+        "sources.code.data",
+        "sources.code.date",
+        "sources.math.data",
+        "phases.first.seq_length",
+        "phases.first.weights.cood",
+        "phases.second.tokens",
+        "phases.second.weights",
+        "phases.second.lr.peek",
+        "phases.third.wieghts",
+        "phases.fourth",
+        "phases.fifth.weights",
+        "phases.fifth.weights.later",
+        "phases.fifth.lr.end",
+    }
+    assert found["phases.second.weights"] == (13, "the shares sum to 1.25; they must sum to 1")
+    assert "did you mean `code`" in found["phases.first.weights.cood"][1]
+
+
+@pytest.mark.parametrize("section", ["sources", "phases", "after"])
+def test_of_a_section_that_is_misspelt_nothing_else_is_said(problems, good, section):
+    text = (
+        good.replace(f"{section}:", f"{section}s:") if section in good else f"{good}\nafterr: 3\n"
+    )
+    assert len(problems(text)) == 1

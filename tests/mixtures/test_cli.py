@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -175,3 +176,24 @@ def test_help_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Draw weights" in done.stdout
+
+
+def test_a_saved_plan_shows_what_a_fresh_one_shows(mixture, tmp_path):
+    """Also what it inherits, as long as the run is there."""
+    first = tmp_path / "first"
+    (first / "checkpoints" / "step-00000004").mkdir(parents=True)
+    run("plan", mixture, "--out", first / "plan.json")
+    child = tmp_path / "child.yaml"
+    child.write_text(
+        f"after: {{run: {first}}}\nphases:\n  more: {{tokens: 2048, weights: {{stable: 1}}}}\n"
+    )
+    saved = tmp_path / "second" / "plan.json"
+    fresh = run("plan", child, "--out", saved)
+    assert "both take" in fresh.stdout and "after step 4" in fresh.stdout
+    for again in (saved, saved.parent):
+        assert run("plan", again).stdout == fresh.stdout
+        assert run("plan", again, "--json").stdout == run("plan", child, "--json").stdout
+    shutil.rmtree(first)
+    alone = run("plan", saved)
+    assert "after row 64 of plan" in alone.stdout and "both take" not in alone.stdout
+    assert "what the plan inherits is not shown" in alone.stderr

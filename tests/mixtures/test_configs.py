@@ -10,7 +10,8 @@ import pytest
 import headrace.configs
 from headrace.dataplane.plan import Plan
 from headrace.dataplane.stream import Stream
-from headrace.mixtures.resolve import read, resolve_file
+from headrace.mixtures.draft import read
+from headrace.mixtures.resolve import resolve_file
 from headrace.mixtures.schedule import lr_factor
 from headrace.mixtures.summary import summarize
 
@@ -25,7 +26,7 @@ def planned(head: Callable[..., str]) -> Callable[[str], Plan]:
 
     def plan(name: str) -> Plan:
         file = FOLDER / f"{name}.yaml"
-        mixture, _ = read(file)
+        mixture = read(file).mixture
         total = sum(phase.tokens for phase in mixture.phases.values()) // SCALE
         words = [f"sources.{source}.data={head(source, 2 * total)}" for source in mixture.sources]
         for name, phase in mixture.phases.items():

@@ -8,10 +8,11 @@ from plan_data import served, write_run
 
 from headrace.dataplane.stream import Stream
 from headrace.mixtures.continuation import _common
-from headrace.mixtures.resolve import resolve, resolve_whole
+from headrace.mixtures.resolve import resolve
 from headrace.mixtures.spec import After, Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.summary import summarize
 from headrace.mixtures.table import as_data, table
+from headrace.mixtures.target import Target
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_a_branch_says_what_it_inherits_and_shares_with_its_sibling(
     parent = resolve(mixture)
     write_run(tmp_path / "run", parent)
     row = parent.step(21).first_row
-    resolved = resolve_whole(
+    plan = resolve(
         Mixture(
             after=After(run=str(tmp_path / "run"), step=21),
             sources={
@@ -113,14 +114,13 @@ def test_a_branch_says_what_it_inherits_and_shares_with_its_sibling(
                     weights={"web": 0.5, "math": 0.25, "code": 0.25},
                 )
             },
-        ),
-        {},
-        source="it",
+        )
     )
-    summary = summarize(resolved.stream, resolved.branch)
+    target = Target(Stream(plan))
+    summary = summarize(target.stream, target.branch)
     assert summary.continues is not None
     assert (summary.continues.step, summary.continues.row) == (21, row)
-    mine, sibling = served(resolved.plan), served(parent, first=row)
+    mine, sibling = served(plan), served(parent, first=row)
     before = served(parent, last=row)
     for source in summary.continues.sources:
         own = {key for key in mine if key[0] == source.source}
@@ -134,7 +134,7 @@ def test_a_branch_says_what_it_inherits_and_shares_with_its_sibling(
         if seq_len == 16:
             assert source.passed_over == 0
     assert "both take" in table(summary)
-    alone = summarize(resolved.stream)  # as from a plan.json, where the run is not at hand
+    alone = summarize(target.stream)  # as from a plan.json, where the run is not at hand
     assert f"after row {row:,} of plan {parent.hash}" in table(alone)
     assert "both take" not in table(alone)
     assert any(source.shared_tokens for source in summary.continues.sources)
