@@ -51,13 +51,17 @@ def generate(
     """Up to `tokens` new ones after each prompt; a row ends with `stop`, which is kept. Rows of the
     embedding from `vocab_size` on stand for nothing and are not chosen."""
     sampling = sampling or Sampling()
-    longest = max(len(prompt) for prompt in prompts)
+    longest = max((len(prompt) for prompt in prompts), default=0)
     ragged = any(len(prompt) < longest for prompt in prompts)
-    problems = [
-        Problem(f"prompt {number}", "is empty")
-        for number, prompt in enumerate(prompts)
-        if not prompt
-    ]
+    vocabulary = model.config.vocab_size
+    problems = [] if prompts else [Problem("prompts", "there is none")]
+    for number, prompt in enumerate(prompts):
+        strange = [token for token in prompt if not 0 <= token < vocabulary]
+        if not prompt:
+            problems.append(Problem(f"prompt {number}", "is empty"))
+        if strange:
+            what = f"has the id {strange[0]}; the vocabulary has {vocabulary}"
+            problems.append(Problem(f"prompt {number}", what))
     if ragged and not model.config.isolate_documents:
         what = "without it, prompts of different lengths cannot be generated from together"
         problems.append(Problem("isolate_documents", what))

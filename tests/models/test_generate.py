@@ -104,8 +104,12 @@ def test_sampling_follows_the_seed_and_the_logits() -> None:
 
 
 def test_what_cannot_be_generated_from(tiny_operator: Model) -> None:
-    with pytest.raises(ConfigError, match="prompt 1: is empty"):
-        generate(tiny_operator, [[1], []], 3)
+    with pytest.raises(ConfigError) as raised:
+        generate(tiny_operator, [[1], [], [2, 23]], 3)
+    assert "prompt 1: is empty" in str(raised.value)
+    assert "prompt 2: has the id 23; the vocabulary has 23" in str(raised.value)
+    with pytest.raises(ConfigError, match="there is none"):
+        generate(tiny_operator, [], 3)
     tiny_operator.config = dataclasses.replace(tiny_operator.config, isolate_documents=False)
     with pytest.raises(ConfigError, match="isolate_documents"):
         generate(tiny_operator, PROMPTS, 3)
