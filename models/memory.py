@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ..console.errors import LayoutError
 from .block import Block, Where
 from .config import ModelConfig
 from .count import build_meta, parameters
 from .loss import cross_entropy
 from .model import Model
 from .operators import Context, SharedOperator, State
+from .parallel.axes import Axes, Axis
 
 Precision = Literal["bf16", "fp32"]
 LONGEST = 4096
@@ -32,7 +34,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What is divided among devices. Tensor and context parallelism are taken to divide evenly."""
+    """What is divided among devices."""
 
     zero: int = 0
     dp: int = 1
@@ -49,7 +51,7 @@ def memory(
 ) -> dict[str, Any]:
     """Bytes on one device that trains `rows` sequences at once, and of one sequence's states."""
     size = DTYPES[precision].itemsize
-    count = parameters(build_meta(config)) / layout.tp
+    count = first_part(config, layout.tp)
     copies = layout.dp * layout.cp
     # bf16 keeps an fp32 master beside the two moments of AdamW.
     optimizer = count * (8 if precision == "fp32" else 12)
@@ -74,6 +76,21 @@ def memory(
         "logits": round(logits / divided),
         "generation_state": state_bytes(config, seq_len, precision=precision),
     }
+
+
+def first_part(config: ModelConfig, tp: int) -> int:
+    """Parameters on the first process of a tensor axis, which has the most."""
+    wrong = [
+        f"operators.{name}: tp={tp} does not divide its {number} {what}"
+        for name, options in config.operators.items()
+        for what, number in options.shares(config.width).items()
+        if number % tp
+    ]
+    if wrong:
+        raise LayoutError("\n  ".join([f"tp={tp} does not divide this model", *wrong]))
+    model = build_meta(config)
+    model.divide(Axes(tensor=Axis(None, 0, tp)))
+    return parameters(model)
 
 
 def activations(

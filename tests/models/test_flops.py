@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from headrace.console.errors import LayoutError
 from headrace.models import memory as memory_module
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.count import (
@@ -134,6 +135,17 @@ def test_memory_by_layout() -> None:
         before = memory(config, 256, rows=2, precision="bf16", layout=Layout(zero=zero - 1, dp=4))
         for name in ("weights", "gradients", "optimizer"):
             assert shared[name] == before[name] / (4 if name in parts else 1)
+    for layout in (Layout(tp=2), Layout(cp=4), Layout(tp=2, cp=2, zero=3, dp=2)):
+        part = memory(config, 256, rows=2, precision="bf16", layout=layout)
+        here = part["weights"] * (layout.dp * layout.cp if layout.zero == 3 else 1)
+        # Norms and such small things are on every process of a tensor axis.
+        assert 1 <= here * layout.tp / whole["weights"] < 1.02
+        kept = part["activations"]["none"] * layout.tp * layout.cp
+        assert abs(kept - whole["activations"]["none"]) <= layout.tp * layout.cp
+    with pytest.raises(
+        LayoutError, match=r"operators\.attention: tp=8 does not divide its 4 heads"
+    ):
+        memory(config, 256, rows=2, precision="bf16", layout=Layout(tp=8))
     fp32 = memory(config, 256, rows=2, precision="fp32", layout=Layout())
     assert fp32["weights"] + fp32["optimizer"] == 12 * count
 
