@@ -51,7 +51,7 @@ def read(url: str, start: int = 0, end: int | None = None) -> bytes:
                 file.seek(start)
                 return file.read() if end is None else file.read(end - start)
         except OSError as error:
-            raise _failed("read", url, error) from None
+            raise failed("read", url, error) from None
     if start == 0 and end is None:
         return _remote("read", url, lambda fs, path: bytes(fs.cat_file(path)))
     return _remote("read", url, lambda fs, path: bytes(fs.cat_file(path, start=start, end=end)))
@@ -62,7 +62,7 @@ def size(url: str) -> int:
         try:
             return local_path(url).stat().st_size
         except OSError as error:
-            raise _failed("read", url, error) from None
+            raise failed("read", url, error) from None
     return int(_remote("read", url, lambda fs, path: fs.info(path)["size"]))
 
 
@@ -89,7 +89,7 @@ def write(url: str, data: bytes) -> None:
         sync_folder(target.parent)
     except OSError as error:
         _forget(temporary)
-        raise _failed("write", url, error) from None
+        raise failed("write", url, error) from None
 
 
 def put(source: Path, url: str) -> None:
@@ -117,7 +117,7 @@ def put(source: Path, url: str) -> None:
         sync_folder(target.parent)
     except OSError as error:
         _forget(temporary)
-        raise _failed("write", url, error) from None
+        raise failed("write", url, error) from None
 
 
 def delete(url: str) -> None:
@@ -199,10 +199,10 @@ def tried_again(verb: str, url: str, act: Callable[[], T]) -> T:
         except UserError:
             raise
         except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
-            raise _failed(verb, url, error) from None
+            raise failed(verb, url, error) from None
         except Exception as error:  # fsspec's back ends share no class for a passing fault
             if attempt == ATTEMPTS or not _passing(error):
-                raise _failed(verb, url, error) from error
+                raise failed(verb, url, error) from error
             log.warning("could not %s %s (%s); trying again in %.1f s", verb, url, error, pause)
             time.sleep(pause)
     raise AssertionError("unreachable")
@@ -237,7 +237,8 @@ def _forget(temporary: Path) -> None:
         temporary.unlink()
 
 
-def _failed(verb: str, url: str, error: Exception) -> StorageError:
+def failed(verb: str, url: str, error: Exception) -> StorageError:
+    """What went wrong with a file, for a person."""
     mend = None
     if isinstance(error, FileNotFoundError):
         reason, mend = "it does not exist", "check the path, or build the dataset first"

@@ -124,7 +124,7 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
     with Claim(work_url(job.url, CLAIMS)) as claim:
         before = {name: existing(job, name, tokenizer) for name in job.outputs}
         began = time.time()
-        found = fingerprinted(find(config.inputs, config.source), again=config.rehash)
+        found = fingerprinted(find(config.inputs, config.source, job.url), again=config.rehash)
         main = before[job.outputs[0]]
         ahead = max(before, key=lambda name: len(before[name].generations))
         for number, tasks in missing(job, before).items():

@@ -104,9 +104,15 @@ class Claim:
             where = storage.join(self.url, name)
             try:
                 other = json.loads(storage.read(where))
+                alive = _alive(other)
             except StorageError:
                 continue  # it has just been given up
-            if _alive(other):
+            except (ValueError, TypeError, KeyError):
+                raise StorageError(
+                    f"{where} is not the claim of a build",
+                    mend="remove it, unless another program puts it there",
+                ) from None
+            if alive:
                 living.append({**other, "name": name})
             else:
                 log.info("removing the claim of a dead build (process %s)", other["pid"])

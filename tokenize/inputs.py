@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import glob
+import os
 import posixpath
 from collections.abc import Sequence
 
-from ..console.errors import InputError, StorageError, UserError
+from ..console.errors import InputError, MisuseError, StorageError, UserError
 from ..console.log import get_logger
 from ..dataplane import storage
 from .fingerprints import information
@@ -15,13 +16,20 @@ from .sources import COMPRESSIONS, ENDINGS, SOURCES, File, SourceConfig, check_m
 log = get_logger(__name__)
 
 
-def find(inputs: Sequence[str], config: SourceConfig) -> list[File]:
+def find(inputs: Sequence[str], config: SourceConfig, out: str | None = None) -> list[File]:
     """The files of all inputs: in the order of the inputs, by name within each, each file once.
-    They have no fingerprints yet."""
+    What lies in the output is none. They have no fingerprints yet."""
     names: dict[str, None] = {}
     problems: list[UserError] = []
     for given in inputs:
         found = _expand(given, config)
+        if out is not None and any(_below(name, out) for name in found):
+            if _below(given, out):
+                raise MisuseError(
+                    f"the input {given} lies in the output, {out}",
+                    mend="give the output a folder of its own",
+                )
+            found = [name for name in found if not _below(name, out)]
         names.update(dict.fromkeys(found))
         if not found:
             problems.append(
@@ -85,6 +93,17 @@ def _expand(given: str, config: SourceConfig) -> list[str]:
         found = sorted(fs.unstrip_protocol(name) for name in names)
         return [name for name in found if _wanted(name, config, given)]
     return [given] if storage.exists(given) else []
+
+
+def _below(name: str, folder: str) -> bool:
+    """Whether a file or folder is the other one, or lies in it."""
+    return f"{_absolute(name)}/".startswith(f"{_absolute(folder)}/")
+
+
+def _absolute(name: str) -> str:
+    if not storage.is_local(name):
+        return name.rstrip("/")
+    return os.path.abspath(storage.local_path(name))  # noqa: PTH100 (resolve() asks the disk)
 
 
 def _wanted(name: str, config: SourceConfig, root: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import uuid
@@ -41,6 +42,8 @@ def write_shard(
             out.move(storage.join(url, name))
             return shard
         stored = _compress(out.read(), job.compression)
+    except OSError as error:
+        raise storage.failed("write", storage.join(url, folder), error) from None
     finally:
         out.discard()
     storage.write(storage.join(url, f"{name}.zstd"), stored)
@@ -92,7 +95,8 @@ class _Hashed:
         storage.put(self.path, url)
 
     def discard(self) -> None:
-        self.file.close()
+        with contextlib.suppress(OSError):  # what a full disk did not take
+            self.file.close()
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 

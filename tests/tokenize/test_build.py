@@ -112,6 +112,28 @@ def test_finished_shards_are_not_built_again(
         assert (out / "shards" / name).stat().st_mtime_ns == when
 
 
+@pytest.mark.parametrize("options", [[], ["--format", "mds"], ["--shuffle", "5"]])
+def test_a_disk_that_fills_up_is_told_and_hides_nothing(
+    corpus: Path, tmp_path: Path, options: list[str]
+) -> None:
+    """Files that may not grow beyond 20 KB stand in for a full disk."""
+    code = (
+        "import resource, signal\nfrom headrace.tokenize.cli import main\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\nmain()"
+    )
+    command = ["build", str(corpus), "--tokenizer", "byte", "--workers", "1", *options]
+    run = subprocess.run(
+        [sys.executable, "-c", code, *command, "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 1
+    assert "Traceback" not in run.stderr and "error: cannot write" in run.stderr
+    assert not list((tmp_path / "out").rglob("*.tmp"))
+    assert not list((tmp_path / "out").rglob("manifest.json"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--shuffle", "5", "--dedup", "exact"]])
 def test_kill_9_at_any_moment(tmp_path: Path, options: list[str]) -> None:

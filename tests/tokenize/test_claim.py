@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headrace.console.errors import BusyError
+from headrace.console.errors import BusyError, StorageError
 from headrace.tokenize import claim as claims
 from headrace.tokenize.claim import Claim
 
@@ -98,3 +98,11 @@ def contend(folder: Path, log: Path, start: Any) -> None:
                 file.write(f"-{os.getpid()}\n")
         except BusyError:
             time.sleep(0.05)
+
+
+def test_what_is_no_claim_is_told(tmp_path: Path) -> None:
+    for text in ("{", "[]", "{}"):
+        (tmp_path / "0.json").write_text(text)
+        with pytest.raises(StorageError, match=r"0\.json is not the claim"), Claim(str(tmp_path)):
+            pass
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".json"] == ["0.json"]

@@ -172,6 +172,22 @@ def test_names_globs_folders_and_what_is_left_out(tmp_path: Path) -> None:
     assert find([str(tmp_path / "n.bin")], SourceConfig(format="text"))[0].format == "text"
 
 
+def test_the_output_is_no_input(tmp_path: Path) -> None:
+    """A build that is run again would read what it has written."""
+    for name in ("a.jsonl", "out/manifest.json", "out/work/claims/x.json", "outer/b.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    out = str(tmp_path / "out")
+    for given_ in (tmp_path, tmp_path / "**" / "*.json*", f"file://{tmp_path}"):
+        files = find([str(given_)], SourceConfig(), out)
+        assert [Path(file.name).name for file in files] == ["a.jsonl", "b.jsonl"]
+    for given_ in (out, tmp_path / "out" / "*.json", tmp_path / "out" / "manifest.json"):
+        with pytest.raises(MisuseError, match="lies in the output"):
+            find([str(given_)], SourceConfig(), out)
+    with pytest.raises(MisuseError, match="lies in the output"):
+        find([str(tmp_path)], SourceConfig(), str(tmp_path))
+
+
 def test_a_url_of_another_file_system(tmp_path: Path) -> None:
     import fsspec
 
