@@ -13,14 +13,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
 from datetime import timedelta
+from pathlib import Path
 from statistics import median
 
 LIMIT = 1.10
 """DeepSpeed ZeRO-1 within 10% of plain torch."""
 STEPS, ROWS, LENGTH = 3, 4, 512
-ENGINES = ("torch", "deepspeed", "fsdp2", "torch")
+WAIT_LIMIT = 0.01
+LOADED = 200
+"""Steps that the loader alone is measured over."""
+PARTS = ("torch", "deepspeed", "fsdp2", "loader", "torch")
 
 
 def measure(engine: str) -> None:
@@ -85,23 +90,54 @@ def measure(engine: str) -> None:
     print(f"{sum(p.numel() for p in named.values())} {median(taken)}")
 
 
+def measure_loader() -> None:
+    """Print the median seconds that a step waits for its rows, read and hashed in the step."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from small_data import plan_of, random_documents, write_dataset
+
+    from headrace.dataplane.loader import Loader
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_dataset(folder, random_documents(0, 2000, longest=2000))
+        phase = {"seq_len": LENGTH, "batch": ROWS * LENGTH, "weights": {"all": 1}}
+        phase["tokens"] = LOADED * ROWS * LENGTH
+        spec = {"sources": {"all": {"data": folder}}, "phases": {"one": phase}}
+        rows = iter(Loader(plan_of(spec), micro_batch=ROWS))
+        taken = []
+        for _ in range(LOADED):
+            began = time.perf_counter()
+            next(rows)
+            taken.append(time.perf_counter() - began)
+    print(f"0 {median(taken)}")
+
+
 def main() -> None:
     taken: dict[str, list[float]] = {}
     numel = 0
-    for engine in ENGINES:
+    for engine in PARTS:
         command = [sys.executable, "-m", "benchmarks.trainer_step", engine]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         count, seconds = done.stdout.split()[-2:]
         numel = max(numel, int(count))
         taken.setdefault(engine, []).append(float(seconds))
     base = sum(taken.pop("torch")) / 2
+    (waited,) = taken.pop("loader")
     for engine, (seconds,) in taken.items():
         limit = f"; the limit is {LIMIT:.2f}" if engine == "deepspeed" else ""
         print(
             f"{engine} step, {numel / 1e6:.0f}M parameters: {seconds:.2f} CPU s, "
             f"{seconds / base:.2f} of plain torch's {base:.2f}{limit}"
         )
+    print(
+        f"waiting for rows: {1000 * waited:.2f} ms a step, {waited / base:.3%} of plain torch's; "
+        f"the limit is {WAIT_LIMIT:.0%}"
+    )
 
 
 if __name__ == "__main__":
-    measure(sys.argv[1]) if len(sys.argv) > 1 else main()
+    if len(sys.argv) == 1:
+        main()
+    elif sys.argv[1] == "loader":
+        measure_loader()
+    else:
+        measure(sys.argv[1])

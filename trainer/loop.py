@@ -155,7 +155,9 @@ class Loop:
         self.recorder.record(StepRecord(step, facts, update, rate, seconds, ledger, harm))
         if harm is not None and harm.action == "stop":
             raise self._stopped(harm, step, facts)
-        guard = self.options.guard
+        losses = (restored or state).losses  # what is usual for the weights that go on
+        if harm is None:
+            losses = self.options.guard.remember(losses, facts.loss)
         after = replace(
             state,
             step=step.number + 1,
@@ -163,7 +165,7 @@ class Loop:
             tokens=step.first_token + step.rows * step.phase.seq_len,
             updates=self.engine.updates,
             ledger=ledger,
-            losses=state.losses if harm else guard.remember(state.losses, facts.loss),
+            losses=losses,
             rollbacks=state.rollbacks + (restored is not None),
         )
         return after, facts.stop or after.step == self.options.stop_after

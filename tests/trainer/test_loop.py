@@ -155,7 +155,7 @@ def test_a_spike_is_left_out(parallel: Parallel) -> None:
 def test_a_spike_takes_the_weights_back_and_never_the_row(parallel: Parallel) -> None:
     guard = Guard(**LEARNS_BY_HEART | {"spike": "rollback"})
     loop, kept = make(parallel, steps=spiking, guard=guard, stop_after=3)
-    at_first, first = everything(loop), begin()
+    at_first, first = everything(loop), replace(begin(), losses=(3.7,))
 
     def restore() -> RunState:
         fill(loop.engine.fragments(), at_first)
@@ -169,6 +169,7 @@ def test_a_spike_takes_the_weights_back_and_never_the_row(parallel: Parallel) ->
     loop.restore = restore
     state, _ = loop.run(first)
     assert (state.step, state.row, state.updates, state.rollbacks) == (3, 18, 0, 1)
+    assert state.losses == (3.7,), "what was usual there"
     assert kept.records[2].harm is not None and kept.records[2].harm.back_to == 0
     for key, tensor in everything(loop).items():
         assert torch.equal(tensor, at_first[key]), key

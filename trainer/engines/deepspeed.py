@@ -119,6 +119,9 @@ class DeepSpeed:
             self.engine.step()
             norm = float(self.engine.get_global_grad_norm())
         applied = bool(self.engine.was_step_applied())
+        if not applied:
+            # ZeRO-3 returns before it has gathered what the next forward pass counts on.
+            self.state.refresh()
         self.updates += applied
         return Update(norm, applied)
 
