@@ -75,7 +75,7 @@ def test_annealing_on_good_data_beats_the_same_tokens_without_it(tmp_path: Path)
         mixture = tmp_path / f"{name}.yaml"
         mixture.write_text(text.format(**data))
         words = ["--mixture", str(mixture), "--model", str(model), "--out", str(tmp_path / name)]
-        words += ["optimizer.lr=5e-3", "engine.kind=fsdp2"]
+        words += ["optimizer.lr=5e-3", "engine.kind=fsdp2", "threads=1"]
         headrace("trainer", "run", *words, "evaluate.every=20", "evaluate.rows=48")
         lines = (tmp_path / name / "evaluations.jsonl").read_text().splitlines()
         first, last = json.loads(lines[0])["sources"], json.loads(lines[-1])["sources"]
