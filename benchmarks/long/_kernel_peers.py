@@ -53,6 +53,10 @@ class Size:
         x = torch.randn(shape, device=self.device) * scale
         return x.to(self.dtype).requires_grad_()
 
+    def compiled(self, function: Passes) -> Passes:
+        """By torch.compile; traced only, where no GPU is there to compile for."""
+        return torch.compile(function, backend="inductor" if self.device == "cuda" else "eager")
+
     @property
     def bytes(self) -> float:
         """Of a tensor."""
@@ -83,7 +87,7 @@ def norms(size: Size) -> Timed:
     def ours(residual: Tensor, x: Tensor) -> Any:
         return rms_norm.add_rms_norm(residual, x, module.weight, 1e-5, False)
 
-    peers = {"eager": module.add, "compiled": torch.compile(module.add)}
+    peers = {"eager": module.add, "compiled": size.compiled(module.add)}
     moved = (4 * size.bytes, 4 * size.bytes)
     return Timed("add + RMSNorm", inputs, ours, peers | liger_norm(size), moved)
 
@@ -112,7 +116,7 @@ def gated_norms(size: Size) -> Timed:
         torch.nn.init.ones_(module.weight)
     shape = (1, size.length, size.width)
     inputs = {"y": size.normal(*shape), "z": size.normal(*shape)}
-    peers = {"eager": made["torch"], "compiled": torch.compile(made["torch"])}
+    peers = {"eager": made["torch"], "compiled": size.compiled(made["torch"])}
     return Timed("gated RMSNorm", inputs, made["auto"], peers, (3 * size.bytes, 5 * size.bytes))
 
 
@@ -123,7 +127,7 @@ def ropes(size: Size) -> Timed:
     cos, sin = rotation(Rope(), positions, x.shape[-1])
     peers = {
         "eager": lambda x: plain(x, cos, sin),
-        "compiled": torch.compile(lambda x: plain(x, cos, sin)),
+        "compiled": size.compiled(lambda x: plain(x, cos, sin)),
     }
     moved = (2 * size.bytes, 2 * size.bytes)
     return Timed("RoPE", {"x": x}, lambda x: rotate(x, cos, sin), peers, moved)
@@ -135,7 +139,7 @@ def glus(size: Size) -> Timed:
     def run(kernel: Kernel) -> Passes:
         return lambda x: gated(x, "silu", kernel)
 
-    peers = {"eager": run("torch"), "compiled": torch.compile(run("torch"))}
+    peers = {"eager": run("torch"), "compiled": size.compiled(run("torch"))}
     return Timed("SwiGLU", inputs, run("auto"), peers, (3 * size.bytes, 5 * size.bytes))
 
 
