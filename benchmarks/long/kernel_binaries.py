@@ -5,7 +5,7 @@ model. A line for each binary has its registers for a thread (255 are the most t
 bytes of local memory that a thread spills to (memory traffic that the algorithm does not have),
 and its shared memory.
 
-    python -m benchmarks.long.kernel_binaries [--types bfloat16 float32] [--cards 90 80]
+    python -m benchmarks.long.kernel_binaries [--types bfloat16 float32 float16] [--cards 90 80]
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / ".root"))  # headrace, if it is not installed
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / ".root"))  # headrace, if it is not installed
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 import torch
 import triton
@@ -28,8 +27,8 @@ from kernel_cases import Shape, all_cases
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--types", nargs="*", default=["bfloat16", "float32"])
-    parser.add_argument("--cards", nargs="*", type=int, default=[90, 80])
+    parser.add_argument("--types", nargs="*", default=["bfloat16"])
+    parser.add_argument("--cards", nargs="*", type=int, default=[90])
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     print(f"triton {triton.__version__}; no device: compiled, not run")
