@@ -12,9 +12,10 @@ from ..console.errors import UserError
 
 if TYPE_CHECKING:
     from ..dataplane.tokenizers import Tokenizer
-    from .job import Job, Start
+    from .job import Job
     from .layout import DeviceKind
     from .origin import Origin
+    from .request import Start
 
 
 @command.group("trainer")
@@ -85,6 +86,7 @@ def run(
     Exit codes: 0 finished, 85 saved and stopped early (start it again), 1 failed, 2 misuse.
     """
     from . import job as jobs
+    from .request import Request
 
     overrides = [word for word in arguments if "=" in word]
     files = [word for word in arguments if "=" not in word]
@@ -94,7 +96,7 @@ def run(
         overrides.append(f"processes={processes}")
     if init_from is not None:
         overrides.append(f"init_from.path={init_from}")
-    request = jobs.Request(
+    request = Request(
         run=files[0] if files else None,
         mixture=mixture,
         model=model,
@@ -277,7 +279,7 @@ def _tokenizer(origin: Origin, data: str | None) -> Tokenizer:
 def _asked(
     context: click.Context, stop_after: int | None, fallback: bool, profile: str | None
 ) -> Start:
-    from .job import Start, steps_between
+    from .request import Start, steps_between
 
     try:
         steps = steps_between(profile) if profile is not None else None

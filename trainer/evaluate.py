@@ -23,6 +23,7 @@ from .facts import Facts, exchange
 from .layout import Parallel
 from .objective import compute
 from .schedule import MicroBatch
+from .schedule import Plan as AnyPlan
 
 if TYPE_CHECKING:
     from ..dataplane.plan import Plan
@@ -132,15 +133,21 @@ def file_of(config: EvaluateConfig) -> str:
     return f"held-out-{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:8]}.json"
 
 
-def plan_of(config: EvaluateConfig, plan: Plan) -> Plan:
+def plan_of(config: EvaluateConfig, trained: AnyPlan) -> Plan:
     """The rows to evaluate on: for each source a phase of one step."""
     from ..console import config as reader
     from ..dataplane import manifest as manifests
+    from ..dataplane.plan import Plan as MixturePlan
     from ..mixtures.resolve import resolve
     from ..mixtures.spec import Mixture
 
-    length = config.seq_len or min(phase.seq_len for phase in plan.phases)
-    sources = held_out(config, plan)
+    if not isinstance(trained, MixturePlan):
+        raise PlanError(
+            "evaluate needs a mixture: random rows have nothing to hold out",
+            mend="leave out evaluate, or give --mixture FILE.yaml",
+        )
+    length = config.seq_len or min(phase.seq_len for phase in trained.phases)
+    sources = held_out(config, trained)
     phases = {}
     for name, url in sources.items():
         rows = min(config.rows, (manifests.load(url).tokens - 1) // length)
@@ -157,12 +164,12 @@ def plan_of(config: EvaluateConfig, plan: Plan) -> Plan:
             "weights": {name: 1},
         }
     spec = {
-        "isolate_documents": plan.isolate_documents,
+        "isolate_documents": trained.isolate_documents,
         "sources": {name: {"data": url} for name, url in sources.items()},
         "phases": phases,
     }
     found = resolve(reader.build(Mixture, spec, source="evaluate"))
-    if found.tokenizer != plan.tokenizer:
+    if found.tokenizer != trained.tokenizer:
         raise PlanError(
             "what is to be evaluated on was made with another tokenizer than the mixture",
             mend="hold out a split of the mixture's own datasets, or build one with its tokenizer",

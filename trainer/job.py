@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..console import config as reader
 from ..console.errors import (
-    CheckpointError,
     ConfigError,
     LayoutError,
     PlanError,
@@ -36,65 +35,15 @@ from .config import RunConfig
 from .folder import RunFolder, differences
 from .launch import joined, speaks, threads_for
 from .origin import Checkpoint, Origin
+from .request import Request
 from .schedule import Plan, micro_batches, micro_rows
 
 if TYPE_CHECKING:
-    from ..dataplane.plan import Plan as MixturePlan
     from ..models.config import ModelConfig
 
 STATE_BYTES = 12
 """Of a checkpoint, for each parameter: master, exp_avg, exp_avg_sq in fp32."""
 DISK_RESERVE = 1 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What a person asked for on the command line."""
-
-    run: str | None = None
-    mixture: str | None = None
-    model: str | None = None
-    out: str | None = None
-    overrides: Sequence[str] = ()
-    slurm: bool = False
-    """It is to run as a batch job, and not here."""
-
-    def part(self, prefix: str) -> list[str]:
-        """The overrides that reach into the mixture's or the model's file."""
-        start = f"{prefix}."
-        return [word.removeprefix(start) for word in self.overrides if word.startswith(start)]
-
-    @property
-    def own(self) -> list[str]:
-        return [word for word in self.overrides if not word.startswith(("mixture.", "model."))]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """What is asked of one start, and is no part of the run."""
-
-    stop_after: int | None = None
-    """Interrupt the run after so many steps of the plan."""
-    fallback: bool = False
-    """Pass over checkpoints that are damaged."""
-    profile: range | None = None
-    """Steps to trace."""
-    debug: bool = False
-
-    def words(self) -> list[str]:
-        """As options of the worker."""
-        words = [f"--stop-after={self.stop_after}"] if self.stop_after is not None else []
-        if self.profile is not None:
-            words.append(f"--profile={self.profile.start}:{self.profile.stop}")
-        return [*words, *["--fallback"] * self.fallback, *["--debug"] * self.debug]
-
-
-def steps_between(text: str) -> range:
-    """`10:15`: steps 10 to 14."""
-    first, _, last = text.partition(":")
-    if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
-        raise ValueError(f"steps are written FIRST:LAST, as in 10:15, not {text}")
-    return range(int(first), int(last))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,10 +270,12 @@ def check(job: Job, *, elsewhere: bool = False) -> None:
             "others",
             mend="leave out one of them",
         )
-    if not job.folder.begun:
-        check_origin(job)
+    origin = None if job.folder.begun else job.origin()
+    if origin is not None:
+        source = job.run.init_from
+        origins.check(origin, job.model, moments=source is not None and source.moments)
     if job.run.evaluate is not None and not job.held_out.exists():
-        plan_held_out(job)
+        evaluate.plan_of(job.run.evaluate, job.plan)
     if job.run.device == "cuda" and not elsewhere:
         from .layout import count_gpus
 
@@ -333,50 +284,6 @@ def check(job: Job, *, elsewhere: bool = False) -> None:
                 f"{job.processes} processes for {count_gpus()} GPUs",
                 mend=f"use processes={count_gpus()}",
             )
-
-
-def check_origin(job: Job) -> None:
-    """What the run begins from must be there, and fit."""
-    origin = job.origin()
-    if origin is None:
-        return
-    if job.run.init_from and job.run.init_from.moments and not isinstance(origin, Checkpoint):
-        raise RunError(
-            f"init_from.moments is set, and {origin.where} holds weights alone",
-            mend="leave out init_from.moments, or name a run of headrace",
-        )
-    theirs, ours = shapes(origin.model), shapes(job.model)
-    wrong = [
-        f"{name}: {theirs.get(name, 'none')} there, {ours.get(name, 'none')} here"
-        for name in (*ours, *(name for name in theirs if name not in ours))
-        if theirs.get(name) != ours.get(name)
-    ]
-    if wrong:
-        raise CheckpointError(
-            f"the weights of {origin.where} are of another model",
-            where="\n" + "\n".join(f"    {line}" for line in wrong[:8] + ["…"] * (len(wrong) > 8)),
-            mend="leave out --model, so that the run takes the model that they are of",
-        )
-
-
-def plan_held_out(job: Job) -> MixturePlan:
-    """The rows that are evaluated on."""
-    from ..dataplane.plan import Plan as MixturePlan
-
-    assert job.run.evaluate is not None
-    if not isinstance(job.plan, MixturePlan):
-        raise RunError(
-            "evaluate needs a mixture: random rows have nothing to hold out",
-            mend="leave out evaluate, or give --mixture FILE.yaml",
-        )
-    return evaluate.plan_of(job.run.evaluate, job.plan)
-
-
-def shapes(model: ModelConfig) -> dict[str, list[int]]:
-    """Of a model's parameters, by their logical names."""
-    from ..models.count import build_meta
-
-    return {name: list(each.shape) for name, each in build_meta(model).named_parameters()}
 
 
 def check_disk(job: Job) -> None:

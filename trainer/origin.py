@@ -120,6 +120,35 @@ def find(path: str, step: int | None = None) -> Origin:
     )
 
 
+def check(origin: Origin, model: ModelConfig, *, moments: bool) -> None:
+    """Weights to begin with must be those of the model, parameter by parameter."""
+    if moments and not isinstance(origin, Checkpoint):
+        raise CheckpointError(
+            f"init_from.moments is set, and {origin.where} holds weights alone",
+            mend="leave out init_from.moments, or name a run of headrace",
+        )
+    theirs, ours = shapes(origin.model), shapes(model)
+    wrong = [
+        f"{name}: {theirs.get(name, 'none')} there, {ours.get(name, 'none')} here"
+        for name in (*ours, *(name for name in theirs if name not in ours))
+        if theirs.get(name) != ours.get(name)
+    ]
+    if wrong:
+        shown = [f"    {line}" for line in wrong[:8]] + ["    …"] * (len(wrong) > 8)
+        raise CheckpointError(
+            f"the weights of {origin.where} are of another model",
+            where="\n" + "\n".join(shown),
+            mend="leave out --model, so that the run takes the model that they are of",
+        )
+
+
+def shapes(model: ModelConfig) -> dict[str, list[int]]:
+    """Of a model's parameters, by their logical names."""
+    from ..models.count import build_meta
+
+    return {name: list(each.shape) for name, each in build_meta(model).named_parameters()}
+
+
 def _choose(found: list[str], path: str, step: int | None) -> str:
     steps = [store.step_of(each) for each in found]
     if step is None and found:

@@ -10,11 +10,12 @@ from ..console import command
 from ..console.log import get_logger
 from ..console.progress import human
 from ..dataplane import storage
+from . import evaluate, launch, lines, slurm
 from . import job as jobs
-from . import launch, lines, slurm
 from .checkpoints import store
 from .describe import describe
-from .job import Job, Start
+from .job import Job
+from .request import Start
 
 log = get_logger(__name__)
 
@@ -93,7 +94,7 @@ def _prepare(job: Job) -> None:
         store.adopt(job.folder.checkpoints, url, job.identity)
     job.save()
     if job.run.evaluate is not None and not job.held_out.exists():
-        jobs.plan_held_out(job).save(job.held_out)
+        evaluate.plan_of(job.run.evaluate, job.plan).save(job.held_out)
     about = describe(job)
     command.say(
         f"{about['model']['stripe']}  {human(about['model']['parameters'])} parameters, "

@@ -38,13 +38,14 @@ from .engines import build
 from .engines.engine import Engine
 from .evaluate import Evaluator
 from .folder import RunFolder
-from .job import Job, Start, steps_between
+from .job import Job
 from .layout import Parallel, join
 from .loop import Loop, Options
 from .objective import Objective
 from .origin import Checkpoint
 from .profiling import Profiler
 from .records import Records, Silent
+from .request import Start, steps_between
 from .schedule import MicroBatch, Steps, micro_rows
 
 if TYPE_CHECKING:

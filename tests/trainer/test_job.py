@@ -18,7 +18,8 @@ from headrace.console.errors import (
 )
 from headrace.trainer import describe, job, start
 from headrace.trainer.folder import RunFolder, differences
-from headrace.trainer.job import Job, Request
+from headrace.trainer.job import Job
+from headrace.trainer.request import Request, Start
 
 TINY = str(Path(__file__).with_name("tiny.yaml"))
 
@@ -179,7 +180,7 @@ def test_a_disk_without_room_for_a_checkpoint(ask: Any, monkeypatch: pytest.Monk
     found = ask()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(StorageError, match="one checkpoint takes"):
-        start.start(found, job.Start())
+        start.start(found, Start())
     assert not found.folder.root.exists()
     with pytest.raises(StorageError, match="1B free, and one checkpoint takes"):
         job.check_disk(found)

@@ -4,10 +4,8 @@ import gzip
 import json
 from pathlib import Path
 
-import pytest
 import torch
 
-from headrace.trainer.job import Start, steps_between
 from headrace.trainer.profiling import Profiler
 
 
@@ -35,15 +33,3 @@ def test_a_run_that_ends_within_them_writes_what_there_is(tmp_path: Path) -> Non
     profiler.close()
     profiler.close()
     assert "aten::cos" in traced(profiler)
-
-
-@pytest.mark.parametrize("text", ["10", "10:10", "15:10", "a:b", ":5", "1:2:3"])
-def test_steps_are_written_first_last(text: str) -> None:
-    with pytest.raises(ValueError, match="FIRST:LAST"):
-        steps_between(text)
-
-
-def test_what_a_start_was_asked_reaches_its_processes() -> None:
-    start = Start(stop_after=3, fallback=True, profile=range(10, 15))
-    assert start.words() == ["--stop-after=3", "--profile=10:15", "--fallback"]
-    assert steps_between("10:15") == start.profile

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.console.errors import LayoutError, MissingError, RunError
 from headrace.trainer import job, slurm
-from headrace.trainer.job import Request
+from headrace.trainer.request import Request
 from headrace.trainer.slurm import SlurmConfig, script
 
 TINY = str(Path(__file__).with_name("tiny.yaml"))

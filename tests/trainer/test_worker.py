@@ -9,7 +9,7 @@ from headrace.console.errors import CheckpointError
 from headrace.trainer import job as jobs
 from headrace.trainer import worker
 from headrace.trainer.checkpoints import store
-from headrace.trainer.job import Request
+from headrace.trainer.request import Request
 
 TINY = str(Path(__file__).with_name("tiny.yaml"))
 

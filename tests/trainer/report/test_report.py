@@ -15,9 +15,9 @@ from headrace.console.errors import RunError
 from headrace.trainer import job, report
 from headrace.trainer.cli import main
 from headrace.trainer.folder import RunFolder
-from headrace.trainer.job import Request
 from headrace.trainer.report.data import Curve, RunData, realised_over_tokens, smooth, thin
 from headrace.trainer.report.svg import bounds, ticks
+from headrace.trainer.request import Request
 
 TINY = str(Path(__file__).parents[1] / "tiny.yaml")
 VOID = {"meta", "link", "br", "hr", "img", "input"}
