@@ -63,7 +63,7 @@ class Branch(nn.Module):
         """u with what was `added` to it; the branch of that; and the sum of its auxiliary losses,
         this process's share of it."""
         context, axis = where.context(state), where.axes.tensor
-        u, normal = (u, self.norm(u)) if added is None else self.norm.add(u, added)
+        u, normal = (u, self.norm(u)) if added is None else self.norm(added, u)
         y = scatter(self.operator(gather(normal, axis), context), axis)
         losses = sum(context.losses, start=u.new_zeros((), dtype=torch.float32))
         return u, y, losses / axis.size

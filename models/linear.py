@@ -1,4 +1,4 @@
-"""One matrix product for several named projections of the same input."""
+"""The two ends of an operator: several named projections of one input, and the way back."""
 
 from __future__ import annotations
 
@@ -23,9 +23,23 @@ class SplitLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(size, width))
         self.bias = nn.Parameter(torch.empty(size)) if bias else None
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(self.joined(x), list(self.parts.values()), dim=-1)
+    def forward(self, x: Tensor, *, joined: bool = False) -> Tensor | tuple[Tensor, ...]:
+        """`joined` leaves the parts one after the other, for kernels that take them so. (Only a
+        module's call brings its weights along where an engine has divided them.)"""
+        y = F.linear(x, self.weight, self.bias)
+        return y if joined else torch.split(y, list(self.parts.values()), dim=-1)
 
-    def joined(self, x: Tensor) -> Tensor:
-        """The parts one after the other, for kernels that take them so."""
-        return F.linear(x, self.weight, self.bias)
+
+class OutputLinear(nn.Linear):
+    """The projection back to the residual stream.
+
+    Under tensor parallelism each process has some of the inputs, and what comes out of all is
+    summed: each adds its share of the bias.
+    """
+
+    processes: int = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.bias is None or self.processes == 1:
+            return F.linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias / self.processes)

@@ -29,19 +29,18 @@ class RMSNorm(nn.Module):
         self.eps_outside = eps_outside
         self.kernel: Kernel = kernel
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """The norm of x; or, where there is a residual, residual + x and the norm of that."""
         if chosen(self.kernel, "rms_norm", x, rms_norm.beyond(x.shape[-1])):
-            fused: Tensor = rms_norm.rms_norm(x, self.weight, self.eps, self.eps_outside)
-            return fused
-        return self.plain(x)
-
-    def add(self, residual: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """residual + x, and the norm of it."""
-        if chosen(self.kernel, "rms_norm", x, rms_norm.beyond(x.shape[-1])):
-            fused: tuple[Tensor, Tensor] = rms_norm.add_rms_norm(
-                residual, x, self.weight, self.eps, self.eps_outside
+            how = (self.weight, self.eps, self.eps_outside)
+            fused: Tensor | tuple[Tensor, Tensor] = (
+                rms_norm.rms_norm(x, *how)
+                if residual is None
+                else rms_norm.add_rms_norm(residual, x, *how)
             )
             return fused
+        if residual is None:
+            return self.plain(x)
         total = residual + x
         return total, self.plain(total)
 
@@ -103,14 +102,12 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.empty(width))
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        wide = F.layer_norm(widen(x), self.weight.shape, eps=self.eps)
-        return self.weight * wide.to(x.dtype) + self.bias
-
-    def add(self, residual: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """residual + x, and the norm of it."""
-        total = residual + x
-        return total, self(total)
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """The norm of x; or, where there is a residual, residual + x and the norm of that."""
+        total = x if residual is None else residual + x
+        wide = F.layer_norm(widen(total), self.weight.shape, eps=self.eps)
+        normal = self.weight * wide.to(x.dtype) + self.bias
+        return normal if residual is None else (total, normal)
 
 
 Norm = RMSNorm | LayerNorm

@@ -244,7 +244,7 @@ def norms() -> Iterator[Case]:
             return twin(weight)(x)
 
         def plain_sum(residual: Tensor, x: Tensor, weight: Tensor, twin: Any = twin) -> Any:
-            return twin(weight).add(residual, x)
+            return twin(weight)(x, residual)
 
         options = f"eps {'outside' if outside else 'inside'}"
         yield Case("rms_norm", f"norm, {options}", make, norm, plain_norm)

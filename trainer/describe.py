@@ -16,7 +16,7 @@ GIGABYTE = 1 << 30
 
 def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
     """Activations take a moment to count: they are for who asks before the run."""
-    count = jobs.parameters(job)
+    count, by_rank = jobs.parameters(job), jobs.parameters_by_rank(job)
     saves = _saves(job)
     return {
         "run": str(job.folder.root),
@@ -43,7 +43,8 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
             "threads": job.threads,
         },
         "batch": jobs.arithmetic(job),
-        "memory": memory(job, count) | (_kept(job) if activations else {}),
+        "memory": memory(job, max(by_rank)) | (_kept(job) if activations else {}),
+        "parameters_by_tensor_rank": by_rank,
         "checkpoints": {"bytes": jobs.checkpoint_bytes(job), "saved": saves},
         "configuration": reader.plain(job.run),
     }
@@ -56,11 +57,12 @@ def stripe(job: Job) -> str:
 
 
 def memory(job: Job, count: int) -> dict[str, int]:
-    """Bytes of the state on each process, by part. Activations come on top."""
+    """Bytes of the state on each process, by part, for so many parameters that it has a part of.
+    Activations come on top."""
     engine = job.run.engine
     half = job.run.precision == "bf16"
     stage = getattr(engine, "zero", 3)
-    shards = getattr(engine, "shard", None) or job.dp
+    shards = getattr(engine, "shard", None) or job.dp * job.run.layout.cp
     weights = (2 if half else 4) * count
     cut = {part: shards if stage >= least else 1 for part, least in _CUT_FROM.items()}
     separate = half or stage in (1, 2)  # in fp32, the weights are the masters otherwise
@@ -81,7 +83,7 @@ def _kept(job: Job) -> dict[str, int]:
     assert precision != "auto"
     found = []
     for phase in job.plan.phases:
-        rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp)
+        rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp, job.run.layout.cp)
         shape = Layout(tp=layout.tp, cp=layout.cp)
         found.append(
             of_model(job.model, phase.seq_len, rows=rows, precision=precision, layout=shape)

@@ -84,12 +84,13 @@ class Evaluator:
         losses = torch.zeros(len(self.names), dtype=torch.float64)
         weights = torch.zeros_like(losses)
         batches = []
+        where = (self.parallel.device, self.parallel.axes.context)
         engine.objective.eval()
         try:
             with torch.no_grad():
                 for step in self.steps:
                     for batch in step:
-                        sums = compute(engine, batch, self.parallel.device).rows
+                        sums = compute(engine, batch, *where).rows
                         sources = torch.as_tensor(list(batch.sources), dtype=torch.int64)
                         losses.index_add_(0, sources, sums.double().cpu())
                         weights.index_add_(0, sources, batch.weights.sum(dim=1).double().cpu())
@@ -103,7 +104,7 @@ class Evaluator:
             data_wait=0.0,
             stop=False,
             save_failed=False,
-            group=self.parallel.control,
+            parallel=self.parallel,
         )
         return Evaluation(self.names, facts, time.perf_counter() - began)
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ..dataplane.ledger import DIGEST_BYTES
+from .layout import Parallel
 from .schedule import MicroBatch
 
 FLAGS = 3
@@ -51,16 +52,20 @@ def exchange(
     data_wait: float,
     stop: bool,
     save_failed: bool,
-    group: dist.ProcessGroup,
+    parallel: Parallel,
 ) -> Facts:
-    """`losses` and `weights` are float64 by source, of this rank. Collective."""
+    """`losses` and `weights` are float64 by source: this rank's share, and those of its tokens.
+    What several ranks have, one of them tells. Collective."""
+    group = parallel.control
+    if not parallel.counted:
+        weights = torch.zeros_like(weights)
     drawn = torch.zeros_like(losses)
     for batch in batches:
         for row, source in zip(batch.rows, batch.sources, strict=True):
-            drawn[int(source)] += int(row) != PADDING
+            drawn[int(source)] += int(row) != PADDING and parallel.tells
     rows = [int(row) for batch in batches for row in batch.rows]
-    digests = b"".join(digest for batch in batches for digest in batch.digests)
-    real = [row for row in rows if row != PADDING]
+    real = [row for row in rows if row != PADDING and parallel.tells]
+    digests = b"".join(digest for batch in batches for digest in batch.digests if parallel.tells)
     assert len(digests) == len(real) * DIGEST_BYTES
     flags = torch.tensor([data_wait, float(stop), float(save_failed)], dtype=torch.float64)
     padded = digests.ljust(len(rows) * DIGEST_BYTES, b"\0")

@@ -28,7 +28,7 @@ from ..console.errors import (
 )
 from ..console.progress import as_bytes
 from . import config as run_config
-from . import evaluate
+from . import division, evaluate
 from . import origin as origins
 from .checkpoints import store
 from .config import RunConfig
@@ -242,7 +242,11 @@ def check(job: Job, *, elsewhere: bool = False) -> None:
     """Everything that can be known to fail before the first step."""
     dp = job.dp
     assert job.run.precision != "auto"
-    job.run.engine.check(dp, job.run.precision, job.run.device)
+    job.run.engine.check(job.run.layout, job.processes, job.run.precision)
+    lengths = [phase.seq_len for phase in job.plan.phases]
+    if job.run.evaluate is not None and job.run.evaluate.seq_len is not None:
+        lengths.append(job.run.evaluate.seq_len)
+    division.check(job.run.layout, job.processes, job.model, lengths)
     if job.plan.vocab_size > job.model.vocab_size:
         raise PlanError(
             f"the mixture's tokenizer has {job.plan.vocab_size:,} ids, the model embeds "
@@ -307,6 +311,20 @@ def parameters(job: Job) -> int:
     return count(build_meta(job.model))
 
 
+def parameters_by_rank(job: Job) -> list[int]:
+    """Of the part of the model that each process along the tensor axis has."""
+    from ..models.count import build_meta
+    from ..models.count import parameters as count
+    from ..models.parallel.axes import Axes, Axis
+
+    found = []
+    for rank in range(job.run.layout.tp):
+        model = build_meta(job.model)
+        model.divide(Axes(tensor=Axis(None, rank, job.run.layout.tp)))
+        found.append(count(model))
+    return found
+
+
 def checkpoint_bytes(job: Job) -> int:
     return STATE_BYTES * parameters(job)
 
@@ -355,7 +373,7 @@ def arithmetic(job: Job) -> list[dict[str, Any]]:
     """Each phase's rows, micro-batches and steps."""
     found = []
     for phase in job.plan.phases:
-        rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp)
+        rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp, job.run.layout.cp)
         found.append(
             {
                 "phase": phase.name,

@@ -1,7 +1,10 @@
 """How the processes of a run share its work, and the groups over which they speak.
 
-world = data parallel × context parallel × tensor parallel. Groups exist for all three axes, so
-that an operator that learns to be split finds its group here.
+    processes = dp × cp × tp        data parallel × context parallel × tensor parallel
+
+Neighbouring ranks are neighbours along the last axis, which speaks most. Processes that differ
+along dp or cp alone have the same part of the model: they sum their gradients and divide its
+state. (Pipeline parallelism would be one more axis in front; expert parallelism, one within dp.)
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ..console.errors import LayoutError
+from ..models.parallel.axes import ALONE, AttentionForm, Axes, Axis, LongFilterForm
 
 DeviceKind = Literal["auto", "cpu", "cuda"]
 
@@ -27,6 +31,12 @@ class LayoutConfig:
     """Tensor parallel: every matrix is split among so many processes."""
     cp: int = 1
     """Context parallel: every row is split among so many processes."""
+    attention: AttentionForm = "a2a"
+    """How attention sees a row that is split: `a2a` gives each process whole rows of some heads,
+    `ring` passes keys and values round."""
+    hyena_li: LongFilterForm = "states"
+    """How a modal filter of Hyena-LI does: `states` passes what a part leaves behind to the next,
+    `a2a` gives each process whole rows of some channels."""
 
     def __post_init__(self) -> None:
         for axis in ("tp", "cp"):
@@ -35,16 +45,14 @@ class LayoutConfig:
 
     def data_parallel(self, processes: int) -> int:
         """The data-parallel degree on so many processes."""
-        for axis, words in (("tp", "tensor"), ("cp", "context")):
-            degree = getattr(self, axis)
-            if degree > 1:
-                raise LayoutError(
-                    f"layout.{axis}={degree}: no operator of this headrace can be split for "
-                    f"{words} parallelism yet",
-                    mend=f"set layout.{axis}=1; ZeRO 1–3 and FSDP2 divide memory among "
-                    "data-parallel processes (engine.zero=3, or engine.kind=fsdp2)",
-                )
-        return processes
+        model = self.tp * self.cp
+        if processes % model:
+            raise LayoutError(
+                f"layout.tp={self.tp} × layout.cp={self.cp} does not divide {processes} process"
+                f"{'es' * (processes > 1)}",
+                mend=f"use processes={model} or a multiple of it, or a smaller layout",
+            )
+        return processes // model
 
 
 @dataclass(frozen=True)
@@ -53,11 +61,13 @@ class Parallel:
 
     rank: int
     world: int
-    dp_rank: int
-    dp: int
     device: torch.device
-    dp_group: dist.ProcessGroup
-    """Gradients and sharded parameters: gloo on CPU, NCCL on GPU."""
+    batch: Axis
+    """dp: the rows of a batch are divided."""
+    data: Axis
+    """dp × cp: gradients are summed, and the state is divided. Gloo on CPU, NCCL on GPU."""
+    axes: Axes
+    """What divides the model itself."""
     control: dist.ProcessGroup
     """Small facts of a step, in host memory."""
     checkpoint: dist.ProcessGroup
@@ -66,6 +76,25 @@ class Parallel:
     @property
     def first(self) -> bool:
         return self.rank == 0
+
+    @property
+    def dp(self) -> int:
+        return self.batch.size
+
+    @property
+    def dp_rank(self) -> int:
+        return self.batch.rank
+
+    @property
+    def counted(self) -> bool:
+        """Whether this process's tokens are counted: along the tensor axis all have the same."""
+        return self.axes.tensor.rank == 0
+
+    @property
+    def tells(self) -> bool:
+        """Whether this process tells which rows it has: those that share a model's parts have the
+        same."""
+        return self.counted and self.axes.context.rank == 0
 
 
 def choose_device(kind: DeviceKind) -> Literal["cpu", "cuda"]:
@@ -86,23 +115,44 @@ def count_gpus() -> int:
 def join(layout: LayoutConfig, device: Literal["cpu", "cuda"], timeout: timedelta) -> Parallel:
     """Make the groups. torch.distributed is initialised already."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    dp = layout.data_parallel(world)
+    grid = torch.arange(world).view(layout.data_parallel(world), layout.cp, layout.tp)
+    dp, cp, tp = range(3)
     place = torch.device(device)
     if device == "cuda":
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
         torch.cuda.set_device(place)
-    world_group = dist.group.WORLD
-    assert world_group is not None
     return Parallel(
         rank=rank,
         world=world,
-        dp_rank=rank,
-        dp=dp,
         device=place,
-        dp_group=world_group,
+        batch=_axis(grid, [dp], timeout),
+        data=_axis(grid, [dp, cp], timeout, alone=True),
+        axes=Axes(
+            tensor=_axis(grid, [tp], timeout),
+            context=_axis(grid, [cp], timeout),
+            attention=layout.attention,
+            hyena_li=layout.hyena_li,
+        ),
         control=_host_group(timeout),
         checkpoint=_host_group(timeout),
     )
+
+
+def _axis(grid: torch.Tensor, dims: list[int], timeout: timedelta, *, alone: bool = False) -> Axis:
+    """The processes that differ from this one along `dims` alone; collective. `alone` makes a
+    group of one as well, for who must have a group."""
+    last = list(range(-len(dims), 0))
+    lines = grid.movedim(dims, last).flatten(-len(dims)).flatten(0, -2)
+    if lines.shape[1] == 1 and not alone:
+        return ALONE
+    found = ALONE
+    for line in lines.tolist():
+        whole = len(line) == dist.get_world_size()
+        group = dist.group.WORLD if whole else dist.new_group(line, timeout=timeout)
+        if dist.get_rank() in line:
+            assert isinstance(group, dist.ProcessGroup)
+            found = Axis(group, line.index(dist.get_rank()), len(line))
+    return found
 
 
 def _host_group(timeout: timedelta) -> dist.ProcessGroup:

@@ -116,7 +116,8 @@ class Loop:
             end = phase.first_step + phase.steps
             if state.step >= end:
                 continue
-            size = micro_rows(self.options.micro_batch_tokens, phase, self.parallel.dp)
+            cp = self.parallel.axes.context.size
+            size = micro_rows(self.options.micro_batch_tokens, phase, self.parallel.dp, cp)
             rows = self.steps(state.step, size)
             try:
                 while state.step < end:
@@ -178,12 +179,13 @@ class Loop:
         total = self._total_weight(batches)
         losses = torch.zeros(len(self.plan.sources), dtype=torch.float64)
         weights = torch.zeros_like(losses)
+        where = (self.parallel.device, self.parallel.axes.context)
         rows: list[torch.Tensor] = []
         loss = torch.zeros(())
         for batch in batches:
             if rows:
                 self.engine.backward(loss / total, last=False)
-            loss, by_row = compute(self.engine, batch, self.parallel.device)
+            loss, by_row = compute(self.engine, batch, *where)
             rows.append(by_row)
         for batch, each in zip(batches, rows, strict=True):
             sources = torch.as_tensor(list(batch.sources), dtype=torch.int64)
@@ -196,7 +198,7 @@ class Loop:
             data_wait=waited,
             stop=self.stop_asked(),
             save_failed=self.saver is not None and self.saver.failed,
-            group=self.parallel.control,
+            parallel=self.parallel,
         )
         if facts.save_failed:
             assert self.saver is not None
@@ -209,7 +211,7 @@ class Loop:
     def _total_weight(self, batches: Sequence[MicroBatch]) -> float:
         """Σ w of the global batch, before any of it is computed on."""
         total = torch.zeros((), dtype=torch.float64)
-        for batch in batches:
+        for batch in batches if self.parallel.counted else ():
             total += batch.weights.sum(dtype=torch.float64).cpu()
         dist.all_reduce(total, group=self.parallel.control)
         return float(total) or 1.0  # a batch that is all masked has a loss of nothing
@@ -234,8 +236,9 @@ class Loop:
         self.recorder.saved(state.step, self.saver.blocked)
 
     def _seed(self, step: int) -> int:
-        """What is random in a step is a function of the step: a resume draws the same."""
-        text = f"{self.options.seed} {step} {self.parallel.rank}"
+        """What is random in a step is a function of the step: a resume draws the same. Processes
+        that have parts of one model draw alike."""
+        text = f"{self.options.seed} {step} {self.parallel.data.rank}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
 
     def _harm(self, limit: float | None) -> Harm:

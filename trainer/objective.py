@@ -15,6 +15,8 @@ from torch import nn
 from ..models.documents import Documents
 from ..models.model import Model
 from ..models.operators import Operator
+from ..models.parallel.axes import ALONE, Axis
+from ..models.parallel.division import Part
 from ..models.parallel.tensor import highest
 
 if TYPE_CHECKING:
@@ -52,19 +54,31 @@ class Objective(nn.Module):
         return Sums(total + auxiliary * weights.sum(), rows)
 
 
-def compute(objective: Callable[..., Sums], batch: MicroBatch, device: torch.device) -> Sums:
-    """The objective of one micro-batch."""
+def compute(
+    objective: Callable[..., Sums],
+    batch: MicroBatch,
+    device: torch.device,
+    context: Axis = ALONE,
+) -> Sums:
+    """The objective of one micro-batch, or of this process's part of its rows."""
     tokens, targets, weights, cuts = (
         tensor.to(device, non_blocking=True)
         for tensor in (batch.tokens, batch.targets, batch.weights, batch.cu_seqlens)
     )
-    documents = Documents.from_cu_seqlens(cuts, (tokens.shape[0], tokens.shape[1]))
+    whole = (tokens.shape[0], tokens.shape[1] * context.size)
+    documents = Documents.from_cu_seqlens(cuts, whole).part(context)
     return objective(tokens, targets, weights, documents)
 
 
 def parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters by their logical names: the model's own, whatever wraps it."""
     return {_logical(name): parameter for name, parameter in module.named_parameters()}
+
+
+def parts(objective: Objective) -> dict[str, Part]:
+    """What is here of each parameter. To be asked before an engine wraps or divides them."""
+    whole = {name: Part(tuple(p.shape)) for name, p in parameters(objective).items()}
+    return objective.model.parts or whole
 
 
 def undecayed(module: nn.Module) -> set[str]:

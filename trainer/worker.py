@@ -169,6 +169,7 @@ def work(job: Job, watched: launch.Watched, wanted: Start) -> int:
 def build_engine(job: Job, parallel: Parallel) -> Engine:
     model = Model(job.model)
     model.init_weights(job.run.seed)
+    model.divide(parallel.axes)
     model.checkpointing = job.run.recompute
     precision = job.run.precision
     assert precision != "auto"
@@ -259,7 +260,8 @@ def evaluator_of(job: Job, parallel: Parallel) -> Evaluator | None:
 
     plan = MixturePlan.load(job.held_out)
     largest = max(plan.phases, key=lambda phase: phase.batch_rows)
-    rows = micro_rows(job.run.micro_batch_tokens, largest, parallel.dp)
+    cp = parallel.axes.context.size
+    rows = micro_rows(job.run.micro_batch_tokens, largest, parallel.dp, cp)
     loader = _loader(plan, parallel, job.run.data, plan.first_step, rows)
     return Evaluator(plan, loader, parallel, job.run.evaluate.every)
 
@@ -276,6 +278,8 @@ def steps_of(job: Job, parallel: Parallel) -> Steps:
                 plan,
                 rank=parallel.dp_rank,
                 world=parallel.dp,
+                context_rank=parallel.axes.context.rank,
+                context_size=parallel.axes.context.size,
                 micro_batch=rows,
                 start_step=step,
             )
@@ -302,6 +306,9 @@ def _loader(
         plan,
         rank=parallel.dp_rank,
         world=parallel.dp,
+        context_rank=parallel.axes.context.rank,
+        context_size=parallel.axes.context.size,
+        digests=parallel.tells,
         micro_batch=rows,
         start_step=step,
         workers=workers,

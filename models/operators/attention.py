@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from ..initialise import Initialiser
-from ..linear import SplitLinear
+from ..linear import OutputLinear, SplitLinear
 from ..norms import RMSNorm
 from ..parallel.division import Division, inputs, outputs
 from ..parallel.heads import from_heads, to_heads
@@ -82,7 +82,7 @@ class Attention(Operator):
         self.qkv = SplitLinear(input_width or width, parts, bias=options.qkv_bias)
         self.q_norm = RMSNorm(dim, 1e-6, kernel=options.kernel) if options.qk_norm else None
         self.k_norm = RMSNorm(dim, 1e-6, kernel=options.kernel) if options.qk_norm else None
-        self.out = nn.Linear(dim * options.heads, width, bias=options.output_bias)
+        self.out = OutputLinear(dim * options.heads, width, bias=options.output_bias)
         self.scale = dim**-0.5
 
     def forward(self, x: Tensor, context: Context) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..initialise import Initialiser
-from ..linear import SplitLinear
+from ..linear import OutputLinear, SplitLinear
 from ..parallel.division import Cut, Division, inputs, outputs
 from .base import Context, FusedOptions, Operator
 from .short_conv import ShortConvolution, remembered_convolution
@@ -52,10 +52,10 @@ class Hyena(Operator):
             3 * width, options.featurizer, bias=options.featurizer_bias
         )
         self.skip = nn.Parameter(torch.empty(width)) if skip else None
-        self.output = nn.Linear(width, width, bias=options.output_bias)
+        self.output = OutputLinear(width, width, bias=options.output_bias)
 
     def forward(self, u: Tensor, context: Context) -> Tensor:
-        z = self.featurizer(self.qkv.joined(u), context, kernel=self.options.kernel)
+        z = self.featurizer(self.qkv(u, joined=True), context, kernel=self.options.kernel)
         result: Tensor = self.output(self.mix(z, context))
         return result
 

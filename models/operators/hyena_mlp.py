@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..initialise import Initialiser
-from ..linear import SplitLinear
+from ..linear import OutputLinear, SplitLinear
 from ..parallel.division import Division, filters, inputs, outputs
 from ..parallel.tensor import own_filters
 from .base import Context, FusedOptions, Operator, divides
@@ -52,12 +52,12 @@ class HyenaMLP(Operator):
         parts = {"q": options.hidden, "k": options.hidden, "v": options.hidden}
         self.qkv = SplitLinear(width, parts, bias=options.bias)
         self.taps = nn.Parameter(torch.empty(options.groups, options.taps))
-        self.down = nn.Linear(options.hidden, width, bias=options.bias)
+        self.down = OutputLinear(options.hidden, width, bias=options.bias)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         options, axis = self.options, context.axes.tensor
         taps = own_filters(self.taps, options.groups, options.hidden, axis)
-        z = self.qkv.joined(x)
+        z = self.qkv(x, joined=True)
         y = remembered_convolution(z, taps, context, "filter", gated=True, kernel=options.kernel)
         result: Tensor = self.down(y)
         return result

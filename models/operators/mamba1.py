@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..initialise import Initialiser
-from ..linear import SplitLinear
+from ..linear import OutputLinear, SplitLinear
 from ..parallel.division import Cut, Division, inputs, outputs
 from ..parallel.tensor import reduce
 from ..precision import widen
@@ -79,7 +79,7 @@ class Mamba1(Operator):
         self.dt_bias = nn.Parameter(torch.empty(heads, channels))
         self.A_log = nn.Parameter(torch.empty(heads, channels, size))
         self.D = nn.Parameter(torch.empty(heads, channels))
-        self.output = nn.Linear(inner, width, bias=False)
+        self.output = OutputLinear(inner, width, bias=False)
 
     def forward(self, u: Tensor, context: Context) -> Tensor:
         x, z = self.input(u)

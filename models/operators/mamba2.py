@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..initialise import Initialiser
-from ..linear import SplitLinear
+from ..linear import OutputLinear, SplitLinear
 from ..norms import GatedRMSNorm
 from ..parallel.division import Cut, Division, inputs, outputs
 from ..parallel.tensor import own_groups
@@ -85,7 +85,7 @@ class Mamba2(Operator):
         self.D = nn.Parameter(torch.empty(heads))
         norm_groups = options.norm_groups or options.groups
         self.norm = GatedRMSNorm(inner, options.norm_eps, groups=norm_groups, kernel=options.kernel)
-        self.output = nn.Linear(inner, width, bias=options.bias)
+        self.output = OutputLinear(inner, width, bias=options.bias)
 
     def forward(self, u: Tensor, context: Context) -> Tensor:
         z, x, B, C, dt = self.input(u)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ..initialise import Initialiser
 from ..kernels import glu
 from ..kernels.choice import Kernel, chosen
-from ..linear import SplitLinear
+from ..linear import OutputLinear, SplitLinear
 from ..parallel.division import Division, inputs, outputs
 from .base import Context, FusedOptions, Operator, Options
 
@@ -77,7 +77,7 @@ class MLP(Operator):
     def __init__(self, options: MLPOptions, width: int) -> None:
         super().__init__(options, width)
         self.up = nn.Linear(width, options.hidden, bias=options.bias)
-        self.down = nn.Linear(options.hidden, width, bias=options.bias)
+        self.down = OutputLinear(options.hidden, width, bias=options.bias)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         result: Tensor = self.down(ACTIVATIONS[self.options.activation](self.up(x)))
@@ -99,10 +99,10 @@ class GLU(Operator):
         super().__init__(options, width)
         parts = {"gate": options.hidden, "up": options.hidden}
         self.gate_up = SplitLinear(width, parts, bias=options.bias)
-        self.down = nn.Linear(options.hidden, width, bias=options.bias)
+        self.down = OutputLinear(options.hidden, width, bias=options.bias)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        hidden = gated(self.gate_up.joined(x), self.options.activation, self.options.kernel)
+        hidden = gated(self.gate_up(x, joined=True), self.options.activation, self.options.kernel)
         result: Tensor = self.down(hidden)
         return result
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..initialise import Initialiser
-from ..linear import SplitLinear
+from ..linear import OutputLinear, SplitLinear
 from ..norms import RMSNorm
 from ..parallel.division import Cut, Division, inputs, outputs
 from ..parallel.tensor import gather, scatter
@@ -75,7 +75,7 @@ class ZambaBlock(SharedOperator):
         self.attention.scale = (self.attention.head_dim / 2) ** -0.5
         self.mlp_norm = RMSNorm(width, options.norm_eps, kernel=options.kernel)
         self.gate_up = SplitLinear(width, {"gate": options.hidden, "up": options.hidden})
-        self.down = nn.Linear(options.hidden, width, bias=False)
+        self.down = OutputLinear(options.hidden, width, bias=False)
 
     def forward(self, h: Tensor, context: Context) -> Tensor:
         assert context.embeddings is not None and context.adapters is not None
@@ -86,7 +86,7 @@ class ZambaBlock(SharedOperator):
             q, k, v = (t + low(x) for t, low in zip((q, k, v), adapters.qkv, strict=True))
         attended = scatter(self.attention.attend(q, k, v, context), axis)
         x = gather(self.mlp_norm(attended), axis)
-        hidden = self.gate_up.joined(x)
+        hidden = self.gate_up(x, joined=True)
         if adapters.gate_up is not None:
             hidden = hidden + adapters.gate_up(x)
         hidden = gated(hidden, self.options.activation, self.options.kernel)

@@ -5,7 +5,6 @@ to all processes, and its gradients are summed over them.
 
     Cut(0)                   rows; a process has a contiguous part
     Cut(0, (q, k, v))        rows of several things, one behind the other: a part of each
-    FIRST                    what is added to a sum over the processes: the first alone has it
 
 From these follow what a process takes of a whole tensor, where its part lies in a checkpoint,
 and which gradients are summed.
@@ -21,7 +20,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from ..linear import SplitLinear
+from ..linear import OutputLinear, SplitLinear
 from .axes import Axis
 
 
@@ -44,18 +43,7 @@ class Cut:
         )
 
 
-@dataclass(frozen=True)
-class First:
-    """The first process alone has it."""
-
-    dim: int = 0
-
-    def runs(self, size: int, axis: Axis) -> tuple[range, ...]:
-        return (range(size),) if axis.rank == 0 else ()
-
-
-FIRST = First()
-Division = Mapping[str, Cut | First]
+Division = Mapping[str, Cut]
 """By the parameter's name, as seen from the module that says it."""
 
 
@@ -106,7 +94,7 @@ def outputs(name: str, linear: nn.Linear | SplitLinear, *, blocks: int = 1) -> D
 
 def inputs(name: str, *, parts: tuple[int, ...] = ()) -> Division:
     """The matrix `name` is divided by what goes into it: what comes out is to be summed."""
-    return {f"{name}.weight": Cut(1, parts), f"{name}.bias": FIRST}
+    return {f"{name}.weight": Cut(1, parts)}
 
 
 def filters(name: str, groups: int, processes: int) -> Division:
@@ -138,14 +126,11 @@ def divide(model: nn.Module, axis: Axis) -> dict[str, Part]:
                 continue
             runs = rule.runs(whole.shape[rule.dim], axis)
             part = Part(tuple(whole.shape), rule.dim, runs)
-            full = f"{path}.{name}" if path else name
-            if runs:
-                parts[full] = part
-                setattr(holder, leaf, nn.Parameter(part.take(whole.detach()).clone()))
-            else:
-                del parts[full]
-                setattr(holder, leaf, None)
+            parts[f"{path}.{name}" if path else name] = part
+            setattr(holder, leaf, nn.Parameter(part.take(whole.detach())))
     for module in model.modules():
         if isinstance(module, SplitLinear):
             module.parts = {name: len(axis.share(size)) for name, size in module.parts.items()}
+        elif isinstance(module, OutputLinear):
+            module.processes = axis.size
     return parts

@@ -6,8 +6,11 @@ Run by `in_processes` of conftest.py, never imported: `python layouts.py TASK FO
 from __future__ import annotations
 
 import json
+import math
+import re
 import sys
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from torch import nn
 from headrace.models.config import load_model_config
 from headrace.models.documents import Documents
 from headrace.models.model import Model
+from headrace.models.parallel.division import Part
 from headrace.trainer import launch
 from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.fragments import KINDS
@@ -29,6 +33,8 @@ from headrace.trainer.objective import Objective, parameters
 from headrace.trainer.optimizer import OptimizerConfig
 
 LR = 1e-2
+MINUTE = timedelta(seconds=60)
+Z_LOSS = 1e-3
 ROWS, LENGTH = 8, 24
 """Rows of a global batch; two micro-batches and more on every rank."""
 
@@ -39,16 +45,34 @@ def make_model(seed: int, name: str) -> Model:
     return model
 
 
+@cache
+def groups(tp: int, cp: int, attention: str, hyena_li: str) -> Parallel:
+    """This process's place among all, made once for each way to divide a model."""
+    layout = LayoutConfig(tp=tp, cp=cp, attention=attention, hyena_li=hyena_li)  # type: ignore[arg-type]
+    return join(layout, "cpu", MINUTE)
+
+
+def place(layout: str) -> Parallel:
+    """`…-tp2`, `…-cp2`, `…-tp2cp2`, `…-cp2ring` (attention), `…-cp2a2a` (Hyena-LI)."""
+    _, _, _, *division = layout.split("-")
+    words = "".join(division)
+    degree = {axis: int(number) for axis, number in re.findall(r"(tp|cp)(\d)", words)}
+    attention = "ring" if "ring" in words else "a2a"
+    hyena_li = "a2a" if words.endswith("a2a") else "states"
+    return groups(degree.get("tp", 1), degree.get("cp", 1), attention, hyena_li)
+
+
 def make_engine(layout: str, parallel: Parallel, seed: int = 3, model: str = "tiny") -> Engine:
-    """`deepspeed-1-bf16`, `fsdp2-0-fp32`, …"""
-    kind, option, precision = layout.split("-")
+    """`deepspeed-1-bf16`, `fsdp2-0-fp32`, `deepspeed-3-fp32-tp2`, …"""
+    kind, option, precision = layout.split("-")[:3]
     if kind == "deepspeed":
         config: Any = ENGINES[kind](zero=int(option))  # type: ignore[arg-type,call-arg]
     else:
         config = ENGINES[kind](shard=int(option) or None)  # type: ignore[call-arg]
     optimizer = OptimizerConfig(lr=LR, clip=0.5)
-    objective = Objective(make_model(seed, model))
-    return build(config, objective, optimizer, precision, parallel)  # type: ignore[arg-type]
+    whole = make_model(seed, model)
+    whole.divide(parallel.axes)
+    return build(config, Objective(whole, Z_LOSS), optimizer, precision, parallel)  # type: ignore[arg-type]
 
 
 def global_batch(step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -85,13 +109,15 @@ def train(
         mine = torch.arange(ROWS)[parallel.dp_rank :: parallel.dp].view(-1, 1)
         divisor = float(weights[mine].sum()) * parallel.dp if mean_of_means else total
         loss = torch.zeros((), dtype=torch.float64)
+        ours = parallel.axes.context.part(LENGTH)
         for number, rows in enumerate(mine):
             cuts = starts[rows].flatten().nonzero().flatten()
             ends = torch.tensor([0, LENGTH * len(rows)])
             documents = Documents.from_cu_seqlens(
                 torch.cat([ends[:1], cuts, ends[1:]]), (len(rows), LENGTH)
-            )
-            sums = engine(tokens[rows], targets[rows], weights[rows], documents)
+            ).part(parallel.axes.context)
+            batch = (tensor[rows][:, ours] for tensor in (tokens, targets, weights))
+            sums = engine(*batch, documents)
             engine.backward(sums.total / divisor, last=number == len(mine) - 1)
             loss += sums.rows.sum().double()
         dist.all_reduce(loss, group=parallel.control)
@@ -103,25 +129,38 @@ def train(
 
 def gathered(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
     """The whole state by an independent way: every rank's fragments, element by element."""
-    mine = [(f.key, f.shape, f.start, f.data.clone().cpu()) for f in engine.fragments()]
+    mine = [(f.key, f.part, f.start, f.data.clone().cpu()) for f in engine.fragments()]
     everyone: list[Any] = [None] * parallel.world
     dist.all_gather_object(everyone, mine, group=parallel.control)
     whole: dict[str, torch.Tensor] = {}
-    for part in everyone:
-        for key, shape, start, data in part:
-            flat = whole.setdefault(key, torch.full(shape, torch.nan)).view(-1)
-            flat[start : start + data.numel()] = data
+    for held in everyone:
+        for key, part, start, data in held:
+            flat = whole.setdefault(key, torch.full(part.shape, torch.nan)).view(-1)
+            flat[numbered(part)[start : start + data.numel()]] = data
     return whole
 
 
-def oracle(engine: Engine) -> dict[str, torch.Tensor]:
-    """The whole state as DeepSpeed and torch themselves gather it."""
+def numbered(part: Part) -> torch.Tensor:
+    """Where in the whole tensor each element of a part is."""
+    return part.take(torch.arange(math.prod(part.shape)).view(part.shape)).flatten()
+
+
+def oracle(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
+    """The whole state as DeepSpeed and torch themselves gather it, and over the tensor axis."""
     from torch.distributed.tensor import DTensor
 
-    found: dict[str, torch.Tensor] = {}
+    mine: dict[str, Any] = {}
     for name, parameter in parameters(engine.objective).items():
+        part = engine.objective.model.parts[name]
         for kind in KINDS:
-            found[f"{kind}.{name}"] = _full(engine, parameter, kind, DTensor).clone()
+            mine[f"{kind}.{name}"] = (part, _full(engine, parameter, kind, DTensor).clone())
+    everyone: list[Any] = [None] * parallel.world
+    dist.all_gather_object(everyone, mine, group=parallel.control)
+    found: dict[str, torch.Tensor] = {}
+    for held in everyone:
+        for key, (part, tensor) in held.items():
+            whole = found.setdefault(key, torch.full(part.shape, torch.nan))
+            whole.view(-1)[numbered(part)] = tensor.flatten()
     return found
 
 
@@ -176,17 +215,15 @@ def main(task: str, folder: Path) -> dict[str, Any]:
     watched = launch.Watched()
     torch.set_num_threads(1)
     launch.initialise("gloo", timedelta(seconds=60))
-    parallel = join(LayoutConfig(), "cpu", timedelta(seconds=60))
     arguments = json.loads((folder / "arguments.json").read_text())
     try:
-        return TASKS[task](parallel, folder, **arguments)
+        return TASKS[task](folder, **arguments)
     except Exception as error:
         watched.fail(error)
         raise
 
 
 def parity(
-    parallel: Parallel,
     folder: Path,
     layouts: list[str],
     steps: int,
@@ -196,6 +233,7 @@ def parity(
     """Losses, norms and the whole state after some steps, for each layout."""
     found: dict[str, Any] = {}
     for layout in layouts:
+        parallel = place(layout)
         engine = make_engine(layout, parallel, model=model)
         found[layout] = train(engine, parallel, 0, steps, mean_of_means=mean_of_means)
         whole = gathered(engine, parallel)
@@ -204,29 +242,28 @@ def parity(
     return found
 
 
-def scaled(
-    parallel: Parallel, folder: Path, layouts: list[str], scales: list[float]
-) -> dict[str, Any]:
+def scaled(folder: Path, layouts: list[str], scales: list[float]) -> dict[str, Any]:
     """The first step's loss in each layout, for weights of each scale."""
     return {
         layout: [
-            train(make_engine(layout, parallel), parallel, 0, 1, scale=scale)[0][0]
+            train(make_engine(layout, place(layout)), place(layout), 0, 1, scale=scale)[0][0]
             for scale in scales
         ]
         for layout in layouts
     }
 
 
-def save_all(parallel: Parallel, folder: Path, layouts: list[str], steps: int) -> dict[str, Any]:
+def save_all(folder: Path, layouts: list[str], steps: int) -> dict[str, Any]:
     """Train and save in each layout; go on a little, for what a resume must repeat."""
     found: dict[str, Any] = {}
     for layout in layouts:
+        parallel = place(layout)
         engine = make_engine(layout, parallel)
         train(engine, parallel, 0, steps)
         keeper = saver.Saver(folder / layout, CheckpointConfig(), parallel.checkpoint)
         (folder / layout).mkdir(exist_ok=True)
         keeper.save(engine.fragments(), state_at(steps))
-        whole = oracle(engine)
+        whole = oracle(engine, parallel)
         next_steps = train(engine, parallel, steps, 2)  # while it writes
         keeper.wait()
         if parallel.first:
@@ -236,11 +273,12 @@ def save_all(parallel: Parallel, folder: Path, layouts: list[str], steps: int) -
 
 
 def load_all(
-    parallel: Parallel, folder: Path, sources: list[str], targets: list[str], steps: int, used: bool
+    folder: Path, sources: list[str], targets: list[str], steps: int, used: bool
 ) -> dict[str, Any]:
     """Load every source into every target; each from other weights, or already trained."""
     found: dict[str, Any] = {}
     for target in targets:
+        parallel = place(target)
         engine = make_engine(target, parallel, seed=99)
         if used:
             train(engine, parallel, 50, 1)
@@ -249,11 +287,12 @@ def load_all(
             state = saver.load(path, engine.fragments(), parallel.checkpoint)
             engine.loaded(state.updates)
             wanted = torch.load(folder / f"{source}.pt")
-            have = oracle(engine)
+            have = oracle(engine, parallel)
             assert have.keys() == wanted.keys()
             worst = max(float((have[k].cpu() - wanted[k]).abs().max()) for k in wanted)
             for name, weight in live_weights(engine).items():
-                master = have[f"master.{name}"].to(weight.dtype)
+                part = engine.objective.model.parts[name]
+                master = part.take(have[f"master.{name}"]).to(weight.dtype)
                 assert torch.equal(weight, master), f"{source} → {target}: {name} is stale"
             found[f"{source} → {target}"] = [worst, train(engine, parallel, steps, 2)]
     return found

@@ -34,7 +34,7 @@ def test_rows_are_put_in_their_global_order_and_padding_is_left_out(parallel: Pa
         data_wait=0.5,
         stop=True,
         save_failed=False,
-        group=parallel.control,
+        parallel=parallel,
     )
     assert facts.digests == [digest(5), digest(6), digest(7)]
     assert facts.rows == [1, 2], "padding is no source's row"

@@ -2,7 +2,8 @@
 
 Every engine cuts the state differently. ZeRO flattens parameters end to end and gives each rank
 a range that begins and ends anywhere; FSDP2 gives it rows. Both are the same thing: a row-major
-range of a tensor whose name and whole shape any other layout knows.
+range of a tensor whose name and whole shape any other layout knows; or, under tensor parallelism,
+of this process's part of that tensor.
 
     weight [5, 4]          a rank of ZeRO holds elements 6 … 17       as boxes
     ┌─────────┐            ┌─────────┐
@@ -23,6 +24,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
+
+from ...models.parallel.division import Part
 
 Shape = tuple[int, ...]
 
@@ -52,26 +55,44 @@ class Fragment:
 
     key: str
     """`master.<parameter>`, `exp_avg.<parameter>` or `exp_avg_sq.<parameter>`."""
-    shape: Shape
-    """Of the whole logical tensor."""
+    part: Part
+    """What this rank has of the logical tensor: all of it, without tensor parallelism."""
     start: int
     """Where the range begins in this rank's part of the tensor, in row-major order."""
     data: torch.Tensor
     """The elements: a one-dimensional view of the engine's own memory."""
-    part: Box | None = None
-    """The part of the logical tensor that is this rank's, under tensor parallelism; None: all."""
     writes: bool = True
     """Whether this rank stores it; of replicas only one does."""
 
+    @property
+    def shape(self) -> Shape:
+        """Of the whole logical tensor."""
+        return self.part.shape
+
     def boxes(self, cap: int = CAP) -> Iterator[tuple[Box, torch.Tensor]]:
         """The range as boxes of the logical tensor, each with a view of its elements."""
-        part = self.part or Box((0,) * len(self.shape), self.shape)
         taken = 0
-        for box in cover(part.sizes, self.start, self.start + self.data.numel(), cap):
-            offsets = tuple(a + b for a, b in zip(box.offsets, part.offsets, strict=True))
+        for box in cover(self.part.local, self.start, self.start + self.data.numel(), cap):
             view = self.data.narrow(0, taken, box.numel).view(box.sizes)
             taken += box.numel
-            yield Box(offsets, box.sizes), view
+            yield from placed(box, view, self.part)
+
+
+def placed(box: Box, view: torch.Tensor, part: Part) -> Iterator[tuple[Box, torch.Tensor]]:
+    """A box of a rank's part, as boxes of the logical tensor: one for each run that it meets."""
+    if part.runs is None:
+        yield box, view
+        return
+    dim = part.dim
+    first, last = box.offsets[dim], box.offsets[dim] + box.sizes[dim]
+    begin = 0
+    for run in part.runs:
+        low, high = max(first, begin), min(last, begin + len(run))
+        if low < high:
+            offsets, sizes = list(box.offsets), list(box.sizes)
+            offsets[dim], sizes[dim] = run.start + low - begin, high - low
+            yield Box(tuple(offsets), tuple(sizes)), view.narrow(dim, low - first, high - low)
+        begin += len(run)
 
 
 def cover(shape: Shape, start: int, end: int, cap: int) -> Iterator[Box]:

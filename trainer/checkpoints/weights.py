@@ -8,6 +8,7 @@ import torch
 
 from ...dataplane import storage
 from ...models.conversion.weights import Weights
+from ...models.parallel.division import Part
 from . import store, tensors
 from .fragments import MASTER, Fragment, keyed
 
@@ -20,7 +21,7 @@ def weights(checkpoint: Path | str) -> Weights:
 
     def read(name: str) -> torch.Tensor:
         whole = torch.empty(shapes[name], dtype=torch.float32)
-        stored.read([Fragment(keyed(MASTER, name), shapes[name], 0, whole.view(-1))])
+        stored.read([Fragment(keyed(MASTER, name), Part(shapes[name]), 0, whole.view(-1))])
         return whole
 
     return Weights(shapes, read)

@@ -1,4 +1,4 @@
-"""DeepSpeed: ZeRO 0 to 3 over the data-parallel group.
+"""DeepSpeed: ZeRO 0 to 3 over the data axis.
 
 DeepSpeed owns the flat buffers, the reduction of gradients and the update. We own the optimizer's
 arithmetic (torch's AdamW), when an update happens, and where every element of the state lies:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..checkpoints.fragments import Fragment
-    from ..layout import Parallel
+    from ..layout import LayoutConfig, Parallel
     from ..objective import Objective, Sums
     from ..optimizer import OptimizerConfig
     from .engine import Precision, Update
@@ -37,7 +37,7 @@ class DeepSpeedConfig:
     """What is divided among the data-parallel processes: 0 nothing, 1 masters and moments,
     2 gradients as well, 3 weights as well."""
 
-    def check(self, dp: int, precision: Precision, device: str) -> None:
+    def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
         if self.zero == 0 and precision == "bf16":
             raise LayoutError(
                 "DeepSpeed without ZeRO (engine.zero=0) adds up the gradients of bf16 in bf16",
@@ -68,17 +68,23 @@ class DeepSpeed:
     ) -> None:
         deepspeed = _import(parallel.device.type)
         from .. import optimizer as adamw
-        from ..checkpoints.fragments import fill
-        from ..objective import parameters, undecayed
+        from ..checkpoints.fragments import MASTER, keyed
+        from ..objective import parameters, parts, undecayed
         from . import deepspeed_state
-        from .engine import full_masters
+        from .shares import Shares
 
         # DeepSpeed insists on it, and whoever starts a single process does not set it.
         os.environ.setdefault("LOCAL_RANK", str(parallel.device.index or 0))
-        masters = full_masters(objective)
+        masters = {keyed(MASTER, n): p.detach().clone() for n, p in parameters(objective).items()}
         self.objective = objective.to(parallel.device)
-        named = parameters(objective)
-        self.dp = parallel.dp
+        self.named = named = parameters(objective)
+        here = parts(objective)
+        self.shares = Shares(here, parallel.axes.tensor)
+        for name, parameter in named.items():
+            if name in self.shares.shared:
+                parameter.register_hook(self.shares.summed)
+            parameter.tensor_model_parallel = name not in self.shares.shared  # type: ignore[attr-defined]
+        self.ranks = parallel.data.size
         # Without ZeRO, DeepSpeed would clip without telling the norm: we do it.
         self.plain = config.zero == 0
         self.clip = optimizer.clip
@@ -89,10 +95,14 @@ class DeepSpeed:
             optimizer=self.optimizer,
             config=_settings(config, optimizer, precision, sum(p.numel() for p in named.values())),
             dist_init_required=False,
+            mpu=Groups(parallel),
         )
-        self.state = deepspeed_state.find(self.engine, self.optimizer, named, parallel)
+        self.state = deepspeed_state.find(self.engine, self.optimizer, named, here, parallel.data)
         # DeepSpeed made the masters from weights that it had rounded: give them all their bits.
-        fill(self.fragments(), masters)
+        for fragment in self.fragments():
+            if fragment.key in masters:
+                whole = masters[fragment.key].flatten()
+                fragment.data.copy_(whole.narrow(0, fragment.start, fragment.data.numel()))
         self.loaded(0)
 
     def __call__(self, *inputs: Any) -> Sums:
@@ -102,7 +112,7 @@ class DeepSpeed:
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
         # DeepSpeed averages over the ranks; the loop wants sums.
-        self.engine.backward(loss * self.dp, scale_wrt_gas=False)
+        self.engine.backward(loss * self.ranks, scale_wrt_gas=False)
 
     def update(self, lr: float) -> Update:
         from .. import optimizer as adamw
@@ -140,11 +150,40 @@ class DeepSpeed:
     def _clip(self) -> float:
         import torch
 
-        parameters = list(self.objective.parameters())
-        for parameter in parameters:
+        from .shares import clip
+
+        for parameter in self.named.values():
             if parameter.grad is None:  # unused: decayed as under ZeRO, not passed over
                 parameter.grad = torch.zeros_like(parameter)
-        return float(torch.nn.utils.clip_grad_norm_(parameters, self.clip or math.inf))
+        gradients = {n: p.grad for n, p in self.named.items() if p.grad is not None}
+        norm = self.shares.norm(gradients)
+        clip(gradients, norm, self.clip)
+        return norm
+
+
+class Groups:
+    """The groups, under the names by which DeepSpeed asks for them (its `mpu`)."""
+
+    def __init__(self, parallel: Parallel) -> None:
+        self.data, self.model = parallel.data, parallel.axes.tensor
+
+    def get_data_parallel_group(self) -> Any:
+        return self.data.group
+
+    def get_data_parallel_rank(self) -> int:
+        return self.data.rank
+
+    def get_data_parallel_world_size(self) -> int:
+        return self.data.size
+
+    def get_model_parallel_group(self) -> Any:
+        return self.model.group
+
+    def get_model_parallel_rank(self) -> int:
+        return self.model.rank
+
+    def get_model_parallel_world_size(self) -> int:
+        return self.model.size
 
 
 def _settings(

@@ -15,11 +15,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from ...models.parallel.axes import Axis
+from ...models.parallel.division import Part
 from .. import optimizer as adamw
 from ..checkpoints.fragments import MASTER, Fragment, keyed
-from ..layout import Parallel
 
 Named = Mapping[str, nn.Parameter]
+Parts = Mapping[str, Part]
 
 
 class State(Protocol):
@@ -30,38 +32,40 @@ class State(Protocol):
 
 
 def find(
-    engine: Any, optimizer: torch.optim.Optimizer, parameters: Named, parallel: Parallel
+    engine: Any, optimizer: torch.optim.Optimizer, parameters: Named, parts: Parts, data: Axis
 ) -> State:
     stage = int(engine.zero_optimization_stage())
     if stage == 3:
-        return _Partitioned(engine.optimizer, optimizer, parameters, parallel)
+        return _Partitioned(engine.optimizer, optimizer, parameters, parts, data)
     if stage:
-        return _Flat(engine.optimizer, optimizer, parameters)
-    return _Whole(optimizer, parameters, parallel)
+        return _Flat(engine.optimizer, optimizer, parameters, parts)
+    return _Whole(optimizer, parameters, parts, data)
 
 
 class _Whole:
     """ZeRO 0: every rank has everything; they take turns in writing it."""
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, parameters: Named, parallel: Parallel
+        self, optimizer: torch.optim.Optimizer, parameters: Named, parts: Parts, data: Axis
     ) -> None:
         self.optimizer = optimizer
         self.parameters = parameters
-        self.parallel = parallel
+        self.parts = parts
+        self.data = data
 
     def fragments(self) -> list[Fragment]:
         found = []
         for number, (name, master) in enumerate(self.parameters.items()):
             tensors = {MASTER: master, **adamw.moments(self.optimizer, master)}
+            turn = number % self.data.size == self.data.rank
             for kind, tensor in tensors.items():
                 found.append(
                     Fragment(
                         key=keyed(kind, name),
-                        shape=tuple(master.shape),
+                        part=self.parts[name],
                         start=0,
                         data=tensor.detach().view(-1),
-                        writes=number % self.parallel.dp == self.parallel.dp_rank,
+                        writes=turn and self.parts[name].stored,
                     )
                 )
         return found
@@ -73,10 +77,13 @@ class _Whole:
 class _Flat:
     """ZeRO 1 and 2: a range of all parameters of a group, laid end to end."""
 
-    def __init__(self, zero: Any, optimizer: torch.optim.Optimizer, parameters: Named) -> None:
+    def __init__(
+        self, zero: Any, optimizer: torch.optim.Optimizer, parameters: Named, parts: Parts
+    ) -> None:
         self.zero = zero
         self.optimizer = optimizer
         self.parameters = parameters
+        self.parts = parts
 
     def fragments(self) -> list[Fragment]:
         partitions = [group["params"][0] for group in self.optimizer.param_groups]
@@ -92,9 +99,10 @@ class _Flat:
                 found.append(
                     Fragment(
                         key=keyed(kind, name),
-                        shape=tuple(parameter.shape),
+                        part=self.parts[name],
                         start=int(mapping.lp_fragment_address.start),
                         data=tensor.detach().narrow(0, address.start, address.numel),
+                        writes=self.parts[name].stored,
                     )
                 )
         return found
@@ -111,18 +119,20 @@ class _Partitioned:
         zero: Any,
         optimizer: torch.optim.Optimizer,
         parameters: Named,
-        parallel: Parallel,
+        parts: Parts,
+        data: Axis,
     ) -> None:
         self.zero = zero
         self.optimizer = optimizer
         self.parameters = parameters
-        self.parallel = parallel
+        self.parts = parts
+        self.data = data
 
     def fragments(self) -> list[Fragment]:
         found = []
         for name, parameter in self.parameters.items():
             group, offset, padded = self.zero.grad_position[self.zero.get_param_id(parameter)]
-            start = padded * self.parallel.dp_rank
+            start = padded * self.data.rank
             numel = min(padded, parameter.ds_numel - start)  # type: ignore[attr-defined]
             flat = self.zero.fp32_partitioned_groups_flat[group]
             tensors = {MASTER: flat, **adamw.moments(self.optimizer, flat)}
@@ -132,9 +142,10 @@ class _Partitioned:
                 found.append(
                     Fragment(
                         key=keyed(kind, name),
-                        shape=tuple(parameter.ds_shape),  # type: ignore[attr-defined]
+                        part=self.parts[name],
                         start=start,
                         data=tensor.detach().narrow(0, offset, numel),
+                        writes=self.parts[name].stored,
                     )
                 )
         return found

@@ -14,8 +14,8 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from ..checkpoints.fragments import MASTER, Fragment
-from ..objective import Objective, Sums, parameters
+from ..checkpoints.fragments import Fragment
+from ..objective import Objective, Sums
 
 Precision = Literal["fp32", "bf16"]
 """bf16: weights and activations in bf16, masters, moments and gradient sums in fp32."""
@@ -50,11 +50,3 @@ class Engine(Protocol):
 
     def loaded(self, updates: int) -> None:
         """The fragments were written to: bring the rest of the state into line with them."""
-
-
-def full_masters(objective: Objective) -> dict[str, torch.Tensor]:
-    """The objective's fp32 weights by key, before an engine rounds and cuts them."""
-    return {
-        f"{MASTER}.{name}": parameter.detach().clone()
-        for name, parameter in parameters(objective).items()
-    }

@@ -1,5 +1,8 @@
 """FSDP2: torch's own sharding, block by block. Needs torch alone.
 
+Under tensor parallelism it shards this process's part of each parameter over the data axis, as if
+the part were all.
+
 Masters are the sharded parameters themselves, in fp32; each block is gathered (in bf16, where
 that is the precision) just before it computes, and its gradients are summed in fp32.
 """
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
     from ..checkpoints.fragments import Fragment
-    from ..layout import Parallel
+    from ..layout import LayoutConfig, Parallel
     from ..objective import Objective, Sums
     from ..optimizer import OptimizerConfig
     from .engine import Precision, Update
@@ -41,11 +44,19 @@ class Fsdp2Config:
         if self.shard is not None and self.shard < 1:
             raise ValueError(f"shard must be at least 1, not {self.shard}")
 
-    def check(self, dp: int, precision: Precision, device: str) -> None:
-        if self.shard is not None and dp % self.shard:
+    def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
+        ranks = processes // layout.tp
+        if self.shard is not None and ranks % self.shard:
             raise LayoutError(
-                f"engine.shard={self.shard} does not divide {dp} data-parallel processes",
-                mend=f"choose a divisor of {dp}, or leave it out to share among all",
+                f"engine.shard={self.shard} does not divide the {ranks} processes among which "
+                "the state is divided (dp × cp)",
+                mend=f"choose a divisor of {ranks}, or leave it out to share among all",
+            )
+        if self.compile and (layout.tp > 1 or layout.cp > 1):
+            raise LayoutError(
+                f"engine.compile does not see through what processes say to each other "
+                f"(layout.tp={layout.tp}, layout.cp={layout.cp})",
+                mend="set engine.compile=false, or layout.tp=1 and layout.cp=1",
             )
 
     def describe(self) -> str:
@@ -76,22 +87,24 @@ class Fsdp2:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         from .. import optimizer as adamw
-        from ..objective import parameters, undecayed
+        from ..objective import parameters, parts, undecayed
+        from .shares import Shares
 
-        self.shards = config.shard or parallel.dp
-        shape = (parallel.dp // self.shards, self.shards)
-        self.mesh = init_device_mesh(
-            parallel.device.type, shape, mesh_dim_names=("replica", "shard")
-        )
+        self.parts = parts(objective)
+        self.shares = Shares(self.parts, parallel.axes.tensor)
+        self.ranks = parallel.data.size
+        self.shards = config.shard or self.ranks
+        shape = (self.ranks // self.shards, self.shards, parallel.axes.tensor.size)
+        names = ("replica", "shard", "tensor")
+        self.mesh = init_device_mesh(parallel.device.type, shape, mesh_dim_names=names)
         self.replica = self.mesh.get_local_rank("replica")
         self.shard = self.mesh.get_local_rank("shard")
-        self.dp = parallel.dp
         self.clip = optimizer.clip
         self.updates = 0
 
         half = torch.bfloat16 if precision == "bf16" else None
         wanted: dict[str, Any] = {
-            "mesh": self.mesh if shape[0] > 1 else self.mesh["shard"],
+            "mesh": self.mesh["replica", "shard"] if shape[0] > 1 else self.mesh["shard"],
             "mp_policy": MixedPrecisionPolicy(
                 param_dtype=half,
                 reduce_dtype=torch.float32,
@@ -117,30 +130,29 @@ class Fsdp2:
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         # Every micro-batch is reduced into sharded fp32 sums at once: memory over messages.
         self.objective.set_is_last_backward(last)  # type: ignore[operator]
-        (loss * self.dp).backward()  # FSDP2 averages; the loop wants sums
+        (loss * self.ranks).backward()  # FSDP2 averages; the loop wants sums
 
     def update(self, lr: float) -> Update:
         import torch
 
         from .. import optimizer as adamw
         from .engine import Update
+        from .shares import clip
 
         for parameter in self.parameters.values():
             if parameter.grad is None:  # unused: decayed as ZeRO does, not passed over
                 parameter.grad = torch.zeros_like(parameter)
-        norm = torch.nn.utils.get_total_norm(
-            [p.grad for p in self.parameters.values() if p.grad is not None]
-        )
-        value = float(norm.full_tensor())  # type: ignore[attr-defined]
-        applied = math.isfinite(value)
+        gradients = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
+        self.shares.sum({name: _local(gradient) for name, gradient in gradients.items()})
+        norm = self.shares.norm(gradients)
+        applied = math.isfinite(norm)
         if applied:
-            if self.clip:
-                torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self.clip, norm)
+            clip(gradients, norm, self.clip)
             adamw.set_lr(self.optimizer, lr)
             self.optimizer.step()
             self.updates += 1
         self.optimizer.zero_grad(set_to_none=True)
-        return Update(value, applied)
+        return Update(norm, applied)
 
     def fragments(self) -> list[Fragment]:
         from .. import optimizer as adamw
@@ -151,15 +163,15 @@ class Fsdp2:
             tensors = {MASTER: parameter.data, **adamw.moments(self.optimizer, parameter)}
             start = self._first_element(parameter)
             for kind, tensor in tensors.items():
-                local = tensor.to_local()  # type: ignore[attr-defined]
+                local = _local(tensor)
                 if local.numel():
                     found.append(
                         Fragment(
                             key=keyed(kind, name),
-                            shape=tuple(parameter.shape),
+                            part=self.parts[name],
                             start=start,
                             data=local.detach().view(-1),
-                            writes=self.replica == 0,
+                            writes=self.replica == 0 and self.parts[name].stored,
                         )
                     )
         return found
@@ -175,6 +187,12 @@ class Fsdp2:
         rows, *rest = parameter.shape
         piece = -(-rows // self.shards)
         return min(piece * self.shard, rows) * math.prod(rest)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This process's shard, in its own memory."""
+    local: torch.Tensor = tensor.to_local()  # type: ignore[attr-defined]
+    return local
 
 
 def _blocks(objective: nn.Module) -> Iterator[nn.Module]:

@@ -6,6 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.models.parallel.axes import Axis
+from headrace.models.parallel.division import Cut, Part
 from headrace.trainer.checkpoints.fragments import Box, Fragment, cover, fill
 
 SHAPES = st.lists(st.integers(1, 6), min_size=0, max_size=4).map(tuple)
@@ -45,14 +47,38 @@ def test_a_part_of_a_tensor_shifts_its_boxes() -> None:
     whole = torch.arange(40.0).view(8, 5)
     data = torch.zeros(6)
     # A tensor-parallel rank's part is rows 4…7; its range begins in the middle of one.
-    fragment = Fragment("master.w", (8, 5), start=3, data=data, part=Box((4, 0), (4, 5)))
+    part = Part((8, 5), runs=(range(4, 8),))
+    fragment = Fragment("master.w", part, start=3, data=data)
     fill([fragment], {"master.w": whole})
     assert data.tolist() == [23, 24, 25, 26, 27, 28]
     assert [box for box, _ in fragment.boxes()] == [Box((4, 3), (1, 2)), Box((5, 0), (1, 4))]
 
 
+@given(st.data(), SHAPES.filter(bool), st.integers(1, 4), st.integers(1, 40))
+def test_all_ranks_boxes_are_the_whole_tensor_once(
+    data: st.DataObject, shape: tuple[int, ...], ranks: int, cap: int
+) -> None:
+    """Whatever the dimension, the parts along it, and where a rank's ranges begin and end."""
+    dim = data.draw(st.integers(0, len(shape) - 1))
+    cuts = data.draw(st.lists(st.integers(0, shape[dim]), max_size=2).map(sorted))
+    sizes = tuple(b - a for a, b in zip([0, *cuts], [*cuts, shape[dim]], strict=True))
+    whole = torch.arange(1.0, math.prod(shape) + 1).view(shape)
+    found = torch.zeros(shape)
+    for rank in range(ranks):
+        part = Part(shape, dim, Cut(dim, sizes).runs(shape[dim], Axis(None, rank, ranks)))
+        local = part.take(whole)
+        assert tuple(local.shape) == part.local
+        middle = data.draw(st.integers(0, local.numel()))
+        for start, piece in ((0, local.flatten()[:middle]), (middle, local.flatten()[middle:])):
+            for box, view in Fragment("m", part, start, piece).boxes(cap):
+                assert tuple(view.shape) == box.sizes and view.numel() <= cap
+                place = tuple(slice(a, a + n) for a, n in zip(box.offsets, box.sizes, strict=True))
+                found[place] += view
+    assert torch.equal(found, whole)
+
+
 def test_views_are_live() -> None:
     data = torch.zeros(10)
-    for _, view in Fragment("m", (5, 4), 3, data).boxes():
+    for _, view in Fragment("m", Part((5, 4)), 3, data).boxes():
         view.add_(1)
     assert data.tolist() == [1.0] * 10
