@@ -51,7 +51,7 @@ def memory(
 ) -> dict[str, Any]:
     """Bytes on one device that trains `rows` sequences at once, and of one sequence's states."""
     size = DTYPES[precision].itemsize
-    count = first_part(config, layout.tp)
+    count = largest_part(config, layout.tp)
     copies = layout.dp * layout.cp
     # bf16 keeps an fp32 master beside the two moments of AdamW.
     optimizer = count * (8 if precision == "fp32" else 12)
@@ -78,8 +78,8 @@ def memory(
     }
 
 
-def first_part(config: ModelConfig, tp: int) -> int:
-    """Parameters on the first process of a tensor axis, which has the most."""
+def largest_part(config: ModelConfig, tp: int) -> int:
+    """Parameters on the last process of a tensor axis, which has the most."""
     wrong = [
         f"operators.{name}: tp={tp} does not divide its {number} {what}"
         for name, options in config.operators.items()
@@ -89,7 +89,7 @@ def first_part(config: ModelConfig, tp: int) -> int:
     if wrong:
         raise LayoutError("\n  ".join([f"tp={tp} does not divide this model", *wrong]))
     model = build_meta(config)
-    model.divide(Axes(tensor=Axis(None, 0, tp)))
+    model.divide(Axes(tensor=Axis(None, tp - 1, tp)))
     return parameters(model)
 
 
