@@ -13,6 +13,7 @@ from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ from headrace.trainer.checkpoints.fragments import KINDS
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.engines import ENGINES, build
 from headrace.trainer.engines.engine import Engine
+from headrace.trainer.engines.shares import Shares
 from headrace.trainer.layout import LayoutConfig, Parallel, join
 from headrace.trainer.objective import Objective, parameters
 from headrace.trainer.optimizer import OptimizerConfig
@@ -228,9 +230,14 @@ def parity(
     layouts: list[str],
     steps: int,
     mean_of_means: bool = False,
+    unsummed: bool = False,
     model: str = "tiny",
 ) -> dict[str, Any]:
-    """Losses, norms and the whole state after some steps, for each layout."""
+    """Losses, norms and the whole state after some steps, for each layout. `unsummed` is the fault
+    that gradients of what all processes of a tensor axis have are left as they are."""
+    if unsummed:
+        mock.patch.object(Shares, "sum", lambda self, gradients: None).start()
+        mock.patch.object(Shares, "summed", lambda self, gradient: gradient).start()
     found: dict[str, Any] = {}
     for layout in layouts:
         parallel = place(layout)

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional as F
 
 from headrace.models.config import ModelConfig
 from headrace.models.documents import Documents
+from headrace.models.linear import OutputLinear
 from headrace.models.model import Model
 from headrace.models.parallel import halo, states
 from headrace.models.parallel import ring as ring_module
@@ -84,6 +86,33 @@ def model_part(
         if gradient is not None
     }
     return logits.detach().numpy(), float(losses.detach()), found
+
+
+def share_of_loss(
+    config: ModelConfig,
+    weights: Arrays,
+    tokens: np.ndarray,
+    counted: np.ndarray,
+    cuts: list[int],
+    *,
+    checkpointing: str = "none",
+    fault: str | None = None,
+) -> tuple[float, dict[str, tuple[Part, np.ndarray]]]:
+    """This rank's share of the loss where tensor parallelism divides the model, and its gradients
+    with what part of the whole they are."""
+    model = Model(config).double()
+    model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
+    model.divide(Axes(tensor=context_axis()))
+    model.checkpointing = checkpointing  # type: ignore[assignment]
+    ids, w = torch.from_numpy(tokens), torch.from_numpy(counted)
+    documents = Documents.from_cu_seqlens(torch.tensor(cuts), tuple(w.shape))  # type: ignore[arg-type]
+    with FAULTS[fault]() if fault else nullcontext():
+        hidden, losses = model.hidden(ids[:, :-1], documents)
+        total = model.loss(hidden, ids[:, 1:], w, z_loss=1e-3)[0] + losses * w.sum()
+        names, parameters = zip(*model.named_parameters(), strict=True)
+        gradients = torch.autograd.grad(total, parameters)
+    found = {name: (model.parts[name], g.numpy()) for name, g in zip(names, gradients, strict=True)}
+    return float(total.detach()), found
 
 
 def part_of(
@@ -184,7 +213,27 @@ def documents_anew(documents: Documents, axis: Axis) -> Documents:
     return Documents(positions - first, documents)
 
 
+@contextmanager
+def whole_biases() -> Iterator[None]:
+    """Each process adds all of the bias to its part of a sum."""
+
+    def wrong(self: OutputLinear, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    with mock.patch.object(OutputLinear, "forward", wrong):
+        yield
+
+
+@contextmanager
+def norms_alone() -> Iterator[None]:
+    """Each process takes a norm's group for its own."""
+    with mock.patch("headrace.models.norms.reduce", lambda x, axis: x):
+        yield
+
+
 FAULTS: dict[str, Callable[[], Any]] = {
+    "bias": whole_biases,
+    "norm": norms_alone,
     "halo": shifted_halo,
     "states": forgotten_states,
     "routers": routers_alone,

@@ -1,0 +1,117 @@
+"""Models that are divided: every operator's parts together are the whole, in fp64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from ranks import Ranks
+
+from headrace.models.config import load_model_config
+from headrace.models.documents import Documents
+from headrace.models.model import Model
+from headrace.models.parallel.axes import Axis
+from headrace.models.parallel.division import Part
+from headrace.models.parallel.tensor import group_runs
+
+EVERY = Path(__file__).parents[2] / "trainer" / "every.yaml"
+ROWS, LENGTH = 2, 24
+CUTS = [0, 5, 6, 19, 24, 40, 48]
+BOUND = 1e-12
+
+
+def make(*changes: str) -> Model:
+    """No weight is where it begins: a bias of nothing hides who adds it."""
+    model = Model(load_model_config(EVERY, changes)).double()
+    model.init_weights(3)
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            generator = torch.Generator().manual_seed(number)
+            parameter += 0.05 * torch.randn(
+                parameter.shape, generator=generator, dtype=torch.float64
+            )
+    return model
+
+
+def batch(model: Model) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(0, model.config.vocab_size, (ROWS, LENGTH + 1), generator=generator)
+    weights = (torch.rand(ROWS, LENGTH, generator=generator) > 0.3).double()
+    return tokens, weights
+
+
+def alone(model: Model) -> tuple[float, dict[str, torch.Tensor]]:
+    tokens, weights = batch(model)
+    documents = Documents.from_cu_seqlens(torch.tensor(CUTS), (ROWS, LENGTH))
+    hidden, losses = model.hidden(tokens[:, :-1], documents)
+    total = model.loss(hidden, tokens[:, 1:], weights, z_loss=1e-3)[0] + losses * weights.sum()
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(total, parameters)
+    return float(total.detach()), dict(zip(names, gradients, strict=True))
+
+
+def apart(ranks: Ranks, model: Model, *, summed: bool = True, **options: Any) -> float:
+    """The greatest relative difference of the loss and of the gradients, put together. `summed` is
+    whether those of parameters that all ranks have are."""
+    tokens, weights = batch(model)
+    loss, gradients = alone(model)
+    state = {name: weight.numpy() for name, weight in model.state_dict().items()}
+    answers = ranks.run(
+        "share_of_loss", model.config, state, tokens.numpy(), weights.numpy(), CUTS, **options
+    )
+    worst = abs(sum(share for share, _ in answers) - loss) / abs(loss)
+    for name, wanted in gradients.items():
+        whole = torch.zeros_like(wanted)
+        for number, (_, found) in enumerate(answers):
+            part, gradient = found[name]
+            if number == 0 or summed or not part.shared:
+                place(whole, part, gradient)
+        worst = max(worst, float((whole - wanted).abs().max() / wanted.abs().max()))
+    return worst
+
+
+def place(whole: torch.Tensor, part: Part, gradient: np.ndarray) -> None:
+    index = part.take(torch.arange(whole.numel()).view(whole.shape)).flatten()
+    whole.view(-1).index_add_(0, index, torch.from_numpy(gradient).flatten())
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_the_parts_of_every_operator_are_the_whole(pools: dict[int, Ranks], processes: int) -> None:
+    """Among them: fewer heads of keys than processes, groups that processes cut into, a vocabulary
+    and hidden channels that do not divide, biases behind sums, routers with losses."""
+    assert apart(pools[processes], make()) < BOUND
+
+
+def test_an_output_matrix_of_its_own(two: Ranks) -> None:
+    assert apart(two, make("tie_embeddings=false", "norm=rms")) < BOUND
+
+
+@pytest.mark.parametrize("checkpointing", ["block", "operator"])
+def test_what_is_computed_again_is_gathered_again(two: Ranks, checkpointing: str) -> None:
+    assert apart(two, make(), checkpointing=checkpointing) < BOUND
+
+
+@pytest.mark.parametrize("fault", ["bias", "norm"])
+def test_a_fault_shows(two: Ranks, fault: str) -> None:
+    assert apart(two, make(), fault=fault) > 1e-3
+
+
+def test_gradients_of_what_all_have_must_be_summed(two: Ranks) -> None:
+    assert apart(two, make(), summed=False) > 1e-3
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 5), st.integers(1, 3))
+def test_every_member_finds_its_group(groups: int, each: int, size: int, more: int) -> None:
+    members = groups * each * size * more
+    found = []
+    for rank in range(size):
+        axis = Axis(None, rank, size)
+        runs = group_runs(groups, members, axis)
+        run = len(axis.share(members)) // len(runs)
+        found += [group for group in runs for _ in range(run)]
+    assert found == [member * groups // members for member in range(members)]

@@ -1,0 +1,121 @@
+"""The parity matrix: however a model is divided, one process would have done the same.
+
+A reference on one process; all other layouts in one start of four. Of each the loss, the norm
+and, by Adam's first mean after one step, every gradient, put together from all ranks. Rows are
+packed, weights uneven, a step has several micro-batches, and clipping is active.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+REFERENCE = "fsdp2-0-fp32"
+ENGINES = ["deepspeed-0", "deepspeed-1", "deepspeed-2", "deepspeed-3", "fsdp2-0"]
+DIVISIONS = ["tp2", "tp4", "cp2", "cp2ring", "cp2a2a", "tp2cp2", "tp2cp2ring"]
+LOSS, NORM, GRADIENT = 2e-6, 1e-6, 1e-5
+
+
+def differences(
+    in_processes: Any, folder: Path, layouts: list[str], model: str, **options: Any
+) -> dict[str, tuple[float, float, float]]:
+    """Of each layout after a step: the loss, the norm and the worst gradient, the last two
+    relative."""
+    alone, together = folder / "alone", folder / "together"
+    for place in (alone, together):
+        place.mkdir()
+    arguments = {"steps": 1, "model": model}
+    [[loss, norm]] = in_processes(1, "parity", alone, layouts=[REFERENCE], **arguments)[REFERENCE]
+    found = in_processes(4, "parity", together, layouts=layouts, **arguments, **options)
+    wanted = means(alone / f"{REFERENCE}.pt")
+    worst = {}
+    for layout, [[its_loss, its_norm]] in found.items():
+        have = means(together / f"{layout}.pt")
+        assert have.keys() == wanted.keys()
+        gradient = max(
+            float((have[key] - wanted[key]).abs().max() / wanted[key].abs().max().clamp(min=1e-9))
+            for key in wanted
+        )
+        worst[layout] = (abs(its_loss - loss), abs(its_norm - norm) / norm, gradient)
+    return worst
+
+
+def means(file: Path) -> dict[str, torch.Tensor]:
+    return {key: t for key, t in torch.load(file).items() if key.startswith("exp_avg.")}
+
+
+def hold(worst: dict[str, tuple[float, float, float]]) -> None:
+    for layout, (loss, norm, gradient) in worst.items():
+        assert loss < LOSS and norm < NORM and gradient < GRADIENT, (layout, loss, norm, gradient)
+
+
+@pytest.mark.slow
+def test_the_core_of_the_matrix(in_processes: Any, tmp_path: Path) -> None:
+    layouts = ["deepspeed-1-fp32-tp2", "deepspeed-3-fp32-tp2", "fsdp2-0-fp32-tp2cp2"]
+    hold(differences(in_processes, tmp_path, layouts, "every"))
+
+
+@pytest.mark.slow
+def test_gradients_that_are_not_summed_show(in_processes: Any, tmp_path: Path) -> None:
+    """The negative control: each process keeps its part of the gradient of what all have."""
+    layouts = ["deepspeed-1-fp32-tp2", "fsdp2-0-fp32-tp2"]
+    worst = differences(in_processes, tmp_path, layouts, "tiny", unsummed=True)
+    assert all(norm > 1e-3 and gradient > 1e-2 for _, norm, gradient in worst.values()), worst
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("model", ["every", "untied", "tiny"])
+def test_all_of_the_matrix(in_processes: Any, tmp_path: Path, model: str) -> None:
+    divisions = DIVISIONS if model != "tiny" else ["tp2", "cp2ring", "tp2cp2ring"]
+    layouts = [f"{engine}-fp32-{division}" for engine in ENGINES for division in divisions]
+    hold(differences(in_processes, tmp_path, [*layouts, "fsdp2-2-fp32-tp2"], model))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_half_precision_stays_near(in_processes: Any, tmp_path: Path) -> None:
+    engines = ["deepspeed-1", "deepspeed-2", "deepspeed-3", "fsdp2-0"]
+    layouts = [f"{engine}-bf16-{division}" for engine in engines for division in ("tp2", "tp2cp2")]
+    worst = differences(in_processes, tmp_path, layouts, "every")
+    for layout, (loss, norm, _) in worst.items():
+        assert loss < 5e-3 and norm < 5e-3, (layout, loss, norm)
+
+
+SAVED = ["deepspeed-1-bf16-tp2", "deepspeed-3-fp32-tp2", "fsdp2-0-fp32-tp2", "deepspeed-2-fp32"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_checkpoint_of_a_divided_model_loads_into_others(
+    in_processes: Any, tmp_path: Path
+) -> None:
+    """Masters and moments equal to the bit, and a resume of the same layout in what follows."""
+    kept = in_processes(2, "save_all", tmp_path, layouts=SAVED[:2], steps=1)
+    targets = [*SAVED[:2], "fsdp2-0-fp32"]
+    found = in_processes(
+        2, "load_all", tmp_path, sources=SAVED[:2], targets=targets, steps=1, used=True
+    )
+    assert {worst for worst, _ in found.values()} == {0.0}
+    assert all(found[f"{name} → {name}"][1] == kept[name] for name in SAVED[:2])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_checkpoints_load_across_engines_and_divisions(in_processes: Any, tmp_path: Path) -> None:
+    """4 sources on two processes; 4 targets on two, 2 on one and 4 on four: 40 pairs."""
+    kept = in_processes(2, "save_all", tmp_path, layouts=SAVED, steps=2)
+    four = ["deepspeed-1-fp32-tp2", "deepspeed-3-bf16-tp2", "fsdp2-0-fp32-tp2cp2", "fsdp2-2-fp32"]
+    targets = {2: SAVED, 1: ["deepspeed-1-fp32", "fsdp2-0-bf16"], 4: four}
+    for processes, layouts in targets.items():
+        used = processes == 2
+        found = in_processes(
+            processes, "load_all", tmp_path, sources=SAVED, targets=layouts, steps=2, used=used
+        )
+        assert len(found) == len(SAVED) * len(layouts)
+        assert {worst for worst, _ in found.values()} == {0.0}
+        if used:
+            assert all(found[f"{name} → {name}"][1] == kept[name] for name in SAVED)
