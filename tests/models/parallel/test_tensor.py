@@ -66,7 +66,7 @@ def apart(ranks: Ranks, model: Model, *, summed: bool = True, **options: Any) ->
     )
     worst = abs(sum(share for share, _ in answers) - loss) / abs(loss)
     for name, wanted in gradients.items():
-        whole = torch.zeros_like(wanted)
+        whole = torch.zeros(wanted.shape, dtype=torch.float64)
         for number, (_, found) in enumerate(answers):
             part, gradient = found[name]
             if number == 0 or summed or not part.shared:
