@@ -134,6 +134,11 @@ def tiny(request: pytest.FixtureRequest) -> Model:
     return built(tiny_config(request.param))
 
 
+@pytest.fixture(name="everything")
+def one_of_everything() -> Model:
+    return built(tiny_config("everything"))
+
+
 @pytest.fixture(params=MIXERS)
 def tiny_operator(request: pytest.FixtureRequest) -> Model:
     """As `tiny`, without the one of everything."""
