@@ -35,11 +35,10 @@ class Bamba:
             mamba_conv_bias=True,
             attention_bias=False,
             mlp_bias=False,
-            partial_rotary_factor=0.5,
         )
         width, heads = settings["hidden_size"], settings["num_attention_heads"]
         head_dim = width // heads
-        rope = read_rope(settings, head_dim)
+        rope = read_rope(settings, turning=0.5)
         operators: dict[str, Options] = {
             "mamba": Mamba2Options(
                 state_size=settings["mamba_d_state"],

@@ -92,10 +92,20 @@ def one_norm(config: ModelConfig, kind: NormKind) -> None:
         require(norm == kind, f"its norm is `{norm}`")
 
 
-def read_rope(settings: Mapping[str, Any], head_dim: int) -> Rope:
-    """`rope_theta`, `rope_scaling` and `partial_rotary_factor`."""
-    base = float(settings.get("rope_theta") or 10_000.0)
-    scaling = dict(settings.get("rope_scaling") or {})
+def rope_settings(settings: Mapping[str, Any]) -> Settings:
+    """What is said of rotary positions; since its version 5, transformers keeps it together."""
+    apart = {key: settings.get(key) for key in ("rope_theta", "partial_rotary_factor")}
+    together = dict(settings.get("rope_scaling") or {}) | dict(
+        settings.get("rope_parameters") or {}
+    )
+    return {key: value for key, value in apart.items() if value is not None} | together
+
+
+def read_rope(settings: Mapping[str, Any], *, turning: float = 1.0) -> Rope:
+    """`turning` is the share of a head's channels that the family turns."""
+    scaling = rope_settings(settings)
+    expect(scaling, partial_rotary_factor=turning)
+    base = float(scaling.get("rope_theta") or 10_000.0)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     original = scaling.get("original_max_position_embeddings")
     length = int(original or settings.get("max_position_embeddings") or 8192)

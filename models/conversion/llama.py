@@ -136,7 +136,7 @@ def decoder(
         heads=heads,
         kv_heads=settings.get("num_key_value_heads") or heads,
         head_dim=head_dim,
-        rope=read_rope(settings, head_dim or width // heads),
+        rope=read_rope(settings),
         window=window,
         qkv_bias=bias,
         output_bias=bias,

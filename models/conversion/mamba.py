@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,7 +71,12 @@ class Mamba2:
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
         expect(
-            settings, hidden_act="silu", use_conv_bias=True, rms_norm=True, norm_before_gate=True
+            settings,
+            hidden_act="silu",
+            use_conv_bias=True,
+            rms_norm=True,
+            norm_before_gate=True,
+            time_step_limit=[0.0, math.inf],
         )
         options = Mamba2Options(
             state_size=settings["state_size"],

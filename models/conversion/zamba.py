@@ -11,7 +11,7 @@ from ..operators.mamba1 import Mamba1Options
 from ..operators.mamba2 import Mamba2Options
 from ..operators.zamba import ZambaBlockOptions
 from ..rope import Rope
-from .family import Settings, expect, of_layers, plain_decoder, require
+from .family import Settings, expect, of_layers, plain_decoder, read_rope, require
 from .mamba import conv_rules, mamba2_rules
 from .rules import Rule, interleaved, rows, same
 
@@ -110,6 +110,7 @@ class Zamba2:
             add_bias_linear=False,
             num_key_value_heads=heads,
             use_long_context=False,
+            time_step_limit=None,
         )
         inner = settings["mamba_expand"] * settings["hidden_size"]
         mamba = Mamba2Options(
@@ -124,7 +125,7 @@ class Zamba2:
             hidden=settings["intermediate_size"],
             lora_rank=settings["adapter_rank"],
             attention_lora=settings["use_shared_attention_adapter"],
-            rope=Rope(base=settings["rope_theta"]) if settings["use_mem_rope"] else None,
+            rope=read_rope(settings) if settings["use_mem_rope"] else None,
             norm_eps=settings["rms_norm_eps"],
         )
         blocks = settings["num_mem_blocks"]

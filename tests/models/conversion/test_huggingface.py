@@ -289,6 +289,7 @@ def edited(folder: Path, **changes: Any) -> None:
         ({"hidden_size": "32"}, ConfigError, ["hidden_size", "a number, not the text '32'"]),
         ({"rope_scaling": 5}, ConfigError, ["wrong type"]),
         ({"num_key_value_heads": 3}, ConfigError, ["kv_heads (3)", "heads (4)", "layers 0, 1"]),
+        ({"partial_rotary_factor": 0.5}, ConfigError, ["partial_rotary_factor", "0.5", "1.0"]),
         (
             {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
             ConfigError,
@@ -305,6 +306,24 @@ def test_what_does_not_fit(
         read_model(tmp_path)
     for word in words:
         assert word in str(raised.value)
+
+
+def test_rotary_settings_are_found_where_newer_versions_keep_them(tmp_path: Path) -> None:
+    save(theirs_of("llama-llama3"), tmp_path)
+    together = {**LLAMA3_ROPE, "rope_theta": 5e5}
+    edited(tmp_path, rope_parameters=together, rope_theta="REMOVED", rope_scaling="REMOVED")
+    (attention,) = {read_model(tmp_path)[0].operators["attention"]}
+    assert attention.rope.base == 5e5 and attention.rope.scaling == "llama3"  # type: ignore[attr-defined]
+    edited(tmp_path, rope_parameters={**together, "partial_rotary_factor": 0.25})
+    with pytest.raises(ConfigError, match="partial_rotary_factor"):
+        read_model(tmp_path)
+
+
+def test_steps_that_are_limited_are_refused(tmp_path: Path) -> None:
+    save(theirs_of("mamba2"), tmp_path)
+    edited(tmp_path, time_step_limit=[0.01, 0.1])
+    with pytest.raises(ConfigError, match="time_step_limit"):
+        read_model(tmp_path)
 
 
 def test_a_folder_without_weights(tmp_path: Path) -> None:
