@@ -127,7 +127,8 @@ class CacheFolder:
                 self._make_room(usage, 0)
             return (self.root / TURNS).open("a+b")
         except OSError as error:
-            raise StorageError(f"cannot use the cache: {error}", where=str(self.root)) from None
+            what = f"cannot use the cache: {error.strerror}"
+            raise StorageError(what, where=str(self.root), mend="name another folder") from None
 
     @contextmanager
     def locked(self) -> Iterator[Usage]:

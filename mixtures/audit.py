@@ -64,14 +64,14 @@ class Auditor:
                 f"the ledger says that step {number} took rows {entry.first_row:,} up to "
                 f"{entry.last_row:,}; the plan says {planned.first_row:,} up to "
                 f"{planned.first_row + planned.rows:,}",
-                where=str(self.target.ledger),
+                where=self.target.ledger,
             )
         previous = self._hash_before(number, before)
         if ledger.roll(previous, (bytes.fromhex(row.tokens_hash) for row in seen)) != entry.hash:
             raise IntegrityError(
                 f"the rows of step {number} do not hash to what the ledger says: the datasets, the "
                 "plan or the ledger were changed since",
-                where=str(self.target.ledger),
+                where=self.target.ledger,
             )
         return seen, True
 

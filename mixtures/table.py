@@ -48,10 +48,10 @@ def _phase(phase: PhaseUse, speed: float | None) -> Iterator[str]:
     last_row, last_step = phase.first_row + phase.rows, phase.first_step + phase.steps
     time = _hours(phase.tokens, speed)
     yield f"phase {phase.phase}: {phase.tokens:,} tokens{_rounded(phase)}{time}"
+    rows = "1 row" if phase.batch_rows == 1 else f"{phase.batch_rows:,} rows"
     yield (
         f"  steps {phase.first_step:,} to {last_step:,}, rows {phase.first_row:,} to {last_row:,}; "
-        f"{phase.batch_rows:,} rows of {phase.seq_len:,} tokens an update "
-        f"({human(phase.batch_tokens)} tokens)"
+        f"{rows} of {phase.seq_len:,} tokens an update ({human(phase.batch_tokens)} tokens)"
     )
     yield from _uses(phase.sources, speed)
     if phase.changing:

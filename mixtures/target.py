@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from ..console.errors import ConfigError, PlanError, Problem, UserError
 from ..console.log import get_logger
-from ..dataplane import ledger
+from ..dataplane import ledger, storage
 from ..dataplane.plan import Plan
 from ..dataplane.stream import Stream
 from .branch import PLAN, Branch, open_branch
@@ -23,7 +22,7 @@ log = get_logger(__name__)
 @dataclass(frozen=True)
 class Target:
     stream: Stream
-    run: Path | None = None
+    run: str | None = None
     """The run's folder, where it is one."""
 
     @cached_property
@@ -45,25 +44,30 @@ class Target:
     def plan(self) -> Plan:
         return self.stream.plan
 
-    @property
-    def ledger(self) -> Path | None:
+    @cached_property
+    def ledger(self) -> str | None:
         """The run's ledger, if it has one yet."""
-        file = self.run / ledger.NAME if self.run else None
-        return file if file and file.exists() else None
+        file = storage.join(self.run, ledger.NAME) if self.run else None
+        return file if file and storage.exists(file) else None
 
 
 def open_target(name: str, overrides: Sequence[str] = ()) -> Target:
-    """Resolve a YAML; load a plan, or the plan of a run."""
-    path = Path(name)
-    if path.is_dir() and not (path / PLAN).exists():
+    """Resolve a YAML; load a plan, or the plan of a run. Plans and runs may lie at any URL."""
+    run = name if _is_folder(name) else None
+    if run and not storage.exists(storage.join(run, PLAN)):
         raise PlanError(
-            f"there is no plan in the folder {path}",
+            f"there is no plan in the folder {run}",
             mend="name a mixture YAML, a plan.json or the folder of a run",
         )
-    if path.is_dir() or path.suffix == ".json":
-        if overrides:
-            problem = Problem(overrides[0].partition("=")[0], "a plan is fixed: change its mixture")
-            raise ConfigError("the overrides on the command line", [problem])
-        file = path / PLAN if path.is_dir() else path
-        return Target(Stream(Plan.load(file)), run=path if path.is_dir() else None)
-    return Target(resolve_draft(read(path, overrides)))
+    if not run and not name.endswith(".json"):
+        return Target(resolve_draft(read(name, overrides)))
+    if overrides:
+        problem = Problem(overrides[0].partition("=")[0], "a plan is fixed: change its mixture")
+        raise ConfigError("the overrides on the command line", [problem])
+    return Target(Stream(Plan.load(storage.join(run, PLAN) if run else name)), run=run)
+
+
+def _is_folder(name: str) -> bool:
+    if storage.is_local(name):
+        return storage.local_path(name).is_dir()
+    return not name.endswith((".json", ".yaml", ".yml"))

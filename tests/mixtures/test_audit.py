@@ -12,6 +12,7 @@ from small_data import plan_of, random_documents, write_dataset
 
 from headrace.console.errors import IntegrityError, PlanError
 from headrace.dataplane import manifest as manifests
+from headrace.dataplane import storage
 from headrace.dataplane.plan import Plan
 from headrace.dataplane.stream import Stream
 from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
@@ -218,6 +219,16 @@ def test_the_first_step_of_a_child_goes_on_from_its_parent_s_ledger(run, plan, t
     (folder / "ledger.jsonl").write_text(json.dumps(entry) + "\n")
     _, proven = Auditor(open_target(str(folder))).step(10)
     assert proven
+
+
+def test_a_run_on_an_object_store_is_audited_where_it_is(run, tmp_path):
+    url = f"memory://{tmp_path.name}/runs/audited"
+    for name in ("plan.json", "ledger.jsonl"):
+        storage.write(f"{url}/{name}", (run / name).read_bytes())
+    here, there = Auditor(open_target(str(run))), Auditor(open_target(url))
+    assert there.step(3) == here.step(3) and there.step(3)[1]
+    with pytest.raises(PlanError, match="no plan in the folder memory://"):
+        open_target(f"memory://{tmp_path.name}/runs")
 
 
 def test_text_is_what_was_written(tmp_path):
