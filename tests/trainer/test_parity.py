@@ -15,7 +15,7 @@ import torch
 
 REFERENCE = "fsdp2-0-fp32"
 ENGINES = ["deepspeed-0", "deepspeed-1", "deepspeed-2", "deepspeed-3", "fsdp2-0"]
-DIVISIONS = ["tp2", "tp4", "cp2", "cp2ring", "cp2a2a", "tp2cp2", "tp2cp2ring"]
+DIVISIONS = ["tp2", "tp4", "cp2", "cp2ring", "cp2a2a", "cp4", "cp4ring", "tp2cp2", "tp2cp2ring"]
 LOSS, NORM, GRADIENT = 2e-6, 1e-6, 1e-5
 
 
@@ -54,8 +54,9 @@ def hold(worst: dict[str, tuple[float, float, float]]) -> None:
 
 @pytest.mark.slow
 def test_the_core_of_the_matrix(in_processes: Any, tmp_path: Path) -> None:
-    layouts = ["deepspeed-1-fp32-tp2", "deepspeed-3-fp32-tp2", "fsdp2-0-fp32-tp2cp2"]
-    hold(differences(in_processes, tmp_path, layouts, "every"))
+    tensor = ["deepspeed-1-fp32-tp2", "deepspeed-3-fp32-tp2", "fsdp2-0-fp32-tp2cp2"]
+    context = ["deepspeed-1-fp32-cp2", "deepspeed-3-fp32-cp2ring", "fsdp2-0-fp32-cp4"]
+    hold(differences(in_processes, tmp_path, [*tensor, *context], "every"))
 
 
 @pytest.mark.slow
