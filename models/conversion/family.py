@@ -95,10 +95,10 @@ def one_norm(config: ModelConfig, kind: NormKind) -> None:
 def rope_settings(settings: Mapping[str, Any]) -> Settings:
     """What is said of rotary positions; since its version 5, transformers keeps it together."""
     apart = {key: settings.get(key) for key in ("rope_theta", "partial_rotary_factor")}
-    together = dict(settings.get("rope_scaling") or {}) | dict(
-        settings.get("rope_parameters") or {}
-    )
-    return {key: value for key, value in apart.items() if value is not None} | together
+    known = {key: value for key, value in apart.items() if value is not None}
+    for key in ("rope_scaling", "rope_parameters"):
+        known |= dict(settings.get(key) or {})
+    return known
 
 
 def read_rope(settings: Mapping[str, Any], *, turning: float = 1.0) -> Rope:
