@@ -65,9 +65,11 @@ class BpeTokenizer:
             words = self.tokenizer.get_vocab(with_added_tokens=False)
             names = [spelled(token.content) for token in added if token.content in words]
             found += [name for name in names if name]
-        self._marks = (END, CUT, *found)
         normalizer = self.tokenizer.normalizer
         self._normalize = None if normalizer is None else normalizer.normalize_str
+        if self._normalize is not None:  # some are looked for as their texts are then
+            found += [self._normalize(name) for name in found]
+        self._marks = (END, CUT, *found)
         digest = hashlib.sha256(text).hexdigest()
         vocab_size = max(vocabulary.values()) + 1
         self._dtype = np.dtype(id_type(vocab_size))

@@ -139,6 +139,95 @@ def test_random_bytes(style: tuple[BpeTokenizer, Tokenizer], data: bytes) -> Non
     same(*style, [data.decode("latin-1"), data.decode(errors="replace")])
 
 
+def with_added(tokenizer: Tokenizer) -> Tokenizer:
+    """With added tokens of every kind: at the edges of words or within, that swallow the spaces
+    beside them, that are looked for before or after texts are normalized."""
+    tokenizer.add_tokens(
+        [
+            AddedToken("<l>", lstrip=True, special=False),
+            AddedToken("<r>", rstrip=True, special=False),
+            AddedToken("<w>", single_word=True, special=False),
+            AddedToken("wheel", single_word=True, special=False),
+            AddedToken("e\u0301x", normalized=True, special=False),
+            AddedToken("\u212b", normalized=False, special=False),
+            AddedToken("  ", normalized=False, special=False),
+        ]
+    )
+    return tokenizer
+
+
+def sentencepiece() -> Tokenizer:
+    """As Llama 2's: spaces are letters, and what has no token falls back to its bytes."""
+    data = json.loads(train(GPT2, vocab_size=400).to_str())
+    vocabulary = {END: 0, "<unk>": 1, **{f"<0x{byte:02X}>": 2 + byte for byte in range(256)}}
+    letters = ["\u2581", *"abcdefghilmnorstuwx", "\u2581t", "he", "\u2581the"]
+    vocabulary |= {letter: 258 + k for k, letter in enumerate(letters)}
+    data["model"].update(vocab=vocabulary, byte_fallback=True, fuse_unk=True, unk_token="<unk>")
+    data["model"]["merges"] = [["\u2581", "t"], ["h", "e"], ["\u2581t", "he"]]
+    data["normalizer"] = {
+        "type": "Sequence",
+        "normalizers": [
+            {"type": "Prepend", "prepend": "\u2581"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+        ],
+    }
+    data.update(pre_tokenizer=None, decoder=None)
+    return Tokenizer.from_str(json.dumps(data))
+
+
+def digits() -> Tokenizer:
+    """Each digit by itself, as several code models have it."""
+    tokenizer = train(GPT2)
+    level = pre.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.pre_tokenizer = pre.Sequence([pre.Digits(individual_digits=True), level])
+    return tokenizer
+
+
+ODD = {
+    "added tokens": lambda: with_added(train(LLAMA3)),
+    "added tokens, NFC": lambda: with_added(train(QWEN2, normalizer=normalizers.NFC())),
+    "added tokens, GPT-2": lambda: with_added(train(GPT2)),
+    "digits": digits,
+    "prefix space": lambda: _prefixed(train(GPT2)),
+    "sentencepiece": sentencepiece,
+}
+
+
+def _prefixed(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.pre_tokenizer = pre.ByteLevel(add_prefix_space=True, use_regex=True)
+    return tokenizer
+
+
+ODD_TEXTS = st.lists(
+    st.sampled_from(
+        [*PIECES, "<l>", "<r>", "<w>", "wheel", "wheels", "\u00e9x", "e\u0301x", "\u212b", "\u00c5"]
+    )
+    | st.text(max_size=4),
+    max_size=20,
+).map("".join)
+
+
+@pytest.fixture(scope="module", params=list(ODD))
+def odd(request: pytest.FixtureRequest) -> tuple[BpeTokenizer, Tokenizer]:
+    tokenizer = ODD[request.param]()
+    reference = Tokenizer.from_str(tokenizer.to_str())
+    reference.encode_special_tokens = True
+    made = brought(tokenizer)
+    assert (made.slow_because is None) is request.param.startswith("added")
+    return made, reference
+
+
+@settings(deadline=None, max_examples=250)
+@example(
+    texts=["\u00e9x", "e\u0301x", "a \u00e9x", "\u00c5", "\u212b", "A\u030a", "a <l> b <r>  c"]
+)
+@example(texts=["wheel", "wheels", "a wheel.", "<w>a <w>", "  ", "1234 5", ""])
+@given(texts=st.lists(ODD_TEXTS, max_size=4))
+def test_odd_tokenizers_too(odd: tuple[BpeTokenizer, Tokenizer], texts: list[str]) -> None:
+    """Exactly, in whichever way."""
+    same(*odd, texts)
+
+
 @pytest.mark.slow
 def test_every_character_between_words_and_spaces(style: tuple[BpeTokenizer, Tokenizer]) -> None:
     characters = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]

@@ -1,0 +1,95 @@
+"""What a dataset holds already decides what is built: no more, and no less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corpora import read_dataset, snapshot, texts, write_jsonl
+
+from headrace.console.errors import InputError, StorageError
+from headrace.dataplane import manifest
+from headrace.tokenize import build as building
+
+Run = Callable[..., Path]
+
+
+def test_each_generation_is_built_from_its_own_files(
+    tmp_path: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut: list[list[str]] = []
+    make = building.make
+
+    def noting(config: Any, job: Any, files: Any, *rest: Any, **options: Any) -> Any:
+        cut.append([Path(file.name).name for file in files])
+        return make(config, job, files, *rest, **options)
+
+    monkeypatch.setattr(building, "make", noting)
+    corpus = tmp_path / "corpus"
+    for number in range(3):
+        write_jsonl(corpus / f"{number}.jsonl", texts(20, seed=number))
+        out = run_build(corpus, shuffle=1)
+    assert cut == [["0.jsonl"], ["1.jsonl"], ["2.jsonl"]]
+    sizes = [made.documents for made in manifest.load(str(out)).generations]
+    assert sizes == [20, 20, 20]
+    found = [Path(origin.file).name for origin, _, _ in read_dataset(out)]
+    assert [set(found[k : k + 20]) for k in (0, 20, 40)] == [{f"{k}.jsonl"} for k in range(3)]
+
+
+def test_duplicates_fall_across_generations(tmp_path: Path, run_build: Run) -> None:
+    first = write_jsonl(tmp_path / "c" / "1.jsonl", ["a", "b", "c"])
+    second = write_jsonl(tmp_path / "c" / "2.jsonl", ["c", "d", "a", "d"])
+    third = write_jsonl(tmp_path / "c" / "3.jsonl", ["d", "b", "e"])
+    for inputs in ((first,), (first, second), (third, second, first)):
+        out = run_build(*inputs, dedup="exact")
+    assert [text for _, text, _ in read_dataset(out)] == ["a", "b", "c", "d", "e"]
+    duplicates = [
+        made.provenance["counts"].get("duplicates", 0)
+        for made in manifest.load(str(out)).generations
+    ]
+    assert duplicates == [0, 3, 2]
+
+
+def test_an_earlier_generation_s_lost_shard_is_made_of_its_own_files(
+    tmp_path: Path, run_build: Run
+) -> None:
+    for number in range(2):
+        write_jsonl(tmp_path / "c" / f"{number}.jsonl", texts(60, seed=number))
+        out = run_build(tmp_path / "c", dedup="exact", shuffle=2)
+    whole = snapshot(out)
+    for name in whole:
+        if name.startswith("shards/"):
+            (out / name).unlink()
+    run_build(tmp_path / "c", dedup="exact", shuffle=2)
+    assert snapshot(out) == whole
+
+
+def test_inputs_that_are_gone_are_no_harm(corpus: Path, run_build: Run) -> None:
+    """A dataset holds its documents: their files are needed for lost shards alone."""
+    out = run_build(corpus)
+    before = snapshot(out)
+    (corpus / "2.jsonl").unlink()
+    run_build(corpus)
+    assert snapshot(out) == before
+
+
+def test_what_cannot_be_appended_is_refused_and_changes_nothing(
+    corpus: Path, run_build: Run
+) -> None:
+    out = run_build(corpus)
+    before = snapshot(out)
+    write_jsonl(corpus / "9.jsonl", texts(5))
+    for options, message in (
+        ({"shuffle": 1}, "seed was None, is 1"),
+        ({"dedup": "exact"}, "dedup was False, is True"),
+        ({"max_document_tokens": 9}, "max_document_tokens was None, is 9"),
+        ({"format": "mds"}, "format was arrow, is mds"),
+    ):
+        with pytest.raises(StorageError, match=message):
+            run_build(corpus, **options)
+    write_jsonl(corpus / "1.jsonl", ["other"])
+    with pytest.raises(InputError, match="has changed since it was built"):
+        run_build(corpus)
+    assert snapshot(out) == before
