@@ -59,8 +59,8 @@ class BuildConfig:
     """Where the tokenizer is a JSON file."""
     shard_size: int = 64 << 20
     """Bytes of tokens after which a shard is closed."""
-    slice_size: int = 64 << 20
-    """Bytes of the corpus that a task reads."""
+    slice_size: int = 16 << 20
+    """Bytes of the corpus that a task reads. Workers end within one slice of each other."""
     compression: str | None = None
     """`zstd` or `zstd:LEVEL` (MDS only)."""
     splits: dict[str, float] = field(default_factory=dict)
@@ -162,6 +162,9 @@ def make(
 ) -> Made:
     """Run the tasks that turn files into shards: all that are not done, or `only` some."""
     tasks = cut(files, config, job)
+    idle = engines.local_workers(config.engine) - len(tasks)
+    if idle > 0 and any(file.compression for file in files):
+        log.info("%d workers have nothing to do: a compressed file is read by one", idle)
     digests: list[bytes] = []
     if job.dedup:
         tasks, digests = deduplicate(config, job, tasks, earlier)

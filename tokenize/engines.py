@@ -134,11 +134,14 @@ def run(config: EngineConfig, function: Function[T, E], items: Sequence[T]) -> I
     """Run `function` over items, and give back what they tell as they tell it."""
     if config.kind == "ray":
         return run_on_ray(function, items, config.address)
-    return run_local(function, items, config.workers or default_workers())
+    return run_local(function, items, local_workers(config))
 
 
-def default_workers() -> int:
-    return len(os.sched_getaffinity(0))
+def local_workers(config: EngineConfig) -> int:
+    """How many processes of this machine work; none, where a cluster does."""
+    if config.kind == "ray":
+        return 0
+    return config.workers or len(os.sched_getaffinity(0))
 
 
 def _work(pipe: Connection, function: Function[Any, Any]) -> None:

@@ -1,0 +1,56 @@
+"""What a second process brings: BPE with a 32k vocabulary, by one worker and by two.
+
+One large file of JSON lines, cut into slices. In wall-clock time, starting the workers included, so
+that the machine must do nothing else; in turns, and the best of each is compared.
+
+    python -m benchmarks.long.tokenize_workers
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.tokenize_bpe import TRAIN_ON, write_corpus
+from headrace.tokenize.build import BuildConfig, build
+from headrace.tokenize.engines import EngineConfig
+from headrace.tokenize.train import TrainConfig, train
+
+COPIES, ROUNDS = 10, 2
+"""The corpus of tokenize_bpe so many times: about half a gigabyte."""
+
+
+def seconds(corpus: str, tokenizer: str, out: str, workers: int) -> float:
+    began = time.perf_counter()
+    engine = EngineConfig(workers=workers)
+    build(BuildConfig(inputs=(corpus,), out=out, tokenizer=tokenizer, engine=engine, rehash=True))
+    took = time.perf_counter() - began
+    shutil.rmtree(out)
+    return took
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        part, corpus = Path(folder, "part.jsonl"), Path(folder, "corpus.jsonl")
+        write_corpus(part)
+        tokenizer = f"{folder}/tokenizer.json"
+        train(TrainConfig(inputs=(str(part),), out=tokenizer, sample_bytes=TRAIN_ON))
+        with corpus.open("wb") as out:
+            for _ in range(COPIES):
+                out.write(part.read_bytes())
+        taken: dict[int, list[float]] = {1: [], 2: []}
+        for _ in range(ROUNDS):
+            for workers, times in taken.items():
+                times.append(seconds(str(corpus), tokenizer, f"{folder}/out", workers))
+        one, two = min(taken[1]), min(taken[2])
+        size = corpus.stat().st_size / 1e6
+        print(
+            f"bpe 32k, {size:.0f} MB: {size / one:.1f} MB/s by one process, {size / two:.1f} by "
+            f"two, {one / two:.2f}× of one"
+        )
+
+
+if __name__ == "__main__":
+    main()
