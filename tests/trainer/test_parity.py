@@ -62,8 +62,16 @@ def test_the_core_of_the_matrix(in_processes: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_gradients_that_are_not_summed_show(in_processes: Any, tmp_path: Path) -> None:
     """The negative control: each process keeps its part of the gradient of what all have."""
-    layouts = ["deepspeed-1-fp32-tp2", "fsdp2-0-fp32-tp2"]
-    worst = differences(in_processes, tmp_path, layouts, "tiny", unsummed=True)
+    faulty(in_processes, tmp_path, ["fsdp2-0-fp32-tp2"])
+
+
+@pytest.mark.long
+def test_they_show_in_every_engine(in_processes: Any, tmp_path: Path) -> None:
+    faulty(in_processes, tmp_path, [f"{engine}-fp32-tp2" for engine in ENGINES])
+
+
+def faulty(in_processes: Any, folder: Path, layouts: list[str]) -> None:
+    worst = differences(in_processes, folder, layouts, "tiny", unsummed=True)
     assert all(norm > 1e-3 and gradient > 1e-2 for _, norm, gradient in worst.values()), worst
 
 
