@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from ..console.errors import RunError
 from ..dataplane.ledger import roll
+from .checkpoints.policy import is_planned
 from .checkpoints.saver import Saver
 from .checkpoints.store import RunState
 from .engines.engine import Engine, Update
@@ -28,7 +29,7 @@ from .facts import Facts, exchange
 from .guard import Guard, Harm
 from .layout import Parallel
 from .objective import compute
-from .schedule import MicroBatch, PhaseView, Plan, Steps, StepView, micro_rows
+from .schedule import MicroBatch, Plan, Steps, StepView, micro_rows
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,10 @@ class Loop:
                     state, stop = self._step(state, rows)
                     finished = state.step == last
                     self._evaluate(state, edge=state.step == end)
-                    if self._should_save(state, phase, stop or finished):
+                    planned = is_planned(state.step, self.options.save_every, [end])
+                    if planned:
+                        state = replace(state, rollbacks=0)  # they are counted by checkpoint
+                    if planned or stop:
                         self._save(state, wait=stop or finished)
                     if stop and not finished:
                         return state, False
@@ -216,10 +220,6 @@ class Loop:
         dist.all_reduce(total, group=self.parallel.control)
         return float(total) or 1.0  # a batch that is all masked has a loss of nothing
 
-    def _should_save(self, state: RunState, phase: PhaseView, now: bool) -> bool:
-        edge = state.step == phase.first_step + phase.steps
-        return now or edge or state.step % self.options.save_every == 0
-
     def _evaluate(self, state: RunState, *, edge: bool) -> None:
         """After a step, and before it is saved: a resume does not come back to it."""
         if self.evaluator is None or not (edge or state.step % self.evaluator.every == 0):
@@ -230,7 +230,7 @@ class Loop:
     def _save(self, state: RunState, *, wait: bool) -> None:
         if self.saver is None:
             return
-        self.saver.save(self.engine.fragments(), replace(state, rollbacks=0))
+        self.saver.save(self.engine.fragments(), state)
         if wait:
             self.saver.wait()
         self.recorder.saved(state.step, self.saver.blocked)

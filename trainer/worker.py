@@ -32,6 +32,7 @@ from . import launch, lines, peak
 from .checkpoints import saver as savers
 from .checkpoints import store
 from .checkpoints.fragments import MASTER, fill, keyed
+from .checkpoints.policy import is_planned
 from .checkpoints.store import RunState
 from .config import DataConfig
 from .engines import build
@@ -46,7 +47,7 @@ from .origin import Checkpoint
 from .profiling import Profiler
 from .records import Records, Silent
 from .request import Start, steps_between
-from .schedule import MicroBatch, Steps, micro_rows
+from .schedule import MicroBatch, Plan, Steps, micro_rows
 
 if TYPE_CHECKING:
     from ..dataplane.loader import Loader
@@ -95,7 +96,7 @@ def work(job: Job, watched: launch.Watched, wanted: Start) -> int:
         folder.checkpoints,
         run.checkpoints,
         parallel.checkpoint,
-        keep=[phase.first_step + phase.steps for phase in plan.phases],
+        keep=_ends(plan),
         texts={store.MODEL: reader.dump(job.model)},
     )
     if run.watch.guard.may_roll_back and not resumed:  # there must be something to go back to
@@ -246,11 +247,20 @@ def _load_newest(
 
 
 def go_back(job: Job, engine: Engine, parallel: Parallel) -> RunState:
-    """Take the weights and moments of the newest checkpoint. Collective."""
-    newest = store.committed(job.folder.checkpoints)[-1]
+    """Take the weights and moments of the newest checkpoint, but for those of interruptions: a run
+    that was stopped and resumed goes back as far as one that never was. Collective."""
+    every, edges = job.run.checkpoints.every, [job.plan.first_step, *_ends(job.plan)]
+    found = store.committed(job.folder.checkpoints)
+    planned = [path for path in found if is_planned(store.step_of(path), every, edges)]
+    newest = (planned or found)[-1]
     state = savers.load(newest, engine.fragments(), parallel.checkpoint)
     engine.loaded(state.updates)
     return state
+
+
+def _ends(plan: Plan) -> list[int]:
+    """Where phases end: these checkpoints stay for good."""
+    return [phase.first_step + phase.steps for phase in plan.phases]
 
 
 def evaluator_of(job: Job, parallel: Parallel) -> Evaluator | None:

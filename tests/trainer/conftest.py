@@ -69,7 +69,7 @@ class Trainer:
     def run(self, *words: str, out: Path | None = None, code: int | None = 0) -> str:
         """The command's stderr."""
         done = subprocess.run(
-            self.command(*words, out=out), capture_output=True, text=True, timeout=120
+            self.command(*words, out=out), capture_output=True, text=True, timeout=240
         )
         assert code is None or done.returncode == code, done.stderr
         return done.stderr

@@ -15,7 +15,7 @@ import pytest
 from headrace.trainer.checkpoints import store
 
 
-def wait_for(condition: Any, seconds: float = 60) -> None:
+def wait_for(condition: Any, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -88,6 +88,28 @@ def test_asked_to_make_room_it_saves(trainer: Any, number: signal.Signals) -> No
 
 
 @pytest.mark.slow
+def test_a_resume_comes_to_the_same_conclusions_about_spikes(trainer: Any, tmp_path: Path) -> None:
+    """With a bound of nothing every second loss is a spike, and the weights go back."""
+    more = ["synthetic.steps=16", "checkpoints.every=5", "watch.spike=rollback"]
+    more += ["watch.spike_bound=0", "watch.spike_window=8", "watch.rollbacks=9"]
+    whole = tmp_path / "whole"
+    trainer.run(*more, out=whole)
+    ledger = trainer.lines("ledger.jsonl", whole)
+    left_out = [entry for entry in ledger if entry.get("skipped")]
+    assert left_out and all(entry["why"] == "spike" for entry in left_out)
+    assert all(
+        entry["back_to"] <= entry["step"] and entry["back_to"] % 5 == 0 for entry in left_out
+    )
+    trainer.run(*more, "--stop-after", "13", code=85)
+    trainer.run(*more)
+    assert trainer.lines("ledger.jsonl") == ledger
+    assert trainer.losses() == trainer.losses(whole)
+    told = [event for event in trainer.lines("events.jsonl") if event["event"] == "spike"]
+    assert told and "rows" in told[0]["where"]
+    assert "Steps left out" in (trainer.out / "report.html").read_text()
+
+
+@pytest.mark.slow
 def test_two_runs_do_not_share_a_folder(trainer: Any) -> None:
     process = trainer.start("synthetic.steps=10000")
     wait_for(lambda: (trainer.out / "run.yaml").exists())
@@ -150,6 +172,7 @@ def test_under_torchrun_it_joins(trainer: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_killed_ten_times_it_ends_the_same(trainer: Any, tmp_path: Path) -> None:
     import random
 

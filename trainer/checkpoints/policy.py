@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 
@@ -30,3 +31,8 @@ class CheckpointConfig:
             raise ValueError(f"keep_abandoned must be at least 0, not {self.keep_abandoned}")
         if self.url is not None and "://" not in self.url:
             raise ValueError(f"url must name a store, as in s3://bucket/folder, not {self.url!r}")
+
+
+def is_planned(step: int, every: int, edges: Collection[int]) -> bool:
+    """Whether a run saves at this step in any case: an interruption saves wherever it comes."""
+    return step % every == 0 or step in edges
