@@ -11,13 +11,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -28,16 +27,14 @@ from ..console import log as logs
 from ..console.errors import CheckpointError, UserError
 from ..models.model import Model
 from . import job as jobs
-from . import launch, lines, peak
+from . import launch, lines, peak, rows
 from .checkpoints import saver as savers
 from .checkpoints import store
 from .checkpoints.fragments import MASTER, fill, keyed
 from .checkpoints.policy import is_planned
 from .checkpoints.store import RunState
-from .config import DataConfig
 from .engines import build
 from .engines.engine import Engine
-from .evaluate import Evaluator
 from .folder import RunFolder
 from .job import Job
 from .layout import Parallel, join
@@ -47,10 +44,7 @@ from .origin import Checkpoint
 from .profiling import Profiler
 from .records import Records, Silent
 from .request import Start, steps_between
-from .schedule import MicroBatch, Plan, Steps, micro_rows
-
-if TYPE_CHECKING:
-    from ..dataplane.loader import Loader
+from .schedule import Plan
 
 TIMEOUT = timedelta(minutes=30)
 
@@ -131,7 +125,7 @@ def work(job: Job, watched: launch.Watched, wanted: Start) -> int:
 
     loop = Loop(
         plan,
-        steps_of(job, parallel),
+        rows.steps_of(job, parallel),
         lr_of(job),
         engine,
         parallel,
@@ -144,7 +138,7 @@ def work(job: Job, watched: launch.Watched, wanted: Start) -> int:
         ),
         recorder=records or Silent(),
         saver=keeper,
-        evaluator=evaluator_of(job, parallel),
+        evaluator=rows.evaluator_of(job, parallel),
         restore=lambda: go_back(job, engine, parallel),
         stop_asked=asked,
         begin=begin,
@@ -261,70 +255,6 @@ def go_back(job: Job, engine: Engine, parallel: Parallel) -> RunState:
 def _ends(plan: Plan) -> list[int]:
     """Where phases end: these checkpoints stay for good."""
     return [phase.first_step + phase.steps for phase in plan.phases]
-
-
-def evaluator_of(job: Job, parallel: Parallel) -> Evaluator | None:
-    if job.run.evaluate is None:
-        return None
-    from ..dataplane.plan import Plan as MixturePlan
-
-    plan = MixturePlan.load(job.held_out)
-    largest = max(plan.phases, key=lambda phase: phase.batch_rows)
-    cp = parallel.axes.context.size
-    rows = micro_rows(job.run.micro_batch_tokens, largest, parallel.dp, cp)
-    loader = _loader(plan, parallel, job.run.data, plan.first_step, rows)
-    return Evaluator(plan, loader, parallel, job.run.evaluate.every)
-
-
-def steps_of(job: Job, parallel: Parallel) -> Steps:
-    """Where the rows come from."""
-    from ..dataplane.plan import Plan as MixturePlan
-    from .synthetic import SyntheticLoader, SyntheticPlan
-
-    plan = job.plan
-    if isinstance(plan, SyntheticPlan):
-        return lambda step, rows: iter(
-            SyntheticLoader(
-                plan,
-                rank=parallel.dp_rank,
-                world=parallel.dp,
-                context_rank=parallel.axes.context.rank,
-                context_size=parallel.axes.context.size,
-                micro_batch=rows,
-                start_step=step,
-            )
-        )
-    assert isinstance(plan, MixturePlan)
-    return partial(_mixture_steps, plan, parallel, job.run.data)
-
-
-def _mixture_steps(
-    plan: object, parallel: Parallel, data: DataConfig, step: int, rows: int
-) -> Iterator[Sequence[MicroBatch]]:
-    return iter(_loader(plan, parallel, data, step, rows, workers=data.workers))
-
-
-def _loader(
-    plan: object, parallel: Parallel, data: DataConfig, step: int, rows: int, workers: int = 0
-) -> Loader:
-    from ..dataplane.cache import Cache
-    from ..dataplane.loader import Loader
-    from ..dataplane.plan import Plan as MixturePlan
-
-    assert isinstance(plan, MixturePlan)
-    return Loader(
-        plan,
-        rank=parallel.dp_rank,
-        world=parallel.dp,
-        context_rank=parallel.axes.context.rank,
-        context_size=parallel.axes.context.size,
-        digests=parallel.tells,
-        micro_batch=rows,
-        start_step=step,
-        workers=workers,
-        cache=Cache(data.cache, max_bytes=data.cache_bytes),
-        pin_memory=parallel.device.type == "cuda",
-    )
 
 
 def lr_of(job: Job) -> Callable[[int], float]:
