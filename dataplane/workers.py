@@ -68,30 +68,28 @@ class _Shapes:
         size = rows * ((length + 1) * 8 + length * 4)
         return size + -size % 8  # the next step's tokens begin where an int64 may
 
-    def groups(self) -> Iterator[list[int]]:
-        """All steps, in groups that fit a slot."""
-        group: list[int] = []
-        size, limit = 0, 1
-        for number in self.loader.steps:
-            cost = self.step_bytes(number)
-            if group and (size + cost > self.slot_bytes or len(group) >= limit):
-                yield group
-                group, size, limit = [], 0, limit * 2
-            group.append(number)
-            size += cost
-        if group:
-            yield group
+    def groups(self) -> Iterator[range]:
+        """All steps, in groups of one phase that fit a slot."""
+        limit = 1
+        for phase in self.loader.plan.phases:
+            first = max(phase.first_step, self.loader.start_step)
+            last = phase.first_step + phase.steps
+            while first < last:
+                fit = max(1, self.slot_bytes // self.step_bytes(first))
+                yield range(first, min(first + min(limit, fit), last))
+                first += min(limit, fit)
+                limit = min(2 * limit, fit)
 
-    def arrays(self, slot: Bytes, group: list[int]) -> list[RowArrays]:
+    def arrays(self, slot: Bytes, group: range) -> list[RowArrays]:
         """A group's arrays in a slot."""
-        found, at = [], 0
-        for number in group:
-            rows, length = self.shape(number)
-            middle = at + rows * (length + 1) * 8
-            end = middle + rows * length * 4
-            tokens, weights = slot[at:middle].view(np.int64), slot[middle:end].view(np.float32)
+        rows, length = self.shape(group[0])
+        size, middle = self.step_bytes(group[0]), rows * (length + 1) * 8
+        end = middle + rows * length * 4
+        found = []
+        for at in range(0, len(group) * size, size):
+            tokens = slot[at : at + middle].view(np.int64)
+            weights = slot[at + middle : at + end].view(np.float32)
             found.append(RowArrays(tokens.reshape(rows, -1), weights.reshape(rows, -1)))
-            at += self.step_bytes(number)
         return found
 
     def slots(self, descriptor: int) -> list[memoryview]:
@@ -140,7 +138,7 @@ class _Worker:
         # A finalizer, because at the interpreter's exit a generator is closed too late.
         self.end = weakref.finalize(self, _end, self.process, self.connection)
 
-    def receive(self, group: list[int]) -> Iterator[RankRows]:
+    def receive(self, group: range) -> Iterator[RankRows]:
         try:
             self._give_back()
             answer = self.connection.recv()
@@ -218,7 +216,7 @@ class _Work:
                 ]
                 self.connection.send((slot, labels))
 
-    def _groups(self) -> Iterator[list[int]]:
+    def _groups(self) -> Iterator[range]:
         return islice(self.shapes.groups(), self.number, None, self.shapes.loader.workers)
 
 
