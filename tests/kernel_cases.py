@@ -14,9 +14,11 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from headrace.models import scan
 from headrace.models.documents import Documents
 from headrace.models.gated_convolution import gated_convolution, gated_modal, plain
 from headrace.models.kernels import gated_rms_norm, linear_cross_entropy, rms_norm
+from headrace.models.kernels import ssd as ssd_kernel
 from headrace.models.kernels.choice import Kernel
 from headrace.models.loss import cross_entropy
 from headrace.models.norms import GatedRMSNorm, RMSNorm
@@ -203,14 +205,52 @@ def modals() -> Iterator[Case]:
                 inputs["documents"] = draw.documents(shape, goes_on=state)
             return inputs
 
-        def scan(kernel: Kernel, gates: bool = gates, state: bool = state) -> Callable[..., Any]:
+        def modal(kernel: Kernel, gates: bool = gates, state: bool = state) -> Callable[..., Any]:
             def run(**inputs: Any) -> Any:
                 y, last = gated_modal(gated=gates, final_state=state, kernel=kernel, **inputs)
                 return (y, last) if state else y
 
             return run
 
-        yield Case("modal", name, make, *map(scan, KERNEL_AND_TWIN))
+        yield Case("modal", name, make, *map(modal, KERNEL_AND_TWIN))
+
+
+def ssds() -> Iterator[Case]:
+    for groups, heads, state, packed in ((1, 3, False, True), (2, 4, True, False)):
+        name = f"{heads} heads, {groups} groups{', a state' * state}{', packed' * packed}"
+
+        def make(
+            draw: Draw,
+            shape: Shape,
+            groups: int = groups,
+            heads: int = heads,
+            state: bool = state,
+            packed: bool = packed,
+        ) -> Inputs:
+            dim, size, over = 64, 128, (shape.rows, shape.length)
+            if shape.width < 100:
+                dim, size = 10, 17
+            inputs: Inputs = {
+                "x": draw.normal("x", *over, heads, dim),
+                "dt": draw.normal("dt", *over, heads).float().abs() * 0.3,
+                "A": -draw.normal("A", heads).float().abs(),
+                "B": draw.normal("B", *over, groups, size, scale=size**-0.5),
+                "C": draw.normal("C", *over, groups, size),
+            }
+            if state:
+                inputs["state"] = draw.normal("state", shape.rows, heads, dim, size).float()
+            if packed:
+                inputs["documents"] = draw.documents(shape, goes_on=state)
+            return inputs
+
+        def run(
+            state: Tensor | None = None, documents: Documents | None = None, **inputs: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            positions = documents.positions if documents is not None else None
+            y, final, *_ = ssd_kernel.ssd(**inputs, state=state, positions=positions)
+            return y, final
+
+        yield Case("ssd", name, make, run, scan.ssd)
 
 
 # What is done to each token
@@ -363,6 +403,7 @@ def all_cases() -> list[Case]:
         *short_convolutions(),
         *toeplitzes(),
         *modals(),
+        *ssds(),
         *norms(),
         *gated_norms(),
         *ropes(),

@@ -17,11 +17,14 @@ from torch.nn import functional as F
 from headrace.models.convolution import causal_convolution
 from headrace.models.gated_convolution import gated_convolution, gated_input, gated_modal
 from headrace.models.kernels import linear_cross_entropy, rms_norm
+from headrace.models.kernels import ssd as ssd_kernel
 from headrace.models.kernels.choice import Kernel
 from headrace.models.loss import cross_entropy
 from headrace.models.norms import GatedRMSNorm, RMSNorm
 from headrace.models.operators.mlp import gated
+from headrace.models.precision import widen
 from headrace.models.rope import Rope, plain, rotate, rotation
+from headrace.models.scan import ssd
 
 Passes = Callable[..., Any]
 
@@ -75,6 +78,7 @@ def timed(size: Size) -> dict[str, Callable[[], Timed]]:
         "short_convolution featurizer": lambda: featurizers(size),
         "toeplitz": lambda: convolutions(size, 128, "Hyena-MR, 128 taps"),
         "modal": lambda: modals(size),
+        "ssd": lambda: ssds(size),
     }
 
 
@@ -218,3 +222,26 @@ def modals(size: Size) -> Timed:
 
     moved = (4 * size.bytes, 7 * size.bytes)
     return Timed("Hyena-LI, modal", inputs, ours, {"FFT": fft}, moved)
+
+
+def ssds(size: Size) -> Timed:
+    """Of Mamba-2's usual proportions: heads of 64 channels, 128 states, one group."""
+    heads, length = max(size.width // 64, 1), max(size.length // 8, 8)  # the plain form is large
+    inputs = {
+        "x": size.normal(1, length, heads, 64),
+        "dt": torch.rand(1, length, heads, device=size.device).requires_grad_(),
+        "A": (-torch.rand(heads, device=size.device) - 0.5).requires_grad_(),
+        "B": size.normal(1, length, 1, 128),
+        "C": size.normal(1, length, 1, 128),
+    }
+
+    def ours(**given: Tensor) -> Tensor:
+        return ssd_kernel.ssd(**given, state=None, positions=None)[0]
+
+    def chunked(**given: Tensor) -> Tensor:
+        return ssd(**{name: widen(x) for name, x in given.items()})[0]
+
+    x = float(inputs["x"].nbytes)
+    states = 2.0 * x  # of chunks of 64 tokens, in fp32: written, carried, read
+    moved = (3 * x + 4 * states, 4 * x + 8 * states)
+    return Timed("SSD", inputs, ours, {"the plain chunked form": chunked}, moved)

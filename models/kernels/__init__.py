@@ -12,5 +12,6 @@ KERNELS = (
     "rms_norm",
     "rope",
     "short_convolution",
+    "ssd",
     "toeplitz",
 )

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..initialise import Initialiser
+from ..kernels import ssd as kernel
+from ..kernels.choice import chosen
 from ..linear import OutputLinear, SplitLinear
 from ..norms import GatedRMSNorm
 from ..parallel.division import Cut, Division, inputs, outputs
@@ -93,28 +95,38 @@ class Mamba2(Operator):
         mixed = torch.cat([x, B, C], dim=-1)
         mixed = self.conv(mixed, context, silu=True, kernel=self.options.kernel)
         x, B, C = mixed.split(sizes, dim=-1)
-        x = widen(x).unflatten(-1, (-1, self.options.head_dim))
+        x = x.unflatten(-1, (-1, self.options.head_dim))
         axis = context.axes.tensor
         shared = (self.options.groups, self.heads, axis)
-        B, C = own_groups(widen(B), *shared), own_groups(widen(C), *shared)
+        B, C = own_groups(B, *shared), own_groups(C, *shared)
         dt = F.softplus(widen(dt) + widen(self.dt_bias))
         A = -torch.exp(widen(self.A_log))
-        tensors = context.state.tensors if context.state is not None else {}
-        y, state = ssd(
-            x,
-            dt,
-            A,
-            B,
-            C,
-            context.documents,
-            state=tensors.get("ssm"),
-            axis=context.axes.context,
-            chunk=self.options.chunk,
-        )
-        tensors["ssm"] = state
-        y = y + widen(self.D).unsqueeze(-1) * x
+        y = self.scan(x, dt, A, B, C, context) + widen(self.D).unsqueeze(-1) * widen(x)
         result: Tensor = self.output(self.norm(y.flatten(2).to(u.dtype), z, axis))
         return result
+
+    def scan(
+        self, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, context: Context
+    ) -> Tensor:
+        axis = context.axes.context
+        beyond = "processes divide the rows" if axis.size > 1 else kernel.beyond(x, B)
+        if context.state is None and chosen(self.options.kernel, "ssd", x, beyond):
+            positions = context.documents.positions if context.documents is not None else None
+            fused: Tensor = kernel.ssd(x, dt, A, B, C, None, positions)[0]
+            return fused
+        tensors = context.state.tensors if context.state is not None else {}
+        y, tensors["ssm"] = ssd(
+            widen(x),
+            dt,
+            A,
+            widen(B),
+            widen(C),
+            context.documents,
+            state=tensors.get("ssm"),
+            axis=axis,
+            chunk=self.options.chunk,
+        )
+        return y
 
     def init_weights(self, init: Initialiser) -> None:
         init.linear(self.input)

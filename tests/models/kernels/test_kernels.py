@@ -102,6 +102,8 @@ def run(code: str, *arguments: str, **environment: str) -> str:
     return done.stdout.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_kernel_is_its_twin() -> None:
     found, nudged = json.loads(run(INTERPRETED, TRITON_INTERPRET="1"))
     assert {case.partition(":")[0] for case in found} == set(KERNELS)
@@ -115,13 +117,15 @@ def test_a_compiled_graph_keeps_them() -> None:
     assert run(IN_A_GRAPH, TRITON_INTERPRET="1") == "kept"
 
 
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_configuration_becomes_a_binary(kernel: str) -> None:
     assert run(COMPILED, kernel, "bfloat16", "90") == "compiled"
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_for_other_types_and_cards(kernel: str) -> None:
     assert run(COMPILED, kernel, "float32 bfloat16 float16", "80 90") == "compiled"

@@ -1,0 +1,235 @@
+"""The Triton programs of ssd.py: each has a chunk of one head.
+
+total_t is the logarithm of what is left, at t, of a state that came into the chunk; `fade` what is
+left of a token's input at the chunk's end. Both are zero across a document's beginning.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _decays(dt, A, positions, first, length, heads, CHUNK: tl.constexpr, PACKED: tl.constexpr):
+    """dt, total, the sum of all steps, fade, what is carried in, and whether all of it goes on."""
+    at = tl.arange(0, CHUNK)
+    here = first + at < length
+    steps = tl.load(dt + at * heads, mask=here, other=0.0)
+    total = tl.cumsum(steps * A, axis=0)
+    end = tl.sum(steps * A, axis=0)
+    fade = tl.exp(end - total)
+    carried = tl.exp(total)
+    unbroken = 1.0
+    if PACKED:
+        position = tl.load(positions + at, mask=here, other=1).to(tl.int32)
+        latest = tl.max(tl.where(position == 0, at, -1), axis=0)
+        fade = tl.where(at >= latest, fade, 0.0)
+        carried = tl.where(position > at, carried, 0.0)
+        unbroken = (latest < 0).to(tl.float32)
+    return steps, total, end, fade, carried, unbroken
+
+
+@triton.jit
+def _within(total, positions, first, length, CHUNK: tl.constexpr, PACKED: tl.constexpr):
+    """[t, s]: what is left at t of what came in at s."""
+    at = tl.arange(0, CHUNK)
+    seen = at[None, :] <= at[:, None]
+    if PACKED:
+        here = first + at < length
+        position = tl.load(positions + at, mask=here, other=0).to(tl.int32)
+        seen = seen & (at[:, None] - at[None, :] <= position[:, None])
+    apart = tl.where(seen, total[:, None] - total[None, :], 0.0)
+    return tl.where(seen, tl.exp(apart), 0.0)
+
+
+@triton.jit
+def _tile(x, stride, first, length, size, CHUNK: tl.constexpr, SIDE: tl.constexpr):
+    """[CHUNK, SIDE] of a chunk's tokens."""
+    at = tl.arange(0, CHUNK)[:, None]
+    side = tl.arange(0, SIDE)[None, :]
+    here = (first + at < length) & (side < size)
+    return tl.load(x + at * stride + side, mask=here, other=0.0)
+
+
+@triton.jit
+def _state(states, dim, size, DIM: tl.constexpr, SIZE: tl.constexpr):
+    """Where the numbers of a state are, and which of them are real."""
+    row = tl.arange(0, DIM)[:, None]
+    column = tl.arange(0, SIZE)[None, :]
+    return states + row * size + column, (row < dim) & (column < size)
+
+
+@triton.jit
+def summaries(
+    x, dt, A, B, positions, added, keep, length, chunks, heads, share, dim, size,
+    x_row, x_token, b_row, b_token,
+    PACKED: tl.constexpr, BACKWARD: tl.constexpr, CHUNK: tl.constexpr, DIM: tl.constexpr,
+    SIZE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What a chunk adds to the state behind it; or, BACKWARD, with the gradient of y for x and C
+    for B, to the gradient of the state before it."""
+    chunk, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    first = chunk * CHUNK
+    kind = x.dtype.element_ty
+    start = first.to(tl.int64)
+    steps, _, end, fade, carried, unbroken = _decays(
+        dt + (row * length + start) * heads + head, tl.load(A + head),
+        positions + row * length + start, first, length, heads, CHUNK, PACKED,
+    )  # fmt: skip
+    inputs = _tile(
+        x + row * x_row + start * x_token + head * dim, x_token, first, length, dim, CHUNK, DIM
+    ).to(tl.float32)
+    into = _tile(
+        B + row * b_row + start * b_token + head // share * size, b_token, first, length, size,
+        CHUNK, SIZE,
+    )  # fmt: skip
+    weight = carried if BACKWARD else steps * fade
+    state = tl.dot(
+        tl.trans((inputs * weight[:, None]).to(kind)), into.to(kind),
+        input_precision=PRECISION, out_dtype=tl.float32,
+    )  # fmt: skip
+    place = (row * chunks + chunk) * heads + head
+    to, real = _state(added + place * dim * size, dim, size, DIM, SIZE)
+    tl.store(to, state, mask=real)
+    if not BACKWARD:
+        tl.store(keep + place, tl.exp(end) * unbroken)
+
+
+@triton.jit
+def carry(
+    states, start, keep, end, chunks, heads, numbers,
+    START: tl.constexpr, BACKWARD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What the chunks add becomes what comes into them; `end` gets what comes out of the last."""
+    head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = at < numbers
+    current = tl.zeros([BLOCK], dtype=tl.float32)
+    if START:
+        current += tl.load(start + (row * heads + head) * numbers + at, mask=real, other=0.0)
+    for number in range(chunks):
+        chunk = number
+        if BACKWARD:
+            chunk = chunks - 1 - number
+        place = (row * chunks + chunk) * heads + head
+        adds = tl.load(states + place * numbers + at, mask=real, other=0.0)
+        tl.store(states + place * numbers + at, current, mask=real)
+        current = current * tl.load(keep + place) + adds
+    tl.store(end + (row * heads + head) * numbers + at, current, mask=real)
+
+
+@triton.jit
+def forward(
+    x, dt, A, B, C, positions, states, out, length, chunks, heads, share, dim, size,
+    x_row, x_token, b_row, b_token, c_row, c_token,
+    PACKED: tl.constexpr, CHUNK: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    chunk, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    first = chunk * CHUNK
+    kind = x.dtype.element_ty
+    start = first.to(tl.int64)
+    positions += row * length + start
+    steps, total, _, _, carried, _ = _decays(
+        dt + (row * length + start) * heads + head, tl.load(A + head), positions, first, length,
+        heads, CHUNK, PACKED,
+    )  # fmt: skip
+    x += row * x_row + start * x_token + head * dim
+    B += row * b_row + start * b_token + head // share * size
+    C += row * c_row + start * c_token + head // share * size
+    inputs = _tile(x, x_token, first, length, dim, CHUNK, DIM)
+    into = _tile(B, b_token, first, length, size, CHUNK, SIZE)
+    outof = _tile(C, c_token, first, length, size, CHUNK, SIZE)
+    scores = tl.dot(outof, tl.trans(into), input_precision=PRECISION, out_dtype=tl.float32)
+    mixing = scores * _within(total, positions, first, length, CHUNK, PACKED) * steps[None, :]
+    y = tl.dot(mixing.to(kind), inputs, input_precision=PRECISION, out_dtype=tl.float32)
+    place = (row * chunks + chunk) * heads + head
+    at, real = _state(states + place * dim * size, dim, size, DIM, SIZE)
+    state = tl.load(at, mask=real, other=0.0).to(kind)
+    through = tl.dot(outof, tl.trans(state), input_precision=PRECISION, out_dtype=tl.float32)
+    y += through * carried[:, None]
+    token = tl.arange(0, CHUNK)[:, None]
+    channel = tl.arange(0, DIM)[None, :]
+    here = (first + token < length) & (channel < dim)
+    to = out + ((row * length + start + token) * heads + head) * dim + channel
+    tl.store(to, y.to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def backward(
+    grad, x, dt, A, B, C, positions, states, adjoints, keep, grad_x, grad_dt, grad_A, grad_B,
+    grad_C, length, chunks, heads, share, dim, size,
+    x_row, x_token, b_row, b_token, c_row, c_token,
+    PACKED: tl.constexpr, CHUNK: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`adjoints`: the gradients of the states behind the chunks. B and C get one for each head."""
+    chunk, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    first = chunk * CHUNK
+    kind = x.dtype.element_ty
+    start = first.to(tl.int64)
+    positions += row * length + start
+    rate = tl.load(A + head)
+    steps, total, _, fade, carried, _ = _decays(
+        dt + (row * length + start) * heads + head, rate, positions, first, length, heads, CHUNK,
+        PACKED,
+    )  # fmt: skip
+    x += row * x_row + start * x_token + head * dim
+    B += row * b_row + start * b_token + head // share * size
+    C += row * c_row + start * c_token + head // share * size
+    grad += ((row * length + start) * heads + head) * dim
+    inputs = _tile(x, x_token, first, length, dim, CHUNK, DIM)
+    above = _tile(grad, heads * dim, first, length, dim, CHUNK, DIM)
+    into = _tile(B, b_token, first, length, size, CHUNK, SIZE)
+    outof = _tile(C, c_token, first, length, size, CHUNK, SIZE)
+    place = (row * chunks + chunk) * heads + head
+    at, real = _state(states + place * dim * size, dim, size, DIM, SIZE)
+    state = tl.load(at, mask=real, other=0.0)
+    at, real = _state(adjoints + place * dim * size, dim, size, DIM, SIZE)
+    adjoint = tl.load(at, mask=real, other=0.0)
+    of_keep = tl.sum(tl.sum(state * adjoint, axis=1), axis=0) * tl.load(keep + place)
+    state, adjoint = state.to(kind), adjoint.to(kind)
+
+    scores = tl.dot(outof, tl.trans(into), input_precision=PRECISION, out_dtype=tl.float32)
+    met = tl.dot(above, tl.trans(inputs), input_precision=PRECISION, out_dtype=tl.float32)
+    within = _within(total, positions, first, length, CHUNK, PACKED)
+    of_decay = met * scores * within
+    mixing = scores * within * steps[None, :]
+    of_scores = (met * within * steps[None, :]).to(kind)
+
+    ends = tl.dot(into, tl.trans(adjoint), input_precision=PRECISION, out_dtype=tl.float32)
+    of_x = tl.dot(tl.trans(mixing.to(kind)), above, input_precision=PRECISION, out_dtype=tl.float32)
+    of_x += ends * (steps * fade)[:, None]
+    added = tl.sum(inputs.to(tl.float32) * ends, axis=1) * fade  # the gradient of dt there
+    through = tl.dot(outof, tl.trans(state), input_precision=PRECISION, out_dtype=tl.float32)
+    of_carried = tl.sum(above.to(tl.float32) * through, axis=1) * carried
+
+    weighted = (above.to(tl.float32) * carried[:, None]).to(kind)
+    of_C = tl.dot(of_scores, into, input_precision=PRECISION, out_dtype=tl.float32)
+    of_C += tl.dot(weighted, state, input_precision=PRECISION, out_dtype=tl.float32)
+    weighted = (inputs.to(tl.float32) * (steps * fade)[:, None]).to(kind)
+    of_B = tl.dot(tl.trans(of_scores), outof, input_precision=PRECISION, out_dtype=tl.float32)
+    of_B += tl.dot(weighted, adjoint, input_precision=PRECISION, out_dtype=tl.float32)
+
+    behind = tl.sum(of_decay, axis=0)  # by the token that came in
+    of_total = tl.sum(of_decay * steps[None, :], axis=1) - behind * steps + of_carried
+    of_total -= added * steps
+    of_end = tl.sum(added * steps, axis=0) + of_keep
+    # A step is part of every total from its own on, and of the end.
+    later = tl.sum(of_total, axis=0) - tl.cumsum(of_total, axis=0) + of_total + of_end
+    of_dt = behind + added + later * rate
+
+    token = tl.arange(0, CHUNK)
+    here = first + token < length
+    flat = (row * length + start + token) * heads + head
+    tl.store(grad_dt + flat, of_dt, mask=here)
+    tl.store(grad_A + place, tl.sum(later * steps, axis=0))
+    channel = tl.arange(0, DIM)
+    to = grad_x + flat[:, None] * dim + channel[None, :]
+    tl.store(to, of_x.to(kind), mask=here[:, None] & (channel < dim)[None, :])
+    mode = tl.arange(0, SIZE)
+    to = flat[:, None] * size + mode[None, :]
+    inside = here[:, None] & (mode < size)[None, :]
+    tl.store(grad_B + to, of_B.to(grad_B.dtype.element_ty), mask=inside)
+    tl.store(grad_C + to, of_C.to(grad_C.dtype.element_ty), mask=inside)

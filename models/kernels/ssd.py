@@ -1,0 +1,208 @@
+"""Mamba-2's scan (SSD): chunks of matrix products, and a state carried from chunk to chunk.
+
+    S_t = exp(dt_t·A)·S_{t−1} + dt_t·x_t⊗B_t,  y_t = S_t·C_t
+
+A pass finds what each chunk adds to the state, a scan over the chunks carries the states along, and
+a second pass gives the outputs; backward the gradients of the states are carried from the end in
+the same way. Decays, states and sums are fp32; in bf16 and fp16 the products are of rounded
+numbers. B and C belong to groups of heads, and their gradients are summed over these. Its twin is
+`ssd` in models/scan.py.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK = 64
+BLOCK = 512
+"""Numbers of a state that a program carries over the chunks."""
+DIMS, SIZES = 128, 256
+"""The widest head, and the most numbers of state for each of its channels."""
+
+
+@cache
+def _programs() -> Any:
+    from .programs import ssd
+
+    return ssd
+
+
+def beyond(x: Tensor, B: Tensor) -> str | None:
+    """What keeps the kernel from heads and states of these sizes."""
+    if x.shape[3] > DIMS or B.shape[3] > SIZES:
+        return f"heads are {x.shape[3]} wide with {B.shape[3]} states, it holds {DIMS} and {SIZES}"
+    return None
+
+
+@torch.library.custom_op("headrace::ssd", mutates_args=())
+def ssd(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    state: Tensor | None,
+    positions: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y; the states behind the rows; and, for the backward pass, the states that come into the
+    chunks and how much the chunks keep of them. dt and A are fp32."""
+    x, B, C = (_joined(t) for t in (x, B, C))
+    sizes, switches, grid = _laid_out(x, B, positions)
+    (rows, _, heads, dim), size = x.shape, B.shape[3]
+    chunks = grid[0]
+    dt, A = dt.contiguous(), A.contiguous()
+    where = x if positions is None else positions.contiguous()
+    states = x.new_empty(rows, chunks, heads, dim, size, dtype=torch.float32)
+    keep = x.new_empty(rows, chunks, heads, dtype=torch.float32)
+    programs = _programs()
+    programs.summaries[grid](
+        x, dt, A, B, where, states, keep, *sizes, *_strides(x, B), BACKWARD=False, **switches
+    )
+    final = _carry(states, state, keep, backward=False)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    programs.forward[grid](
+        x, dt, A, B, C, where, states, out, *sizes, *_strides(x, B, C), **switches
+    )
+    return out, final, states, keep
+
+
+@ssd.register_fake
+def _(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    state: Tensor | None,
+    positions: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (rows, length, heads, dim), size = x.shape, B.shape[3]
+    chunks = -(-length // CHUNK)
+    return (
+        x.new_empty(x.shape),
+        x.new_empty(rows, heads, dim, size, dtype=torch.float32),
+        x.new_empty(rows, chunks, heads, dim, size, dtype=torch.float32),
+        x.new_empty(rows, chunks, heads, dtype=torch.float32),
+    )
+
+
+@torch.library.custom_op("headrace::ssd_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    grad_final: Tensor | None,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    states: Tensor,
+    keep: Tensor,
+    positions: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of x, dt, A, B, C and the state before the rows."""
+    x, B, C = (_joined(t) for t in (x, B, C))
+    sizes, switches, grid = _laid_out(x, B, positions)
+    (rows, length, heads, _), (groups, size) = x.shape, B.shape[2:]
+    dt, A, grad = dt.contiguous(), A.contiguous(), grad.contiguous()
+    where = x if positions is None else positions.contiguous()
+    adjoints = torch.empty_like(states)
+    programs = _programs()
+    programs.summaries[grid](
+        grad, dt, A, C, where, adjoints, keep, *sizes, *_strides(grad, C), BACKWARD=True, **switches
+    )
+    before = _carry(adjoints, grad_final, keep, backward=True)
+    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    grad_dt, grad_A = torch.empty_like(dt), torch.empty_like(keep)
+    of_B, of_C = x.new_empty(2, rows, length, heads, size)
+    programs.backward[grid](
+        grad, x, dt, A, B, C, where, states, adjoints, keep, grad_x, grad_dt, grad_A, of_B, of_C,
+        *sizes, *_strides(x, B, C), **switches, num_warps=8,
+    )  # fmt: skip
+    by_group = [
+        t.unflatten(2, (groups, -1)).sum(3, dtype=torch.float32).to(B.dtype) for t in (of_B, of_C)
+    ]
+    return grad_x, grad_dt, grad_A.sum((0, 1)), *by_group, before
+
+
+@_backward.register_fake
+def _(
+    grad: Tensor,
+    grad_final: Tensor | None,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    states: Tensor,
+    keep: Tensor,
+    positions: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return (
+        x.new_empty(x.shape),
+        dt.new_empty(dt.shape),
+        A.new_empty(A.shape),
+        B.new_empty(B.shape),
+        C.new_empty(C.shape),
+        states.new_empty(states.shape[0], *states.shape[2:]),
+    )
+
+
+def _carry(states: Tensor, start: Tensor | None, keep: Tensor, *, backward: bool) -> Tensor:
+    """What the chunks add becomes, in place, what comes into them. Returns what comes out."""
+    rows, chunks, heads, dim, size = states.shape
+    end = states.new_empty(rows, heads, dim, size)
+    numbers = dim * size
+    _programs().carry[(-(-numbers // BLOCK), heads, rows)](
+        states, states if start is None else start.float().contiguous(), keep, end, chunks, heads,
+        numbers, START=start is not None, BACKWARD=backward, BLOCK=BLOCK,
+    )  # fmt: skip
+    return end
+
+
+def _joined(t: Tensor) -> Tensor:
+    """[rows, length, heads, dim] with the heads of a token side by side."""
+    return t if t.stride(3) == 1 and t.stride(2) == t.shape[3] else t.contiguous()
+
+
+def _strides(*tensors: Tensor) -> tuple[int, ...]:
+    return tuple(stride for t in tensors for stride in (t.stride(0), t.stride(1)))
+
+
+def _laid_out(
+    x: Tensor, B: Tensor, positions: Tensor | None
+) -> tuple[tuple[int, ...], dict[str, Any], tuple[int, int, int]]:
+    (rows, length, heads, dim), (groups, size) = x.shape, B.shape[2:]
+    chunks = -(-length // CHUNK)
+    switches = {
+        "PACKED": positions is not None,
+        "CHUNK": CHUNK,
+        "DIM": max(16, 1 << (dim - 1).bit_length()),
+        "SIZE": max(16, 1 << (size - 1).bit_length()),
+        "PRECISION": "tf32x3" if x.dtype == torch.float32 else "ieee",
+    }
+    sizes = (length, chunks, heads, heads // groups, dim, size)
+    return sizes, switches, (chunks, heads, rows)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, dt, A, B, C, state, positions = inputs
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.set_materialize_grads(False)
+    ctx.has_state = state is not None
+    ctx.save_for_backward(x, dt, A, B, C, *output[2:], positions)
+
+
+def _differentiate(
+    ctx: Any, grad: Tensor | None, grad_final: Tensor | None, *_: Any
+) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        grad = torch.zeros_like(ctx.saved_tensors[0])
+    *grads, before = _backward(grad, grad_final, *ctx.saved_tensors)
+    return *grads, before if ctx.has_state else None, None
+
+
+ssd.register_autograd(_differentiate, setup_context=_keep)
