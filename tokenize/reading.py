@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from os.path import commonprefix
 
 from ..console.errors import InputError
+from ..dataplane.tokenizers import Raw
 from .records import Record
 from .sources import Problem, Slice, SourceConfig, Texts, source
 
@@ -52,6 +54,22 @@ class Reader:
         record.counts[f"bad: {problem.kind}"] += 1
         if len(record.problems) < NAMED_PROBLEMS:
             record.problems.append(str(problem))
+
+
+class SpecialNames:
+    """Counts the texts that name special tokens: such names are text, unless they are asked for,
+    but whoever has a corpus with many may want to know."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self.begin = commonprefix(list(names))  # noqa: RUF071 (characters are meant)
+
+    def count(self, texts: Sequence[str]) -> int:
+        if not self.names or (isinstance(texts, Raw) and self.begin.encode() not in texts.data):
+            return 0
+        return sum(
+            self.begin in text and any(name in text for name in self.names) for text in texts
+        )
 
 
 def select(texts: Texts, kept: Sequence[int]) -> Texts:

@@ -23,7 +23,7 @@ from ..dataplane.manifest import Shard
 from ..dataplane.shards import Documents, Int64
 from ..dataplane.tokenizers import Encoded, TextError, Tokenizer
 from .job import Job, dataset_url, work_url
-from .reading import NAMED_PROBLEMS, Reader, select
+from .reading import NAMED_PROBLEMS, Reader, SpecialNames, select
 from .records import Event, Record
 from .shuffle import write_spill
 from .sources import Problem, Slice, Texts
@@ -79,9 +79,11 @@ class BuildTask:
         pending = {name: _Pending(job, name, task.id) for name in job.outputs}
         fallen = self._fallen(task)
         pieces = _Pieces()
+        names = SpecialNames(self.tokenizer.special)
         number = 0
         for file, texts in self.reader.read(task.slices, record):
             tokens = 0
+            record.counts["texts that name special tokens"] += names.count(texts.texts)
             piece = pieces.of(file, texts.positions) if job.source.split_large else None
             for name, chosen in self._choose(texts, number, fallen, record).items():
                 if not chosen:

@@ -91,6 +91,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def special(self) -> tuple[str, ...]:
+        """The names of its special tokens."""
+        ...
+
+    @property
     def files(self) -> dict[str, bytes]:
         """What must lie beside the manifest, by name."""
         ...

@@ -59,6 +59,7 @@ class BpeTokenizer:
         # What the library looks for in a text before it cuts it into words. A text that holds any
         # of it, or one of our own marks, is left to the library.
         added = self.tokenizer.get_added_tokens_decoder().values()
+        self.special = tuple(token.content for token in added if token.special)
         found = [token.content for token in added if config.parse_special or not token.special]
         if getattr(self.tokenizer.model, "ignore_merges", False):
             # A word that is such a token as it stands becomes its id, although no merge makes it.

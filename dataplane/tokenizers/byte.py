@@ -54,6 +54,7 @@ class ByteTokenizer:
         self.config = config
         self.palette = (1.0, config.masked_weight) if config.dna else None
         self.files: dict[str, bytes] = {}
+        self.special = config.special_tokens
         self._end = 256
         spec = {**asdict(config), "special_tokens": list(config.special_tokens)}
         self._names = {name: 256 + n for n, name in enumerate(config.special_tokens)}
