@@ -195,6 +195,15 @@ def build(
     return reader.build(RunConfig, data, source=source, lines=lines)
 
 
+def overridable(stored: Data, overrides: Sequence[str]) -> Data:
+    """A stored run, as overrides may change it: it says every option of its engine, none of which
+    another engine has."""
+    kinds = [word.partition("=")[2] for word in overrides if word.startswith("engine.kind=")]
+    if kinds and kinds[-1] != stored["engine"]["kind"]:
+        return {**stored, "engine": {}}
+    return stored
+
+
 def deciding(config: RunConfig) -> dict[str, Any]:
     plain: dict[str, Any] = reader.plain(config)
     return {name: plain[name] for name in DECIDES}

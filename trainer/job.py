@@ -174,7 +174,8 @@ def load(folder: RunFolder, overrides: Sequence[str] = (), *, slurm: bool = Fals
     folder.check_is_run()
     data, lines = reader.read_yaml(folder.run)
     stored = run_config.build(data, (), source=str(folder.run), lines=lines)
-    asked = run_config.build(data, overrides, source=str(folder.run), lines=lines)
+    changeable = run_config.overridable(data, overrides)
+    asked = run_config.build(changeable, overrides, source=str(folder.run), lines=lines)
     if any(word.startswith("processes=") for word in overrides):
         _check_joined(asked)
     run = resolve_slurm(asked) if slurm else resolve_here(asked)

@@ -17,6 +17,7 @@ from headrace.console.errors import (
     StorageError,
 )
 from headrace.trainer import describe, job, start
+from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.folder import RunFolder, differences
 from headrace.trainer.job import Job
 from headrace.trainer.request import Request, Start
@@ -86,6 +87,16 @@ def test_the_layout_may_change(ask: Any) -> None:
     saved(ask("processes=2"))
     found = ask("processes=4", "engine.zero=3", "checkpoints.every=7", "micro_batch_tokens=16")
     assert found.dp == 4 and found.run.checkpoints.every == 7
+
+
+def test_a_resume_may_take_another_engine(ask: Any) -> None:
+    """The folder says every option of the engine that it was begun with."""
+    folder = saved(ask("engine.kind=fsdp2", "engine.reshard=false")).folder
+    assert job.load(folder, ["engine.kind=deepspeed"]).run.engine == DeepSpeedConfig()
+    changed = job.load(folder, ["engine.kind=deepspeed", "engine.zero=3"])
+    assert changed.run.engine == DeepSpeedConfig(zero=3)
+    with pytest.raises(ConfigError, match="shard"):
+        job.load(folder, ["engine.kind=deepspeed", "engine.shard=2"])
 
 
 def test_a_changed_mixture_is_named() -> None:
