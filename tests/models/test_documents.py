@@ -16,6 +16,7 @@ def packed(draw: st.DrawFn) -> tuple[Documents, list[int], int, int]:
     return Documents.from_cu_seqlens(cu_seqlens, (rows, length)), edges, rows, length
 
 
+@settings(deadline=None)
 @given(packed())
 def test_positions_and_index(case: tuple[Documents, list[int], int, int]) -> None:
     documents, edges, rows, length = case
@@ -52,6 +53,7 @@ def test_no_chunk_holds_two_documents(
             previous = owners or previous
 
 
+@settings(deadline=None)
 @given(packed())
 def test_each_document_has_a_row_of_its_own(
     case: tuple[Documents, list[int], int, int],

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.models.pattern import Layer, parse_pattern
@@ -54,6 +54,7 @@ def test_what_is_not_understood(text: str, words: list[str]) -> None:
         assert word in str(raised.value)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 4)), min_size=1, max_size=6))
 def test_a_sum_of_repeats_is_their_concatenation(parts: list[tuple[str, int]]) -> None:
     text = " + ".join(f"[{name}] * {count}" for name, count in parts)
