@@ -60,6 +60,9 @@ def commit(
     problems = [line for record in made.read for line in record.problems]
     for line in problems[:20]:
         log.warning("left out: %s", line)
+    notes = [line for record in made.read for line in record.notes]
+    for line in notes[:5]:
+        log.info("%s", line)
     shards = {
         name: [
             shard
@@ -82,6 +85,7 @@ def commit(
             "inputs": _save_inputs(url, files),
             "counts": dict(sorted(counts.items())),
             "problems": problems[:100],
+            "notes": notes[:100],
             "versions": _versions(job),
         }
         if job.dedup:

@@ -57,19 +57,30 @@ class Reader:
 
 
 class SpecialNames:
-    """Counts the texts that name special tokens: such names are text, unless they are asked for,
+    """Finds the texts that name special tokens: such names are text, unless they are asked for,
     but whoever has a corpus with many may want to know."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
         self.begin = commonprefix(list(names))  # noqa: RUF071 (characters are meant)
 
-    def count(self, texts: Sequence[str]) -> int:
+    def find(self, texts: Sequence[str]) -> list[int]:
         if not self.names or (isinstance(texts, Raw) and self.begin.encode() not in texts.data):
-            return 0
-        return sum(
-            self.begin in text and any(name in text for name in self.names) for text in texts
-        )
+            return []
+        return [
+            k
+            for k, text in enumerate(texts)
+            if self.begin in text and any(name in text for name in self.names)
+        ]
+
+    def note(self, file: str, texts: Texts, record: Record) -> None:
+        """Count them, and say where the first ones are."""
+        found = self.find(texts.texts)
+        record.counts["texts that name special tokens"] += len(found)
+        for k in found[: NAMED_PROBLEMS - len(record.notes)]:
+            names = ", ".join(name for name in self.names if name in texts.texts[k])
+            note = Problem("names special tokens", names, file, texts.positions[k])
+            record.notes.append(str(note))
 
 
 def select(texts: Texts, kept: Sequence[int]) -> Texts:

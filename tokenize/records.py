@@ -31,6 +31,8 @@ class Record:
     outputs: dict[str, Output]
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What is no problem, but may surprise: texts that name special tokens."""
     untokenizable: dict[str, str] = field(default_factory=dict)
     """Documents that have no ids, by their number in the task: why."""
     done: bool = False

@@ -75,7 +75,7 @@ class BuildTask:
         if record.done:
             yield Event(task.id, bytes=task.size, files=task.files, done=True)
             return
-        record.counts, record.problems = Counter(), []
+        record.counts, record.problems, record.notes = Counter(), [], []
         pending = {name: _Pending(job, name, task.id) for name in job.outputs}
         fallen = self._fallen(task)
         pieces = _Pieces()
@@ -83,7 +83,7 @@ class BuildTask:
         number = 0
         for file, texts in self.reader.read(task.slices, record):
             tokens = 0
-            record.counts["texts that name special tokens"] += names.count(texts.texts)
+            names.note(file, texts, record)
             piece = pieces.of(file, texts.positions) if job.source.split_large else None
             for name, chosen in self._choose(texts, number, fallen, record).items():
                 if not chosen:
