@@ -183,7 +183,7 @@ def test_killed_ten_times_it_ends_the_same(trainer: Any, tmp_path: Path) -> None
     for kill in range(10):
         process = trainer.start(*more)
         goal = (kill + 1) * 12
-        wait_for(lambda goal=goal: steps_taken(trainer.out / "metrics.jsonl") >= goal)
+        wait_for(lambda goal=goal: steps_taken(trainer.out / "metrics.jsonl") >= goal, 600)
         time.sleep(generator.random() * 0.2)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
