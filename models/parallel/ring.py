@@ -108,7 +108,7 @@ class Tile:
     """bool [rows or 1, 1, 1, queries, keys]; None: all."""
 
 
-class Plan:
+class Hops:
     """What is to be computed at each hop."""
 
     def __init__(self, first: Tensor | None, zigzag: Zigzag, device: torch.device) -> None:
@@ -164,7 +164,7 @@ class _Ring(torch.autograd.Function):
         zigzag: Zigzag,
         scale: float,
     ) -> Tensor:
-        axis, plan = zigzag.axis, Plan(first, zigzag, q.device)
+        axis, hops = zigzag.axis, Hops(first, zigzag, q.device)
         queries = grouped(q, k.shape[2]) * scale
         output = torch.zeros_like(queries)
         total = queries.new_zeros(queries.shape[:-1])
@@ -173,7 +173,7 @@ class _Ring(torch.autograd.Function):
         for hop in range(axis.size):
             arriving = pass_on(here, axis) if hop + 1 < axis.size else None
             keys, values = here.unbind()
-            for tile in plan.tiles((axis.rank - hop) % axis.size):
+            for tile in hops.tiles((axis.rank - hop) % axis.size):
                 at = (..., tile.queries)
                 scores = scores_of(queries, keys, tile)
                 higher = torch.maximum(peak[at], scores.amax(dim=-1))
@@ -189,14 +189,14 @@ class _Ring(torch.autograd.Function):
                 here = arriving()
         output = output / total.unsqueeze(-1)
         ctx.save_for_backward(q, k, v, output, peak + total.log())
-        ctx.plan, ctx.scale = plan, scale
+        ctx.hops, ctx.scale = hops, scale
         return ungrouped(output).to(q.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, output, logarithm = ctx.saved_tensors
-        plan: Plan = ctx.plan
-        axis = plan.zigzag.axis
+        hops: Hops = ctx.hops
+        axis = hops.zigzag.axis
         queries = grouped(q, k.shape[2]) * ctx.scale
         dy = grouped(gradient, k.shape[2])
         mean = (dy * output).sum(dim=-1, keepdim=True)
@@ -207,7 +207,7 @@ class _Ring(torch.autograd.Function):
             arriving = pass_on(here, axis) if hop + 1 < axis.size else None
             keys, values = here.unbind()
             found = torch.zeros_like(widen(here))
-            for tile in plan.tiles((axis.rank - hop) % axis.size):
+            for tile in hops.tiles((axis.rank - hop) % axis.size):
                 at = (..., tile.queries, slice(None))
                 scores = scores_of(queries, keys, tile)
                 weights = torch.exp(scores - logarithm[..., tile.queries].unsqueeze(-1))
