@@ -81,6 +81,8 @@ class DeepSpeed:
         here = parts(objective)
         self.shares = Shares(here, parallel.axes.tensor)
         for name, parameter in named.items():
+            # Hooks, because ZeRO divides a gradient as soon as it has it; and the mark by which
+            # DeepSpeed counts in its norm, on every rank, what each has a part of.
             if name in self.shares.shared:
                 parameter.register_hook(self.shares.summed)
             parameter.tensor_model_parallel = name not in self.shares.shared  # type: ignore[attr-defined]
