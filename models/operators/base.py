@@ -43,7 +43,8 @@ class FusedOptions(Options):
 
     kernel: Kernel = "auto"
     """`auto`: fused kernels on a GPU, and plain torch, with a warning, for what they cannot do.
-    `triton` refuses that instead; `torch` takes none. All compute the same."""
+    `triton` refuses that instead; `torch` takes none. All compute the same. (Generation, token by
+    token, is plain torch.)"""
 
 
 @dataclass
