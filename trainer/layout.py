@@ -128,7 +128,8 @@ def join(layout: LayoutConfig, device: Literal["cpu", "cuda"], timeout: timedelt
         batch=_axis(grid, [dp], timeout),
         data=_axis(grid, [dp, cp], timeout, alone=True),
         axes=Axes(
-            tensor=_axis(grid, [tp], timeout),
+            # To DeepSpeed no group means all processes: it would count each in its norm.
+            tensor=_axis(grid, [tp], timeout, alone=True),
             context=_axis(grid, [cp], timeout),
             attention=layout.attention,
             hyena_li=layout.hyena_li,

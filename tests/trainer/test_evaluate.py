@@ -106,7 +106,7 @@ def test_other_rows_are_another_file() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["kind=fsdp2", "zero=3"])
+@pytest.mark.parametrize("engine", ["kind=fsdp2", pytest.param("zero=3", marks=pytest.mark.long)])
 def test_training_does_not_notice_it(plan: Plan, trainer: Any, tmp_path: Path, engine: str) -> None:
     """Two processes; evaluated at every second step, interrupted, gone on with."""
     mixture = tmp_path / "mixture.yaml"

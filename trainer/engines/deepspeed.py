@@ -97,8 +97,7 @@ class DeepSpeed:
             optimizer=self.optimizer,
             config=_settings(config, optimizer, precision, sum(p.numel() for p in named.values())),
             dist_init_required=False,
-            # Where nothing is divided, there is no group, and to DeepSpeed none means all.
-            mpu=Groups(parallel) if parallel.axes.tensor.size > 1 else None,
+            mpu=Groups(parallel),
         )
         self.state = deepspeed_state.find(self.engine, self.optimizer, named, here, parallel.data)
         # DeepSpeed made the masters from weights that it had rounded: give them all their bits.
