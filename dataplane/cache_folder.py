@@ -64,7 +64,7 @@ class CacheFolder:
 
     def has(self, shard: Shard, number: int) -> bool:
         """Whether a chunk is there; from now on it is one that was lately wanted."""
-        self.turns  # noqa: B018
+        _ = self.turns  # makes the folder, or refuses it
         path = self.path(shard, number)
         try:
             status = path.stat()

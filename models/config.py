@@ -13,7 +13,7 @@ operators:
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
@@ -90,6 +90,13 @@ class ModelConfig:
     def uses(self, name: str) -> list[int]:
         """The numbers of the layers in which the operator takes part."""
         return [number for number, layer in enumerate(self.layers) if name in layer.names]
+
+    def undivided(self, tp: int) -> Iterator[str]:
+        """What so many tensor-parallel processes cannot share out."""
+        for name, options in self.operators.items():
+            for what, number in options.shares(self.width).items():
+                if number % tp:
+                    yield f"operators.{name}: tp={tp} does not divide its {number} {what}"
 
     def _pattern_problems(self) -> list[Problem]:
         named: dict[str, int] = {}

@@ -80,12 +80,7 @@ def memory(
 
 def largest_part(config: ModelConfig, tp: int) -> int:
     """Parameters on the last process of a tensor axis, which has the most."""
-    wrong = [
-        f"operators.{name}: tp={tp} does not divide its {number} {what}"
-        for name, options in config.operators.items()
-        for what, number in options.shares(config.width).items()
-        if number % tp
-    ]
+    wrong = list(config.undivided(tp))
     if wrong:
         raise LayoutError("\n  ".join([f"tp={tp} does not divide this model", *wrong]))
     model = build_meta(config)

@@ -35,10 +35,8 @@ def check(layout: LayoutConfig, processes: int, model: ModelConfig, lengths: Seq
 
 def problems(layout: LayoutConfig, model: ModelConfig, lengths: Sequence[int]) -> Iterator[str]:
     tp, cp = layout.tp, layout.cp
+    yield from model.undivided(tp)
     for name, options in model.operators.items():
-        for what, number in options.shares(model.width).items():
-            if number % tp:
-                yield f"operators.{name}: tp={tp} does not divide its {number} {what}"
         heads = options.attention_heads
         if layout.attention == "a2a" and heads and heads % tp == 0 and heads % (tp * cp):
             yield (
