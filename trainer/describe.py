@@ -7,17 +7,16 @@ from typing import Any
 
 from ..console import config as reader
 from ..console.progress import as_bytes, human
-from . import job as jobs
+from . import costs
 from .job import Job
-from .schedule import micro_rows
 
 GIGABYTE = 1 << 30
 
 
 def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
     """Activations take a moment to count: they are for who asks before the run."""
-    count, by_rank = jobs.parameters(job), jobs.parameters_by_rank(job)
-    saves = _saves(job)
+    count, by_rank = costs.parameters(job), costs.parameters_by_rank(job)
+    kept = costs.kept_memory(job) if activations else {}
     return {
         "run": str(job.folder.root),
         "begun": job.folder.begun,
@@ -32,20 +31,11 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
             "steps": job.plan.last_step - job.plan.first_step,
             "sources": [source.name for source in job.plan.sources],
         },
-        "layout": {
-            "engine": job.run.engine.describe(),
-            "processes": job.processes,
-            "dp": job.dp,
-            "tp": job.run.layout.tp,
-            "cp": job.run.layout.cp,
-            "device": job.run.device,
-            "precision": job.run.precision,
-            "threads": job.threads,
-        },
-        "batch": jobs.arithmetic(job),
-        "memory": memory(job, max(by_rank)) | (_kept(job) if activations else {}),
+        "layout": job.layout,
+        "batch": costs.batches(job),
+        "memory": costs.state_memory(job, max(by_rank)) | kept,
         "parameters_by_tensor_rank": by_rank,
-        "checkpoints": {"bytes": jobs.checkpoint_bytes(job), "saved": saves},
+        "checkpoints": {"bytes": costs.checkpoint_bytes(job), "saved": costs.checkpoints(job)},
         "configuration": reader.plain(job.run),
     }
 
@@ -54,48 +44,6 @@ def stripe(job: Job) -> str:
     """The model's pattern, a letter for each layer: `SML·M·A`."""
     letters = [layer.mixer[0].upper() for layer in job.model.layers]
     return f"[{''.join(letters)}]"
-
-
-def memory(job: Job, count: int) -> dict[str, int]:
-    """Bytes of the state on each process, by part, for so many parameters that it has a part of.
-    Activations come on top."""
-    engine = job.run.engine
-    half = job.run.precision == "bf16"
-    stage = getattr(engine, "zero", 3)
-    shards = getattr(engine, "shard", None) or job.dp * job.run.layout.cp
-    weights = (2 if half else 4) * count
-    cut = {part: shards if stage >= least else 1 for part, least in _CUT_FROM.items()}
-    separate = half or stage in (1, 2)  # in fp32, the weights are the masters otherwise
-    return {
-        "weights": weights // cut["weights"],
-        "gradients": 4 * count // cut["gradients"],
-        "masters": 4 * count // cut["masters"] if separate else 0,
-        "moments": 8 * count // cut["masters"],
-    }
-
-
-def _kept(job: Job) -> dict[str, int]:
-    """What a micro-batch keeps for its backward pass, of the phase that keeps most."""
-    from ..models.memory import Layout
-    from ..models.memory import memory as of_model
-
-    precision, layout = job.run.precision, job.run.layout
-    assert precision != "auto"
-    found = []
-    for phase in job.plan.phases:
-        rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp, job.run.layout.cp)
-        shape = Layout(tp=layout.tp, cp=layout.cp)
-        found.append(
-            of_model(job.model, phase.seq_len, rows=rows, precision=precision, layout=shape)
-        )
-    return {
-        "activations": max(each["activations"][job.run.recompute] for each in found),
-        "logits": max(each["logits"] for each in found),
-    }
-
-
-_CUT_FROM = {"masters": 1, "gradients": 2, "weights": 3}
-"""The ZeRO stage from which on a part is divided among processes."""
 
 
 def lines(about: dict[str, Any]) -> list[str]:
@@ -134,10 +82,3 @@ def configuration(about: dict[str, Any]) -> str:
 def _size(size: int) -> str:
     unit, name = (GIGABYTE, "GiB") if size >= GIGABYTE / 10 else (1 << 20, "MiB")
     return f"{size / unit:.3g} {name}"
-
-
-def _saves(job: Job) -> int:
-    first, last = job.plan.first_step, job.plan.last_step
-    every = job.run.checkpoints.every
-    edges = {phase.first_step + phase.steps for phase in job.plan.phases}
-    return len({step for step in range(first + 1, last) if step % every == 0} | edges)

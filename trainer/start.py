@@ -10,19 +10,13 @@ from ..console import command
 from ..console.log import get_logger
 from ..console.progress import human
 from ..dataplane import storage
-from . import evaluate, launch, lines, slurm
-from . import job as jobs
+from . import checks, evaluate, launch, lines, slurm
 from .checkpoints import store
 from .describe import describe
 from .job import Job
 from .request import Start
 
 log = get_logger(__name__)
-
-
-def check(job: Job, *, elsewhere: bool = False) -> None:
-    """Everything that can fail before a process is started, and that writes nothing."""
-    jobs.check(job, elsewhere=elsewhere)
 
 
 def submit(job: Job, words: Sequence[str]) -> str:
@@ -44,7 +38,7 @@ def start(job: Job, asked: Start) -> int:
         return _join(job, asked)
     if _finished(job):
         return 0
-    jobs.check_disk(job)
+    checks.check_disk(job)
     job.folder.prepare()
     with job.folder.locked() as lock:
         _prepare(job)
@@ -127,7 +121,7 @@ def _join(job: Job, asked: Start) -> int:
         return 0 if code == launch.INTERRUPTED else code
     if job.run.watch.stall_seconds:
         log.info("the launcher watches the processes: watch.stall_seconds does nothing here")
-    jobs.check_disk(job)
+    checks.check_disk(job)
     job.folder.prepare()
     with job.folder.locked():
         _prepare(job)

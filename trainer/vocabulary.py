@@ -8,6 +8,14 @@ from ..dataplane import tokenizers
 from ..dataplane.plan import Plan
 from ..dataplane.tokenizers import Tokenizer
 from .folder import RunFolder
+from .origin import Checkpoint, Origin
+
+
+def of(origin: Origin, data: str | None) -> Tokenizer:
+    """That of a dataset, if one is named, or of the run that the weights are from."""
+    if data is not None:
+        return of_dataset(data)
+    return of_run(origin.run if isinstance(origin, Checkpoint) else None)
 
 
 def of_dataset(url: str) -> Tokenizer:

@@ -11,28 +11,21 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from types import FrameType
 
 import torch
 import torch.distributed as dist
 
-from .. import __version__
 from ..console import config as reader
 from ..console import log as logs
-from ..console.errors import CheckpointError, UserError
+from ..console.errors import UserError
 from ..models.model import Model
-from . import job as jobs
-from . import launch, lines, peak, rows
-from .checkpoints import saver as savers
+from . import launch, lines, peak, resolve, restore, rows
 from .checkpoints import store
-from .checkpoints.fragments import MASTER, fill, keyed
-from .checkpoints.policy import is_planned
-from .checkpoints.store import RunState
+from .checkpoints.saver import Saver
 from .engines import build
 from .engines.engine import Engine
 from .folder import RunFolder
@@ -40,11 +33,9 @@ from .job import Job
 from .layout import Parallel, join
 from .loop import Loop, Options
 from .objective import Objective
-from .origin import Checkpoint
 from .profiling import Profiler
 from .records import Records, Silent
 from .request import Start, steps_between
-from .schedule import Plan
 
 TIMEOUT = timedelta(minutes=30)
 
@@ -70,47 +61,26 @@ def work(job: Job, watched: launch.Watched, wanted: Start) -> int:
     """Train until the plan's end, or until asked to stop. Returns the exit code."""
     began = time.time()
     asked = StopAsked()
-    run, plan, folder = job.run, job.plan, job.folder
-    assert run.precision != "auto" and run.device != "auto"
-    torch.set_num_threads(job.threads)
-    if run.deterministic and run.device == "cuda":  # on CPU they are, given the threads
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS refuses
-        torch.use_deterministic_algorithms(True)
-    launch.initialise("cpu:gloo,cuda:nccl" if run.device == "cuda" else "gloo", TIMEOUT)
-    parallel = join(run.layout, run.device, TIMEOUT)
-
+    run, folder = job.run, job.folder
+    parallel = _join(job)
     engine = build_engine(job, parallel)
     resumed = bool(store.committed(folder.checkpoints))
-    state, came_from = find_state(job, engine, parallel, fallback=wanted.fallback)
+    state, came_from = restore.begin(job, engine, parallel, fallback=wanted.fallback)
     if parallel.first:
         _cut_back(folder, state.step)
     dist.barrier(parallel.control)
 
-    keeper = savers.Saver(
-        folder.checkpoints,
-        run.checkpoints,
-        parallel.checkpoint,
-        keep=_ends(plan),
-        texts={store.MODEL: reader.dump(job.model)},
-    )
+    texts = {store.MODEL: reader.dump(job.model)}
+    keeper = Saver(folder.checkpoints, run.checkpoints, parallel.checkpoint, job.ends, texts)
     if run.watch.guard.may_roll_back and not resumed:  # there must be something to go back to
         keeper.save(engine.fragments(), state)
         keeper.wait()
-    records: Records | None = None
-    if parallel.first:
-        speed = peak.speed(job, parallel.world)
-        records = Records(
-            folder.root,
-            plan,
-            speed,
-            run.watch,
-            first_step=state.step,
-            memory=partial(peak.memory_used, run.device),
-        )
+    records = _records(job, parallel, state.step) if parallel.first else None
+    if records is not None:
         records.event(
             "resume" if resumed else "start",
             state.step,
-            layout=layout_of(job),
+            layout=job.layout,
             checkpoint=came_from,
             seconds=round(time.time() - began, 2),
         )
@@ -124,7 +94,7 @@ def work(job: Job, watched: launch.Watched, wanted: Start) -> int:
             profiler.begin(step)
 
     loop = Loop(
-        plan,
+        job.plan,
         rows.steps_of(job, parallel),
         lr_of(job),
         engine,
@@ -139,7 +109,7 @@ def work(job: Job, watched: launch.Watched, wanted: Start) -> int:
         recorder=records or Silent(),
         saver=keeper,
         evaluator=rows.evaluator_of(job, parallel),
-        restore=lambda: go_back(job, engine, parallel),
+        restore=lambda: restore.go_back(job, engine, parallel),
         stop_asked=asked,
         begin=begin,
     )
@@ -161,6 +131,18 @@ def work(job: Job, watched: launch.Watched, wanted: Start) -> int:
     return 0 if finished else launch.INTERRUPTED
 
 
+def _join(job: Job) -> Parallel:
+    """Make this process one of the run's."""
+    run = job.run
+    assert run.device != "auto"
+    torch.set_num_threads(job.threads)
+    if run.deterministic and run.device == "cuda":  # on CPU they are, given the threads
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS refuses
+        torch.use_deterministic_algorithms(True)
+    launch.initialise("cpu:gloo,cuda:nccl" if run.device == "cuda" else "gloo", TIMEOUT)
+    return join(run.layout, run.device, TIMEOUT)
+
+
 def build_engine(job: Job, parallel: Parallel) -> Engine:
     model = Model(job.model)
     model.init_weights(job.run.seed)
@@ -170,91 +152,6 @@ def build_engine(job: Job, parallel: Parallel) -> Engine:
     assert precision != "auto"
     objective = Objective(model, job.run.z_loss)
     return build(job.run.engine, objective, job.run.optimizer, precision, parallel)
-
-
-def find_state(
-    job: Job, engine: Engine, parallel: Parallel, *, fallback: bool
-) -> tuple[RunState, str | None]:
-    """Load the newest checkpoint, or the one that the run begins from, or begin. Collective."""
-    found = store.committed(job.folder.checkpoints)
-    if found:
-        state, path = _load_newest(job, engine, parallel, found, fallback=fallback)
-        return state, str(path)
-    first = job.plan.step(job.plan.first_step)
-    state = RunState(
-        step=first.number,
-        row=first.first_row,
-        tokens=first.first_token,
-        plan_hash=job.plan.hash,
-        updates=0,
-        ledger=job.plan.hash,
-        seed=job.run.seed,
-        run=job.identity,
-        layout=layout_of(job),
-        headrace=__version__,
-        torch=torch.__version__,
-    )
-    origin = job.origin()
-    if origin is None:
-        return state, None
-    if not isinstance(origin, Checkpoint):
-        fill(engine.fragments(), {keyed(MASTER, n): t for n, t in origin.weights().items()})
-        engine.loaded(0)
-        return state, origin.where
-    fragments = engine.fragments()
-    source = job.run.init_from
-    if source is not None and not source.moments:
-        fragments = [f for f in fragments if f.key.startswith(keyed(MASTER, ""))]
-    there = savers.load(origin.where, fragments, parallel.checkpoint)
-    engine.loaded(there.updates if source is None or source.moments else 0)
-    ledger = there.ledger if job.parent is not None else state.ledger
-    return replace(state, updates=engine.updates, ledger=ledger), origin.where
-
-
-def _load_newest(
-    job: Job, engine: Engine, parallel: Parallel, found: Sequence[Path], *, fallback: bool
-) -> tuple[RunState, Path]:
-    for path in reversed(found):
-        try:
-            state = savers.load(path, engine.fragments(), parallel.checkpoint)
-        except CheckpointError as error:
-            if not fallback or path is found[0]:
-                raise
-            if parallel.first:
-                log.warning("%s", error.what)
-            continue
-        if state.plan_hash != job.plan.hash:
-            raise CheckpointError(
-                f"{path} was saved by a run with another plan ({state.plan_hash}, not "
-                f"{job.plan.hash})",
-                mend="put the folder's own plan.json and checkpoints back together; another "
-                f"mixture goes on from here in a folder of its own, with `after: {{run: "
-                f"{job.folder.root}, step: {state.step}}}`",
-            )
-        engine.loaded(state.updates)
-        if parallel.first:
-            log.info("going on from %s, step %d", path, state.step)
-            store.set_aside(job.folder.checkpoints, state.step)
-        layout = layout_of(job)
-        return replace(state, layout=layout, headrace=__version__, torch=torch.__version__), path
-    raise AssertionError("unreachable")
-
-
-def go_back(job: Job, engine: Engine, parallel: Parallel) -> RunState:
-    """Take the weights and moments of the newest checkpoint, but for those of interruptions: a run
-    that was stopped and resumed goes back as far as one that never was. Collective."""
-    every, edges = job.run.checkpoints.every, [job.plan.first_step, *_ends(job.plan)]
-    found = store.committed(job.folder.checkpoints)
-    planned = [path for path in found if is_planned(store.step_of(path), every, edges)]
-    newest = (planned or found)[-1]
-    state = savers.load(newest, engine.fragments(), parallel.checkpoint)
-    engine.loaded(state.updates)
-    return state
-
-
-def _ends(plan: Plan) -> list[int]:
-    """Where phases end: these checkpoints stay for good."""
-    return [phase.first_step + phase.steps for phase in plan.phases]
 
 
 def lr_of(job: Job) -> Callable[[int], float]:
@@ -270,17 +167,15 @@ def lr_of(job: Job) -> Callable[[int], float]:
     return lambda step: top * lr_factor(plan, step)
 
 
-def layout_of(job: Job) -> dict[str, object]:
-    return {
-        "engine": job.run.engine.describe(),
-        "processes": job.processes,
-        "dp": job.dp,
-        "tp": job.run.layout.tp,
-        "cp": job.run.layout.cp,
-        "precision": job.run.precision,
-        "device": job.run.device,
-        "threads": job.threads,
-    }
+def _records(job: Job, parallel: Parallel, first_step: int) -> Records:
+    return Records(
+        job.folder.root,
+        job.plan,
+        peak.speed(job, parallel.world),
+        job.run.watch,
+        first_step=first_step,
+        memory=partial(peak.memory_used, job.run.device),
+    )
 
 
 def _cut_back(folder: RunFolder, step: int) -> None:
@@ -310,7 +205,7 @@ def main() -> None:
     )
     watched = launch.Watched()
     try:
-        job = jobs.load(RunFolder(arguments.folder))
+        job = resolve.load(RunFolder(arguments.folder))
         code = work(job, watched, wanted)
     except Exception as error:
         watched.fail(error)  # the launcher says it

@@ -21,8 +21,11 @@ from headrace.trainer.checkpoints.fragments import KINDS, Fragment, keyed
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.saver import Saver
 from headrace.trainer.folder import RunFolder
+from headrace.trainer.job import Job
 from headrace.trainer.launch import Launcher
 from headrace.trainer.layout import LayoutConfig, Parallel, join
+from headrace.trainer.request import Request
+from headrace.trainer.resolve import resolve
 
 TINY = Path(__file__).with_name("tiny.yaml")
 
@@ -93,6 +96,18 @@ class Trainer:
 def trainer(tmp_path: Path) -> Trainer:
     assert "WORLD_SIZE" not in os.environ
     return Trainer(tmp_path)
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Callable[..., Job]:
+    """Resolves a run of random rows."""
+
+    def ask(*overrides: str, out: Path | None = None, **more: Any) -> Job:
+        words = ["synthetic.steps=6", "synthetic.batch_rows=4", "synthetic.seq_len=16"]
+        asked = {"model": str(TINY), "out": str(out or tmp_path / "run")}
+        return resolve(Request(**{**asked, "overrides": [*words, *overrides], **more}))
+
+    return ask
 
 
 @pytest.fixture

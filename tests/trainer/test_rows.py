@@ -4,19 +4,19 @@ from pathlib import Path
 
 from small_data import random_documents, write_dataset
 
-from headrace.trainer import evaluate, job, rows
+from headrace.trainer import evaluate, rows
+from headrace.trainer.job import Job
 from headrace.trainer.layout import Parallel
 from headrace.trainer.request import Request
+from headrace.trainer.resolve import resolve
 
 TINY = str(Path(__file__).with_name("tiny.yaml"))
 PHASE = "{tokens: 512, seq_len: 16, batch: 128, weights: {web: 1}}"
 
 
-def a_job(tmp_path: Path, *overrides: str, mixture: str | None = None) -> job.Job:
+def a_job(tmp_path: Path, *overrides: str, mixture: str | None = None) -> Job:
     words = ["model.vocab_size=512", *overrides]
-    return job.resolve(
-        Request(model=TINY, out=str(tmp_path / "run"), mixture=mixture, overrides=words)
-    )
+    return resolve(Request(model=TINY, out=str(tmp_path / "run"), mixture=mixture, overrides=words))
 
 
 def test_random_rows_come_step_by_step(tmp_path: Path, parallel: Parallel) -> None:

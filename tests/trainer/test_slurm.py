@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from headrace.console.errors import LayoutError, MissingError, RunError
-from headrace.trainer import job, slurm
+from headrace.trainer import checks, slurm
 from headrace.trainer.request import Request
+from headrace.trainer.resolve import resolve
 from headrace.trainer.slurm import SlurmConfig, script
 
 TINY = str(Path(__file__).with_name("tiny.yaml"))
@@ -48,11 +49,11 @@ def test_the_command_is_the_one_that_was_typed(tmp_path: Path) -> None:
 def test_the_layout_is_that_of_the_job_and_not_of_this_machine(tmp_path: Path) -> None:
     words = ["synthetic.batch_rows=32", "slurm.nodes=2", "slurm.gpus=8"]
     ask = Request(model=TINY, out=str(tmp_path / "run"), overrides=words, slurm=True)
-    found = job.resolve(ask)
+    found = resolve(ask)
     assert (found.run.device, found.run.precision, found.processes) == ("cuda", "bf16", 16)
-    job.check(found, elsewhere=True)
+    checks.check(found, elsewhere=True)
     with pytest.raises(LayoutError, match=r"processes=8, and a batch job of 2 × 8 has 16"):
-        job.resolve(Request(**{**vars(ask), "overrides": [*words, "processes=8"]}))
+        resolve(Request(**{**vars(ask), "overrides": [*words, "processes=8"]}))
 
 
 def test_without_slurm_the_script_is_there_to_be_submitted(

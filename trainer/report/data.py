@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...console.errors import RunError
-from .. import job as jobs
-from .. import lines
+from .. import lines, resolve
 from ..checkpoints import store
 from ..describe import describe
 from ..folder import RunFolder
@@ -56,7 +55,7 @@ class RunData:
 
     @classmethod
     def load(cls, folder: RunFolder) -> RunData:
-        job = jobs.load(folder)
+        job = resolve.load(folder)
         metrics = list(lines.read(folder.metrics))
         if not metrics:
             raise RunError(f"the run in {folder.root} has not taken a step yet")

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.console.errors import RunError
-from headrace.trainer import job, report
+from headrace.trainer import report, resolve
 from headrace.trainer.cli import main
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.report.data import Curve, RunData, realised_over_tokens, smooth, thin
@@ -25,7 +25,7 @@ VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 def make_run(root: Path, losses: list[float | None]) -> RunFolder:
     words = [f"synthetic.steps={len(losses)}", "synthetic.seq_len=16", "synthetic.batch_rows=4"]
-    found = job.resolve(Request(model=TINY, out=str(root), overrides=words))
+    found = resolve.resolve(Request(model=TINY, out=str(root), overrides=words))
     found.folder.prepare()
     found.save()
     with found.folder.metrics.open("w") as metrics, found.folder.ledger.open("w") as ledger:
@@ -87,7 +87,7 @@ def test_a_report_is_one_file_with_what_ran(tmp_path: Path) -> None:
     text = path.read_text()
     check_page(text)
     assert "ocean &amp; &lt;river&gt;" in text
-    for word in ("finished", "ledger3", job.load(folder).plan.hash, "1 restart", "25.00%"):
+    for word in ("finished", "ledger3", resolve.load(folder).plan.hash, "1 restart", "25.00%"):
         assert word in text, word
     (run,) = summary["runs"]
     assert (run["steps"], run["tokens"], run["loss"]) == (4, 256, 1.0)

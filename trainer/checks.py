@@ -1,0 +1,107 @@
+"""What is refused before anything starts: everything that can be known to fail by then.
+
+Nothing here writes. What the configuration says by itself has been checked when it was read, and
+that a folder holds this run and no other when it was resolved.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+from ..console.errors import LayoutError, PlanError, RunError, StorageError
+from ..console.progress import as_bytes
+from . import division, evaluate
+from . import origin as origins
+from .costs import checkpoint_bytes
+from .job import Job
+from .launch import joined
+from .schedule import PhaseView
+
+DISK_RESERVE = 1 << 20
+
+
+def check(job: Job, *, elsewhere: bool = False) -> None:
+    """Everything that can be known to fail before the first step, here or on other machines."""
+    _layout(job)
+    _vocabulary(job)
+    for phase in job.plan.phases:
+        _rows(job, phase)
+    _weights(job)
+    if job.run.evaluate is not None and not job.held_out.exists():
+        evaluate.plan_of(job.run.evaluate, job.plan)
+    if not elsewhere:
+        _devices(job)
+
+
+def check_disk(job: Job) -> None:
+    """A checkpoint must fit beside the ones that are kept while it is written."""
+    need = checkpoint_bytes(job) + DISK_RESERVE
+    root = job.folder.root.absolute()
+    there = next(path for path in (root, *root.parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if need > free:
+        raise StorageError(
+            f"{job.folder.root} has {as_bytes(free)} free, and one checkpoint takes "
+            f"{as_bytes(need)}",
+            mend="free some space, or choose another --out",
+        )
+
+
+def _layout(job: Job) -> None:
+    """What the engine cannot do, and what cannot be divided."""
+    assert job.run.precision != "auto"
+    job.run.engine.check(job.run.layout, job.processes, job.run.precision)
+    lengths = [phase.seq_len for phase in job.plan.phases]
+    if job.run.evaluate is not None and job.run.evaluate.seq_len is not None:
+        lengths.append(job.run.evaluate.seq_len)
+    division.check(job.run.layout, job.processes, job.model, lengths)
+
+
+def _vocabulary(job: Job) -> None:
+    if job.plan.vocab_size > job.model.vocab_size:
+        raise PlanError(
+            f"the mixture's tokenizer has {job.plan.vocab_size:,} ids, the model embeds "
+            f"{job.model.vocab_size:,}",
+            mend=f"override model.vocab_size={job.plan.vocab_size}, or take another model",
+        )
+
+
+def _rows(job: Job, phase: PhaseView) -> None:
+    """Rows that the model has positions for, and at least one for each process."""
+    table = job.model.learned_positions
+    if table is not None and phase.seq_len > table:
+        raise PlanError(
+            f"phase {phase.name} has rows of {phase.seq_len:,} tokens, and the model's table "
+            f"of positions (learned_positions) has {table:,}",
+            mend=f"use rows of {table} tokens at most, or model.learned_positions={phase.seq_len}",
+        )
+    if phase.batch_rows < job.dp:
+        raise LayoutError(
+            f"phase {phase.name} updates on {phase.batch_rows} rows, fewer than the {job.dp} "
+            "data-parallel processes",
+            mend=f"use processes={phase.batch_rows} at most, or a larger batch",
+        )
+
+
+def _weights(job: Job) -> None:
+    """Those to begin with are named once, and are of this model."""
+    source = job.run.init_from
+    if job.parent is not None and source is not None:
+        raise RunError(
+            "the mixture continues a run (`after`), whose weights it takes, and init_from names "
+            "others",
+            mend="leave out one of them",
+        )
+    origin = None if job.folder.begun else job.origin()
+    if origin is not None:
+        origins.check(origin, job.model, moments=source is not None and source.moments)
+
+
+def _devices(job: Job) -> None:
+    from .layout import count_gpus
+
+    if job.run.device == "cuda" and job.processes > count_gpus() and not joined():
+        raise LayoutError(
+            f"{job.processes} processes for {count_gpus()} GPUs",
+            mend=f"use processes={count_gpus()}",
+        )
