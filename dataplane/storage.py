@@ -28,6 +28,11 @@ ATTEMPTS = 8
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 20.0
 
+PASSING = (408, 429, 500, 502, 503, 504)
+"""Answers of a store that may be others in a while."""
+EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired")
+"""What S3 stores say of credentials that were good once."""
+
 
 def is_local(url: str) -> bool:
     return "://" not in url or url.startswith("file://")
@@ -53,8 +58,8 @@ def read(url: str, start: int = 0, end: int | None = None) -> bytes:
         except OSError as error:
             raise failed("read", url, error) from None
     if start == 0 and end is None:
-        return _remote("read", url, lambda fs, path: bytes(fs.cat_file(path)))
-    return _remote("read", url, lambda fs, path: bytes(fs.cat_file(path, start=start, end=end)))
+        return remote("read", url, lambda fs, path: bytes(fs.cat_file(path)))
+    return remote("read", url, lambda fs, path: bytes(fs.cat_file(path, start=start, end=end)))
 
 
 def size(url: str) -> int:
@@ -63,19 +68,19 @@ def size(url: str) -> int:
             return local_path(url).stat().st_size
         except OSError as error:
             raise failed("read", url, error) from None
-    return int(_remote("read", url, lambda fs, path: fs.info(path)["size"]))
+    return int(remote("read", url, lambda fs, path: fs.info(path)["size"]))
 
 
 def exists(url: str) -> bool:
     if is_local(url):
         return local_path(url).exists()
-    return bool(_remote("look for", url, lambda fs, path: fs.exists(path)))
+    return bool(remote("look for", url, lambda fs, path: fs.exists(path)))
 
 
 def write(url: str, data: bytes) -> None:
     """Write a small file atomically."""
     if not is_local(url):
-        _remote("write", url, lambda fs, path: fs.pipe_file(path, data))
+        remote("write", url, lambda fs, path: fs.pipe_file(path, data))
         return
     target = local_path(url)
     temporary = _beside(target)
@@ -95,7 +100,7 @@ def write(url: str, data: bytes) -> None:
 def put(source: Path, url: str) -> None:
     """Move a finished local file to `url`, atomically."""
     if not is_local(url):
-        _remote("write", url, lambda fs, path: fs.put_file(str(source), path))
+        remote("write", url, lambda fs, path: fs.put_file(str(source), path))
         source.unlink()
         return
     target = local_path(url)
@@ -132,7 +137,7 @@ def delete(url: str) -> None:
         except FileNotFoundError:
             return
 
-    _remote("delete", url, remove)
+    remote("delete", url, remove)
 
 
 def list_files(url: str) -> list[str]:
@@ -146,7 +151,7 @@ def list_files(url: str) -> list[str]:
         root = path.rstrip("/") + "/"
         return sorted(str(name)[len(root) :] for name in fs.find(path))
 
-    return _remote("list", url, find)
+    return remote("list", url, find)
 
 
 def names(url: str) -> list[str]:
@@ -163,7 +168,7 @@ def names(url: str) -> list[str]:
             return []
         return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in found)
 
-    return _remote("list", url, look)
+    return remote("list", url, look)
 
 
 def sync_folder(folder: Path) -> None:
@@ -186,9 +191,21 @@ def file_system(url: str) -> tuple[Any, str]:
     return fs, path
 
 
-def _remote(verb: str, url: str, act: Callable[[Any, str], T]) -> T:
-    fs, path = file_system(url)
-    return tried_again(verb, url, lambda: act(fs, path))
+def remote(verb: str, url: str, act: Callable[[Any, str], T]) -> T:
+    """What `act` gives for a file system and a path in it, through faults that pass. A store that
+    refuses is asked once more: credentials are read anew, and may have been renewed."""
+
+    def ask() -> T:
+        fs, path = file_system(url)
+        try:
+            return act(fs, path)
+        except Exception as error:
+            if not isinstance(error, PermissionError) and _answer(error)[0] != 400:
+                raise
+            type(fs).clear_instance_cache()
+            return act(*file_system(url))
+
+    return tried_again(verb, url, ask)
 
 
 def tried_again(verb: str, url: str, act: Callable[[], T]) -> T:
@@ -198,8 +215,6 @@ def tried_again(verb: str, url: str, act: Callable[[], T]) -> T:
             return act()
         except UserError:
             raise
-        except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
-            raise failed(verb, url, error) from None
         except Exception as error:  # fsspec's back ends share no class for a passing fault
             if attempt == ATTEMPTS or not _passing(error):
                 raise failed(verb, url, error) from error
@@ -210,15 +225,27 @@ def tried_again(verb: str, url: str, act: Callable[[], T]) -> T:
 
 def _passing(error: Exception) -> bool:
     """Whether trying again may help: time-outs, dropped connections, throttling, 5xx."""
-    if isinstance(error, (TimeoutError, ConnectionError)):
+    status, code = _answer(error)
+    if isinstance(error, (TimeoutError, ConnectionError)) or status in PASSING:
         return True
-    response = getattr(error, "response", None)
-    status = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
-    if status.get("HTTPStatusCode", 0) in (429, 500, 502, 503, 504):
+    if code == "NoSuchUpload":  # it was completed, and the answer lost: it is begun again
         return True
+    if status or isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError)):
+        return False
     text = f"{type(error).__module__}.{type(error).__name__} {error}".lower()
     words = ("timeout", "connect", "slow", "throttl", "503", "429", "payload", "disconnected")
     return any(word in text for word in words)
+
+
+def _answer(error: Exception) -> tuple[int, str]:
+    """The status and the code with which an S3 store has refused; s3fs raises an error of Python's
+    from the one that holds them."""
+    for one in (error, error.__cause__):
+        response = getattr(one, "response", None)
+        if isinstance(response, dict):
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            return int(status), str(response.get("Error", {}).get("Code", ""))
+    return 0, ""
 
 
 def _pauses() -> Iterator[float]:
@@ -240,7 +267,15 @@ def _forget(temporary: Path) -> None:
 def failed(verb: str, url: str, error: Exception) -> StorageError:
     """What went wrong with a file, for a person."""
     mend = None
-    if isinstance(error, FileNotFoundError):
+    status, code = _answer(error)
+    if code in EXPIRED:
+        reason, mend = "the credentials have expired", "renew them and run the same command again"
+    elif code == "RequestTimeTooSkewed":
+        reason, mend = "the clock of this machine is wrong, says the store", "set the clock"
+    elif status == 400:
+        reason = f"the store refuses the request ({error})"
+        mend = "the credentials may have expired; check the endpoint and its region, too"
+    elif isinstance(error, FileNotFoundError):
         reason, mend = "it does not exist", "check the path, or build the dataset first"
     elif isinstance(error, PermissionError):
         reason, mend = "access is denied", "check the credentials (`headrace doctor` shows them)"

@@ -22,7 +22,7 @@ from ..dataplane.manifest import Generation, Manifest
 from ..dataplane.tokenizers import Tokenizer
 from ..dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from ..dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
-from . import engines
+from . import engines, sources
 from .claim import Claim
 from .commit import FOLDERS, Made, clear_all, commit
 from .dedup import DigestTask, decide
@@ -33,7 +33,7 @@ from .inputs import find
 from .job import CLAIMS, WORK, Job, dataset_url, work_url
 from .records import Record
 from .shuffle import GatherTask, ranges
-from .sources import File, Slice, SourceConfig, source
+from .sources import File, Slice, SourceConfig
 from .tasks import BuildTask, Task
 
 log = get_logger(__name__)
@@ -210,7 +210,7 @@ def cut(files: Sequence[File], config: BuildConfig, job: Job) -> list[Task]:
     tasks: list[Task] = []
     together: list[Slice] = []
     for file in files:
-        for part in source(file.format).cut(file, job.source, config.slice_size):
+        for part in sources.cut(file, job.source, config.slice_size, skip_bad=job.skip_bad):
             if together and sum(s.size for s in together) + part.size > config.slice_size:
                 tasks.append(Task.of(together, job))
                 together = []

@@ -60,7 +60,10 @@ class Claim:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        storage.delete(storage.join(self.url, self.name))
+        try:
+            storage.delete(storage.join(self.url, self.name))
+        except StorageError as told:  # nobody waits for it, once this process is gone
+            log.warning("cannot take back this build's claim: %s", told.what)
         if storage.is_local(self.url):
             folder = storage.local_path(self.url)
             with contextlib.suppress(OSError):  # not empty: another build has begun

@@ -82,8 +82,7 @@ def information(name: str) -> dict[str, Any]:
     """What a store says of an object."""
     if web.is_web(name):
         return web.information(name)
-    fs, path = storage.file_system(name)
-    return storage.tried_again("read", name, lambda: dict(fs.info(path)))
+    return storage.remote("read", name, lambda fs, path: dict(fs.info(path)))
 
 
 class Memory:

@@ -6,6 +6,7 @@ import glob
 import os
 import posixpath
 from collections.abc import Sequence
+from typing import Any
 
 from ..console.errors import InputError, MisuseError, StorageError, UserError
 from ..console.log import get_logger
@@ -63,7 +64,8 @@ def _raise_all(problems: Sequence[UserError]) -> None:
 
 def kind_of(name: str, config: SourceConfig) -> tuple[str | None, str | None]:
     """A file's format and compression, by the endings of its name."""
-    parts = posixpath.basename(name).lower().split("?")[0].split(".")
+    path = name if storage.is_local(name) else name.split("?")[0]
+    parts = posixpath.basename(path).lower().split(".")
     compression = COMPRESSIONS.get(parts[-1]) if len(parts) > 1 else None
     if compression:
         parts.pop()
@@ -84,15 +86,16 @@ def _expand(given: str, config: SourceConfig) -> list[str]:
         return [name for name in matches if storage.local_path(name).is_file()]
     if web.is_web(given):  # has no folders; whether the file is there is asked with its size
         return [given]
-    fs, path = storage.file_system(given)
-    if glob.has_magic(path):
-        names = storage.tried_again("list", given, lambda: fs.glob(path))
-        return sorted(fs.unstrip_protocol(name) for name in names)
-    if storage.tried_again("list", given, lambda: fs.isdir(path)):
-        names = storage.tried_again("list", given, lambda: fs.find(path))
-        found = sorted(fs.unstrip_protocol(name) for name in names)
-        return [name for name in found if _wanted(name, config, given)]
-    return [given] if storage.exists(given) else []
+
+    def look(fs: Any, path: str) -> list[str]:
+        if fs.isdir(path):
+            found = [fs.unstrip_protocol(name) for name in fs.find(path)]
+            return sorted(name for name in found if _wanted(name, config, given))
+        if fs.exists(path):
+            return [given]
+        return sorted(fs.unstrip_protocol(name) for name in fs.glob(path))
+
+    return storage.remote("list", given, look)
 
 
 def _below(name: str, folder: str) -> bool:

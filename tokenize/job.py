@@ -9,7 +9,7 @@ from ..dataplane import storage
 from ..dataplane.manifest import TokenizerInfo
 from .sources import SourceConfig
 
-VERSION = 2
+VERSION = 3
 """Changes when the same input would give other bytes: older tasks are not reused then."""
 WORK = "work"
 """The folder beside a dataset that holds what is not finished."""

@@ -16,7 +16,7 @@ from ..dataplane.tokenizers.byte import END
 from .inputs import find
 from .reading import Reader
 from .records import Record
-from .sources import File, SourceConfig, source
+from .sources import File, SourceConfig, cut
 
 log = get_logger(__name__)
 
@@ -110,12 +110,12 @@ def sample(config: TrainConfig) -> Iterator[str]:
 
 
 def _documents(files: Sequence[File], config: TrainConfig, record: Record) -> Iterator[bytes]:
-    reader = Reader(config.source, config.on_error == "skip")
+    skip_bad = config.on_error == "skip"
+    reader = Reader(config.source, skip_bad)
     total = sum(file.size for file in files)
     with Progress("reading for a sample", total=total, unit="B") as progress:
         for file in files:
-            for _, texts in reader.read(
-                source(file.format).cut(file, config.source, file.size + 1), record
-            ):
+            whole = cut(file, config.source, file.size + 1, skip_bad=skip_bad)
+            for _, texts in reader.read(whole, record):
                 yield from (text.encode() for text in texts.texts)
                 progress.advance(texts.size, documents=len(texts.texts))

@@ -29,6 +29,9 @@ elements that list offsets can count."""
 MAGIC = b"ARROW1"
 TAIL = 4 << 10
 
+Block = tuple[int, int, int]
+"""Where a record batch lies: its offset, the bytes of its head, and those of its body."""
+
 
 def write(out: BinaryIO, documents: Documents) -> None:
     schema = _schema(documents)
@@ -119,6 +122,11 @@ def id_type(read: Reader, size: int, column: str) -> str:
     return str(np.dtype(kind.to_pandas_dtype()).name)
 
 
+def batch_rows(read: Reader, size: int) -> list[int]:
+    """How many rows each record batch of any Arrow file has: their heads alone are read."""
+    return [_rows(_batch(read, block)) for block in _blocks(read, size)[0]]
+
+
 def _schema(documents: Documents) -> Any:
     fields = [("tokens", pa.list_(pa.from_numpy_dtype(documents.tokens.dtype)))]
     if documents.weights is not None:
@@ -145,16 +153,8 @@ class _File:
 
     def __init__(self, read: Reader, size: int) -> None:
         self.read = read
-        tail = read(max(0, size - TAIL), size)
-        if len(tail) < 10 or not tail.endswith(MAGIC):
-            raise IntegrityError("not a whole Arrow IPC file: its last bytes are missing")
-        length = struct.unpack_from("<i", tail, len(tail) - 10)[0]
-        footer = tail[-10 - length : -10]
-        if length + 10 > len(tail):
-            footer = read(size - 10 - length, size - 10)
-        root = _Table(footer, struct.unpack_from("<I", footer)[0])
-        self.blocks = [struct.unpack_from("<qi4xq", footer, at) for at in root.vector(3, stride=24)]
-        end = self.blocks[0][0] if self.blocks else size - 10 - length
+        self.blocks, footer = _blocks(read, size)
+        end = self.blocks[0][0] if self.blocks else footer
         self.schema = pa.ipc.read_schema(pa.py_buffer(read(8, end)))
         self._index: dict[str, int] = {}
         at = 0
@@ -170,21 +170,17 @@ class _File:
         kind = self.schema.field(name).type
         return self._index[name], pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
-    def buffers(self, block: tuple[int, int, int]) -> tuple[list[tuple[int, int]], int]:
+    def buffers(self, block: Block) -> tuple[list[tuple[int, int]], int]:
         """Where the buffers of a record batch lie in the file (offset, bytes), and its rows."""
         offset, head, _ = block
-        data = self.read(offset, offset + head)
-        start = 8 if data[:4] == b"\xff\xff\xff\xff" else 4
-        message = _Table(data, start + struct.unpack_from("<I", data, start)[0])
-        batch = message.table(2)
+        batch = _batch(self.read, block)
         if batch.field(3):
             raise InputError(
                 "the Arrow file's buffers are compressed: tokens cannot be read in place",
                 mend="write it again without compression",
             )
-        places = [struct.unpack_from("<qq", data, at) for at in batch.vector(2, stride=16)]
-        rows = struct.unpack_from("<q", data, batch.field(0))[0] if batch.field(0) else 0
-        return [(offset + head + at, length) for at, length in places], rows
+        places = [struct.unpack_from("<qq", batch.data, at) for at in batch.vector(2, stride=16)]
+        return [(offset + head + at, length) for at, length in places], _rows(batch)
 
     def offsets(self, buffer: tuple[int, int], rows: int, kind: Any) -> Int64:
         """The rows + 1 offsets of a list or string column."""
@@ -218,6 +214,33 @@ class _File:
             text[a:b].decode() if there else None
             for a, b, there in zip(cuts[:-1], cuts[1:], present, strict=True)
         ]
+
+
+def _blocks(read: Reader, size: int) -> tuple[list[Block], int]:
+    """Where a file's record batches lie, and where its footer begins."""
+    tail = read(max(0, size - TAIL), size)
+    if len(tail) < 10 or not tail.endswith(MAGIC):
+        raise IntegrityError("not a whole Arrow IPC file: its last bytes are missing")
+    length = struct.unpack_from("<i", tail, len(tail) - 10)[0]
+    footer = tail[-10 - length : -10]
+    if length + 10 > len(tail):
+        footer = read(size - 10 - length, size - 10)
+    root = _Table(footer, struct.unpack_from("<I", footer)[0])
+    blocks = [struct.unpack_from("<qi4xq", footer, at) for at in root.vector(3, stride=24)]
+    return blocks, size - 10 - length
+
+
+def _batch(read: Reader, block: Block) -> _Table:
+    """The head of a record batch."""
+    offset, head, _ = block
+    data = read(offset, offset + head)
+    start = 8 if data[:4] == b"\xff\xff\xff\xff" else 4
+    return _Table(data, start + struct.unpack_from("<I", data, start)[0]).table(2)
+
+
+def _rows(batch: _Table) -> int:
+    at = batch.field(0)
+    return int(struct.unpack_from("<q", batch.data, at)[0]) if at else 0
 
 
 def _buffer_count(kind: Any) -> int:

@@ -10,6 +10,7 @@ import pytest
 from corpora import ONE, snapshot
 
 from headrace.console.errors import InputError, RunError
+from headrace.dataplane import manifest
 from headrace.tokenize import engines
 from headrace.tokenize.engines import EngineConfig
 
@@ -76,10 +77,18 @@ def ray() -> Iterator[Any]:
 
 @pytest.mark.slow
 def test_ray_builds_the_same_bytes(corpus: Path, run_build: Any, ray: Any) -> None:
-    options = {"shuffle": 1, "dedup": "exact", "splits": {"val": 0.1}}
-    local = run_build(corpus, out="local", engine=ONE, **options)
-    there = run_build(corpus, out="ray", engine=EngineConfig(kind="ray"), **options)
+    """With the same word on the same bad lines."""
+    for name in ("bad", "worse"):
+        (corpus / f"{name}.jsonl").write_text('{\n{"text": "good"}\n{"body": "x"}\n')
+    options: dict[str, Any] = {"shuffle": 1, "dedup": "exact", "splits": {"val": 0.1}}
+    there = run_build(
+        corpus, out="ray", on_error="skip", engine=EngineConfig(kind="ray"), **options
+    )
+    local = run_build(corpus, out="local", on_error="skip", engine=ONE, **options)
     assert snapshot(local) == snapshot(there)
-    (corpus / "bad.jsonl").write_text("{")
+    told = manifest.load(str(there / "train")).generations[0].provenance
+    assert told["counts"]["bad: broken JSON"] == told["counts"]["bad: missing field"] == 2
+    assert sum("bad.jsonl, line 1: broken JSON" in line for line in told["problems"]) == 1
+    assert sum("worse.jsonl, line 3: missing field" in line for line in told["problems"]) == 1
     with pytest.raises(InputError, match="broken JSON"):
-        run_build(corpus, out="ray", engine=EngineConfig(kind="ray"), **options)
+        run_build(corpus, out="failed", engine=EngineConfig(kind="ray"), **options)

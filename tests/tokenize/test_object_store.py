@@ -1,4 +1,4 @@
-"""Builds from and to s3://, against servers that are slow, throttled, and killed."""
+"""Builds from and to s3://, against servers that are slow, throttled, killed, or cut off."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from corpora import ONE, read_dataset, snapshot, texts, write_jsonl
+from faulty_store import FAULTS, FaultyStore, Relay, at_times
 from moto.server import ThreadedMotoServer
 from swift import Swift, install
 
@@ -38,7 +39,7 @@ def forget_connections() -> Iterator[None]:
 
 
 @pytest.fixture
-def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     server = ThreadedMotoServer(port=0)
     server.start()
     host, port = server.get_host_and_port()
@@ -47,8 +48,21 @@ def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     reset = urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")
     urllib.request.urlopen(reset).close()
     fsspec.filesystem("s3").mkdir("data")
-    yield
+    yield port
     server.stop()
+
+
+@pytest.fixture
+def faulty(moto: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
+    """All requests go through a proxy; what is tried again is tried again by us, and soon."""
+    impatient = {"read_timeout": 0.5, "retries": {"max_attempts": 0}}
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": impatient})
+    monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "retries", 1)
+    monkeypatch.setattr(storage, "FIRST_PAUSE", 0.001)
+    with FaultyStore(moto) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.server_port}")
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
+        yield proxy
 
 
 @pytest.fixture
@@ -82,13 +96,13 @@ def download(url: str) -> dict[str, bytes]:
 
 
 def config(inputs: str, out: str, **options: object) -> BuildConfig:
-    values = {"tokenizer": "byte", "slice_size": 20_000, "shard_size": 15_000, "engine": ONE}
+    values = {"tokenizer": "byte", "slice_size": 30_000, "shard_size": 25_000, "engine": ONE}
     return BuildConfig(inputs=(inputs,), out=out, **{**values, **options})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": 1, "dedup": "exact", "splits": {"val": 0.1}}])
 def test_a_build_on_an_object_store(
-    corpus: Path, tmp_path: Path, moto: None, options: dict[str, object]
+    corpus: Path, tmp_path: Path, moto: int, options: dict[str, object]
 ) -> None:
     upload(corpus)
     build(config("s3://data/corpus", "s3://data/out", **options))
@@ -105,16 +119,101 @@ def test_a_build_on_an_object_store(
 
 
 def test_a_dataset_on_an_object_store_is_the_one_on_a_disk(
-    corpus: Path, tmp_path: Path, moto: None
+    corpus: Path, tmp_path: Path, moto: int
 ) -> None:
     build(config(str(corpus), "s3://data/out"))
     build(config(str(corpus), str(tmp_path / "out")))
     assert download("s3://data/out") == snapshot(tmp_path / "out")
 
 
-def test_a_bucket_that_is_not_there(corpus: Path, moto: None) -> None:
+def test_a_bucket_that_is_not_there(corpus: Path, moto: int) -> None:
     with pytest.raises(StorageError, match="s3://nowhere/out"):
         build(config(str(corpus), "s3://nowhere/out"))
+
+
+def test_connections_that_are_lost_lose_nothing(
+    corpus: Path, tmp_path: Path, faulty: FaultyStore, moto: int
+) -> None:
+    """Every fault there is, again and again; at each, what readers would see is whole."""
+    upload(corpus)
+    build(config("s3://data/corpus", "s3://data/whole"))
+    direct = fsspec.filesystem("s3", client_kwargs={"endpoint_url": f"http://127.0.0.1:{moto}"})
+    faults = at_times(list(FAULTS), every=3)
+
+    def choose(request: Relay) -> str | None:
+        fault = faults(request)
+        if fault is not None:
+            direct.invalidate_cache()
+            for name in direct.find("data/out/shards"):
+                assert direct.cat_file(name) == direct.cat_file(name.replace("out", "whole"))
+            assert direct.exists("data/out/shards") or not direct.exists("data/out/manifest.json")
+        return fault
+
+    faulty.choose = choose
+    build(config("s3://data/corpus", "s3://data/out"))
+    assert download("s3://data/out") == download("s3://data/whole")
+    assert len(faulty.met) == len(FAULTS) and min(faulty.met.values()) > 1
+
+
+def test_an_upload_in_parts_that_is_cut_off(
+    faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a part; and after its end, so that nobody knows that it is done."""
+    s3 = fsspec.get_filesystem_class("s3")
+    monkeypatch.setattr(s3._pipe_file, "__defaults__", (5 << 20, None, "overwrite"))
+    old, new = os.urandom(11 << 20), os.urandom(11 << 20)
+    storage.write("s3://data/file", old)
+    for mark, fault in (("partNumber=2", "cut upload"), ("?uploadId", "lost answer")):
+        left = iter([fault])
+        faulty.choose = lambda request, mark=mark, left=left: (
+            next(left, None) if mark in request.path and request.command != "DELETE" else None
+        )
+        storage.write("s3://data/file", new)
+        assert faulty.met[fault] == 1
+        assert storage.read("s3://data/file") == new
+    faulty.choose = lambda request: "cut upload" if "partNumber" in request.path else None
+    with pytest.raises(StorageError, match="cannot write s3://data/file"):
+        storage.write("s3://data/file", old)
+    assert storage.read("s3://data/file") == new
+
+
+def test_credentials_that_expire_and_are_renewed(
+    corpus: Path, tmp_path: Path, faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the file that holds them, in the middle of a build; or else by a person, after it."""
+    file = tmp_path / "credentials"
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    good = 0
+
+    def renew() -> None:
+        file.write_text(f"[default]\naws_access_key_id = key{good}\naws_secret_access_key = x\n")
+
+    def choose(request: Relay) -> str | None:
+        nonlocal good
+        if request.command == "PUT" and "/tables/" in request.path and good % 2 == 0:
+            good += 1
+            if agent:
+                renew()
+        return None if f"key{good}/" in request.headers["Authorization"] else "expired"
+
+    agent = True
+    renew()
+    faulty.choose = choose
+    build(config(str(corpus), "s3://data/out"))
+    assert faulty.met["expired"] == 1
+    whole = download("s3://data/out")
+    good, agent = 2, False
+    renew()
+    with pytest.raises(StorageError, match="the credentials have expired") as caught:
+        build(config(str(corpus), "s3://data/again"))
+    assert "run the same command again" in str(caught.value.mend)
+    renew()
+    for name in storage.list_files("s3://data/again/work/claims"):  # could not be taken back
+        storage.delete(f"s3://data/again/work/claims/{name}")
+    build(config(str(corpus), "s3://data/again"))
+    assert download("s3://data/again") == whole
 
 
 @pytest.mark.server

@@ -29,7 +29,7 @@ def read(path: Path, size: int = 1 << 30, **options: Any) -> Found:
     config = SourceConfig(**options)
     (file,) = find([str(path)], config)
     found, problems = [], []
-    for part in source(file.format).cut(file, config, size):
+    for part in sources.cut(file, config, size, skip_bad=False):
         for block in source(file.format).read(part, config):
             ids = block.ids or [None] * len(block.texts)
             found += list(zip(block.positions, block.texts, ids, strict=True))
@@ -151,7 +151,10 @@ def test_fasta(tmp_path: Path) -> None:
 
 
 def test_names_globs_folders_and_what_is_left_out(tmp_path: Path) -> None:
-    for name in ("a.jsonl", "b/c.txt.zst", "b/d.PARQUET", "b/.hidden.txt", "_x/y.txt", "n.bin"):
+    for name in (
+        *("a.jsonl", "b/c.txt.zst", "b/d.PARQUET", "b/.hidden.txt", "_x/y.txt", "n.bin"),
+        *("odd/a?b=c.txt", "odd/[1] #2*.txt", "odd/水 \n.fa"),
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
     config = SourceConfig()
@@ -160,7 +163,9 @@ def test_names_globs_folders_and_what_is_left_out(tmp_path: Path) -> None:
         files = find([str(tmp_path / one) for one in inputs], config)
         return [str(Path(file.name).relative_to(tmp_path)) for file in files]
 
-    assert names(".") == ["a.jsonl", "b/c.txt.zst", "b/d.PARQUET"]
+    odd = ["odd/[1] #2*.txt", "odd/a?b=c.txt", "odd/水 \n.fa"]
+    assert names(".") == ["a.jsonl", "b/c.txt.zst", "b/d.PARQUET", *odd]
+    assert names(*odd) == odd
     assert names("b/*.zst", "a.jsonl", "*.jsonl") == ["b/c.txt.zst", "a.jsonl"]
     with pytest.raises(InputError, match="no files at"):
         names("nothing-*.jsonl")
@@ -249,6 +254,8 @@ BAD = {
     "invalid text": (b"a\n\xff\nc\n", "a.txt", 1, ["a", "c"]),
     "no FASTA": (b"ACGT\n>b\nAC\n", "a.fa", 0, ["AC"]),
     "no letters": (b">a\nAC\xc3\xa9\n>b\nAC\n", "a.fa", 0, ["AC"]),
+    "a comment": (b">a\nAC\n>b\nAC\n;words\n>c\nAC*-.~\n", "a.fa", 1, ["AC", "AC*-.~"]),
+    "lone returns": (b">a\rAC\r>b\rAC\r", "a.fa", 0, []),
 }
 
 
@@ -298,9 +305,64 @@ def test_another_schema(tmp_path: Path) -> None:
     assert problems[0].where().endswith("c.parquet, row 2")
 
 
-def test_what_is_no_parquet(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is not a Parquet file"):
-        read(plain(tmp_path / "a.parquet", b"PAR1 but no more"))
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_broken_file_is_an_error_or_left_out(tmp_path: Path, name: str) -> None:
+    path = plain(tmp_path / name, b"PAR1 ARROW1 but no more")
+    with pytest.raises(InputError, match=r"this is not an? (Parquet|Arrow) file") as caught:
+        read(path)
+    assert caught.value.where == str(path)
+    config = SourceConfig()
+    (file,) = find([str(path)], config)
+    (part,) = sources.cut(file, config, 1 << 20, skip_bad=True)
+    (texts_,) = source(file.format).read(part, config)
+    assert [(one.kind, one.file) for one in texts_.problems] == [("damaged file", str(path))]
+
+
+def test_another_schema_is_told_once_for_each_file(tmp_path: Path) -> None:
+    twice = pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"])
+    numbers = pa.table({"text": range(2000)})
+    for name, table, what in (
+        ("twice", twice, "2 columns of the name `text`"),
+        ("numbers", numbers, "holds int64"),
+        ("lists", pa.table({"text": [["a"], ["b"]]}), "holds list<"),
+    ):
+        pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=100)
+        with pa.ipc.new_file(str(tmp_path / f"{name}.arrow"), table.schema) as out:
+            out.write_table(table, max_chunksize=100)
+        for ending in ("parquet", "arrow"):
+            found, problems = read(tmp_path / f"{name}.{ending}", size=500)
+            assert not found
+            assert [problem.kind for problem in problems] == ["other schema"]
+            assert what in problems[0].what
+
+
+@pytest.mark.parametrize("ending", PACKINGS)
+def test_a_mark_of_utf_8_is_no_text(tmp_path: Path, ending: str) -> None:
+    """At a file's beginning; anywhere else it is a character."""
+    mark = "\ufeff"
+    texts_ = [f"{mark}a", f"b{mark}"] * 30
+    lines = mark + "".join(f"{text}\n" for text in texts_)
+    records = mark + "".join(
+        json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts_
+    )
+    pack = PACKINGS[ending]
+    for name, data, options, expected in (
+        ("a.txt", lines, {}, [lines[1:]]),
+        ("a.txt", lines, {"text_documents": "line"}, texts_),
+        ("a.jsonl", records, {}, texts_),
+        ("a.fa", f"{mark}>x\nACGT\n", {}, ["ACGT"]),
+    ):
+        path = plain(tmp_path / f"{name}{ending}", pack(data.encode()))
+        found, problems = read(path, size=40, **options)
+        assert [text for _, text, _ in found] == expected and not problems
+
+
+def test_an_archive_without_its_ending_is_read_all_the_same(tmp_path: Path) -> None:
+    documents = texts(50)
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in documents).encode()
+    for pack in PACKINGS.values():
+        found, problems = read(plain(tmp_path / "a.jsonl", pack(lines)), size=100)
+        assert [text for _, text, _ in found] == documents and not problems
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "b.txt"])

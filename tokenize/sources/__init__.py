@@ -139,11 +139,15 @@ class Texts:
     """Bytes of the file that were read for them."""
 
 
+class Broken(Exception):
+    """A file that ends before its time, or is not what its name says."""
+
+
 class Source(Protocol):
     """What each module of this folder provides."""
 
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
-        """The slices of a file, each of about `size` bytes."""
+        """The slices of a file, each of about `size` bytes; Broken, if it has none."""
         ...
 
     def read(self, part: Slice, config: SourceConfig) -> Iterator[Texts]:
@@ -157,3 +161,17 @@ def source(name: str) -> Source:
         raise InputError(f"there is no source `{name}`", mend=f"known: {', '.join(SOURCES)}")
     module: Source = import_module(SOURCES[name])
     return module
+
+
+def cut(file: File, config: SourceConfig, size: int, *, skip_bad: bool) -> list[Slice]:
+    """The slices of a file. One that is broken is an error, or a slice that says so when read."""
+    try:
+        return source(file.format).cut(file, config, size)
+    except Broken as error:
+        if skip_bad:
+            return [Slice(file, 0, 0, 0, file.size)]
+        raise InputError(
+            f"damaged file: {error}",
+            where=file.name,
+            mend="mend the file, or leave such files out with --on-error skip",
+        ) from None

@@ -5,26 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ...console.errors import InputError
-from . import File, Problem, Slice, SourceConfig, Texts
-from .columns import texts_of
+from ...dataplane.shards.arrow import batch_rows
+from . import Broken, File, Problem, Slice, SourceConfig, Texts
+from .columns import other_schema, texts_of, wanted
 from .streams import open_file
 
 ROWS = 1024
 
 
 def cut(file: File, config: SourceConfig, size: int) -> list[Slice]:
-    opened = _open(file.name)
-    if not hasattr(opened, "num_record_batches"):
+    if not hasattr(_open(file.name), "num_record_batches"):
         return [Slice(file, 0, -1, 0, file.size)]  # a stream has no index
-    count = opened.num_record_batches
+    with open_file(file.name) as stream:
+
+        def read(start: int, end: int) -> bytes:
+            stream.seek(start)
+            return stream.read(end - start)
+
+        rows = batch_rows(read, file.size)
+    count = len(rows)
     step = max(1, count * size // max(1, file.size))
-    slices, rows = [], 0
+    slices = []
     for start in range(0, count, step):
         end = min(count, start + step)
-        slices.append(Slice(file, start, end, rows, file.size * (end - start) // count))
-        if end < count:
-            rows += sum(opened.get_batch(number).num_rows for number in range(start, end))
+        share = file.size * (end - start) // count
+        slices.append(Slice(file, start, end, sum(rows[:start]), share))
     return slices
 
 
@@ -32,19 +37,20 @@ def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
     import pyarrow as pa
 
     name = part.file.name
-    opened = _open(name)
-    names = opened.schema.names
-    wanted = [config.text_field, *([config.id_field] if config.id_field else [])]
-    if missing := [column for column in wanted if column not in names]:
-        what = f"no column `{missing[0]}` (it has {', '.join(names)})"
-        yield Texts([], [], None, [Problem("other schema", what, name)], part.size)
+    try:
+        opened = _open(name)
+    except Broken as error:
+        yield Texts([], [], None, [Problem("damaged file", str(error), name)], part.size)
+        return
+    if (nothing := other_schema(opened.schema, part, config)) is not None:
+        yield nothing
         return
     number = part.first
     try:
         for batch in _batches(opened, part):
             yield Texts([], [], size=batch.nbytes)
             for start in range(0, len(batch), ROWS):
-                piece = batch.slice(start, ROWS).select(wanted)
+                piece = batch.slice(start, ROWS).select(wanted(config))
                 yield texts_of(piece, number, config, name, "row", 0)
                 number += len(piece)
     except (pa.ArrowInvalid, OSError) as error:
@@ -68,4 +74,4 @@ def _open(name: str) -> Any:
         stream.seek(0)
         return pa.ipc.open_file(stream) if head == b"ARROW1" else pa.ipc.open_stream(stream)
     except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"{name} is not an Arrow file: {error}") from None
+        raise Broken(f"this is not an Arrow file ({error})") from None

@@ -4,7 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import LARGEST_DOCUMENT, Problem, SourceConfig, Texts
+from . import LARGEST_DOCUMENT, Problem, Slice, SourceConfig, Texts
+
+
+def wanted(config: SourceConfig) -> list[str]:
+    """The columns that are read."""
+    return [config.text_field, *([config.id_field] if config.id_field else [])]
+
+
+def other_schema(schema: Any, part: Slice, config: SourceConfig) -> Texts | None:
+    """What a slice gives of a file that has not got the columns; its first one says so."""
+    import pyarrow as pa
+
+    names = schema.names
+    odd = [name for name in wanted(config) if names.count(name) != 1]
+    if odd:
+        count = names.count(odd[0])
+        what = f"{count} columns of the name" if count else "no column"
+        what += f" `{odd[0]}` (it has {', '.join(names)})"
+    else:
+        kind = schema.field(config.text_field).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        strings = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+        if any(test(kind) for test in strings):
+            return None
+        what = f"column `{config.text_field}` holds {kind}, not text"
+    problems = [Problem("other schema", what, part.file.name)] if part.start == 0 else []
+    return Texts([], [], None, problems, part.size)
 
 
 def texts_of(
@@ -14,13 +40,8 @@ def texts_of(
     import pyarrow as pa
 
     column = batch.column(config.text_field)
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        column, kind = column.dictionary_decode(), kind.value_type
-    strings = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    if not any(test(kind) for test in strings):
-        what = f"column `{config.text_field}` holds {kind}, not text"
-        return Texts([], [], None, [Problem("other schema", what, name, first, unit)], size)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
     problems = []
     try:
         texts: list[str | None] = column.to_pylist()

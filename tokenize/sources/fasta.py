@@ -9,7 +9,9 @@ from .streams import blocks, cut_bytes
 
 DELIMITER = b"\n>"
 UNIT = "record"
-BREAKS = bytes.maketrans(b"", b""), b"\n\r \t"
+BREAKS = b"\n\r \t"
+LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*-.~"
+"""Of sequences: bases or residues, stops and gaps."""
 
 
 def cut(file: File, config: SourceConfig, size: int) -> list[Slice]:
@@ -38,15 +40,18 @@ def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
                         problems.append(Problem("broken FASTA", what, name, 0, UNIT))
                         continue
                 header, _, sequence = data.partition(b"\n")
+                if b"\r" in header.rstrip():
+                    what = "its lines end with \\r alone, and shall end with \\n"
+                    problems.append(Problem("broken FASTA", what, name, number, UNIT))
+                    continue
                 id = (header.lstrip(b">").split() or [b""])[0].decode(errors="replace") or None
                 previous = (number, id)
-            try:
-                text = sequence.translate(*BREAKS).decode("ascii")
-            except UnicodeDecodeError as error:
-                what = f"`{id}` holds the byte {sequence[error.start]:#x}: no letter of a sequence"
+            sequence = sequence.translate(None, BREAKS)
+            if strange := sequence.translate(None, LETTERS):
+                what = f"`{id}` holds {strange[:1]!r}, which is no letter of a sequence"
                 problems.append(Problem("broken FASTA", what, name, number, UNIT))
                 continue
-            texts.append(text)
+            texts.append(sequence.decode("ascii"))
             positions.append(number)
             ids.append(id)
         yield Texts(texts, positions, ids, problems, block.read)

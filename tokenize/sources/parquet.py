@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ...console.errors import InputError
-from . import File, Problem, Slice, SourceConfig, Texts
-from .columns import texts_of
+from . import Broken, File, Problem, Slice, SourceConfig, Texts
+from .columns import other_schema, texts_of, wanted
 from .streams import open_file
 
 ROWS = 256
@@ -35,12 +34,14 @@ def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
     import pyarrow as pa
 
     name = part.file.name
-    with _open(name) as opened:
-        wanted = [config.text_field, *([config.id_field] if config.id_field else [])]
-        names = opened.schema_arrow.names
-        if missing := [column for column in wanted if column not in names]:
-            what = f"no column `{missing[0]}` (it has {', '.join(names)})"
-            yield Texts([], [], None, [Problem("other schema", what, name)], part.size)
+    try:
+        opened = _open(name)
+    except Broken as error:
+        yield Texts([], [], None, [Problem("damaged file", str(error), name)], part.size)
+        return
+    with opened:
+        if (nothing := other_schema(opened.schema_arrow, part, config)) is not None:
+            yield nothing
             return
         number = part.first
         rows = sum(
@@ -50,7 +51,7 @@ def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
             for batch in opened.iter_batches(
                 ROWS,
                 row_groups=list(range(part.start, part.end)),
-                columns=wanted,
+                columns=wanted(config),
                 use_threads=False,
             ):
                 size = part.size * len(batch) // max(1, rows)
@@ -69,4 +70,4 @@ def _open(name: str) -> Any:
         # Pages are read as they are needed: a row group may be larger than memory.
         return pq.ParquetFile(open_file(name), buffer_size=PAGE_BYTES, pre_buffer=False)
     except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"{name} is not a Parquet file: {error}") from None
+        raise Broken(f"this is not a Parquet file ({error})") from None

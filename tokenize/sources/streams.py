@@ -6,19 +6,19 @@ import io
 import itertools
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 
 from ...console.errors import InputError
 from ...dataplane import storage
-from . import BLOCK_BYTES, LARGEST_DOCUMENT, File, Problem, Slice
+from . import BLOCK_BYTES, LARGEST_DOCUMENT, Broken, File, Problem, Slice
 from .web import WebFile, is_web
 
-
-class Broken(Exception):
-    """The stream ends before its time: a truncated or damaged archive."""
+BOM = b"\xef\xbb\xbf"
+"""Stands at the beginning of some files, and says that they are UTF-8. It is no text."""
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,8 @@ def cut_bytes(file: File, delimiter: bytes, size: int) -> list[Slice]:
     edges = [*range(0, file.size - size // 2, size), file.size]
     slices, records = [], 0
     with open_file(file.name) as stream:
+        if stream.read(4).startswith((GZIP, ZSTD)):  # whatever its name says
+            return whole
         for start, end in itertools.pairwise(edges):
             slices.append(Slice(file, start, end, records, end - start))
             # The first record at or after `end` is preceded by as many records as there are
@@ -104,6 +106,15 @@ def blocks(part: Slice, delimiter: bytes, *, unit: str, split: bool) -> Iterator
     A record that is larger than LARGEST_DOCUMENT is cut into pieces if `split`, else it is left
     out as a Problem.
     """
+    begun = part.start > 0
+    for block in _blocks(part, delimiter, unit, split):
+        if not begun and block.records:
+            block = replace(block, data=block.data.removeprefix(BOM))
+            begun = True
+        yield block
+
+
+def _blocks(part: Slice, delimiter: bytes, unit: str, split: bool) -> Iterator[Block]:
     reader = _chunks(part, delimiter)
     number = part.first
     carry = b""
@@ -214,9 +225,9 @@ def decompressed(file: File) -> Iterator[tuple[bytes, int]]:
 
 def _unpacked(file: File, stream: BinaryIO) -> Iterator[bytes]:
     head = stream.read(4)
-    if head[:2] == b"\x1f\x8b":
+    if head.startswith(GZIP):
         yield from _gunzip(head, stream)
-    elif head == b"\x28\xb5\x2f\xfd":
+    elif head == ZSTD:
         yield from _unzstd(head, stream)
     else:
         if file.compression and head:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...dataplane.tokenizers import Raw
-from . import LARGEST_DOCUMENT, File, Problem, Slice, SourceConfig, Texts
-from .streams import Block, Broken, blocks, cut_bytes, cut_text, decompressed, is_utf8
+from . import LARGEST_DOCUMENT, Broken, File, Problem, Slice, SourceConfig, Texts
+from .streams import BOM, Block, blocks, cut_bytes, cut_text, decompressed, is_utf8
 
 
 def cut(file: File, config: SourceConfig, size: int) -> list[Slice]:
@@ -75,9 +75,12 @@ def _whole(file: File, config: SourceConfig) -> Iterator[Texts]:
     """A document that is a file; in pieces, where it is large and may be."""
     data = b""
     read = 0
+    begun = False
     try:
         for chunk, read in decompressed(file):
             data += chunk
+            if not begun and len(data) >= len(BOM):
+                data, begun = data.removeprefix(BOM), True
             if len(data) > LARGEST_DOCUMENT:
                 if not config.split_large:
                     what = f"a document of more than {LARGEST_DOCUMENT >> 20} MiB"

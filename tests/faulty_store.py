@@ -1,0 +1,139 @@
+"""A proxy before an S3 server, which does to chosen requests what networks and stores do."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import socket
+import struct
+from collections import Counter
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Event, Lock, Thread
+from typing import Any
+
+FAULTS = {
+    "closed": lambda relay: relay.close(),
+    "reset": lambda relay: relay.reset(),
+    "idle": lambda relay: relay.answer(*relay.ask(), then=relay.close),
+    "cut": lambda relay: relay.answer(*relay.ask(), cut=True, then=relay.reset),
+    "cut upload": lambda relay: relay.swallow_half_and_reset(),
+    "lost answer": lambda relay: (relay.ask(), relay.reset()),
+    "silent": lambda relay: relay.say_nothing(),
+    "throttled": lambda relay: relay.refuse(503, "SlowDown", "Please reduce your request rate."),
+    "failing": lambda relay: relay.refuse(500, "InternalError", "We encountered an error."),
+    "expired": lambda relay: relay.refuse(400, "ExpiredToken", "The provided token has expired."),
+}
+"""What may become of a request: its connection is closed or reset before an answer; it is closed
+after one, as a server does with those that idle; the answer or the upload is cut in the middle; all
+is done and the answer lost; nothing is ever said; it is refused."""
+
+
+def at_times(faults: Sequence[str], *, every: int) -> Callable[[Relay], str | None]:
+    """One fault after the other, each after some good requests."""
+    count, cycle, lock = itertools.count(1), itertools.cycle(faults), Lock()
+
+    def choose(request: Relay) -> str | None:
+        with lock:
+            return next(cycle) if next(count) % every == 0 else None
+
+    return choose
+
+
+class FaultyStore(ThreadingHTTPServer):
+    """Relays to the server at `port`. `choose` says which fault a request meets, if any."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int) -> None:
+        super().__init__(("127.0.0.1", 0), Relay)
+        self.behind = port
+        self.choose: Callable[[Relay], str | None] = lambda request: None
+        self.met: Counter[str] = Counter()
+        self.ended = Event()
+
+    def __enter__(self) -> FaultyStore:
+        Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.shutdown()
+        self.server_close()
+
+    def shutdown_request(self, request: Any) -> None:
+        request.close()  # without a farewell, which `reset` does not give
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # clients that have given up
+
+
+class Relay(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FaultyStore
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+    def relay(self) -> None:
+        fault = self.server.choose(self)
+        if fault is None:
+            self.answer(*self.ask())
+            return
+        self.server.met[fault] += 1
+        FAULTS[fault](self)
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = relay
+
+    def ask(self) -> tuple[http.client.HTTPResponse, bytes]:
+        """What the server behind says."""
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        there = http.client.HTTPConnection("127.0.0.1", self.server.behind)
+        there.request(self.command, self.path, body, dict(self.headers))
+        found = there.getresponse()
+        return found, found.read()
+
+    def answer(
+        self,
+        found: http.client.HTTPResponse,
+        body: bytes,
+        *,
+        cut: bool = False,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        self.send_response(found.status)
+        for name, value in found.getheaders():
+            if name.lower() not in ("content-length", "connection", "server", "date"):
+                self.send_header(name, value)
+        size = found.getheader("Content-Length") if self.command == "HEAD" else len(body)
+        self.send_header("Content-Length", str(size))
+        self.end_headers()
+        self.wfile.write(body[: len(body) // 2] if cut else body)
+        if then is not None:
+            then()
+
+    def refuse(self, status: int, code: str, message: str) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def swallow_half_and_reset(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)) // 2)
+        self.reset()
+
+    def say_nothing(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.ended.wait(60)
+        self.close()
+
+    def close(self) -> None:
+        self.close_connection = True
+
+    def reset(self) -> None:
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close()
