@@ -163,8 +163,8 @@ def make(
     """Run the tasks that turn files into shards: all that are not done, or `only` some."""
     tasks = cut(files, config, job)
     idle = engines.local_workers(config.engine) - len(tasks)
-    if idle > 0 and any(file.compression for file in files):
-        log.info("%d workers have nothing to do: a compressed file is read by one", idle)
+    if idle > 0 and any(file.compression and file.size > config.slice_size for file in files):
+        log.info("workers with nothing to do: %d (a compressed file is read by one)", idle)
     digests: list[bytes] = []
     if job.dedup:
         tasks, digests = deduplicate(config, job, tasks, earlier)

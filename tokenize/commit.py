@@ -60,6 +60,8 @@ def commit(
     problems = [line for record in made.read for line in record.problems]
     for line in problems[:20]:
         log.warning("left out: %s", line)
+    if (more := sum(n for name, n in counts.items() if name.startswith("bad")) - 20) > 0:
+        log.warning("left out: %d more (`tokenize inspect` counts them)", more)
     notes = [line for record in made.read for line in record.notes]
     for line in notes[:5]:
         log.info("%s", line)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..console.errors import IntegrityError, StorageError
+from ..console.errors import InputError, IntegrityError, StorageError
 from ..dataplane import storage
 from ..dataplane.manifest import ChunkHasher, Shard
 from ..dataplane.shards import Int64, Layout, shard_format
@@ -76,6 +76,8 @@ def contents(data: Bytes, format: str, dtype: str, details: dict[str, object]) -
     for run in _runs(layout, data, dtype):
         if len(run):
             largest = max(largest, int(run.max()))
+            if (least := int(run.min())) < 0:
+                raise InputError(f"it holds {least}, which is no id")
     ends = _last_tokens(layout, data, dtype)
     return Contents(
         documents=len(layout.document_starts) - 1,

@@ -9,6 +9,7 @@ is the tokenizer's usual end, if every document has it, and is otherwise not kno
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from ..console.errors import InputError, MisuseError, StorageError
+from ..console.errors import InputError, MisuseError, StorageError, UserError
 from ..console.log import get_logger
 from ..console.progress import Progress
 from ..dataplane import manifest, storage
@@ -84,7 +85,8 @@ class IndexTask:
         number, shard = item
         data = read_shard(self.url, shard)
         chunks, digest = hash_of(data)
-        held = contents(data, self.format, self.dtype, shard.details)
+        with _named(storage.join(self.url, shard.name)):
+            held = contents(data, self.format, self.dtype, shard.details)
         stored = shard.stored_name
         if self.end is not None and (others := held.ends - {self.end}):
             raise InputError(
@@ -187,6 +189,8 @@ def _info(
 ) -> TokenizerInfo:
     """What the manifest says of the tokenizer, and of the end of documents."""
     largest = max(one.contents.largest_id for one in found)
+    if largest < 0:
+        raise InputError(f"{config.url} holds no tokens")
     if tokenizer is not None and largest >= tokenizer.info.vocab_size:
         raise InputError(
             f"the dataset holds the id {largest}, and {config.tokenizer} has "
@@ -235,6 +239,16 @@ def _format(config: IndexConfig, url: str) -> str:
 def _shard(name: str, size: int, details: dict[str, object]) -> Shard:
     """A shard of which only the file is known."""
     return Shard(name=name, size=size, documents=0, tokens=0, hash="", chunks=b"", details=details)
+
+
+@contextlib.contextmanager
+def _named(where: str) -> Iterator[None]:
+    """What is wrong in here is wrong with this file."""
+    try:
+        yield
+    except UserError as error:
+        error.where = error.where or where
+        raise
 
 
 def _mds(url: str, config: IndexConfig) -> tuple[list[Shard], str]:
@@ -291,7 +305,8 @@ def _arrow(url: str, config: IndexConfig) -> tuple[list[Shard], str]:
         where = storage.join(url, name)
         size = storage.size(where)
         shards.append(_shard(name, size, {"column": config.name, "file": name}))
-        types.add(arrow.id_type(partial(storage.read, where), size, config.name))
+        with _named(where):
+            types.add(arrow.id_type(partial(storage.read, where), size, config.name))
     if len(types) > 1:
         raise InputError(f"the files of {url} hold ids of several types: {sorted(types)}")
     return shards, types.pop() if types else ""

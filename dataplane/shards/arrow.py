@@ -26,7 +26,7 @@ BATCH_BYTES = 64 << 20
 """A record batch is closed when its tokens exceed this: few batches, each well below the 2^31
 elements that list offsets can count."""
 
-MAGIC = b"ARROW1"
+MAGIC, STREAM = b"ARROW1", b"\xff\xff\xff\xff"
 TAIL = 4 << 10
 
 Block = tuple[int, int, int]
@@ -69,6 +69,7 @@ def layout(read: Reader, size: int, *, dtype: str, details: dict[str, object]) -
             ends = np.array([rows], np.int64)
             values = buffers[tokens + 1][0]
             base = 0
+        file.check_no_nulls(name, buffers[tokens + 2 * nested], base, base + int(ends[-1:].sum()))
         starts.append(ends + run_tokens[-1])
         run_bytes.append(values)
         if has_weights:
@@ -191,6 +192,14 @@ class _File:
         data = self.read(buffer[0], buffer[0] + (rows + 1) * dtype.itemsize)
         return np.frombuffer(data, dtype).astype(np.int64)
 
+    def check_no_nulls(self, name: str, validity: tuple[int, int], first: int, last: int) -> None:
+        """That every id is one: where a null stands, any number may lie."""
+        start, length = validity
+        if length:
+            bits = np.frombuffer(self.read(start, start + length), np.uint8)
+            if not np.unpackbits(bits, bitorder="little")[first:last].all():
+                raise InputError(f"the column `{name}` has nulls among its ids")
+
     def values(
         self, name: str, number: int, buffers: list[tuple[int, int]], low: int, high: int
     ) -> list[Any]:
@@ -219,6 +228,11 @@ class _File:
 def _blocks(read: Reader, size: int) -> tuple[list[Block], int]:
     """Where a file's record batches lie, and where its footer begins."""
     tail = read(max(0, size - TAIL), size)
+    if read(0, min(4, size)) == STREAM:
+        raise InputError(
+            "an Arrow IPC stream: where its batches lie is told nowhere",
+            mend="write it again as an Arrow IPC file (pyarrow.ipc.new_file)",
+        )
     if len(tail) < 10 or not tail.endswith(MAGIC):
         raise IntegrityError("not a whole Arrow IPC file: its last bytes are missing")
     length = struct.unpack_from("<i", tail, len(tail) - 10)[0]

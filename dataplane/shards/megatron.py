@@ -16,6 +16,8 @@ from ...console.errors import InputError, IntegrityError
 from . import Documents, Int64, Layout, Origin, Reader
 
 MAGIC = b"MMIDIDX\x00\x00"
+HEAD = len(MAGIC) + 8 + 1 + 2 * 8
+"""Bytes before its arrays: magic, version, type, and how many sequences and documents there are."""
 TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 
 
@@ -41,17 +43,23 @@ def details_of(index: bytes, name: str) -> tuple[str, dict[str, object]]:
     """The type of a .bin's ids, and the details of its shard, from its .idx."""
     if not index.startswith(MAGIC) or int.from_bytes(index[9:17], "little") != 1:
         raise InputError(f"{name} is not a Megatron index of version 1")
+    if len(index) < HEAD:
+        raise IntegrityError(f"{name} is cut off")
     kind = index[17]
     if kind not in TYPES:
         raise InputError(f"{name} holds no ids (its type is number {kind})")
     sequences = int.from_bytes(index[18:26], "little")
     edges = int.from_bytes(index[26:34], "little")
-    sizes = np.frombuffer(index, np.int32, sequences, 34).astype(np.int64)
-    pointers = np.frombuffer(index, np.int64, sequences, 34 + 4 * sequences)
-    documents = np.frombuffer(index, np.int64, edges, 34 + 12 * sequences)
+    if len(index) < HEAD + 12 * sequences + 8 * edges:
+        raise IntegrityError(f"{name} is cut off")
+    sizes = np.frombuffer(index, np.int32, sequences, HEAD).astype(np.int64)
+    pointers = np.frombuffer(index, np.int64, sequences, HEAD + 4 * sequences)
+    documents = np.frombuffer(index, np.int64, edges, HEAD + 12 * sequences)
     starts = np.concatenate([[0], np.cumsum(sizes)])
     if not np.array_equal(pointers, starts[:-1] * np.dtype(TYPES[kind]).itemsize):
         raise InputError(f"the documents of {name} do not lie side by side")
+    if np.any(np.diff(documents, prepend=0, append=sequences) < 0):
+        raise IntegrityError(f"the documents of {name} are not made of its sequences")
     lengths = _documents(starts, documents)
     packed = base64.b64encode(zlib.compress(lengths.tobytes())).decode()
     return TYPES[kind], {"lengths": packed, "file": name}

@@ -115,11 +115,11 @@ class BpeTokenizer:
         assert end is not None
         if isinstance(self._fast, Inexact):
             return self._encode_slowly(texts, end, first)
+        plain, changed = list(texts), []
         if self._normalize is not None:
+            changed = [text for text in texts if not text.isascii()]
             plain = [text if text.isascii() else self._normalize(text) for text in texts]
-        else:
-            plain = list(texts)
-        together = "".join(plain)
+        together = "".join([*plain, *changed])  # some are looked for before, and some after
         if not any(mark in together for mark in self._marks):
             ids, ends = self._fast.encode(plain, end)
             return ids.astype(self._dtype), ends

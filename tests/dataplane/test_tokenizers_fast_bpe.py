@@ -275,6 +275,18 @@ def test_a_special_token_in_a_text_is_text_unless_asked_otherwise() -> None:
     assert parsed.tokens.tolist() == [*reference, end]
 
 
+def test_a_token_that_normalizing_would_undo_is_found_before() -> None:
+    """A character that combines with the last one of its name makes another one of that."""
+    tokenizer = train(QWEN2, normalizer=normalizers.NFC(), vocab_size=600)
+    texts = [f"a {END}\u0338b", "c"]
+    assert END not in tokenizer.normalizer.normalize_str(texts[0])
+    parsed = brought(tokenizer, parse_special=True)
+    assert parsed.slow_because is None
+    same(parsed, tokenizer, texts)
+    tokenizer.encode_special_tokens = True
+    same(brought(tokenizer), tokenizer, texts)
+
+
 def test_an_unreachable_token_is_inexact() -> None:
     """Negative control: a token whose merge never happens would change ids unseen."""
     data = json.loads(train(LLAMA3, vocab_size=400).to_str())

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from corpora import ONE
 
-from headrace.console.errors import InputError, MisuseError, StorageError
+from headrace.console.errors import InputError, IntegrityError, MisuseError, StorageError
 from headrace.dataplane.dataset import Dataset
 from headrace.tokenize.index import IndexConfig, index
 from headrace.tokenize.verify import verify
@@ -154,6 +154,52 @@ def test_what_the_format_tells_cannot_be_said_again(tmp_path: Path) -> None:
         index(IndexConfig(url=str(tmp_path / "mds"), dtype="int64"))
     with pytest.raises(ValueError, match="needs a tokenizer"):
         IndexConfig(url="x", tokenizer="byte", end_of_document="</s>")
+
+
+def list_file(path: Path, ids: list[Any], **options: Any) -> None:
+    kind = pa.int32() if not ids or isinstance(ids[0], int) else pa.list_(pa.int32())
+    table = pa.table({"tokens": pa.array(ids, kind)})
+    with pa.ipc.new_file(str(path), table.schema, **options) as out:
+        out.write_table(table)
+
+
+def stream_file(path: Path) -> None:
+    table = pa.table({"tokens": [[1, 2]]})
+    with pa.ipc.new_stream(str(path), table.schema) as out:
+        out.write_table(table)
+
+
+def cut_index(path: Path, size: int) -> None:
+    write_megatron(path, DOCUMENTS, "int32")
+    index_file = path.with_suffix(".idx")
+    index_file.write_bytes(index_file.read_bytes()[:size])
+
+
+def crossed_index(path: Path) -> None:
+    write_megatron(path, DOCUMENTS, "int32")
+    index_file = path.with_suffix(".idx")
+    index_file.write_bytes(index_file.read_bytes()[:-8] + (9).to_bytes(8, "little"))
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: list_file(path, [[1, 2], [3, None]]), "nulls among its ids"),
+        (lambda path: list_file(path, [1, None]), "nulls among its ids"),
+        (lambda path: list_file(path, [[1, -1]]), "holds -1, which is no id"),
+        (lambda path: list_file(path, []), "holds no tokens"),
+        (stream_file, "an Arrow IPC stream"),
+        (lambda path: cut_index(path, 20), "is cut off"),
+        (lambda path: cut_index(path, 70), "is cut off"),
+        (crossed_index, "are not made of its sequences"),
+    ],
+)
+def test_what_is_no_dataset_is_told(tmp_path: Path, write: Any, message: str) -> None:
+    write(tmp_path / "a.arrow")
+    with pytest.raises((InputError, IntegrityError), match=message) as caught:
+        index(IndexConfig(url=str(tmp_path), engine=ONE))
+    assert str(tmp_path) in str(caught.value) or "a.idx" in str(caught.value)
+    assert not (tmp_path / "manifest.json").exists()
 
 
 def end_of(folder: Path, **options: Any) -> int | None:
