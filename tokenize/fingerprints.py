@@ -26,7 +26,7 @@ from ..console.log import get_logger
 from ..console.progress import Progress
 from ..dataplane import storage
 from .sources import BLOCK_BYTES, File, web
-from .sources.streams import open_file
+from .sources.files import open_file
 
 log = get_logger(__name__)
 

@@ -9,26 +9,23 @@ is the tokenizer's usual end, if every document has it, and is otherwise not kno
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
-from ..console.errors import InputError, MisuseError, StorageError, UserError
+from ..console.errors import InputError, MisuseError, StorageError
 from ..console.log import get_logger
 from ..console.progress import Progress
 from ..dataplane import manifest, storage
 from ..dataplane.manifest import Generation, Manifest, Shard, TokenizerInfo
-from ..dataplane.shards import arrow, megatron
 from ..dataplane.tokenizers import Tokenizer
 from ..dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from ..dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from . import engines
 from .contents import Contents, contents, hash_of, read_shard
 from .engines import EngineConfig
+from .foreign import MEANT_FOR, format_of, named, shards_of
 
 log = get_logger(__name__)
 
@@ -85,7 +82,7 @@ class IndexTask:
         number, shard = item
         data = read_shard(self.url, shard)
         chunks, digest = hash_of(data)
-        with _named(storage.join(self.url, shard.name)):
+        with named(storage.join(self.url, shard.name)):
             held = contents(data, self.format, self.dtype, shard.details)
         stored = shard.stored_name
         if self.end is not None and (others := held.ends - {self.end}):
@@ -119,16 +116,14 @@ def index(config: IndexConfig) -> Manifest:
             f"{url} has a manifest already",
             mend="`tokenize inspect` shows it; remove manifest.json to index the folder again",
         )
-    format = _format(config, url)
+    format = format_of(url) if config.format == "auto" else config.format
     for name, formats in MEANT_FOR.items():
         if getattr(config, name) is not None and format not in formats:
             raise MisuseError(
                 f"--{name} is for {' and '.join(formats)}, and {url} is {format}, which tells it",
                 mend=f"leave --{name} out",
             )
-    shards, dtype = SHARDS[format](url, config)
-    if not shards:
-        raise InputError(f"no {format} shards at {url}")
+    shards, dtype = shards_of(url, format, config.name, config.dtype)
     tokenizer = _tokenizer(config)
     said = _said_end(config, tokenizer)
     found = _read(IndexTask(url, format, dtype, said), shards, config)
@@ -219,115 +214,3 @@ def _info(
         else f"{alike}, the tokenizer's is {info.end_of_document}",
     )
     return replace(info, end_of_document=None)
-
-
-def _format(config: IndexConfig, url: str) -> str:
-    if config.format != "auto":
-        return config.format
-    names = storage.list_files(url)
-    if "index.json" in names:
-        return "mds"
-    for ending, format in ((".idx", "megatron"), (".arrow", "arrow"), (".feather", "arrow")):
-        if any(name.endswith(ending) for name in names):
-            return format
-    raise InputError(
-        f"{url} holds neither an index.json of MDS, nor .arrow files, nor Megatron's .bin and .idx",
-        mend="name the folder that holds the shards themselves",
-    )
-
-
-def _shard(name: str, size: int, details: dict[str, object]) -> Shard:
-    """A shard of which only the file is known."""
-    return Shard(name=name, size=size, documents=0, tokens=0, hash="", chunks=b"", details=details)
-
-
-@contextlib.contextmanager
-def _named(where: str) -> Iterator[None]:
-    """What is wrong in here is wrong with this file."""
-    try:
-        yield
-    except UserError as error:
-        error.where = error.where or where
-        raise
-
-
-def _mds(url: str, config: IndexConfig) -> tuple[list[Shard], str]:
-    listed = json.loads(storage.read(storage.join(url, "index.json")))["shards"]
-    shards, types = [], set()
-    for entry in listed:
-        raw, packed = entry["raw_data"], entry["zip_data"]
-        details: dict[str, object] = {"column": config.name, "file": raw["basename"]}
-        shard = _shard(raw["basename"], raw["bytes"], details)
-        if packed is not None:
-            if not str(entry["compression"]).startswith("zstd"):
-                raise InputError(
-                    f"{packed['basename']} is compressed with {entry['compression']}; only zstd "
-                    "is read",
-                    mend="decompress the shards",
-                )
-            shard = replace(shard, stored_name=packed["basename"], stored_size=packed["bytes"])
-        shards.append(shard)
-        types.add(_mds_type(entry, config))
-    if len(types) > 1:
-        raise InputError(f"the shards of {url} hold ids of several types: {sorted(types)}")
-    return shards, types.pop() if types else ""
-
-
-def _mds_type(entry: dict[str, Any], config: IndexConfig) -> str:
-    names = entry["column_names"]
-    if config.name not in names:
-        raise InputError(
-            f"the MDS shards have no column `{config.name}`",
-            mend=f"choose one with --column: {', '.join(names)}",
-        )
-    encoding = entry["column_encodings"][names.index(config.name)]
-    kind, _, dtype = encoding.partition(":")
-    told = dtype.partition(":")[0]
-    if told and config.dtype is not None:
-        raise MisuseError(
-            f"the column `{config.name}` tells the type of its ids itself: {told}",
-            mend="leave --dtype out",
-        )
-    dtype = told or config.dtype or ""
-    if kind not in ("ndarray", "bytes") or not dtype:
-        raise InputError(
-            f"the column `{config.name}` is encoded as `{encoding}`, which does not tell the "
-            "type of its ids",
-            mend="say it with --dtype, for example --dtype uint16",
-        )
-    return str(dtype)
-
-
-def _arrow(url: str, config: IndexConfig) -> tuple[list[Shard], str]:
-    names = [n for n in storage.list_files(url) if n.endswith((".arrow", ".feather"))]
-    shards, types = [], set()
-    for name in names:
-        where = storage.join(url, name)
-        size = storage.size(where)
-        shards.append(_shard(name, size, {"column": config.name, "file": name}))
-        with _named(where):
-            types.add(arrow.id_type(partial(storage.read, where), size, config.name))
-    if len(types) > 1:
-        raise InputError(f"the files of {url} hold ids of several types: {sorted(types)}")
-    return shards, types.pop() if types else ""
-
-
-def _megatron(url: str, config: IndexConfig) -> tuple[list[Shard], str]:
-    shards, types = [], set()
-    for name in storage.list_files(url):
-        if not name.endswith(".idx"):
-            continue
-        data = name.removesuffix(".idx") + ".bin"
-        dtype, details = megatron.details_of(storage.read(storage.join(url, name)), name)
-        details["file"] = data
-        shards.append(_shard(data, storage.size(storage.join(url, data)), details))
-        types.add(dtype)
-    if len(types) > 1:
-        raise InputError(f"the files of {url} hold ids of several types: {sorted(types)}")
-    return shards, types.pop() if types else ""
-
-
-SHARDS = {"mds": _mds, "arrow": _arrow, "megatron": _megatron}
-"""Finds the shards of each format, and the type of their ids."""
-MEANT_FOR = {"column": ("mds", "arrow"), "dtype": ("mds",)}
-"""Settings that mean nothing to other formats."""

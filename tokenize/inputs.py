@@ -64,7 +64,7 @@ def _raise_all(problems: Sequence[UserError]) -> None:
 
 def kind_of(name: str, config: SourceConfig) -> tuple[str | None, str | None]:
     """A file's format and compression, by the endings of its name."""
-    path = name if storage.is_local(name) else name.split("?")[0]
+    path = name.split("?")[0] if web.is_web(name) else name
     parts = posixpath.basename(path).lower().split(".")
     compression = COMPRESSIONS.get(parts[-1]) if len(parts) > 1 else None
     if compression:

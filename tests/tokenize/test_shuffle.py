@@ -14,7 +14,7 @@ from headrace.dataplane.shards import Documents
 from headrace.tokenize import shuffle, sources
 from headrace.tokenize.engines import EngineConfig
 from headrace.tokenize.shuffle import document_keys
-from headrace.tokenize.sources import SourceConfig, streams
+from headrace.tokenize.sources import SourceConfig, files, streams
 
 Run = Callable[..., Path]
 
@@ -78,7 +78,8 @@ def test_pieces_of_a_text_that_is_read_in_pieces(
     """A text too large to be read at once comes as several, each with the same position."""
     for module in (sources, streams, sources.source("text")):
         monkeypatch.setattr(module, "LARGEST_DOCUMENT", 3000)
-    monkeypatch.setattr(streams, "BLOCK_BYTES", 900)
+    for module in (files, streams):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 900)
     count = 2000
     file = tmp_path / "a.txt"
     file.write_text("".join(f"long{k:05}" for k in range(count)))

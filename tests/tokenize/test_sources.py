@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from headrace.console.errors import InputError, MisuseError
 from headrace.tokenize import sources
 from headrace.tokenize.inputs import find
-from headrace.tokenize.sources import Problem, SourceConfig, source, streams
+from headrace.tokenize.sources import Problem, SourceConfig, files, source, streams
 
 Found = tuple[list[tuple[int, str, str | None]], list[Problem]]
 
@@ -108,7 +108,8 @@ def test_slices_make_no_difference(
     path.write_bytes(data.encode())
     whole = read(path, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streams, "BLOCK_BYTES", block)
+        for module in (files, streams):
+            patch.setattr(module, "BLOCK_BYTES", block)
         assert read(path, size=size, **options) == whole
     if kind == "line":
         lines = [line.removesuffix("\r") for line in data.split("\n")]
@@ -199,6 +200,7 @@ def test_a_url_of_another_file_system(tmp_path: Path) -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe("/corpus/a.jsonl", b'{"text": "one"}\n{"text": "two"}\n')
     memory.pipe("/corpus/b.jsonl.gz", gzip.compress(b'{"text": "three"}\n'))
+    memory.pipe("/corpus/c?d=e #1.jsonl", b'{"text": "four"}\n')
     config = SourceConfig()
     for given_ in ("memory://corpus", "memory://corpus/*.jsonl*"):
         files = find([given_], config)
@@ -209,7 +211,7 @@ def test_a_url_of_another_file_system(tmp_path: Path) -> None:
             for block in source(file.format).read(part, config)
             for text in block.texts
         ]
-        assert found == ["one", "two", "three"]
+        assert found == ["one", "two", "three", "four"]
 
 
 @pytest.mark.parametrize(
@@ -371,7 +373,8 @@ def test_a_document_beyond_the_limit_is_refused_or_split(
 ) -> None:
     for module in (sources, streams, sources.source("text")):
         monkeypatch.setattr(module, "LARGEST_DOCUMENT", 3000)
-    monkeypatch.setattr(streams, "BLOCK_BYTES", 500)
+    for module in (files, streams):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 500)
     long = "é à " * 2000
     options: dict[str, Any] = {"text_documents": "line"} if name == "a.txt" else {}
     lines = [long] if name == "b.txt" else ["a", long, "c"]
@@ -393,7 +396,8 @@ def test_a_document_beyond_the_limit_is_refused_or_split(
 def test_a_line_without_end_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by every slice that lies in it: that would be the square of its size."""
     path = plain(tmp_path / "a.txt", b"first\n" + b"x" * 200_000)
-    monkeypatch.setattr(streams, "BLOCK_BYTES", 1000)
+    for module in (files, streams):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 1000)
     config = SourceConfig(text_documents="line")
     (file,) = find([str(path)], config)
     parts = source("text").cut(file, config, 2000)
@@ -401,7 +405,7 @@ def test_a_line_without_end_is_read_once(tmp_path: Path, monkeypatch: pytest.Mon
     blocks_read = [sum(one.size for one in source("text").read(p, config)) for p in parts]
     assert blocks_read[0] >= 200_000 and not any(blocks_read[1:])
     read = 0
-    inner = streams._read
+    inner = streams.read_full
 
     def counting(stream: Any, size: int) -> bytes:
         nonlocal read
@@ -409,7 +413,7 @@ def test_a_line_without_end_is_read_once(tmp_path: Path, monkeypatch: pytest.Mon
         read += len(data)
         return data
 
-    monkeypatch.setattr(streams, "_read", counting)
+    monkeypatch.setattr(streams, "read_full", counting)
     for part in parts[1:]:
         list(source("text").read(part, config))
     assert read < 2 * path.stat().st_size

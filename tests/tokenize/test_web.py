@@ -24,7 +24,7 @@ from headrace.dataplane import storage
 from headrace.tokenize.build import BuildConfig, build
 from headrace.tokenize.fingerprints import fingerprinted
 from headrace.tokenize.inputs import find
-from headrace.tokenize.sources import SourceConfig, source, streams
+from headrace.tokenize.sources import SourceConfig, files, source
 from headrace.tokenize.sources.web import WebFile
 
 DOCUMENTS = texts(300)
@@ -122,7 +122,7 @@ def read(url: str) -> list[str]:
 def test_whatever_a_server_can_its_files_are_read(
     web: str, mode: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 1000)
     assert read(f"{web}/{mode}/{name}") == DOCUMENTS
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from ...dataplane.shards.arrow import batch_rows
 from . import Broken, File, Problem, Slice, SourceConfig, Texts
 from .columns import other_schema, texts_of, wanted
-from .streams import open_file
+from .files import open_file
 
 ROWS = 1024
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from . import Broken, File, Problem, Slice, SourceConfig, Texts
 from .columns import other_schema, texts_of, wanted
-from .streams import open_file
+from .files import open_file
 
 ROWS = 256
 """Rows read at once."""

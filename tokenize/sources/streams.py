@@ -1,24 +1,19 @@
-"""Bytes of a corpus: opened by URL, decompressed, cut at delimiters, with bounded memory."""
+"""Bytes of a file, cut at delimiters into records, with bounded memory."""
 
 from __future__ import annotations
 
-import io
 import itertools
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from ...console.errors import InputError
-from ...dataplane import storage
 from . import BLOCK_BYTES, LARGEST_DOCUMENT, Broken, File, Problem, Slice
-from .web import WebFile, is_web
+from .files import decompressed, is_packed, open_file, read_full
+from .web import is_web
 
 BOM = b"\xef\xbb\xbf"
 """Stands at the beginning of some files, and says that they are UTF-8. It is no text."""
-GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 @dataclass(frozen=True)
@@ -35,48 +30,6 @@ class Block:
     """Why a record is missing here."""
 
 
-def open_file(name: str) -> BinaryIO:
-    """A file of the corpus, opened for reading; seekable where its store allows."""
-    if storage.is_local(name):
-        try:
-            return storage.local_path(name).open("rb")
-        except OSError as error:
-            raise InputError(f"cannot read {name}: {error.strerror}") from None
-    opened = WebFile(name) if is_web(name) else _Remote(name)
-    return cast(BinaryIO, io.BufferedReader(opened, BLOCK_BYTES))
-
-
-class _Remote(io.RawIOBase):
-    """A remote file, read by ranges, each of which is tried again where its store falters."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.size = storage.size(url)
-        self.at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self.at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.size}[whence]
-        return self.at
-
-    def tell(self) -> int:
-        return self.at
-
-    def readinto(self, buffer: Any) -> int:
-        end = min(self.size, self.at + len(buffer))
-        if end <= self.at:
-            return 0
-        data = storage.read(self.url, self.at, end)
-        buffer[: len(data)] = data
-        self.at += len(data)
-        return len(data)
-
-
 def cut_bytes(file: File, delimiter: bytes, size: int) -> list[Slice]:
     """Slices of a delimited file; one that is compressed, small, or behind http is one slice."""
     whole = [Slice(file, 0, file.size, 0, file.size)]
@@ -87,7 +40,7 @@ def cut_bytes(file: File, delimiter: bytes, size: int) -> list[Slice]:
     edges = [*range(0, file.size - size // 2, size), file.size]
     slices, records = [], 0
     with open_file(file.name) as stream:
-        if stream.read(4).startswith((GZIP, ZSTD)):  # whatever its name says
+        if is_packed(stream.read(4)):  # whatever its name says
             return whole
         for start, end in itertools.pairwise(edges):
             slices.append(Slice(file, start, end, records, end - start))
@@ -95,7 +48,7 @@ def cut_bytes(file: File, delimiter: bytes, size: int) -> list[Slice]:
             # delimiters that end before it, and the very first record.
             low = max(0, start - len(delimiter))
             stream.seek(low)
-            data = _read(stream, end - 1 - low)
+            data = read_full(stream, end - 1 - low)
             records += _count(data, delimiter) + (start == 0)
     return slices
 
@@ -177,7 +130,7 @@ def _chunks(part: Slice, delimiter: bytes) -> Iterator[tuple[bytes, int]]:
         skipping = part.start > 0
         tail = b""
         while True:
-            chunk = _read(stream, BLOCK_BYTES)
+            chunk = read_full(stream, BLOCK_BYTES)
             if not chunk:
                 break
             data = tail + chunk
@@ -210,94 +163,6 @@ def _chunks(part: Slice, delimiter: bytes) -> Iterator[tuple[bytes, int]]:
                 yield data, len(data)
     if tail and not skipping:
         yield tail, len(tail)
-
-
-def decompressed(file: File) -> Iterator[tuple[bytes, int]]:
-    """A whole file in blocks, decompressed by what its first bytes say; and how many bytes of the
-    file were read for each."""
-    with open_file(file.name) as stream:
-        before = 0
-        for block in _unpacked(file, stream):
-            at = stream.tell()
-            yield block, at - before
-            before = at
-
-
-def _unpacked(file: File, stream: BinaryIO) -> Iterator[bytes]:
-    head = stream.read(4)
-    if head.startswith(GZIP):
-        yield from _gunzip(head, stream)
-    elif head == ZSTD:
-        yield from _unzstd(head, stream)
-    else:
-        if file.compression and head:
-            raise Broken(f"its name says {file.compression}, its first bytes do not")
-        chunk = head + _read(stream, BLOCK_BYTES - len(head))
-        while chunk:
-            yield chunk
-            chunk = _read(stream, BLOCK_BYTES)
-
-
-def _gunzip(data: bytes, stream: BinaryIO) -> Iterator[bytes]:
-    """gzip, with as many members as there are."""
-    inflate: Any = zlib.decompressobj(31)
-    try:
-        while True:
-            if inflate.eof:
-                data = inflate.unused_data + data
-                data = data or stream.read(BLOCK_BYTES // 4)
-                if not data.strip(b"\0"):
-                    return
-                inflate = zlib.decompressobj(31)
-            out = inflate.decompress(data, BLOCK_BYTES)
-            if out:
-                yield out
-            data = inflate.unconsumed_tail
-            if inflate.eof or data or len(out) == BLOCK_BYTES:
-                continue
-            data = stream.read(BLOCK_BYTES // 4)
-            if not data:
-                raise Broken("the gzip stream is cut off")
-    except zlib.error as error:
-        raise Broken(f"the gzip stream is damaged ({error})") from None
-
-
-def _unzstd(data: bytes, stream: BinaryIO) -> Iterator[bytes]:
-    """zstd, with as many frames as there are."""
-    import zstandard
-
-    decompressor = zstandard.ZstdDecompressor(max_window_size=2**31)
-    inflate = decompressor.decompressobj()
-    feed = 64 << 10
-    try:
-        while True:
-            if inflate.eof:
-                data = inflate.unused_data + data
-                data = data or stream.read(feed)
-                if not data:
-                    return
-                inflate = decompressor.decompressobj()
-            out = inflate.decompress(data)
-            for at in range(0, len(out), BLOCK_BYTES):
-                yield out[at : at + BLOCK_BYTES]
-            # The library inflates all that it is given: what inflates much is given less.
-            feed = max(256, feed // 2) if len(out) > 4 * BLOCK_BYTES else feed
-            data = b""
-            if not inflate.eof:
-                data = stream.read(feed)
-                if not data:
-                    raise Broken("the zstd stream is cut off")
-    except zstandard.ZstdError as error:
-        raise Broken(f"the zstd stream is damaged ({error})") from None
-
-
-def _read(stream: BinaryIO, size: int) -> bytes:
-    """As many bytes as there are, up to `size`."""
-    parts = []
-    while size > 0 and (part := stream.read(min(size, 16 << 20))):
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
 
 
 def cut_text(data: bytes) -> bytes:

@@ -8,7 +8,8 @@ import numpy as np
 
 from ...dataplane.tokenizers import Raw
 from . import LARGEST_DOCUMENT, Broken, File, Problem, Slice, SourceConfig, Texts
-from .streams import BOM, Block, blocks, cut_bytes, cut_text, decompressed, is_utf8
+from .files import decompressed
+from .streams import BOM, Block, blocks, cut_bytes, cut_text, is_utf8
 
 
 def cut(file: File, config: SourceConfig, size: int) -> list[Slice]:
