@@ -15,9 +15,10 @@ import hashlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,23 @@ def fingerprinted(files: Sequence[File], *, again: bool = False) -> list[File]:
 
 
 def check_unchanged(files: Sequence[File], since: float) -> None:
-    """That no local file was written while it was read, since a point in time."""
-    states = {file.name: _state(file.name) for file in files}
-    changed = [name for name, state in states.items() if state and state[4] / 1e9 > since]
+    """That no file was written while it was read, since a point in time."""
+    with ThreadPoolExecutor(READERS) as pool:
+        found = zip(files, pool.map(lambda file: _changed(file, since), files), strict=True)
+        changed = [file.name for file, is_changed in found if is_changed]
     if changed:
         raise InputError(
             f"{len(changed)} inputs were changed while they were read: {', '.join(changed[:10])}",
             mend="build from files that are finished",
         )
+
+
+def _changed(file: File, since: float) -> bool:
+    state = _state(file.name)
+    if state is not None:
+        return state[4] / 1e9 > since
+    version = _version(file)
+    return version is not None and _name_of([version.encode()]) != file.fingerprint
 
 
 def information(name: str) -> dict[str, Any]:
@@ -159,16 +169,19 @@ def _state(name: str) -> State | None:
 
 def _fingerprint(file: File) -> tuple[str, State | None]:
     """The fingerprint of a file, and the state in which it has it."""
-    digest = hashlib.sha256()
     state = _state(file.name)
     version = None if state is not None else _version(file)
     if version is not None:
-        digest.update(version.encode())
-    else:
-        with open_file(file.name) as stream:
-            while block := stream.read(BLOCK_BYTES):
-                digest.update(block)
-    return digest.hexdigest()[:32], state
+        return _name_of([version.encode()]), state
+    with open_file(file.name) as stream:
+        return _name_of(iter(partial(stream.read, BLOCK_BYTES), b"")), state
+
+
+def _name_of(parts: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()[:32]
 
 
 def _version(file: File) -> str | None:

@@ -6,6 +6,7 @@ import glob
 import os
 import posixpath
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..console.errors import InputError, MisuseError, StorageError, UserError
@@ -78,10 +79,13 @@ def _expand(given: str, config: SourceConfig) -> list[str]:
     if storage.is_local(given):
         local = storage.local_path(given)
         if local.is_dir():
-            below = [str(local / name) for name in storage.list_files(str(local))]
-            return [name for name in below if _wanted(name, config, str(local))]
-        if local.exists():
+            return [name for name in _files_below(local) if _wanted(name, config, str(local))]
+        if local.is_file():
             return [str(local)]
+        if local.exists():
+            raise InputError(
+                f"{given} is no file, and files are read more than once", mend="write it to a file"
+            )
         matches = sorted(glob.iglob(str(local), recursive=True))  # noqa: PTH207
         return [name for name in matches if storage.local_path(name).is_file()]
     if web.is_web(given):  # has no folders; whether the file is there is asked with its size
@@ -96,6 +100,20 @@ def _expand(given: str, config: SourceConfig) -> list[str]:
         return sorted(fs.unstrip_protocol(name) for name in fs.glob(path))
 
     return storage.remote("list", given, look)
+
+
+def _files_below(folder: Path) -> list[str]:
+    """All files of a local folder. What is none is named; links to folders may go in circles."""
+    found = []
+    for place, folders, files in os.walk(folder):
+        here = Path(place)
+        links = [name for name in folders if (here / name).is_symlink()]
+        for path in (here / name for name in [*links, *files]):
+            if path.is_file():
+                found.append(str(path))
+            else:
+                log.warning("%s is left out: it is a link to a folder, or no file", path)
+    return sorted(found)
 
 
 def _below(name: str, folder: str) -> bool:

@@ -167,3 +167,19 @@ def test_what_two_names_share_by_chance_does_not_make_them_equal(
     )
     assert http != other
     assert (object == copy) is (said == "ETag")
+
+
+def test_an_object_that_is_overwritten_while_it_is_read_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tags = {"a.txt": "1", "b.txt": "1"}
+    for module in (inputs, fingerprints):
+        monkeypatch.setattr(
+            module, "information", lambda name: {"size": 3, "ETag": tags[name.rpartition("/")[2]]}
+        )
+    monkeypatch.setattr(inputs, "_expand", lambda given, config: [given])
+    files = fingerprinted(find(["s3://host/a.txt", "https://host/b.txt"], SourceConfig()))
+    check_unchanged(files, 0)
+    tags["a.txt"] = "2"
+    with pytest.raises(InputError, match=r"1 inputs were changed .*s3://host/a\.txt"):
+        check_unchanged(files, 0)

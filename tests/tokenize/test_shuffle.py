@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import ONE, read_dataset, snapshot, texts, write_jsonl
+from corpora import read_dataset, texts, write_jsonl
 
 from headrace.dataplane.shards import Documents
 from headrace.tokenize import shuffle, sources
-from headrace.tokenize.engines import EngineConfig
 from headrace.tokenize.shuffle import document_keys
-from headrace.tokenize.sources import SourceConfig, files, streams
+from headrace.tokenize.sources import files, streams
 
 Run = Callable[..., Path]
 
@@ -92,19 +91,6 @@ def test_pieces_of_a_text_that_is_read_in_pieces(
     order = [int(text[4:]) for _, text, _ in read_dataset(out) if len(text) == 9]
     assert len(order) > count / 2
     assert disorder(order) < 0.15
-
-
-@pytest.mark.parametrize("kind", ["text", "jsonl"])
-def test_the_bytes_do_not_depend_on_the_workers(tmp_path: Path, run_build: Run, kind: str) -> None:
-    if kind == "text":
-        (tmp_path / "a.txt").write_text("\n".join(texts(400)))
-        inputs, source = tmp_path / "a.txt", SourceConfig(text_documents="line")
-    else:
-        inputs, source = write_jsonl(tmp_path / "a.jsonl", texts(400)), SourceConfig()
-    options = {"shuffle": 9, "max_document_tokens": 50, "source": source}
-    one = run_build(inputs, out="one", engine=ONE, **options)
-    two = run_build(inputs, out="two", engine=EngineConfig(workers=2), **options)
-    assert snapshot(one) == snapshot(two)
 
 
 def test_the_order_is_that_of_the_keys(corpus: Path, run_build: Run) -> None:

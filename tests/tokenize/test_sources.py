@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,26 @@ def test_names_globs_folders_and_what_is_left_out(tmp_path: Path) -> None:
         names("n.bin", "nothing", "a.jsonl", "no.txt")
     assert str(caught.value).count("no files at") == 2
     assert find([str(tmp_path / "n.bin")], SourceConfig(format="text"))[0].format == "text"
+
+
+def test_what_is_no_file_of_a_folder_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A link to a folder is not followed: it may go in circles."""
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "a.txt").touch()
+    (tmp_path / "b.txt").touch()
+    (corpus / "link.txt").symlink_to(tmp_path / "b.txt")
+    (corpus / "broken.txt").symlink_to(tmp_path / "c.txt")
+    (corpus / "circle").symlink_to(corpus)
+    os.mkfifo(corpus / "pipe.txt")
+    found = find([str(corpus)], SourceConfig())
+    assert [Path(file.name).name for file in found] == ["a.txt", "link.txt"]
+    for name in ("broken.txt", "circle", "pipe.txt"):
+        assert f"{corpus / name} is left out" in caplog.text
+    with pytest.raises(InputError, match="is no file"):
+        find([str(corpus / "pipe.txt")], SourceConfig())
 
 
 def test_the_output_is_no_input(tmp_path: Path) -> None:
