@@ -15,6 +15,7 @@ from .convolution import Method, causal_convolution
 from .documents import Documents
 from .kernels import modal, short_convolution, toeplitz
 from .kernels.choice import Kernel, chosen
+from .parallel.axes import ALONE, Axis
 from .precision import widen
 from .scan import modal_scan
 
@@ -95,6 +96,7 @@ def gated_modal(
     documents: Documents | None = None,
     *,
     state: Tensor | None = None,
+    axis: Axis = ALONE,
     final_state: bool = False,
     gated: bool = True,
     chunk: int = 32,
@@ -102,12 +104,13 @@ def gated_modal(
 ) -> tuple[Tensor, Tensor | None]:
     """The same by a filter Σ_n residues_n · exp(−rates_n · t), as a scan; and its last state.
 
-    rates and residues [width, N], state [rows, width, N]. `chunk` is of the plain form.
+    rates and residues [width, N], state [rows, width, N]. `axis` is what divides the rows. `chunk`
+    is of the plain form.
     """
     if chosen(kernel, "modal", x, modal.beyond(rates)):
         positions = documents.positions if documents is not None else None
         poles = torch.exp(-rates)
-        y, final, _ = modal.modal(x, poles, residues, skip, state, positions, gated)
+        y, final, _ = modal.modal(x, poles, residues, skip, state, positions, gated, axis.name)
         return y, final if final_state else None
     w = gated_input(x) if gated else x
     y, last = modal_scan(
@@ -116,6 +119,7 @@ def gated_modal(
         residues,
         documents,
         state=state,
+        axis=axis,
         final_state=final_state,
         chunk=chunk,
     )

@@ -52,21 +52,29 @@ def cross_entropy(
 
 
 def fused_loss(
-    hidden: Tensor, matrix: Tensor, *, targets: Tensor, weights: Tensor, z_loss: float
+    hidden: Tensor,
+    matrix: Tensor,
+    *,
+    targets: Tensor,
+    weights: Tensor,
+    z_loss: float,
+    vocab_size: int,
+    axis: Axis = ALONE,
 ) -> tuple[Tensor, Tensor]:
     """Σ w·ℓ of hidden [rows, length, width] · matrixᵀ, whose logits are never whole; and its parts
-    by rows, which have no gradients."""
+    by rows, which have no gradients. Where the axis divides the vocabulary, an equal share of them.
+    """
     total, losses, *_ = linear_cross_entropy.linear_cross_entropy(
         hidden.flatten(0, 1),
         matrix,
         targets.flatten(),
         weights.flatten().float(),
         z_loss,
-        0,
-        "",
         torch.is_grad_enabled(),
+        vocab_size,
+        axis.name,
     )
-    return total, losses.view(targets.shape).sum(1)
+    return total / axis.size, losses.view(targets.shape).sum(1) / axis.size
 
 
 def _divided(logits: Tensor, targets: Tensor, axis: Axis, here: range) -> tuple[Tensor, Tensor]:

@@ -155,19 +155,18 @@ class Model(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Σ w·ℓ, and its parts by rows, which have no gradients; this process's share of them."""
         axis = self.axes.tensor
-        beyond = "processes divide the vocabulary" if axis.size > 1 else None
-        if chosen(self.config.kernel, "linear_cross_entropy", hidden, beyond):
-            project = partial(fused_loss, targets=targets, weights=weights, z_loss=z_loss)
-            fused: tuple[Tensor, Tensor] = (self.head or self.embedding)(hidden, project=project)
+        options: dict[str, Any] = {
+            "z_loss": z_loss,
+            "axis": axis,
+            "vocab_size": self.config.vocab_size,
+        }
+        if chosen(self.config.kernel, "linear_cross_entropy", hidden):
+            project = partial(fused_loss, targets=targets, weights=weights, **options)
+            head = self.head or self.embedding
+            fused: tuple[Tensor, Tensor] = head(gather(hidden, axis), project=project)
             return fused
         per_row = zip(self.logits(hidden), targets, weights, strict=True)
-        vocab_size = self.config.vocab_size
-        rows = torch.stack(
-            [
-                cross_entropy(*row, z_loss=z_loss, axis=axis, vocab_size=vocab_size)[0]
-                for row in per_row
-            ]
-        )
+        rows = torch.stack([cross_entropy(*row, **options)[0] for row in per_row])
         return rows.sum(), rows.detach()
 
     def new_states(self, capacity: int) -> list[list[State]]:

@@ -247,7 +247,7 @@ def ssds() -> Iterator[Case]:
             state: Tensor | None = None, documents: Documents | None = None, **inputs: Tensor
         ) -> tuple[Tensor, Tensor]:
             positions = documents.positions if documents is not None else None
-            y, final, *_ = ssd_kernel.ssd(**inputs, state=state, positions=positions)
+            y, final, *_ = ssd_kernel.ssd(**inputs, state=state, positions=positions, axis="")
             return y, final
 
         yield Case("ssd", name, make, run, scan.ssd)
@@ -379,7 +379,7 @@ def losses() -> Iterator[Case]:
             hidden: Tensor, weight: Tensor, fixed: Any, z_loss: float = z_loss
         ) -> tuple[Tensor, Tensor]:
             total, each, *_ = linear_cross_entropy.linear_cross_entropy(
-                hidden, weight, *fixed, z_loss, 0, "", True
+                hidden, weight, *fixed, z_loss, True, len(weight), ""
             )
             return total, each
 

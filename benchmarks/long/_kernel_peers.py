@@ -161,7 +161,7 @@ def losses(size: Size) -> Timed:
 
     def ours(hidden: Tensor, matrix: Tensor) -> Tensor:
         return linear_cross_entropy.linear_cross_entropy(
-            hidden, matrix, targets, weights, 1e-4, 0, "", True
+            hidden, matrix, targets, weights, 1e-4, True, vocabulary, ""
         )[0]
 
     def eager(hidden: Tensor, matrix: Tensor) -> Tensor:
@@ -239,7 +239,7 @@ def ssds(size: Size) -> Timed:
     }
 
     def ours(**given: Tensor) -> Tensor:
-        return ssd_kernel.ssd(**given, state=None, positions=None)[0]
+        return ssd_kernel.ssd(**given, state=None, positions=None, axis="")[0]
 
     def chunked(**given: Tensor) -> Tensor:
         return ssd(**{name: widen(x) for name, x in given.items()})[0]

@@ -8,9 +8,9 @@ hidden and weight, all in the forward pass; the backward pass only scales. So th
 matrix products, as without it, and no tensor of tokens times vocabulary. Its twin is the
 projection followed by `cross_entropy` in models/loss.py.
 
-Where processes divide the vocabulary, each has `first` and the rows of the weight that follow, and
-`group` names the processes: three numbers of each token cross it, a chunk at a time, and the
-gradient of hidden is each process's own part, to be summed by whoever gathered hidden.
+Where processes divide the vocabulary, each has the rows of the weight that are its share, and
+three numbers of each token cross between the two passes, a chunk at a time. The gradient of hidden
+is each process's own part, to be summed by whoever gathered hidden.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import distributed_c10d as c10d
+
+from ..parallel.axes import Axis, named
+from ..parallel.tensor import gather, reduce
 
 BLOCK = 4096
 """Logits of a token that a program takes at a time."""
@@ -51,48 +52,45 @@ def linear_cross_entropy(
     targets: Tensor,
     weights: Tensor,
     z_loss: float,
-    first: int,
-    group: str,
     gradients: bool,
+    vocab_size: int,
+    axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Σ w·ℓ, w·ℓ of each token, and the `gradients` of hidden and weight for a loss of Σ w·ℓ.
 
     hidden [tokens, width], weight [vocabulary, width], targets int64 [tokens], weights fp32. A
-    target whose weight is zero is not read. All losses are fp32.
+    target whose weight is zero is not read. All losses are fp32. `axis` is the name of the one
+    that divides the vocabulary of `vocab_size`, if one does; all its processes get the same losses.
     """
-    tokens, vocabulary = len(hidden), len(weight)
+    processes = named(axis)
+    first = processes.share(vocab_size).start
+    tokens = len(hidden)
     losses = torch.empty(tokens, dtype=torch.float32, device=hidden.device)
     grad_hidden = hidden.new_empty(hidden.shape if gradients else 0)
     grad_weight = weight.new_zeros(weight.shape if gradients else 0, dtype=torch.float32)
-    size = chunk_size(tokens, vocabulary)
+    size = chunk_size(tokens, -(-vocab_size // processes.size))  # the same for all
     for start in range(0, tokens, size):
         part = slice(start, start + size)
         inputs, target, scale = hidden[part], targets[part], weights[part].contiguous()
         logits = inputs @ weight.T
-        log_z, chosen = _reduced(logits, target, scale, first, group)
+        log_z, chosen = _statistics(logits, target, scale, first, processes)
         loss = scale * (log_z - chosen + z_loss * log_z.square())
         losses[part] = torch.where(scale != 0, loss, 0)
         if not gradients:
             continue
         _programs().gradients[(len(inputs),)](
-            logits, target, scale, log_z, vocabulary, first, z_loss, BLOCK=BLOCK, num_warps=8
+            logits, target, scale, log_z, len(weight), first, z_loss, BLOCK=BLOCK, num_warps=8
         )
         torch.mm(logits, weight, out=grad_hidden[part])
-        grad_weight += logits.T @ inputs
+        _add_product(grad_weight, logits.T, inputs)
     return losses.sum(), losses, grad_hidden, grad_weight.to(weight.dtype)
 
 
 @linear_cross_entropy.register_fake
 def _(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    weights: Tensor,
-    z_loss: float,
-    first: int,
-    group: str,
-    gradients: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor, z_loss: float,
+    gradients: bool, *_: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return (
         hidden.new_empty((), dtype=torch.float32),
         hidden.new_empty(len(hidden), dtype=torch.float32),
@@ -101,35 +99,51 @@ def _(
     )
 
 
-def _reduced(
-    logits: Tensor, targets: Tensor, weights: Tensor, first: int, group: str
+def _statistics(
+    logits: Tensor, targets: Tensor, weights: Tensor, first: int, processes: Axis
 ) -> tuple[Tensor, Tensor]:
     """log Z and the target's logit of each token, over all parts of the vocabulary."""
-    top, total, chosen = torch.empty(3, len(logits), dtype=torch.float32, device=logits.device)
+    found = torch.empty(1, 3, len(logits), dtype=torch.float32, device=logits.device)
     _programs().statistics[(len(logits),)](
-        logits, targets, weights, top, total, chosen, logits.shape[1], first,
-        BLOCK=BLOCK, num_warps=8,
-    )  # fmt: skip
-    if group:
-        processes = c10d._resolve_process_group(group)  # type: ignore[attr-defined,arg-type]
-        highest = top.clone()
-        dist.all_reduce(highest, dist.ReduceOp.MAX, group=processes)
-        sums = torch.stack([total * torch.exp(top - highest), chosen])
-        dist.all_reduce(sums, group=processes)
-        top, (total, chosen) = highest, sums
-    return top + total.log(), chosen
+        logits, targets, weights, *found[0], logits.shape[1], first, BLOCK=BLOCK, num_warps=8
+    )
+    top, total, chosen = gather(found, processes, dim=0).unbind(1)  # [processes, tokens] each
+    highest = top.amax(0)
+    total = (total * torch.exp(top - highest)).sum(0)
+    return highest + total.log(), chosen.sum(0)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a·b; of a and b in half precision, without rounding the product to it."""
+    if a.is_cuda and a.dtype != total.dtype:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total += a @ b
+
+
+@torch.library.custom_op("headrace::linear_cross_entropy_backward", mutates_args=())
+def _backward(
+    grad: Tensor, grad_hidden: Tensor, grad_weight: Tensor, axis: str
+) -> tuple[Tensor, Tensor]:
+    """All processes have the loss, and what each makes of it counts."""
+    scale = reduce(grad, named(axis))
+    return grad_hidden * scale.to(grad_hidden.dtype), grad_weight * scale.to(grad_weight.dtype)
+
+
+@_backward.register_fake
+def _(grad: Tensor, grad_hidden: Tensor, grad_weight: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(grad_hidden), torch.empty_like(grad_weight)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, losses, grad_hidden, grad_weight = output
     ctx.mark_non_differentiable(losses, grad_hidden, grad_weight)
     ctx.save_for_backward(grad_hidden, grad_weight)
+    ctx.axis = inputs[-1]
 
 
 def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    grad_hidden, grad_weight = ctx.saved_tensors
-    hidden, weight = (g * grad.to(g.dtype) for g in (grad_hidden, grad_weight))
-    return hidden, weight, *[None] * 6
+    return *_backward(grad, *ctx.saved_tensors, ctx.axis), *[None] * 6
 
 
 linear_cross_entropy.register_autograd(_differentiate, setup_context=_keep)

@@ -7,6 +7,9 @@ a second pass gives the outputs; backward the gradients of the states are carrie
 the same way. Decays, states and sums are fp32; in bf16 and fp16 the products are of rounded
 numbers. B and C belong to groups of heads, and their gradients are summed over these. Its twin is
 `ssd` in models/scan.py.
+
+Where processes divide the rows, the states pass from part to part inside the op, forward, and
+their gradients inside its backward pass, between what a chunk adds and what is carried.
 """
 
 from __future__ import annotations
@@ -16,6 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from ..parallel.axes import named
+from ..parallel.states import entering
 
 CHUNK = 64
 BLOCK = 512
@@ -47,9 +53,11 @@ def ssd(
     C: Tensor,
     state: Tensor | None,
     positions: Tensor | None,
+    axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y; the states behind the rows; and, for the backward pass, the states that come into the
-    chunks and how much the chunks keep of them. dt and A are fp32."""
+    chunks and how much the chunks keep of them. dt and A are fp32. `axis` is the name of the one
+    that divides the rows, if one does."""
     x, B, C = (_joined(t) for t in (x, B, C))
     sizes, switches, grid = _laid_out(x, B, positions)
     (rows, _, heads, dim), size = x.shape, B.shape[3]
@@ -62,7 +70,7 @@ def ssd(
     programs.summaries[grid](
         x, dt, A, B, where, states, keep, *sizes, *_strides(x, B), BACKWARD=False, **switches
     )
-    final = _carry(states, state, keep, backward=False)
+    final = _carry(states, state, keep, axis, backward=False)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     programs.forward[grid](
         x, dt, A, B, C, where, states, out, *sizes, *_strides(x, B, C), **switches
@@ -72,13 +80,7 @@ def ssd(
 
 @ssd.register_fake
 def _(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    state: Tensor | None,
-    positions: Tensor | None,
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (rows, length, heads, dim), size = x.shape, B.shape[3]
     chunks = -(-length // CHUNK)
@@ -102,6 +104,7 @@ def _backward(
     states: Tensor,
     keep: Tensor,
     positions: Tensor | None,
+    axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of x, dt, A, B, C and the state before the rows."""
     x, B, C = (_joined(t) for t in (x, B, C))
@@ -114,7 +117,7 @@ def _backward(
     programs.summaries[grid](
         grad, dt, A, C, where, adjoints, keep, *sizes, *_strides(grad, C), BACKWARD=True, **switches
     )
-    before = _carry(adjoints, grad_final, keep, backward=True)
+    before = _carry(adjoints, grad_final, keep, axis, backward=True)
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grad_dt, grad_A = torch.empty_like(dt), torch.empty_like(keep)
     of_B, of_C = x.new_empty(2, rows, length, heads, size)
@@ -130,37 +133,35 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    grad: Tensor,
-    grad_final: Tensor | None,
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    states: Tensor,
-    keep: Tensor,
-    positions: Tensor | None,
+    grad: Tensor, grad_final: Tensor | None, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return (
-        x.new_empty(x.shape),
-        dt.new_empty(dt.shape),
-        A.new_empty(A.shape),
-        B.new_empty(B.shape),
-        C.new_empty(C.shape),
-        states.new_empty(states.shape[0], *states.shape[2:]),
-    )
+    states = others[5]
+    before = states.new_empty(states.shape[0], *states.shape[2:])
+    x, dt, A, B, C = (t.new_empty(t.shape) for t in others[:5])
+    return x, dt, A, B, C, before
 
 
-def _carry(states: Tensor, start: Tensor | None, keep: Tensor, *, backward: bool) -> Tensor:
-    """What the chunks add becomes, in place, what comes into them. Returns what comes out."""
+def _carry(
+    states: Tensor, start: Tensor | None, keep: Tensor, axis: str, *, backward: bool
+) -> Tensor:
+    """What the chunks add becomes, in place, what comes into them. Returns what comes out of the
+    rows."""
     rows, chunks, heads, dim, size = states.shape
-    end = states.new_empty(rows, heads, dim, size)
     numbers = dim * size
-    _programs().carry[(-(-numbers // BLOCK), heads, rows)](
-        states, states if start is None else start.float().contiguous(), keep, end, chunks, heads,
-        numbers, START=start is not None, BACKWARD=backward, BLOCK=BLOCK,
-    )  # fmt: skip
-    return end
+
+    def walk(start: Tensor | None, *, write: bool) -> Tensor:
+        end = states.new_empty(rows, heads, dim, size)
+        _programs().carry[(-(-numbers // BLOCK), heads, rows)](
+            states, states if start is None else start.float().contiguous(), keep, end, chunks,
+            heads, numbers, START=start is not None, BACKWARD=backward, WRITE=write, BLOCK=BLOCK,
+        )  # fmt: skip
+        return end
+
+    if (parts := named(axis)).size > 1:
+        kept = keep.prod(1)[..., None, None]
+        others = entering(walk(start, write=False), kept, parts, backward=backward)
+        start = others if start is None else start + others
+    return walk(start, write=True)
 
 
 def _joined(t: Tensor) -> Tensor:
@@ -189,7 +190,7 @@ def _laid_out(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, dt, A, B, C, state, positions = inputs
+    x, dt, A, B, C, state, positions, ctx.axis = inputs
     ctx.mark_non_differentiable(*output[2:])
     ctx.set_materialize_grads(False)
     ctx.has_state = state is not None
@@ -201,8 +202,8 @@ def _differentiate(
 ) -> tuple[Tensor | None, ...]:
     if grad is None:
         grad = torch.zeros_like(ctx.saved_tensors[0])
-    *grads, before = _backward(grad, grad_final, *ctx.saved_tensors)
-    return *grads, before if ctx.has_state else None, None
+    *grads, before = _backward(grad, grad_final, *ctx.saved_tensors, ctx.axis)
+    return *grads, before if ctx.has_state else None, None, None
 
 
 ssd.register_autograd(_differentiate, setup_context=_keep)

@@ -22,11 +22,10 @@ from torch import Tensor, nn
 from ..convolution import causal_convolution, convolution_flops
 from ..gated_convolution import gated_input, gated_modal
 from ..initialise import Initialiser
-from ..kernels.choice import chosen
 from ..parallel.channels import ALL, by_channels
 from ..parallel.division import Cut, Division
 from ..precision import widen
-from ..scan import modal_scan, real
+from ..scan import real
 from .base import Context
 from .hyena import Hyena, HyenaOptions
 
@@ -84,51 +83,53 @@ class HyenaLI(Hyena):
         return real(torch.einsum("dn,dnt->dt", residues, powers))
 
     def mix(self, z: Tensor, context: Context) -> Tensor:
-        axis, scans = context.axes.context, self.options.method == "scan"
-        if scans and context.state is None and axis.size == 1:
-            y, _ = gated_modal(
-                z,
-                *self.modes(),
-                self.skip,
-                context.documents,
-                chunk=self.options.chunk,
-                kernel=self.options.kernel,
-            )
-            return y
-        if scans and axis.size > 1:
-            chosen(self.options.kernel, "modal", z, "processes divide the rows")
+        axis = context.axes.context
+        by_states = axis.size > 1 and context.axes.hyena_li == "states"
+        if by_states or (axis.size == 1 and self.scans(context)):
+            return self.scan(z, context, skip=self.skip, gated=True)
         w = gated_input(z)
-        if axis.size > 1 and context.axes.hyena_li == "states":
-            y = self.scan(w, context)
-        else:
-            inside = partial(self.whole_rows, context=context.whole(w.shape[1]))
-            y = by_channels(w, inside, axis)
+        inside = partial(self.whole_rows, context=context.whole(w.shape[1]))
+        y = by_channels(w, inside, axis)
         assert self.skip is not None
         return z[..., : w.shape[-1]] * (y + self.skip * w)
 
+    def scans(self, context: Context) -> bool:
+        """Whether whole rows are scanned; in generation they always are."""
+        return self.options.method == "scan" or context.state is not None
+
     def whole_rows(self, w: Tensor, channels: slice, context: Context) -> Tensor:
         """Some of the channels, on rows that are not divided."""
-        if self.options.method == "fft" and context.state is None:
-            taps = self.filter(w.shape[1], channels)
-            return causal_convolution(w, taps, context.documents, method="fft")
-        return self.scan(w, context, channels)
+        if self.scans(context):
+            return self.scan(w, context, channels)
+        taps = self.filter(w.shape[1], channels)
+        return causal_convolution(w, taps, context.documents, method="fft")
 
-    def scan(self, w: Tensor, context: Context, channels: slice = ALL) -> Tensor:
+    def scan(
+        self,
+        x: Tensor,
+        context: Context,
+        channels: slice = ALL,
+        *,
+        skip: Tensor | None = None,
+        gated: bool = False,
+    ) -> Tensor:
+        """Of a part of the rows, or of whole ones."""
         tensors = context.state.tensors if context.state is not None else None
-        rates, residues = self.modes(channels)
-        y, state = modal_scan(
-            widen(w),
-            rates,
-            residues,
+        y, state = gated_modal(
+            x,
+            *self.modes(channels),
+            skip,
             context.documents,
             state=tensors.get("modes") if tensors is not None else None,
             axis=context.axes.context,
             final_state=tensors is not None,
+            gated=gated,
             chunk=self.options.chunk,
+            kernel=self.options.kernel if tensors is None else "torch",
         )
         if tensors is not None and state is not None:
             tensors["modes"] = state
-        return y.to(w.dtype)
+        return y
 
     def layouts(self, length: int) -> set[int]:
         return {min(self.options.chunk, length)} if self.options.method == "scan" else set()

@@ -109,10 +109,10 @@ class Mamba2(Operator):
         self, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, context: Context
     ) -> Tensor:
         axis = context.axes.context
-        beyond = "processes divide the rows" if axis.size > 1 else kernel.beyond(x, B)
+        beyond = kernel.beyond(x, B)
         if context.state is None and chosen(self.options.kernel, "ssd", x, beyond):
             positions = context.documents.positions if context.documents is not None else None
-            fused: Tensor = kernel.ssd(x, dt, A, B, C, None, positions)[0]
+            fused: Tensor = kernel.ssd(x, dt, A, B, C, None, positions, axis.name)[0]
             return fused
         tensors = context.state.tensors if context.state is not None else {}
         y, tensors["ssm"] = ssd(

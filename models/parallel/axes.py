@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch.distributed import ProcessGroup
+from torch.distributed import distributed_c10d as c10d
 
 AttentionForm = Literal["a2a", "ring"]
 """a2a: each process has whole rows of some heads. ring: keys and values go round."""
@@ -34,9 +35,23 @@ class Axis:
         """The axis as each of its processes sees it."""
         return [replace(self, rank=rank) for rank in range(self.size)]
 
+    @property
+    def name(self) -> str:
+        """What a custom op is told in place of the axis, which it cannot take; empty where nothing
+        is divided."""
+        return self.group.group_name if self.group is not None and self.size > 1 else ""
+
 
 ALONE = Axis(None, 0, 1)
 """An axis that divides nothing."""
+
+
+def named(name: str) -> Axis:
+    """The axis of that name."""
+    if not name:
+        return ALONE
+    group = c10d._resolve_process_group(name)  # type: ignore[attr-defined,arg-type]
+    return Axis(group, group.rank(), group.size())
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """The Triton programs of modal.py.
 
-A thread has a channel (CHANNELS are a program's) and its MODES states in registers, and walks
-along the tokens of a chunk, UNROLL at a time: they are read before the first of them is used, and
-written after the last.
+A thread has a channel (CHANNELS are a program's) with the states of its MODES, and walks along the
+tokens of a chunk, UNROLL at a time, which are read before the first of them is used. UNROLL divides
+the rows' length. A chunk in which a document begins is `broken`: there it is asked of each token
+whether one does.
 """
 
 from __future__ import annotations
@@ -10,25 +11,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .gated_input import gated_input
+from .modes import (
+    inputs_of,
+    load_modes,
+    plus_products,
+    products,
+    pulls_of,
+    read,
+    stepped,
+    store_modes,
+    sum_of_products,
+    within,
+    zeros,
+)
 
-
-@triton.jit
-def _place(row, chunk, chunks, width, channel, MODES: tl.constexpr):
-    """Where the states of a chunk are: [rows, chunks, MODES, width]."""
-    mode = tl.arange(0, MODES)[:, None]
-    return ((row * chunks + chunk) * MODES + mode) * width + channel[None, :]
-
-
-@triton.jit
-def _goes_on(positions, token, length):
-    """1.0, or 0.0 where a document begins."""
-    return (tl.load(positions + tl.minimum(token, length - 1)) != 0).to(tl.float32)
+# Forward
 
 
 @triton.jit
 def summaries(
-    x, positions, poles, added, length, width, chunks, row_stride, token_stride,
+    x, positions, unbroken, poles, added, length, width, chunks, row_stride, token_stride,
     GATED: tl.constexpr, PACKED: tl.constexpr, MODES: tl.constexpr, CHUNK: tl.constexpr,
     UNROLL: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
@@ -36,50 +38,36 @@ def summaries(
     row = tl.program_id(2).to(tl.int64)
     chunk = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    real = (tl.arange(0, MODES)[:, None] >= 0) & (channel < width)[None, :]
-    first = chunk * CHUNK
-    x += row * row_stride + first.to(tl.int64) * token_stride
-    positions += row * length
-    decay = tl.load(poles + _place(0, 0, 1, width, channel, MODES), mask=real, other=0.0)
-    state = tl.zeros([MODES, CHANNELS], dtype=tl.float32)
-    for start in range(0, CHUNK, UNROLL):
-        inputs = ()
+    first = chunk.to(tl.int64) * CHUNK
+    steps = tl.minimum(CHUNK, length - chunk * CHUNK)
+    x += row * row_stride + first * token_stride
+    positions += row * length + first
+    broken = False
+    if PACKED:
+        broken = tl.load(unbroken + row * chunks + chunk) == 0
+    decay = load_modes(poles, channel, width, MODES)
+    state = zeros(MODES, CHANNELS)
+    for block in range(steps // UNROLL):
+        start = block * UNROLL
+        inputs = inputs_of(x, start, channel, width, token_stride, GATED, UNROLL)
         for step in tl.static_range(UNROLL):
-            w = gated_input(
-                x,
-                x,
-                first,
-                channel * 0 + start + step,
-                channel,
-                length,
-                width,
-                token_stride,
-                0,
-                GATED,
-                False,
-            )
-            inputs = inputs + (w,)
-        for step in tl.static_range(UNROLL):
-            if PACKED:
-                state *= _goes_on(positions, first + start + step, length)
-            state = decay * state + inputs[step][None, :]
-    tl.store(added + _place(row, chunk, chunks, width, channel, MODES), state, mask=real)
+            state = within(state, positions, start + step, broken, MODES)
+            state = stepped(decay, state, inputs[step], MODES)
+    store_modes(added + (row * chunks + chunk) * MODES * width, state, channel, width, MODES)
 
 
 @triton.jit
 def carry(
-    states, start, poles, unbroken, end, width, chunks, numbers,
-    START: tl.constexpr, BACKWARD: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    states, start, powers, unbroken, end, chunks, numbers,
+    START: tl.constexpr, BACKWARD: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What each chunk adds becomes what comes into it; `end` gets what comes out of the last."""
+    """`end` gets what comes out of the last chunk; and, if WRITE, what each chunk adds becomes what
+    comes into it. `powers`: λ to the length of a chunk, and to that of the last."""
     row = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = at < numbers  # MODES · width
-    whole = tl.load(poles + at, mask=real, other=0.0)
-    power = CHUNK
-    while power > 1:
-        whole *= whole
-        power //= 2
+    whole = tl.load(powers + at, mask=real, other=0.0)
+    rest = tl.load(powers + numbers + at, mask=real, other=0.0)
     current = tl.zeros([BLOCK], dtype=tl.float32)
     if START:
         current += tl.load(start + row * numbers + at, mask=real, other=0.0)
@@ -89,14 +77,16 @@ def carry(
             chunk = chunks - 1 - number
         place = (row * chunks + chunk) * numbers + at
         adds = tl.load(states + place, mask=real, other=0.0)
-        tl.store(states + place, current, mask=real)
-        current = current * whole * tl.load(unbroken + row * chunks + chunk) + adds
+        if WRITE:
+            tl.store(states + place, current, mask=real)
+        kept = tl.where(chunk == chunks - 1, rest, whole)
+        current = current * kept * tl.load(unbroken + row * chunks + chunk) + adds
     tl.store(end + row * numbers + at, current, mask=real)
 
 
 @triton.jit
 def forward(
-    x, positions, poles, residues, skip, states, out, final, length, width, chunks,
+    x, positions, unbroken, poles, residues, skip, states, out, length, width, chunks,
     row_stride, token_stride,
     GATED: tl.constexpr, PACKED: tl.constexpr, SKIP: tl.constexpr, MODES: tl.constexpr,
     CHUNK: tl.constexpr, UNROLL: tl.constexpr, CHANNELS: tl.constexpr,
@@ -104,258 +94,218 @@ def forward(
     row = tl.program_id(2).to(tl.int64)
     chunk = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    some = channel < width
-    real = (tl.arange(0, MODES)[:, None] >= 0) & some[None, :]
-    first = chunk * CHUNK
-    x += row * row_stride + first.to(tl.int64) * token_stride
+    first = chunk.to(tl.int64) * CHUNK
+    steps = tl.minimum(CHUNK, length - chunk * CHUNK)
+    x += row * row_stride + first * token_stride
     out += (row * length + first) * width
-    positions += row * length
-    shared = _place(0, 0, 1, width, channel, MODES)
-    decay = tl.load(poles + shared, mask=real, other=0.0)
-    weight = tl.load(residues + shared, mask=real, other=0.0)
-    state = tl.load(
-        states + _place(row, chunk, chunks, width, channel, MODES), mask=real, other=0.0
-    )
+    positions += row * length + first
+    broken = False
+    if PACKED:
+        broken = tl.load(unbroken + row * chunks + chunk) == 0
+    decay = load_modes(poles, channel, width, MODES)
+    weight = load_modes(residues, channel, width, MODES)
     through = tl.zeros([CHANNELS], dtype=tl.float32)
     if SKIP:
-        through += tl.load(skip + channel, mask=some, other=0.0).to(tl.float32)
-    for start in range(0, CHUNK, UNROLL):
-        inputs = ()
-        gates = ()
-        for step in tl.static_range(UNROLL):
-            w = gated_input(
-                x,
-                x,
-                first,
-                channel * 0 + start + step,
-                channel,
-                length,
-                width,
-                token_stride,
-                0,
-                GATED,
-                False,
-            )
-            inputs = inputs + (w,)
-            here = some & (channel * 0 + first + start + step < length)
-            q = tl.load(x + (start + step) * token_stride + channel, mask=here, other=0.0)
-            gates = gates + (q,)
+        through += tl.load(skip + channel, mask=channel < width, other=0.0).to(tl.float32)
+    state = load_modes(states + (row * chunks + chunk) * MODES * width, channel, width, MODES)
+    for block in range(steps // UNROLL):
+        start = block * UNROLL
+        inputs = inputs_of(x, start, channel, width, token_stride, GATED, UNROLL)
+        gates = inputs
+        if GATED:
+            gates = read(x, start, channel, width, token_stride, UNROLL)
         outputs = ()
         for step in tl.static_range(UNROLL):
-            if PACKED:
-                state *= _goes_on(positions, first + start + step, length)
-            state = decay * state + inputs[step][None, :]
-            if first + start + step == length - 1:
-                tl.store(final + _place(row, 0, 1, width, channel, MODES), state, mask=real)
-            y = tl.sum(weight * state, axis=0) + through * inputs[step]
+            state = within(state, positions, start + step, broken, MODES)
+            state = stepped(decay, state, inputs[step], MODES)
+            y = sum_of_products(weight, state, MODES) + through * inputs[step]
             if GATED:
                 y *= gates[step].to(tl.float32)
-            outputs = outputs + (y,)
+            outputs = outputs + (y.to(out.dtype.element_ty),)
         for step in tl.static_range(UNROLL):
-            here = some & (channel * 0 + first + start + step < length)
             to = out + (start + step) * width + channel
-            tl.store(to, outputs[step].to(out.dtype.element_ty), mask=here)
+            tl.store(to, outputs[step], mask=channel < width)
+
+
+# Backward
+#
+# An adjoint is the gradient of a state. Where nothing but the outputs depends on the states, it is
+# R times a sum that all modes have of the same numbers, g_t + λ·(g_{t+1} + …), and that sum is
+# what is carried: one operation for each token and mode in place of three. FINAL: the states behind
+# the rows have a gradient of their own, and the adjoints themselves are carried, λ included.
 
 
 @triton.jit
-def _pulled(grad, x, token, first, channel, length, width, token_stride, GATED: tl.constexpr):
-    """The gradient of what stands between the gates."""
-    here = (channel < width) & (channel * 0 + first + token < length)
-    g = tl.load(grad + token * width + channel, mask=here, other=0.0).to(tl.float32)
-    if GATED:
-        q = tl.load(x + token * token_stride + channel, mask=here, other=0.0)
-        g *= q.to(tl.float32)
-    return g
+def _adjoint(behind, decay, weight, pull, FINAL: tl.constexpr, MODES: tl.constexpr):
+    """Of a token, from what comes from behind it."""
+    if FINAL:
+        found = plus_products(behind, weight, pull, MODES)
+    else:
+        found = stepped(decay, behind, pull, MODES)
+    return found
+
+
+@triton.jit
+def _before(adjoint, decay, FINAL: tl.constexpr, MODES: tl.constexpr):
+    """What goes on to the token before."""
+    found = adjoint
+    if FINAL:
+        found = products(adjoint, decay, MODES)
+    return found
+
+
+@triton.jit
+def _of_input(adjoint, weight, FINAL: tl.constexpr, MODES: tl.constexpr):
+    """What an input is given by the states that it goes into."""
+    if FINAL:
+        total = adjoint[0]
+        for mode in tl.static_range(1, MODES):
+            total += adjoint[mode]
+    else:
+        total = sum_of_products(adjoint, weight, MODES)
+    return total
+
+
+@triton.jit
+def _sloped(decay, slope, state, MODES: tl.constexpr):
+    """The derivative of the next state by its pole."""
+    found = ()
+    for mode in tl.static_range(MODES):
+        found = found + (decay[mode] * slope[mode] + state[mode],)
+    return found
 
 
 @triton.jit
 def backward_summaries(
-    grad, grad_final, x, positions, poles, residues, states, slopes, adjoints,
+    grad, x, positions, unbroken, poles, residues, states, slopes, adjoints,
     length, width, chunks, row_stride, token_stride,
     GATED: tl.constexpr, PACKED: tl.constexpr, FINAL: tl.constexpr, MODES: tl.constexpr,
     CHUNK: tl.constexpr, UNROLL: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """What each chunk adds to the states' derivatives by their poles, which go forward, and to
-    the gradients of the states, which go back."""
+    the adjoints, which go back."""
     row = tl.program_id(2).to(tl.int64)
     chunk = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    real = (tl.arange(0, MODES)[:, None] >= 0) & (channel < width)[None, :]
-    first = chunk * CHUNK
-    x += row * row_stride + first.to(tl.int64) * token_stride
+    first = chunk.to(tl.int64) * CHUNK
+    steps = tl.minimum(CHUNK, length - chunk * CHUNK)
+    x += row * row_stride + first * token_stride
     grad += (row * length + first) * width
-    positions += row * length
-    shared = _place(0, 0, 1, width, channel, MODES)
-    own = _place(row, chunk, chunks, width, channel, MODES)
-    decay = tl.load(poles + shared, mask=real, other=0.0)
-    state = tl.load(states + own, mask=real, other=0.0)
-    slope = tl.zeros([MODES, CHANNELS], dtype=tl.float32)
-    for start in range(0, CHUNK, UNROLL):
-        inputs = ()
+    positions += row * length + first
+    broken = False
+    if PACKED:
+        broken = tl.load(unbroken + row * chunks + chunk) == 0
+    own = (row * chunks + chunk) * MODES * width
+    decay = load_modes(poles, channel, width, MODES)
+    state = load_modes(states + own, channel, width, MODES)
+    slope = zeros(MODES, CHANNELS)
+    for block in range(steps // UNROLL):
+        start = block * UNROLL
+        inputs = inputs_of(x, start, channel, width, token_stride, GATED, UNROLL)
         for step in tl.static_range(UNROLL):
-            w = gated_input(
-                x,
-                x,
-                first,
-                channel * 0 + start + step,
-                channel,
-                length,
-                width,
-                token_stride,
-                0,
-                GATED,
-                False,
-            )
-            inputs = inputs + (w,)
-        for step in tl.static_range(UNROLL):
-            if PACKED:
-                on = _goes_on(positions, first + start + step, length)
-                state *= on
-                slope *= on
-            slope = decay * slope + state
-            state = decay * state + inputs[step][None, :]
-    tl.store(slopes + own, slope, mask=real)
-    weight = tl.load(residues + shared, mask=real, other=0.0)
-    adjoint = tl.zeros([MODES, CHANNELS], dtype=tl.float32)
-    for start in range(0, CHUNK, UNROLL):
-        pulls = ()
-        for step in tl.static_range(UNROLL):
-            token = CHUNK - 1 - start - step
-            g = _pulled(grad, x, token, first, channel, length, width, token_stride, GATED)
-            pulls = pulls + (g,)
-        for step in tl.static_range(UNROLL):
-            token = CHUNK - 1 - start - step
-            if FINAL:
-                if first + token == length - 1:
-                    last = grad_final + _place(row, 0, 1, width, channel, MODES)
-                    adjoint = tl.load(last, mask=real, other=0.0)
-            adjoint = decay * (adjoint + weight * pulls[step][None, :])
-            if PACKED:
-                adjoint *= _goes_on(positions, first + token, length)
-    tl.store(adjoints + own, adjoint, mask=real)
+            state = within(state, positions, start + step, broken, MODES)
+            slope = within(slope, positions, start + step, broken, MODES)
+            slope = _sloped(decay, slope, state, MODES)
+            state = stepped(decay, state, inputs[step], MODES)
+    store_modes(slopes + own, slope, channel, width, MODES)
+    weight = decay
+    if FINAL:
+        weight = load_modes(residues, channel, width, MODES)
+    adjoint = zeros(MODES, CHANNELS)
+    for block in range(steps // UNROLL):
+        start = steps - (block + 1) * UNROLL
+        pulls = pulls_of(grad, x, start, channel, width, token_stride, GATED, UNROLL)
+        for step in tl.static_range(UNROLL - 1, -1, -1):
+            adjoint = _adjoint(adjoint, decay, weight, pulls[step], FINAL, MODES)
+            adjoint = _before(adjoint, decay, FINAL, MODES)
+            adjoint = within(adjoint, positions, start + step, broken, MODES)
+    store_modes(adjoints + own, adjoint, channel, width, MODES)
 
 
 @triton.jit
 def backward(
-    grad, grad_final, x, positions, poles, residues, skip, states, slopes, adjoints,
-    grad_x, partial, grad_skip, length, width, chunks, row_stride, token_stride,
+    grad, x, positions, unbroken, poles, residues, skip, states, slopes, adjoints,
+    grad_x, partial, length, width, chunks, row_stride, token_stride,
     GATED: tl.constexpr, PACKED: tl.constexpr, SKIP: tl.constexpr, FINAL: tl.constexpr,
     MODES: tl.constexpr, CHUNK: tl.constexpr, UNROLL: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """`partial` gets the gradients of the residues, and of the poles after them."""
+    """`partial` gets the gradients of the residues, of the poles, and of the skip."""
     row = tl.program_id(2).to(tl.int64)
     chunk = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    some = channel < width
-    real = (tl.arange(0, MODES)[:, None] >= 0) & some[None, :]
-    first = chunk * CHUNK
-    x += row * row_stride + first.to(tl.int64) * token_stride
+    first = chunk.to(tl.int64) * CHUNK
+    steps = tl.minimum(CHUNK, length - chunk * CHUNK)
+    x += row * row_stride + first * token_stride
     grad += (row * length + first) * width
     grad_x += (row * length + first) * width * (3 if GATED else 1)
-    positions += row * length
-    shared = _place(0, 0, 1, width, channel, MODES)
-    own = _place(row, chunk, chunks, width, channel, MODES)
-    decay = tl.load(poles + shared, mask=real, other=0.0)
-    weight = tl.load(residues + shared, mask=real, other=0.0)
-    state = tl.load(states + own, mask=real, other=0.0)
-    slope = tl.load(slopes + own, mask=real, other=0.0)
-    of_residues = tl.zeros([MODES, CHANNELS], dtype=tl.float32)
-    of_poles = tl.zeros([MODES, CHANNELS], dtype=tl.float32)
-    through = tl.zeros([CHANNELS], dtype=tl.float32)
-    of_skip = tl.zeros([CHANNELS], dtype=tl.float32)
-    if SKIP:
-        through += tl.load(skip + channel, mask=some, other=0.0).to(tl.float32)
+    positions += row * length + first
+    partial += (row * chunks + chunk) * (2 * MODES + 1) * width
+    broken = False
+    if PACKED:
+        broken = tl.load(unbroken + row * chunks + chunk) == 0
+    own = (row * chunks + chunk) * MODES * width
     kind = grad_x.dtype.element_ty
-    stride = width * (3 if GATED else 1)
-    for start in range(0, CHUNK, UNROLL):
-        inputs = ()
-        pulls = ()
-        above = ()
-        for step in tl.static_range(UNROLL):
-            token = start + step
-            w = gated_input(
-                x,
-                x,
-                first,
-                channel * 0 + token,
-                channel,
-                length,
-                width,
-                token_stride,
-                0,
-                GATED,
-                False,
-            )
-            inputs = inputs + (w,)
-            g = _pulled(grad, x, token, first, channel, length, width, token_stride, GATED)
-            pulls = pulls + (g,)
-            if GATED:
-                here = some & (channel * 0 + first + token < length)
-                dy = tl.load(grad + token * width + channel, mask=here, other=0.0)
-                above = above + (dy,)
+    decay = load_modes(poles, channel, width, MODES)
+    weight = load_modes(residues, channel, width, MODES)
+    through = tl.zeros([CHANNELS], dtype=tl.float32)
+    if SKIP:
+        through += tl.load(skip + channel, mask=channel < width, other=0.0).to(tl.float32)
+
+    state = load_modes(states + own, channel, width, MODES)
+    slope = load_modes(slopes + own, channel, width, MODES)
+    of_residues = zeros(MODES, CHANNELS)
+    of_poles = zeros(MODES, CHANNELS)
+    of_skip = tl.zeros([CHANNELS], dtype=tl.float32)
+    for block in range(steps // UNROLL):
+        start = block * UNROLL
+        inputs = inputs_of(x, start, channel, width, token_stride, GATED, UNROLL)
+        above = read(grad, start, channel, width, width, UNROLL)
+        gates = inputs
+        if GATED:
+            gates = read(x, start, channel, width, token_stride, UNROLL)
         outputs = ()
         for step in tl.static_range(UNROLL):
-            if PACKED:
-                on = _goes_on(positions, first + start + step, length)
-                state *= on
-                slope *= on
-            slope = decay * slope + state
-            state = decay * state + inputs[step][None, :]
-            of_residues += pulls[step][None, :] * state
-            of_poles += pulls[step][None, :] * weight * slope
-            if FINAL:
-                if first + start + step == length - 1:
-                    last = grad_final + _place(row, 0, 1, width, channel, MODES)
-                    of_poles += tl.load(last, mask=real, other=0.0) * slope
-            of_skip += pulls[step] * inputs[step]
+            state = within(state, positions, start + step, broken, MODES)
+            slope = within(slope, positions, start + step, broken, MODES)
+            slope = _sloped(decay, slope, state, MODES)
+            state = stepped(decay, state, inputs[step], MODES)
+            pull = above[step].to(tl.float32)
             if GATED:
-                y = tl.sum(weight * state, axis=0) + through * inputs[step]
-                outputs = outputs + (y * above[step].to(tl.float32),)
+                y = sum_of_products(weight, state, MODES) + through * inputs[step]
+                outputs = outputs + ((y * pull).to(kind),)
+                pull *= gates[step].to(tl.float32)
+            of_residues = plus_products(of_residues, state, pull, MODES)
+            of_poles = plus_products(of_poles, slope, pull, MODES)
+            of_skip += pull * inputs[step]
         if GATED:
             for step in tl.static_range(UNROLL):
-                here = some & (channel * 0 + first + start + step < length)
-                to = grad_x + (start + step) * stride + channel
-                tl.store(to, outputs[step].to(kind), mask=here)
-    mode = tl.arange(0, MODES)[:, None]
-    sums = partial + ((row * chunks + chunk) * 2 * MODES + mode) * width + channel[None, :]
-    tl.store(sums, of_residues, mask=real)
-    tl.store(sums + MODES * width, of_poles, mask=real)
-    if SKIP:
-        tl.store(grad_skip + (row * chunks + chunk) * width + channel, of_skip, mask=some)
+                to = grad_x + (start + step) * (3 * width) + channel
+                tl.store(to, outputs[step], mask=channel < width)
+    store_modes(partial, of_residues, channel, width, MODES)
+    of_poles = products(of_poles, weight, MODES)
+    store_modes(partial + MODES * width, of_poles, channel, width, MODES)
+    tl.store(partial + 2 * MODES * width + channel, of_skip, mask=channel < width)
 
-    adjoint = tl.load(adjoints + own, mask=real, other=0.0)
-    for start in range(0, CHUNK, UNROLL):
-        pulls = ()
-        keys = ()
-        values = ()
-        for step in tl.static_range(UNROLL):
-            token = CHUNK - 1 - start - step
-            here = some & (channel * 0 + first + token < length)
-            g = _pulled(grad, x, token, first, channel, length, width, token_stride, GATED)
-            pulls = pulls + (g,)
+    adjoint = load_modes(adjoints + own, channel, width, MODES)
+    for block in range(steps // UNROLL):
+        start = steps - (block + 1) * UNROLL
+        pulls = pulls_of(grad, x, start, channel, width, token_stride, GATED, UNROLL)
+        keys = pulls
+        values = pulls
+        if GATED:
+            keys = read(x + width, start, channel, width, token_stride, UNROLL)
+            values = read(x + 2 * width, start, channel, width, token_stride, UNROLL)
+        for step in tl.static_range(UNROLL - 1, -1, -1):
+            adjoint = _adjoint(adjoint, decay, weight, pulls[step], FINAL, MODES)
+            dw = through * pulls[step] + _of_input(adjoint, weight, FINAL, MODES)
             if GATED:
-                at = x + token * token_stride + channel
-                keys = keys + (tl.load(at + width, mask=here, other=0.0),)
-                values = values + (tl.load(at + 2 * width, mask=here, other=0.0),)
-        outputs = ()
-        for step in tl.static_range(UNROLL):
-            token = CHUNK - 1 - start - step
-            if FINAL:
-                if first + token == length - 1:
-                    last = grad_final + _place(row, 0, 1, width, channel, MODES)
-                    adjoint = tl.load(last, mask=real, other=0.0)
-            adjoint += weight * pulls[step][None, :]
-            outputs = outputs + (tl.sum(adjoint, axis=0) + through * pulls[step],)
-            adjoint *= decay
-            if PACKED:
-                adjoint *= _goes_on(positions, first + token, length)
-        for step in tl.static_range(UNROLL):
-            token = CHUNK - 1 - start - step
-            here = some & (channel * 0 + first + token < length)
-            to = grad_x + token * stride + channel
-            dw = outputs[step]
-            if GATED:
-                tl.store(to + width, (dw * values[step].to(tl.float32)).to(kind), mask=here)
-                tl.store(to + 2 * width, (dw * keys[step].to(tl.float32)).to(kind), mask=here)
+                to = grad_x + (start + step) * (3 * width) + channel
+                of_k = (dw * values[step].to(tl.float32)).to(kind)
+                tl.store(to + width, of_k, mask=channel < width)
+                of_v = (dw * keys[step].to(tl.float32)).to(kind)
+                tl.store(to + 2 * width, of_v, mask=channel < width)
             else:
-                tl.store(to, dw.to(kind), mask=here)
+                to = grad_x + (start + step) * width + channel
+                tl.store(to, dw.to(kind), mask=channel < width)
+            adjoint = _before(adjoint, decay, FINAL, MODES)
+            adjoint = within(adjoint, positions, start + step, broken, MODES)

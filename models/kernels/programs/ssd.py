@@ -99,9 +99,10 @@ def summaries(
 @triton.jit
 def carry(
     states, start, keep, end, chunks, heads, numbers,
-    START: tl.constexpr, BACKWARD: tl.constexpr, BLOCK: tl.constexpr,
+    START: tl.constexpr, BACKWARD: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What the chunks add becomes what comes into them; `end` gets what comes out of the last."""
+    """`end` gets what comes out of the last chunk; and, if WRITE, what each chunk adds becomes what
+    comes into it."""
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = at < numbers
@@ -114,7 +115,8 @@ def carry(
             chunk = chunks - 1 - number
         place = (row * chunks + chunk) * heads + head
         adds = tl.load(states + place * numbers + at, mask=real, other=0.0)
-        tl.store(states + place * numbers + at, current, mask=real)
+        if WRITE:
+            tl.store(states + place * numbers + at, current, mask=real)
         current = current * tl.load(keep + place) + adds
     tl.store(end + (row * heads + head) * numbers + at, current, mask=real)
 

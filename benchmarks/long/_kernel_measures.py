@@ -1,0 +1,288 @@
+"""What one process of kernels.py does: check a kernel, time it, or time a model."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from _kernel_peers import Size, Timed, timed
+from kernel_cases import TINY, Draw, Shape, all_cases, errors
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from headrace.models.config import ModelConfig
+from headrace.models.model import Model
+from headrace.models.operators import OPTIONS
+
+BOUNDS = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
+"""‖got − wanted‖ / ‖wanted‖, at most."""
+SEEDS = {1: Shape(2, 1531, 1040), 2: Shape(2, 2048, 1024), 3: Shape(3, 515, 520)}
+"""Each with rows of another length: odd ones, and multiples of everything."""
+LENGTHS = {False: (1 << 14, 1 << 15), True: (48,)}
+"""Of a model's rows; the second where the script is tried out."""
+
+
+def measured(part: str, name: str, dry: bool) -> int:
+    warnings.simplefilter("ignore")
+    if part == "checks":
+        wrong = list(check(name, dry))
+        print(f"{name}: {'; '.join(wrong) or 'right, in every type and option'}")
+        return 1 if wrong else 0
+    clock = Clock(dry)
+    if part == "models":
+        return compare_models(int(name), clock)
+    size = Size("cpu", torch.float32, 40, 32)
+    if not dry:
+        size = Size("cuda", torch.bfloat16, 1 << 17, 4096)
+    for key, make in timed(size).items():
+        if key.split()[0] == name:
+            report(make(), clock)
+    return 0
+
+
+def check(kernel: str, dry: bool) -> Iterator[str]:
+    """What is wrong with a kernel."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # what is not written is NaN
+    worst = dict.fromkeys(["float32"] if dry else BOUNDS, 0.0)
+    for case in (case for case in all_cases() if case.kernel == kernel):
+        for dtype in worst:
+            for seed, shape in SEEDS.items():
+                draw = Draw(getattr(torch, dtype), "cpu" if dry else "cuda", seed)
+                try:
+                    found = errors(case, draw, TINY if dry else shape)
+                except Exception as error:  # what one case runs into is no reason to skip others
+                    found = {f"{type(error).__name__}: {error}"[:300]: float("inf")}
+                worst[dtype] = max(worst[dtype], *found.values())
+                for what, off in found.items():
+                    if off > BOUNDS[dtype]:
+                        yield f"WRONG [{case.name}] {dtype}, seed {seed}, {what}: {off:.1e}"
+                if dry:
+                    break
+    print(f"{kernel}: off by at most {', '.join(f'{w:.1e} in {t}' for t, w in worst.items())}")
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Times on the GPU. Where the script is only tried out (`dry`), everything runs, and nothing
+    is measured."""
+
+    dry: bool
+
+    def seconds(self, run: Callable[[], object]) -> float:
+        """The median of as many runs as fit into a second, 5 at least."""
+        run()
+        if self.dry:
+            return 1.0
+        found: list[float] = []
+        torch.cuda.synchronize()
+        until = time.monotonic() + 1.0
+        while len(found) < 5 or (time.monotonic() < until and len(found) < 100):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(4_000_000)  # about 2 ms: the CPU gets ahead, and is not measured
+            begin.record()
+            run()
+            end.record()
+            torch.cuda.synchronize()
+            found.append(begin.elapsed_time(end) / 1e3)
+        return sorted(found)[len(found) // 2]
+
+    def memory(self, run: Callable[[], object]) -> float:
+        """Bytes that a run takes beside what is there before it."""
+        if self.dry:
+            run()
+            return 1.0
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        return float(torch.cuda.max_memory_allocated() - before)
+
+    @cached_property
+    def bandwidth(self) -> float:
+        """Bytes a second that a large copy reads and writes."""
+        source = torch.randn(1 << (9 if self.dry else 29), device=self.device)
+        target = torch.empty_like(source)
+        return 2 * source.nbytes / self.seconds(lambda: target.copy_(source))
+
+    @cached_property
+    def rate(self) -> float:
+        """Operations a second of a large product in bf16."""
+        side = 16 if self.dry else 8192
+        a, b = torch.randn(2, side, side, device=self.device).bfloat16()
+        return 2 * side**3 / self.seconds(lambda: torch.mm(a, b))
+
+    @property
+    def device(self) -> str:
+        return "cpu" if self.dry else "cuda"
+
+    def number(self, value: float) -> str:
+        """Where nothing is measured, none is shown."""
+        return "—" if self.dry else f"{value:.2f}"
+
+    def milliseconds(self, seconds: float) -> str:
+        return f"{self.number(seconds * 1e3)} ms"
+
+
+# Kernels
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Seconds of the passes, and the bytes that both take."""
+
+    forward: float
+    backward: float
+    memory: float
+
+    @property
+    def both(self) -> float:
+        return self.forward + self.backward
+
+
+def passes(run: Callable[..., Any], inputs: dict[str, Tensor], clock: Clock) -> Passes:
+    def outputs() -> tuple[Tensor, ...]:
+        y = run(**inputs)
+        return y if isinstance(y, tuple) else (y,)
+
+    once = outputs()
+    leaves = [x for x in inputs.values() if x.requires_grad]
+    above = [torch.randn_like(y) for y in once]
+    return Passes(
+        clock.seconds(outputs),
+        clock.seconds(lambda: torch.autograd.grad(once, leaves, above, retain_graph=True)),
+        clock.memory(lambda: torch.autograd.grad(outputs(), leaves, above)),
+    )
+
+
+def report(task: Timed, clock: Clock) -> None:
+    """A line for ourselves beside the device's limit, and one for each peer."""
+    ours = passes(task.ours, task.inputs, clock)
+    times = (
+        f"{clock.milliseconds(ours.forward)} forward, {clock.milliseconds(ours.backward)} backward"
+    )
+    print(f"{task.name}: {times}; {of_the_limit(task, ours, clock)}", flush=True)
+    for name, peer in task.peers.items():
+        try:
+            theirs = passes(peer, task.inputs, clock)
+        except Exception as error:
+            print(f"  beside {name}: it failed: {type(error).__name__}: {error}"[:300])
+            continue
+        ratios = (
+            f"{clock.number(theirs.forward / ours.forward)}x forward,"
+            f" {clock.number(theirs.backward / ours.backward)}x backward,"
+            f" {clock.number(theirs.both / ours.both)}x both,"
+            f" at {clock.number(ours.memory / theirs.memory)} of its memory"
+        )
+        print(f"  beside {name}: {ratios} (it: {of_the_limit(task, theirs, clock)})", flush=True)
+
+
+def of_the_limit(task: Timed, found: Passes, clock: Clock) -> str:
+    """Of what a copy moves, or of what a product multiplies, in the same time."""
+    if task.operations:
+        share = task.operations / found.both / clock.rate
+        return f"{clock.number(share)} of the matrix rate"
+    forward = task.moved[0] / found.forward / clock.bandwidth
+    backward = task.moved[1] / found.backward / clock.bandwidth
+    return f"{clock.number(forward)} and {clock.number(backward)} of copy"
+
+
+# Models
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    pattern: str
+    kernel: str = "auto"
+    compiled: bool = False
+
+
+HYBRID = "([se, mr, li] * 2 + [attention]) * 3"
+TRANSFORMER = "[attention] * 21"
+VARIANTS = (
+    Variant("hybrid", HYBRID),
+    Variant("Transformer", TRANSFORMER),
+    Variant("compiled hybrid", HYBRID, compiled=True),
+    Variant("compiled Transformer", TRANSFORMER, compiled=True),
+    Variant("hybrid in plain torch", HYBRID, kernel="torch"),
+)
+BESIDE = (
+    ("hybrid", "Transformer"),
+    ("compiled hybrid", "compiled Transformer"),
+    ("hybrid", "hybrid in plain torch"),
+    ("compiled hybrid", "hybrid"),
+)
+
+
+def compare_models(length: int, clock: Clock) -> int:
+    """A step is forward, loss and backward, of one row."""
+    times: dict[str, float] = {}
+    for variant in VARIANTS:
+        torch.manual_seed(0)
+        try:
+            step, parameters = model_step(variant, length, clock)
+            with nullcontext() if clock.dry else sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+                times[variant.name] = clock.seconds(step)
+                memory = clock.memory(step)
+            print(
+                f"{variant.name}, {parameters:,} parameters, {length} tokens:"
+                f" {clock.milliseconds(times[variant.name])}, {clock.number(memory / 2**30)} GiB",
+                flush=True,
+            )
+        except Exception as error:
+            print(f"{variant.name}, {length} tokens: {type(error).__name__}: {error}"[:300])
+        step = None
+        torch._dynamo.reset()
+        if not clock.dry:
+            torch.cuda.empty_cache()
+    for ours, theirs in BESIDE:
+        if ours in times and theirs in times:
+            ratio = clock.number(times[theirs] / times[ours])
+            print(f"{ours} at {length} tokens: {ratio}x the speed of the {theirs}", flush=True)
+    return 0 if len(times) >= len(VARIANTS) - 1 and "hybrid" in times else 1
+
+
+def model_step(variant: Variant, length: int, clock: Clock) -> tuple[Callable[[], None], int]:
+    """configs/models/hybrid-1b and transformer-1b, written out: YAML has readers of its own."""
+    width, hidden, heads, groups = (16, 24, 2, 4) if clock.dry else (2048, 5504, 16, 128)
+    sort: dict[str, dict[str, Any]] = {
+        "se": {"kind": "hyena-se", "groups": groups, "taps": 7},
+        "mr": {"kind": "hyena-mr", "groups": groups, "filter_horizon": 8192, "taps": 128},
+        "li": {"kind": "hyena-li"},
+        "attention": {"kind": "attention", "heads": heads},
+        "glu": {"kind": "glu", "hidden": hidden},
+    }
+    kernel = "triton" if clock.dry and variant.kernel == "auto" else variant.kernel
+    pattern = variant.pattern
+    if clock.dry:
+        pattern = "[se, mr, li, attention]" if pattern == HYBRID else "[attention]"
+    used = [kind for kind in sort if kind in pattern or kind == "glu"]
+    config = ModelConfig(
+        vocab_size=50 if clock.dry else 32000,
+        width=width,
+        pattern=pattern,
+        mlp="glu",
+        kernel=kernel,  # type: ignore[arg-type]
+        operators={kind: OPTIONS[sort[kind]["kind"]](**sort[kind], kernel=kernel) for kind in used},
+    )
+    with torch.device(clock.device):
+        model = Model(config)
+    model.init_weights(0)
+    model.to(torch.float32 if clock.dry else torch.bfloat16)
+    if variant.compiled:
+        for block in model.blocks:
+            block.compile(backend="aot_eager" if clock.dry else "inductor")
+    tokens = torch.randint(config.vocab_size, (1, length), device=clock.device)
+    weights = torch.ones(1, length, device=clock.device)
+
+    def step() -> None:
+        total, _ = model.loss(model.hidden(tokens)[0], tokens, weights)
+        (total / length).backward()
+        model.zero_grad()
+
+    return step, sum(p.numel() for p in model.parameters())

@@ -1,0 +1,132 @@
+"""One of two processes whose kernels run by Triton's interpreter: its part of a model, beside the
+whole model in plain torch and fp64. Prints, for each layout and fault, how far they are apart.
+
+    python divided.py STORE RANK
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from headrace.console.config import build
+from headrace.models.config import ModelConfig
+from headrace.models.documents import Documents
+from headrace.models.kernels import modal, ssd
+from headrace.models.model import Model
+from headrace.models.parallel.axes import ALONE, Axes, Axis
+
+ROWS, LENGTH = 1, 48
+CUTS = torch.tensor([0, 7, 30, 48])
+"""The second document lies over the cut between the parts."""
+ALL = "[li, ssd, mr, se/glu]"
+OPERATORS: dict[str, dict[str, Any]] = {
+    "li": {"kind": "hyena-li", "state_size": 3},
+    "ssd": {"kind": "mamba2", "state_size": 5, "head_dim": 4, "groups": 2},
+    "mr": {"kind": "hyena-mr", "groups": 2, "taps": 29, "filter_horizon": 64},
+    "se": {"kind": "hyena-se", "groups": 2},
+    "glu": {"kind": "glu", "hidden": 8},
+}
+
+
+def made(pattern: str, kernel: str) -> Model:
+    operators = {
+        name: {**options, "kernel": kernel}
+        for name, options in OPERATORS.items()
+        if name in pattern
+    }
+    data = {"vocab_size": 13, "width": 8, "pattern": pattern, "kernel": kernel}
+    model = Model(build(ModelConfig, {**data, "operators": operators}, source="a test"))
+    model.init_weights(1)
+    for number, parameter in enumerate(model.parameters()):
+        noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+        parameter.data += 0.2 * noise
+    return model
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    weights = torch.rand(ROWS, LENGTH)
+    weights[0, 3] = 0.0
+    return torch.randint(13, (ROWS, LENGTH + 1)), weights
+
+
+def loss(model: Model, axis: Axis, documents: Documents, weights: Tensor) -> Tensor:
+    """Of a part of the rows."""
+    tokens, _ = batch()
+    ours = axis.part(LENGTH)
+    hidden, _ = model.hidden(tokens[:, :-1][:, ours], documents)
+    targets = tokens[:, 1:][:, ours]
+    return model.loss(hidden, targets, weights[:, ours], z_loss=0.01)[0]
+
+
+def gradients(model: Model, total: Tensor) -> dict[str, Tensor]:
+    """Those of whole parameters, where this process has a part."""
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    found = {}
+    for name, own in zip(names, torch.autograd.grad(total, parameters), strict=True):
+        part = model.parts.get(name)
+        found[name] = own.double()
+        if part is not None and part.runs is not None:
+            index = torch.cat([torch.arange(run.start, run.stop) for run in part.runs])
+            found[name] = own.new_zeros(part.shape).double()
+            found[name].index_copy_(part.dim, index, own.double())
+    return found
+
+
+def apart(axes: Axes, pattern: str = ALL) -> float:
+    """The greatest difference of the loss and of the gradients, relative to the greatest number."""
+    whole, divided = made(pattern, "torch").double(), made(pattern, "triton")
+    _, weights = batch()
+    documents = Documents.from_cu_seqlens(CUTS, (ROWS, LENGTH))
+    wanted = loss(whole, ALONE, documents, weights.double())
+    divided.divide(axes)
+    found = loss(divided, axes.context, documents.part(axes.context), weights)
+    ours = gradients(divided, found)
+    found = found.detach().double()
+    dist.all_reduce(found)
+    references = gradients(whole, wanted)
+    worst = abs(float(found / wanted.detach()) - 1)
+    for name, reference in references.items():
+        dist.all_reduce(ours[name])
+        worst = max(worst, float((ours[name] - reference).abs().max() / reference.abs().max()))
+    return worst
+
+
+def forgetful(direction: bool) -> Callable[..., Tensor]:
+    """States are exchanged, and in one direction thrown away."""
+    right = modal.entering
+
+    def entering(*arguments: Any, backward: bool) -> Tensor:
+        return right(*arguments, backward=backward) * float(backward != direction)
+
+    return entering
+
+
+def main(store: str, rank: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    modal.CHUNK, modal.UNROLL, ssd.CHUNK = 8, 4, 16  # several chunks in a part
+    axis = Axis(dist.group.WORLD, rank, 2)
+    context = Axes(context=axis)
+    found = {
+        "states": apart(context),
+        "channels": apart(Axes(context=axis, hyena_li="a2a"), "[li]"),
+        "vocabulary": apart(Axes(tensor=axis), "[ssd/glu]"),
+    }
+    for kernel, pattern in ((modal, "[li]"), (ssd, "[ssd]")):
+        for direction in (False, True):
+            with mock.patch.object(kernel, "entering", forgetful(direction)):
+                found[f"{pattern}, forgetful {direction}"] = apart(context, pattern)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,40 @@
+"""Kernels of models that two processes divide: states, halos and a vocabulary that cross."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("divided.py")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_parts_are_the_whole(tmp_path: Path) -> None:
+    """With `kernel: triton`, which refuses what it cannot do."""
+    command = [sys.executable, str(PROGRAM), str(tmp_path / "store")]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=500) for process in ranks]
+    for process, (_, errors) in zip(ranks, said, strict=True):
+        assert process.returncode == 0, errors
+    found = json.loads(said[0][0])
+    for layout in ("states", "channels", "vocabulary"):
+        assert found.pop(layout) < 1e-5, layout
+    assert len(found) == 4
+    for fault, error in found.items():
+        assert error > 1e-3, f"a negative control: {fault}"
