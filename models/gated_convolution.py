@@ -40,7 +40,7 @@ def gated_convolution(
     positions = documents.positions if documents is not None else None
     fused: Tensor
     if taps.shape[1] <= short_convolution.REACHES:
-        beyond = short_convolution.beyond(taps, gated=gated, silu=silu)
+        beyond = short_convolution.beyond(taps)
         if chosen(kernel, "short_convolution", x, beyond):
             fused = short_convolution.short_convolution(
                 x, taps, bias, skip, history, positions, gated, silu

@@ -1,8 +1,8 @@
 """Short causal filters with their gates, in one pass over memory, forward and backward.
 
-    y = q ⊙ (h ∗ w + bias + skip ⊙ w),  w = k ⊙ v,  (h ∗ w)_t = Σ_{j<K} h[group, j] · w_{t−j}
+    y = q ⊙ act(h ∗ w + bias + skip ⊙ w),  w = k ⊙ v,  (h ∗ w)_t = Σ_{j<K} h[group, j] · w_{t−j}
 
-for K up to 16: Hyena's featurizer (no gates), Hyena-SE, Mamba's convolution (a SiLU for a gate).
+for K up to 16: Hyena's featurizer (no gates), Hyena-SE, Mamba's convolution (a SiLU for `act`).
 Each token of x holds q, k and v one after the other, so that their gradients are one tensor as
 well; without gates it is w. Its twin is `plain` in models/gated_convolution.py.
 
@@ -17,14 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .layout import by_token, splits
+from .layout import by_token
 
 REACHES = 16
 """Taps of the longest filter."""
-REACHES_SILU = 8
-"""With a SiLU, the backward pass filters again for each tap."""
-TOKENS, CHANNELS = 32, 64
-"""A tile: 128 bytes of channels in bf16, and a halo that is small beside it."""
+SPAN = 256
+"""Tokens that a program walks along."""
+UNROLL = 8
+"""Of them at a time; half of it backward, for filters whose sums fill the registers."""
+CHANNELS = 128
+OPTIONAL = ("HISTORY", "BIAS", "SKIP", "PACKED")
 
 
 @cache
@@ -34,13 +36,10 @@ def _programs() -> Any:
     return short_convolution
 
 
-def beyond(taps: Tensor, *, gated: bool = False, silu: bool = False) -> str | None:
+def beyond(taps: Tensor) -> str | None:
     """What keeps the kernel from this filter."""
-    if gated and silu:
-        return "it has a SiLU or gates, not both"
-    most = REACHES_SILU if silu else REACHES
-    if taps.shape[1] > most:
-        return f"the filter has {taps.shape[1]} taps, and it reaches {most}"
+    if taps.shape[1] > REACHES:
+        return f"the filter has {taps.shape[1]} taps, and it reaches {REACHES}"
     return None
 
 
@@ -56,30 +55,21 @@ def short_convolution(
     silu: bool,
 ) -> Tensor:
     """x [rows, length, width or 3·width], taps [groups, K], history [rows, K−1, width] of w."""
-    x, width, sizes, switches = _laid_out(x, taps, bias, skip, history, positions, gated, silu)
-    rows, length = x.shape[:2]
-    out = torch.empty(rows, length, width, dtype=x.dtype, device=x.device)
-    grid = (-(-length // TOKENS) * -(-width // CHANNELS), rows)
-    optional = [x if t is None else t.contiguous() for t in (history, bias, skip, positions)]
+    x, optional, sizes, switches, grid = _laid_out(
+        x, taps, (history, bias, skip, positions), gated, silu
+    )
     history_, bias_, skip_, positions_ = optional
+    out = torch.empty(*x.shape[:2], sizes[1], dtype=x.dtype, device=x.device)
     _programs().forward[grid](
         x, history_, taps.contiguous(), bias_, skip_, positions_, out, *sizes, **switches,
-        num_warps=4 if taps.shape[1] <= 8 else 8,
+        UNROLL=UNROLL,
     )  # fmt: skip
     return out
 
 
 @short_convolution.register_fake
-def _(
-    x: Tensor,
-    taps: Tensor,
-    bias: Tensor | None,
-    skip: Tensor | None,
-    history: Tensor | None,
-    positions: Tensor | None,
-    gated: bool,
-    silu: bool,
-) -> Tensor:
+def _(x: Tensor, taps: Tensor, *others: Any) -> Tensor:
+    gated = others[4]
     return x.new_empty(*x.shape[:2], x.shape[2] // 3 if gated else x.shape[2])
 
 
@@ -95,70 +85,53 @@ def _backward(
     gated: bool,
     silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x and history; [K + 2, width]: those of the taps, the bias and the skip."""
-    x, width, sizes, switches = _laid_out(x, taps, bias, skip, history, positions, gated, silu)
-    rows, length = x.shape[:2]
-    reach = taps.shape[1]
-    blocks = -(-width // CHANNELS)
-    tiles = -(-(length + (reach - 1 if history is not None else 0)) // TOKENS)
-    parts, each = splits(tiles, blocks * rows)
-    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    grad_history = x.new_empty(0) if history is None else torch.empty_like(history).contiguous()
-    partial = torch.empty(rows * parts, reach + 2, width, dtype=torch.float32, device=x.device)
-    optional = [x if t is None else t.contiguous() for t in (history, bias, skip, positions)]
+    """The gradients of x and history; [K + 1, width]: those of the taps and the bias."""
+    x, optional, sizes, switches, (programs, rows) = _laid_out(
+        x, taps, (history, bias, skip, positions), gated, silu
+    )
     history_, bias_, skip_, positions_ = optional
-    _programs().backward[(parts * blocks, rows)](
+    width, reach = sizes[1], taps.shape[1]
+    parts = programs // -(-width // CHANNELS)
+    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    grad_history = x.new_empty(0) if history is None else torch.empty_like(history_)
+    partial = torch.empty(rows * parts, reach + 1, width, dtype=torch.float32, device=x.device)
+    _programs().backward[(programs, rows)](
         grad.contiguous(), x, history_, taps.contiguous(), bias_, skip_, positions_,
-        grad_x, grad_history, partial, *sizes, each, **switches, num_warps=8,
+        grad_x, grad_history, partial, *sizes, **switches,
+        UNROLL=UNROLL if reach <= 8 else UNROLL // 2,
     )  # fmt: skip
     return grad_x, grad_history, partial.sum(0)
 
 
 @_backward.register_fake
-def _(
-    grad: Tensor,
-    x: Tensor,
-    taps: Tensor,
-    bias: Tensor | None,
-    skip: Tensor | None,
-    history: Tensor | None,
-    positions: Tensor | None,
-    gated: bool,
-    silu: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    width = x.shape[2] // 3 if gated else x.shape[2]
+def _(grad: Tensor, x: Tensor, taps: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    history = others[2]
     return (
         x.new_empty(x.shape),
         x.new_empty(0) if history is None else history.new_empty(history.shape),
-        x.new_empty(taps.shape[1] + 2, width, dtype=torch.float32),
+        x.new_empty(taps.shape[1] + 1, grad.shape[2], dtype=torch.float32),
     )
 
 
 def _laid_out(
-    x: Tensor,
-    taps: Tensor,
-    bias: Tensor | None,
-    skip: Tensor | None,
-    history: Tensor | None,
-    positions: Tensor | None,
-    gated: bool,
-    silu: bool,
-) -> tuple[Tensor, int, tuple[int, ...], dict[str, Any]]:
+    x: Tensor, taps: Tensor, given: tuple[Tensor | None, ...], gated: bool, silu: bool
+) -> tuple[Tensor, list[Tensor], tuple[int, ...], dict[str, Any], tuple[int, int]]:
+    """`given`: the history, the bias, the skip and the positions, or None."""
     x = by_token(x)
+    rows, length = x.shape[:2]
     width = x.shape[2] // 3 if gated else x.shape[2]
-    sizes = (x.shape[1], width, width // taps.shape[0], x.stride(0), x.stride(1))
+    sizes = (length, width, width // taps.shape[0], x.stride(0), x.stride(1))
     switches = {
         "REACH": taps.shape[1],
         "GATED": gated,
         "SILU": silu,
-        "BIAS": bias is not None,
-        "SKIP": skip is not None,
-        "HISTORY": history is not None,
-        "PACKED": positions is not None,
-        "TOKENS": TOKENS,
+        **dict(zip(OPTIONAL, (t is not None for t in given), strict=True)),
+        "SPAN": SPAN,
         "CHANNELS": CHANNELS,
+        "num_warps": CHANNELS // 32,
     }
-    return x, width, sizes, switches
+    grid = (-(-length // SPAN) * -(-width // CHANNELS), rows)
+    return x, [x if t is None else t.contiguous() for t in given], sizes, switches, grid
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -171,9 +144,9 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grad_x, grad_history, sums = _backward(grad, *ctx.saved_tensors, *ctx.switches)
     return (
         grad_x,
-        of_groups(sums[:-2], taps),
-        None if bias is None else sums[-2].to(bias.dtype),
-        None if skip is None else sums[-1].to(skip.dtype),
+        of_groups(sums[:-1], taps),
+        None if bias is None else sums[-1].to(bias.dtype),
+        None if skip is None else sums[0].to(skip.dtype),  # it meets what the first tap meets
         None if history is None else grad_history,
         *(None, None, None),
     )

@@ -1,9 +1,8 @@
 """The Triton programs of modal.py.
 
 A thread has a channel (CHANNELS are a program's) with the states of its MODES, and walks along the
-tokens of a chunk, UNROLL at a time, which are read before the first of them is used. UNROLL divides
-the rows' length. A chunk in which a document begins is `broken`: there it is asked of each token
-whether one does.
+tokens of a chunk, UNROLL at a time. UNROLL divides the rows' length. A chunk in which a document
+begins is `broken`: there it is asked of each token whether one does.
 """
 
 from __future__ import annotations
@@ -12,18 +11,15 @@ import triton
 import triton.language as tl
 
 from .modes import (
-    inputs_of,
     load_modes,
     plus_products,
     products,
-    pulls_of,
-    read,
     stepped,
     store_modes,
     sum_of_products,
-    within,
     zeros,
 )
+from .walk import inputs_of, pulls_of, read, within
 
 # Forward
 
@@ -49,7 +45,7 @@ def summaries(
     state = zeros(MODES, CHANNELS)
     for block in range(steps // UNROLL):
         start = block * UNROLL
-        inputs = inputs_of(x, start, channel, width, token_stride, GATED, UNROLL)
+        inputs = inputs_of(x, start, steps, channel, width, token_stride, GATED, True, UNROLL)
         for step in tl.static_range(UNROLL):
             state = within(state, positions, start + step, broken, MODES)
             state = stepped(decay, state, inputs[step], MODES)
@@ -110,10 +106,10 @@ def forward(
     state = load_modes(states + (row * chunks + chunk) * MODES * width, channel, width, MODES)
     for block in range(steps // UNROLL):
         start = block * UNROLL
-        inputs = inputs_of(x, start, channel, width, token_stride, GATED, UNROLL)
+        inputs = inputs_of(x, start, steps, channel, width, token_stride, GATED, True, UNROLL)
         gates = inputs
         if GATED:
-            gates = read(x, start, channel, width, token_stride, UNROLL)
+            gates = read(x, start, steps, channel, width, token_stride, True, UNROLL)
         outputs = ()
         for step in tl.static_range(UNROLL):
             state = within(state, positions, start + step, broken, MODES)
@@ -201,7 +197,7 @@ def backward_summaries(
     slope = zeros(MODES, CHANNELS)
     for block in range(steps // UNROLL):
         start = block * UNROLL
-        inputs = inputs_of(x, start, channel, width, token_stride, GATED, UNROLL)
+        inputs = inputs_of(x, start, steps, channel, width, token_stride, GATED, True, UNROLL)
         for step in tl.static_range(UNROLL):
             state = within(state, positions, start + step, broken, MODES)
             slope = within(slope, positions, start + step, broken, MODES)
@@ -214,7 +210,7 @@ def backward_summaries(
     adjoint = zeros(MODES, CHANNELS)
     for block in range(steps // UNROLL):
         start = steps - (block + 1) * UNROLL
-        pulls = pulls_of(grad, x, start, channel, width, token_stride, GATED, UNROLL)
+        pulls = pulls_of(grad, x, start, steps, channel, width, token_stride, GATED, True, UNROLL)
         for step in tl.static_range(UNROLL - 1, -1, -1):
             adjoint = _adjoint(adjoint, decay, weight, pulls[step], FINAL, MODES)
             adjoint = _before(adjoint, decay, FINAL, MODES)
@@ -258,11 +254,11 @@ def backward(
     of_skip = tl.zeros([CHANNELS], dtype=tl.float32)
     for block in range(steps // UNROLL):
         start = block * UNROLL
-        inputs = inputs_of(x, start, channel, width, token_stride, GATED, UNROLL)
-        above = read(grad, start, channel, width, width, UNROLL)
+        inputs = inputs_of(x, start, steps, channel, width, token_stride, GATED, True, UNROLL)
+        above = read(grad, start, steps, channel, width, width, True, UNROLL)
         gates = inputs
         if GATED:
-            gates = read(x, start, channel, width, token_stride, UNROLL)
+            gates = read(x, start, steps, channel, width, token_stride, True, UNROLL)
         outputs = ()
         for step in tl.static_range(UNROLL):
             state = within(state, positions, start + step, broken, MODES)
@@ -289,12 +285,12 @@ def backward(
     adjoint = load_modes(adjoints + own, channel, width, MODES)
     for block in range(steps // UNROLL):
         start = steps - (block + 1) * UNROLL
-        pulls = pulls_of(grad, x, start, channel, width, token_stride, GATED, UNROLL)
+        pulls = pulls_of(grad, x, start, steps, channel, width, token_stride, GATED, True, UNROLL)
         keys = pulls
         values = pulls
         if GATED:
-            keys = read(x + width, start, channel, width, token_stride, UNROLL)
-            values = read(x + 2 * width, start, channel, width, token_stride, UNROLL)
+            keys = read(x + width, start, steps, channel, width, token_stride, True, UNROLL)
+            values = read(x + 2 * width, start, steps, channel, width, token_stride, True, UNROLL)
         for step in tl.static_range(UNROLL - 1, -1, -1):
             adjoint = _adjoint(adjoint, decay, weight, pulls[step], FINAL, MODES)
             dw = through * pulls[step] + _of_input(adjoint, weight, FINAL, MODES)

@@ -1,4 +1,4 @@
-"""The states of a channel, as tuples of MODES vectors, and what they are fed with.
+"""The states of channels, as tuples of MODES vectors.
 
 A thread has a channel, and all of its states in registers. (As one tensor of two sides they would
 be dealt out over the warps, and every sum over modes would cross them.)
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-# States
 
 
 @triton.jit
@@ -66,58 +64,4 @@ def plus_products(sums, values, factor, MODES: tl.constexpr):
     found = ()
     for mode in tl.static_range(MODES):
         found = found + (sums[mode] + values[mode] * factor,)
-    return found
-
-
-@triton.jit
-def within(state, positions, token, broken, MODES: tl.constexpr):
-    """The state, or zeros where a document begins."""
-    found = state
-    if broken:
-        on = (tl.load(positions + token) != 0).to(tl.float32)
-        found = ()
-        for mode in tl.static_range(MODES):
-            found = found + (state[mode] * on,)
-    return found
-
-
-# What is read of UNROLL tokens
-
-
-@triton.jit
-def read(x, first, channel, width, stride, UNROLL: tl.constexpr):
-    """As it is."""
-    found = ()
-    for step in tl.static_range(UNROLL):
-        place = x + (first + step) * stride + channel
-        found = found + (tl.load(place, mask=channel < width, other=0.0),)
-    return found
-
-
-@triton.jit
-def inputs_of(x, first, channel, width, stride, GATED: tl.constexpr, UNROLL: tl.constexpr):
-    """w = k ⊙ v."""
-    found = ()
-    for step in tl.static_range(UNROLL):
-        at = x + (first + step) * stride + channel
-        if GATED:
-            w = tl.load(at + width, mask=channel < width, other=0.0).to(tl.float32)
-            w *= tl.load(at + 2 * width, mask=channel < width, other=0.0).to(tl.float32)
-        else:
-            w = tl.load(at, mask=channel < width, other=0.0).to(tl.float32)
-        found = found + (w,)
-    return found
-
-
-@triton.jit
-def pulls_of(grad, x, first, channel, width, stride, GATED: tl.constexpr, UNROLL: tl.constexpr):
-    """The gradients of what stands between the gates."""
-    found = ()
-    for step in tl.static_range(UNROLL):
-        place = grad + (first + step) * width + channel
-        g = tl.load(place, mask=channel < width, other=0.0).to(tl.float32)
-        if GATED:
-            q = tl.load(x + (first + step) * stride + channel, mask=channel < width, other=0.0)
-            g *= q.to(tl.float32)
-        found = found + (g,)
     return found

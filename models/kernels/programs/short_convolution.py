@@ -1,7 +1,9 @@
 """The Triton programs of short_convolution.py.
 
-A program has a tile of tokens and channels. It reads the tile once for each tap, shifted by a
-token: all but the first reading come from the cache.
+A thread has a channel (CHANNELS are a program's) and walks along a span of tokens. What its filter
+reaches, it keeps: the last REACH inputs forward, and backward besides as many unfinished gradients
+of inputs; everything is read and written once. A span some token of which has its document's
+beginning within reach is `broken`: there it is asked of each token how far it sees.
 """
 
 from __future__ import annotations
@@ -10,37 +12,80 @@ import triton
 import triton.language as tl
 
 from .gated_input import gated_input
+from .modes import plus_products, zeros
+from .walk import inputs_of, read, there, within
 
 
 @triton.jit
-def _filtered(
-    x, history, taps, bias, skip, positions, start, token, channel, length, width, share,
-    token_stride,
-    REACH: tl.constexpr, SHIFT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
-    SKIP: tl.constexpr, HISTORY: tl.constexpr, PACKED: tl.constexpr,
-):  # fmt: skip
-    """Σ_j h[j]·w[t−j] (+ bias + skip·w[t]) for t = start + token + SHIFT."""
-    if PACKED:
-        there = (start + token + SHIFT >= 0) & (start + token + SHIFT < length)
-        position = tl.load(positions + token + SHIFT, mask=there, other=0)
-    real = channel < width
+def _taps(taps, skip, channel, width, share, REACH: tl.constexpr, SKIP: tl.constexpr):
+    """Of each channel; the skip is a part of the first."""
+    found = ()
     for lag in tl.static_range(REACH):
+        place = taps + channel // share * REACH + lag
+        tap = tl.load(place, mask=channel < width, other=0.0).to(tl.float32)
+        if SKIP and lag == 0:
+            tap += tl.load(skip + channel, mask=channel < width, other=0.0).to(tl.float32)
+        found = found + (tap,)
+    return found
+
+
+@triton.jit
+def _breaks(positions, end, REACH: tl.constexpr, SPAN: tl.constexpr):
+    """Whether a document begins within reach of a token of the span, or of those it goes on to."""
+    token = tl.arange(0, 2 * SPAN)
+    here = (token < end) & (token < SPAN + REACH - 1)
+    position = tl.load(positions + token, mask=here, other=REACH)
+    return tl.min(position, axis=0) < REACH - 1
+
+
+@triton.jit
+def _behind(
+    x, history, positions, start, channel, length, width, token_stride,
+    REACH: tl.constexpr, GATED: tl.constexpr, HISTORY: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """The inputs before a span that its first token sees, the latest first; and zeros."""
+    found = ()
+    for lag in tl.static_range(1, REACH):
         w = gated_input(
-            x, history, start, (token + (SHIFT - lag))[:, None], channel[None, :], length, width,
-            token_stride, REACH - 1, GATED, HISTORY,
+            x, history, start, channel * 0 - lag, channel, length, width, token_stride, REACH - 1,
+            GATED, HISTORY,
         )  # fmt: skip
         if PACKED:
-            w = tl.where((position >= lag)[:, None], w, 0.0)
-        tap = tl.load(taps + channel // share * REACH + lag, mask=real, other=0.0).to(tl.float32)
-        if lag == 0:
-            y = w * tap[None, :]
-            if SKIP:
-                y += w * tl.load(skip + channel, mask=real, other=0.0).to(tl.float32)[None, :]
-        else:
-            y += w * tap[None, :]
-    if BIAS:
-        y += tl.load(bias + channel, mask=real, other=0.0).to(tl.float32)[None, :]
+            w = tl.where(tl.load(positions) >= lag, w, 0.0)
+        found = found + (w,)
+    return found + (channel.to(tl.float32) * 0.0,)
+
+
+@triton.jit
+def _shifted(window, w, REACH: tl.constexpr):
+    found = (w,)
+    for lag in tl.static_range(1, REACH):
+        found = found + (window[lag - 1],)
+    return found
+
+
+@triton.jit
+def _filtered(window, taps, REACH: tl.constexpr):
+    y = window[0] * taps[0]
+    for lag in tl.static_range(1, REACH):
+        y += window[lag] * taps[lag]
     return y
+
+
+@triton.jit
+def _spread(pulled, taps, g, positions, token, broken, REACH: tl.constexpr):
+    """The gradients of the last inputs, the latest first, when g is that of a new output."""
+    if broken:
+        position = tl.load(positions + token).to(tl.int32)
+        found = (taps[0] * g,)
+        for lag in tl.static_range(1, REACH):
+            seen = tl.where(position >= lag, g, 0.0)
+            found = found + (pulled[lag - 1] + taps[lag] * seen,)
+    else:
+        found = (taps[0] * g,)
+        for lag in tl.static_range(1, REACH):
+            found = found + (pulled[lag - 1] + taps[lag] * g,)
+    return found
 
 
 @triton.jit
@@ -48,131 +93,135 @@ def forward(
     x, history, taps, bias, skip, positions, out, length, width, share, row_stride, token_stride,
     REACH: tl.constexpr, GATED: tl.constexpr, SILU: tl.constexpr, BIAS: tl.constexpr,
     SKIP: tl.constexpr, HISTORY: tl.constexpr, PACKED: tl.constexpr,
-    TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+    SPAN: tl.constexpr, UNROLL: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     blocks = tl.cdiv(width, CHANNELS)
-    start = tl.program_id(0) // blocks * TOKENS
-    token = tl.arange(0, TOKENS)
+    start = tl.program_id(0) // blocks * SPAN
     channel = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
+    end = length - start
     x += row * row_stride + start.to(tl.int64) * token_stride
-    y = _filtered(
-        x, history + row * (REACH - 1) * width, taps, bias, skip,
-        positions + row * length + start, start, token, channel, length, width, share,
-        token_stride, REACH, 0, GATED, BIAS, SKIP, HISTORY, PACKED,
-    )  # fmt: skip
-    here = (start + token < length)[:, None] & (channel < width)[None, :]
-    if SILU:
-        y *= tl.sigmoid(y)
-    if GATED:
-        q = tl.load(x + token[:, None] * token_stride + channel[None, :], mask=here, other=0.0)
-        y *= q.to(tl.float32)
     out += (row * length + start) * width
-    tl.store(out + token[:, None] * width + channel[None, :], y.to(out.dtype.element_ty), mask=here)
+    positions += row * length + start
+    broken = False
+    if PACKED:
+        broken = _breaks(positions, end, REACH, SPAN)
+    taps = _taps(taps, skip, channel, width, share, REACH, SKIP)
+    offset = tl.zeros([CHANNELS], dtype=tl.float32)
+    if BIAS:
+        offset += tl.load(bias + channel, mask=channel < width, other=0.0).to(tl.float32)
+    window = _behind(
+        x, history + row * (REACH - 1) * width, positions, start, channel, length, width,
+        token_stride, REACH, GATED, HISTORY, PACKED,
+    )  # fmt: skip
+    for block in range(tl.cdiv(tl.minimum(SPAN, end), UNROLL)):
+        first = block * UNROLL
+        inputs = inputs_of(x, first, end, channel, width, token_stride, GATED, False, UNROLL)
+        gates = inputs
+        if GATED:
+            gates = read(x, first, end, channel, width, token_stride, False, UNROLL)
+        for step in tl.static_range(UNROLL):
+            token = first + step
+            window = within(window, positions, tl.minimum(token, end - 1), broken, REACH)
+            window = _shifted(window, inputs[step], REACH)
+            y = _filtered(window, taps, REACH) + offset
+            if SILU:
+                y *= tl.sigmoid(y)
+            if GATED:
+                y *= gates[step].to(tl.float32)
+            here = there(token, 0, end, channel, width)
+            tl.store(out + token * width + channel, y.to(out.dtype.element_ty), mask=here)
 
 
 @triton.jit
 def backward(
     grad, x, history, taps, bias, skip, positions, grad_x, grad_history, partial,
-    length, width, share, row_stride, token_stride, each,
+    length, width, share, row_stride, token_stride,
     REACH: tl.constexpr, GATED: tl.constexpr, SILU: tl.constexpr, BIAS: tl.constexpr,
     SKIP: tl.constexpr, HISTORY: tl.constexpr, PACKED: tl.constexpr,
-    TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+    SPAN: tl.constexpr, UNROLL: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """`each` tiles of tokens; of the filter, bias and skip, `partial` gets what they add up to.
+    """Of the taps and the bias, `partial` gets what a span adds up to.
 
     With g the gradient of the sum over the taps: w[s] gets Σ_j h[j]·g[s+j], h[j] Σ_t g[t]·w[t−j].
+    So a span goes on for REACH − 1 tokens more, whose g it needs for its own inputs.
     """
     row = tl.program_id(1).to(tl.int64)
     blocks = tl.cdiv(width, CHANNELS)
     part = tl.program_id(0) // blocks
-    channel = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
-    real = channel < width
-    token = tl.arange(0, TOKENS)
-    history += row * (REACH - 1) * width
-    grad_history += row * (REACH - 1) * width
-    sums = ()
-    for _ in tl.static_range(REACH + 2):
-        sums = sums + (tl.zeros([CHANNELS], dtype=tl.float32),)
-    first = 0
-    if HISTORY:
-        first = 1 - REACH  # what stands before the row has gradients as well
-    for number in range(each):
-        start = (part * each + number) * TOKENS + first
-        here = ((start + token >= 0) & (start + token < length))[:, None] & real[None, :]
-        x_tile = x + row * row_stride + start.to(tl.int64) * token_stride
-        tile = (row * length + start) * width
-        at = token[:, None] * token_stride + channel[None, :]
-        place = token[:, None] * width + channel[None, :]
-        positions_tile = positions + row * length + start
-
-        pulled = tl.zeros([TOKENS, CHANNELS], dtype=tl.float32)  # the gradient of w
-        for lag in tl.static_range(REACH):
-            seen = (start + token + lag >= 0) & (start + token + lag < length)
-            there = seen[:, None] & real[None, :]
-            g = tl.load(grad + tile + place + lag * width, mask=there, other=0.0).to(tl.float32)
-            if GATED:
-                q = tl.load(x_tile + at + lag * token_stride, mask=there, other=0.0)
-                g *= q.to(tl.float32)
-            if SILU:
-                u = _filtered(
-                    x_tile, history, taps, bias, skip, positions_tile, start, token, channel,
-                    length, width, share, token_stride,
-                    REACH, lag, GATED, BIAS, SKIP, HISTORY, PACKED,
-                )  # fmt: skip
-                s = tl.sigmoid(u)
-                g *= s + u * s * (1.0 - s)
-            if lag == 0:
-                now = g
-            if PACKED:
-                position = tl.load(positions_tile + token + lag, mask=seen, other=0)
-                g = tl.where((position >= lag)[:, None], g, 0.0)
-            tap = tl.load(taps + channel // share * REACH + lag, mask=real, other=0.0)
-            pulled += g * tap.to(tl.float32)[None, :]
-        if SKIP:
-            pulled += now * tl.load(skip + channel, mask=real, other=0.0).to(tl.float32)[None, :]
-
-        y = tl.zeros([TOKENS, CHANNELS], dtype=tl.float32)  # the sum over the taps, once more
-        if PACKED:
-            inside = (start + token >= 0) & (start + token < length)
-            position = tl.load(positions_tile + token, mask=inside, other=0)
-        new = ()
-        for lag in tl.static_range(REACH):
-            w = gated_input(
-                x_tile, history, start, (token - lag)[:, None], channel[None, :], length, width,
-                token_stride, REACH - 1, GATED, HISTORY,
-            )  # fmt: skip
-            if PACKED:
-                w = tl.where((position >= lag)[:, None], w, 0.0)
-            if GATED:
-                tap = tl.load(taps + channel // share * REACH + lag, mask=real, other=0.0)
-                y += w * tap.to(tl.float32)[None, :]
-            if lag == 0:
-                skipped = tl.sum(now * w, axis=0)
-                if GATED and SKIP:
-                    y += w * tl.load(skip + channel, mask=real, other=0.0).to(tl.float32)[None, :]
-            new = new + (sums[lag] + tl.sum(now * w, axis=0),)
-        sums = new + (sums[REACH] + tl.sum(now, axis=0), sums[REACH + 1] + skipped)
-
-        kind = grad_x.dtype.element_ty
-        if GATED:
-            if BIAS:
-                y += tl.load(bias + channel, mask=real, other=0.0).to(tl.float32)[None, :]
-            y *= tl.load(grad + tile + place, mask=here, other=0.0).to(tl.float32)
-            k = tl.load(x_tile + at + width, mask=here, other=0.0).to(tl.float32)
-            v = tl.load(x_tile + at + 2 * width, mask=here, other=0.0).to(tl.float32)
-            to = grad_x + 3 * tile + token[:, None] * (3 * width) + channel[None, :]
-            tl.store(to, y.to(kind), mask=here)
-            tl.store(to + width, (pulled * v).to(kind), mask=here)
-            tl.store(to + 2 * width, (pulled * k).to(kind), mask=here)
-        else:
-            tl.store(grad_x + tile + place, pulled.to(kind), mask=here)
-        if HISTORY:
-            kept = start + token + REACH - 1
-            before = ((start + token < 0) & (kept >= 0))[:, None] & real[None, :]
-            to = grad_history + kept[:, None] * width + channel[None, :]
-            tl.store(to, pulled.to(grad_history.dtype.element_ty), mask=before)
     parts = tl.num_programs(0) // blocks
-    partial += (row * parts + part) * (REACH + 2) * width
-    for number in tl.static_range(REACH + 2):
-        tl.store(partial + number * width + channel, sums[number], mask=real)
+    start = part * SPAN
+    channel = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
+    end = length - start
+    last = tl.minimum(SPAN, end)
+    x += row * row_stride + start.to(tl.int64) * token_stride
+    grad += (row * length + start) * width
+    grad_x += (row * length + start) * width * (3 if GATED else 1)
+    grad_history += row * (REACH - 1) * width
+    positions += row * length + start
+    partial += (row * parts + part) * (REACH + 1) * width
+    kind = grad_x.dtype.element_ty
+    broken = False
+    if PACKED:
+        broken = _breaks(positions, end, REACH, SPAN)
+    taps = _taps(taps, skip, channel, width, share, REACH, SKIP)
+    offset = tl.zeros([CHANNELS], dtype=tl.float32)
+    if BIAS:
+        offset += tl.load(bias + channel, mask=channel < width, other=0.0).to(tl.float32)
+    window = _behind(
+        x, history + row * (REACH - 1) * width, positions, start, channel, length, width,
+        token_stride, REACH, GATED, HISTORY, PACKED,
+    )  # fmt: skip
+    pulled = zeros(REACH, CHANNELS)
+    of_taps = zeros(REACH, CHANNELS)
+    of_bias = tl.zeros([CHANNELS], dtype=tl.float32)
+    for block in range(tl.cdiv(last + REACH - 1, UNROLL)):
+        first = block * UNROLL
+        inputs = inputs_of(x, first, end, channel, width, token_stride, GATED, False, UNROLL)
+        above = read(grad, first, end, channel, width, width, False, UNROLL)
+        gates = above
+        keys = above
+        values = above
+        if GATED:
+            gates = read(x, first, end, channel, width, token_stride, False, UNROLL)
+            done = first - REACH + 1  # those that will be finished
+            keys = read(x + width, done, last, channel, width, token_stride, False, UNROLL)
+            values = read(x + 2 * width, done, last, channel, width, token_stride, False, UNROLL)
+        for step in tl.static_range(UNROLL):
+            token = first + step
+            window = within(window, positions, tl.minimum(token, end - 1), broken, REACH)
+            window = _shifted(window, inputs[step], REACH)
+            g = above[step].to(tl.float32)
+            here = there(token, 0, last, channel, width)
+            if GATED or SILU:
+                y = _filtered(window, taps, REACH) + offset
+                open_ = tl.sigmoid(y)
+                if GATED:
+                    of_q = g * (y * open_ if SILU else y)
+                    tl.store(grad_x + token * 3 * width + channel, of_q.to(kind), mask=here)
+                    g *= gates[step].to(tl.float32)
+                if SILU:
+                    g *= open_ + y * open_ * (1.0 - open_)
+            g = tl.where(there(token, 0, end, channel, width), g, 0.0)
+            own = tl.where(here, g, 0.0)
+            of_taps = plus_products(of_taps, window, own, REACH)
+            of_bias += own
+            at = tl.minimum(token, end - 1)
+            pulled = _spread(pulled, taps, g, positions, at, broken, REACH)
+
+            token = first + step - REACH + 1  # is finished
+            dw = pulled[REACH - 1]
+            here = there(token, 0, last, channel, width)
+            if GATED:
+                to = grad_x + token * 3 * width + channel
+                tl.store(to + width, (dw * values[step].to(tl.float32)).to(kind), mask=here)
+                tl.store(to + 2 * width, (dw * keys[step].to(tl.float32)).to(kind), mask=here)
+            else:
+                tl.store(grad_x + token * width + channel, dw.to(kind), mask=here)
+            if HISTORY:
+                before = there(token + start, 1 - REACH, -start, channel, width)
+                to = grad_history + (token + REACH - 1) * width + channel
+                tl.store(to, dw.to(grad_history.dtype.element_ty), mask=before)
+    for lag in tl.static_range(REACH):
+        tl.store(partial + lag * width + channel, of_taps[lag], mask=channel < width)
+    tl.store(partial + REACH * width + channel, of_bias, mask=channel < width)

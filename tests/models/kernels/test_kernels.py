@@ -19,19 +19,21 @@ PATH = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
 INTERPRETED = """
 import dataclasses, json
 import torch
-from kernel_cases import TINY, Draw, all_cases, errors
-from headrace.models.kernels import layout, modal
+from kernel_cases import Draw, all_cases, errors
+from headrace.models.kernels import layout, modal, short_convolution
 
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True, warn_only=True)  # what is not written is NaN
 layout.PROGRAMS = 4  # several tiles for each program, and a rest
-modal.CHUNK, modal.UNROLL = 32, 4
+modal.CHUNK, modal.UNROLL = 8, 4
+short_convolution.SPAN, short_convolution.UNROLL = 8, 4
+modal.CHANNELS = short_convolution.CHANNELS = 64
 draw = Draw(torch.float32, "cpu", 1)
 cases = all_cases()
-found = {f"{case.kernel}: {case.name}": errors(case, draw, TINY) for case in cases}
+found = {f"{case.kernel}: {case.name}": errors(case, draw, case.tiny) for case in cases}
 nudged = {}
 for case in cases:
-    for name, value in case.make(draw, TINY).items():
+    for name, value in case.make(draw, case.tiny).items():
         def nudge(name=name, case=case, **inputs):
             moved = inputs[name]
             if isinstance(moved, torch.Tensor) and moved.is_floating_point():
@@ -39,7 +41,8 @@ for case in cases:
             return case.twin(**inputs)
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             other = dataclasses.replace(case, run=case.twin, twin=nudge)
-            nudged[f"{case.kernel}: {case.name}: {name}"] = max(errors(other, draw, TINY).values())
+            error = max(errors(other, draw, case.tiny).values())
+            nudged[f"{case.kernel}: {case.name}: {name}"] = error
 print(json.dumps([found, nudged]))
 """
 
@@ -47,10 +50,8 @@ IN_A_GRAPH = """
 import sys
 import torch
 from kernel_cases import Draw, Shape, _evaluate, all_cases
-from headrace.models.kernels import modal
 
 torch.set_num_threads(1)
-modal.CHUNK, modal.UNROLL = 8, 4  # the interpreter walks along tokens that are not there, too
 draw, shape = Draw(torch.float32, "cpu", 2), Shape(1, 9, 72)
 last = {case.kernel: case for case in all_cases()}
 for case in last.values():

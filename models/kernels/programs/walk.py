@@ -1,0 +1,82 @@
+"""What is read by programs that walk along tokens, a channel for each thread, UNROLL at a time.
+
+Reading comes before the first token is used, so that many loads are under way at once. Tokens are
+counted from where the pointers stand, and there are `end`. Unless ALL that is read is there, the
+first and the last stand for those beyond, and whoever reads makes nothing of them: that is cheaper
+than a mask for each.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def there(token, first, end, channel, width):
+    """Whether a token is one of those from `first` to `end`, for each channel that is one."""
+    tokens = channel * 0 + token  # as a vector: interpreted, a comparison of numbers is no mask
+    return (channel < width) & (tokens >= first) & (tokens < end)
+
+
+@triton.jit
+def read(x, first, end, channel, width, stride, ALL: tl.constexpr, UNROLL: tl.constexpr):
+    """A tensor as it is."""
+    found = ()
+    for step in tl.static_range(UNROLL):
+        token = first + step
+        if not ALL:
+            token = tl.maximum(tl.minimum(token, end - 1), 0)
+        place = x + token * stride + channel
+        found = found + (tl.load(place, mask=channel < width, other=0.0),)
+    return found
+
+
+@triton.jit
+def inputs_of(
+    x, first, end, channel, width, stride, GATED: tl.constexpr, ALL: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
+    """w = k ⊙ v, or x itself; fp32."""
+    left = read(x + (width if GATED else 0), first, end, channel, width, stride, ALL, UNROLL)
+    right = left
+    if GATED:
+        right = read(x + 2 * width, first, end, channel, width, stride, ALL, UNROLL)
+    found = ()
+    for step in tl.static_range(UNROLL):
+        w = left[step].to(tl.float32)
+        if GATED:
+            w *= right[step].to(tl.float32)
+        found = found + (w,)
+    return found
+
+
+@triton.jit
+def pulls_of(
+    grad, x, first, end, channel, width, stride, GATED: tl.constexpr, ALL: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
+    """The gradients of what stands between the gates, fp32."""
+    above = read(grad, first, end, channel, width, width, ALL, UNROLL)
+    gates = above
+    if GATED:
+        gates = read(x, first, end, channel, width, stride, ALL, UNROLL)
+    found = ()
+    for step in tl.static_range(UNROLL):
+        g = above[step].to(tl.float32)
+        if GATED:
+            g *= gates[step].to(tl.float32)
+        found = found + (g,)
+    return found
+
+
+@triton.jit
+def within(state, positions, token, broken, COUNT: tl.constexpr):
+    """A tuple of states, or zeros where a document begins."""
+    found = state
+    if broken:
+        on = (tl.load(positions + token) != 0).to(tl.float32)
+        found = ()
+        for mode in tl.static_range(COUNT):
+            found = found + (state[mode] * on,)
+    return found
