@@ -49,6 +49,11 @@ class Launch:
         return f"{self.program.fn.__module__.rpartition('.')[2]}.{self.program.fn.__name__}"
 
     @property
+    def multiplies(self) -> bool:
+        """Whether it has products of matrices, which belong on the matrix units."""
+        return self.name.startswith(("toeplitz.", "ssd.")) and self.name != "ssd.carry"
+
+    @property
     def configuration(self) -> str:
         """The constants that a person chose, shortly."""
         chosen = [
@@ -67,6 +72,8 @@ class Binary:
     """Bytes of local memory for each thread."""
     shared: int
     """Bytes of shared memory for each program."""
+    products: int
+    """Instructions of the matrix units."""
 
 
 def launches(case: Case, shape: Shape, dtype: torch.dtype) -> list[Launch]:
@@ -122,7 +129,8 @@ def compiled(launch: Launch, capability: int) -> Binary:
     binary = triton.compile(source, target=target, options=dict(launch.options))
     cubin = binary.asm["cubin"]
     registers, spilled = resources(cubin)
-    return Binary(cubin, registers, spilled, binary.metadata.shared)
+    products = len(re.findall(r"\b(?:wgmma\.mma_async|mma\.sync)", binary.asm["ptx"]))
+    return Binary(cubin, registers, spilled, binary.metadata.shared, products)
 
 
 def resources(cubin: bytes) -> tuple[int, int]:

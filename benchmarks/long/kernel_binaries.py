@@ -3,7 +3,7 @@
 Every program of tests/kernel_cases.py, with every option, is compiled at the width of a large
 model. A line for each binary has its registers for a thread (255 are the most there are), the
 bytes of local memory that a thread spills to (memory traffic that the algorithm does not have),
-and its shared memory.
+its shared memory, and how many of its instructions are products on the matrix units.
 
     python -m benchmarks.long.kernel_binaries [--types bfloat16 float32 float16] [--cards 90 80]
 """
@@ -39,9 +39,10 @@ def main() -> int:
             for card in options.cards:
                 binary = compiled(launch, card)
                 spills = f", {binary.spilled} bytes spilled" if binary.spilled else ""
+                products = f", {binary.products} on matrix units" if binary.products else ""
                 print(
                     f"{launch.name} sm_{card} {dtype}: {binary.registers} registers{spills},"
-                    f" {binary.shared} bytes shared [{launch.configuration}]",
+                    f" {binary.shared} bytes shared{products} [{launch.configuration}]",
                     flush=True,
                 )
                 counts["binaries"] += 1

@@ -38,6 +38,8 @@ UNROLL = 8
 CHANNELS = 128
 BLOCK = 256
 """States that a program carries over the chunks."""
+AHEAD = 8
+"""Chunks that it reads at once."""
 
 
 @cache
@@ -182,7 +184,7 @@ def _carry(
         end = states.new_empty(rows, modes, width)
         _programs().carry[(-(-numbers // BLOCK), rows)](
             states, states if start is None else start, powers, unbroken, end, chunks, numbers,
-            START=start is not None, BACKWARD=backward, WRITE=write, BLOCK=BLOCK, num_warps=4,
+            START=start is not None, BACKWARD=backward, WRITE=write, BLOCK=BLOCK, AHEAD=AHEAD,
         )  # fmt: skip
         return end
 

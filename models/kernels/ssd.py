@@ -26,6 +26,8 @@ from ..parallel.states import entering
 CHUNK = 64
 BLOCK = 512
 """Numbers of a state that a program carries over the chunks."""
+AHEAD = 8
+"""Chunks that it reads at once."""
 DIMS, SIZES = 128, 256
 """The widest head, and the most numbers of state for each of its channels."""
 
@@ -154,6 +156,7 @@ def _carry(
         _programs().carry[(-(-numbers // BLOCK), heads, rows)](
             states, states if start is None else start.float().contiguous(), keep, end, chunks,
             heads, numbers, START=start is not None, BACKWARD=backward, WRITE=write, BLOCK=BLOCK,
+            AHEAD=AHEAD,
         )  # fmt: skip
         return end
 

@@ -29,6 +29,7 @@ COLUMNS = 64
 """Of a product: the channels of a group, of so many chunks at once."""
 REACHES = 4 * CHUNK + 1
 """Taps of the longest filter: five passes."""
+OPTIONAL = ("HISTORY", "SKIP", "PACKED")
 
 
 @cache
@@ -58,7 +59,7 @@ def toeplitz(
 ) -> Tensor:
     """x [rows, length, width or 3·width], taps [groups, K], history [rows, K−1, width] of w."""
     x, (history_, skip_, positions_), sizes, switches = _laid_out(
-        x, taps, skip, history, positions, gated
+        x, taps, (history, skip, positions), gated
     )
     rows, length, width, blocks = len(x), *sizes[:2], sizes[3]
     columns = taps.shape[0] * blocks
@@ -72,14 +73,8 @@ def toeplitz(
 
 
 @toeplitz.register_fake
-def _(
-    x: Tensor,
-    taps: Tensor,
-    skip: Tensor | None,
-    history: Tensor | None,
-    positions: Tensor | None,
-    gated: bool,
-) -> Tensor:
+def _(x: Tensor, taps: Tensor, *others: Any) -> Tensor:
+    gated = others[3]
     return x.new_empty(*x.shape[:2], x.shape[2] // 3 if gated else x.shape[2])
 
 
@@ -95,7 +90,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of x, the taps (fp32), the skip (fp32) and the history."""
     x, (history_, skip_, positions_), sizes, switches = _laid_out(
-        x, taps, skip, history, positions, gated
+        x, taps, (history, skip, positions), gated
     )
     rows, length, width, blocks = len(x), *sizes[:2], sizes[3]
     groups, passes = taps.shape[0], switches["PASSES"]
@@ -116,13 +111,7 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    grad: Tensor,
-    x: Tensor,
-    taps: Tensor,
-    skip: Tensor | None,
-    history: Tensor | None,
-    positions: Tensor | None,
-    gated: bool,
+    grad: Tensor, x: Tensor, taps: Tensor, skip: Tensor | None, history: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return (
         x.new_empty(x.shape),
@@ -143,13 +132,9 @@ def diagonals(met: Tensor, reach: int) -> Tensor:
 
 
 def _laid_out(
-    x: Tensor,
-    taps: Tensor,
-    skip: Tensor | None,
-    history: Tensor | None,
-    positions: Tensor | None,
-    gated: bool,
+    x: Tensor, taps: Tensor, given: tuple[Tensor | None, ...], gated: bool
 ) -> tuple[Tensor, list[Tensor], tuple[int, ...], dict[str, Any]]:
+    """`given`: the history, the skip and the positions, or None."""
     x = by_token(x)
     width = x.shape[2] // 3 if gated else x.shape[2]
     share = width // taps.shape[0]
@@ -162,13 +147,10 @@ def _laid_out(
         "CHUNKS": COLUMNS // side,
         "SIDE": side,
         "GATED": gated,
-        "SKIP": skip is not None,
-        "HISTORY": history is not None,
-        "PACKED": positions is not None,
+        **dict(zip(OPTIONAL, (t is not None for t in given), strict=True)),
         "PRECISION": "tf32x3" if x.dtype == torch.float32 else "ieee",
     }
-    optional = [x if t is None else t.contiguous() for t in (history, skip, positions)]
-    return x, optional, sizes, switches
+    return x, [x if t is None else t.contiguous() for t in given], sizes, switches
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -56,6 +56,7 @@ def summaries(
 def carry(
     states, start, powers, unbroken, end, chunks, numbers,
     START: tl.constexpr, BACKWARD: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """`end` gets what comes out of the last chunk; and, if WRITE, what each chunk adds becomes what
     comes into it. `powers`: λ to the length of a chunk, and to that of the last."""
@@ -67,16 +68,22 @@ def carry(
     current = tl.zeros([BLOCK], dtype=tl.float32)
     if START:
         current += tl.load(start + row * numbers + at, mask=real, other=0.0)
-    for number in range(chunks):
-        chunk = number
-        if BACKWARD:
-            chunk = chunks - 1 - number
-        place = (row * chunks + chunk) * numbers + at
-        adds = tl.load(states + place, mask=real, other=0.0)
-        if WRITE:
-            tl.store(states + place, current, mask=real)
-        kept = tl.where(chunk == chunks - 1, rest, whole)
-        current = current * kept * tl.load(unbroken + row * chunks + chunk) + adds
+    for block in range(tl.cdiv(chunks, AHEAD)):
+        adds = ()
+        keeps = ()
+        for step in tl.static_range(AHEAD):  # all are read before the first is used
+            number = tl.minimum(block * AHEAD + step, chunks - 1)
+            chunk = row * chunks + (chunks - 1 - number if BACKWARD else number)
+            adds = adds + (tl.load(states + chunk * numbers + at, mask=real, other=0.0),)
+            kept = tl.where(chunk == row * chunks + chunks - 1, rest, whole)
+            keeps = keeps + (tl.load(unbroken + chunk) * kept,)
+        for step in tl.static_range(AHEAD):
+            number = block * AHEAD + step
+            if number < chunks:
+                if WRITE:
+                    chunk = row * chunks + (chunks - 1 - number if BACKWARD else number)
+                    tl.store(states + chunk * numbers + at, current, mask=real)
+                current = current * keeps[step] + adds[step]
     tl.store(end + row * numbers + at, current, mask=real)
 
 

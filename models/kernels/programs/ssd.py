@@ -100,6 +100,7 @@ def summaries(
 def carry(
     states, start, keep, end, chunks, heads, numbers,
     START: tl.constexpr, BACKWARD: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """`end` gets what comes out of the last chunk; and, if WRITE, what each chunk adds becomes what
     comes into it."""
@@ -109,15 +110,23 @@ def carry(
     current = tl.zeros([BLOCK], dtype=tl.float32)
     if START:
         current += tl.load(start + (row * heads + head) * numbers + at, mask=real, other=0.0)
-    for number in range(chunks):
-        chunk = number
-        if BACKWARD:
-            chunk = chunks - 1 - number
-        place = (row * chunks + chunk) * heads + head
-        adds = tl.load(states + place * numbers + at, mask=real, other=0.0)
-        if WRITE:
-            tl.store(states + place * numbers + at, current, mask=real)
-        current = current * tl.load(keep + place) + adds
+    for block in range(tl.cdiv(chunks, AHEAD)):
+        adds = ()
+        keeps = ()
+        for step in tl.static_range(AHEAD):  # all are read before the first is used
+            number = tl.minimum(block * AHEAD + step, chunks - 1)
+            chunk = chunks - 1 - number if BACKWARD else number
+            place = (row * chunks + chunk) * heads + head
+            adds = adds + (tl.load(states + place * numbers + at, mask=real, other=0.0),)
+            keeps = keeps + (tl.load(keep + place),)
+        for step in tl.static_range(AHEAD):
+            number = block * AHEAD + step
+            if number < chunks:
+                if WRITE:
+                    chunk = chunks - 1 - number if BACKWARD else number
+                    place = (row * chunks + chunk) * heads + head
+                    tl.store(states + place * numbers + at, current, mask=real)
+                current = current * keeps[step] + adds[step]
     tl.store(end + (row * heads + head) * numbers + at, current, mask=real)
 
 

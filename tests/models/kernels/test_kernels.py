@@ -87,7 +87,9 @@ cases = [case for case in all_cases() if case.kernel == sys.argv[1]]
 types = [getattr(torch, name) for name in sys.argv[2].split()]
 for launch in every_launch(cases, Shape(1, 256, 4096), types):
     for capability in sys.argv[3].split():
-        assert compiled(launch, int(capability)).cubin, launch
+        binary = compiled(launch, int(capability))
+        assert binary.cubin, launch
+        assert (binary.products > 0) == launch.multiplies, f"on the matrix units: {launch}"
 print("compiled")
 """
 
