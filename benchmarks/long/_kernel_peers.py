@@ -58,7 +58,8 @@ class Size:
 
     def compiled(self, function: Passes) -> Passes:
         """By torch.compile; traced only, where no GPU is there to compile for."""
-        return torch.compile(function, backend="inductor" if self.device == "cuda" else "eager")
+        backend = "inductor" if self.device == "cuda" else "aot_eager"
+        return torch.compile(function, backend=backend)
 
     @property
     def bytes(self) -> float:
