@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from .errors import Problem, Problems
-from .yaml_text import Lines, Path, dotted
+from .yaml_text import COUNT, Lines, Path, dotted
 
 UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
 MISSING = ("missing", "missing_argument", "union_tag_not_found")
@@ -72,9 +72,8 @@ def problems(kind: Any, data: Any, found: Sequence[Any], lines: Lines) -> list[P
         deeper = any(other[: len(path)] == path for other in (*told, *wanted) if other != path)
         if not deeper and path not in told:
             given = at(data, path)
-            number = isinstance(given, (int, float)) and "text" in kinds
-            quotes = "; write it in quotes" if number else ""
-            told[path] = [f"should be {' or '.join(kinds)}, not {_show(given)}{quotes}"]
+            expected = f"should be {' or '.join(kinds)}, not {_show(given)}"
+            told[path] = [expected + _quotes(given, kinds)]
     return [
         Problem(dotted(path), what, line_of(lines, path))
         for path, whats in told.items()
@@ -207,6 +206,14 @@ def _once(places: dict[Path, list[str]], path: Path, word: str) -> None:
 
 def _quoted(text: str) -> list[str]:
     return re.findall(r"'([^']+)'", text)
+
+
+def _quotes(given: Any, kinds: Sequence[str]) -> str:
+    """What to do where quotes alone decide: '900B' is text, 900B a number."""
+    if isinstance(given, (int, float)) and "text" in kinds:
+        return "; write it in quotes"
+    number = isinstance(given, str) and COUNT.match(given) and "text" not in kinds
+    return "; write it without quotes" if number else ""
 
 
 def _show(given: Any) -> str:

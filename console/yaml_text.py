@@ -77,7 +77,8 @@ def value(text: str) -> Any:
     try:
         return yaml.load(text, Loader=_loader())
     except (yaml.YAMLError, RecursionError):
-        raise ValueError(f"`{text}` is not a YAML value") from None
+        what = f"`{text}` is not a YAML value; quote it within the shell's quotes"
+        raise ValueError(what) from None
 
 
 def emit(data: Any) -> str:

@@ -18,6 +18,7 @@ import io
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from ..console.errors import IntegrityError, StorageError
@@ -126,8 +127,10 @@ def load(url: str) -> Manifest:
     try:
         text = storage.read(where)
     except StorageError as error:
+        relative = storage.is_local(url) and not storage.local_path(url).is_absolute()
         raise StorageError(
             f"no dataset at {url}: {error.what}",
+            where=f"below {Path.cwd()}, where this command was run" if relative else None,
             mend="build one there with `tokenize build`, or index an existing one with "
             "`tokenize index`",
         ) from None

@@ -22,6 +22,9 @@ from .spec import LearningRate, Mixture, PhaseSpec, Settled, ends, settled
 TOLERANCE = 1e-6
 """How far from 1 a phase's shares may be: 0.333 three times is refused, 0.3333333 is not."""
 
+MOST_TOKENS = 1 << 60
+"""A phase's, so that rows and tokens are counted in 64 bits."""
+
 
 class Finding(NamedTuple):
     """Something wrong, and the place in the YAML."""
@@ -138,8 +141,11 @@ def _size_findings(phase: Settled, chunk: int | None, *, needed: bool) -> Iterat
             yield Finding((*place, key), f"is {value:,}; it must be at least 1")
             sound = False
     tokens, seq_len, batch = phase.spec.tokens, phase.seq_len, phase.batch
-    if tokens < 1:
+    if tokens == 0:
         yield Finding((*place, "tokens"), "is required: how many tokens the phase takes")
+    elif not 0 < tokens < MOST_TOKENS:
+        what = f"is {tokens:,}; it must be at least 1, and less than {MOST_TOKENS:,}"
+        yield Finding((*place, "tokens"), what)
     if not sound:
         return
     if seq_len and batch and batch < seq_len:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ..console.errors import ConfigError, Problem
 from ..console.progress import human
+from ..console.yaml_text import value
 from .sources import Opened, disagreements, open_sources
 from .spec import SourceSpec
 
@@ -99,17 +100,25 @@ def _seq_len(smallest: int) -> int:
 
 
 def _named(urls: Sequence[str]) -> dict[str, SourceSpec]:
-    """A name for each dataset: the last part of its URL."""
+    """A name for each dataset: the last part of its URL that is not `train`, the split that
+    `tokenize build --split` trains on."""
     specs: dict[str, SourceSpec] = {}
     for url in urls:
-        base = re.sub(r"[^a-z0-9]+", "-", url.rstrip("/").rsplit("/", 1)[-1].lower()).strip("-")
-        base = base if re.match("[a-z]", base) else f"source-{base}".strip("-")
+        *_, above, last = map(_word, ["", *url.rstrip("/").split("/")])
+        base = (last == "train" and above) or last
+        # `true` and `null` are no words in YAML, and names that begin with a digit may be numbers.
+        clear = base[:1].isalpha() and isinstance(value(base), str)
+        base = base if clear else f"source-{base}".strip("-")
         name, number = base, 1
         while name in specs or name in PHASES:
             number += 1
             name = f"{base}-{number}"
         specs[name] = SourceSpec(data=url)
     return specs
+
+
+def _word(part: str) -> str:
+    return re.sub(r"[\W_]+", "-", part.lower()).strip("-")
 
 
 def _shares(opened: Mapping[str, Opened], total: int) -> dict[str, float]:

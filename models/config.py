@@ -168,9 +168,12 @@ def load_model_config(name_or_file: str | Path, overrides: Sequence[str] = ()) -
 
 def _named(data: dict[str, Any]) -> set[str]:
     """The operators that layers name in data as it stands in a file, where it can be read."""
+    pattern, mlp = data.get("pattern"), data.get("mlp")
+    if not isinstance(pattern, str) or not isinstance(mlp, str | None):
+        return set()
     try:
-        layers = parse_pattern(data["pattern"], mlp=data.get("mlp"))
-    except (KeyError, TypeError, ValueError):
+        layers = parse_pattern(pattern, mlp=mlp)
+    except ValueError:
         return set()
     return {name for layer in layers for name in layer.names}
 

@@ -17,6 +17,9 @@ from .sources import File
 
 log = get_logger(__name__)
 
+OPTIONS = {"seed": "shuffle", "splits": "split", "skip_bad": "skipping bad records"}
+"""What people call settings that have another name in a manifest."""
+
 
 def existing(job: Job, output: str, tokenizer: Tokenizer) -> Manifest:
     """The dataset that a build appends to, or one without generations."""
@@ -47,13 +50,20 @@ def _difference(old: Manifest, new: Manifest) -> str:
     }
     specs = (old.tokenizer.spec, new.tokenizer.spec)
     pairs |= {key: (specs[0].get(key), specs[1].get(key)) for key in specs[1]}
-    pairs |= {
-        key: (old.settings.get(key), new.settings.get(key))
-        for key in new.settings
-        if key != "tokenizer"
-    }
-    told = [f"{key} was {was}, is {now}" for key, (was, now) in pairs.items() if was != now]
+    were, are = _flat(old.settings), _flat(new.settings)
+    pairs |= {key: (were.get(key), are[key]) for key in are if key != "tokenizer"}
+    told = [
+        f"{OPTIONS.get(key, key)} was {was}, is {now}"
+        for key, (was, now) in pairs.items()
+        if was != now
+    ]
     return "; ".join(told) or "its format has changed"
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """How the corpus is read stands among the other settings; its format is not the dataset's."""
+    source = dict(settings.get("source", {}))
+    return {**settings, "source": None, "input_format": source.pop("format", None), **source}
 
 
 def new_files(files: Sequence[File], job: Job, old: Manifest) -> list[File]:

@@ -139,6 +139,9 @@ def _wanted(name: str, config: SourceConfig, root: str) -> bool:
 
 
 def _file(name: str, config: SourceConfig) -> File:
+    if any("\ud800" <= letter <= "\udfff" for letter in name):  # how Python holds other bytes
+        shown = os.fsencode(name).decode(errors="backslashreplace")
+        raise InputError(f"{shown}: its name is not UTF-8", mend="rename it; datasets keep names")
     kind, compression = kind_of(name, config)
     if kind is None:
         raise InputError(

@@ -169,6 +169,10 @@ def test_every_problem_is_told_at_once_with_its_line(tmp_path: Path) -> None:
         ("peak: high", "line 2: peak: should be a number or keys with values, not 'high'"),
         ("peak: {tokns: 1}", "line 2: peak.tokns: unknown key; did you mean `tokens`?"),
         ("shape: 3", "line 2: shape: should be keys with values, not 3"),
+        (
+            "steps: '8K'",
+            "line 2: steps: should be a whole number, not '8K'; write it without quotes",
+        ),
         ("7: 3", "line 2: 7: the key 7 is not text: write it in quotes"),
         ("out: 3", "line 2: out: "),
     ],
@@ -235,7 +239,7 @@ def test_all_wrong_overrides_are_told_at_once(tmp_path: Path) -> None:
         "name.x: `name` holds a value, not keys",
         "sizes.5: the list has no item `5`: it has 2, from 0",
         "sizes.x: the list has no item `x`: it has 2, from 0",
-        "lr: `[1` is not a YAML value",
+        "lr: `[1` is not a YAML value; quote it within the shell's quotes",
     ]
 
 

@@ -45,6 +45,9 @@ def test_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="no dataset at") as caught:
         manifests.load(str(tmp_path))
     assert "tokenize build" in str(caught.value)
+    assert caught.value.where is None
+    with pytest.raises(StorageError, match=f"below {Path.cwd()}, where this command was run"):
+        manifests.load("data/web")
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,8 @@ def good(head, tmp_path) -> str:
         ("phases.web={tokens: 2048, weights: {code: 1}}", "sources.web", "a phase has this name"),
         ("chunk=100", "chunk", "is not a multiple of phase stable's 64"),
         ("window=0", "window", "it must be at least 1"),
+        ("phases.stable.tokens=-5", "phases.stable.tokens", "is -5; it must be at least 1"),
+        ("phases.stable.tokens=2_000_000T", "phases.stable.tokens", "less than 1,152,921,504"),
         ("sources.web.generations=3", "sources.web.generations", "the dataset has 1, not 3"),
         ("sources.web.generations=0", "sources.web.generations", "at least 1"),
         ("sources={}", "sources", "is empty"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -31,10 +33,23 @@ def test_what_is_written_plans_as_it_is(sizes, tmp_path_factory):
 
 
 def test_names_come_from_urls_and_never_clash(head):
-    names = ("a/web", "b/web", "c/Stable", "d/2024 (new)")
+    names = (
+        "a/web",
+        "b/web",
+        "c/Stable",
+        "d/2024 (new)",
+        "e/Wiki/train",
+        "train",
+        "f/日本_a",
+        "null",
+    )
     urls = [head(name, 5_000 + place) for place, name in enumerate(names)]
     data, _ = yaml_text.parse(template(urls), source="it")
-    assert list(data["sources"]) == ["web", "web-2", "stable-2", "source-2024-new"]
+    above = Path(urls[5]).parent.name.replace("_", "-")
+    assert list(data["sources"]) == [
+        *("web", "web-2", "stable-2", "source-2024-new"),
+        *("wiki", above, "日本-a", "source-null"),
+    ]
     assert [source["data"] for source in data["sources"].values()] == urls
 
 

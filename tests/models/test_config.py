@@ -141,6 +141,15 @@ operators:
         load_model_config(file, ["pattern='[li] * 3'", "operators.attention.heads=2"])
 
 
+@pytest.mark.parametrize(
+    ("word", "what"),
+    [("pattern=[se, li]", r"pattern: should be text, not \['se', 'li'\]"), ("mlp=[glu]", "mlp: ")],
+)
+def test_a_list_where_a_text_stands_is_told(word: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        load_model_config("tiny-hybrid", [word])
+
+
 def test_a_shared_block_feeds_layers_only() -> None:
     block = {"kind": "zamba-block", "heads": 4, "hidden": 8}
     with pytest.raises(ConfigError, match=r"layer 1: `mixer` is of kind zamba-block"):

@@ -12,6 +12,7 @@ from corpora import read_dataset, snapshot, texts, write_jsonl
 from headrace.console.errors import InputError, StorageError
 from headrace.dataplane import manifest
 from headrace.tokenize import build as building
+from headrace.tokenize.sources import SourceConfig
 
 Run = Callable[..., Path]
 
@@ -82,7 +83,9 @@ def test_what_cannot_be_appended_is_refused_and_changes_nothing(
     before = snapshot(out)
     write_jsonl(corpus / "9.jsonl", texts(5))
     for options, message in (
-        ({"shuffle": 1}, "seed was None, is 1"),
+        ({"shuffle": 1}, "shuffle was None, is 1"),
+        ({"on_error": "skip"}, "skipping bad records was False, is True"),
+        ({"source": SourceConfig(text_field="body")}, "text_field was text, is body"),
         ({"dedup": "exact"}, "dedup was False, is True"),
         ({"max_document_tokens": 9}, "max_document_tokens was None, is 9"),
         ({"format": "mds"}, "format was arrow, is mds"),

@@ -199,6 +199,13 @@ def test_what_is_no_file_of_a_folder_is_told(
         find([str(corpus / "pipe.txt")], SourceConfig())
 
 
+def test_a_name_that_is_no_text_is_told(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/caf\xe9.txt"
+    Path(os.fsdecode(path)).write_text("x")
+    with pytest.raises(InputError, match=r"/caf\\xe9.txt: its name is not UTF-8"):
+        find([str(tmp_path)], SourceConfig())
+
+
 def test_the_output_is_no_input(tmp_path: Path) -> None:
     """A build that is run again would read what it has written."""
     for name in ("a.jsonl", "out/manifest.json", "out/work/claims/x.json", "outer/b.jsonl"):
