@@ -44,7 +44,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, eps_outside: bool) -> Tensor
 
 
 @rms_norm.register_fake
-def _(x: Tensor, weight: Tensor, eps: float, eps_outside: bool) -> Tensor:
+def _(x: Tensor, *_: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
@@ -60,9 +60,7 @@ def add_rms_norm(
 
 
 @add_rms_norm.register_fake
-def _(
-    residual: Tensor, x: Tensor, weight: Tensor, eps: float, eps_outside: bool
-) -> tuple[Tensor, Tensor]:
+def _(residual: Tensor, x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
@@ -95,12 +93,7 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    grad: Tensor,
-    grad_summed: Tensor | None,
-    x: Tensor,
-    weight: Tensor,
-    eps: float,
-    eps_outside: bool,
+    grad: Tensor, grad_summed: Tensor | None, x: Tensor, weight: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), torch.empty_like(weight)
 

@@ -23,8 +23,8 @@ from headrace.models.kernels import modal, ssd
 from headrace.models.model import Model
 from headrace.models.parallel.axes import ALONE, Axes, Axis
 
-ROWS, LENGTH = 1, 48
-CUTS = torch.tensor([0, 7, 30, 48])
+ROWS, LENGTH = 1, 32
+CUTS = torch.tensor([0, 7, 20, 32])
 """The second document lies over the cut between the parts."""
 ALL = "[li, ssd, mr, se/glu]"
 OPERATORS: dict[str, dict[str, Any]] = {
@@ -113,7 +113,7 @@ def forgetful(direction: bool) -> Callable[..., Tensor]:
 def main(store: str, rank: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    modal.CHUNK, modal.UNROLL, ssd.CHUNK = 8, 4, 16  # several chunks in a part
+    modal.CHUNK, modal.UNROLL, ssd.CHUNK = 8, 4, 8  # several chunks in a part
     axis = Axis(dist.group.WORLD, rank, 2)
     context = Axes(context=axis)
     found = {
