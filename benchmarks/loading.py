@@ -2,9 +2,12 @@
 
     python -m benchmarks.loading            prints two lines for each sequence length
 
-The raw loop knows where every row lies: it takes the slices, makes them int64, stacks them and
-hands over a tensor. Ours also computes the order, finds the documents, masks and weighs, and
-(where said) hashes each row for the ledger. Two workers are compared with none that do the same.
+The raw loop knows where every row lies: it slices np.memmaps, makes the slices int64, stacks them
+and hands over inputs and targets as tensors, the same that ours has (it is checked). Ours also
+computes the order, finds the documents, masks and weighs, and (where said) hashes each row for the
+ledger. Both take turns, a few steps each, and their CPU seconds are compared. Beside it stands a
+loop that is as bare as can be: plain arrays over the maps instead of np.memmaps, whose slices cost
+a call to Python each. Two workers are compared with none that do the same, by the clock.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
@@ -28,6 +31,8 @@ from headrace.dataplane.plan import Plan
 from headrace.dataplane.rows import RowReader
 
 SEQ_LENS, STEP_TOKENS, STEPS, ROUNDS = (2048, 4096, 8192), 1 << 15, 600, 5
+TURN = 60
+"""Steps of one loop before it is the other's turn."""
 SIZES = {"web": 14e6, "code": 5e6, "math": 3e6}
 
 
@@ -59,12 +64,16 @@ def make_plan(folder: Path, seq_len: int) -> Plan:
     )
 
 
-def raw_loop(plan: Plan) -> Callable[[], None]:
-    """The limit: the slices of the second half of the plan, located beforehand."""
+Batch = tuple[torch.Tensor, torch.Tensor]
+Pieces = list[npt.NDArray[np.uint16]]
+
+
+def raw_loop(plan: Plan, *, bare: bool = False) -> Iterator[Batch]:
+    """The limit: the steps of the second half of the plan, over and over, located beforehand."""
     rows, seq_len = plan.phases[0].batch_rows, plan.phases[0].seq_len
     reader = RowReader(plan)
     located = reader.stream.locate(np.arange(STEPS * rows, 2 * STEPS * rows))
-    slices: list[list[npt.NDArray[np.uint16]]] = []
+    slices: list[Pieces] = []
     for source, token in zip(located.sources.tolist(), located.tokens.tolist(), strict=True):
         dataset = reader.dataset(source)
         pieces, end = [], token + seq_len + 1
@@ -74,11 +83,11 @@ def raw_loop(plan: Plan) -> Callable[[], None]:
             last = min(end - first, shard.shard.tokens)
             data = np.memmap(Path(dataset.url, shard.shard.name), np.uint8, "r")
             for start, stop in shard.byte_ranges(token - first, last):
-                pieces.append(data[start:stop].view(np.uint16))
+                piece = data[start:stop].view(np.uint16)
+                pieces.append(np.asarray(piece) if bare else piece)
             token = first + last
         slices.append(pieces)
-
-    def run() -> None:
+    while True:
         for first in range(0, len(slices), rows):
             stacked = [
                 pieces[0].astype(np.int64)
@@ -87,59 +96,65 @@ def raw_loop(plan: Plan) -> Callable[[], None]:
                 for pieces in slices[first : first + rows]
             ]
             batch = torch.from_numpy(np.stack(stacked))
-            batch[:, :-1], batch[:, 1:]
-
-    return run
+            yield batch[:, :-1], batch[:, 1:]
 
 
-def rates(plan: Plan, *, workers: int = 0, digests: bool = False) -> tuple[float, float]:
-    """Tokens a second while every chunk is touched for the first time, and afterwards."""
+def loader(plan: Plan, *, workers: int = 0, digests: bool = False) -> Iterator[Batch]:
+    """Every step of the plan, each one micro-batch."""
     rows = plan.phases[0].batch_rows
-    iterator = iter(Loader(plan, micro_batch=rows, workers=workers, digests=digests))
-    next(iterator)
-
-    def half(steps: int) -> float:
-        started = time.perf_counter()
-        for _ in range(steps):
-            next(iterator)
-        return steps * STEP_TOKENS / (time.perf_counter() - started)
-
-    return half(STEPS - 1), half(STEPS)
+    for (batch,) in Loader(plan, micro_batch=rows, workers=workers, digests=digests):
+        yield batch.tokens, batch.targets
 
 
-def rate(run: Callable[[], None]) -> float:
-    started = time.perf_counter()
-    run()
-    return STEPS * STEP_TOKENS / (time.perf_counter() - started)
+def seconds(steps: Iterator[Batch], count: int, clock: Callable[[], float]) -> float:
+    """Of one step."""
+    started = clock()
+    for _ in range(count):
+        next(steps)
+    return (clock() - started) / count
+
+
+def compare(plan: Plan) -> dict[str, float]:
+    """CPU seconds of a step: the median of each loop's turns."""
+    loops = {"raw": raw_loop(plan), "bare": raw_loop(plan, bare=True)}
+    ours = {"plain": loader(plan), "hashed": loader(plan, digests=True)}
+    taken = {"first": [seconds(ours["plain"], STEPS, time.process_time)]}
+    seconds(ours["hashed"], STEPS, time.process_time)
+    for one, other in zip(next(ours["plain"]), next(loops["raw"]), strict=True):
+        assert torch.equal(one, other), "they read something else"
+    loops |= ours
+    for _ in range(STEPS // TURN - 1):
+        for name, steps in loops.items():
+            taken.setdefault(name, []).append(seconds(steps, TURN, time.process_time))
+    return {name: median(values) for name, values in taken.items()}
+
+
+def workers(plan: Plan, *, digests: bool) -> float:
+    """The rate with two workers, in terms of that with none."""
+    ratios = []
+    for _ in range(ROUNDS):
+        pair = []
+        for number in (0, 2):
+            steps = loader(plan, workers=number, digests=digests)
+            seconds(steps, STEPS, time.perf_counter)
+            pair.append(seconds(steps, STEPS, time.perf_counter))
+        ratios.append(pair[0] / pair[1])
+    return median(ratios)
 
 
 def measure(plan: Plan) -> None:
-    limit = raw_loop(plan)
-    rate(limit)
-    figures: dict[str, list[float]] = {}
-    for _ in range(ROUNDS):
-        first, after = rates(plan)
-        measured = {
-            "raw": rate(limit),
-            "first": first,
-            "plain": after,
-            "workers": rates(plan, workers=2)[1],
-            "hashed": rates(plan, digests=True)[1],
-            "hashed by workers": rates(plan, workers=2, digests=True)[1],
-        }
-        for name, value in measured.items():
-            figures.setdefault(name, []).append(value)
-    found = {name: median(values) for name, values in figures.items()}
-    raw, plain, hashed = found["raw"], found["plain"], found["hashed"]
+    found = compare(plan)
+    raw, plain = found["raw"], found["plain"]
     rows, seq_len = plan.phases[0].batch_rows, plan.phases[0].seq_len
     print(
-        f"loading {rows} x {seq_len:,}: {plain / raw:.2f} of a raw memory-mapped loop "
-        f"({plain / 1e6:.0f} of {raw / 1e6:.0f} Mtok/s); with row digests {hashed / raw:.2f}; "
-        f"first touch, hashing chunks, {found['first'] / raw:.2f}"
+        f"loading {rows} x {seq_len:,}: {raw / plain:.2f} of a raw memory-mapped loop "
+        f"({STEP_TOKENS / plain / 1e6:.0f} of {STEP_TOKENS / raw / 1e6:.0f} Mtok/CPU s), "
+        f"{found['bare'] / plain:.2f} of a bare one; with row digests {raw / found['hashed']:.2f}; "
+        f"first touch, hashing chunks, {raw / found['first']:.2f}"
     )
     print(
-        f"loading {rows} x {seq_len:,}: 2 workers {found['workers'] / plain:.2f} of none; "
-        f"with row digests {found['hashed by workers'] / hashed:.2f} of none",
+        f"loading {rows} x {seq_len:,}: 2 workers {workers(plan, digests=False):.2f} of none; "
+        f"with row digests {workers(plan, digests=True):.2f} of none",
         flush=True,
     )
 

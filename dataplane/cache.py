@@ -90,9 +90,15 @@ class Cache:
 
     def _fetch(self, url: str, shard: Shard, first: int, last: int) -> dict[int, Bytes]:
         where = storage.join(url, shard.name)
-        start = first * CHUNK_BYTES
-        data = storage.read(where, start, min(last * CHUNK_BYTES, shard.size))
+        start, end = first * CHUNK_BYTES, last * CHUNK_BYTES
+        if end >= shard.size:
+            end = shard.size + 1  # a byte that should not be there
+        data = storage.read(where, start, end)
         self._count(len(data))
+        if start + len(data) > shard.size:
+            raise IntegrityError(
+                f"{where} has more than the {shard.size:,} bytes that it should have", mend=MEND
+            )
         return self._checked(where, shard, first, last, data)
 
     def _unpack(self, url: str, shard: Shard) -> dict[int, Bytes]:

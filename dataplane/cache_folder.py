@@ -40,7 +40,7 @@ EVICT_PART = 20
 """Each eviction frees this part of the bound: it looks at every chunk, so it should be seldom."""
 
 Wanted = dict[tuple[str, int], int]
-"""Chunks (a shard's hash and a number) and the step that needs each last."""
+"""Chunks (a shard's hash and a number) and the block of rows that needs each last."""
 
 
 class Usage:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,13 +20,14 @@ from . import storage
 from .cache import Cache
 from .manifest import CHUNK_BYTES, Manifest, Shard
 from .permutation import Int64
-from .shard_file import CachedShardFile, LocalShardFile, ShardFile
-from .shards import Layout, Origin, shard_format
+from .shard_file import Bytes, CachedShardFile, LocalShardFile, ShardFile
+from .shards import Layout, Origin, Tokens, shard_format
 
 READERS = 16
 """Shard tables read at once: on an object store each is a request."""
 OPEN_SHARDS = 512
-"""Shards kept open at once: each costs a file descriptor and its document offsets."""
+"""Shards that a reader keeps open: each costs a file descriptor, of which a process often has no
+more than twice as many, and its document offsets."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,31 @@ class DocumentSpan:
     """Of the whole document, its end included."""
 
 
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """What rows hold, as views of their shards: to be copied all at once."""
+
+    tokens: list[Tokens] = field(default_factory=list)
+    starts: list[Int64] = field(default_factory=list)
+    """Where documents begin, behind a row's first token; counted in their shard."""
+    offsets: list[int] = field(default_factory=list)
+    """For each of these arrays, what to add to make places of its numbers."""
+    shards: set[OpenShard] = field(default_factory=set)
+
+    def document_starts(self) -> Int64:
+        """The places at which documents begin."""
+        if not self.starts:
+            return np.empty(0, np.int64)
+        offsets = np.repeat(self.offsets, [len(found) for found in self.starts])
+        places: Int64 = np.concatenate(self.starts) + offsets
+        return places
+
+
 class OpenShard:
     """A shard with its layout at hand."""
 
-    def __init__(self, file: ShardFile, shard: Shard, manifest: Manifest) -> None:
+    def __init__(self, number: int, file: ShardFile, shard: Shard, manifest: Manifest) -> None:
+        self.number = number
         self.file = file
         self.shard = shard
         self.format = shard_format(manifest.format)
@@ -64,27 +86,29 @@ class OpenShard:
                 f"manifest says {shard.tokens} in {shard.documents}"
             )
 
-    def fill(self, start: int, out: npt.NDArray[Any], codes: npt.NDArray[np.uint8] | None) -> None:
-        """Copy the tokens from `start` on (and their weight codes) into arrays."""
-        layout, width = self.layout, self._width
+    def tokens(self, start: int, end: int) -> list[Tokens]:
+        """Views of the tokens [start, end), side by side."""
+        width, found = self._width, []
         run = bisect_right(self._run_tokens, start) - 1
-        wanted = len(out)
-        if codes is None and start + wanted <= self._run_tokens[run + 1]:  # nearly every row
+        while start < end:
+            last = min(end, self._run_tokens[run + 1])
             byte = self._run_bytes[run] + (start - self._run_tokens[run]) * width
-            out[:] = self.file.read(byte, byte + wanted * width).view(self.dtype)
-            return
-        filled = 0
-        while filled < wanted:
-            inside = start + filled - self._run_tokens[run]
-            here = min(wanted - filled, self._run_tokens[run + 1] - start - filled)
-            byte = self._run_bytes[run] + inside * width
-            raw = self.file.read(byte, byte + here * width).view(self.dtype)
-            out[filled : filled + here] = raw
-            if codes is not None and layout.weight_bytes is not None:
-                byte = int(layout.weight_bytes[run]) + inside
-                codes[filled : filled + here] = self.file.read(byte, byte + here)
-            filled += here
-            run += 1
+            found.append(self.file.read(byte, byte + (last - start) * width).view(self.dtype))
+            start, run = last, run + 1
+        return found
+
+    def codes(self, start: int, end: int) -> list[Bytes]:
+        """Views of their weight codes."""
+        places = self.layout.weight_bytes
+        assert places is not None, "a dataset with a palette has codes in every shard"
+        found = []
+        run = bisect_right(self._run_tokens, start) - 1
+        while start < end:
+            last = min(end, self._run_tokens[run + 1])
+            byte = int(places[run]) + start - self._run_tokens[run]
+            found.append(self.file.read(byte, byte + last - start))
+            start, run = last, run + 1
+        return found
 
     def document_starts(self, start: int, end: int) -> Int64:
         """The tokens in [start, end) with which a document begins."""
@@ -117,19 +141,45 @@ class OpenShard:
         return self.file.read(start, end).tobytes()
 
 
+class OpenShards:
+    """Bounds the shards that are open, of all datasets of a reader together: the one that was
+    opened first is closed first."""
+
+    def __init__(self) -> None:
+        self._order: deque[tuple[dict[int, OpenShard], int]] = deque()
+        self._lock = threading.Lock()
+
+    def keep(self, opened: dict[int, OpenShard], shard: OpenShard) -> OpenShard:
+        """Put a shard among its dataset's; returns the one that is there, if another was faster."""
+        with self._lock:
+            kept = opened.setdefault(shard.number, shard)
+            if kept is shard:
+                self._order.append((opened, shard.number))
+                if len(self._order) > OPEN_SHARDS:
+                    others, number = self._order.popleft()
+                    del others[number]
+            return kept
+
+
 class Dataset:
     """May be read by several threads."""
 
     def __init__(
-        self, url: str, *, generations: int | None = None, cache: Cache | None = None
+        self,
+        url: str,
+        *,
+        generations: int | None = None,
+        cache: Cache | None = None,
+        open_shards: OpenShards | None = None,
     ) -> None:
         """Open a dataset, or its first `generations` generations."""
         self.url = url
         self.manifest = manifests.load(url)
         self.generations = self.manifest.generations[:generations]
         self.cache = cache
-        self._open: OrderedDict[int, OpenShard] = OrderedDict()
-        self._lock = threading.RLock()
+        self._open: dict[int, OpenShard] = {}
+        self._open_shards = open_shards or OpenShards()
+        self._lock = threading.Lock()
         self._shards: list[Shard] | None = None
 
     @property
@@ -144,6 +194,8 @@ class Dataset:
 
     @property
     def shards(self) -> list[Shard]:
+        """Read when they are first asked for: most of a table are chunk hashes, 8 KB for a shard of
+        64 MB."""
         with self._lock:
             if self._shards is None:
                 with ThreadPoolExecutor(READERS) as pool:
@@ -171,45 +223,45 @@ class Dataset:
         self, start: int, out: npt.NDArray[Any], codes: npt.NDArray[np.uint8] | None = None
     ) -> None:
         """Copy the tokens from `start` on, and their weight codes, into arrays."""
-        filled = 0
-        while filled < len(out):
-            number, inside = self._place(start + filled)
-            here = min(len(out) - filled, self.shards[number].tokens - inside)
-            part = slice(filled, filled + here)
-            self.open_shard(number).fill(inside, out[part], None if codes is None else codes[part])
-            filled += here
+        parts = list(self._parts(start, start + len(out)))
+        copy_all([view for shard, _, low, high in parts for view in shard.tokens(low, high)], out)
+        if codes is not None:
+            copy_all(self.codes(start, start + len(out)), codes)
+
+    def codes(self, start: int, end: int) -> list[Bytes]:
+        """Views of the weight codes of the tokens [start, end), side by side."""
+        parts = self._parts(start, end)
+        return [view for shard, _, low, high in parts for view in shard.codes(low, high)]
 
     def document_starts(self, start: int, end: int) -> Int64:
         """The tokens in [start, end) with which a document begins."""
-        found = []
-        for number, first, inside, last in self._parts(start, end):
-            found.append(self.open_shard(number).document_starts(inside, last - first) + first)
+        found = [
+            shard.document_starts(low, high) + first
+            for shard, first, low, high in self._parts(start, end)
+        ]
         return np.concatenate([*found, np.empty(0, np.int64)])
 
-    def row(
-        self, start: int, out: npt.NDArray[Any], codes: npt.NDArray[np.uint8] | None, place: int
-    ) -> Int64:
-        """What `fill` and `document_starts` do, in one go for a row: its tokens are filled in, and
-        where in it documents begin (not counting its first token) is counted from `place`."""
-        number, inside = self._place(start)
-        length = len(out)
-        if start + length > self._shard_tokens[number + 1]:
-            self.fill(start, out, codes)
-            return self.document_starts(start + 1, start + length) + (place - start)
-        shard = self.open_shard(number)
-        shard.fill(inside, out, codes)
-        return shard.document_starts(inside + 1, inside + length) + (place - inside)
+    def gather(self, start: int, end: int, place: int, into: Gathered) -> None:
+        """Add a row, the tokens [start, end); places in it are counted from `place`."""
+        for shard, first, low, high in self._parts(start, end):
+            if shard not in into.shards:
+                shard.file.look()
+                into.shards.add(shard)
+            into.tokens.extend(shard.tokens(low, high))
+            into.starts.append(shard.document_starts(start - first + 1, high))
+            into.offsets.append(first - start + place)
 
     def documents(self, start: int, end: int) -> list[DocumentSpan]:
         """The documents of which [start, end) holds a token."""
         found = []
-        for number, first, inside, last in self._parts(start, end):
-            starts = self.open_shard(number).layout.document_starts
+        for shard, first, inside, last in self._parts(start, end):
+            starts = shard.layout.document_starts
             low = int(np.searchsorted(starts, inside, side="right")) - 1
-            high = int(np.searchsorted(starts[:-1], last - first))
+            high = int(np.searchsorted(starts[:-1], last))
+            before = int(self.shard_documents[shard.number])
             found += [
                 DocumentSpan(
-                    number=int(self.shard_documents[number]) + index,
+                    number=before + index,
                     first_token=first + int(starts[index]),
                     tokens=int(starts[index + 1] - starts[index]),
                 )
@@ -232,57 +284,70 @@ class Dataset:
     def chunks(self, start: int, end: int) -> list[tuple[int, int]]:
         """The (shard, chunk of its file) pairs that hold the tokens [start, end)."""
         found = []
-        for number, first, inside, last in self._parts(start, end):
-            for low, high in self.open_shard(number).byte_ranges(inside, last - first):
-                found += [
-                    (number, chunk) for chunk in range(low // CHUNK_BYTES, -(-high // CHUNK_BYTES))
-                ]
+        for shard, _, inside, last in self._parts(start, end):
+            for low, high in shard.byte_ranges(inside, last):
+                chunks = range(low // CHUNK_BYTES, -(-high // CHUNK_BYTES))
+                found += [(shard.number, chunk) for chunk in chunks]
         return found
 
-    def shards_with(self, start: int, end: int) -> list[int]:
+    def shards_with(self, start: int, end: int) -> range:
         """The shards that hold the tokens [start, end)."""
-        return [number for number, *_ in self._parts(start, end)]
+        return range(self._shard_with(start), self._shard_with(end - 1) + 1)
 
     def open_shard(self, number: int) -> OpenShard:
-        with self._lock:
-            opened = self._open.get(number)
-            if opened is not None:
-                self._open.move_to_end(number)
-                return opened
-        shard = self.shards[number]
-        opened = OpenShard(self.file(shard), shard, self.manifest)
-        with self._lock:
-            if len(self._open) >= OPEN_SHARDS:
-                self._open.popitem(last=False)
-            return self._open.setdefault(number, opened)
+        opened = self._open.get(number)
+        if opened is None:
+            shard = self.shards[number]
+            fresh = OpenShard(number, self.file(shard), shard, self.manifest)
+            opened = self._open_shards.keep(self._open, fresh)
+        return opened
+
+    def is_mapped(self, shard: Shard) -> bool:
+        """Whether a shard is read where it lies, and not through the cache."""
+        return storage.is_local(self.url) and shard.stored_name is None
 
     def file(self, shard: Shard) -> ShardFile:
-        if storage.is_local(self.url) and shard.stored_name is None:
+        if self.is_mapped(shard):
             return LocalShardFile(self.url, shard)
         if self.cache is None:
             self.cache = Cache()
         return CachedShardFile(self.url, shard, self.cache)
 
-    def _parts(self, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-        """The shards that hold [start, end): each one's number, the token with which it begins, the
-        place in it at which the span does, and the token at which the span or the shard ends."""
+    def _parts(self, start: int, end: int) -> Iterator[tuple[OpenShard, int, int, int]]:
+        """The shards that hold [start, end): each one, the token with which it begins, and which
+        of its own tokens they are."""
+        tokens, number = self._shard_tokens, self._shard_with(start)
         while start < end:
-            number, inside = self._place(start)
-            last = min(end, self._shard_tokens[number + 1])
-            yield number, start - inside, inside, last
-            start = last
+            first, last = tokens[number], min(end, tokens[number + 1])
+            yield (
+                self._open.get(number) or self.open_shard(number),
+                first,
+                start - first,
+                last - first,
+            )
+            start, number = last, number + 1
 
-    def _place(self, token: int) -> tuple[int, int]:
-        """The shard that holds a token, and the token's number in it."""
-        number = bisect_right(self._shard_tokens, token) - 1
-        return number, token - self._shard_tokens[number]
+    def _shard_with(self, token: int) -> int:
+        return bisect_right(self._shard_tokens, token) - 1
+
+
+def copy_all(views: list[npt.NDArray[Any]], out: npt.NDArray[Any]) -> None:
+    """Copy views side by side into an array, whose type may be wider."""
+    if views:
+        np.concatenate(views, out=out, casting="same_kind")
 
 
 def open_pinned(
-    url: str, *, hash: str, generations: int, name: str, cache: Cache | None = None
+    url: str,
+    *,
+    hash: str,
+    generations: int,
+    name: str,
+    cache: Cache | None = None,
+    open_shards: OpenShards | None = None,
 ) -> Dataset:
     """Open the dataset that a plan names, and refuse any other."""
-    dataset = Dataset(url, generations=generations, cache=cache)
+    dataset = Dataset(url, generations=generations, cache=cache, open_shards=open_shards)
     if len(dataset.generations) < generations or dataset.hash != hash:
         raise PlanError(
             f"the dataset of source {name} is not the one that the plan was made for",

@@ -11,10 +11,9 @@ still. They hold nothing by name, so that whatever is killed leaves nothing behi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,14 +22,15 @@ import numpy.typing as npt
 from ..console.errors import ConfigError, Problem
 from .cache import Cache
 from .permutation import Int64
-from .plan import Plan, Step
-from .rows import RowArrays, RowReader
-from .storage import is_local
+from .plan import Plan
+from .share import Group, Share, ShareReader
+from .workers import read_ahead
 
 if TYPE_CHECKING:
     import torch
 
 PADDING = -1
+ToTensor = Callable[[npt.NDArray[Any]], "torch.Tensor"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,30 +63,6 @@ class Batch:
         bounds = self.cu_seqlens.numpy()
         places = np.arange(bounds[-1], dtype=np.int32) - np.repeat(bounds[:-1], np.diff(bounds))
         return torch.from_numpy(places).view(len(self.tokens), -1)[:, self.part]
-
-
-@dataclass(frozen=True, eq=False)
-class Labels:
-    """What is said of one rank's rows of a step; all that is not as long as they are."""
-
-    rows: Int64
-    """The rows' numbers, padded to whole micro-batches."""
-    sources: npt.NDArray[np.int32]
-    cu_seqlens: list[npt.NDArray[np.int32]]
-    """Of each micro-batch."""
-    digests: list[bytes]
-
-
-@dataclass(frozen=True, eq=False)
-class RankRows:
-    """One rank's rows of a step, padded to whole micro-batches."""
-
-    arrays: RowArrays
-    labels: Labels
-
-
-ReadStep = Callable[..., RankRows]
-"""Reads the step of a number, into arrays where some are given."""
 
 
 class Loader:
@@ -129,133 +105,74 @@ class Loader:
             problems.append(Problem("pin_memory", "there is no CUDA device to pin memory for"))
         if problems:
             raise ConfigError("the loader", problems)
-        self.plan = plan
+        first = plan.first_step if start_step is None else start_step
+        self.share = Share(plan=plan, rank=rank, world=world, start_step=first, digests=digests)
         self.micro_batch = micro_batch
-        self.rank, self.world = rank, world
         self.context_rank, self.context_size = context_rank, context_size
-        self.start_step = plan.first_step if start_step is None else start_step
         self.workers = workers
         self.pin_memory = pin_memory
-        self.digests = digests
         self.cache = cache
-
-    def __iter__(self) -> Iterator[list[Batch]]:
-        if self.workers:
-            from .workers import read_ahead
-
-            source = read_ahead(self)
-        else:
-            source = self._read_here()
-        for rows in source:
-            yield self.micro_batches(rows)
-
-    def _read_here(self) -> Iterator[RankRows]:
-        with self.reading(self.steps) as read:
-            for number in self.steps:
-                yield read(number)
-
-    @contextmanager
-    def reading(self, steps: Iterable[int]) -> Iterator[ReadStep]:
-        """A function that reads this rank's rows of `steps`, one after the other; what lies on
-        object storage is fetched ahead of it."""
-        if all(is_local(source.url) for source in self.plan.sources):
-            reader = RowReader(self.plan, cache=self.cache)
-            yield partial(self.read, reader)
-            return
-        from .prefetch import Prefetcher
-
-        cache = self.cache or Cache()
-        reader = RowReader(self.plan, cache=cache)
-        ahead = Prefetcher(reader, cache, steps, lambda step: self.slice(self.plan.step(step)))
-
-        def read(number: int, into: RowArrays | None = None) -> RankRows:
-            rows = self.read(reader, number, into)
-            ahead.done(number)
-            return rows
-
-        try:
-            yield read
-        finally:
-            ahead.close()
 
     @property
     def steps(self) -> range:
-        return range(self.start_step, self.plan.last_step)
+        return range(self.share.start_step, self.share.plan.last_step)
 
-    def slice(self, step: Step) -> Int64:
-        """This rank's rows of a step."""
-        first = step.first_row + step.rows * self.rank // self.world
-        last = step.first_row + step.rows * (self.rank + 1) // self.world
-        return np.arange(first, last, dtype=np.int64)
+    def __iter__(self) -> Iterator[list[Batch]]:
+        for group in self._groups():
+            yield from self._steps(group)
 
-    def micro_batch_count(self, step: Step) -> int:
-        """How many micro-batches every rank has in a step."""
-        largest = -(-step.rows // self.world)
-        return -(-largest // self.micro_batch)
+    def _groups(self) -> Iterator[Group]:
+        if self.workers:
+            yield from read_ahead(self.share, self.workers, self.cache)
+            return
+        with closing(ShareReader(self.share, self.cache)) as reader:
+            for group in self.share.groups():
+                yield reader.read(group)
 
-    def read(self, reader: RowReader, number: int, into: RowArrays | None = None) -> RankRows:
-        step = self.plan.step(number)
-        rows, length = self.slice(step), step.phase.seq_len
-        padded = self.micro_batch_count(step) * self.micro_batch
-        arrays = into or RowArrays.empty(padded, length)
-        arrays.tokens[len(rows) :] = 0
-        arrays.weights[len(rows) :] = 0.0
-        sources, starts, digests = np.empty(0, np.int32), np.empty(0, np.int64), []
-        if len(rows):  # there may be more ranks than rows
-            block = reader.read(rows, arrays)
-            sources, starts = block.located.sources, block.document_starts
-            if self.digests:
-                pairs = zip(sources.tolist(), block.tokens, strict=True)
-                digests = [reader.digest(source, row) for source, row in pairs]
-        labels = Labels(
-            rows=_padded(rows, padded, PADDING),
-            sources=_padded(sources, padded, 0),
-            cu_seqlens=self._boundaries(starts, padded, length),
-            digests=digests,
-        )
-        return RankRows(arrays, labels)
-
-    def micro_batches(self, read: RankRows) -> list[Batch]:
-        """Cut a rank's rows into micro-batches."""
+    def _steps(self, group: Group) -> Iterator[list[Batch]]:
+        """Cut a group into steps, and those into micro-batches: as many on every rank."""
         import torch
 
-        arrays, labels, size = read.arrays, read.labels, self.micro_batch
-        length = arrays.weights.shape[1] // self.context_size
-        part = slice(self.context_rank * length, (self.context_rank + 1) * length)
-        ahead = slice(part.start + 1, part.stop + 1)
+        share, size = self.share, self.micro_batch
         tensor = _pinned if self.pin_memory else torch.from_numpy
-        batches = []
-        for number, bounds in enumerate(labels.cu_seqlens):
-            these = slice(number * size, (number + 1) * size)
-            tokens = arrays.tokens[these]
-            batches.append(
-                Batch(
-                    tokens=tensor(tokens[:, part]),
-                    targets=tensor(tokens[:, ahead]),
-                    weights=tensor(arrays.weights[these, part]),
-                    cu_seqlens=torch.from_numpy(bounds),
-                    rows=labels.rows[these],
-                    sources=labels.sources[these],
-                    digests=labels.digests[these],
-                    part=part,
-                )
-            )
-        return batches
+        most = -(-share.plan.step(group.steps[0]).rows // share.world)
+        rows = len(group.labels.rows) // len(group.steps)
+        for number in range(len(group.steps)):
+            first, last = number * rows, (number + 1) * rows
+            yield [
+                self._batch(group, begin, min(begin + size, last), tensor)
+                for begin in range(first, first + most, size)
+            ]
 
-    def _boundaries(self, starts: Int64, rows: int, length: int) -> list[npt.NDArray[np.int32]]:
-        """For each micro-batch where documents begin, and its end. Every row begins one, too."""
-        size = self.micro_batch * length
-        edges = np.arange(0, size + 1, length, dtype=np.int32)
-        if not self.plan.isolate_documents:
-            return [edges] * (rows // self.micro_batch)
-        inside = starts[starts % length != 0]  # right after a row, one begins with the next
-        found = []
-        for first in range(0, rows * length, size):
-            low, high = inside.searchsorted((first, first + size))
-            bounds = np.concatenate([edges, (inside[low:high] - first).astype(np.int32)])
-            bounds.sort()
-            found.append(bounds)
-        return found
+    def _batch(self, group: Group, first: int, last: int, tensor: ToTensor) -> Batch:
+        """The rows [first, last) of a group, and padding if they are too few."""
+        labels, these = group.labels, slice(first, last)
+        rows, sources = labels.rows[these], labels.sources[these]
+        tokens, weights = group.arrays.tokens[these], group.arrays.weights[these]
+        length = weights.shape[1]
+        begin, end = first * length, last * length
+        low, high = labels.boundaries.searchsorted((begin, end))
+        bounds = labels.boundaries[low : high + 1] - begin
+        missing = self.micro_batch - len(rows)
+        if missing:
+            ends = np.arange(len(rows) + 1, self.micro_batch + 1) * length
+            bounds = np.concatenate([bounds, ends])
+            rows, sources = _padded(rows, missing, PADDING), _padded(sources, missing, 0)
+            tokens, weights = _padded(tokens, missing, 0), _padded(weights, missing, 0)
+        part = slice(
+            self.context_rank * length // self.context_size,
+            (self.context_rank + 1) * length // self.context_size,
+        )
+        return Batch(
+            tokens=tensor(tokens[:, part]),
+            targets=tensor(tokens[:, part.start + 1 : part.stop + 1]),
+            weights=tensor(weights[:, part]),
+            cu_seqlens=tensor(bounds.astype(np.int32)),
+            rows=rows,
+            sources=sources,
+            digests=labels.digests[these],
+            part=part,
+        )
 
 
 def _has_cuda() -> bool:
@@ -271,8 +188,6 @@ def _pinned(array: npt.NDArray[Any]) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
 
 
-def _padded(values: npt.NDArray[Any], size: int, padding: int) -> npt.NDArray[Any]:
-    missing = size - len(values)
-    if not missing:
-        return values
-    return np.concatenate([values, np.full(missing, padding, values.dtype)])
+def _padded(values: npt.NDArray[Any], missing: int, padding: int) -> npt.NDArray[Any]:
+    """An array with so many rows of padding behind it."""
+    return np.concatenate([values, np.full((missing, *values.shape[1:]), padding, values.dtype)])

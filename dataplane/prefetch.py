@@ -1,17 +1,17 @@
 """Prefetching by the known order: the chunks of the coming steps are fetched before they are read.
 
-The stream says what every later step will need, so nothing is guessed. One thread walks ahead of
-the reader, step by step, and opens datasets and shards as they come; a few fetch, what is needed
-soonest first, and with it what lies beside it and will be needed, too: a request costs a store more
-than its bytes. The walk stays within a part of the cache, so that what it brings is not evicted
-before it is read.
+The stream says what every later block of rows will need, so nothing is guessed. One thread walks
+ahead of the reader, block by block, and opens datasets and shards as they come; a few fetch, what
+is needed soonest first, and with it what lies beside it and will be needed, too: a request costs a
+store more than its bytes. The walk stays within a part of the cache, so that what it brings is not
+evicted before it is read.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from logging import DEBUG, WARNING
 
@@ -20,8 +20,8 @@ from ..console.log import get_logger
 from .cache import Cache
 from .cache_folder import Wanted
 from .manifest import CHUNK_BYTES, Shard
-from .permutation import Int64
 from .rows import RowReader
+from .stream import Located
 
 log = get_logger(__name__)
 
@@ -70,22 +70,14 @@ class Queue:
 
 
 class Prefetcher:
-    """Fetches ahead of a reader that goes through `steps` in order."""
+    """Fetches ahead of a reader that goes through these blocks of rows in order."""
 
-    def __init__(
-        self,
-        reader: RowReader,
-        cache: Cache,
-        steps: Iterable[int],
-        rows: Callable[[int], Int64],
-    ) -> None:
-        """`rows` gives the rows of a step that the reader will ask for."""
-        self.reader = reader.twin()
-        self.cache = cache
-        self.steps, self.rows = steps, rows
+    def __init__(self, reader: RowReader, cache: Cache, blocks: Iterable[Located]) -> None:
+        self.reader, self.cache, self.blocks = reader, cache, blocks
         self.limit = min(cache.folder.max_bytes // CACHE_PART, MOST_AHEAD)
         self.ahead: deque[tuple[int, list[Name]]] = deque()
-        """The steps that the walk is ahead by, and what each of them reads."""
+        """The blocks that the walk is ahead by, by number, and what each of them reads."""
+        self.finished = 0
         self.wanted: Wanted = {}
         cache.folder.wanted.append(self.wanted)
         self.queue = Queue()
@@ -98,10 +90,11 @@ class Prefetcher:
         self.thread = threading.Thread(target=self._walk, name="headrace-prefetch", daemon=True)
         self.thread.start()
 
-    def done(self, step: int) -> None:
-        """The reader has finished a step: what it used may go."""
+    def done(self) -> None:
+        """The reader has finished one more block: what it used may go."""
         with self.changed:
-            while self.ahead and self.ahead[0][0] <= step:
+            self.finished += 1
+            while self.ahead and self.ahead[0][0] < self.finished:
                 finished, names = self.ahead.popleft()
                 for name in names:
                     if self.wanted.get(name) == finished:
@@ -120,8 +113,8 @@ class Prefetcher:
     def _walk(self) -> None:
         try:
             added = 0
-            for step in self.steps:
-                wanted = self._chunks(step)
+            for number, located in enumerate(self.blocks):
+                wanted = self._chunks(located)
                 with self.changed:
                     if not self._may_go_on():
                         added = self._fetch_all(added)
@@ -130,8 +123,8 @@ class Prefetcher:
                         return
                     fresh = [name for name in wanted if name not in self.wanted]
                     first = not self.ahead
-                    self.wanted.update(dict.fromkeys(wanted, step))
-                    self.ahead.append((step, list(wanted)))
+                    self.wanted.update(dict.fromkeys(wanted, number))
+                    self.ahead.append((number, list(wanted)))
                 for name in fresh:
                     self.queue.add(*wanted[name])
                 added += len(fresh)
@@ -157,12 +150,8 @@ class Prefetcher:
             self.fetchers.submit(self._fetch)
         return 0
 
-    def _chunks(self, step: int) -> dict[Name, tuple[str, Shard, int]]:
-        """What a step reads, each chunk once, and where it comes from."""
-        rows = self.rows(step)
-        if not len(rows):
-            return {}
-        located = self.reader.locate(rows)
+    def _chunks(self, located: Located) -> dict[Name, tuple[str, Shard, int]]:
+        """What a block reads, each chunk once, and where it comes from."""
         length = located.length + 1
         places = list(zip(located.sources.tolist(), located.tokens.tolist(), strict=True))
         self._open(places, length)
@@ -171,7 +160,8 @@ class Prefetcher:
             dataset = self.reader.dataset(source)
             for number, chunk in dataset.chunks(token, token + length):
                 shard = dataset.shards[number]
-                found[shard.hash, chunk] = (dataset.url, shard, chunk)
+                if not dataset.is_mapped(shard):
+                    found[shard.hash, chunk] = (dataset.url, shard, chunk)
         return found
 
     def _open(self, places: list[tuple[int, int]], length: int) -> None:

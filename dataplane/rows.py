@@ -2,33 +2,34 @@
 
 A row reads L + 1 tokens: L inputs, and the same shifted by one as targets. A target that is the
 first token of another document is masked: nothing before it says what it will be.
+
+Rows are read in two goes: views of all of them are gathered, each of its bytes checked, and then
+copied by one call, which makes them as wide as a model wants them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from .cache import Cache
-from .dataset import Dataset, open_pinned
+from .dataset import Dataset, Gathered, OpenShards, copy_all, open_pinned
 from .permutation import Int64
 from .plan import Plan
+from .shards import Tokens
 from .stream import Located, Stream
 
 Float32 = npt.NDArray[np.float32]
 DIGEST_BYTES = 16
-AHEAD = 2048
-"""Rows that are located at once: the arithmetic costs little more for many than for one."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowArrays:
-    """Where rows are written: arrays of n rows, which may be longer than what is asked for."""
+    """Where rows are written."""
 
     tokens: Int64
     """[n, L + 1]"""
@@ -45,11 +46,12 @@ class RowBlock:
     """Rows that were read."""
 
     located: Located
-    tokens: Int64
-    weights: Float32
+    arrays: RowArrays
     document_starts: Int64
     """Where documents begin in the rows laid side by side: place p of row n is n·L + p, and p is
     in [1, L]."""
+    digests: list[bytes]
+    """Of each row, if asked for: it names the row's tokens, targets included, as they are kept."""
 
 
 class RowReader:
@@ -64,12 +66,7 @@ class RowReader:
         self.cache = cache
         self._datasets: dict[int, Dataset] = {}
         self._opening = [threading.Lock() for _ in plan.sources]
-        self._ahead = self.stream.locate(np.array([plan.first_row]))
-        self._ahead_first = plan.first_row
-
-    def twin(self) -> RowReader:
-        """A reader for another thread; what one has opened is open for both."""
-        return copy(self)
+        self._open_shards = OpenShards()
 
     def dataset(self, source: int) -> Dataset:
         with self._opening[source]:
@@ -81,48 +78,39 @@ class RowReader:
                     generations=planned.generations,
                     name=planned.name,
                     cache=self.cache,
+                    open_shards=self._open_shards,
                 )
         return self._datasets[source]
 
-    def read(self, rows: Int64, into: RowArrays | None = None) -> RowBlock:
-        """Read rows, side by side and all of one length."""
-        located = self.locate(rows)
-        arrays = into or RowArrays.empty(len(rows), located.length)
-        tokens = arrays.tokens[: len(rows)]
-        weights = arrays.weights[: len(rows)]
+    def read(
+        self, located: Located, into: RowArrays | None = None, *, digests: bool = True
+    ) -> RowBlock:
+        """Read rows that were located."""
+        length = located.length
+        arrays = into or RowArrays.empty(len(located.rows), length)
+        weights = arrays.weights
         weights.fill(1.0)
+        gathered, named = Gathered(), []
         places = zip(located.sources.tolist(), located.tokens.tolist(), strict=True)
-        starts = []
         for number, (source, first) in enumerate(places):
             dataset = self._datasets.get(source) or self.dataset(source)
-            place = number * located.length
-            if dataset.palette is None:
-                starts.append(dataset.row(first, tokens[number], None, place))
-            else:
-                codes = np.empty(located.length + 1, np.uint8)
-                starts.append(dataset.row(first, tokens[number], codes, place))
-                weights[number] = dataset.palette[codes[1:]]
-        begins = np.concatenate(starts)
+            before = len(gathered.tokens)
+            dataset.gather(first, first + length + 1, number * length, gathered)
+            if dataset.palette is not None:
+                codes = dataset.codes(first + 1, first + length + 1)
+                weights[number] = dataset.palette[np.concatenate(codes)]
+            if digests:
+                named.append(digest(gathered.tokens[before:]))
+        copy_all(gathered.tokens, arrays.tokens.reshape(-1))
+        starts = gathered.document_starts()
         if self.plan.isolate_documents:
-            weights.reshape(-1)[begins - 1] = 0.0
-        return RowBlock(located, tokens, weights, begins)
+            weights.reshape(-1)[starts - 1] = 0.0
+        return RowBlock(located, arrays, starts, named)
 
-    def locate(self, rows: Int64) -> Located:
-        """Where rows that lie side by side have their tokens."""
-        assert rows[-1] - rows[0] == len(rows) - 1, "rows that do not lie side by side"
-        first, count = int(rows[0]), len(rows)
-        begin = first - self._ahead_first
-        if begin < 0 or begin + count > len(self._ahead.rows):
-            phase = self.plan.phase_at(first)
-            last = max(first + count, min(first + AHEAD, phase.last_row))
-            self._ahead = self.stream.locate(np.arange(first, last, dtype=np.int64))
-            self._ahead_first, begin = first, 0
-        ahead, part = self._ahead, slice(begin, begin + count)
-        return Located(
-            rows, ahead.length, ahead.sources[part], ahead.epochs[part], ahead.tokens[part]
-        )
 
-    def digest(self, source: int, tokens: Int64) -> bytes:
-        """Names a row's tokens (targets included), whatever holds them."""
-        narrow = tokens.astype(self.dataset(source).manifest.dtype)
-        return hashlib.blake2b(narrow.data, digest_size=DIGEST_BYTES).digest()
+def digest(parts: list[Tokens]) -> bytes:
+    """Names tokens, however they are cut into parts."""
+    state = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        state.update(part.data)
+    return state.digest()

@@ -1,7 +1,8 @@
 """The bytes of one shard, each chunk checked against its hash when it is first touched.
 
-A local shard is memory-mapped: reading costs no copy. A remote or compressed one is read through
-the cache, which checks chunks as they arrive.
+A local shard is memory-mapped: reading costs no copy. Its file may be changed while it is mapped;
+whoever reads looks first (`look`), and a file that is not as it was is mapped and checked anew. A
+remote or compressed one is read through the cache, which checks chunks as they arrive.
 """
 
 from __future__ import annotations
@@ -28,9 +29,13 @@ MEND = "restore the shard from a copy, or build the dataset again: `tokenize ver
 
 
 class ShardFile(Protocol):
-    """Reads the bytes [start, end) of a shard; they are the ones that were written."""
+    """The bytes of a shard; they are the ones that were written."""
 
-    def read(self, start: int, end: int) -> Bytes: ...
+    def read(self, start: int, end: int) -> Bytes:
+        """The bytes [start, end)."""
+
+    def look(self) -> None:
+        """See whether what was checked is still what is there."""
 
 
 class LocalShardFile:
@@ -39,21 +44,9 @@ class LocalShardFile:
     def __init__(self, url: str, shard: Shard) -> None:
         self.where = storage.join(url, shard.name)
         self.shard = shard
-        path = storage.local_path(self.where)
         check_chunk_table(self.where, shard)
-        try:
-            size = path.stat().st_size
-            if size != shard.size:
-                raise IntegrityError(
-                    f"{self.where} has {size:,} bytes, and should have {shard.size:,}", mend=MEND
-                )
-            # A plain array over the map: np.memmap's own slicing costs more than a row's copy.
-            self.data: Bytes = np.asarray(np.memmap(path, np.uint8, "r")) if size else NOTHING
-        except OSError as error:
-            raise StorageError(
-                f"cannot read the shard {self.where}: {error.strerror}", mend=MEND
-            ) from None
-        self.unchecked = bytearray(b"\1" * -(-size // CHUNK_BYTES))
+        self._path = storage.local_path(self.where)
+        self._map()
 
     def read(self, start: int, end: int) -> Bytes:
         first, last = start // CHUNK_BYTES, -(-end // CHUNK_BYTES)
@@ -62,6 +55,37 @@ class LocalShardFile:
             check_chunk(self.where, self.shard, number, chunk)
             self.unchecked[number] = 0
         return self.data[start:end]
+
+    def look(self) -> None:
+        if self._state() != self.state:
+            self._map()
+
+    def _map(self) -> None:
+        self.state = self._state()
+        size = self.state[0]
+        if size != self.shard.size:
+            raise IntegrityError(
+                f"{self.where} has {size:,} bytes, and should have {self.shard.size:,}", mend=MEND
+            )
+        try:
+            # A plain array over the map: np.memmap's own slicing costs more than a row's copy.
+            data: Bytes = np.asarray(np.memmap(self._path, np.uint8, "r")) if size else NOTHING
+        except (OSError, ValueError) as error:  # ValueError: it was emptied at this moment
+            raise self._unreadable(error) from None
+        self.data = data
+        self.unchecked = bytearray(b"\1" * -(-size // CHUNK_BYTES))
+
+    def _state(self) -> tuple[int, int, int]:
+        """What changes with the file: its size, when it was written, and which file it is."""
+        try:
+            status = self._path.stat()
+        except OSError as error:
+            raise self._unreadable(error) from None
+        return status.st_size, status.st_mtime_ns, status.st_ino
+
+    def _unreadable(self, error: Exception) -> StorageError:
+        reason = getattr(error, "strerror", None) or error
+        return StorageError(f"cannot read the shard {self.where}: {reason}", mend=MEND)
 
 
 class CachedShardFile:
@@ -89,6 +113,9 @@ class CachedShardFile:
                     whole |= self._chunks(number, number + 1)
             parts.append(whole[number][low:high] if piece is None else piece)
         return parts[0] if len(parts) == 1 else np.concatenate([*parts, NOTHING])
+
+    def look(self) -> None:
+        """Nobody changes a chunk of the cache: one that is fetched again has a new file."""
 
     def _chunks(self, first: int, last: int) -> dict[int, Bytes]:
         chunks = self.cache.chunks(self.url, self.shard, first, last)

@@ -7,6 +7,7 @@ World size, workers and batch size appear nowhere; restarting is calling it with
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -20,6 +21,9 @@ from .permutation import Int64
 from .plan import Phase, Plan
 from .source_order import Position
 
+AHEAD = 2048
+"""Rows that are located at once: the arithmetic costs little more for many than for one."""
+
 
 @dataclass(frozen=True, eq=False)
 class Located:
@@ -31,6 +35,16 @@ class Located:
     """Indices into the plan's sources."""
     epochs: Int64
     tokens: Int64
+
+    @classmethod
+    def nowhere(cls, length: int) -> Located:
+        """No rows."""
+        none = np.empty(0, np.int64)
+        return cls(none, length, none.astype(np.int32), none, none)
+
+    def __getitem__(self, part: slice) -> Located:
+        arrays = (self.sources[part], self.epochs[part], self.tokens[part])
+        return Located(self.rows[part], self.length, *arrays)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +80,29 @@ class Stream:
                 span.starts[index], span.length, draws[chosen] - span.counts[index]
             )
         return Located(rows, span.length, sources, epochs, tokens)
+
+    def locate_each(self, parts: Iterable[Int64]) -> Iterator[Located]:
+        """Where many parts of rows lie, each of one length: what comes soon is located together."""
+        for together in self._together(parts):
+            located, first = self.locate(np.concatenate(together)), 0
+            for part in together:
+                yield located[first : first + len(part)]
+                first += len(part)
+
+    def _together(self, parts: Iterable[Int64]) -> Iterator[list[Int64]]:
+        """Parts of one length, about AHEAD rows at a time."""
+        found: list[Int64] = []
+        rows = last = 0
+        for part in parts:
+            if found and (rows + len(part) > AHEAD or part[0] >= last):
+                yield found
+                found, rows = [], 0
+            if not found:
+                last = self._span_at(int(part[0])).last_row
+            found.append(part)
+            rows += len(part)
+        if found:
+            yield found
 
     def rows_with(self, source: int, start: int, end: int) -> Int64:
         """The rows whose inputs hold one of the tokens [start, end) of a source, in order."""

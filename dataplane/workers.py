@@ -1,7 +1,7 @@
 """Worker processes that read steps ahead into shared memory.
 
-Steps are read in groups; worker w of n reads every n-th group, in order, into slots of its own,
-and the consumer takes turns: the order is that of no workers at all.
+Worker w of n reads every n-th group of a share, in order, into slots of its own, and the consumer
+takes turns: the order is that of no workers at all.
 
 What the consumer hands on still lies in a slot: nothing is copied. The slot goes back to its
 worker when the last array in it dies, so that what somebody holds is never overwritten. Of whoever
@@ -20,9 +20,9 @@ import tempfile
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice
+from itertools import cycle
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
@@ -31,70 +31,42 @@ from typing import Any
 import numpy as np
 
 from ..console.errors import RunError, StorageError
-from .loader import Loader, RankRows
+from .cache import Cache
 from .rows import RowArrays
 from .shard_file import Bytes
+from .share import Group, Share, ShareReader
 
 SLOTS = 4
 """Of each worker."""
 LENT = 2
-"""As many as the consumer may hold of them: one whose last step is still in use, and the next. The
-others are one that is ready and one that is being filled."""
-GROUP_BYTES = 4 << 20
-"""A message costs as much as reading a few rows, so that short steps share one. The first groups
-are short, because somebody waits for them."""
+"""As many as the consumer may hold of them: one that is still in use, and the next. The others are
+one that is ready and one that is being filled."""
 
 
 @dataclass(frozen=True)
-class _Shapes:
-    """How steps lie in shared memory: what a worker and its consumer must agree on."""
+class _Job:
+    """What a worker and its consumer agree on: what is read, and how it lies in shared memory."""
 
-    loader: Loader
+    share: Share
+    cache: Cache | None
+    turn: int
+    turns: int
+    slot_bytes: int
 
-    @cached_property
-    def slot_bytes(self) -> int:
-        plan = self.loader.plan
-        steps = [self.step_bytes(phase.first_step) for phase in plan.phases]
-        return max(GROUP_BYTES, *steps)
-
-    def shape(self, number: int) -> tuple[int, int]:
-        """Rows and sequence length of a step, padding included."""
-        step = self.loader.plan.step(number)
-        rows = self.loader.micro_batch_count(step) * self.loader.micro_batch
-        return rows, step.phase.seq_len
-
-    def step_bytes(self, number: int) -> int:
-        rows, length = self.shape(number)
-        size = rows * ((length + 1) * 8 + length * 4)
-        return size + -size % 8  # the next step's tokens begin where an int64 may
-
+    @property
     def groups(self) -> Iterator[range]:
-        """All steps, in groups of one phase that fit a slot."""
-        limit = 1
-        for phase in self.loader.plan.phases:
-            first = max(phase.first_step, self.loader.start_step)
-            last = phase.first_step + phase.steps
-            while first < last:
-                fit = max(1, self.slot_bytes // self.step_bytes(first))
-                yield range(first, min(first + min(limit, fit), last))
-                first += min(limit, fit)
-                limit = min(2 * limit, fit)
+        return self.share.groups(self.turn, self.turns)
 
-    def arrays(self, slot: Bytes, group: range) -> list[RowArrays]:
+    def arrays(self, slot: Bytes, group: range) -> RowArrays:
         """A group's arrays in a slot."""
-        rows, length = self.shape(group[0])
-        size, middle = self.step_bytes(group[0]), rows * (length + 1) * 8
-        end = middle + rows * length * 4
-        found = []
-        for at in range(0, len(group) * size, size):
-            tokens = slot[at : at + middle].view(np.int64)
-            weights = slot[at + middle : at + end].view(np.float32)
-            found.append(RowArrays(tokens.reshape(rows, -1), weights.reshape(rows, -1)))
-        return found
+        rows, length = self.share.shape(group)
+        middle = rows * (length + 1) * 8
+        tokens = slot[:middle].view(np.int64)
+        weights = slot[middle : middle + rows * length * 4].view(np.float32)
+        return RowArrays(tokens.reshape(rows, length + 1), weights.reshape(rows, length))
 
     def slots(self, descriptor: int) -> list[memoryview]:
-        view = memoryview(mmap.mmap(descriptor, self.memory_bytes))
-        size = self.memory_bytes // SLOTS
+        view, size = memoryview(mmap.mmap(descriptor, self.memory_bytes)), self.slot_bytes
         return [view[slot * size : (slot + 1) * size] for slot in range(SLOTS)]
 
     @property
@@ -102,43 +74,44 @@ class _Shapes:
         return SLOTS * self.slot_bytes
 
 
-def read_ahead(loader: Loader) -> Iterator[RankRows]:
-    """What the loader would read, read by its workers."""
-    shapes = _Shapes(loader)
-    workers: list[_Worker] = []
+def read_ahead(share: Share, workers: int, cache: Cache | None) -> Iterator[Group]:
+    """All groups of a share, read by so many workers."""
+    slot_bytes = share.group_bytes + -share.group_bytes % 8
+    readers: list[_Worker] = []
     try:
-        for number in range(loader.workers):
-            workers.append(_Worker(shapes, number))
-        for turn, group in enumerate(shapes.groups()):
-            yield from workers[turn % loader.workers].receive(group)
+        for turn in range(workers):
+            readers.append(_Worker(_Job(share, cache, turn, workers, slot_bytes)))
+        for reader, group in zip(cycle(readers), share.groups(), strict=False):
+            yield reader.receive(group)
     finally:
-        for worker in workers:
-            worker.end()
+        for reader in readers:
+            reader.end()
 
 
 class _Worker:
     """A worker as its consumer sees it."""
 
-    def __init__(self, shapes: _Shapes, number: int) -> None:
+    def __init__(self, job: _Job) -> None:
         context = multiprocessing.get_context("spawn")
-        self.shapes = shapes
+        self.job = job
         with tempfile.TemporaryFile(dir=_memory_folder()) as file:
-            _reserve(file.fileno(), shapes.memory_bytes)
+            _reserve(file.fileno(), job.memory_bytes)
             self.connection, theirs = context.Pipe()
-            work = _Work(shapes, number, theirs, file.fileno())
             self.process = context.Process(
-                target=work, name=f"headrace-loader-{number}", daemon=True
+                target=_Work(job, theirs, file.fileno()),
+                name=f"headrace-loader-{job.turn}",
+                daemon=True,
             )
             self.process.start()
             theirs.close()
-            self.slots = shapes.slots(file.fileno())
+            self.slots = job.slots(file.fileno())
         self.lent = 0
         self.returned: deque[int] = deque()
         """Slots in which nothing is alive any more: arrays die in any thread, at any time."""
         # A finalizer, because at the interpreter's exit a generator is closed too late.
         self.end = weakref.finalize(self, _end, self.process, self.connection)
 
-    def receive(self, group: range) -> Iterator[RankRows]:
+    def receive(self, group: range) -> Group:
         try:
             self._give_back()
             answer = self.connection.recv()
@@ -151,7 +124,7 @@ class _Worker:
         if isinstance(answer, BaseException):
             raise answer
         slot, labels = answer
-        return map(RankRows, self.shapes.arrays(self._lend(slot), group), labels)
+        return Group(group, self.job.arrays(self._lend(slot), group), labels)
 
     def _lend(self, slot: int) -> Bytes:
         """A slot's memory, and a promise that its worker will not touch it; or a copy."""
@@ -181,8 +154,7 @@ def _end(process: BaseProcess, connection: Connection) -> None:
 class _Work:
     """What a worker process runs."""
 
-    shapes: _Shapes
-    number: int
+    job: _Job
     connection: Connection
     descriptor: int
 
@@ -192,7 +164,7 @@ class _Work:
     def __call__(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: it is not ours
         descriptor: Any = self.descriptor
-        slots = self.shapes.slots(descriptor.detach())
+        slots = self.job.slots(descriptor.detach())
         try:
             try:
                 self._read([np.frombuffer(slot, np.uint8) for slot in slots])
@@ -204,20 +176,14 @@ class _Work:
             return  # the consumer is gone
 
     def _read(self, slots: list[Bytes]) -> None:
-        loader, free = self.shapes.loader, list(range(SLOTS))
-        with loader.reading(number for group in self._groups() for number in group) as read:
-            for group in self._groups():
+        job, free = self.job, list(range(SLOTS))
+        with closing(ShareReader(job.share, job.cache, job.turn, job.turns)) as reader:
+            for group in job.groups:
                 while not free or self.connection.poll():
                     free += self.connection.recv_bytes()
-                slot = free.pop(0)
-                arrays = self.shapes.arrays(slots[slot], group)
-                labels = [
-                    read(number, into).labels for number, into in zip(group, arrays, strict=True)
-                ]
-                self.connection.send((slot, labels))
-
-    def _groups(self) -> Iterator[range]:
-        return islice(self.shapes.groups(), self.number, None, self.shapes.loader.workers)
+                slot = free.pop()  # the one used last is still in the processor's cache
+                read = reader.read(group, job.arrays(slots[slot], group))
+                self.connection.send((slot, read.labels))
 
 
 def _reserve(descriptor: int, size: int) -> None:

@@ -98,11 +98,11 @@ class Auditor:
             )
 
     def _block(self, rows: Int64, phase: Phase) -> Iterator[SeenRow]:
-        block = self.reader.read(rows)
-        located = block.located
+        located = self.reader.stream.locate(rows)
+        block = self.reader.read(located)
         for place, row in enumerate(rows.tolist()):
             source, start = int(located.sources[place]), int(located.tokens[place])
-            tokens = block.tokens[place]
+            tokens = block.arrays.tokens[place]
             yield SeenRow(
                 row=row,
                 step=phase.first_step + (row - phase.first_row) // phase.batch_rows,
@@ -112,7 +112,7 @@ class Auditor:
                 documents=tuple(
                     self._documents(self.reader.dataset(source), start, start + located.length)
                 ),
-                tokens_hash=self.reader.digest(source, tokens).hex(),
+                tokens_hash=block.digests[place].hex(),
                 text=self._decode(source, tokens[:-1].tolist()) if self.text else None,
             )
 

@@ -24,7 +24,7 @@ from headrace.dataplane.cache import Cache
 from headrace.dataplane.cache_folder import MARKER
 from headrace.dataplane.dataset import Dataset
 from headrace.dataplane.loader import Loader
-from headrace.dataplane.manifest import Shard
+from headrace.dataplane.manifest import ChunkHasher, Shard
 from headrace.dataplane.plan import Plan
 
 
@@ -102,7 +102,10 @@ def test_chunks_side_by_side_are_one_request(remote: str, tmp_path: Path) -> Non
     assert cache.requests == 3
 
 
-def test_a_folder_that_is_deleted_meanwhile_is_made_again(remote: str, tmp_path: Path) -> None:
+def test_a_folder_that_is_deleted_meanwhile_is_made_again(
+    remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.dataplane.share.GROUP_BYTES", 1)  # step by step
     expected = digests(Loader(plan_over(remote), micro_batch=4, cache=Cache(tmp_path / "whole")))
     cache = Cache(tmp_path / "cache", max_bytes=12 * 4096)
     seen = []
@@ -181,6 +184,48 @@ def test_a_damaged_object_is_named_and_not_kept(tmp_path: Path, small_chunks: in
     with pytest.raises(IntegrityError, match=shard.name):
         digests(Loader(plan_over(url, 50_000), micro_batch=4, cache=cache))
     assert 1 not in kept(cache, shard)
+
+
+@pytest.mark.parametrize("size", [2 * 4096, 2 * 4096 + 1, 5])
+def test_an_object_that_has_grown_is_named(small_chunks: int, tmp_path: Path, size: int) -> None:
+    """Also where its bytes fill their chunks."""
+    url, data = f"memory://grown-{os.urandom(4).hex()}", os.urandom(size)
+    hasher = ChunkHasher()
+    hasher.update(data)
+    chunks, digest = hasher.finish()
+    shard = Shard(name="x.arrow", size=size, documents=1, tokens=1, hash=digest, chunks=chunks)
+    last = -(-size // small_chunks)
+    storage.write(f"{url}/x.arrow", data)
+    good = Cache(tmp_path / "good")
+    assert b"".join(map(bytes, good.chunks(url, shard, 0, last))) == data
+    assert good.fetched_bytes == size
+    storage.write(f"{url}/x.arrow", data + b"x")
+    with pytest.raises(IntegrityError, match=r"x\.arrow has more than"):
+        Cache(tmp_path / "grown").chunks(url, shard, 0, last)
+
+
+def test_what_lies_on_a_disk_is_not_copied(remote: str, tmp_path: Path) -> None:
+    """Of a mixture that has remote sources, too."""
+    local = str(tmp_path / "local")
+    write_dataset(local, random_documents(6, 400))
+    plan = plan_of(
+        {
+            "chunk": 1024,
+            "sources": {"here": {"data": local}, "there": {"data": remote}},
+            "phases": {
+                "all": {
+                    "tokens": 60_000,
+                    "seq_len": 64,
+                    "batch": 1024,
+                    "weights": {"here": 0.5, "there": 0.5},
+                }
+            },
+        }
+    )
+    cache = Cache(tmp_path / "cache")
+    digests(Loader(plan, micro_batch=4, cache=cache))
+    kept = {path.name for path in cache.folder.root.iterdir() if path.is_dir()}
+    assert kept <= {shard.hash for shard in Dataset(remote).shards}
 
 
 def test_a_folder_of_somebody_else_is_refused(remote: str, tmp_path: Path) -> None:

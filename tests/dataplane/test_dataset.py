@@ -11,7 +11,7 @@ from small_data import random_documents, write_dataset
 
 from headrace.console.errors import IntegrityError, PlanError
 from headrace.dataplane import manifest as manifests
-from headrace.dataplane.dataset import Dataset, open_pinned
+from headrace.dataplane.dataset import Dataset, Gathered, OpenShards, open_pinned
 
 DOCUMENTS = random_documents(9, 130)
 FLAT = np.concatenate(DOCUMENTS)
@@ -40,9 +40,12 @@ def test_any_span_is_that_of_the_documents_side_by_side(
     assert np.array_equal(out, FLAT[start:end])
     begins = STARTS[:-1][(STARTS[:-1] >= start) & (STARTS[:-1] < end)]
     assert corpus.document_starts(start, end).tolist() == begins.tolist()
-    places = corpus.row(start, out, None, 0)
-    assert np.array_equal(out, FLAT[start:end])
-    assert places.tolist() == [b - start for b in begins.tolist() if b > start]
+    rows = Gathered()
+    corpus.gather(start, end, 0, rows)
+    corpus.gather(start, end, 10_000, rows)
+    assert np.array_equal(np.concatenate(rows.tokens), np.tile(FLAT[start:end], 2))
+    inside = [b - start for b in begins.tolist() if b > start]
+    assert rows.document_starts().tolist() == inside + [10_000 + place for place in inside]
     spans = corpus.documents(start, end)
     numbers = [
         number
@@ -89,8 +92,11 @@ def test_a_shard_that_counts_otherwise_than_its_table_is_refused(tmp_path: Path)
 
 
 def test_only_so_many_shards_stay_open(corpus: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.dataplane.dataset.OPEN_SHARDS", 2)
-    dataset = Dataset(corpus.url)
+    """Of all datasets of a reader together."""
+    monkeypatch.setattr("headrace.dataplane.dataset.OPEN_SHARDS", 3)
+    together = OpenShards()
+    first, second = (Dataset(corpus.url, open_shards=together) for _ in range(2))
     for number in (0, 1, 2, 0, 3, 4):
-        dataset.open_shard(number)
-        assert len(dataset._open) <= 2
+        assert first.open_shard(number) is first.open_shard(number)
+        assert second.open_shard(number).number == number
+        assert len(first._open) + len(second._open) <= 3

@@ -121,7 +121,7 @@ def test_loss_weights_come_from_the_palette(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("harm", ["flip", "truncate", "remove"])
+@pytest.mark.parametrize("harm", ["flip", "truncate", "append", "remove"])
 def test_a_damaged_shard_is_named(dataset: Callable[..., str], workers: int, harm: str) -> None:
     url = dataset("web", count=300)
     plan = one_source(url)
@@ -132,6 +132,9 @@ def test_a_damaged_shard_is_named(dataset: Callable[..., str], workers: int, har
         shard.write_bytes(data)
     elif harm == "truncate":
         shard.write_bytes(data[:-100])
+    elif harm == "append":
+        data[len(data) // 2] ^= 1
+        shard.write_bytes(data + b"x")
     else:
         shard.unlink()
     with pytest.raises(UserError) as caught:

@@ -73,7 +73,7 @@ def test_rows_from_a_bucket_are_the_local_ones(bucket: str, tmp_path: Path, work
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("harm", ["flip", "truncate", "remove"])
+@pytest.mark.parametrize("harm", ["flip", "truncate", "append", "remove"])
 def test_a_damaged_object_is_named(bucket: str, tmp_path: Path, harm: str, workers: int) -> None:
     write_dataset(f"{bucket}/web", DOCUMENTS)
     plan = plan_over(f"{bucket}/web")
@@ -85,6 +85,9 @@ def test_a_damaged_object_is_named(bucket: str, tmp_path: Path, harm: str, worke
         storage.write(where, bytes(data))
     elif harm == "truncate":
         storage.write(where, bytes(data[: len(data) // 2]))
+    elif harm == "append":
+        data[len(data) // 2] ^= 1
+        storage.write(where, bytes(data) + b"x")
     else:
         storage.delete(where)
     kind = StorageError if harm == "remove" else IntegrityError

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from headrace.dataplane.manifest import Shard
 from headrace.dataplane.plan import Plan
 from headrace.dataplane.prefetch import Prefetcher, Queue
 from headrace.dataplane.rows import RowReader
+from headrace.dataplane.stream import Located
 
 
 @pytest.fixture
@@ -33,9 +35,11 @@ def plan() -> Plan:
     )
 
 
-def rows_of(plan: Plan, step: int) -> np.ndarray:
-    taken = plan.step(step)
-    return np.arange(taken.first_row, taken.first_row + taken.rows)
+def blocks(reader: RowReader) -> Iterator[Located]:
+    """The rows of each step of the plan."""
+    steps = map(reader.plan.step, range(reader.plan.last_step))
+    rows = (np.arange(step.first_row, step.first_row + step.rows) for step in steps)
+    return reader.stream.locate_each(rows)
 
 
 def reached(ahead: Prefetcher) -> list[int]:
@@ -52,18 +56,17 @@ def eventually(condition: object, seconds: float = 20) -> None:
 
 def test_it_brings_what_will_be_read_and_not_much_more(plan: Plan, tmp_path: Path) -> None:
     cache = Cache(tmp_path)
-    ahead = Prefetcher(
-        RowReader(plan, cache=cache), cache, range(plan.last_step), lambda step: rows_of(plan, step)
-    )
+    reader = RowReader(plan, cache=cache)
+    ahead = Prefetcher(reader, cache, blocks(reader))
     try:
         eventually(lambda: len(ahead.ahead) == plan.last_step)  # all of it fits
         eventually(lambda: not ahead.fetchers._work_queue.qsize())
         time.sleep(0.2)
         before = cache.requests
-        reader = RowReader(plan, cache=cache)
-        for step in range(plan.last_step):
-            reader.read(rows_of(plan, step))
-            ahead.done(step)
+        again = RowReader(plan, cache=cache)
+        for located in blocks(again):
+            again.read(located)
+            ahead.done()
         assert cache.requests == before, "the reader had to fetch"
         assert not ahead.wanted
     finally:
@@ -75,16 +78,15 @@ def test_it_stays_within_its_part_of_the_cache(
 ) -> None:
     monkeypatch.setattr(prefetching, "MOST_AHEAD", 2 * prefetching.CHUNK_BYTES)
     cache = Cache(tmp_path)
-    ahead = Prefetcher(
-        RowReader(plan, cache=cache), cache, range(plan.last_step), lambda step: rows_of(plan, step)
-    )
+    reader = RowReader(plan, cache=cache)
+    ahead = Prefetcher(reader, cache, blocks(reader))
     try:
         eventually(lambda: len(ahead.wanted) >= 2)
         time.sleep(0.3)
         assert len(reached(ahead)) < plan.last_step
         for step in range(plan.last_step):  # and goes on as the reader does
             eventually(lambda step=step: step in reached(ahead))  # type: ignore[misc]
-            ahead.done(step)
+            ahead.done()
     finally:
         ahead.close()
 
@@ -109,9 +111,8 @@ def test_what_lies_side_by_side_is_fetched_together() -> None:
 
 
 def test_closing_ends_the_walk(plan: Plan, tmp_path: Path) -> None:
-    ahead = Prefetcher(
-        RowReader(plan), Cache(tmp_path), range(plan.last_step), lambda step: rows_of(plan, step)
-    )
+    reader = RowReader(plan)
+    ahead = Prefetcher(reader, Cache(tmp_path), blocks(reader))
     ahead.close()
     ahead.thread.join(10)
     assert not ahead.thread.is_alive()
