@@ -23,7 +23,7 @@ from ..console.errors import ConfigError, Problem
 from .cache import Cache
 from .permutation import Int64
 from .plan import Plan
-from .share import Group, Share, ShareReader
+from .share import GROUP_BYTES, Group, Share, ShareReader
 from .workers import read_ahead
 
 if TYPE_CHECKING:
@@ -106,7 +106,14 @@ class Loader:
         if problems:
             raise ConfigError("the loader", problems)
         first = plan.first_step if start_step is None else start_step
-        self.share = Share(plan=plan, rank=rank, world=world, start_step=first, digests=digests)
+        self.share = Share(
+            plan=plan,
+            rank=rank,
+            world=world,
+            start_step=first,
+            digests=digests,
+            group_bytes=GROUP_BYTES,
+        )
         self.micro_batch = micro_batch
         self.context_rank, self.context_size = context_rank, context_size
         self.workers = workers

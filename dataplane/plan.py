@@ -4,9 +4,6 @@ A plan holds everything that decides which tokens row n has, and besides it what
 know (URLs, batch sizes, learning rates). The hash covers the first alone: a new learning rate or
 a mirror of a dataset is not a new order.
 
-    rows    0 ─────────────── stable ───────────────┬────── anneal ──────┐
-    steps   one update = batch_rows rows of a phase; an edge never falls inside one
-
 A plan that continues another (`parent`) goes on with its row and step numbers.
 """
 
@@ -25,6 +22,7 @@ from ..console.errors import IntegrityError, StorageError
 from . import storage
 from .chairman import Segment
 from .source_order import Position, Rest, SourceOrder
+from .timeline import PhaseRows, Timeline
 
 VERSION = 1
 
@@ -52,44 +50,13 @@ class Stretch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phase:
+class Phase(PhaseRows):
     """A span of rows with its own weights, sequence length, batch and learning rate."""
 
-    name: str
-    first_row: int
-    first_step: int
-    first_token: int
-    rows: int
-    seq_len: int
-    batch_rows: int
     stretches: tuple[Stretch, ...]
     lr: Mapping[str, Any] = field(default_factory=dict)
     asked_tokens: int = 0
     """What the mixture asked for, before it was rounded to whole updates."""
-
-    @property
-    def tokens(self) -> int:
-        return self.rows * self.seq_len
-
-    @property
-    def steps(self) -> int:
-        return self.rows // self.batch_rows
-
-    @property
-    def last_row(self) -> int:
-        return self.first_row + self.rows
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """One optimizer update."""
-
-    number: int
-    first_row: int
-    rows: int
-    phase: Phase
-    first_token: int
-    """Tokens that all steps before this one took."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +72,7 @@ class Parent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Timeline[Phase]):
     seed: int
     sources: tuple[Source, ...]
     phases: tuple[Phase, ...]
@@ -116,56 +83,6 @@ class Plan:
     debts: tuple[Fraction, ...] = ()
     """Tokens that each source is still owed when the plan begins."""
     parent: Parent | None = None
-
-    @property
-    def first_row(self) -> int:
-        return self.phases[0].first_row
-
-    @property
-    def last_row(self) -> int:
-        """One past the last row."""
-        return self.phases[-1].last_row
-
-    @property
-    def rows(self) -> int:
-        return self.last_row - self.first_row
-
-    @property
-    def first_step(self) -> int:
-        return self.phases[0].first_step
-
-    @property
-    def last_step(self) -> int:
-        """One past the last step."""
-        return self.phases[-1].first_step + self.phases[-1].steps
-
-    @property
-    def tokens(self) -> int:
-        return sum(phase.tokens for phase in self.phases)
-
-    def step(self, number: int) -> Step:
-        """The update `number`."""
-        if not self.first_step <= number < self.last_step:
-            raise IndexError(f"step {number} is not in [{self.first_step}, {self.last_step})")
-        phase = next(p for p in reversed(self.phases) if p.first_step <= number)
-        rows_before = (number - phase.first_step) * phase.batch_rows
-        return Step(
-            number=number,
-            first_row=phase.first_row + rows_before,
-            rows=phase.batch_rows,
-            phase=phase,
-            first_token=phase.first_token + rows_before * phase.seq_len,
-        )
-
-    def step_at(self, row: int) -> Step:
-        """The update that takes `row`."""
-        phase = self.phase_at(row)
-        return self.step(phase.first_step + (row - phase.first_row) // phase.batch_rows)
-
-    def phase_at(self, row: int) -> Phase:
-        if not self.first_row <= row < self.last_row:
-            raise IndexError(f"row {row} is not in [{self.first_row}, {self.last_row})")
-        return next(phase for phase in reversed(self.phases) if phase.first_row <= row)
 
     def segments(self) -> list[Segment]:
         return [

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -25,8 +24,7 @@ from .storage import is_local
 from .stream import Located
 
 GROUP_BYTES = 2 << 20
-"""Of the arrays of a group, unless one step has more. The first groups are shorter, because
-somebody waits for them."""
+"""As much as stays in a core's cache between being written and being read."""
 TOKEN_BYTES = 12
 """An int64, and the weight of a target."""
 
@@ -40,6 +38,8 @@ class Share:
     world: int
     start_step: int
     digests: bool
+    group_bytes: int
+    """Of the arrays of a group, unless one step has more."""
 
     def shape(self, group: range) -> tuple[int, int]:
         """The rows of a group, and their length."""
@@ -53,19 +53,19 @@ class Share:
         return (firsts[:, None] + np.arange(*self._part(step.rows))).reshape(-1)
 
     def groups(self, turn: int = 0, turns: int = 1) -> Iterator[range]:
-        """All steps, in groups of one phase; or those of one of `turns` readers that take turns."""
+        """All steps, in groups of one phase; or those of one of `turns` readers that take turns.
+        The first are short, because somebody waits for them."""
         return islice(self._groups(), turn, None, turns)
 
-    @cached_property
-    def group_bytes(self) -> int:
-        """Room for the arrays of any group."""
-        return max(GROUP_BYTES, *(self._step_bytes(phase) for phase in self.plan.phases))
+    @property
+    def most_bytes(self) -> int:
+        """Of the arrays of any group."""
+        return max(self.group_bytes, *(self._step_bytes(phase) for phase in self.plan.phases))
 
     def _groups(self) -> Iterator[range]:
         limit = 1
         for phase in self.plan.phases:
-            first = max(phase.first_step, self.start_step)
-            last = phase.first_step + phase.steps
+            first, last = max(phase.first_step, self.start_step), phase.last_step
             fit = max(1, self.group_bytes // max(1, self._step_bytes(phase)))
             while first < last:
                 yield range(first, min(first + min(limit, fit), last))

@@ -76,7 +76,7 @@ class _Job:
 
 def read_ahead(share: Share, workers: int, cache: Cache | None) -> Iterator[Group]:
     """All groups of a share, read by so many workers."""
-    slot_bytes = share.group_bytes + -share.group_bytes % 8
+    slot_bytes = share.most_bytes + -share.most_bytes % 8
     readers: list[_Worker] = []
     try:
         for turn in range(workers):

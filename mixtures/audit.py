@@ -17,8 +17,9 @@ from ..dataplane import ledger, storage, tokenizers
 from ..dataplane.dataset import Dataset
 from ..dataplane.ledger import Entry
 from ..dataplane.permutation import Int64
-from ..dataplane.plan import Phase, Step
+from ..dataplane.plan import Phase
 from ..dataplane.rows import RowReader
+from ..dataplane.timeline import Step
 from ..dataplane.tokenizers import Tokenizer
 from .seen import SeenDocument, SeenRow, Sighting, Whereabouts
 from .target import Target

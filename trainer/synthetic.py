@@ -11,38 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
+from ..dataplane.timeline import PhaseRows, Timeline
 from .config import SyntheticConfig
-from .schedule import PhaseView, StepView, micro_batches
+from .schedule import micro_batches
 
 PADDING = -1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Phase:
-    name: str
-    first_row: int
-    first_step: int
-    first_token: int
-    rows: int
-    seq_len: int
-    batch_rows: int
-
-    @property
-    def steps(self) -> int:
-        return self.rows // self.batch_rows
-
-    @property
-    def tokens(self) -> int:
-        return self.rows * self.seq_len
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    number: int
-    first_row: int
-    rows: int
-    phase: PhaseView
-    first_token: int
 
 
 @dataclass(frozen=True)
@@ -51,18 +24,17 @@ class Source:
 
 
 @dataclass(frozen=True)
-class SyntheticPlan:
+class SyntheticPlan(Timeline[PhaseRows]):
     config: SyntheticConfig
     vocab_size: int
     seed: int
     sources = (Source(),)
-    first_step = 0
 
     @property
-    def phases(self) -> tuple[Phase, ...]:
+    def phases(self) -> tuple[PhaseRows, ...]:
         config = self.config
         return (
-            Phase(
+            PhaseRows(
                 name="synthetic",
                 first_row=0,
                 first_step=0,
@@ -74,28 +46,9 @@ class SyntheticPlan:
         )
 
     @property
-    def last_step(self) -> int:
-        return self.config.steps
-
-    @property
-    def tokens(self) -> int:
-        return self.phases[0].tokens
-
-    @property
     def hash(self) -> str:
         text = f"synthetic {self.seed} {self.vocab_size} {self.config}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-    def step(self, number: int) -> StepView:
-        (phase,) = self.phases
-        first_row = number * phase.batch_rows
-        return Step(
-            number=number,
-            first_row=first_row,
-            rows=phase.batch_rows,
-            phase=phase,
-            first_token=first_row * phase.seq_len,
-        )
 
     def lr_factor(self, step: int) -> float:
         return min(1.0, (step + 1) / (self.config.warmup + 1))

@@ -105,7 +105,7 @@ def test_chunks_side_by_side_are_one_request(remote: str, tmp_path: Path) -> Non
 def test_a_folder_that_is_deleted_meanwhile_is_made_again(
     remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.dataplane.share.GROUP_BYTES", 1)  # step by step
+    monkeypatch.setattr("headrace.dataplane.loader.GROUP_BYTES", 1)  # step by step
     expected = digests(Loader(plan_over(remote), micro_batch=4, cache=Cache(tmp_path / "whole")))
     cache = Cache(tmp_path / "cache", max_bytes=12 * 4096)
     seen = []

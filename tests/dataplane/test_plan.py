@@ -83,17 +83,3 @@ def test_the_hash_names_the_order_alone(two_phases: Plan) -> None:
     ]
     hashes = {plan.hash for plan in different}
     assert len(hashes) == len(different) and two_phases.hash not in hashes
-
-
-def test_steps_tile_the_rows(two_phases: Plan) -> None:
-    row, token = two_phases.first_row, 0
-    for number in range(two_phases.first_step, two_phases.last_step):
-        step = two_phases.step(number)
-        assert (step.first_row, step.first_token) == (row, token)
-        assert two_phases.step_at(row) == step == two_phases.step_at(row + step.rows - 1)
-        row, token = row + step.rows, token + step.rows * step.phase.seq_len
-    assert row == two_phases.last_row
-    assert token == two_phases.tokens
-    for outside in (-1, two_phases.last_step):
-        with pytest.raises(IndexError):
-            two_phases.step(outside)

@@ -20,7 +20,7 @@ Reading = tuple[Iterator[list[Batch]], list[Path]]
 def reading(dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Reading:
     """A loader that goes on through one small source for long, and the source's shards, of which
     it has read every chunk."""
-    monkeypatch.setattr("headrace.dataplane.share.GROUP_BYTES", 1)
+    monkeypatch.setattr("headrace.dataplane.loader.GROUP_BYTES", 1)
     url = dataset("web", count=300)
     steps = iter(Loader(plan_over(url), micro_batch=8))
     for _ in range(150):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from headrace.console.errors import RunError
-from headrace.dataplane import share
+from headrace.dataplane import loader
 from headrace.dataplane.loader import Batch, Loader
 from headrace.dataplane.plan import Plan
 
@@ -42,7 +42,7 @@ def equal(one: Batch, other: Batch) -> bool:
 @pytest.fixture
 def short_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot for each step: small ones would all fit into one."""
-    monkeypatch.setattr(share, "GROUP_BYTES", 1)
+    monkeypatch.setattr(loader, "GROUP_BYTES", 1)
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])
