@@ -15,7 +15,6 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from ..console.errors import PlanError
 from .chairman import Assignment
 from .permutation import Int64
 from .plan import Phase, Plan
@@ -59,6 +58,17 @@ class Span:
     """Draws of each source before the span, since the plan began."""
     abandoned: Int64
     """Tokens of each source that the change of length at the span's beginning passes over."""
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A source that cannot give what is asked of it."""
+
+    source: str
+    phase: str
+    row: int
+    """The first that it cannot give."""
+    why: str
 
 
 class Stream:
@@ -139,9 +149,8 @@ class Stream:
         """Tokens that each source is owed when `row` is next."""
         return self.assignment.debts(row - self.plan.first_row)
 
-    def check_supply(self) -> None:
-        """Refuse a plan that asks a source for more epochs than it may give."""
-        problems = []
+    def shortages(self) -> Iterator[Shortage]:
+        """Where the plan asks a source for more epochs than it may give."""
         for index, source in enumerate(self.plan.sources):
             dry = self._runs_dry(index)
             if dry is None:
@@ -150,24 +159,18 @@ class Stream:
             length = phase.seq_len
             epoch = source.order.rows(source.max_epochs, length)
             if not epoch:
-                problems.append(
-                    f"{source.name}: a sequence of {length:,} tokens is longer than the source "
+                why = (
+                    f"a sequence of {length:,} tokens is longer than the source "
                     f"({source.order.tokens:,} tokens)"
                 )
-                continue
-            needed = int(self.counts(phase.last_row)[index] - self.counts(row)[index])
-            problems.append(
-                f"{source.name}: runs dry at row {row:,} (phase {phase.name}): its "
-                f"{source.max_epochs} epoch{'s' * (source.max_epochs > 1)} of "
-                f"{epoch * length:,} tokens are used up, and the phase wants "
-                f"{needed * length:,} tokens more"
-            )
-        if problems:
-            raise PlanError(
-                "the plan runs dry:\n  " + "\n  ".join(problems),
-                mend="lower the source's weight, shorten the phase, add data, or allow more with "
-                "`max_epochs`",
-            )
+            else:
+                needed = int(self.counts(phase.last_row)[index] - self.counts(row)[index])
+                why = (
+                    f"runs dry at row {row:,}: its {source.max_epochs} "
+                    f"epoch{'s' * (source.max_epochs > 1)} of {epoch * length:,} tokens are used "
+                    f"up, and the phase wants {needed * length:,} tokens more"
+                )
+            yield Shortage(source.name, phase.name, row, why)
 
     def _runs_dry(self, index: int) -> tuple[int, Phase] | None:
         """The first row that would need an epoch past the source's cap, and its phase."""

@@ -132,7 +132,7 @@ class Auditor:
                 tokens=min(end, last) - max(start, span.first_token),
             )
 
-    def _planned_step(self, number: int) -> Step:
+    def _planned_step(self, number: int) -> Step[Phase]:
         plan = self.plan
         if not plan.first_step <= number < plan.last_step:
             before = " (those before it belong to the run that it continues)"

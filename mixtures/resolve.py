@@ -73,7 +73,17 @@ def resolve_draft(draft: Draft) -> Stream:
     if problems:
         raise ConfigError(draft.source, problems)
     stream = Stream(_plan(mixture, opened, branch))
-    stream.check_supply()
+    short = [
+        Finding(("phases", each.phase, "tokens"), f"{each.source}: {each.why}")
+        for each in stream.shortages()
+    ]
+    if short:
+        raise ConfigError(
+            draft.source,
+            [problem for problem in map(draft.problem, short) if problem],
+            mend="lower the source's weight, shorten the phase, add data, or allow more with "
+            "`max_epochs`",
+        )
     return stream
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_data import served, write_head, write_run
 
-from headrace.console.errors import ConfigError, PlanError
+from headrace.console.errors import ConfigError
 from headrace.dataplane import storage
 from headrace.dataplane.plan import Plan
 from headrace.dataplane.stream import Stream
@@ -137,7 +137,7 @@ def test_new_tokens_are_served_although_the_old_ones_are_used_up(tmp_path, head)
     plan = resolve(whole)
     write_run(tmp_path / "run", plan)
     child = branch_of(tmp_path, 8, phases={"more": phase(512, weights)})
-    with pytest.raises(PlanError, match="runs dry at row 64"):
+    with pytest.raises(ConfigError, match="runs dry at row 64"):
         resolve(child)
     head("web", 512)
     child = resolve(replace(child, sources={"web": SourceSpec(data=url)}))

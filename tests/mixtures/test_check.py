@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.console.errors import ConfigError, PlanError
+from headrace.console.errors import ConfigError
 from headrace.mixtures.resolve import resolve_file
 
 
@@ -212,13 +212,15 @@ def test_relative_and_absolute_paths_of_one_dataset_are_one_url(
     assert found["sources.code.data"][1] == "is the URL of source web too"
 
 
-def test_a_plan_that_runs_dry_is_refused_with_the_row(tmp_path, good):
+def test_a_plan_that_runs_dry_is_refused_with_the_row_and_the_line(tmp_path, good):
     file = tmp_path / "mixture.yaml"
-    file.write_text(good)
-    with pytest.raises(PlanError) as caught:
-        resolve_file(file, ["phases.stable.tokens=1M"])
-    text = str(caught.value)
-    assert "web: runs dry at row" in text and "code: runs dry at row" in text
+    file.write_text(good.replace("64K", "1M"))
+    with pytest.raises(ConfigError) as caught:
+        resolve_file(file)
+    web, code = map(str, caught.value.problems)
+    assert web.startswith("line 6: phases.stable.tokens: web: runs dry at row 1,")
+    assert code.startswith("line 6: phases.stable.tokens: code: runs dry at row ")
+    assert caught.value.mend
 
 
 def test_a_sound_mixture_plans(tmp_path: Path, good: str) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_data import served, write_head
 
-from headrace.console.errors import PlanError
+from headrace.console.errors import ConfigError
 from headrace.dataplane.plan import Plan
 from headrace.dataplane.stream import Stream
 from headrace.mixtures.resolve import CHUNK_TOKENS, WINDOW_CHUNKS, resolve
@@ -169,11 +169,11 @@ def test_a_plan_is_refused_just_when_it_would_pass_a_cap(planned, case, data):
     if not any(drawn.values()):
         assert planned((sizes, capped)).hash == plan.hash
         return
-    with pytest.raises(PlanError) as caught:
+    with pytest.raises(ConfigError) as caught:
         planned((sizes, capped))
     for name, rows in drawn.items():
         assert (
-            (f"{name}: runs dry at row {rows[0]:,} " in caught.value.what)
+            (f"{name}: runs dry at row {rows[0]:,}:" in caught.value.what)
             if rows
             else (f"{name}: runs dry" not in caught.value.what)
         )
