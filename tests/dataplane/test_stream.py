@@ -2,9 +2,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
+import pytest
 
+from headrace.dataplane import stream as streams
 from headrace.dataplane.plan import Plan
 from headrace.dataplane.stream import Stream
 
@@ -60,6 +63,23 @@ def test_a_row_alone_is_the_row_among_others(two_phases: Plan) -> None:
         located = stream.locate(np.array([row]))
         alone = (int(located.sources[0]), int(located.epochs[0]), int(located.tokens[0]))
         assert alone == rows[row][:3]
+
+
+def test_parts_that_are_located_one_after_the_other_are_those_located_alone(
+    two_phases: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever they are cut, and over a change of length."""
+    stream = Stream(two_phases)
+    edges = [phase.last_row for phase in two_phases.phases]
+    cuts = sorted({*np.random.default_rng(0).integers(1, edges[-1], 60).tolist(), *edges})
+    parts = [np.arange(first, last) for first, last in pairwise([0, *cuts])]
+    for ahead in (1, 37, 10_000):
+        monkeypatch.setattr(streams, "AHEAD", ahead)
+        for part, found in zip(parts, stream.locate_each(iter(parts)), strict=True):
+            alone = stream.locate(part)
+            assert found.length == alone.length
+            for name in ("rows", "sources", "epochs", "tokens"):
+                assert np.array_equal(getattr(found, name), getattr(alone, name))
 
 
 def test_positions_say_what_comes_next(two_phases: Plan) -> None:
