@@ -24,7 +24,7 @@ from .cache import Cache
 from .permutation import Int64
 from .plan import Plan
 from .share import GROUP_BYTES, Group, Share, ShareReader
-from .workers import read_ahead
+from .workers import SENT_BYTES, read_ahead
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +112,7 @@ class Loader:
             world=world,
             start_step=first,
             digests=digests,
-            group_bytes=GROUP_BYTES,
+            group_bytes=SENT_BYTES if workers else GROUP_BYTES,
         )
         self.micro_batch = micro_batch
         self.context_rank, self.context_size = context_rank, context_size

@@ -38,6 +38,9 @@ from .share import Group, Share, ShareReader
 
 SLOTS = 4
 """Of each worker."""
+SENT_BYTES = 4 << 20
+"""Of the arrays of a group: to send one costs as much as to read a few rows, so that it is twice as
+large as without workers. (A container often has no more than 64 MiB of shared memory.)"""
 LENT = 2
 """As many as the consumer may hold of them: one that is still in use, and the next. The others are
 one that is ready and one that is being filled."""

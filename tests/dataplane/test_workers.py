@@ -42,7 +42,7 @@ def equal(one: Batch, other: Batch) -> bool:
 @pytest.fixture
 def short_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot for each step: small ones would all fit into one."""
-    monkeypatch.setattr(loader, "GROUP_BYTES", 1)
+    monkeypatch.setattr(loader, "SENT_BYTES", 1)
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])
