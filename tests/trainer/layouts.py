@@ -28,6 +28,7 @@ from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.fragments import KINDS
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.engines import ENGINES, build
+from headrace.trainer.engines import deepspeed as deepspeed_engine
 from headrace.trainer.engines.engine import Engine
 from headrace.trainer.engines.shares import Shares
 from headrace.trainer.layout import LayoutConfig, Parallel, join
@@ -39,6 +40,8 @@ MINUTE = timedelta(seconds=60)
 Z_LOSS = 1e-3
 ROWS, LENGTH = 8, 24
 """Rows of a global batch; two micro-batches and more on every rank."""
+BUCKET = 1024
+"""Elements: gradients fill several of DeepSpeed's buckets, and some are larger than one."""
 
 
 def make_model(seed: int, name: str) -> Model:
@@ -216,6 +219,7 @@ def state_at(step: int) -> store.RunState:
 def main(task: str, folder: Path) -> dict[str, Any]:
     watched = launch.Watched()
     torch.set_num_threads(1)
+    deepspeed_engine.LARGEST_BUCKET["cpu"] = BUCKET
     launch.initialise("gloo", timedelta(seconds=60))
     arguments = json.loads((folder / "arguments.json").read_text())
     try:

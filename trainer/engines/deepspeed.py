@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...console.errors import LayoutError, MissingError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
+    from torch import nn
 
     from ..checkpoints.fragments import Fragment
     from ..layout import LayoutConfig, Parallel
@@ -24,8 +27,9 @@ if TYPE_CHECKING:
     from ..optimizer import OptimizerConfig
     from .engine import Precision, Update
 
-LARGEST_BUCKET = 200_000_000
-"""Elements that are reduced or gathered at once, at most: DeepSpeed allocates as many."""
+LARGEST_BUCKET = {"cuda": 200_000_000, "cpu": 1 << 22}
+"""Elements that are reduced or gathered at once, at most: DeepSpeed allocates as many in every
+step. On CPU it is what the allocator keeps, and does not get from the system again each time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +99,7 @@ class DeepSpeed:
         self.engine, *_ = deepspeed.initialize(
             model=objective,
             optimizer=self.optimizer,
-            config=_settings(config, optimizer, precision, sum(p.numel() for p in named.values())),
+            config=_settings(config, optimizer, precision, _bucket(named, parallel.device.type)),
             dist_init_required=False,
             mpu=Groups(parallel),
         )
@@ -189,10 +193,9 @@ class Groups:
 
 
 def _settings(
-    config: DeepSpeedConfig, optimizer: OptimizerConfig, precision: Precision, numel: int
+    config: DeepSpeedConfig, optimizer: OptimizerConfig, precision: Precision, bucket: int
 ) -> dict[str, Any]:
     half = precision == "bf16"
-    bucket = min(-(-numel // 256) * 256, LARGEST_BUCKET)  # DeepSpeed wants an even number
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # counters only: the loop owns the batch
         "gradient_accumulation_steps": 1,
@@ -201,6 +204,8 @@ def _settings(
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {
             "stage": config.zero,
+            # Before ZeRO-3, what DeepSpeed calls so is an all-reduce of a copy, and a copy back.
+            "reduce_scatter": config.zero == 3,
             "reduce_bucket_size": bucket,
             "allgather_bucket_size": bucket,
             "stage3_prefetch_bucket_size": bucket,
@@ -210,6 +215,11 @@ def _settings(
     if config.zero:  # DeepSpeed has no other sums without ZeRO: then weights are fp32 as well
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     return settings
+
+
+def _bucket(parameters: Mapping[str, nn.Parameter], device: str) -> int:
+    numel = sum(p.numel() for p in parameters.values())
+    return min(-(-numel // 256) * 256, LARGEST_BUCKET[device])  # DeepSpeed wants an even number
 
 
 def _import(device: str) -> Any:
