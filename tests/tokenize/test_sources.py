@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from headrace.console.errors import InputError, MisuseError
 from headrace.tokenize import sources
 from headrace.tokenize.inputs import find
-from headrace.tokenize.sources import Problem, SourceConfig, files, source, streams
+from headrace.tokenize.sources import Problem, SourceConfig, columns, files, source, streams
 
 Found = tuple[list[tuple[int, str, str | None]], list[Problem]]
 
@@ -419,6 +419,31 @@ def test_a_document_beyond_the_limit_is_refused_or_split(
     pieces = [text for position, text, _ in found if position == (0 if name == "b.txt" else 1)]
     assert len(pieces) > 3
     assert "".join(pieces) == long
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_rows_become_strings_a_few_at_a_time(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are in a batch; one that is too large never does."""
+    monkeypatch.setattr(columns, "LARGEST_DOCUMENT", 3000)
+    monkeypatch.setattr(columns, "BLOCK_BYTES", 500)
+    documents = ["é" * size for size in (10, 100, 1500, 240, 10, 1501, 10, 400)]
+    for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
+        table = pa.table({"text": pa.array(documents, kind)})
+        if name == "a.parquet":
+            pq.write_table(table, tmp_path / name)
+        else:
+            with pa.ipc.new_file(str(tmp_path / name), table.schema) as out:
+                out.write_table(table)
+        config = SourceConfig(split_large=True)
+        (file,) = find([str(tmp_path / name)], config)
+        (part,) = source(file.format).cut(file, config, 1 << 20)
+        blocks = list(source(file.format).read(part, config))
+        sizes = [[len(text.encode()) for text in block.texts] for block in blocks]
+        assert [one for one in sizes if one] == [[20, 200], [3000], [480, 20], [20], [800]]
+        (problem,) = (problem for block in blocks for problem in block.problems)
+        assert (problem.kind, problem.position) == ("too large", 5)
 
 
 def test_a_line_without_end_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,9 +34,9 @@ COMPRESSIONS = {"gz": "gzip", "gzip": "gzip", "zst": "zstd", "zstd": "zstd"}
 
 BLOCK_BYTES = 4 << 20
 """What is read, and handed to the tokenizer, at once."""
-LARGEST_DOCUMENT = 64 << 20
-"""Bytes of text. A worker holds a document several times (text, ids, the shard it goes into), and
-its memory must stay below 1 GiB."""
+LARGEST_DOCUMENT = 32 << 20
+"""Bytes of text. A worker holds a document several times (text, of which a single emoji makes four
+times as much; ids; the shard it goes into), and its memory must stay below 1 GiB."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,8 @@ from typing import Any
 
 from ...dataplane.shards.arrow import batch_rows
 from . import Broken, File, Problem, Slice, SourceConfig, Texts
-from .columns import other_schema, texts_of, wanted
+from .columns import other_schema, pieces, texts_of, wanted
 from .files import open_file
-
-ROWS = 1024
 
 
 def cut(file: File, config: SourceConfig, size: int) -> list[Slice]:
@@ -49,8 +47,7 @@ def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
     try:
         for batch in _batches(opened, part):
             yield Texts([], [], size=batch.nbytes)
-            for start in range(0, len(batch), ROWS):
-                piece = batch.slice(start, ROWS).select(wanted(config))
+            for piece in pieces(batch.select(wanted(config)), config):
                 yield texts_of(piece, number, config, name, "row", 0)
                 number += len(piece)
     except (pa.ArrowInvalid, OSError) as error:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from . import LARGEST_DOCUMENT, Problem, Slice, SourceConfig, Texts
+import numpy as np
+
+from ...dataplane.shards import Int64
+from . import BLOCK_BYTES, LARGEST_DOCUMENT, Problem, Slice, SourceConfig, Texts
 
 
 def wanted(config: SourceConfig) -> list[str]:
@@ -33,13 +37,44 @@ def other_schema(schema: Any, part: Slice, config: SourceConfig) -> Texts | None
     return Texts([], [], None, problems, part.size)
 
 
+def pieces(batch: Any, config: SourceConfig) -> Iterator[Any]:
+    """A batch in pieces of no more than BLOCK_BYTES of text, or one row: strings take more memory
+    than columns."""
+    ends = np.cumsum(_sizes(batch.column(config.text_field)))
+    first = 0
+    while first < len(batch):
+        before = int(ends[first - 1]) if first else 0
+        last = int(np.searchsorted(ends, before + BLOCK_BYTES, side="right"))
+        last = max(first + 1, last)
+        yield batch.slice(first, last - first)
+        first = last
+
+
+def _sizes(column: Any) -> Int64:
+    """The bytes of each text."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_dictionary(column.type):
+        sizes = pc.take(_sizes(column.dictionary), column.indices)
+    elif pa.types.is_string_view(column.type):
+        sizes = pc.binary_length(column.cast(pa.large_string()))
+    else:
+        sizes = pc.binary_length(column)
+    found: Int64 = pc.fill_null(sizes, 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
+
+
 def texts_of(
     batch: Any, first: int, config: SourceConfig, name: str, unit: str, size: int
 ) -> Texts:
-    """The texts of a batch, whose first row has position `first`."""
+    """The texts of a piece of a batch, whose first row has position `first`."""
     import pyarrow as pa
 
     column = batch.column(config.text_field)
+    if len(batch) == 1 and _sizes(column)[0] > LARGEST_DOCUMENT:
+        what = f"a document of more than {LARGEST_DOCUMENT >> 20} MiB"
+        return Texts([], [], None, [Problem("too large", what, name, first, unit)], size)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     problems = []
@@ -61,9 +96,6 @@ def texts_of(
             if number not in bad:
                 what = f"column `{config.text_field}` is null"
                 problems.append(Problem("missing field", what, name, number, unit))
-        elif len(text) > LARGEST_DOCUMENT and not config.split_large:
-            what = f"a document of more than {LARGEST_DOCUMENT >> 20} MiB"
-            problems.append(Problem("too large", what, name, number, unit))
         else:
             kept.append(text)
             positions.append(number)

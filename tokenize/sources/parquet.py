@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from . import Broken, File, Problem, Slice, SourceConfig, Texts
-from .columns import other_schema, texts_of, wanted
+from . import BLOCK_BYTES, Broken, File, Problem, Slice, SourceConfig, Texts
+from .columns import other_schema, pieces, texts_of, wanted
 from .files import open_file
 
 ROWS = 256
-"""Rows read at once."""
+"""Rows read at once, at most."""
 PAGE_BYTES = 1 << 20
 
 
@@ -44,19 +44,20 @@ def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
             yield nothing
             return
         number = part.first
-        rows = sum(
-            opened.metadata.row_group(group).num_rows for group in range(part.start, part.end)
-        )
+        groups = [opened.metadata.row_group(group) for group in range(part.start, part.end)]
+        rows = sum(group.num_rows for group in groups)
+        total = sum(group.total_byte_size for group in groups)
         try:
             for batch in opened.iter_batches(
-                ROWS,
+                min(ROWS, 1 + BLOCK_BYTES * rows // max(1, total)),
                 row_groups=list(range(part.start, part.end)),
                 columns=wanted(config),
                 use_threads=False,
             ):
-                size = part.size * len(batch) // max(1, rows)
-                yield texts_of(batch, number, config, name, "row", size)
-                number += len(batch)
+                for piece in pieces(batch, config):
+                    size = part.size * len(piece) // max(1, rows)
+                    yield texts_of(piece, number, config, name, "row", size)
+                    number += len(piece)
         except (pa.ArrowInvalid, OSError) as error:
             problem = Problem("damaged file", str(error), name, number, "row")
             yield Texts([], [], None, [problem])
