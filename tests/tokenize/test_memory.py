@@ -42,7 +42,7 @@ def peak(*arguments: object) -> tuple[int, int, str]:
 
 def one_long_line(path: Path) -> None:
     with path.open("w") as out:
-        for _ in range(7):
+        for _ in range(5):
             out.write(TEXT.replace("\n", " "))
 
 
