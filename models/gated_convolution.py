@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from .convolution import Method, causal_convolution
 from .documents import Documents
-from .kernels import modal, short_convolution, toeplitz
+from .kernels import fft_convolution, modal, short_convolution, toeplitz
 from .kernels.choice import Kernel, chosen
 from .parallel.axes import ALONE, Axis
 from .precision import widen
@@ -46,10 +46,17 @@ def gated_convolution(
                 x, taps, bias, skip, history, positions, gated, silu
             )
             return fused
-    else:
+    elif taps.shape[1] <= toeplitz.REACHES:
         beyond = toeplitz.beyond(taps, bias=bias is not None, silu=silu)
         if chosen(kernel, "toeplitz", x, beyond):
             fused = toeplitz.toeplitz(x, taps, skip, history, positions, gated)
+            return fused
+    else:
+        beyond = fft_convolution.beyond(
+            bias=bias is not None, silu=silu, history=history is not None
+        )
+        if chosen(kernel, "fft_convolution", x, beyond):
+            fused = fft_convolution.fft_convolution(x, taps, skip, positions, gated)
             return fused
     return plain(
         x,

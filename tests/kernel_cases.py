@@ -17,7 +17,8 @@ from torch import Tensor
 from headrace.models import scan
 from headrace.models.documents import Documents
 from headrace.models.gated_convolution import gated_convolution, gated_modal, plain
-from headrace.models.kernels import gated_rms_norm, linear_cross_entropy, rms_norm
+from headrace.models.gated_scan import gated_scan
+from headrace.models.kernels import fft_convolution, gated_rms_norm, linear_cross_entropy, rms_norm
 from headrace.models.kernels import ssd as ssd_kernel
 from headrace.models.kernels.choice import Kernel
 from headrace.models.loss import cross_entropy
@@ -81,7 +82,7 @@ class Case:
 
     @property
     def tiny(self) -> Shape:
-        return SHORT if self.kernel in ("modal", "short_convolution") else TINY
+        return SHORT if self.kernel in ("modal", "selective_scan", "short_convolution") else TINY
 
 
 def errors(case: Case, draw: Draw, shape: Shape) -> dict[str, float]:
@@ -181,6 +182,46 @@ def toeplitzes() -> Iterator[Case]:
     yield convolution_case(name, 130, 36, skip=True, history=True)
 
 
+def transforms() -> Iterator[Case]:
+    """Filters that end within the row, and that do not; several pieces of channels and lengths."""
+    for reach, share, gates, packed in ((300, 1, True, True), (33, 3, False, False)):
+        name = f"{reach} taps, {share} each{', gated, skip' * gates}{', packed' * packed}"
+
+        def make(
+            draw: Draw,
+            shape: Shape,
+            reach: int = reach,
+            share: int = share,
+            gates: bool = gates,
+            packed: bool = packed,
+        ) -> Inputs:
+            width = shape.width // share * share
+            inputs: Inputs = {
+                "x": draw.normal("x", shape.rows, shape.length, width * (3 if gates else 1)),
+                "taps": draw.normal("taps", width // share, reach, scale=reach**-0.5).float(),
+                "skip": draw.normal("skip", width) if gates else None,
+            }
+            if packed:
+                inputs["documents"] = draw.documents(shape)
+            return inputs
+
+        def run(
+            x: Tensor,
+            taps: Tensor,
+            skip: Tensor | None,
+            documents: Documents | None = None,
+            gates: bool = gates,
+        ) -> Tensor:
+            positions = documents.positions if documents is not None else None
+            fused: Tensor = fft_convolution.fft_convolution(x, taps, skip, positions, gates)
+            return fused
+
+        def twin(gates: bool = gates, **inputs: Any) -> Tensor:
+            return plain(gated=gates, method="fft", **inputs)
+
+        yield Case("fft_convolution", name, make, run, twin)
+
+
 def modals() -> Iterator[Case]:
     for modes, gates, state, packed in (
         (16, True, False, True),
@@ -256,6 +297,44 @@ def ssds() -> Iterator[Case]:
             return y, final
 
         yield Case("ssd", name, make, run, scan.ssd)
+
+
+def selective_scans() -> Iterator[Case]:
+    for heads, size, state, packed in ((1, 16, False, True), (2, 3, True, True)):
+        name = f"{heads} heads, {size} states{', a state' * state}{', packed' * packed}"
+
+        def make(
+            draw: Draw,
+            shape: Shape,
+            heads: int = heads,
+            size: int = size,
+            state: bool = state,
+            packed: bool = packed,
+        ) -> Inputs:
+            over, channels = (shape.rows, shape.length), shape.width // heads
+            inputs: Inputs = {
+                "x": draw.normal("x", *over, heads, channels),
+                "dt": draw.normal("dt", *over, heads, channels),
+                "bias": draw.normal("bias", heads, channels) - 2,
+                "A": -draw.normal("A", heads, channels, size).float().abs() * 2,
+                "wide": draw.normal("wide", *over, heads, 2 * size + 5),
+                "D": draw.normal("D", heads, channels),
+                "z": draw.normal("z", *over, shape.width + 8),
+            }
+            if state:
+                inputs["state"] = draw.normal("state", shape.rows, heads, channels, size).float()
+            if packed:
+                inputs["documents"] = draw.documents(shape, goes_on=state)
+            return inputs
+
+        def scan(kernel: Kernel, size: int = size) -> Callable[..., Any]:
+            def run(wide: Tensor, z: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
+                _, B, C = wide.split([5, size, size], dim=-1)  # slices, as a projection gives them
+                return gated_scan(B=B, C=C, z=z[..., 8:], kernel=kernel, **inputs)
+
+            return run
+
+        yield Case("selective_scan", name, make, *map(scan, KERNEL_AND_TWIN))
 
 
 # What is done to each token
@@ -407,8 +486,10 @@ def all_cases() -> list[Case]:
         *losses(),
         *short_convolutions(),
         *toeplitzes(),
+        *transforms(),
         *modals(),
         *ssds(),
+        *selective_scans(),
         *norms(),
         *gated_norms(),
         *ropes(),

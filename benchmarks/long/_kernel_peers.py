@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from headrace.models.convolution import causal_convolution
 from headrace.models.gated_convolution import gated_convolution, gated_input, gated_modal
-from headrace.models.kernels import linear_cross_entropy, rms_norm
+from headrace.models.gated_scan import gated_scan
+from headrace.models.kernels import fft_convolution, linear_cross_entropy, rms_norm
 from headrace.models.kernels import ssd as ssd_kernel
 from headrace.models.kernels.choice import Kernel
 from headrace.models.loss import cross_entropy
@@ -78,8 +79,10 @@ def timed(size: Size) -> dict[str, Callable[[], Timed]]:
         "short_convolution": lambda: convolutions(size, 7, "Hyena-SE, 7 taps"),
         "short_convolution featurizer": lambda: featurizers(size),
         "toeplitz": lambda: convolutions(size, 128, "Hyena-MR, 128 taps"),
+        "fft_convolution": lambda: transforms(size),
         "modal": lambda: modals(size),
         "ssd": lambda: ssds(size),
+        "selective_scan": lambda: selective_scans(size),
     }
 
 
@@ -203,6 +206,26 @@ def featurizers(size: Size) -> Timed:
     return Timed("featurizer, 3 taps", inputs, gated_convolution, {"conv1d": conv1d}, moved)
 
 
+def transforms(size: Size) -> Timed:
+    """A filter as long as the row. Its limit is not that of the copy: the transforms pass over
+    memory several times, in fp32 and twice the length."""
+    size = Size(size.device, size.dtype, size.length, size.width // 4)  # eager needs the memory
+    inputs = {
+        "x": size.normal(1, size.length, 3 * size.width),
+        "taps": size.normal(size.width, size.length, scale=size.length**-0.5),
+        "skip": size.normal(size.width),
+    }
+
+    def ours(x: Tensor, taps: Tensor, skip: Tensor) -> Tensor:
+        return fft_convolution.fft_convolution(x, taps, skip, None, True)
+
+    def eager(x: Tensor, taps: Tensor, skip: Tensor) -> Tensor:
+        return gated_convolution(x, taps, gated=True, skip=skip, method="fft", kernel="torch")
+
+    moved = (4 * size.bytes, 7 * size.bytes)
+    return Timed("FFT convolution, a free filter", inputs, ours, {"eager": eager}, moved)
+
+
 def modals(size: Size) -> Timed:
     size = Size(size.device, size.dtype, size.length, size.width // 4)  # the FFT needs the memory
     inputs = {
@@ -249,3 +272,26 @@ def ssds(size: Size) -> Timed:
     states = 2.0 * x  # of chunks of 64 tokens, in fp32: written, carried, read
     moved = (3 * x + 4 * states, 4 * x + 8 * states)
     return Timed("SSD", inputs, ours, {"the plain chunked form": chunked}, moved)
+
+
+def selective_scans(size: Size) -> Timed:
+    """Of Mamba-1's usual proportions: 16 numbers of state for each channel."""
+    width, length = size.width, max(size.length // 8, 8)  # the plain form is slow and large
+    over = (1, length, 1)
+    inputs = {
+        "x": size.normal(*over, width),
+        "dt": size.normal(*over, width),
+        "bias": (torch.rand(1, width, device=size.device) - 4).requires_grad_(),
+        "A": (-torch.rand(1, width, 16, device=size.device) * 16).requires_grad_(),
+        "B": size.normal(*over, 16),
+        "C": size.normal(*over, 16),
+        "D": torch.ones(1, width, device=size.device, requires_grad=True),
+        "z": size.normal(1, length, width),
+    }
+
+    def run(kernel: Kernel) -> Passes:
+        return lambda **given: gated_scan(**given, kernel=kernel)[0]
+
+    x = float(inputs["x"].nbytes)
+    peers = {"the plain chunked form": run("torch")}
+    return Timed("selective scan", inputs, run("auto"), peers, (4 * x, 7 * x))

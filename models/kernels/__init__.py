@@ -5,12 +5,14 @@ tensors, and launches the programs of the same name in programs/.
 """
 
 KERNELS = (
+    "fft_convolution",
     "gated_rms_norm",
     "glu",
     "linear_cross_entropy",
     "modal",
     "rms_norm",
     "rope",
+    "selective_scan",
     "short_convolution",
     "ssd",
     "toeplitz",

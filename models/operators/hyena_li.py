@@ -19,8 +19,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..convolution import causal_convolution, convolution_flops
-from ..gated_convolution import gated_input, gated_modal
+from ..convolution import convolution_flops
+from ..gated_convolution import gated_convolution, gated_input, gated_modal
 from ..initialise import Initialiser
 from ..parallel.channels import ALL, by_channels
 from ..parallel.division import Cut, Division
@@ -102,7 +102,8 @@ class HyenaLI(Hyena):
         if self.scans(context):
             return self.scan(w, context, channels)
         taps = self.filter(w.shape[1], channels)
-        return causal_convolution(w, taps, context.documents, method="fft")
+        kernel = self.options.kernel
+        return gated_convolution(w, taps, context.documents, method="fft", kernel=kernel)
 
     def scan(
         self,

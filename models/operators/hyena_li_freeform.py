@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -90,18 +90,22 @@ class HyenaLIFreeform(Hyena):
         return (widen(self.last(hidden, channels)) * torch.exp(-time * decay)).T
 
     def mix(self, z: Tensor, context: Context) -> Tensor:
+        axis = context.axes.context
+        if axis.size == 1:
+            return self.whole_rows(z, ALL, context, gated=True, skip=self.skip)
         w = gated_input(z)
-        inside = partial(self.whole_rows, context=context.whole(w.shape[1]))
-        y = by_channels(w, inside, context.axes.context)
+        y = by_channels(w, partial(self.whole_rows, context=context.whole(w.shape[1])), axis)
         assert self.skip is not None
         return z[..., : w.shape[-1]] * (y + self.skip * w)
 
-    def whole_rows(self, w: Tensor, channels: slice, context: Context) -> Tensor:
+    def whole_rows(self, x: Tensor, channels: slice, context: Context, **options: Any) -> Tensor:
         """Some of the channels, on rows that are not divided."""
-        longest = context.state.capacity if context.state is not None else w.shape[1]
+        state = context.state
+        longest = state.capacity if state is not None else x.shape[1]
         reach = min(longest, self.options.filter_horizon)
         taps = self.filter(reach, channels, context.axes.tensor)
-        return remembered_convolution(w, taps, context, "filter", kernel=self.options.kernel)
+        kernel = "torch" if state is not None else self.options.kernel
+        return remembered_convolution(x, taps, context, "filter", kernel=kernel, **options)
 
     def layouts(self, length: int) -> set[int]:
         return convolution_layouts(min(length, self.options.filter_horizon), length)

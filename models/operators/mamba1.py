@@ -16,14 +16,13 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from ..gated_scan import gated_scan
 from ..initialise import Initialiser
 from ..linear import OutputLinear, SplitLinear
 from ..parallel.division import Cut, Division, inputs, outputs
 from ..parallel.tensor import reduce
 from ..precision import widen
-from ..scan import selective_scan
 from .base import Context, FusedOptions, Operator, divides
 from .mamba2 import init_dt_bias
 from .short_conv import ShortConvolution
@@ -90,20 +89,22 @@ class Mamba1(Operator):
         delta, B, C = torch.split(selected, self.sizes, dim=-1)
         dt = torch.einsum("blhr,hpr->blhp", delta, self.dt)
         tensors = context.state.tensors if context.state is not None else {}
-        y, state = selective_scan(
-            widen(x),
-            F.softplus(widen(dt) + widen(self.dt_bias)),
+        y, tensors["ssm"] = gated_scan(
+            x,
+            dt,
+            self.dt_bias,
             -torch.exp(widen(self.A_log)),
-            widen(B),
-            widen(C),
+            B,
+            C,
+            self.D,
+            z,
             context.documents,
             state=tensors.get("ssm"),
             axis=context.axes.context,
             chunk=self.options.chunk,
+            kernel="torch" if context.state is not None else self.options.kernel,
         )
-        tensors["ssm"] = state
-        y = (y + widen(self.D) * widen(x)).flatten(2).to(u.dtype)
-        result: Tensor = self.output(y * F.silu(z))
+        result: Tensor = self.output(y)
         return result
 
     def init_weights(self, init: Initialiser) -> None:

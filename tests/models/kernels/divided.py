@@ -19,17 +19,18 @@ from torch import Tensor
 from headrace.console.config import build
 from headrace.models.config import ModelConfig
 from headrace.models.documents import Documents
-from headrace.models.kernels import modal, ssd
+from headrace.models.kernels import modal, selective_scan, ssd
 from headrace.models.model import Model
 from headrace.models.parallel.axes import ALONE, Axes, Axis
 
 ROWS, LENGTH = 1, 32
 CUTS = torch.tensor([0, 7, 20, 32])
 """The second document lies over the cut between the parts."""
-ALL = "[li, ssd, mr, se/glu]"
+ALL = "[li, ssd, mamba, mr, se/glu]"
 OPERATORS: dict[str, dict[str, Any]] = {
     "li": {"kind": "hyena-li", "state_size": 3},
     "ssd": {"kind": "mamba2", "state_size": 5, "head_dim": 4, "groups": 2},
+    "mamba": {"kind": "mamba1", "state_size": 3, "dt_rank": 2},
     "mr": {"kind": "hyena-mr", "groups": 2, "taps": 29, "filter_horizon": 64},
     "se": {"kind": "hyena-se", "groups": 2},
     "glu": {"kind": "glu", "hidden": 8},
@@ -114,6 +115,7 @@ def main(store: str, rank: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     modal.CHUNK, modal.UNROLL, ssd.CHUNK = 8, 4, 8  # several chunks in a part
+    selective_scan.CHUNK = 8
     axis = Axis(dist.group.WORLD, rank, 2)
     context = Axes(context=axis)
     found = {
@@ -121,7 +123,7 @@ def main(store: str, rank: int) -> None:
         "channels": apart(Axes(context=axis, hyena_li="a2a"), "[li]"),
         "vocabulary": apart(Axes(tensor=axis), "[ssd/glu]"),
     }
-    for kernel, pattern in ((modal, "[li]"), (ssd, "[ssd]")):
+    for kernel, pattern in ((modal, "[li]"), (ssd, "[ssd]"), (selective_scan, "[mamba]")):
         for direction in (False, True):
             with mock.patch.object(kernel, "entering", forgetful(direction)):
                 found[f"{pattern}, forgetful {direction}"] = apart(context, pattern)

@@ -35,6 +35,6 @@ def test_the_parts_are_the_whole(tmp_path: Path) -> None:
     found = json.loads(said[0][0])
     for layout in ("states", "channels", "vocabulary"):
         assert found.pop(layout) < 1e-5, layout
-    assert len(found) == 4
+    assert len(found) == 6
     for fault, error in found.items():
         assert error > 1e-3, f"a negative control: {fault}"

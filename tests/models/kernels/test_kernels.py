@@ -20,12 +20,15 @@ INTERPRETED = """
 import dataclasses, json
 import torch
 from kernel_cases import Draw, all_cases, errors
-from headrace.models.kernels import layout, modal, short_convolution
+from headrace.models.kernels import fft_convolution, layout
+from headrace.models.kernels import modal, selective_scan, short_convolution
 
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True, warn_only=True)  # what is not written is NaN
+fft_convolution.NUMBERS = 1  # a few channels at a time
 layout.PROGRAMS = 4  # several tiles for each program, and a rest
 modal.CHUNK, modal.UNROLL = 8, 4
+selective_scan.CHUNK, selective_scan.UNROLL = 8, 4
 short_convolution.SPAN, short_convolution.UNROLL = 8, 4
 modal.CHANNELS = short_convolution.CHANNELS = 64
 draw = Draw(torch.float32, "cpu", 1)
@@ -50,8 +53,10 @@ IN_A_GRAPH = """
 import sys
 import torch
 from kernel_cases import Draw, Shape, _evaluate, all_cases
+from headrace.models.kernels import selective_scan
 
 torch.set_num_threads(1)
+selective_scan.CHUNK = 8  # the interpreter walks along tokens that are not there, too
 draw, shape = Draw(torch.float32, "cpu", 2), Shape(1, 9, 72)
 last = {case.kernel: case for case in all_cases()}
 for case in last.values():

@@ -1,0 +1,124 @@
+"""The Triton programs of fft_convolution.py: from tokens to channels, and back.
+
+In rows the channels of a token lie side by side; before and behind a transform it is the tokens of
+a channel, [documents, channels, size] in fp32. A program turns a tile of a document over, TOKENS by
+CHANNELS of it. Of `width` channels those from `start` on are worked at.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _tile(
+    begins, counts, start, width, channels, size, tiles,
+    TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """The first token of a document among those of all rows, the tokens and channels of a tile,
+    and where it lies before a transform; what there is of it there, and in the rows."""
+    document = (tl.program_id(0) // tiles).to(tl.int64)
+    token = tl.program_id(0) % tiles * TOKENS + tl.arange(0, TOKENS)[:, None]
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    apart = (document * channels + channel) * size + token
+    real = (channel < channels) & (token < size)
+    inside = (channel < channels) & (token < tl.load(counts + document))
+    return tl.load(begins + document) + token, start + channel, apart, real, inside
+
+
+@triton.jit
+def _input(x, token, channel, width, inside, GATED: tl.constexpr):
+    """w = k ⊙ v, or w."""
+    if GATED:
+        at = token * (3 * width) + channel
+        k = tl.load(x + at + width, mask=inside, other=0.0).to(tl.float32)
+        return k * tl.load(x + at + 2 * width, mask=inside, other=0.0).to(tl.float32)
+    return tl.load(x + token * width + channel, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def spread(
+    begins, counts, start, width, channels, size, tiles, x, out,
+    GATED: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """w of each document, and zeros behind it."""
+    token, channel, apart, real, inside = _tile(
+        begins, counts, start, width, channels, size, tiles, TOKENS, CHANNELS
+    )
+    tl.store(out + apart, _input(x, token, channel, width, inside, GATED), mask=real)
+
+
+@triton.jit
+def collect(
+    begins, counts, start, width, channels, size, tiles, y, x, skip, out,
+    GATED: tl.constexpr, SKIP: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """q ⊙ (y + skip ⊙ w)."""
+    token, channel, apart, _, inside = _tile(
+        begins, counts, start, width, channels, size, tiles, TOKENS, CHANNELS
+    )
+    value = tl.load(y + apart, mask=inside, other=0.0)
+    if SKIP:
+        through = tl.load(skip + channel, mask=channel < width, other=0.0).to(tl.float32)
+        value += through * _input(x, token, channel, width, inside, GATED)
+    if GATED:
+        q = tl.load(x + token * (3 * width) + channel, mask=inside, other=0.0)
+        value *= q.to(tl.float32)
+    tl.store(out + token * width + channel, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _pulled(grad, x, token, channel, width, inside, GATED: tl.constexpr):
+    """The gradient of what stands between the gates."""
+    g = tl.load(grad + token * width + channel, mask=inside, other=0.0).to(tl.float32)
+    if GATED:
+        q = tl.load(x + token * (3 * width) + channel, mask=inside, other=0.0)
+        g *= q.to(tl.float32)
+    return g
+
+
+@triton.jit
+def backward_spread(
+    begins, counts, start, width, channels, size, tiles, grad, x, inputs, pulls, grad_skip,
+    GATED: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """w and the gradient of y; and the sum of their products over the tile."""
+    token, channel, apart, real, inside = _tile(
+        begins, counts, start, width, channels, size, tiles, TOKENS, CHANNELS
+    )
+    w = _input(x, token, channel, width, inside, GATED)
+    g = _pulled(grad, x, token, channel, width, inside, GATED)
+    tl.store(inputs + apart, w, mask=real)
+    tl.store(pulls + apart, g, mask=real)
+    own = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    to = grad_skip + tl.program_id(0).to(tl.int64) * channels + own
+    tl.store(to, tl.sum(w * g, axis=0), mask=own < channels)
+
+
+@triton.jit
+def backward_collect(
+    begins, counts, start, width, channels, size, tiles, grad, x, skip, y, pulled, grad_x,
+    GATED: tl.constexpr, SKIP: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """y is the filtered row once more, `pulled` what comes back through the filter to w."""
+    token, channel, apart, _, inside = _tile(
+        begins, counts, start, width, channels, size, tiles, TOKENS, CHANNELS
+    )
+    of_w = tl.load(pulled + apart, mask=inside, other=0.0)
+    through = 0.0
+    if SKIP:
+        through = tl.load(skip + channel, mask=channel < width, other=0.0).to(tl.float32)
+        of_w += through * _pulled(grad, x, token, channel, width, inside, GATED)
+    kind = grad_x.dtype.element_ty
+    if GATED:
+        at = token * (3 * width) + channel
+        k = tl.load(x + at + width, mask=inside, other=0.0).to(tl.float32)
+        v = tl.load(x + at + 2 * width, mask=inside, other=0.0).to(tl.float32)
+        between = tl.load(y + apart, mask=inside, other=0.0) + through * (k * v)
+        g = tl.load(grad + token * width + channel, mask=inside, other=0.0).to(tl.float32)
+        tl.store(grad_x + at, (g * between).to(kind), mask=inside)
+        tl.store(grad_x + at + width, (of_w * v).to(kind), mask=inside)
+        tl.store(grad_x + at + 2 * width, (of_w * k).to(kind), mask=inside)
+    else:
+        tl.store(grad_x + token * width + channel, of_w.to(kind), mask=inside)

@@ -1,0 +1,208 @@
+"""The Triton programs of selective_scan.py that go backward; see programs/selective_scan.py."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .selective import by_mode, channel_block, document_starts, softplus, states_at
+
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def summaries(
+    grad, dt, z, bias, A, C, positions, adjoints, length, chunks, channels, heads, size, blocks,
+    z_row, z_token,
+    PACKED: tl.constexpr, MODES: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
+    """What each chunk adds to the gradients of the states that come into it."""
+    row, chunk = tl.program_id(2).to(tl.int64), tl.program_id(0)
+    head, channel, some = channel_block(channels, blocks, CHANNELS)
+    width = channels * heads
+    first = chunk * CHUNK
+    tokens = tl.minimum(length - first, CHUNK)
+    origin = row * length + first
+    grad += origin * width
+    dt += origin * width
+    z += row * z_row + first.to(tl.int64) * z_token
+    C += (origin * heads + head) * size
+    positions += row * length
+    real = (tl.arange(0, MODES)[:, None] >= 0) & some[None, :]
+    decay = tl.load(A + states_at(0, 0, 1, width, channel, MODES), mask=real, other=0.0)
+    offset = tl.load(bias + channel, mask=some, other=0.0).to(tl.float32)
+    adjoint = tl.zeros([MODES, CHANNELS], dtype=tl.float32)
+    for start in range(0, CHUNK, UNROLL):
+        steps = ()
+        pulls = ()
+        for k in tl.static_range(UNROLL):
+            token = CHUNK - 1 - start - k
+            at = token * width + channel
+            here = some & (at < tokens * width)
+            step, _ = softplus(dt, at, here, offset)
+            steps = steps + (step,)
+            above = tl.load(grad + at, mask=here, other=0.0).to(tl.float32)
+            gate = tl.load(z + token * z_token + channel, mask=here, other=0.0).to(tl.float32)
+            pulls = pulls + (above * gate * tl.sigmoid(gate),)
+        for k in tl.static_range(UNROLL):
+            token = CHUNK - 1 - start - k
+            outof = by_mode(C, token, tokens, heads * size, size, MODES)
+            shut = 0.0
+            if PACKED:
+                shut = document_starts(positions, first + token, length)
+            keep = tl.exp2(steps[k][None, :] * decay + shut)
+            adjoint = keep * (adjoint + outof[:, None] * pulls[k][None, :])
+    tl.store(adjoints + states_at(row, chunk, chunks, width, channel, MODES), adjoint, mask=real)
+
+
+@triton.jit
+def backward(
+    grad, x, dt, z, bias, A, B, C, D, positions, states, adjoints, shares,
+    grad_x, grad_dt, grad_z, grad_A, grad_D, grad_bias, grad_B, grad_C,
+    length, chunks, channels, heads, size, blocks, z_row, z_token,
+    PACKED: tl.constexpr, MODES: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Along the chunk for what follows from the states, and back for what follows from their
+    gradients.
+
+    A step's part in the decay λ is Σ_n A_n·q_n, where q_t = λ_t·S_{t−1}·(the gradient of S_t): the
+    product of something that comes from the left and something that comes from the right. It obeys
+    q_t = q_{t+1} + (what S_t gives to y) − (what t adds to S_t), each times its gradient. The first
+    is found on the way there, and kept in `shares`, fp32 [rows, length, width], for the way back.
+    The gradient of A needs nothing of the kind: P = ∂S/∂A is carried along beside S.
+    """
+    row, chunk = tl.program_id(2).to(tl.int64), tl.program_id(0)
+    head, channel, some = channel_block(channels, blocks, CHANNELS)
+    width = channels * heads
+    first = chunk * CHUNK
+    tokens = tl.minimum(length - first, CHUNK)
+    origin = row * length + first
+    grad += origin * width
+    x += origin * width
+    dt += origin * width
+    z += row * z_row + first.to(tl.int64) * z_token
+    shares += origin * width
+    grad_x += origin * width
+    grad_dt += origin * width
+    grad_z += origin * width
+    B += (origin * heads + head) * size
+    C += (origin * heads + head) * size
+    block = (tl.program_id(1) % blocks).to(tl.int64)  # a sum over these follows
+    partial = ((block * tl.num_programs(2) * length + origin) * heads + head) * size
+    grad_B += partial
+    grad_C += partial
+    positions += row * length
+    mode = tl.arange(0, MODES)
+    real = (mode[:, None] >= 0) & some[None, :]
+    own = states_at(row, chunk, chunks, width, channel, MODES)
+    decay = tl.load(A + states_at(0, 0, 1, width, channel, MODES), mask=real, other=0.0)
+    offset = tl.load(bias + channel, mask=some, other=0.0).to(tl.float32)
+    through = tl.load(D + channel, mask=some, other=0.0).to(tl.float32)
+
+    state = tl.load(states + own, mask=real, other=0.0)
+    slope = tl.zeros([MODES, CHANNELS], dtype=tl.float32)
+    of_A = tl.zeros([MODES, CHANNELS], dtype=tl.float32)
+    of_D = tl.zeros([CHANNELS], dtype=tl.float32)
+    for start in range(0, CHUNK, UNROLL):
+        steps = ()
+        inputs = ()
+        gates = ()
+        above = ()
+        for k in tl.static_range(UNROLL):
+            at = (start + k) * width + channel
+            here = some & (at < tokens * width)
+            step, _ = softplus(dt, at, here, offset)
+            steps = steps + (step,)
+            inputs = inputs + (tl.load(x + at, mask=here, other=0.0),)
+            gate = tl.load(z + (start + k) * z_token + channel, mask=here, other=0.0)
+            gates = gates + (gate,)
+            above = above + (tl.load(grad + at, mask=here, other=0.0),)
+        of_gates = ()
+        given = ()
+        for k in tl.static_range(UNROLL):
+            into = by_mode(B, start + k, tokens, heads * size, size, MODES)
+            outof = by_mode(C, start + k, tokens, heads * size, size, MODES)
+            shut = 0.0
+            if PACKED:
+                shut = document_starts(positions, first + start + k, length)
+            value = inputs[k].to(tl.float32)
+            keep = tl.exp2(steps[k][None, :] * decay + shut)
+            slope = keep * (slope + steps[k][None, :] * state)
+            state = keep * state + (steps[k] * value)[None, :] * into[:, None]
+            gives = outof[:, None] * state
+            y = tl.sum(gives, axis=0) + through * value
+            gate = gates[k].to(tl.float32)
+            open_ = tl.sigmoid(gate)
+            g = above[k].to(tl.float32)
+            of_gates = of_gates + (g * y * open_ * (1.0 + gate * (1.0 - open_)),)
+            pull = g * gate * open_
+            given = given + (pull * tl.sum(gives * decay, axis=0),)
+            of_A += (outof[:, None] * slope) * pull[None, :]
+            of_D += pull * value
+            place = (start + k) * (heads * size) + mode
+            inside = (mode < size) & (place < tokens * heads * size)
+            tl.store(grad_C + place, tl.sum(state * pull[None, :], axis=1), mask=inside)
+        for k in tl.static_range(UNROLL):
+            at = (start + k) * width + channel
+            here = some & (at < tokens * width)
+            tl.store(grad_z + at, of_gates[k].to(grad_z.dtype.element_ty), mask=here)
+            tl.store(shares + at, given[k], mask=here)
+
+    adjoint = tl.load(adjoints + own, mask=real, other=0.0)  # behind the chunk, with its λ
+    tl.store(grad_A + own, of_A + adjoint * slope, mask=real)
+    product = tl.sum(adjoint * state * decay, axis=0)
+    of_bias = tl.zeros([CHANNELS], dtype=tl.float32)
+    tl.debug_barrier()  # others may read of `shares` what this thread wrote
+    for start in range(0, CHUNK, UNROLL):
+        steps = ()
+        slopes = ()
+        inputs = ()
+        pulls = ()
+        given = ()
+        for k in tl.static_range(UNROLL):
+            token = CHUNK - 1 - start - k
+            at = token * width + channel
+            here = some & (at < tokens * width)
+            step, steep = softplus(dt, at, here, offset)
+            steps = steps + (step,)
+            slopes = slopes + (tl.where(here, steep, 0.0),)
+            inputs = inputs + (tl.load(x + at, mask=here, other=0.0),)
+            g = tl.load(grad + at, mask=here, other=0.0).to(tl.float32)
+            gate = tl.load(z + token * z_token + channel, mask=here, other=0.0).to(tl.float32)
+            pulls = pulls + (g * gate * tl.sigmoid(gate),)
+            given = given + (tl.load(shares + at, mask=here, other=0.0),)
+        of_inputs = ()
+        of_steps = ()
+        for k in tl.static_range(UNROLL):
+            token = CHUNK - 1 - start - k
+            into = by_mode(B, token, tokens, heads * size, size, MODES)
+            outof = by_mode(C, token, tokens, heads * size, size, MODES)
+            shut = 0.0
+            if PACKED:
+                shut = document_starts(positions, first + token, length)
+            value = inputs[k].to(tl.float32)
+            adjoint += outof[:, None] * pulls[k][None, :]
+            takes = into[:, None] * adjoint
+            taken = tl.sum(takes, axis=0)
+            of_inputs = of_inputs + (taken * steps[k] + through * pulls[k],)
+            product += given[k] - steps[k] * value * tl.sum(takes * decay, axis=0)
+            if PACKED:
+                product = tl.where(shut == 0.0, product, 0.0)
+            of_step = (taken * value + LN2 * product) * slopes[k]
+            of_steps = of_steps + (of_step,)
+            of_bias += of_step
+            place = token * (heads * size) + mode
+            inside = (mode < size) & (place < tokens * heads * size)
+            summed = tl.sum(adjoint * (steps[k] * value)[None, :], axis=1)
+            tl.store(grad_B + place, summed, mask=inside)
+            adjoint *= tl.exp2(steps[k][None, :] * decay + shut)
+        for k in tl.static_range(UNROLL):
+            at = (CHUNK - 1 - start - k) * width + channel
+            here = some & (at < tokens * width)
+            tl.store(grad_x + at, of_inputs[k].to(grad_x.dtype.element_ty), mask=here)
+            tl.store(grad_dt + at, of_steps[k].to(grad_dt.dtype.element_ty), mask=here)
+    sums = (row * chunks + chunk) * width + channel
+    tl.store(grad_D + sums, of_D, mask=some)
+    tl.store(grad_bias + sums, of_bias, mask=some)

@@ -1,0 +1,98 @@
+"""Operators by their kernels, interpreted, beside the same operators by plain torch in fp64."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = str(Path(__file__).parents[2])
+PATH = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+
+PROGRAM = """
+import dataclasses, json
+import torch
+from operator_checks import context, make, normal
+from headrace.console.errors import LayoutError
+from headrace.models.gated_convolution import gated_convolution
+from headrace.models.gated_scan import gated_scan
+from headrace.models.kernels import selective_scan
+
+torch.set_num_threads(1)
+selective_scan.CHUNK, selective_scan.UNROLL = 8, 4
+off = {}
+
+def results(operator, kernel, cuts):
+    operator.options = dataclasses.replace(operator.options, kernel=kernel)
+    dtype = torch.float32 if kernel == "triton" else torch.float64
+    operator.to(dtype)
+    u = normal(1, LENGTH, operator.width).to(dtype).requires_grad_()
+    y = operator(u, context(1, LENGTH, cuts))
+    names, weights = zip(*operator.named_parameters())
+    found = torch.autograd.grad(y, (u, *weights), normal(*y.shape, seed=2).to(dtype))
+    return dict(zip(("y", "u", *names), (y.detach(), *found)))
+
+def compare(what, got, wanted):
+    for name, value in wanted.items():
+        off[f"{what}: {name}"] = float((got[name].double() - value).norm() / value.norm())
+
+LENGTH, CUTS = 29, (0, 1, 11, 12, 29)
+mamba = make("mamba1", state_size=3, heads=2, dt_rank=2)
+packed = results(mamba, "torch", CUTS)
+compare("mamba1", results(mamba, "triton", CUTS), packed)
+compare("without documents, mamba1", results(mamba, "triton", None), packed)
+
+LENGTH, CUTS = 270, (0, 3, 10, 270)  # a filter that no other kernel reaches
+hyena = make("hyena-li-freeform", filter_horizon=280)
+packed = results(hyena, "torch", CUTS)
+compare("freeform", results(hyena, "triton", CUTS), packed)
+compare("without documents, freeform", results(hyena, "triton", None), packed)
+
+# What is beyond a kernel's reach is refused where it was asked for.
+ones = torch.ones
+x, taps = ones(1, 9, 4), ones(4, 300)
+wide, own = ones(1, 9, 2, 3), ones(2, 3)
+heads = dict(x=wide, dt=wide, bias=own, D=own, z=wide.flatten(2))
+states = dict(A=-ones(2, 3, 65), B=ones(1, 9, 2, 65), C=ones(1, 9, 2, 65))
+refused = []
+for run in (
+    lambda: gated_scan(**heads, **states, kernel="triton"),
+    lambda: gated_convolution(x, taps, bias=ones(4), kernel="triton"),
+    lambda: gated_convolution(x, taps, history=ones(1, 299, 4), kernel="triton"),
+):
+    try:
+        run()
+    except LayoutError as error:
+        refused.append(str(error))
+print(json.dumps([off, refused]))
+"""
+
+
+@pytest.mark.slow
+def test_operators_give_what_plain_torch_gives() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([TESTS, *PATH]),
+            "TRITON_INTERPRET": "1",
+        },
+        cwd=TESTS,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    off, refused = json.loads(done.stdout.strip().splitlines()[-1])
+    assert {what.partition(":")[0] for what in off} >= {"mamba1", "freeform"}
+    for what, error in off.items():
+        if what.startswith("without"):
+            assert error > 1e-3 or "bias" in what, f"a negative control: {what}"
+        else:
+            assert error < 1e-5, (what, error)
+    named = [next(name for name in ("scan", "fft") if name in said) for said in refused]
+    assert named == ["scan", "fft", "fft"], refused
