@@ -36,11 +36,12 @@ def stepper(engine: str) -> tuple[int, Callable[[], None]]:
     import torch
 
     from headrace.models.config import ModelConfig
-    from headrace.models.model import Model
+    from headrace.models.count import build_meta
+    from headrace.models.model import initial_weights
     from headrace.models.operators import OPTIONS
     from headrace.trainer import launch, optimizer
     from headrace.trainer.engines import ENGINES as KNOWN
-    from headrace.trainer.engines import build
+    from headrace.trainer.engines import build, give
     from headrace.trainer.layout import LayoutConfig, join
     from headrace.trainer.objective import Objective, parameters, undecayed
 
@@ -58,9 +59,10 @@ def stepper(engine: str) -> tuple[int, Callable[[], None]]:
         mlp="glu",
         operators=operators,
     )
-    model = Model(config)
-    model.init_weights(1)
-    objective = Objective(model)
+    objective = Objective(build_meta(config))
+    if engine == PLAIN:
+        objective.to_empty(device="cpu")
+        objective.model.init_weights(1)
     named = parameters(objective)
     count = sum(p.numel() for p in named.values())
     settings = optimizer.OptimizerConfig()
@@ -81,6 +83,7 @@ def stepper(engine: str) -> tuple[int, Callable[[], None]]:
         launch.initialise("gloo", timedelta(minutes=5))
         parallel = join(LayoutConfig(), "cpu", timedelta(minutes=5))
         ours = build(KNOWN[engine](), objective, settings, "fp32", parallel)
+        give(ours, initial_weights(config, 1))
 
         def step() -> None:
             ours.backward(ours(*rows).total / total, last=True)

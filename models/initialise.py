@@ -1,13 +1,15 @@
 """Initial weights: as published, from a seed, the same whatever the layout or the device.
 
 Every tensor has a generator of its own, seeded by the run's seed and the tensor's logical name.
-A process that holds a part of a model draws the whole tensor and keeps its part.
+Modules say by what law each of their parameters begins; numbers are drawn when they are asked for,
+one whole tensor at a time, so that whoever holds a part of a model never holds all of it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,49 +37,53 @@ class InitConfig:
             raise ValueError(f"std must be above 0, not {self.std}")
 
 
+Law = Callable[[torch.Generator], Tensor]
+"""Draws a whole tensor, in a precision that may be above the parameter's."""
+
+
 class Initialiser:
-    """Fills tensors in place. Modules ask for a distribution; the name decides the numbers."""
+    """Takes down by what law each parameter of a whole model begins."""
 
     def __init__(
-        self,
-        root: nn.Module,
-        config: InitConfig,
-        seed: int,
-        *,
-        width: int,
-        layers: int,
-        branches: int,
+        self, root: nn.Module, config: InitConfig, *, width: int, layers: int, branches: int
     ) -> None:
         self.config = config
-        self.seed = seed
         self.width = width
         self.layers = layers
         self.branches = branches
         self.names = {id(parameter): name for name, parameter in root.named_parameters()}
+        self.laws: dict[str, Law] = {}
 
-    def generator(self, parameter: Tensor) -> torch.Generator:
-        text = f"{self.seed}/{self.names[id(parameter)]}".encode()
-        seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-        return torch.Generator().manual_seed(seed)
+    def draw(self, name: str, seed: int) -> Tensor:
+        digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+        return self.laws[name](torch.Generator().manual_seed(int.from_bytes(digest, "little")))
 
-    @torch.no_grad()
+    def begins(self, parameter: Tensor, law: Law) -> None:
+        self.laws[self.names[id(parameter)]] = law
+
     def normal(self, parameter: Tensor, std: float) -> None:
-        drawn = torch.randn(parameter.shape, generator=self.generator(parameter), device="cpu")
-        parameter.copy_(drawn * std)
+        shape = parameter.shape
+        self.begins(parameter, lambda numbers: torch.randn(shape, generator=numbers).mul_(std))
 
-    @torch.no_grad()
-    def uniform(self, parameter: Tensor, low: float, high: float) -> None:
-        parameter.copy_(self.drawn_uniform(parameter, low, high))
+    def uniform(
+        self,
+        parameter: Tensor,
+        low: float,
+        high: float,
+        then: Callable[[Tensor], Tensor] = lambda drawn: drawn,
+    ) -> None:
+        """Numbers in [low, high), in fp64 for what is done to them `then`."""
+        shape = parameter.shape
 
-    def drawn_uniform(self, parameter: Tensor, low: float, high: float) -> Tensor:
-        """fp64 numbers in [low, high) for laws that transform them before they are kept."""
-        generator = self.generator(parameter)
-        drawn = torch.rand(parameter.shape, generator=generator, device="cpu", dtype=torch.float64)
-        return low + (high - low) * drawn
+        def law(numbers: torch.Generator) -> Tensor:
+            drawn = torch.rand(shape, generator=numbers, dtype=torch.float64)
+            return then(low + (high - low) * drawn)
 
-    @torch.no_grad()
+        self.begins(parameter, law)
+
     def put(self, parameter: Tensor, value: float | Tensor) -> None:
-        parameter.copy_(torch.as_tensor(value, device="cpu").expand(parameter.shape))
+        shape = parameter.shape
+        self.begins(parameter, lambda _: torch.as_tensor(value).expand(shape))
 
     def embedding(self, parameter: Tensor) -> None:
         if self.config.weights == "small":
@@ -106,14 +112,14 @@ class Initialiser:
         if linear.bias is not None:
             self.put(linear.bias, 0.0)
 
-    @torch.no_grad()
     def output_matrix(self, weight: Tensor) -> None:
         if self.config.output == "wang":
             self.normal(weight, 2 / (self.layers * math.sqrt(self.width)))
             return
         self.matrix(weight)
         if self.config.output == "depth":
-            weight.div_(math.sqrt(self.branches))
+            law, divisor = self.laws[self.names[id(weight)]], math.sqrt(self.branches)
+            self.begins(weight, lambda numbers: law(numbers) / divisor)
 
     def short_filter(self, taps: Tensor, length: int) -> None:
         bound = 1 / math.sqrt(length)

@@ -24,6 +24,7 @@ from .parallel.axes import ALONE, Axes, Axis
 from .parallel.division import Cut, Division, Part, divide
 from .parallel.tensor import gather, scatter
 from .pattern import Layer
+from .weights import Weights
 
 
 class Embedding(nn.Module):
@@ -53,8 +54,8 @@ class Embedding(nn.Module):
 class Model(nn.Module):
     """A language model of any pattern.
 
-    Parameters are uninitialised until `init_weights`, or until a checkpoint is loaded, so that a
-    model can be built on the meta device.
+    Parameters are uninitialised until `init_weights`, or until they are filled from elsewhere, so
+    that a model can be built on the meta device, and divided there.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -189,13 +190,20 @@ class Model(nn.Module):
         self.axes = axes
         self.parts = divide(self, axes.tensor)
 
+    @torch.no_grad()
     def init_weights(self, seed: int) -> None:
         """The published initialisation; the same numbers on any device and in any layout."""
+        weights = initial_weights(self.config, seed)
+        for name, parameter in self.named_parameters():
+            part = self.parts.get(name)
+            parameter.copy_(weights[name] if part is None else part.take(weights[name]))
+
+    def laws(self) -> Initialiser:
+        """By what law each parameter begins, of a model that is not divided."""
         config = self.config
         init = Initialiser(
             self,
             config.init,
-            seed,
             width=config.width,
             layers=len(config.layers),
             branches=config.residual_branches,
@@ -209,3 +217,12 @@ class Model(nn.Module):
         for block in self.typed_blocks():
             block.init_weights(init)
         init.norm(self.norm)
+        return init
+
+
+def initial_weights(config: ModelConfig, seed: int) -> Weights:
+    """The published initialisation: whole tensors, each drawn when it is asked for."""
+    with torch.device("meta"):
+        model = Model(config)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    return Weights(shapes, partial(model.laws().draw, seed=seed))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..models.conversion.folders import write_model
-from ..models.conversion.weights import Weights
+from ..models.weights import Weights
 from .origin import Origin
 
 if TYPE_CHECKING:

@@ -82,8 +82,10 @@ def parts(objective: Objective) -> dict[str, Part]:
 
 
 def undecayed(module: nn.Module) -> set[str]:
-    """The logical names of what the operators except from weight decay."""
-    return {
+    """The logical names of what weight decay leaves alone: vectors and scalars, and what operators
+    except. To be asked before an engine wraps or divides them."""
+    flat = {name for name, parameter in parameters(module).items() if parameter.ndim < 2}
+    return flat | {
         _logical(f"{path}.{name}")
         for path, operator in module.named_modules()
         if isinstance(operator, Operator)

@@ -50,10 +50,8 @@ class OptimizerConfig:
 def build(
     parameters: Mapping[str, nn.Parameter], undecayed: Collection[str], config: OptimizerConfig
 ) -> torch.optim.AdamW:
-    """Besides those named in `undecayed`, vectors and scalars are not decayed."""
-    spared = {name for name, p in parameters.items() if p.ndim < 2 or name in undecayed}
-    decayed = [p for name, p in parameters.items() if name not in spared]
-    others = [p for name, p in parameters.items() if name in spared]
+    decayed = [p for name, p in parameters.items() if name not in undecayed]
+    others = [p for name, p in parameters.items() if name in undecayed]
     groups = [
         {"params": params, "weight_decay": decay}
         for params, decay in ((decayed, config.weight_decay), (others, 0.0))

@@ -21,7 +21,7 @@ from .folder import RunFolder
 
 if TYPE_CHECKING:
     from ..models.config import ModelConfig
-    from ..models.conversion.weights import Weights
+    from ..models.weights import Weights
 
 
 class Origin(Protocol):

@@ -18,11 +18,13 @@ import torch
 from .. import __version__
 from ..console import log as logs
 from ..console.errors import CheckpointError
+from ..models.model import initial_weights
 from .checkpoints import saver as savers
 from .checkpoints import store
-from .checkpoints.fragments import MASTER, fill, keyed
+from .checkpoints.fragments import masters
 from .checkpoints.policy import is_planned
 from .checkpoints.store import RunState
+from .engines import give
 from .engines.engine import Engine
 from .job import Job
 from .layout import Parallel
@@ -42,16 +44,16 @@ def begin(
     state = _first_state(job)
     origin = job.origin()
     if origin is None:
+        give(engine, initial_weights(job.model, job.run.seed))
         return state, None
-    fragments = engine.fragments()
     if not isinstance(origin, Checkpoint):
-        fill(fragments, {keyed(MASTER, n): t for n, t in origin.weights().items()})
-        engine.loaded(0)
+        give(engine, origin.weights())
         return state, origin.where
+    fragments = engine.fragments()
     source = job.run.init_from
     with_moments = source is None or source.moments
     if not with_moments:
-        fragments = [f for f in fragments if f.key.startswith(keyed(MASTER, ""))]
+        fragments = masters(fragments)
     there = savers.load(origin.where, fragments, parallel.checkpoint)
     engine.loaded(there.updates if with_moments else 0)
     ledger = there.ledger if job.parent is not None else state.ledger

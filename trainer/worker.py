@@ -22,7 +22,7 @@ import torch.distributed as dist
 from ..console import config as reader
 from ..console import log as logs
 from ..console.errors import UserError
-from ..models.model import Model
+from ..models.count import build_meta
 from . import launch, lines, peak, resolve, restore, rows
 from .checkpoints import store
 from .checkpoints.saver import Saver
@@ -144,8 +144,7 @@ def _join(job: Job) -> Parallel:
 
 
 def build_engine(job: Job, parallel: Parallel) -> Engine:
-    model = Model(job.model)
-    model.init_weights(job.run.seed)
+    model = build_meta(job.model)
     model.divide(parallel.axes)
     model.checkpointing = job.run.recompute
     precision = job.run.precision

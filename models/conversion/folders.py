@@ -14,9 +14,10 @@ from pathlib import Path
 
 from ...console.errors import StorageError, UserError
 from ..config import ModelConfig
+from ..weights import Weights
 from . import huggingface, native, vortex
+from .files import staged
 from .rules import Tensors
-from .weights import Weights, staged
 
 TOKENIZER_FILES = (
     "tokenizer.json",

@@ -8,10 +8,11 @@ from typing import Any
 
 from ...console.errors import CheckpointError, ConfigError, Problem, Problems
 from ..config import ModelConfig
+from ..weights import Weights
 from . import FAMILIES
 from .family import Unsuitable
+from .files import read_json, read_safetensors, write_json, write_safetensors
 from .rules import Tensors, to_ours, to_theirs
-from .weights import Weights, read_json, read_safetensors, write_json, write_safetensors
 
 CONFIG = "config.json"
 

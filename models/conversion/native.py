@@ -7,8 +7,9 @@ from pathlib import Path
 from ...console import config as reader
 from ..config import ModelConfig, load_model_config
 from ..count import build_meta
+from ..weights import Weights
+from .files import read_safetensors, write_safetensors
 from .rules import Rule, Tensors, same, to_ours, to_theirs
-from .weights import Weights, read_safetensors, write_safetensors
 
 CONFIG = "model.yaml"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...console.errors import CheckpointError
 from ..config import ModelConfig
 from ..count import build_meta
-from .weights import Weights
+from ..weights import Weights
 
 Tensors = Mapping[str, Tensor]
 

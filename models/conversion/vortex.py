@@ -30,10 +30,10 @@ from ..operators.hyena_li import HyenaLIOptions
 from ..operators.hyena_mr import HyenaMROptions, decayed
 from ..operators.hyena_se import HyenaSEOptions
 from ..operators.mlp import GLUOptions
+from ..weights import Weights
 from .family import Unsuitable
 from .rules import Rule, Tensors, interleaved, rows, same, shaped, to_ours, to_theirs
 from .vortex_config import read_config, write_config
-from .weights import Weights
 
 CONFIG, WEIGHTS = "config.yml", "model.pt"
 INV_FREQ = "inner_mha_cls.rotary_emb.inv_freq"

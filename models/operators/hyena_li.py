@@ -138,8 +138,8 @@ class HyenaLI(Hyena):
     def init_weights(self, init: Initialiser) -> None:
         super().init_weights(init)
         # γ is the logarithm of a uniform number, p = −1: the rate is e^{p+γ}.
-        rates = init.drawn_uniform(self.rates, 0.01, 0.1) / math.e
-        init.put(self.rates, rates.log() if self.options.rates == "log" else rates)
+        logs = self.options.rates == "log"
+        init.uniform(self.rates, 0.01, 0.1, lambda u: (u / math.e).log() if logs else u / math.e)
         init.normal(self.residues, 0.1 / math.sqrt(self.options.state_size))
         if self.angles is not None and self.residues_i is not None:
             init.uniform(self.angles, 0, math.pi)

@@ -132,7 +132,7 @@ class Mamba2(Operator):
         init.linear(self.input)
         self.conv.init_weights(init)
         init_dt_bias(self.dt_bias, init)
-        init.put(self.A_log, init.drawn_uniform(self.A_log, 1, 16).log())
+        init.uniform(self.A_log, 1, 16, torch.log)
         init.put(self.D, 1.0)
         init.norm(self.norm)
         init.output(self.output)
@@ -168,5 +168,9 @@ def init_dt_bias(
     bias: Tensor, init: Initialiser, low: float = 1e-3, high: float = 0.1, floor: float = 1e-4
 ) -> None:
     """Such that softplus(bias) is log-uniform in [low, high)."""
-    dt = init.drawn_uniform(bias, math.log(low), math.log(high)).exp().clamp(min=floor)
-    init.put(bias, dt + torch.log(-torch.expm1(-dt)))
+
+    def law(logs: Tensor) -> Tensor:
+        dt = logs.exp().clamp(min=floor)
+        return dt + torch.log(-torch.expm1(-dt))
+
+    init.uniform(bias, math.log(low), math.log(high), law)

@@ -14,6 +14,7 @@ from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.documents import Documents
 from headrace.models.loss import cross_entropy
 from headrace.models.model import Model
+from headrace.models.parallel.axes import Axes, Axis
 
 
 def tokens_of(rows: int, length: int, vocab: int = 23) -> torch.Tensor:
@@ -30,6 +31,14 @@ def test_init_is_the_same_wherever_a_model_is_made(tiny: Model) -> None:
     two.init_weights(7)
     three = Model(tiny.config)
     three.init_weights(8)
+    for rank in range(2):
+        with torch.device("meta"):
+            part = Model(tiny.config)
+        part.divide(Axes(tensor=Axis(None, rank, 2)))
+        part.to_empty(device="cpu")
+        part.init_weights(7)
+        for name, parameter in part.named_parameters():
+            assert torch.equal(parameter, part.parts[name].take(one.get_parameter(name))), name
     changed = 0
     for name, parameter in one.named_parameters():
         assert parameter.isfinite().all(), name

@@ -20,14 +20,15 @@ import torch.distributed as dist
 from torch import nn
 
 from headrace.models.config import load_model_config
+from headrace.models.count import build_meta
 from headrace.models.documents import Documents
-from headrace.models.model import Model
+from headrace.models.model import initial_weights
 from headrace.models.parallel.division import Part
 from headrace.trainer import launch
 from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.fragments import KINDS
 from headrace.trainer.checkpoints.policy import CheckpointConfig
-from headrace.trainer.engines import ENGINES, build
+from headrace.trainer.engines import ENGINES, build, give
 from headrace.trainer.engines import deepspeed as deepspeed_engine
 from headrace.trainer.engines.engine import Engine
 from headrace.trainer.engines.shares import Shares
@@ -42,12 +43,6 @@ ROWS, LENGTH = 8, 24
 """Rows of a global batch; two micro-batches and more on every rank."""
 BUCKET = 1024
 """Elements: gradients fill several of DeepSpeed's buckets, and some are larger than one."""
-
-
-def make_model(seed: int, name: str) -> Model:
-    model = Model(load_model_config(Path(__file__).with_name(f"{name}.yaml")))
-    model.init_weights(seed)
-    return model
 
 
 @cache
@@ -75,9 +70,12 @@ def make_engine(layout: str, parallel: Parallel, seed: int = 3, model: str = "ti
     else:
         config = ENGINES[kind](shard=int(option) or None)  # type: ignore[call-arg]
     optimizer = OptimizerConfig(lr=LR, clip=0.5)
-    whole = make_model(seed, model)
-    whole.divide(parallel.axes)
-    return build(config, Objective(whole, Z_LOSS), optimizer, precision, parallel)  # type: ignore[arg-type]
+    shape = load_model_config(Path(__file__).with_name(f"{model}.yaml"))
+    empty = build_meta(shape)
+    empty.divide(parallel.axes)
+    engine = build(config, Objective(empty, Z_LOSS), optimizer, precision, parallel)  # type: ignore[arg-type]
+    give(engine, initial_weights(shape, seed))
+    return engine
 
 
 def global_batch(step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -12,9 +12,10 @@ from headrace.console.errors import PlanError
 from headrace.dataplane.loader import Loader
 from headrace.dataplane.plan import Plan
 from headrace.models.config import load_model_config
+from headrace.models.count import build_meta
 from headrace.models.documents import Documents
 from headrace.models.model import Model
-from headrace.trainer.engines import build
+from headrace.trainer.engines import build, give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.evaluate import EvaluateConfig, Evaluator, file_of
 from headrace.trainer.evaluate import plan_of as held_out_plan
@@ -70,8 +71,9 @@ def test_the_loss_is_that_of_the_rows_by_source(plan: Plan, parallel: Parallel) 
                 each = cross_entropy(logits[0], batch.targets[0], reduction="none")
                 sums[batch.sources[0]] += float((each * batch.weights[0]).sum())
                 weights[batch.sources[0]] += float(batch.weights.sum())
-    objective = Objective(model.train(), z_loss=0.5)
+    objective = Objective(build_meta(model.config), z_loss=0.5)
     engine = build(Fsdp2Config(), objective, OptimizerConfig(), "fp32", parallel)
+    give(engine, dict(model.named_parameters()))
     before = [fragment.data.clone() for fragment in engine.fragments()]
     evaluator = Evaluator(rows, Loader(rows, micro_batch=3), parallel, every=1)
     found = evaluator(engine)

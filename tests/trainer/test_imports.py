@@ -16,12 +16,13 @@ OF_TORCH = "torch torchgen functorch sympy mpmath networkx jinja2 markupsafe fil
 SCRIPT = """
 from datetime import timedelta
 from headrace.models.config import ModelConfig
-from headrace.models.model import Model
+from headrace.models.count import build_meta
+from headrace.models.model import initial_weights
 from headrace.models.operators import OPTIONS
 from headrace.trainer import launch
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.config import SyntheticConfig
-from headrace.trainer.engines import build
+from headrace.trainer.engines import build, give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.layout import LayoutConfig, join
 from headrace.trainer.loop import Loop, Options
@@ -34,16 +35,17 @@ minute = timedelta(minutes=1)
 launch.initialise("gloo", minute)
 parallel = join(LayoutConfig(), "cpu", minute)
 operators = {"a": OPTIONS["attention"](heads=2), "g": OPTIONS["glu"](hidden=32)}
-model = Model(ModelConfig(vocab_size=64, width=32, pattern="[a]*2", mlp="g", operators=operators))
-model.init_weights(1)
-engine = build(Fsdp2Config(), Objective(model), OptimizerConfig(), "fp32", parallel)
+config = ModelConfig(vocab_size=64, width=32, pattern="[a]*2", mlp="g", operators=operators)
+objective = Objective(build_meta(config))
+engine = build(Fsdp2Config(), objective, OptimizerConfig(), "fp32", parallel)
+give(engine, initial_weights(config, 1))
 plan = SyntheticPlan(SyntheticConfig(steps=2, seq_len=32, batch_rows=4), 64, 1)
 def steps(step, rows):
     return iter(SyntheticLoader(plan, rank=0, world=1, micro_batch=rows, start_step=step))
 options = Options(micro_batch_tokens=64, seed=1)
 loop = Loop(plan, steps, plan.lr_factor, engine, parallel, options, recorder=Silent())
-begin = RunState(step=0, row=0, tokens=0, plan_hash=plan.hash, updates=0, ledger="", seed=1)
-print(loop.run(begin)[0].updates)
+state = RunState(step=0, row=0, tokens=0, plan_hash=plan.hash, updates=0, ledger="", seed=1)
+print(loop.run(state)[0].updates)
 """
 
 

@@ -11,10 +11,11 @@ import torch
 
 from headrace.console.errors import RunError
 from headrace.models.config import load_model_config
-from headrace.models.model import Model
+from headrace.models.count import build_meta
+from headrace.models.model import initial_weights
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.config import SyntheticConfig
-from headrace.trainer.engines import build
+from headrace.trainer.engines import build, give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.guard import Guard
 from headrace.trainer.layout import Parallel
@@ -46,9 +47,9 @@ def steps(step: int, rows: int) -> Iterator[Sequence[MicroBatch]]:
 
 
 def make(parallel: Parallel, **options: Any) -> tuple[Loop, Kept]:
-    model = Model(load_model_config(Path(__file__).with_name("tiny.yaml")))
-    model.init_weights(3)
+    model = build_meta(load_model_config(Path(__file__).with_name("tiny.yaml")))
     engine = build(Fsdp2Config(), Objective(model), OptimizerConfig(lr=1e-2), "fp32", parallel)
+    give(engine, initial_weights(model.config, 3))
     kept = Kept()
     rows = options.pop("steps", steps)
     chosen = Options(**{"micro_batch_tokens": 32, "seed": 1, **options})

@@ -15,7 +15,8 @@ from headrace.trainer.optimizer import OptimizerConfig
 
 def test_matrices_decay_and_vectors_do_not() -> None:
     layer = nn.Linear(3, 2)
-    built = optimizer.build(dict(layer.named_parameters()), (), OptimizerConfig(lr=0.1))
+    named = dict(layer.named_parameters())
+    built = optimizer.build(named, undecayed(layer), OptimizerConfig(lr=0.1))
     for parameter in layer.parameters():
         nn.init.ones_(parameter)
         parameter.grad = torch.zeros_like(parameter)

@@ -69,6 +69,16 @@ class Fragment:
         """Of the whole logical tensor."""
         return self.part.shape
 
+    @property
+    def parameter(self) -> str:
+        return self.key.partition(".")[2]
+
+    def take(self, whole: torch.Tensor) -> None:
+        """Copy this range from the whole tensor."""
+        for box, view in self.boxes():
+            begins = zip(box.offsets, box.sizes, strict=True)
+            view.copy_(whole[tuple(slice(offset, offset + size) for offset, size in begins)])
+
     def boxes(self, cap: int = CAP) -> Iterator[tuple[Box, torch.Tensor]]:
         """The range as boxes of the logical tensor, each with a view of its elements."""
         taken = 0
@@ -121,13 +131,6 @@ def keyed(kind: str, parameter: str) -> str:
     return f"{kind}.{parameter}"
 
 
-def fill(fragments: Iterable[Fragment], tensors: dict[str, torch.Tensor]) -> None:
-    """Copy into the fragments from whole tensors by key; keys that are not given stay."""
-    for fragment in fragments:
-        if fragment.key in tensors:
-            whole = tensors[fragment.key]
-            for box, view in fragment.boxes():
-                source = whole
-                for dim, (offset, size) in enumerate(zip(box.offsets, box.sizes, strict=True)):
-                    source = source.narrow(dim, offset, size)
-                view.copy_(source)
+def masters(fragments: Iterable[Fragment]) -> list[Fragment]:
+    """Those of the weights."""
+    return [each for each in fragments if each.key.startswith(keyed(MASTER, ""))]

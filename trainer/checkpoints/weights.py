@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from ...dataplane import storage
-from ...models.conversion.weights import Weights
 from ...models.parallel.division import Part
+from ...models.weights import Weights
 from . import store, tensors
 from .fragments import MASTER, Fragment, keyed
 

@@ -6,12 +6,15 @@ a class that satisfies `Engine`; the file's heavy imports are inside its functio
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .deepspeed import DeepSpeedConfig
 from .fsdp2 import Fsdp2Config
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..layout import Parallel
     from ..objective import Objective
     from ..optimizer import OptimizerConfig
@@ -32,5 +35,16 @@ def build(
     precision: Precision,
     parallel: Parallel,
 ) -> Engine:
-    """The engine, with the objective's fp32 weights as its masters."""
+    """The engine of an objective that stands on the meta device, divided. What it trains has no
+    values until it is given them: by `give`, or by a checkpoint."""
     return config.build(objective, optimizer, precision, parallel)
+
+
+def give(engine: Engine, weights: Mapping[str, Tensor]) -> None:
+    """Give a new engine its weights. Of whole tensors it asks for those that it has a part of, one
+    after the other, so that a process holds no more than one beside its part."""
+    from ..checkpoints.fragments import masters
+
+    for fragment in masters(engine.fragments()):
+        fragment.take(weights[fragment.parameter])
+    engine.loaded(0)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
-    from torch import nn
 
+    from ...models.parallel.division import Part
     from ..checkpoints.fragments import Fragment
     from ..layout import LayoutConfig, Parallel
     from ..objective import Objective, Sums
@@ -70,19 +70,26 @@ class DeepSpeed:
         precision: Precision,
         parallel: Parallel,
     ) -> None:
+        import torch
+
         deepspeed = _import(parallel.device.type)
         from .. import optimizer as adamw
-        from ..checkpoints.fragments import MASTER, keyed
         from ..objective import parameters, parts, undecayed
         from . import deepspeed_state
         from .shares import Shares
 
         # DeepSpeed insists on it, and whoever starts a single process does not set it.
         os.environ.setdefault("LOCAL_RANK", str(parallel.device.index or 0))
-        masters = {keyed(MASTER, n): p.detach().clone() for n, p in parameters(objective).items()}
-        self.objective = objective.to(parallel.device)
+        here, spared = parts(objective), undecayed(objective)
+        settings = _settings(config, optimizer, precision, _bucket(here, parallel.device.type))
+        if precision == "bf16":
+            objective.to(torch.bfloat16)  # on the meta device: what is made has half the bytes
+        if config.zero == 3:
+            _partition(objective, settings, parallel)
+        else:
+            objective.to_empty(device=parallel.device)
+        self.objective = objective
         self.named = named = parameters(objective)
-        here = parts(objective)
         self.shares = Shares(here, parallel.axes.tensor)
         for name, parameter in named.items():
             # Hooks, because ZeRO divides a gradient as soon as it has it; and the mark by which
@@ -94,22 +101,16 @@ class DeepSpeed:
         # Without ZeRO, DeepSpeed would clip without telling the norm: we do it.
         self.plain = config.zero == 0
         self.clip = optimizer.clip
-        self.optimizer = adamw.build(named, undecayed(objective), optimizer)
+        self.optimizer = adamw.build(named, spared, optimizer)
         self.updates = 0
         self.engine, *_ = deepspeed.initialize(
             model=objective,
             optimizer=self.optimizer,
-            config=_settings(config, optimizer, precision, _bucket(named, parallel.device.type)),
+            config=settings,
             dist_init_required=False,
             mpu=Groups(parallel),
         )
         self.state = deepspeed_state.find(self.engine, self.optimizer, named, here, parallel.data)
-        # DeepSpeed made the masters from weights that it had rounded: give them all their bits.
-        for fragment in self.fragments():
-            if fragment.key in masters:
-                whole = masters[fragment.key].flatten()
-                fragment.data.copy_(whole.narrow(0, fragment.start, fragment.data.numel()))
-        self.loaded(0)
 
     def __call__(self, *inputs: Any) -> Sums:
         sums: Sums = self.engine(*inputs)
@@ -217,8 +218,30 @@ def _settings(
     return settings
 
 
-def _bucket(parameters: Mapping[str, nn.Parameter], device: str) -> int:
-    numel = sum(p.numel() for p in parameters.values())
+def _partition(objective: Objective, settings: dict[str, Any], parallel: Parallel) -> None:
+    """Make the parameters module by module, and cut each at once: whole they never stand."""
+    import deepspeed
+    import torch
+    from torch import nn
+
+    cut = None
+    for module in objective.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            empty = torch.empty_like(parameter, device=parallel.device)
+            setattr(module, name, nn.Parameter(empty))
+        own = list(module.parameters(recurse=False))
+        if cut is not None:
+            cut(param_list=own)
+        elif own:
+            groups = {"data_parallel_group": parallel.data.group, "mpu": Groups(parallel)}
+            deepspeed.zero.Init(
+                module=nn.ParameterList(own), config_dict_or_path=settings, **groups
+            )
+            cut = own[0].convert_to_zero_parameters  # type: ignore[attr-defined]
+
+
+def _bucket(parts: Mapping[str, Part], device: str) -> int:
+    numel = sum(math.prod(part.local) for part in parts.values())
     return min(-(-numel // 256) * 256, LARGEST_BUCKET[device])  # DeepSpeed wants an even number
 
 

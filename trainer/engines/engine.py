@@ -1,5 +1,8 @@
 """What the loop asks of an engine.
 
+An engine is built of an objective on the meta device: it makes what this process holds, without
+values, and is given them before anything else, through its fragments.
+
     for micro-batch:  sums = engine(…);  engine.backward(sums.total / weight, last=…)
     engine.update(lr)
 

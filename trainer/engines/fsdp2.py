@@ -90,7 +90,7 @@ class Fsdp2:
         from ..objective import parameters, parts, undecayed
         from .shares import Shares
 
-        self.parts = parts(objective)
+        self.parts, spared = parts(objective), undecayed(objective)
         self.shares = Shares(self.parts, parallel.axes.tensor)
         self.ranks = parallel.data.size
         self.shards = config.shard or self.ranks
@@ -112,15 +112,15 @@ class Fsdp2:
             ),
             "reshard_after_forward": config.reshard,
         }
-        objective.to(parallel.device)
         for block in _blocks(objective):
             if config.compile:
                 block.compile()
             fully_shard(block, **wanted)
         fully_shard(objective, **wanted)
+        objective.to_empty(device=parallel.device)  # its shards alone
         self.objective = objective
         self.parameters = parameters(objective)
-        self.optimizer = adamw.build(self.parameters, undecayed(objective), optimizer)
+        self.optimizer = adamw.build(self.parameters, spared, optimizer)
         self.fragments()  # creates Adam's moments before the first update
 
     def __call__(self, *inputs: Any) -> Sums:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.models.parallel.axes import Axis
 from headrace.models.parallel.division import Cut, Part
-from headrace.trainer.checkpoints.fragments import Box, Fragment, cover, fill
+from headrace.trainer.checkpoints.fragments import Box, Fragment, cover
 
 SHAPES = st.lists(st.integers(1, 6), min_size=0, max_size=4).map(tuple)
 
@@ -49,7 +49,7 @@ def test_a_part_of_a_tensor_shifts_its_boxes() -> None:
     # A tensor-parallel rank's part is rows 4…7; its range begins in the middle of one.
     part = Part((8, 5), runs=(range(4, 8),))
     fragment = Fragment("master.w", part, start=3, data=data)
-    fill([fragment], {"master.w": whole})
+    fragment.take(whole)
     assert data.tolist() == [23, 24, 25, 26, 27, 28]
     assert [box for box, _ in fragment.boxes()] == [Box((4, 3), (1, 2)), Box((5, 0), (1, 4))]
 

@@ -1,10 +1,10 @@
-"""Tensors by name, read when they are asked for: a model passes through and is never held whole."""
+"""Files of models: safetensors, JSON, and folders that appear whole."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,43 +13,13 @@ import torch
 from torch import Tensor
 
 from ...console.errors import StorageError
+from ..weights import Weights
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 FILE_BYTES = 5 * 10**9
 
 WHOLE = "name a folder that holds a model, whole: its configuration and every .safetensors file"
-
-
-class Weights(Mapping[str, Tensor]):
-    """A mapping from names to tensors. Names and shapes are known before anything is read."""
-
-    def __init__(self, shapes: Mapping[str, Sequence[int]], read: Callable[[str], Tensor]) -> None:
-        self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
-        self.read = read
-
-    @classmethod
-    def held(cls, tensors: Mapping[str, Tensor]) -> Weights:
-        """Of tensors that are in memory."""
-        return cls({name: tensor.shape for name, tensor in tensors.items()}, tensors.__getitem__)
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self.shapes:
-            raise KeyError(name)
-        return self.read(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.shapes  # without reading it
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.shapes)
-
-    def __len__(self) -> int:
-        return len(self.shapes)
-
-    def shadow(self, name: str) -> Tensor:
-        """A tensor of this shape without storage."""
-        return torch.empty(self.shapes[name], device="meta")
 
 
 def read_safetensors(folder: Path) -> Weights:

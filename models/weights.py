@@ -1,0 +1,39 @@
+"""Tensors by name, read when they are asked for: a model passes through and is never held whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+
+class Weights(Mapping[str, Tensor]):
+    """A mapping from names to tensors. Names and shapes are known before anything is read."""
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]], read: Callable[[str], Tensor]) -> None:
+        self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
+        self.read = read
+
+    @classmethod
+    def held(cls, tensors: Mapping[str, Tensor]) -> Weights:
+        """Of tensors that are in memory."""
+        return cls({name: tensor.shape for name, tensor in tensors.items()}, tensors.__getitem__)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.shapes:
+            raise KeyError(name)
+        return self.read(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.shapes  # without reading it
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def shadow(self, name: str) -> Tensor:
+        """A tensor of this shape without storage."""
+        return torch.empty(self.shapes[name], device="meta")

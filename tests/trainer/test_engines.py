@@ -1,0 +1,38 @@
+"""How an engine comes to its weights."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+
+import torch
+
+from headrace.models.config import load_model_config
+from headrace.models.count import build_meta
+from headrace.models.model import initial_weights
+from headrace.models.weights import Weights
+from headrace.trainer.checkpoints.fragments import masters
+from headrace.trainer.engines import build, give
+from headrace.trainer.engines.fsdp2 import Fsdp2Config
+from headrace.trainer.layout import Parallel
+from headrace.trainer.objective import Objective
+from headrace.trainer.optimizer import OptimizerConfig
+
+
+def test_whole_tensors_pass_one_at_a_time(parallel: Parallel) -> None:
+    """A process that has a part of a model must never hold all of it."""
+    model = build_meta(load_model_config(Path(__file__).with_name("tiny.yaml")))
+    engine = build(Fsdp2Config(), Objective(model), OptimizerConfig(), "fp32", parallel)
+    drawn = initial_weights(model.config, 3)
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    def read(name: str) -> torch.Tensor:
+        assert all(tensor() is None for tensor in alive), "the one before is still held"
+        tensor = drawn[name]
+        alive.append(weakref.ref(tensor))
+        return tensor
+
+    give(engine, Weights(drawn.shapes, read))
+    found = {each.parameter: each.data for each in masters(engine.fragments())}
+    assert found.keys() == drawn.shapes.keys() and len(alive) == len(found)
+    assert all(torch.equal(data, drawn[name].float().flatten()) for name, data in found.items())
