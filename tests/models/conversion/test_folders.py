@@ -14,9 +14,11 @@ from torch import Tensor
 from headrace.console.errors import CheckpointError, StorageError, UserError
 from headrace.models.cli import main
 from headrace.models.config import ModelConfig, load_model_config
-from headrace.models.conversion import folders, weights
+from headrace.models.conversion import folders
+from headrace.models.conversion.files import INDEX, write_safetensors
 from headrace.models.conversion.folders import FORMATS, convert, read_model, write_model
 from headrace.models.model import Model
+from headrace.models.weights import Weights
 
 ZAMBA = "pattern='[mamba] * 2 + [shared>mamba] + [mamba] * 2 + [shared>mamba] + [mamba]'"
 SMALL = {
@@ -139,7 +141,7 @@ def test_files_are_no_larger_than_they_may_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, tensors = small("llama3-8b")
-    monkeypatch.setattr(weights.write_safetensors, "__defaults__", (10_000,))
+    monkeypatch.setattr(write_safetensors, "__defaults__", (10_000,))
     write_model(config, tensors, tmp_path / "out", format="headrace")
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     assert len(files) > 2 and files[0].name == f"model-00001-of-{len(files):05d}.safetensors"
@@ -153,11 +155,11 @@ def test_files_are_no_larger_than_they_may_be(
 def test_tensors_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
     config, tensors = small("llama3-8b")
     asked = []
-    lazy = weights.Weights(
+    lazy = Weights(
         {name: tensor.shape for name, tensor in tensors.items()},
         lambda name: asked.append(name) or tensors[name],  # type: ignore[func-returns-value]
     )
-    broken = weights.Weights({**lazy.shapes, "norm.weight": (31,)}, lazy.read)
+    broken = Weights({**lazy.shapes, "norm.weight": (31,)}, lazy.read)
     with pytest.raises(CheckpointError, match=r"norm.weight is \(32,\), found \(31,\)"):
         write_model(config, broken, tmp_path / "out", format="huggingface")
     assert asked == []
@@ -176,7 +178,7 @@ def test_there_is_a_whole_folder_or_none(tmp_path: Path) -> None:
             raise OSError("no space left on device")
         return tensors[name]
 
-    late = weights.Weights({name: tensor.shape for name, tensor in tensors.items()}, fail)
+    late = Weights({name: tensor.shape for name, tensor in tensors.items()}, fail)
     with pytest.raises(StorageError, match=r"cannot write .*no space left"):
         write_model(config, late, tmp_path / "out", format="headrace")
     assert not list(tmp_path.iterdir())
@@ -211,7 +213,7 @@ def test_tensors_of_another_model(tmp_path: Path) -> None:
         read_model(tmp_path / "out")
     for words in ("blocks.0.mlp.operator.gate_up.weight", "(80, 32)", "(96, 32)", "blocks.1."):
         assert words in str(raised.value)
-    index = tmp_path / "out" / weights.INDEX
+    index = tmp_path / "out" / INDEX
     index.write_text(json.dumps({}))
     with pytest.raises(StorageError, match="no `weight_map`"):
         read_model(tmp_path / "out")
