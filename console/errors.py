@@ -11,7 +11,8 @@
     ├── LayoutError        a parallel layout, engine or device cannot do what is asked
     ├── CheckpointError    a checkpoint cannot be saved, or is not one that this run can load
     ├── RunError           a run cannot go on
-    └── MissingError       a package or program is not installed
+    ├── MissingError       a package or program is not installed
+    └── SeveralErrors      some of these, found together
 
 Assertions are for our own invariants; these are for everything else. The command line prints
 them without a traceback and exits with 1, of misuse with 2.
@@ -19,8 +20,9 @@ them without a traceback and exits with 1, of misuse with 2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 class UserError(Exception):
@@ -128,3 +130,27 @@ class RunError(UserError):
 
 class MissingError(UserError):
     """A package or program that is needed is not installed."""
+
+
+class SeveralErrors(UserError):
+    """Errors that do not depend on each other, told at once."""
+
+    def __init__(self, errors: Sequence[UserError]) -> None:
+        super().__init__("\nerror: ".join(map(str, errors)))
+        self.exit_code = max(error.exit_code for error in errors)
+
+
+def together(*steps: Callable[[], Any]) -> list[Any]:
+    """What each step comes to. None waits for another: what they find wrong is told at once."""
+    results: list[Any] = []
+    errors: dict[str, UserError] = {}
+    for step in steps:
+        try:
+            results.append(step())
+        except UserError as error:
+            errors.setdefault(str(error), error)
+    if len(errors) == 1:
+        raise next(iter(errors.values()))
+    if errors:
+        raise SeveralErrors(list(errors.values()))
+    return results

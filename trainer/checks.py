@@ -6,9 +6,11 @@ that a folder holds this run and no other when it was resolved.
 
 from __future__ import annotations
 
+import os
 import shutil
+from functools import partial
 
-from ..console.errors import LayoutError, PlanError, RunError, StorageError
+from ..console.errors import LayoutError, PlanError, RunError, StorageError, together
 from ..console.progress import as_bytes
 from . import division, evaluate
 from . import origin as origins
@@ -22,22 +24,24 @@ DISK_RESERVE = 1 << 20
 
 def check(job: Job, *, elsewhere: bool = False) -> None:
     """Everything that can be known to fail before the first step, here or on other machines."""
-    _layout(job)
-    _vocabulary(job)
-    for phase in job.plan.phases:
-        _rows(job, phase)
-    _weights(job)
-    if job.run.evaluate is not None and not job.held_out.exists():
-        evaluate.plan_of(job.run.evaluate, job.plan)
-    if not elsewhere:
-        _devices(job)
+    checks = [_layout, _vocabulary, _weights, _held_out, *[_devices] * (not elsewhere)]
+    together(
+        *(partial(check, job) for check in checks),
+        *(partial(_rows, job, phase) for phase in job.plan.phases),
+    )
 
 
 def check_disk(job: Job) -> None:
-    """A checkpoint must fit beside the ones that are kept while it is written."""
+    """The folder can be written to, and a checkpoint fits beside the ones that are kept."""
     need = checkpoint_bytes(job) + DISK_RESERVE
     root = job.folder.root.absolute()
     there = next(path for path in (root, *root.parents) if path.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise StorageError(
+            f"cannot write to the run's folder {job.folder.root}: {there} "
+            + ("may not be written to" if there.is_dir() else "is no folder"),
+            mend="choose another --out, or mend its permissions",
+        )
     free = shutil.disk_usage(there).free
     if need > free:
         raise StorageError(
@@ -95,6 +99,11 @@ def _weights(job: Job) -> None:
     origin = None if job.folder.begun else job.origin()
     if origin is not None:
         origins.check(origin, job.model, moments=source is not None and source.moments)
+
+
+def _held_out(job: Job) -> None:
+    if job.run.evaluate is not None and not job.held_out.exists():
+        evaluate.plan_of(job.run.evaluate, job.plan)
 
 
 def _devices(job: Job) -> None:

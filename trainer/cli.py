@@ -24,6 +24,7 @@ def main() -> None:
 def start_options(function: Callable[..., None]) -> Callable[..., None]:
     """What is asked of one start, and is no part of the run."""
     options = (
+        click.option("--processes", type=click.IntRange(1), help="Processes on this machine."),
         click.option(
             "--stop-after",
             type=click.IntRange(1),
@@ -63,7 +64,6 @@ def start_options(function: Callable[..., None]) -> Callable[..., None]:
     metavar="PATH",
     help="Begin with the weights of a run, a checkpoint, or a folder of transformers or Vortex.",
 )
-@click.option("--processes", type=click.IntRange(1), help="Processes on this machine.")
 @start_options
 def run(
     arguments: tuple[str, ...],
@@ -86,11 +86,10 @@ def run(
     from .resolve import resolve
 
     overrides = [word for word in arguments if "=" in word]
+    overrides += _as_override(processes)
     files = [word for word in arguments if "=" not in word]
     if len(files) > 1:
         raise click.UsageError(f"one RUN.yaml at most, not {', '.join(files)}")
-    if processes is not None:
-        overrides.append(f"processes={processes}")
     if init_from is not None:
         overrides.append(f"init_from.path={init_from}")
     request = Request(
@@ -111,6 +110,7 @@ def run(
 def resume(
     folder: str,
     overrides: tuple[str, ...],
+    processes: int | None,
     slurm: bool,
     **asked: Any,
 ) -> None:
@@ -118,7 +118,8 @@ def resume(
     from .folder import RunFolder
     from .resolve import load
 
-    _go(load(RunFolder(folder), overrides, slurm=slurm), slurm=slurm, **asked)
+    words = [*overrides, *_as_override(processes)]
+    _go(load(RunFolder(folder), words, slurm=slurm), slurm=slurm, **asked)
 
 
 @main.command()
@@ -147,6 +148,10 @@ def report(folders: tuple[str, ...], compare: bool, out: str | None, as_json: bo
 
 main.add_command(export)
 main.add_command(sample)
+
+
+def _as_override(processes: int | None) -> list[str]:
+    return [] if processes is None else [f"processes={processes}"]
 
 
 def _asked(
@@ -194,6 +199,7 @@ def _go(
     checks.check(job, elsewhere=slurm)
     words = _again(context) if slurm else None
     if dry_run:
+        checks.check_disk(job)
         _describe(job, words, as_json)
         return
     if words is not None:

@@ -3,23 +3,48 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from ..console.errors import StorageError
 
 
 class LineWriter:
     """Appends objects; each is on disk as far as the operating system is concerned."""
 
     def __init__(self, path: Path) -> None:
-        self.file = path.open("a", encoding="utf-8")
+        self.path = path
+        _mend(path)
+        self.file = path.open("ab", buffering=0)
 
     def write(self, entry: dict[str, Any]) -> None:
-        self.file.write(json.dumps(entry) + "\n")
-        self.file.flush()
+        line = json.dumps(entry).encode() + b"\n"
+        try:
+            written = self.file.write(line)
+        except OSError as error:
+            raise self._failed(error.strerror) from None
+        if written != len(line):  # what fits is written, and nothing is said
+            raise self._failed("the disk is full")
 
     def close(self) -> None:
         self.file.close()
+
+    def _failed(self, why: str | None) -> StorageError:
+        return StorageError(
+            f"cannot write to {self.path}: {why}",
+            mend="free some space and run the same command again",
+        )
+
+
+def _mend(path: Path) -> None:
+    """Take off a line that a kill or a full disk has torn: the next one would go on in it."""
+    if path.exists():
+        data = path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            os.truncate(path, whole)
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:

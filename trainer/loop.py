@@ -152,7 +152,7 @@ class Loop:
         harm = None if update.applied else self._harm(limit)
         restored = None
         if harm is not None and harm.action == "rollback":
-            restored = self._roll_back(state)
+            restored = self._roll_back(state, harm, facts)
             harm = replace(harm, back_to=restored.step)
         ledger = roll(state.ledger, facts.digests)
         now = time.perf_counter()
@@ -249,12 +249,14 @@ class Loop:
         assert guard.spike != "none"
         return Harm("spike", guard.spike, limit)
 
-    def _roll_back(self, state: RunState) -> RunState:
+    def _roll_back(self, state: RunState, harm: Harm, facts: Facts) -> RunState:
         """Take the weights of the newest checkpoint; the stream goes on."""
         if state.rollbacks >= self.options.guard.rollbacks:
+            what, where = harm.told(self.plan, self.plan.step(state.step), facts)
             raise RunError(
-                f"step {state.step}: the run has gone back to its newest checkpoint "
-                f"{state.rollbacks} times, and comes to harm again",
+                f"{what}; the run has gone back to its newest checkpoint {state.rollbacks} times "
+                "already",
+                where=where,
                 mend="begin again from an earlier checkpoint with a lower optimizer.lr "
                 "(--init-from), or allow more with watch.rollbacks",
             )

@@ -74,11 +74,14 @@ class Records:
         watch: WatchConfig,
         *,
         first_step: int,
+        began: float | None = None,
         memory: Callable[[], int] = lambda: 0,
         stream: TextIO | None = None,
     ) -> None:
+        """`began` is when this start of the run was asked for."""
         self.plan = plan
         self.memory = memory
+        self.began = began
         self.speed = speed
         self.watch = watch
         self.metrics = LineWriter(folder / METRICS)
@@ -134,6 +137,10 @@ class Records:
             self.event(record.harm.kind, step.number, what=what, where=where, **left_out)
         self._chart(_charts(entry), step.number)
         self._show(entry)
+        if self.began is not None:
+            waited, self.began = time.time() - self.began, None
+            self.event("first step", step.number, seconds=round(waited, 2))
+            self._say(f"the first step has ended {duration(waited)} after the start")
 
     def evaluated(self, step: StepView, found: Evaluation) -> None:
         """After a step, whose number and tokens it gets."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +40,14 @@ class Start:
     profile: range | None = None
     """Steps to trace."""
     debug: bool = False
+    began: float = field(default_factory=time.time)
+    """When it was asked for."""
 
     def words(self) -> list[str]:
         """As options of the worker."""
-        words = [f"--stop-after={self.stop_after}"] if self.stop_after is not None else []
+        words = [f"--began={self.began}"]
+        if self.stop_after is not None:
+            words.append(f"--stop-after={self.stop_after}")
         if self.profile is not None:
             words.append(f"--profile={self.profile.start}:{self.profile.stop}")
         return [*words, *["--fallback"] * self.fallback, *["--debug"] * self.debug]

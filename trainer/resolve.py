@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..console import config as reader
-from ..console.errors import ConfigError, LayoutError, Problem, RunError
+from ..console.errors import ConfigError, LayoutError, Problem, RunError, together
 from . import config as run_config
 from . import origin as origins
 from .config import RunConfig
@@ -31,14 +31,17 @@ from .schedule import Plan
 if TYPE_CHECKING:
     from ..models.config import ModelConfig
 
+DEFAULT_MODEL = "tiny-hybrid"
+
 
 def resolve(request: Request) -> Job:
     """A new job, or the one in the folder if it is the same."""
-    run = _here_or_there(run_config.load(request.run, request.own), slurm=request.slurm)
-    _check_rows(request, run)
     name = Path(request.run or request.mixture or "synthetic").stem
     folder = RunFolder(request.out or f"runs/{name}")
-    model = _model(request, run, folder)
+    run, model, planned = together(
+        lambda: _run(request), lambda: _named_model(request), lambda: _planned(request, folder)
+    )
+    model = model or _unnamed_model(run, folder)
     mixture = None
     if request.mixture is not None:
         data, _ = reader.read_yaml(request.mixture)
@@ -51,12 +54,7 @@ def resolve(request: Request) -> Job:
     run = _with_origin(run, None)
     if speaks():  # the first rank may have written there already
         folder.check_free()
-    if request.mixture is not None:
-        from ..mixtures.resolve import resolve_file
-
-        plan: Plan = resolve_file(request.mixture, request.part("mixture"))
-    else:
-        plan = _synthetic(run, model)
+    plan = planned or _synthetic(run, model)
     return Job(folder=folder, run=run, model=model, plan=plan, mixture=mixture)
 
 
@@ -87,8 +85,9 @@ def load(folder: RunFolder, overrides: Sequence[str] = (), *, slurm: bool = Fals
     return replace(job, run=run)
 
 
-def _check_rows(request: Request, run: RunConfig) -> None:
-    """A run has rows of one kind."""
+def _run(request: Request) -> RunConfig:
+    """Its configuration; a run has rows of one kind."""
+    run = _here_or_there(run_config.load(request.run, request.own), slurm=request.slurm)
     if request.mixture is None and run.synthetic is None:
         raise RunError(
             "a run needs rows",
@@ -100,18 +99,37 @@ def _check_rows(request: Request, run: RunConfig) -> None:
     if request.mixture is None and changes:
         problems = [Problem(f"mixture.{path}", "there is no mixture to change") for path in changes]
         raise ConfigError("the command line", problems)
+    return run
 
 
-def _model(request: Request, run: RunConfig, folder: RunFolder) -> ModelConfig:
-    """The one that was asked for, or that the initial weights are of."""
+def _named_model(request: Request) -> ModelConfig | None:
+    """The model that was asked for, if one was."""
     from ..models.config import load_model_config
 
     changes = request.part("model")
-    if request.model is None and run.init_from is not None and not changes:
-        if folder.begun:  # what it began from may be gone by now
-            return load_model_config(folder.model)
-        return origins.find(run.init_from.path, run.init_from.step).model
-    return load_model_config(request.model or "tiny-hybrid", changes)
+    if request.model is None and not changes:
+        return None
+    return load_model_config(request.model or DEFAULT_MODEL, changes)
+
+
+def _unnamed_model(run: RunConfig, folder: RunFolder) -> ModelConfig:
+    """That of the initial weights, if some are named."""
+    from ..models.config import load_model_config
+
+    if run.init_from is None:
+        return load_model_config(DEFAULT_MODEL)
+    if folder.begun:  # what it began from may be gone by now
+        return load_model_config(folder.model)
+    return origins.find(run.init_from.path, run.init_from.step).model
+
+
+def _planned(request: Request, folder: RunFolder) -> Plan | None:
+    """The mixture's plan; a run that has begun has its own."""
+    from ..mixtures.resolve import resolve_file
+
+    if request.mixture is None or folder.begun:
+        return None
+    return resolve_file(request.mixture, request.part("mixture"))
 
 
 def _synthetic(run: RunConfig, model: ModelConfig) -> Plan:

@@ -101,10 +101,14 @@ def _prepare(job: Job) -> None:
 def _finish(job: Job, code: int) -> None:
     from .report import write
 
+    found = store.committed(job.folder.checkpoints)
+    if not found:
+        command.say(f"stopped before its first step; the same command begins (exit code {code})")
+        return
     path, _ = write([str(job.folder.root)], None)
     if code == launch.INTERRUPTED:
         command.say(
-            f"saved at step {store.step_of(store.committed(job.folder.checkpoints)[-1])} of "
+            f"saved at step {store.step_of(found[-1])} of "
             f"{job.plan.last_step}; the same command goes on (exit code {code})"
         )
     command.say(f"report: {path}")

@@ -7,6 +7,7 @@ itself becomes this.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -21,7 +22,7 @@ import torch.distributed as dist
 
 from ..console import config as reader
 from ..console import log as logs
-from ..console.errors import UserError
+from ..console.errors import StorageError, UserError
 from ..models.count import build_meta
 from . import launch, lines, peak, resolve, restore, rows
 from .checkpoints import store
@@ -59,7 +60,7 @@ class StopAsked:
 
 def work(job: Job, watched: launch.Watched, wanted: Start) -> int:
     """Train until the plan's end, or until asked to stop. Returns the exit code."""
-    began = time.time()
+    joined = time.time()
     asked = StopAsked()
     run, folder = job.run, job.folder
     parallel = _join(job)
@@ -75,14 +76,14 @@ def work(job: Job, watched: launch.Watched, wanted: Start) -> int:
     if run.watch.guard.may_roll_back and not resumed:  # there must be something to go back to
         keeper.save(engine.fragments(), state)
         keeper.wait()
-    records = _records(job, parallel, state.step) if parallel.first else None
+    records = _records(job, parallel, wanted, state.step) if parallel.first else None
     if records is not None:
         records.event(
             "resume" if resumed else "start",
             state.step,
             layout=job.layout,
             checkpoint=came_from,
-            seconds=round(time.time() - began, 2),
+            seconds=round(time.time() - joined, 2),
         )
     profiler = None
     if wanted.profile is not None:
@@ -119,7 +120,8 @@ def work(job: Job, watched: launch.Watched, wanted: Start) -> int:
             records.event("finish" if finished else "stop", state.step, ledger=state.ledger)
     except UserError as error:
         if records is not None:
-            records.event("fail", _step_reached(folder), error=str(error))
+            with contextlib.suppress(StorageError):  # the disk may be what has failed
+                records.event("fail", _step_reached(folder), error=str(error))
         raise
     finally:
         if profiler is not None:
@@ -166,13 +168,14 @@ def lr_of(job: Job) -> Callable[[int], float]:
     return lambda step: top * lr_factor(plan, step)
 
 
-def _records(job: Job, parallel: Parallel, first_step: int) -> Records:
+def _records(job: Job, parallel: Parallel, wanted: Start, first_step: int) -> Records:
     return Records(
         job.folder.root,
         job.plan,
         peak.speed(job, parallel.world),
         job.run.watch,
         first_step=first_step,
+        began=wanted.began,
         memory=partial(peak.memory_used, job.run.device),
     )
 
@@ -193,6 +196,7 @@ def _step_reached(folder: RunFolder) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
+    parser.add_argument("--began", type=float, required=True)
     parser.add_argument("--stop-after", type=int)
     parser.add_argument("--fallback", action="store_true")
     parser.add_argument("--profile", type=steps_between)
@@ -200,7 +204,10 @@ def main() -> None:
     arguments = parser.parse_args()
     logs.setup(debug=arguments.debug)
     wanted = Start(
-        stop_after=arguments.stop_after, fallback=arguments.fallback, profile=arguments.profile
+        began=arguments.began,
+        stop_after=arguments.stop_after,
+        fallback=arguments.fallback,
+        profile=arguments.profile,
     )
     watched = launch.Watched()
     try:

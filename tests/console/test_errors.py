@@ -5,12 +5,22 @@ import pickle
 import pytest
 
 from headrace.console import errors
-from headrace.console.errors import ConfigError, Problem, UserError
+from headrace.console.errors import (
+    ConfigError,
+    MisuseError,
+    PlanError,
+    Problem,
+    SeveralErrors,
+    UserError,
+    together,
+)
 
 KINDS = [
     kind
     for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, UserError) and kind is not ConfigError
+    if isinstance(kind, type)
+    and issubclass(kind, UserError)
+    and kind not in (ConfigError, SeveralErrors)
 ]
 
 
@@ -47,3 +57,18 @@ def test_the_tree_at_the_top_of_the_file_is_complete() -> None:
     assert errors.__doc__ is not None
     for kind in [*KINDS, ConfigError]:
         assert kind.__name__ in errors.__doc__
+
+
+def test_steps_that_do_not_wait_for_each_other_tell_what_is_wrong_at_once() -> None:
+    def fail(error: UserError) -> None:
+        raise error
+
+    assert together(lambda: 1, lambda: 2) == [1, 2]
+    plan = PlanError("no rows", mend="give some")
+    with pytest.raises(PlanError, match="no rows"):
+        together(lambda: 1, lambda: fail(plan), lambda: fail(plan))
+    with pytest.raises(SeveralErrors) as caught:
+        together(lambda: fail(plan), lambda: fail(MisuseError("no word")))
+    assert str(caught.value) == "no rows\n  mend:  give some\nerror: no word"
+    assert caught.value.exit_code == 2
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

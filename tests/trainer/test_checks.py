@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from headrace.console.errors import CheckpointError, LayoutError, PlanError, StorageError
+from headrace.console.errors import (
+    CheckpointError,
+    LayoutError,
+    PlanError,
+    SeveralErrors,
+    StorageError,
+)
 from headrace.trainer import checks, start
 from headrace.trainer.request import Start
 
@@ -32,6 +38,23 @@ def test_a_vocabulary_that_the_model_does_not_have(ask: Any) -> None:
     found = ask()
     with pytest.raises(PlanError, match="has 50 ids, the model embeds 37"):
         checks.check(replace(found, plan=replace(found.plan, vocab_size=50)))
+
+
+def test_a_folder_that_could_not_be_made_is_known_before_it_is_tried(
+    ask: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"cannot write to the run's folder .*is no folder"):
+        checks.check_disk(ask(out=tmp_path / "file" / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_all_that_is_wrong_is_told_at_once(ask: Any) -> None:
+    found = ask("processes=5", "model.learned_positions=8", "engine.kind=fsdp2", "engine.shard=3")
+    with pytest.raises(SeveralErrors) as caught:
+        checks.check(found)
+    for part in ("engine.shard=3 does not divide", "the model's table of positions"):
+        assert part in str(caught.value)
 
 
 def test_rows_longer_than_the_table_of_positions(ask: Any) -> None:

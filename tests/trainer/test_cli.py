@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from click.testing import CliRunner
 
 from headrace.trainer.cli import main
@@ -9,3 +12,13 @@ def test_a_run_takes_a_step_at_least() -> None:
     for command in (["run"], ["resume", "nowhere"]):
         result = CliRunner().invoke(main, [*command, "--stop-after", "0"])
         assert result.exit_code == 2 and "x>=1" in result.output
+
+
+def test_a_resume_takes_the_number_of_processes_as_a_start_does(ask: Any) -> None:
+    job = ask()
+    job.folder.prepare()
+    job.save()
+    words = ["resume", str(job.folder.root), "--processes", "2", "--dry-run", "--json"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["layout"]["processes"] == 2

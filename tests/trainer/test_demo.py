@@ -103,7 +103,7 @@ def test_the_whole_way(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     names = [event["event"] for event in events if event["event"] != "checkpoint"]
-    assert names == ["start", "stop", "resume", "finish"]
+    assert names == ["start", "first step", "stop", "resume", "first step", "finish"]
     assert events[0]["layout"]["engine"] == "DeepSpeed ZeRO-1"
     assert events[0]["layout"]["processes"] == 2
 

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
+import pytest
+
+from headrace.console.errors import StorageError
 from headrace.trainer import lines
 
 
@@ -12,6 +16,24 @@ def write(path: Path, steps: range, torn: str = "") -> None:
     writer.close()
     with path.open("a") as file:
         file.write(torn)
+
+
+def test_a_line_that_a_full_disk_has_torn_is_named_and_taken_off(tmp_path: Path) -> None:
+    """A limit on the size of files tears a line as a full disk does."""
+    path = tmp_path / "events.jsonl"
+    writer = lines.LineWriter(path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        writer.write({"step": 1, "why": "x" * 40})
+        for _ in range(2):  # first a part of it fits, then nothing
+            with pytest.raises(StorageError, match=r"cannot write to .*events\.jsonl"):
+                writer.write({"step": 2, "why": "x" * 40})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.stat().st_size == 100
+    write(path, range(2, 4))
+    assert [entry["step"] for entry in lines.read(path)] == [1, 2, 3]
 
 
 def test_a_cut_keeps_what_is_before_the_step_and_the_rest_beside(tmp_path: Path) -> None:

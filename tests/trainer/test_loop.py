@@ -175,8 +175,11 @@ def test_a_spike_takes_the_weights_back_and_never_the_row(parallel: Parallel) ->
     for key, tensor in everything(loop).items():
         assert torch.equal(tensor, at_first[key]), key
     never, _ = make(parallel, steps=spiking, guard=replace(guard, rollbacks=0))
-    with pytest.raises(RunError, match="comes to harm again"):
+    with pytest.raises(
+        RunError, match="has gone back to its newest checkpoint 0 times already"
+    ) as caught:
         never.run(begin())
+    assert "rows 12 to 17" in str(caught.value)
 
 
 def test_batch_arithmetic() -> None:

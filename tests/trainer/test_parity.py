@@ -119,7 +119,12 @@ def test_a_checkpoint_of_a_divided_model_loads_into_others(
 def test_checkpoints_load_across_engines_and_divisions(in_processes: Any, tmp_path: Path) -> None:
     """4 sources on two processes; 4 targets on two, 2 on one and 4 on four: 40 pairs."""
     kept = in_processes(2, "save_all", tmp_path, layouts=SAVED, steps=2)
-    four = ["deepspeed-1-fp32-tp2", "deepspeed-3-bf16-tp2", "fsdp2-0-fp32-tp2cp2", "fsdp2-2-fp32"]
+    four = [
+        "deepspeed-1-fp32-tp2",
+        "deepspeed-3-bf16-tp2",
+        "fsdp2-0-fp32-tp2cp2ring",
+        "fsdp2-2-fp32",
+    ]
     targets = {2: SAVED, 1: ["deepspeed-1-fp32", "fsdp2-0-bf16"], 4: four}
     for processes, layouts in targets.items():
         used = processes == 2

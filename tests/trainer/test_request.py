@@ -18,6 +18,7 @@ def test_steps_are_written_first_last(text: str) -> None:
 
 
 def test_what_a_start_was_asked_reaches_its_processes() -> None:
-    start = Start(stop_after=3, fallback=True, profile=range(10, 15))
-    assert start.words() == ["--stop-after=3", "--profile=10:15", "--fallback"]
+    start = Start(stop_after=3, fallback=True, profile=range(10, 15), began=7.5)
+    told = ["--began=7.5", "--stop-after=3", "--profile=10:15", "--fallback"]
+    assert start.words() == told
     assert steps_between("10:15") == start.profile

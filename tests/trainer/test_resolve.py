@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.console.errors import ConfigError, LayoutError, RunError
+from headrace.console.errors import ConfigError, LayoutError, RunError, SeveralErrors
 from headrace.trainer import job as jobs
 from headrace.trainer import resolve
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
@@ -89,6 +89,17 @@ def test_wrong_keys_are_reported_together(ask: Any) -> None:
         assert word in str(caught.value)
 
 
+def test_those_of_all_files_are_reported_together(tmp_path: Path) -> None:
+    mixture = tmp_path / "mixture.yaml"
+    mixture.write_text("sources: {web: {date: x}}")
+    words = ["checkpoints.evry=2", "model.witdh=3", "mixture.phazes.a=1"]
+    asked = Request(model=TINY, mixture=str(mixture), out=str(tmp_path / "run"), overrides=words)
+    with pytest.raises(SeveralErrors) as caught:
+        resolve.resolve(asked)
+    for near in ("`every`", "`width`", "`phases`", "`data`"):
+        assert f"did you mean {near}?" in str(caught.value)
+
+
 def test_a_mixture_that_is_not_there_cannot_be_changed(ask: Any) -> None:
     with pytest.raises(ConfigError, match=r"mixture\.seed.*there is no mixture") as caught:
         ask("mixture.seed=2", "mixture.phases.a.tokens=1M")
@@ -98,9 +109,10 @@ def test_a_mixture_that_is_not_there_cannot_be_changed(ask: Any) -> None:
 def test_a_run_needs_rows_of_one_kind(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="needs rows"):
         resolve.resolve(Request(model=TINY, out=str(tmp_path / "run")))
-    with pytest.raises(RunError, match="not both"):
+    with pytest.raises(SeveralErrors, match="not both") as caught:
         words = ["synthetic.steps=2"]
         resolve.resolve(Request(model=TINY, out=str(tmp_path), mixture="m.yaml", overrides=words))
+    assert "there is no file m.yaml" in str(caught.value)
 
 
 def test_a_batch_job_has_its_own_number_of_processes_and_not_that_of_the_start_before(

@@ -35,12 +35,10 @@ def test_an_interrupted_run_ends_as_one_that_never_was(trainer: Any, tmp_path: P
     trainer.run("--processes", "2")
     assert trainer.lines("ledger.jsonl") == trainer.lines("ledger.jsonl", whole)
     assert trainer.losses() == trainer.losses(whole), "equal to the bit"
-    assert [e["event"] for e in trainer.lines("events.jsonl") if e["event"] != "checkpoint"] == [
-        "start",
-        "stop",
-        "resume",
-        "finish",
-    ]
+    events = [event["event"] for event in trainer.lines("events.jsonl")]
+    told = ["start", "first step", "stop", "resume", "first step", "finish"]
+    assert [name for name in events if name != "checkpoint"] == told
+    assert "the first step has ended" in stderr
     assert "has taken all of its 6 steps already" in trainer.run("--processes", "2")
 
 

@@ -97,11 +97,11 @@ class Saver:
         return replace(fragment, data=buffer)
 
     def _write(self, fragments: Sequence[Fragment], state: RunState) -> None:
-        files: list[tensors.StoredFile] = []
+        files: list[store.StoredFile] = []
         path, failure = self._begin(state)
         if failure is None:
             try:
-                files = tensors.write(path / tensors.FOLDER, fragments, self.group)
+                files = tensors.write(path / store.TENSORS, fragments, self.group)
                 store.send(path, files)
             except (UserError, OSError) as error:
                 failure = tensors.named(error, *self._what, self.rank)
@@ -139,7 +139,7 @@ class Saver:
         return store.temporary(self.folder, state.step, begun[0]), begun[1]
 
     def _commit(
-        self, path: Path, files: list[tensors.StoredFile], state: RunState
+        self, path: Path, files: list[store.StoredFile], state: RunState
     ) -> UserError | None:
         try:
             store.commit(path, self.folder / store.name(state.step), files, state, self.texts)
@@ -169,5 +169,5 @@ def load(path: Path | str, fragments: Sequence[Fragment], group: dist.ProcessGro
         if each is not None:
             raise each
     assert state is not None
-    tensors.read(storage.join(store.place(path), tensors.FOLDER), fragments, group)
+    tensors.read(storage.join(store.place(path), store.TENSORS), fragments, group)
     return state

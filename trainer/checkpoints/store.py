@@ -34,18 +34,27 @@ from ...console.errors import CheckpointError, StorageError
 from ...console.log import get_logger
 from ...dataplane import storage
 from .policy import CheckpointConfig
-from .tensors import FOLDER, StoredFile
 
 VERSION = 1
 MANIFEST = "manifest.json"
 STATE = "state.json"
 MODEL = "model.yaml"
+TENSORS = "tensors"
 REMOTE = "remote"
 NAME = re.compile(r"^step-(\d{8,})(\.[0-9a-f]+)?$")
 BLOCK = 1 << 24
 ABANDONED = "abandoned-"
 
 log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of a checkpoint and the hash of what was written to it."""
+
+    name: str
+    size: int
+    sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +118,7 @@ def place(path: Path | str) -> str:
 def begin(path: Path, url: str | None) -> None:
     """Make the folder that a checkpoint is written into. It says at once where its files are to
     go, so that whoever has to clean up knows."""
-    (path / FOLDER).mkdir(parents=True)
+    (path / TENSORS).mkdir(parents=True)
     if url is not None:
         (path / REMOTE).write_text(url)
         sync(path)
@@ -140,9 +149,9 @@ def commit(
     if elsewhere != str(path):
         for file in (*small, MANIFEST):  # the manifest last: before, there is no checkpoint
             storage.write(storage.join(elsewhere, file), (path / file).read_bytes())
-        shutil.rmtree(path / FOLDER)
+        shutil.rmtree(path / TENSORS)
     else:
-        sync(path / FOLDER)
+        sync(path / TENSORS)
     sync(path)
     path.rename(target)
     sync(target.parent)

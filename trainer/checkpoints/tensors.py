@@ -7,7 +7,6 @@ files (`python -m torch.distributed.checkpoint.format_utils dcp_to_torch …`).
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import hashlib
 import io
@@ -49,20 +48,11 @@ from torch.futures import Future
 from ...console.errors import CheckpointError, StorageError, UserError
 from ...dataplane import storage
 from .fragments import Box, Fragment, keyed
+from .store import TENSORS, StoredFile
 
-FOLDER = "tensors"
 METADATA = ".metadata"
 READERS = 8
 """Boxes read at once by one process: in a store, each is a request."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StoredFile:
-    """A file of a checkpoint and the hash of what was written to it."""
-
-    name: str
-    size: int
-    sha256: str
 
 
 def write(
@@ -85,7 +75,7 @@ def write(
     if dist.get_rank(group) == 0:
         _check_whole(metadata, folder)
     return [
-        StoredFile(f"{FOLDER}/{_committed(name)}", sink.size, sink.digest.hexdigest())
+        StoredFile(f"{TENSORS}/{_committed(name)}", sink.size, sink.digest.hexdigest())
         for name, sink in files.written.items()
     ]
 

@@ -16,7 +16,7 @@ from .fragments import MASTER, Fragment, keyed
 def weights(checkpoint: Path | str) -> Weights:
     """In fp32, each read when it is asked for; the files are proven to be what was written."""
     store.verify(checkpoint, store.read_manifest(checkpoint))
-    stored = tensors.Stored(storage.join(store.place(checkpoint), tensors.FOLDER))
+    stored = tensors.Stored(storage.join(store.place(checkpoint), store.TENSORS))
     shapes = stored.shapes(MASTER)
 
     def read(name: str) -> torch.Tensor:

@@ -254,6 +254,8 @@ def _detail(event: dict[str, Any]) -> str:
         layout = event["layout"]
         text = f"{layout['engine']}, {layout['processes']} × {layout['device']}"
         return f"{text}, ready after {duration(event['seconds'])}"
+    if event["event"] == "first step":
+        return f"ended {duration(event['seconds'])} after the start"
     if "ledger" in event:
         return f"ledger {event['ledger']}"
     return str(event.get("error", "")).splitlines()[0] if event.get("error") else ""

@@ -8,8 +8,7 @@ import pytest
 from headrace.console.errors import CheckpointError
 from headrace.trainer.checkpoints import store
 from headrace.trainer.checkpoints.policy import CheckpointConfig
-from headrace.trainer.checkpoints.store import RunState
-from headrace.trainer.checkpoints.tensors import StoredFile
+from headrace.trainer.checkpoints.store import RunState, StoredFile
 
 STATE = RunState(step=12, row=96, tokens=960, plan_hash="p", updates=12, ledger="ab", seed=1)
 

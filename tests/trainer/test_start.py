@@ -1,0 +1,21 @@
+"""From a job to its end, where no process is needed to see it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.trainer import start
+from headrace.trainer.launch import INTERRUPTED
+
+
+def test_a_run_that_is_stopped_before_its_first_step_is_no_failure(
+    ask: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A scheduler that takes the machine away while the processes start is told to try again."""
+    monkeypatch.setattr(start.launch.Launcher, "run", lambda self: INTERRUPTED)
+    job = ask()
+    assert start.start(job, start.Start()) == INTERRUPTED
+    assert "stopped before its first step" in capsys.readouterr().err
+    assert start.outcome(job, INTERRUPTED)["step"] == 0
