@@ -11,6 +11,7 @@ from headrace.console.errors import ConfigError, LayoutError, RunError, SeveralE
 from headrace.trainer import job as jobs
 from headrace.trainer import resolve
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
+from headrace.trainer.folder import RunFolder
 from headrace.trainer.job import Job
 from headrace.trainer.request import Request
 
@@ -58,10 +59,12 @@ def test_under_another_launcher_its_number_of_processes_counts(
     assert ask("processes=4").processes == ask().processes == 4
 
 
-def test_another_run_does_not_take_over_the_folder(ask: Any) -> None:
+def test_another_run_does_not_take_over_the_folder(ask: Any, tmp_path: Path) -> None:
     saved(ask("optimizer.lr=1e-2"))
     with pytest.raises(RunError, match="holds another run") as caught:
         ask("optimizer.lr=1e-3", "model.width=48", "seed=9")
+    with pytest.raises(RunError, match="seed: 1 there, 5 here"):
+        resolve.load(RunFolder(tmp_path / "run"), ["seed=5"])
     for line in ("optimizer.lr: 0.01 there, 0.001 here", "model.width: 36 there", "seed: 1 there"):
         assert line in str(caught.value)
 
