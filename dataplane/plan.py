@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,7 @@ from .chairman import Segment
 from .source_order import Position, Rest, SourceOrder
 from .timeline import PhaseRows, Timeline
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,13 +177,14 @@ class Plan(Timeline[Phase]):
         )
 
     def save(self, file: str | Path) -> None:
-        data = {**self.to_json(), "hash": self.hash}
+        data = {**self.to_json(), "hash": self.hash, "folder": os.getcwd()}
         text = json.dumps({**data, "seal": _digest(data)}, indent=1)
         storage.write(str(file), text.encode())
 
     @classmethod
     def load(cls, file: str | Path) -> Plan:
-        """Read a plan that was saved, and check that it still has the hash that it had."""
+        """Read a plan that was saved, and check that it still has the hash that it had. A dataset at
+        a relative path is sought from here first, then from where the plan was made."""
         try:
             data = json.loads(storage.read(str(file)))
             seal = data.pop("seal")
@@ -192,7 +194,7 @@ class Plan(Timeline[Phase]):
                     mend="change the mixture instead, and make the plan again",
                 )
             version = data.pop("version")
-            written = data.pop("hash")
+            written, folder = data.pop("hash"), data.pop("folder")
             if version != VERSION:
                 raise StorageError(
                     f"{file} is a plan of version {version}; this headrace reads {VERSION}",
@@ -205,7 +207,15 @@ class Plan(Timeline[Phase]):
                 mend="make the plan again with `mixtures plan`",
             ) from None
         assert plan.hash == written, "a sealed plan has the hash that it was saved with"
-        return plan
+        return replace(plan, sources=tuple(_found(source, folder) for source in plan.sources))
+
+
+def _found(source: Source, folder: str) -> Source:
+    if not storage.is_local(source.url):
+        return source
+    here = storage.local_path(source.url)
+    there = Path(folder, here)  # the same, if it is absolute
+    return replace(source, url=str(there)) if there.exists() and not here.exists() else source
 
 
 def _digest(data: Any) -> str:

@@ -15,14 +15,14 @@ GIGABYTE = 1 << 30
 
 def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
     """Activations take a moment to count: they are for who asks before the run."""
-    count, by_rank = costs.parameters(job), costs.parameters_by_rank(job)
     kept = costs.kept_memory(job) if activations else {}
+    by_rank = [costs.state_memory(job, part) | kept for part in costs.parameters_by_rank(job)]
     return {
         "run": str(job.folder.root),
         "begun": job.folder.begun,
         "model": {
             "stripe": stripe(job),
-            "parameters": count,
+            "parameters": costs.parameters(job),
             "vocab_size": job.model.vocab_size,
         },
         "plan": {
@@ -33,8 +33,8 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
         },
         "layout": job.layout,
         "batch": costs.batches(job),
-        "memory": costs.state_memory(job, max(by_rank)) | kept,
-        "parameters_by_tensor_rank": by_rank,
+        "memory": max(by_rank, key=lambda parts: sum(parts.values())),
+        "memory_by_tensor_rank": by_rank,
         "checkpoints": {"bytes": costs.checkpoint_bytes(job), "saved": costs.checkpoints(job)},
         "configuration": reader.plain(job.run),
     }
@@ -64,13 +64,21 @@ def lines(about: dict[str, Any]) -> list[str]:
             f"steps of {phase['rows']} rows × {phase['seq_len']:,}; each process "
             f"{phase['micro_batches']} × {phase['micro_batch_rows']} rows"
         )
-    parts = ", ".join(f"{part} {_size(size)}" for part, size in about["memory"].items() if size)
-    counted = "" if "activations" in about["memory"] else ", and activations"
-    found.append(
-        f"memory       {_size(sum(about['memory'].values()))} on each process ({parts}){counted}"
-    )
+    found += [f"memory       {line}" for line in _memory(about["memory_by_tensor_rank"])]
     saved = about["checkpoints"]
     found.append(f"checkpoints  {saved['saved']} of {as_bytes(saved['bytes'])} each")
+    return found
+
+
+def _memory(by_rank: list[dict[str, int]]) -> list[str]:
+    """A line for each rank along the tensor axis, or one if they have the same."""
+    alike = all(parts == by_rank[0] for parts in by_rank)
+    found = []
+    for rank, parts in enumerate(by_rank[:1] if alike else by_rank):
+        where = "each process" if alike else f"each process of tensor rank {rank}"
+        named = ", ".join(f"{part} {_size(size)}" for part, size in parts.items() if size)
+        more = "" if "activations" in parts else ", and activations"
+        found.append(f"{_size(sum(parts.values()))} on {where} ({named}){more}")
     return found
 
 

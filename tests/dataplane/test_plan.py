@@ -19,6 +19,23 @@ def test_round_trip(two_phases: Plan, tmp_path: Path) -> None:
     assert again.hash == two_phases.hash
 
 
+def test_datasets_are_sought_from_here_and_from_where_the_plan_was_made(
+    two_phases: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *others = two_phases.sources
+    relative = replace(two_phases, sources=(replace(first, url="data/web"), *others))
+    home, moved, elsewhere = (tmp_path / name for name in ("home", "moved", "elsewhere"))
+    for folder in (home / "data/web", moved / "data/web", elsewhere):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(home)
+    relative.save(tmp_path / "plan.json")
+    for folder, url in ((home, "data/web"), (moved, "data/web"), (elsewhere, f"{home}/data/web")):
+        monkeypatch.chdir(folder)
+        assert Plan.load(tmp_path / "plan.json").sources[0].url == url
+    (home / "data/web").rmdir()
+    assert Plan.load(tmp_path / "plan.json").sources[0].url == "data/web"  # nowhere: as it was said
+
+
 @pytest.mark.parametrize(
     "harm",
     [
@@ -51,7 +68,7 @@ def test_half_a_plan_and_a_newer_one(
             Plan.load(file)
     file.write_text(whole)
     monkeypatch.setattr("headrace.dataplane.plan.VERSION", 99)
-    with pytest.raises(StorageError, match="version 1; this headrace reads 99"):
+    with pytest.raises(StorageError, match="version 2; this headrace reads 99"):
         Plan.load(file)
 
 

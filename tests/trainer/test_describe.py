@@ -29,3 +29,13 @@ def test_the_description_adds_up(ask: Any) -> None:
     assert "2 of 1.49GB each" in "\n".join(
         describe.lines({**about, "checkpoints": {"bytes": 1_490_000_000, "saved": 2}})
     )
+
+
+def test_memory_is_told_by_rank_where_ranks_differ(ask: Any) -> None:
+    """An odd vocabulary: the last of two processes has a row more."""
+    found = ask("processes=2", "layout.tp=2", "model.vocab_size=37", "engine.kind=fsdp2")
+    about = describe.describe(found)
+    first, last = about["memory_by_tensor_rank"]
+    assert last["weights"] > first["weights"] and about["memory"] == last
+    written = "\n".join(describe.lines(about))
+    assert "each process of tensor rank 0 (" in written and "of tensor rank 1 (" in written
