@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -177,14 +176,16 @@ class Plan(Timeline[Phase]):
         )
 
     def save(self, file: str | Path) -> None:
-        data = {**self.to_json(), "hash": self.hash, "folder": os.getcwd()}
+        data = {**self.to_json(), "hash": self.hash, "folder": str(Path.cwd())}
         text = json.dumps({**data, "seal": _digest(data)}, indent=1)
         storage.write(str(file), text.encode())
 
     @classmethod
     def load(cls, file: str | Path) -> Plan:
-        """Read a plan that was saved, and check that it still has the hash that it had. A dataset at
-        a relative path is sought from here first, then from where the plan was made."""
+        """Read a plan that was saved, and check that it still has the hash that it had.
+
+        A dataset at a relative path is sought from here, and then from where the plan was made.
+        """
         try:
             data = json.loads(storage.read(str(file)))
             seal = data.pop("seal")

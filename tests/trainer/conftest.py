@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -96,6 +97,19 @@ class Trainer:
 def trainer(tmp_path: Path) -> Trainer:
     assert "WORLD_SIZE" not in os.environ
     return Trainer(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """The folder of a run that nothing disturbed, on so many processes: each is made once."""
+
+    @functools.cache
+    def run(processes: int) -> Path:
+        trainer = Trainer(tmp_path_factory.mktemp("whole"))
+        trainer.run("--processes", str(processes))
+        return trainer.out
+
+    return run
 
 
 @pytest.fixture

@@ -27,17 +27,15 @@ def steps_taken(path: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def test_an_interrupted_run_ends_as_one_that_never_was(trainer: Any, tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_as_one_that_never_was(trainer: Any, whole: Any) -> None:
     """Two processes; stopped by itself half-way; `resume` goes on, given the folder alone."""
-    whole = tmp_path / "whole"
-    trainer.run("--processes", "2", out=whole)
     stderr = trainer.run("--processes", "2", "--stop-after", "3", code=85)
     assert "saved at step 3 of 6; the same command goes on" in stderr
     command = [sys.executable, "-m", "headrace.trainer.cli", "resume", str(trainer.out), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["finished"], "nothing else is needed"
-    assert trainer.lines("ledger.jsonl") == trainer.lines("ledger.jsonl", whole)
-    assert trainer.losses() == trainer.losses(whole), "equal to the bit"
+    assert trainer.lines("ledger.jsonl") == trainer.lines("ledger.jsonl", whole(2))
+    assert trainer.losses() == trainer.losses(whole(2)), "equal to the bit"
     events = [event["event"] for event in trainer.lines("events.jsonl")]
     told = ["start", "first step", "stop", "resume", "first step", "finish"]
     assert [name for name in events if name != "checkpoint"] == told
@@ -46,13 +44,11 @@ def test_an_interrupted_run_ends_as_one_that_never_was(trainer: Any, tmp_path: P
 
 
 @pytest.mark.slow
-def test_another_layout_goes_on_with_the_same_rows(trainer: Any, tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    trainer.run(out=whole)
+def test_another_layout_goes_on_with_the_same_rows(trainer: Any, whole: Any) -> None:
     trainer.run("--processes", "2", "--stop-after", "4", code=85)
     trainer.run("engine.kind=deepspeed", "engine.zero=2")
-    assert trainer.lines("ledger.jsonl") == trainer.lines("ledger.jsonl", whole)
-    far = max(abs(a - b) for a, b in zip(trainer.losses(), trainer.losses(whole), strict=True))
+    assert trainer.lines("ledger.jsonl") == trainer.lines("ledger.jsonl", whole(1))
+    far = max(abs(a - b) for a, b in zip(trainer.losses(), trainer.losses(whole(1)), strict=True))
     assert far < 2e-6
 
 
@@ -137,27 +133,24 @@ def test_a_damaged_checkpoint_is_named_and_passed_over_only_if_asked(trainer: An
 
 
 @pytest.mark.slow
-def test_weights_of_another_run_begin_a_new_one(trainer: Any, tmp_path: Path) -> None:
-    trainer.run()
-    other = tmp_path / "other"
-    trainer.run("--stop-after", "1", f"init_from.path={trainer.out}", out=other, code=85)
-    start = trainer.lines("events.jsonl", other)[0]
-    assert start["checkpoint"] == str(trainer.out / "checkpoints" / store.name(6))
-    assert trainer.lines("ledger.jsonl", other) == trainer.lines("ledger.jsonl")[:1]
-    assert trainer.losses(other)[0] != trainer.losses()[0], "the same rows, and other weights"
+def test_weights_of_another_run_begin_a_new_one(trainer: Any, whole: Any) -> None:
+    other = whole(1)
+    trainer.run("--stop-after", "1", f"init_from.path={other}", code=85)
+    start = trainer.lines("events.jsonl")[0]
+    assert start["checkpoint"] == str(other / "checkpoints" / store.name(6))
+    assert trainer.lines("ledger.jsonl") == trainer.lines("ledger.jsonl", other)[:1]
+    assert trainer.losses()[0] != trainer.losses(other)[0], "the same rows, and other weights"
 
 
 @pytest.mark.slow
-def test_under_torchrun_it_joins(trainer: Any, tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    trainer.run("--processes", "2", out=whole)
+def test_under_torchrun_it_joins(trainer: Any, whole: Any) -> None:
     rank = trainer.command()[1:]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     done = subprocess.run(
         [*torchrun, *rank], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert trainer.losses() == trainer.losses(whole)
+    assert trainer.losses() == trainer.losses(whole(2))
 
 
 @pytest.mark.long
