@@ -167,6 +167,7 @@ def convolution_case(
 def short_convolutions() -> Iterator[Case]:
     name = "short_convolution"
     yield convolution_case(name, 7, 8, packed=True)  # Hyena-SE
+    yield convolution_case(name, 7, 8)
     yield convolution_case(name, 3, 1, gated=False)  # a featurizer
     yield convolution_case(name, 3, 1, gated=False, bias=True, history=True, packed=True)
     yield convolution_case(name, 4, 1, gated=False, silu=True, bias=True, packed=True)  # Mamba

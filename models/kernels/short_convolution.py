@@ -24,8 +24,12 @@ REACHES = 16
 SPAN = 256
 """Tokens that a program walks along."""
 UNROLL = 8
-"""Of them at a time; half of it backward, for filters whose sums fill the registers."""
-CHANNELS = 128
+"""Of them at a time."""
+CHANNELS = 256
+"""Of a program: two for each thread, whose numbers fill a word.
+
+Backward, half as many of either where a long filter's sums fill the registers."""
+WARPS = 4
 OPTIONAL = ("HISTORY", "BIAS", "SKIP", "PACKED")
 
 
@@ -61,8 +65,7 @@ def short_convolution(
     history_, bias_, skip_, positions_ = optional
     out = torch.empty(*x.shape[:2], sizes[1], dtype=x.dtype, device=x.device)
     _programs().forward[grid](
-        x, history_, taps.contiguous(), bias_, skip_, positions_, out, *sizes, **switches,
-        UNROLL=UNROLL,
+        x, history_, taps.contiguous(), bias_, skip_, positions_, out, *sizes, **switches
     )  # fmt: skip
     return out
 
@@ -86,19 +89,19 @@ def _backward(
     silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x and history; [K + 1, width]: those of the taps and the bias."""
+    reach = taps.shape[1]
     x, optional, sizes, switches, (programs, rows) = _laid_out(
-        x, taps, (history, bias, skip, positions), gated, silu
+        x, taps, (history, bias, skip, positions), gated, silu, divided=2 if reach > 8 else 1
     )
     history_, bias_, skip_, positions_ = optional
-    width, reach = sizes[1], taps.shape[1]
-    parts = programs // -(-width // CHANNELS)
+    width = sizes[1]
+    parts = programs // -(-width // switches["CHANNELS"])
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grad_history = x.new_empty(0) if history is None else torch.empty_like(history_)
     partial = torch.empty(rows * parts, reach + 1, width, dtype=torch.float32, device=x.device)
     _programs().backward[(programs, rows)](
         grad.contiguous(), x, history_, taps.contiguous(), bias_, skip_, positions_,
         grad_x, grad_history, partial, *sizes, **switches,
-        UNROLL=UNROLL if reach <= 8 else UNROLL // 2,
     )  # fmt: skip
     return grad_x, grad_history, partial.sum(0)
 
@@ -114,7 +117,12 @@ def _(grad: Tensor, x: Tensor, taps: Tensor, *others: Any) -> tuple[Tensor, Tens
 
 
 def _laid_out(
-    x: Tensor, taps: Tensor, given: tuple[Tensor | None, ...], gated: bool, silu: bool
+    x: Tensor,
+    taps: Tensor,
+    given: tuple[Tensor | None, ...],
+    gated: bool,
+    silu: bool,
+    divided: int = 1,
 ) -> tuple[Tensor, list[Tensor], tuple[int, ...], dict[str, Any], tuple[int, int]]:
     """`given`: the history, the bias, the skip and the positions, or None."""
     x = by_token(x)
@@ -127,10 +135,11 @@ def _laid_out(
         "SILU": silu,
         **dict(zip(OPTIONAL, (t is not None for t in given), strict=True)),
         "SPAN": SPAN,
-        "CHANNELS": CHANNELS,
-        "num_warps": CHANNELS // 32,
+        "UNROLL": UNROLL // divided,
+        "CHANNELS": CHANNELS // divided,
+        "num_warps": WARPS,
     }
-    grid = (-(-length // SPAN) * -(-width // CHANNELS), rows)
+    grid = (-(-length // SPAN) * -(-width // switches["CHANNELS"]), rows)
     return x, [x if t is None else t.contiguous() for t in given], sizes, switches, grid
 
 

@@ -34,6 +34,7 @@ def summaries(
     row = tl.program_id(2).to(tl.int64)
     chunk = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    real = channel < width
     first = chunk.to(tl.int64) * CHUNK
     steps = tl.minimum(CHUNK, length - chunk * CHUNK)
     x += row * row_stride + first * token_stride
@@ -45,7 +46,7 @@ def summaries(
     state = zeros(MODES, CHANNELS)
     for block in range(steps // UNROLL):
         start = block * UNROLL
-        inputs = inputs_of(x, start, steps, channel, width, token_stride, GATED, True, UNROLL)
+        inputs = inputs_of(x, start, steps, channel, real, width, token_stride, GATED, True, UNROLL)
         for step in tl.static_range(UNROLL):
             state = within(state, positions, start + step, broken, MODES)
             state = stepped(decay, state, inputs[step], MODES)
@@ -97,6 +98,7 @@ def forward(
     row = tl.program_id(2).to(tl.int64)
     chunk = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    real = channel < width
     first = chunk.to(tl.int64) * CHUNK
     steps = tl.minimum(CHUNK, length - chunk * CHUNK)
     x += row * row_stride + first * token_stride
@@ -113,10 +115,10 @@ def forward(
     state = load_modes(states + (row * chunks + chunk) * MODES * width, channel, width, MODES)
     for block in range(steps // UNROLL):
         start = block * UNROLL
-        inputs = inputs_of(x, start, steps, channel, width, token_stride, GATED, True, UNROLL)
+        inputs = inputs_of(x, start, steps, channel, real, width, token_stride, GATED, True, UNROLL)
         gates = inputs
         if GATED:
-            gates = read(x, start, steps, channel, width, token_stride, True, UNROLL)
+            gates = read(x, start, steps, channel, real, token_stride, True, UNROLL)
         outputs = ()
         for step in tl.static_range(UNROLL):
             state = within(state, positions, start + step, broken, MODES)
@@ -190,6 +192,7 @@ def backward_summaries(
     row = tl.program_id(2).to(tl.int64)
     chunk = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    real = channel < width
     first = chunk.to(tl.int64) * CHUNK
     steps = tl.minimum(CHUNK, length - chunk * CHUNK)
     x += row * row_stride + first * token_stride
@@ -204,7 +207,7 @@ def backward_summaries(
     slope = zeros(MODES, CHANNELS)
     for block in range(steps // UNROLL):
         start = block * UNROLL
-        inputs = inputs_of(x, start, steps, channel, width, token_stride, GATED, True, UNROLL)
+        inputs = inputs_of(x, start, steps, channel, real, width, token_stride, GATED, True, UNROLL)
         for step in tl.static_range(UNROLL):
             state = within(state, positions, start + step, broken, MODES)
             slope = within(slope, positions, start + step, broken, MODES)
@@ -217,7 +220,7 @@ def backward_summaries(
     adjoint = zeros(MODES, CHANNELS)
     for block in range(steps // UNROLL):
         start = steps - (block + 1) * UNROLL
-        pulls = pulls_of(grad, x, start, steps, channel, width, token_stride, GATED, True, UNROLL)
+        pulls = pulls_of(grad, x, start, steps, channel, real, width, token_stride, GATED, True, UNROLL)
         for step in tl.static_range(UNROLL - 1, -1, -1):
             adjoint = _adjoint(adjoint, decay, weight, pulls[step], FINAL, MODES)
             adjoint = _before(adjoint, decay, FINAL, MODES)
@@ -236,6 +239,7 @@ def backward(
     row = tl.program_id(2).to(tl.int64)
     chunk = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    real = channel < width
     first = chunk.to(tl.int64) * CHUNK
     steps = tl.minimum(CHUNK, length - chunk * CHUNK)
     x += row * row_stride + first * token_stride
@@ -261,11 +265,11 @@ def backward(
     of_skip = tl.zeros([CHANNELS], dtype=tl.float32)
     for block in range(steps // UNROLL):
         start = block * UNROLL
-        inputs = inputs_of(x, start, steps, channel, width, token_stride, GATED, True, UNROLL)
-        above = read(grad, start, steps, channel, width, width, True, UNROLL)
+        inputs = inputs_of(x, start, steps, channel, real, width, token_stride, GATED, True, UNROLL)
+        above = read(grad, start, steps, channel, real, width, True, UNROLL)
         gates = inputs
         if GATED:
-            gates = read(x, start, steps, channel, width, token_stride, True, UNROLL)
+            gates = read(x, start, steps, channel, real, token_stride, True, UNROLL)
         outputs = ()
         for step in tl.static_range(UNROLL):
             state = within(state, positions, start + step, broken, MODES)
@@ -292,12 +296,12 @@ def backward(
     adjoint = load_modes(adjoints + own, channel, width, MODES)
     for block in range(steps // UNROLL):
         start = steps - (block + 1) * UNROLL
-        pulls = pulls_of(grad, x, start, steps, channel, width, token_stride, GATED, True, UNROLL)
+        pulls = pulls_of(grad, x, start, steps, channel, real, width, token_stride, GATED, True, UNROLL)
         keys = pulls
         values = pulls
         if GATED:
-            keys = read(x + width, start, steps, channel, width, token_stride, True, UNROLL)
-            values = read(x + 2 * width, start, steps, channel, width, token_stride, True, UNROLL)
+            keys = read(x + width, start, steps, channel, real, token_stride, True, UNROLL)
+            values = read(x + 2 * width, start, steps, channel, real, token_stride, True, UNROLL)
         for step in tl.static_range(UNROLL - 1, -1, -1):
             adjoint = _adjoint(adjoint, decay, weight, pulls[step], FINAL, MODES)
             dw = through * pulls[step] + _of_input(adjoint, weight, FINAL, MODES)

@@ -1,9 +1,10 @@
 """The Triton programs of short_convolution.py.
 
-A thread has a channel (CHANNELS are a program's) and walks along a span of tokens. What its filter
-reaches, it keeps: the last REACH inputs forward, and backward besides as many unfinished gradients
-of inputs; everything is read and written once. A span some token of which has its document's
-beginning within reach is `broken`: there it is asked of each token how far it sees.
+A thread has a few channels (CHANNELS are a program's) and walks along a span of tokens, UNROLL at a
+time. What its filter reaches, it keeps: the last REACH inputs forward, and backward besides as many
+unfinished gradients of inputs; everything is read and written once. A block of tokens is taken with
+CARE where a document begins within reach of the span, and where tokens or channels are missing;
+nowhere else is anything asked of a token.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import triton.language as tl
 
 from .gated_input import gated_input
 from .modes import plus_products, zeros
-from .walk import inputs_of, read, there, within
+from .walk import inputs_of, read, there
 
 
 @triton.jit
@@ -57,10 +58,17 @@ def _behind(
 
 
 @triton.jit
-def _shifted(window, w, REACH: tl.constexpr):
+def _shifted(window, w, positions, token, CARE: tl.constexpr, REACH: tl.constexpr):
+    """The window of the next token: w, and what it still sees of those before."""
     found = (w,)
     for lag in tl.static_range(1, REACH):
         found = found + (window[lag - 1],)
+    if CARE and positions is not None:
+        position = tl.load(positions + token)
+        kept = (w,)
+        for lag in tl.static_range(1, REACH):
+            kept = kept + (tl.where(position >= lag, found[lag], 0.0),)
+        found = kept
     return found
 
 
@@ -73,19 +81,50 @@ def _filtered(window, taps, REACH: tl.constexpr):
 
 
 @triton.jit
-def _spread(pulled, taps, g, positions, token, broken, REACH: tl.constexpr):
+def _spread(pulled, taps, g, positions, token, CARE: tl.constexpr, REACH: tl.constexpr):
     """The gradients of the last inputs, the latest first, when g is that of a new output."""
-    if broken:
-        position = tl.load(positions + token).to(tl.int32)
-        found = (taps[0] * g,)
-        for lag in tl.static_range(1, REACH):
-            seen = tl.where(position >= lag, g, 0.0)
-            found = found + (pulled[lag - 1] + taps[lag] * seen,)
-    else:
-        found = (taps[0] * g,)
-        for lag in tl.static_range(1, REACH):
-            found = found + (pulled[lag - 1] + taps[lag] * g,)
+    found = (taps[0] * g,)
+    for lag in tl.static_range(1, REACH):
+        seen = g
+        if CARE and positions is not None:
+            seen = tl.where(tl.load(positions + token) >= lag, g, 0.0)
+        found = found + (pulled[lag - 1] + taps[lag] * seen,)
     return found
+
+
+@triton.jit
+def _put(to, value, there, CARE: tl.constexpr):
+    if CARE:
+        tl.store(to, value.to(to.dtype.element_ty), mask=there)
+    else:
+        tl.store(to, value.to(to.dtype.element_ty))
+
+
+@triton.jit
+def _forward_block(
+    x, positions, out, window, taps, offset, first, end, channel, width, token_stride,
+    REACH: tl.constexpr, GATED: tl.constexpr, SILU: tl.constexpr, UNROLL: tl.constexpr,
+    CARE: tl.constexpr,
+):  # fmt: skip
+    """Writes UNROLL outputs; returns the window of the last."""
+    real = None
+    if CARE:
+        real = channel < width
+    inputs = inputs_of(x, first, end, channel, real, width, token_stride, GATED, not CARE, UNROLL)
+    gates = inputs
+    if GATED:
+        gates = read(x, first, end, channel, real, token_stride, not CARE, UNROLL)
+    for step in tl.static_range(UNROLL):
+        token = first + step
+        window = _shifted(window, inputs[step], positions, tl.minimum(token, end - 1), CARE, REACH)
+        y = _filtered(window, taps, REACH) + offset
+        if SILU:
+            y *= tl.sigmoid(y)
+        if GATED:
+            y *= gates[step].to(tl.float32)
+        here = there(token, 0, end, channel, width)
+        _put(out + token * width + channel, y, here, CARE)
+    return window
 
 
 @triton.jit
@@ -102,35 +141,90 @@ def forward(
     end = length - start
     x += row * row_stride + start.to(tl.int64) * token_stride
     out += (row * length + start) * width
-    positions += row * length + start
-    broken = False
+    care = tl.program_id(0) % blocks * CHANNELS + CHANNELS > width
+    where = None
     if PACKED:
-        broken = _breaks(positions, end, REACH, SPAN)
+        where = positions + row * length + start
+        care = care | _breaks(where, end, REACH, SPAN)
     taps = _taps(taps, skip, channel, width, share, REACH, SKIP)
     offset = tl.zeros([CHANNELS], dtype=tl.float32)
     if BIAS:
         offset += tl.load(bias + channel, mask=channel < width, other=0.0).to(tl.float32)
     window = _behind(
-        x, history + row * (REACH - 1) * width, positions, start, channel, length, width,
+        x, history + row * (REACH - 1) * width, where, start, channel, length, width,
         token_stride, REACH, GATED, HISTORY, PACKED,
     )  # fmt: skip
     for block in range(tl.cdiv(tl.minimum(SPAN, end), UNROLL)):
         first = block * UNROLL
-        inputs = inputs_of(x, first, end, channel, width, token_stride, GATED, False, UNROLL)
-        gates = inputs
-        if GATED:
-            gates = read(x, first, end, channel, width, token_stride, False, UNROLL)
-        for step in tl.static_range(UNROLL):
-            token = first + step
-            window = within(window, positions, tl.minimum(token, end - 1), broken, REACH)
-            window = _shifted(window, inputs[step], REACH)
+        if care | (first + UNROLL > end):
+            window = _forward_block(
+                x, where, out, window, taps, offset, first, end, channel, width, token_stride,
+                REACH, GATED, SILU, UNROLL, True,
+            )  # fmt: skip
+        else:
+            window = _forward_block(
+                x, where, out, window, taps, offset, first, end, channel, width, token_stride,
+                REACH, GATED, SILU, UNROLL, False,
+            )  # fmt: skip
+
+
+@triton.jit
+def _backward_block(
+    grad, x, positions, grad_x, grad_history, window, pulled, of_taps, of_bias, taps, offset, first,
+    start, end, last, channel, width, token_stride,
+    REACH: tl.constexpr, GATED: tl.constexpr, SILU: tl.constexpr, HISTORY: tl.constexpr,
+    UNROLL: tl.constexpr, CARE: tl.constexpr,
+):  # fmt: skip
+    """Takes UNROLL gradients and finishes as many; returns what is carried on."""
+    real = None
+    if CARE:
+        real = channel < width
+    inputs = inputs_of(x, first, end, channel, real, width, token_stride, GATED, not CARE, UNROLL)
+    above = read(grad, first, end, channel, real, width, not CARE, UNROLL)
+    gates = above
+    keys = above
+    values = above
+    if GATED:
+        gates = read(x, first, end, channel, real, token_stride, not CARE, UNROLL)
+        done = first - REACH + 1  # those that will be finished
+        keys = read(x + width, done, last, channel, real, token_stride, not CARE, UNROLL)
+        values = read(x + 2 * width, done, last, channel, real, token_stride, not CARE, UNROLL)
+    for step in tl.static_range(UNROLL):
+        token = first + step
+        at = tl.minimum(token, end - 1)
+        window = _shifted(window, inputs[step], positions, at, CARE, REACH)
+        g = above[step].to(tl.float32)
+        here = there(token, 0, last, channel, width)
+        if GATED or SILU:
             y = _filtered(window, taps, REACH) + offset
-            if SILU:
-                y *= tl.sigmoid(y)
+            open_ = tl.sigmoid(y)
             if GATED:
-                y *= gates[step].to(tl.float32)
-            here = there(token, 0, end, channel, width)
-            tl.store(out + token * width + channel, y.to(out.dtype.element_ty), mask=here)
+                of_q = g * (y * open_ if SILU else y)
+                _put(grad_x + token * 3 * width + channel, of_q, here, CARE)
+                g *= gates[step].to(tl.float32)
+            if SILU:
+                g *= open_ + y * open_ * (1.0 - open_)
+        own = g
+        if CARE:
+            g = tl.where(there(token, 0, end, channel, width), g, 0.0)
+            own = tl.where(here, g, 0.0)
+        of_taps = plus_products(of_taps, window, own, REACH)
+        of_bias += own
+        pulled = _spread(pulled, taps, g, positions, at, CARE, REACH)
+
+        token = first + step - REACH + 1  # is finished
+        dw = pulled[REACH - 1]
+        here = there(token, 0, last, channel, width)
+        if GATED:
+            to = grad_x + token * 3 * width + channel
+            _put(to + width, dw * values[step].to(tl.float32), here, CARE)
+            _put(to + 2 * width, dw * keys[step].to(tl.float32), here, CARE)
+        else:
+            _put(grad_x + token * width + channel, dw, here, CARE)
+        if HISTORY and CARE:
+            before = there(token + start, 1 - REACH, -start, channel, width)
+            _put(grad_history + (token + REACH - 1) * width + channel, dw, before, True)
+    return window, pulled, of_taps, of_bias
 
 
 @triton.jit
@@ -158,18 +252,18 @@ def backward(
     grad += (row * length + start) * width
     grad_x += (row * length + start) * width * (3 if GATED else 1)
     grad_history += row * (REACH - 1) * width
-    positions += row * length + start
     partial += (row * parts + part) * (REACH + 1) * width
-    kind = grad_x.dtype.element_ty
-    broken = False
+    care = tl.program_id(0) % blocks * CHANNELS + CHANNELS > width
+    where = None
     if PACKED:
-        broken = _breaks(positions, end, REACH, SPAN)
+        where = positions + row * length + start
+        care = care | _breaks(where, end, REACH, SPAN)
     taps = _taps(taps, skip, channel, width, share, REACH, SKIP)
     offset = tl.zeros([CHANNELS], dtype=tl.float32)
     if BIAS:
         offset += tl.load(bias + channel, mask=channel < width, other=0.0).to(tl.float32)
     window = _behind(
-        x, history + row * (REACH - 1) * width, positions, start, channel, length, width,
+        x, history + row * (REACH - 1) * width, where, start, channel, length, width,
         token_stride, REACH, GATED, HISTORY, PACKED,
     )  # fmt: skip
     pulled = zeros(REACH, CHANNELS)
@@ -177,51 +271,18 @@ def backward(
     of_bias = tl.zeros([CHANNELS], dtype=tl.float32)
     for block in range(tl.cdiv(last + REACH - 1, UNROLL)):
         first = block * UNROLL
-        inputs = inputs_of(x, first, end, channel, width, token_stride, GATED, False, UNROLL)
-        above = read(grad, first, end, channel, width, width, False, UNROLL)
-        gates = above
-        keys = above
-        values = above
-        if GATED:
-            gates = read(x, first, end, channel, width, token_stride, False, UNROLL)
-            done = first - REACH + 1  # those that will be finished
-            keys = read(x + width, done, last, channel, width, token_stride, False, UNROLL)
-            values = read(x + 2 * width, done, last, channel, width, token_stride, False, UNROLL)
-        for step in tl.static_range(UNROLL):
-            token = first + step
-            window = within(window, positions, tl.minimum(token, end - 1), broken, REACH)
-            window = _shifted(window, inputs[step], REACH)
-            g = above[step].to(tl.float32)
-            here = there(token, 0, last, channel, width)
-            if GATED or SILU:
-                y = _filtered(window, taps, REACH) + offset
-                open_ = tl.sigmoid(y)
-                if GATED:
-                    of_q = g * (y * open_ if SILU else y)
-                    tl.store(grad_x + token * 3 * width + channel, of_q.to(kind), mask=here)
-                    g *= gates[step].to(tl.float32)
-                if SILU:
-                    g *= open_ + y * open_ * (1.0 - open_)
-            g = tl.where(there(token, 0, end, channel, width), g, 0.0)
-            own = tl.where(here, g, 0.0)
-            of_taps = plus_products(of_taps, window, own, REACH)
-            of_bias += own
-            at = tl.minimum(token, end - 1)
-            pulled = _spread(pulled, taps, g, positions, at, broken, REACH)
-
-            token = first + step - REACH + 1  # is finished
-            dw = pulled[REACH - 1]
-            here = there(token, 0, last, channel, width)
-            if GATED:
-                to = grad_x + token * 3 * width + channel
-                tl.store(to + width, (dw * values[step].to(tl.float32)).to(kind), mask=here)
-                tl.store(to + 2 * width, (dw * keys[step].to(tl.float32)).to(kind), mask=here)
-            else:
-                tl.store(grad_x + token * width + channel, dw.to(kind), mask=here)
-            if HISTORY:
-                before = there(token + start, 1 - REACH, -start, channel, width)
-                to = grad_history + (token + REACH - 1) * width + channel
-                tl.store(to, dw.to(grad_history.dtype.element_ty), mask=before)
+        if care | (first < REACH - 1) | (first + UNROLL > last):
+            window, pulled, of_taps, of_bias = _backward_block(
+                grad, x, where, grad_x, grad_history, window, pulled, of_taps, of_bias, taps,
+                offset, first, start, end, last, channel, width, token_stride,
+                REACH, GATED, SILU, HISTORY, UNROLL, True,
+            )  # fmt: skip
+        else:
+            window, pulled, of_taps, of_bias = _backward_block(
+                grad, x, where, grad_x, grad_history, window, pulled, of_taps, of_bias, taps,
+                offset, first, start, end, last, channel, width, token_stride,
+                REACH, GATED, SILU, HISTORY, UNROLL, False,
+            )  # fmt: skip
     for lag in tl.static_range(REACH):
         tl.store(partial + lag * width + channel, of_taps[lag], mask=channel < width)
     tl.store(partial + REACH * width + channel, of_bias, mask=channel < width)

@@ -1,9 +1,9 @@
-"""What is read by programs that walk along tokens, a channel for each thread, UNROLL at a time.
+"""What is read by programs that walk along tokens, UNROLL at a time.
 
 Reading comes before the first token is used, so that many loads are under way at once. Tokens are
-counted from where the pointers stand, and there are `end`. Unless ALL that is read is there, the
-first and the last stand for those beyond, and whoever reads makes nothing of them: that is cheaper
-than a mask for each.
+counted from where the pointers stand, and there are `end`. Unless ALL of them are there, the first
+and the last stand for those beyond, and whoever reads makes nothing of them: that is cheaper than a
+mask for each. `real` says which channels there are; None: all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def there(token, first, end, channel, width):
 
 
 @triton.jit
-def read(x, first, end, channel, width, stride, ALL: tl.constexpr, UNROLL: tl.constexpr):
+def read(x, first, end, channel, real, stride, ALL: tl.constexpr, UNROLL: tl.constexpr):
     """A tensor as it is."""
     found = ()
     for step in tl.static_range(UNROLL):
@@ -28,20 +28,23 @@ def read(x, first, end, channel, width, stride, ALL: tl.constexpr, UNROLL: tl.co
         if not ALL:
             token = tl.maximum(tl.minimum(token, end - 1), 0)
         place = x + token * stride + channel
-        found = found + (tl.load(place, mask=channel < width, other=0.0),)
+        if real is None:
+            found = found + (tl.load(place),)
+        else:
+            found = found + (tl.load(place, mask=real, other=0.0),)
     return found
 
 
 @triton.jit
 def inputs_of(
-    x, first, end, channel, width, stride, GATED: tl.constexpr, ALL: tl.constexpr,
+    x, first, end, channel, real, width, stride, GATED: tl.constexpr, ALL: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
     """w = k ⊙ v, or x itself; fp32."""
-    left = read(x + (width if GATED else 0), first, end, channel, width, stride, ALL, UNROLL)
+    left = read(x + (width if GATED else 0), first, end, channel, real, stride, ALL, UNROLL)
     right = left
     if GATED:
-        right = read(x + 2 * width, first, end, channel, width, stride, ALL, UNROLL)
+        right = read(x + 2 * width, first, end, channel, real, stride, ALL, UNROLL)
     found = ()
     for step in tl.static_range(UNROLL):
         w = left[step].to(tl.float32)
@@ -53,14 +56,14 @@ def inputs_of(
 
 @triton.jit
 def pulls_of(
-    grad, x, first, end, channel, width, stride, GATED: tl.constexpr, ALL: tl.constexpr,
+    grad, x, first, end, channel, real, width, stride, GATED: tl.constexpr, ALL: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
     """The gradients of what stands between the gates, fp32."""
-    above = read(grad, first, end, channel, width, width, ALL, UNROLL)
+    above = read(grad, first, end, channel, real, width, ALL, UNROLL)
     gates = above
     if GATED:
-        gates = read(x, first, end, channel, width, stride, ALL, UNROLL)
+        gates = read(x, first, end, channel, real, stride, ALL, UNROLL)
     found = ()
     for step in tl.static_range(UNROLL):
         g = above[step].to(tl.float32)

@@ -29,7 +29,7 @@ fft_convolution.NUMBERS = 1  # a few channels at a time
 layout.PROGRAMS = 4  # several tiles for each program, and a rest
 modal.CHUNK, modal.UNROLL = 8, 4
 selective_scan.CHUNK, selective_scan.UNROLL = 8, 4
-short_convolution.SPAN, short_convolution.UNROLL = 8, 4
+short_convolution.SPAN, short_convolution.UNROLL = 16, 4
 modal.CHANNELS = short_convolution.CHANNELS = 64
 draw = Draw(torch.float32, "cpu", 1)
 cases = all_cases()
