@@ -220,7 +220,9 @@ def backward_summaries(
     adjoint = zeros(MODES, CHANNELS)
     for block in range(steps // UNROLL):
         start = steps - (block + 1) * UNROLL
-        pulls = pulls_of(grad, x, start, steps, channel, real, width, token_stride, GATED, True, UNROLL)
+        pulls = pulls_of(
+            grad, x, start, steps, channel, real, width, token_stride, GATED, True, UNROLL
+        )
         for step in tl.static_range(UNROLL - 1, -1, -1):
             adjoint = _adjoint(adjoint, decay, weight, pulls[step], FINAL, MODES)
             adjoint = _before(adjoint, decay, FINAL, MODES)
@@ -296,7 +298,9 @@ def backward(
     adjoint = load_modes(adjoints + own, channel, width, MODES)
     for block in range(steps // UNROLL):
         start = steps - (block + 1) * UNROLL
-        pulls = pulls_of(grad, x, start, steps, channel, real, width, token_stride, GATED, True, UNROLL)
+        pulls = pulls_of(
+            grad, x, start, steps, channel, real, width, token_stride, GATED, True, UNROLL
+        )
         keys = pulls
         values = pulls
         if GATED:
