@@ -7,6 +7,9 @@ A person's mistake is an error without a traceback; `--debug` shows it.
 from __future__ import annotations
 
 import json
+import os
+import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +41,17 @@ def say(text: str) -> None:
 class Group(click.Group):
     """A command with subcommands: keeps the order in which they are written, prints errors."""
 
+    def main(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().main(*args, **options)
+        except OSError as error:  # of a reader that went away, click makes a quiet exit
+            if not _is_of_output(error):
+                raise
+            say(f"error: cannot write to stdout: {error.strerror}")
+            # What stdout did not take is dropped: Python would try it once more at its exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
@@ -62,6 +76,12 @@ class Group(click.Group):
         except KeyboardInterrupt:
             say("interrupted")
             ctx.exit(130)
+
+
+def _is_of_output(error: OSError) -> bool:
+    """Whether it was raised where click prints."""
+    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+    return innermost.f_code is click.echo.__code__
 
 
 def group(name: str, cls: type[Group] = Group) -> Callable[[Callable[[], None]], Group]:

@@ -12,12 +12,12 @@ from functools import partial
 
 from ..console.errors import LayoutError, PlanError, RunError, StorageError, together
 from ..console.progress import as_bytes
+from ..dataplane.timeline import PhaseRows
 from . import division, evaluate
 from . import origin as origins
 from .costs import checkpoint_bytes
 from .job import Job
 from .launch import joined
-from .schedule import PhaseView
 
 DISK_RESERVE = 1 << 20
 
@@ -70,7 +70,7 @@ def _vocabulary(job: Job) -> None:
         )
 
 
-def _rows(job: Job, phase: PhaseView) -> None:
+def _rows(job: Job, phase: PhaseRows) -> None:
     """Rows that the model has positions for, and at least one for each process."""
     table = job.model.learned_positions
     if table is not None and phase.seq_len > table:

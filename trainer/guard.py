@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from ..dataplane.timeline import PhaseRows, Step
 from .facts import Facts
-from .schedule import Plan, StepView
+from .schedule import Plan
 
 Action = Literal["stop", "skip", "rollback"]
 
@@ -70,11 +71,12 @@ class Harm:
     back_to: int | None = None
     """The step of the checkpoint whose weights were restored."""
 
-    def told(self, plan: Plan, step: StepView, facts: Facts) -> tuple[str, str]:
+    def told(self, plan: Plan, step: Step[PhaseRows], facts: Facts) -> tuple[str, str]:
         """What happened, and where, for a person."""
+        names = [source.name for source in plan.sources]
         by_source = ", ".join(
-            f"{source.name} {loss / weight:.4g}"
-            for source, loss, weight in zip(plan.sources, facts.losses, facts.weights, strict=True)
+            f"{name} {loss / weight:.4g}"
+            for name, loss, weight in zip(names, facts.losses, facts.weights, strict=True)
             if weight
         )
         what = f"the gradients are not finite (loss {facts.loss:.4g})"

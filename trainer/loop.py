@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from ..console.errors import RunError
 from ..dataplane.ledger import roll
+from ..dataplane.timeline import PhaseRows, Step
 from .checkpoints.policy import is_planned
 from .checkpoints.saver import Saver
 from .checkpoints.store import RunState
@@ -29,14 +30,14 @@ from .facts import Facts, exchange
 from .guard import Guard, Harm
 from .layout import Parallel
 from .objective import compute
-from .schedule import MicroBatch, Plan, Steps, StepView, micro_rows
+from .schedule import MicroBatch, Plan, Steps, micro_rows
 
 
 @dataclass(frozen=True)
 class StepRecord:
     """What one step did."""
 
-    step: StepView
+    step: Step[PhaseRows]
     facts: Facts
     update: Update
     lr: float
@@ -51,7 +52,7 @@ class Recorder(Protocol):
 
     def record(self, record: StepRecord) -> None: ...
 
-    def evaluated(self, step: StepView, found: Evaluation) -> None: ...
+    def evaluated(self, step: Step[PhaseRows], found: Evaluation) -> None: ...
 
     def saved(self, step: int, blocked: float) -> None: ...
 
@@ -264,7 +265,7 @@ class Loop:
             self.saver.wait()
         return self.restore()
 
-    def _stopped(self, harm: Harm, step: StepView, facts: Facts) -> RunError:
+    def _stopped(self, harm: Harm, step: Step[PhaseRows], facts: Facts) -> RunError:
         what, where = harm.told(self.plan, step, facts)
         key = "spike" if harm.kind == "spike" else "not_finite"
         return RunError(

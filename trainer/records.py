@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ..console.errors import MissingError
 from ..console.progress import as_bytes, duration, human
 from ..dataplane import ledger
+from ..dataplane.timeline import PhaseRows, Step
 from .config import WatchConfig
 from .lines import LineWriter
-from .schedule import Plan, StepView
+from .schedule import Plan
 
 if TYPE_CHECKING:
     from .evaluate import Evaluation
@@ -35,7 +36,7 @@ class Silent:
     def record(self, record: StepRecord) -> None:
         pass
 
-    def evaluated(self, step: StepView, found: Evaluation) -> None:
+    def evaluated(self, step: Step[PhaseRows], found: Evaluation) -> None:
         pass
 
     def saved(self, step: int, blocked: float) -> None:
@@ -142,7 +143,7 @@ class Records:
             self.event("first step", step.number, seconds=round(waited, 2))
             self._say(f"the first step has ended {duration(waited)} after the start")
 
-    def evaluated(self, step: StepView, found: Evaluation) -> None:
+    def evaluated(self, step: Step[PhaseRows], found: Evaluation) -> None:
         """After a step, whose number and tokens it gets."""
         by_source = _by_source(found.names, found.facts)
         entry = {

@@ -3,65 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from ..dataplane.timeline import PhaseRows
 
 if TYPE_CHECKING:
     import torch
 
+    from ..dataplane.plan import Plan as MixturePlan
+    from .synthetic import SyntheticPlan
 
-class PhaseView(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def first_step(self) -> int: ...
-    @property
-    def first_token(self) -> int: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def seq_len(self) -> int: ...
-    @property
-    def batch_rows(self) -> int: ...
-
-
-class StepView(Protocol):
-    @property
-    def number(self) -> int: ...
-    @property
-    def first_row(self) -> int: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def phase(self) -> PhaseView: ...
-    @property
-    def first_token(self) -> int: ...
-
-
-class SourceView(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-class Plan(Protocol):
-    @property
-    def hash(self) -> str: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def first_step(self) -> int: ...
-    @property
-    def last_step(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def phases(self) -> Sequence[PhaseView]: ...
-    @property
-    def sources(self) -> Sequence[SourceView]: ...
-    def step(self, number: int, /) -> StepView: ...
+Plan: TypeAlias = "MixturePlan | SyntheticPlan"
 
 
 class MicroBatch(Protocol):
@@ -87,7 +39,7 @@ Steps = Callable[[int, int], Iterator[Sequence[MicroBatch]]]
 """From a step on, with micro-batches of so many rows: each step's micro-batches of this rank."""
 
 
-def micro_rows(tokens: int, phase: PhaseView, dp: int, cp: int = 1) -> int:
+def micro_rows(tokens: int, phase: PhaseRows, dp: int, cp: int = 1) -> int:
     """Rows of a micro-batch: as many as `tokens` allows and a rank has, evenly. Of each row, a
     process has one of `cp` parts."""
     share = ceil_div(phase.batch_rows, dp)
@@ -95,7 +47,7 @@ def micro_rows(tokens: int, phase: PhaseView, dp: int, cp: int = 1) -> int:
     return ceil_div(share, ceil_div(share, most))
 
 
-def micro_batches(rows: int, phase: PhaseView, dp: int) -> int:
+def micro_batches(rows: int, phase: PhaseRows, dp: int) -> int:
     """How many micro-batches of `rows` rows every rank has in a step."""
     return ceil_div(ceil_div(phase.batch_rows, dp), rows)
 

@@ -145,6 +145,18 @@ def test_a_reader_that_goes_away_is_no_traceback(program: Path) -> None:
     assert process.wait(timeout=30) == 1
 
 
+@pytest.mark.parametrize("words", [("show",), ("show", "--json"), ("flood",), ("--help",)])
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_stdout_is_told_in_a_line(program: Path, words: tuple[str, ...]) -> None:
+    command = [sys.executable, str(program), *words]
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert result.returncode == 1
+    assert result.stderr.removeprefix("to people\n") == (
+        "error: cannot write to stdout: No space left on device\n"
+    )
+
+
 def test_the_version_is_that_of_the_package(program: Path) -> None:
     from headrace import __version__
 

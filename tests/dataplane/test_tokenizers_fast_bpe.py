@@ -228,9 +228,13 @@ def test_odd_tokenizers_too(odd: tuple[BpeTokenizer, Tokenizer], texts: list[str
     same(*odd, texts)
 
 
-@pytest.mark.slow
-def test_every_character_between_words_and_spaces(style: tuple[BpeTokenizer, Tokenizer]) -> None:
-    characters = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+@pytest.mark.parametrize("step", [16, pytest.param(1, marks=pytest.mark.long)])
+def test_every_character_between_words_and_spaces(
+    style: tuple[BpeTokenizer, Tokenizer], step: int
+) -> None:
+    """Each one of most scripts, and of those beyond (ideographs, mostly) each `step`-th."""
+    codes = [*range(0x3400), *range(0x3400, 0x110000, step)]
+    characters = [chr(c) for c in codes if not 0xD800 <= c < 0xE000]
     texts = []
     for start in range(0, len(characters), 4096):
         part = characters[start : start + 4096]
@@ -238,25 +242,30 @@ def test_every_character_between_words_and_spaces(style: tuple[BpeTokenizer, Tok
     same(*style, texts)
 
 
-@pytest.mark.parametrize("kind", ["spaces", "letters", "words", "lines", "emoji"])
+UNITS = {
+    "spaces": "  ",
+    "letters": "ab",
+    "words": "the quick  brown fox ",
+    "lines": "  x\n\n\t",
+    "code": "x = 1;\n    ",
+    "Chinese": "中文",
+    "emoji": "👩\u200d👩\u200d👧 ",
+}
+
+
+@pytest.mark.parametrize("kind", UNITS)
 def test_large_documents(style: tuple[BpeTokenizer, Tokenizer], kind: str) -> None:
-    size = 1 << 18
-    text = {
-        "spaces": " " * size + "x",
-        "letters": "ab" * (size // 2),
-        "words": "the quick  brown fox " * (size // 20),
-        "lines": "  x\n\n\t" * (size // 6),
-        "emoji": "👩‍👩‍👧 " * (size // 6),
-    }[kind]
-    same(*style, ["before", text, "after"])
+    """More of them than is tokenized at once."""
+    text = UNITS[kind] * (fast_bpe.BATCH // len(UNITS[kind]) + 1)
+    same(*style, ["before", text + "x", "after"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("unit", ["the quick  brown fox jumps\n\n", "中文", "  ", "x = 1;\n    "])
-def test_documents_of_10_megabytes(style: tuple[BpeTokenizer, Tokenizer], unit: str) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["spaces", "words", "code", "Chinese"])
+def test_documents_of_10_megabytes(style: tuple[BpeTokenizer, Tokenizer], kind: str) -> None:
     # The library itself gives up on 10 MB of nothing but spaces: its regex runs out of retries.
-    size = 10_000_000 if unit.strip() else 3_000_000
-    same(*style, [unit * (size // len(unit.encode()))])
+    size = 10_000_000 if kind != "spaces" else 3_000_000
+    same(*style, [UNITS[kind] * (size // len(UNITS[kind].encode()))])
 
 
 def test_what_is_decoded_is_what_was_encoded(style: tuple[BpeTokenizer, Tokenizer]) -> None:
