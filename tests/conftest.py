@@ -9,6 +9,11 @@ import pytest
 from small_data import random_documents, write_dataset
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long begins first: at the end, no process waits for another's last test."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture
 def dataset(tmp_path: Path) -> Callable[..., str]:
     """Writes a dataset of random documents; returns its URL."""

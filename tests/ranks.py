@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import multiprocessing
+import os
 import sys
 import tempfile
 import traceback
@@ -18,8 +19,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds that a rank waits for another."""
+IMPORTED = ["torch._dynamo", "headrace.models.model", "headrace.trainer.restore", "deepspeed"]
+"""Once, for the ranks of all pools. (torch imports torch._dynamo when a model is first cut.)"""
 
 
 class Ranks:
@@ -30,8 +33,7 @@ class Ranks:
 
     def start(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        # torch.utils.checkpoint imports torch._dynamo when it is first called.
-        context.set_forkserver_preload(["torch._dynamo", "headrace.models.model"])
+        context.set_forkserver_preload(IMPORTED)
         self.folder = tempfile.TemporaryDirectory()
         self.pipes: list[Connection] = []
         self.processes = []
@@ -69,6 +71,7 @@ def serve(rank: int, size: int, script: str, store: str, pipe: Connection) -> No
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
     dist.init_process_group(
         "gloo",
         init_method=f"file://{store}",

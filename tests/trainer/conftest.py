@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from ranks import Ranks
 
 from headrace.console import config as reader
 from headrace.models.model import Model
@@ -23,25 +25,34 @@ from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.saver import Saver
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.job import Job
-from headrace.trainer.launch import Launcher
 from headrace.trainer.layout import LayoutConfig, Parallel, join
 from headrace.trainer.request import Request
 from headrace.trainer.resolve import resolve
 
 TINY = Path(__file__).with_name("tiny.yaml")
+LAYOUTS = Path(__file__).with_name("layouts.py")
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Callable[[int], Ranks]]:
+    """Pools of so many processes, that do what layouts.py says."""
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def pool(size: int) -> Ranks:
+            made = Ranks(size, LAYOUTS)
+            stack.callback(made.stop)
+            return made
+
+        yield pool
 
 
 @pytest.fixture
-def in_processes(tmp_path: Path) -> Callable[..., Any]:
+def in_processes(tmp_path: Path, ranks: Callable[[int], Ranks]) -> Callable[..., Any]:
     """Run a task of layouts.py on several processes, and return what rank 0 says."""
 
     def run(processes: int, task: str, folder: Path | None = None, **arguments: Any) -> Any:
-        folder = folder or tmp_path
-        (folder / "arguments.json").write_text(json.dumps(arguments))
-        script = str(Path(__file__).with_name("layouts.py"))
-        command = [sys.executable, script, task, str(folder)]
-        assert Launcher(command, processes, threads=1, logs=folder).run() == 0
-        return json.loads((folder / "result.json").read_text())
+        return ranks(processes).run(task, folder or tmp_path, **arguments)[0]
 
     return run
 

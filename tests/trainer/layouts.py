@@ -1,14 +1,10 @@
-"""One process of a test: builds engines in several layouts, trains, saves and loads.
-
-Run by `in_processes` of conftest.py, never imported: `python layouts.py TASK FOLDER`.
-"""
+"""What the ranks of a pool do (see ranks.py): engines in many layouts that train, save and load."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import sys
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -24,7 +20,6 @@ from headrace.models.count import build_meta
 from headrace.models.documents import Documents
 from headrace.models.model import initial_weights
 from headrace.models.parallel.division import Part
-from headrace.trainer import launch
 from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.fragments import KINDS
 from headrace.trainer.checkpoints.policy import CheckpointConfig
@@ -43,6 +38,9 @@ ROWS, LENGTH = 8, 24
 """Rows of a global batch; two micro-batches and more on every rank."""
 BUCKET = 1024
 """Elements: gradients fill several of DeepSpeed's buckets, and some are larger than one."""
+deepspeed_engine.LARGEST_BUCKET["cpu"] = BUCKET
+LINEAR = nn.functional.linear
+"""As torch has it. ZeRO-3 puts its own in the place, for every engine that comes after it."""
 
 
 @cache
@@ -64,6 +62,7 @@ def place(layout: str) -> Parallel:
 
 def make_engine(layout: str, parallel: Parallel, seed: int = 3, model: str = "tiny") -> Engine:
     """`deepspeed-1-bf16`, `fsdp2-0-fp32`, `deepspeed-3-fp32-tp2`, …"""
+    nn.functional.linear = LINEAR
     kind, option, precision = layout.split("-")[:3]
     if kind == "deepspeed":
         config: Any = ENGINES[kind](zero=int(option))  # type: ignore[arg-type,call-arg]
@@ -214,19 +213,6 @@ def state_at(step: int) -> store.RunState:
     )
 
 
-def main(task: str, folder: Path) -> dict[str, Any]:
-    watched = launch.Watched()
-    torch.set_num_threads(1)
-    deepspeed_engine.LARGEST_BUCKET["cpu"] = BUCKET
-    launch.initialise("gloo", timedelta(seconds=60))
-    arguments = json.loads((folder / "arguments.json").read_text())
-    try:
-        return TASKS[task](folder, **arguments)
-    except Exception as error:
-        watched.fail(error)
-        raise
-
-
 def parity(
     folder: Path,
     layouts: list[str],
@@ -237,17 +223,21 @@ def parity(
 ) -> dict[str, Any]:
     """Losses, norms and the whole state after some steps, for each layout. `unsummed` is the fault
     that gradients of what all processes of a tensor axis have are left as they are."""
-    if unsummed:
-        mock.patch.object(Shares, "sum", lambda self, gradients: None).start()
-        mock.patch.object(Shares, "summed", lambda self, gradient: gradient).start()
     found: dict[str, Any] = {}
-    for layout in layouts:
-        parallel = place(layout)
-        engine = make_engine(layout, parallel, model=model)
-        found[layout] = train(engine, parallel, 0, steps, mean_of_means=mean_of_means)
-        whole = gathered(engine, parallel)
-        if parallel.first:
-            torch.save(whole, folder / f"{layout}.pt")
+    with ExitStack() as stack:
+        if unsummed:
+            faults = {
+                "sum": lambda self, gradients: None,
+                "summed": lambda self, gradient: gradient,
+            }
+            stack.enter_context(mock.patch.multiple(Shares, **faults))
+        for layout in layouts:
+            parallel = place(layout)
+            engine = make_engine(layout, parallel, model=model)
+            found[layout] = train(engine, parallel, 0, steps, mean_of_means=mean_of_means)
+            whole = gathered(engine, parallel)
+            if parallel.first:
+                torch.save(whole, folder / f"{layout}.pt")
     return found
 
 
@@ -303,17 +293,7 @@ def load_all(
                 part = engine.objective.model.parts[name]
                 master = part.take(have[f"master.{name}"]).to(weight.dtype)
                 assert torch.equal(weight, master), f"{source} → {target}: {name} is stale"
-            found[f"{source} → {target}"] = [worst, train(engine, parallel, steps, 2)]
+            # After one step the next source is loaded over other values; a resume has two to show.
+            further = train(engine, parallel, steps, 2 if source == target else 1)
+            found[f"{source} → {target}"] = [worst, further]
     return found
-
-
-TASKS = {"parity": parity, "scaled": scaled, "save_all": save_all, "load_all": load_all}
-
-
-if __name__ == "__main__":
-    where = Path(sys.argv[2])
-    result = main(sys.argv[1], where)
-    if dist.get_rank() == 0:
-        (where / "result.json").write_text(json.dumps(result))
-    dist.barrier()
-    dist.destroy_process_group()

@@ -79,7 +79,7 @@ def test_what_sbatch_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_a_job_trains_and_asks_for_its_next_turn(
-    trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainer: Any, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm's programs as they behave: the script, its tasks with their places, the requeue."""
     bin, said = tmp_path / "bin", tmp_path / "said"
@@ -98,8 +98,6 @@ def test_a_job_trains_and_asks_for_its_next_turn(
         f'[ $1 = show ] && echo 127.0.0.1 || echo "$@" >>{tmp_path / "asked"}',
     )
     monkeypatch.setenv("PATH", f"{bin}:{os.environ['PATH']}")
-    whole = tmp_path / "whole"
-    trainer.run("--processes", "2", out=whole)
     words = ["slurm.processes=2", "--slurm"]
     stderr = trainer.run(*words, "--stop-after", "4")
     assert "submitted as job 77" in stderr
@@ -109,4 +107,4 @@ def test_a_job_trains_and_asks_for_its_next_turn(
     trainer.run(*words)
     assert said.read_text().endswith("\n0\n"), said.read_text()
     assert (tmp_path / "asked").read_text() == "requeue 77\n", "not once more"
-    assert trainer.losses() == trainer.losses(whole)
+    assert trainer.losses() == trainer.losses(whole(2))
