@@ -17,8 +17,9 @@ PATH = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
 
 # Triton decides when it is imported whether to interpret: a process of its own.
 INTERPRETED = """
-import dataclasses, json
+import dataclasses, json, sys
 import torch
+from bf16_interpreter import mend
 from kernel_cases import Draw, all_cases, errors
 from headrace.models.kernels import fft_convolution, layout
 from headrace.models.kernels import modal, selective_scan, short_convolution
@@ -31,11 +32,12 @@ modal.CHUNK, modal.UNROLL = 8, 4
 selective_scan.CHUNK, selective_scan.UNROLL = 8, 4
 short_convolution.SPAN, short_convolution.UNROLL = 16, 4
 modal.CHANNELS = short_convolution.CHANNELS = 64
-draw = Draw(torch.float32, "cpu", 1)
+mend()
+draw = Draw(getattr(torch, sys.argv[1]), "cpu", 1)
 cases = all_cases()
 found = {f"{case.kernel}: {case.name}": errors(case, draw, case.tiny) for case in cases}
 nudged = {}
-for case in cases:
+for case in cases if sys.argv[1] == "float32" else []:
     for name, value in case.make(draw, case.tiny).items():
         def nudge(name=name, case=case, **inputs):
             moved = inputs[name]
@@ -115,12 +117,23 @@ def run(code: str, *arguments: str, **environment: str) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_kernel_is_its_twin() -> None:
-    found, nudged = json.loads(run(INTERPRETED, TRITON_INTERPRET="1"))
+    found, nudged = json.loads(run(INTERPRETED, "float32", TRITON_INTERPRET="1"))
     assert {case.partition(":")[0] for case in found} == set(KERNELS)
     for case, errors in found.items():
         assert max(errors.values()) < 1e-5, (case, errors)
     for case, error in nudged.items():
         assert error > 1e-4, f"a negative control: {case} has a part in what is compared"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 5e-3), ("float16", 6e-4)])
+def test_in_half_precision_they_lose_what_rounding_takes(dtype: str, bound: float) -> None:
+    """A few roundings, each of half of the last bit: 2⁻⁹ and 2⁻¹² of a number, at most."""
+    found, _ = json.loads(run(INTERPRETED, dtype, TRITON_INTERPRET="1"))
+    assert {case.partition(":")[0] for case in found} == set(KERNELS)
+    for case, errors in found.items():
+        assert max(errors.values()) < bound, (case, errors)
 
 
 @pytest.mark.slow
