@@ -64,6 +64,9 @@ def fused_loss(
     """Σ w·ℓ of hidden [rows, length, width] · matrixᵀ, whose logits are never whole; and its parts
     by rows, which have no gradients. Where the axis divides the vocabulary, an equal share of them.
     """
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):  # as of any product; inside an op nobody would do it
+        hidden, matrix = (t.to(torch.get_autocast_dtype(device)) for t in (hidden, matrix))
     total, losses, *_ = linear_cross_entropy.linear_cross_entropy(
         hidden.flatten(0, 1),
         matrix,

@@ -16,7 +16,7 @@ from .block import Block, Checkpointing, Where, build_operator
 from .config import ModelConfig
 from .documents import Documents
 from .initialise import Initialiser
-from .kernels.choice import chosen
+from .kernels.choice import chosen, wanted
 from .loss import cross_entropy, fused_loss
 from .norms import build_norm
 from .operators import Operator, SharedOperator, State
@@ -112,7 +112,7 @@ class Model(nn.Module):
         if documents is not None:
             positions = documents.positions
             if states is None:
-                documents.prepare(self.layouts(length))
+                documents.prepare(self.layouts(length, tokens.device))
         else:
             positions = torch.arange(seen, seen + length, device=tokens.device).unsqueeze(0)
         tensor = self.axes.tensor
@@ -135,10 +135,16 @@ class Model(nn.Module):
             state.seen += length
         return self.norm(u), losses
 
-    def layouts(self, length: int) -> list[int]:
-        """The chunks in whose layouts operators want packed rows of this length."""
+    def layouts(self, length: int, device: torch.device) -> list[int]:
+        """The chunks in whose layouts operators want packed rows of this length. Kernels want
+        none, and to make one is to wait for the GPU."""
         branches = [branch for block in self.typed_blocks() for branch in block.branches()]
-        return sorted(set().union(*(branch.operator.layouts(length) for branch in branches)))
+        plain = (
+            branch.operator
+            for branch in branches
+            if not wanted(getattr(branch.operator.options, "kernel", "torch"), device)
+        )
+        return sorted(set().union(*(operator.layouts(length) for operator in plain)))
 
     def check_length(self, length: int) -> None:
         table = self.config.learned_positions

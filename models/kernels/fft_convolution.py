@@ -26,10 +26,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .op import op
+
 NUMBERS = 1 << 26
 """That are transformed at a time, about: 256 MiB in fp32."""
 SHORTEST = 32
 """Documents of up to so many tokens are transformed alike."""
+WAITS = (torch.Tag.cudagraph_unsafe,)
+"""For the lengths of documents: CUDA graphs must leave it out."""
 TOKENS, CHANNELS = 64, 32
 """A tile: 64 bytes of bf16 on the side of the rows, 256 of fp32 on that of the transforms."""
 
@@ -50,7 +54,7 @@ def beyond(*, bias: bool, silu: bool, history: bool) -> str | None:
     return None
 
 
-@torch.library.custom_op("headrace::fft_convolution", mutates_args=())
+@op("fft_convolution", tags=WAITS)
 def fft_convolution(
     x: Tensor, taps: Tensor, skip: Tensor | None, positions: Tensor | None, gated: bool
 ) -> Tensor:
@@ -75,7 +79,7 @@ def _(
     return x.new_empty(_shape(x, gated))
 
 
-@torch.library.custom_op("headrace::fft_convolution_backward", mutates_args=())
+@op("fft_convolution_backward", tags=WAITS)
 def _backward(
     grad: Tensor,
     x: Tensor,
@@ -182,6 +186,8 @@ class Piece:
 def _pieces(y: Tensor, taps: Tensor, positions: Tensor | None) -> Iterator[Piece]:
     """All documents and channels of rows like y."""
     rows, length, width = y.shape
+    if not y.numel():
+        return
     if positions is None:
         begins, counts = torch.arange(rows) * length, torch.full((rows,), length)
         alike = {length: torch.arange(rows)}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import layout
+from .op import op
 from .rms_norm import SUMMED
 
 
@@ -27,27 +28,27 @@ def _rows(x: Tensor) -> Tensor:
     return layout.by_token(x).flatten(0, -2)
 
 
-@torch.library.custom_op("headrace::gated_rms_norm", mutates_args=())
+@op("gated_rms_norm")
 def gated_rms_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float, groups: int) -> Tensor:
     """y and z [rows, length, width]."""
     y_, z_ = _rows(y), _rows(z)
     rows, width = y_.shape
     share = width // groups
-    out = torch.empty(rows, width, dtype=y.dtype, device=y.device)
+    out = torch.empty(rows, width, dtype=layout.kind(y, weight), device=y.device)
     block, tile, warps = layout.row_tiles(share)
     _programs().forward[(-(-rows // tile), groups)](
-        y_, z_, weight, out, rows, width, share, y_.stride(0), z_.stride(0), eps,
+        y_, z_, weight.contiguous(), out, rows, width, share, y_.stride(0), z_.stride(0), eps,
         ROWS=tile, BLOCK=block, num_warps=warps,
     )  # fmt: skip
     return out.view(y.shape)
 
 
 @gated_rms_norm.register_fake
-def _(y: Tensor, *_: Any) -> Tensor:
-    return y.new_empty(y.shape)
+def _(y: Tensor, z: Tensor, weight: Tensor, *_: Any) -> Tensor:
+    return y.new_empty(y.shape, dtype=layout.kind(y, weight))
 
 
-@torch.library.custom_op("headrace::gated_rms_norm_backward", mutates_args=())
+@op("gated_rms_norm_backward")
 def _backward(
     grad: Tensor, y: Tensor, z: Tensor, weight: Tensor, eps: float, groups: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,12 +59,11 @@ def _backward(
     grad_z = torch.empty(rows, width, dtype=z.dtype, device=y.device)
     block, tile, warps = layout.row_tiles(share)
     tiles = -(-rows // tile)
-    each = -(-tiles // min(SUMMED, layout.PROGRAMS))
-    programs = -(-tiles // each)
+    programs, each = layout.turns(tiles, SUMMED)
     partial = torch.empty(programs, width, dtype=torch.float32, device=y.device)
     _programs().backward[(programs, groups)](
-        grad.contiguous(), y_, z_, weight, grad_y, grad_z, partial, rows, each, width, share,
-        y_.stride(0), z_.stride(0), eps, ROWS=tile, BLOCK=block, num_warps=warps,
+        grad.contiguous(), y_, z_, weight.contiguous(), grad_y, grad_z, partial, rows, each,
+        width, share, y_.stride(0), z_.stride(0), eps, ROWS=tile, BLOCK=block, num_warps=warps,
     )  # fmt: skip
     return grad_y.view(y.shape), grad_z.view(z.shape), partial.sum(0).to(weight.dtype)
 

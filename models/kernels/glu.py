@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .layout import by_token
+from .op import op
 
 ROWS, BLOCK = 2, 1024
 """A tile: 16 numbers for each of 128 threads."""
@@ -25,7 +26,7 @@ def _programs() -> Any:
     return glu
 
 
-@torch.library.custom_op("headrace::glu", mutates_args=())
+@op("glu")
 def glu(x: Tensor, activation: str) -> Tensor:
     """x [..., 2·width] → [..., width]."""
     rows, width, grid = _laid_out(x)
@@ -41,7 +42,7 @@ def _(x: Tensor, activation: str) -> Tensor:
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
 
 
-@torch.library.custom_op("headrace::glu_backward", mutates_args=())
+@op("glu_backward")
 def _backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
     rows, width, grid = _laid_out(x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 PROGRAMS = 2048
 """Programs of a backward pass that sums over tokens, about: several for each multiprocessor of a
 large GPU, and few enough that what each has summed is little beside what it has read."""
 
+FARTHEST = 1 << 20
+"""From a token to the next: programs count from the start of a tile, in 32 bits."""
+
+
+def kind(a: Tensor, b: Tensor) -> torch.dtype:
+    """The type of what both are parts of, as everywhere in torch."""
+    return torch.promote_types(a.dtype, b.dtype)
+
 
 def by_token(x: Tensor) -> Tensor:
     """[rows, length, width] with the channels of a token side by side; a slice of them may be."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return x if x.stride(-1) == 1 and x.stride(-2) <= FARTHEST else x.contiguous()
 
 
 def splits(tiles: int, others: int) -> tuple[int, int]:
     """Into how many parts to cut `tiles`, for each of `others`, and the tiles of a part."""
     each = max(1, tiles * others // PROGRAMS)
+    return -(-tiles // each), each
+
+
+def turns(tiles: int, programs: int) -> tuple[int, int]:
+    """How many programs, of at most so many, take `tiles`, and how many of them each."""
+    each = max(1, -(-tiles // min(programs, PROGRAMS)))
     return -(-tiles // each), each
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..parallel.axes import Axis, named
 from ..parallel.tensor import gather, reduce
+from .op import op
 
 BLOCK = 4096
 """Logits of a token that a program takes at a time."""
@@ -45,7 +46,7 @@ def chunk_size(tokens: int, vocabulary: int) -> int:
     return most if most < 128 else most // 128 * 128
 
 
-@torch.library.custom_op("headrace::linear_cross_entropy", mutates_args=())
+@op("linear_cross_entropy")
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -64,6 +65,7 @@ def linear_cross_entropy(
     """
     processes = named(axis)
     first = processes.share(vocab_size).start
+    targets, weights = targets.contiguous(), weights.contiguous()
     tokens = len(hidden)
     losses = torch.empty(tokens, dtype=torch.float32, device=hidden.device)
     grad_hidden = hidden.new_empty(hidden.shape if gradients else 0)
@@ -71,7 +73,7 @@ def linear_cross_entropy(
     size = chunk_size(tokens, -(-vocab_size // processes.size))  # the same for all
     for start in range(0, tokens, size):
         part = slice(start, start + size)
-        inputs, target, scale = hidden[part], targets[part], weights[part].contiguous()
+        inputs, target, scale = hidden[part], targets[part], weights[part]
         logits = inputs @ weight.T
         log_z, chosen = _statistics(logits, target, scale, first, processes)
         loss = scale * (log_z - chosen + z_loss * log_z.square())
@@ -121,13 +123,20 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += a @ b
 
 
-@torch.library.custom_op("headrace::linear_cross_entropy_backward", mutates_args=())
+@op("linear_cross_entropy_backward")
 def _backward(
     grad: Tensor, grad_hidden: Tensor, grad_weight: Tensor, axis: str
 ) -> tuple[Tensor, Tensor]:
     """All processes have the loss, and what each makes of it counts."""
     scale = reduce(grad, named(axis))
-    return grad_hidden * scale.to(grad_hidden.dtype), grad_weight * scale.to(grad_weight.dtype)
+
+    def scaled(x: Tensor) -> Tensor:
+        """In fp32, and rounded once: torch would round the scale first, and all alike."""
+        out = torch.empty_like(x)
+        _programs().scaled[(-(-x.numel() // BLOCK),)](x, scale, out, x.numel(), BLOCK=BLOCK)
+        return out
+
+    return scaled(grad_hidden), scaled(grad_weight)
 
 
 @_backward.register_fake

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import layout
+from .op import op
 
 WIDEST = 1 << 16
 """A row must fit a program's registers."""
@@ -34,37 +35,39 @@ def beyond(width: int) -> str | None:
     return f"a row has {width} numbers, and it takes {WIDEST}" if width > WIDEST else None
 
 
-@torch.library.custom_op("headrace::rms_norm", mutates_args=())
+@op("rms_norm")
 def rms_norm(x: Tensor, weight: Tensor, eps: float, eps_outside: bool) -> Tensor:
     """weight · x / √(mean(x²) + eps), or with eps outside of the root."""
-    rows = x.contiguous().view(-1, x.shape[-1])
-    out = torch.empty_like(rows)
+    rows = _rows(x)
+    out = torch.empty_like(rows, dtype=layout.kind(x, weight))
     _forward(rows, None, weight, out, rows, eps, eps_outside)
     return out.view(x.shape)
 
 
 @rms_norm.register_fake
-def _(x: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(x.shape)
+def _(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape, dtype=layout.kind(x, weight))
 
 
-@torch.library.custom_op("headrace::add_rms_norm", mutates_args=())
+@op("add_rms_norm")
 def add_rms_norm(
     residual: Tensor, x: Tensor, weight: Tensor, eps: float, eps_outside: bool
 ) -> tuple[Tensor, Tensor]:
     """residual + x, and what `rms_norm` makes of it."""
-    rows = x.contiguous().view(-1, x.shape[-1])
-    out, summed = torch.empty_like(rows), torch.empty_like(rows)
+    rows = _rows(x)
+    summed = torch.empty_like(rows, dtype=layout.kind(residual, x))
+    out = torch.empty_like(rows, dtype=layout.kind(summed, weight))
     _forward(rows, residual.contiguous(), weight, out, summed, eps, eps_outside)
     return summed.view(x.shape), out.view(x.shape)
 
 
 @add_rms_norm.register_fake
-def _(residual: Tensor, x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape)
+def _(residual: Tensor, x: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    summed = x.new_empty(x.shape, dtype=layout.kind(residual, x))
+    return summed, x.new_empty(x.shape, dtype=layout.kind(summed, weight))
 
 
-@torch.library.custom_op("headrace::rms_norm_backward", mutates_args=())
+@op("rms_norm_backward")
 def _backward(
     grad: Tensor,
     grad_summed: Tensor | None,
@@ -74,17 +77,16 @@ def _backward(
     eps_outside: bool,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of x, to which that of the sum is added, and that of the weight."""
-    rows = x.contiguous().view(-1, x.shape[-1])
+    rows = _rows(x)
     grads = grad.contiguous()
     out = torch.empty_like(rows)
     block, tile, warps = layout.row_tiles(rows.shape[1])
     tiles = -(-len(rows) // tile)
-    each = -(-tiles // min(SUMMED, layout.PROGRAMS))
-    programs = -(-tiles // each)
+    programs, each = layout.turns(tiles, SUMMED)
     partial = torch.empty(programs, rows.shape[1], dtype=torch.float32, device=x.device)
     _programs().backward[(programs,)](
-        grads, grads if grad_summed is None else grad_summed.contiguous(), rows, weight, out,
-        partial, len(rows), each, rows.shape[1], eps,
+        grads, grads if grad_summed is None else grad_summed.contiguous(), rows,
+        weight.contiguous(), out, partial, len(rows), each, rows.shape[1], eps,
         ADD=grad_summed is not None, EPS_OUTSIDE=eps_outside, ROWS=tile, BLOCK=block,
         num_warps=warps,
     )  # fmt: skip
@@ -98,6 +100,10 @@ def _(
     return x.new_empty(x.shape), torch.empty_like(weight)
 
 
+def _rows(x: Tensor) -> Tensor:
+    return x.contiguous().view(-1, x.shape[-1])
+
+
 def _forward(
     rows: Tensor,
     residual: Tensor | None,
@@ -109,7 +115,8 @@ def _forward(
 ) -> None:
     block, tile, warps = layout.row_tiles(rows.shape[1])
     _programs().forward[(-(-len(rows) // tile),)](
-        rows, rows if residual is None else residual, weight, out, summed, *rows.shape, eps,
+        rows, rows if residual is None else residual, weight.contiguous(), out, summed,
+        *rows.shape, eps,
         ADD=residual is not None, EPS_OUTSIDE=eps_outside, ROWS=tile, BLOCK=block,
         num_warps=warps,
     )  # fmt: skip
@@ -126,13 +133,14 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, _, weight, ctx.eps, ctx.eps_outside = inputs
+    residual, x, weight, ctx.eps, ctx.eps_outside = inputs
+    ctx.kinds = residual.dtype, x.dtype
     ctx.save_for_backward(output[0], weight)
 
 
 def _differentiate_sum(ctx: Any, grad_summed: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
     of_sum, of_weight = _backward(grad, grad_summed, *ctx.saved_tensors, ctx.eps, ctx.eps_outside)
-    return of_sum, of_sum, of_weight, None, None
+    return *(of_sum.to(kind) for kind in ctx.kinds), of_weight, None, None
 
 
 rms_norm.register_autograd(_differentiate, setup_context=_keep)

@@ -1,7 +1,7 @@
 """Rotary positions in one pass over memory; its twin is `plain` in models/rope.py.
 
 The backward pass is the same program with the angles turned round. x may be a slice of a wider
-tensor, such as the queries of a joint projection.
+tensor, such as the queries of a joint projection, or lie head by head.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from .op import op
 
 HEADS = 16
 """Of a token, at a time."""
@@ -23,18 +25,18 @@ def _programs() -> Any:
     return rope
 
 
-@torch.library.custom_op("headrace::rope", mutates_args=())
+@op("rope")
 def rope(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
     """x [rows, length, heads, dim]; cos and sin fp32 [rows or 1, length, 1, up to dim / 2]."""
     rows, length, heads, dim = x.shape
-    if x.stride(3) != 1 or x.stride(2) != dim:
+    if x.stride(3) != 1:
         x = x.contiguous()
     half = cos.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rest = dim - 2 * half
-    _programs().forward[(length, rows)](
+    _programs().forward[(length * rows,)](
         x, cos.contiguous(), sin.contiguous(), out, heads, dim, length, half,
-        x.stride(0), x.stride(1), 0 if len(cos) == 1 else length * half,
+        *x.stride()[:3], 0 if len(cos) == 1 else length * half,
         INVERSE=inverse, HEADS=min(HEADS, _power(heads)), HALF=_power(half),
         REST=_power(rest) if rest else 0, num_warps=4,
     )  # fmt: skip

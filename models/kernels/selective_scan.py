@@ -33,6 +33,7 @@ from torch.nn import functional as F
 from ..parallel.axes import named
 from ..parallel.states import entering
 from .layout import by_token
+from .op import op
 
 MODES = 64
 """The most numbers of state for each channel."""
@@ -70,7 +71,7 @@ def beyond(B: Tensor) -> str | None:
     return None
 
 
-@torch.library.custom_op("headrace::selective_scan", mutates_args=())
+@op("selective_scan")
 def selective_scan(
     x: Tensor,
     dt: Tensor,
@@ -123,7 +124,7 @@ def _(x: Tensor, dt: Tensor, bias: Tensor, A: Tensor, *others: Any) -> tuple[Ten
     )
 
 
-@torch.library.custom_op("headrace::selective_scan_backward", mutates_args=())
+@op("selective_scan_backward")
 def _backward(
     grad: Tensor,
     grad_final: Tensor | None,

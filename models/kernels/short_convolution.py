@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .layout import by_token
+from .op import op
 
 REACHES = 16
 """Taps of the longest filter."""
@@ -47,7 +48,7 @@ def beyond(taps: Tensor) -> str | None:
     return None
 
 
-@torch.library.custom_op("headrace::short_convolution", mutates_args=())
+@op("short_convolution")
 def short_convolution(
     x: Tensor,
     taps: Tensor,
@@ -59,12 +60,12 @@ def short_convolution(
     silu: bool,
 ) -> Tensor:
     """x [rows, length, width or 3·width], taps [groups, K], history [rows, K−1, width] of w."""
-    x, optional, sizes, switches, grid = _laid_out(
+    x, optional, sizes, switches, programs = _laid_out(
         x, taps, (history, bias, skip, positions), gated, silu
     )
     history_, bias_, skip_, positions_ = optional
     out = torch.empty(*x.shape[:2], sizes[1], dtype=x.dtype, device=x.device)
-    _programs().forward[grid](
+    _programs().forward[(programs,)](
         x, history_, taps.contiguous(), bias_, skip_, positions_, out, *sizes, **switches
     )  # fmt: skip
     return out
@@ -76,7 +77,7 @@ def _(x: Tensor, taps: Tensor, *others: Any) -> Tensor:
     return x.new_empty(*x.shape[:2], x.shape[2] // 3 if gated else x.shape[2])
 
 
-@torch.library.custom_op("headrace::short_convolution_backward", mutates_args=())
+@op("short_convolution_backward")
 def _backward(
     grad: Tensor,
     x: Tensor,
@@ -90,16 +91,16 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x and history; [K + 1, width]: those of the taps and the bias."""
     reach = taps.shape[1]
-    x, optional, sizes, switches, (programs, rows) = _laid_out(
+    x, optional, sizes, switches, programs = _laid_out(
         x, taps, (history, bias, skip, positions), gated, silu, divided=2 if reach > 8 else 1
     )
     history_, bias_, skip_, positions_ = optional
     width = sizes[1]
-    parts = programs // -(-width // switches["CHANNELS"])
+    spans = programs // -(-width // switches["CHANNELS"])
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grad_history = x.new_empty(0) if history is None else torch.empty_like(history_)
-    partial = torch.empty(rows * parts, reach + 1, width, dtype=torch.float32, device=x.device)
-    _programs().backward[(programs, rows)](
+    partial = torch.empty(spans, reach + 1, width, dtype=torch.float32, device=x.device)
+    _programs().backward[(programs,)](
         grad.contiguous(), x, history_, taps.contiguous(), bias_, skip_, positions_,
         grad_x, grad_history, partial, *sizes, **switches,
     )  # fmt: skip
@@ -123,7 +124,7 @@ def _laid_out(
     gated: bool,
     silu: bool,
     divided: int = 1,
-) -> tuple[Tensor, list[Tensor], tuple[int, ...], dict[str, Any], tuple[int, int]]:
+) -> tuple[Tensor, list[Tensor], tuple[int, ...], dict[str, Any], int]:
     """`given`: the history, the bias, the skip and the positions, or None."""
     x = by_token(x)
     rows, length = x.shape[:2]
@@ -139,8 +140,8 @@ def _laid_out(
         "CHANNELS": CHANNELS // divided,
         "num_warps": WARPS,
     }
-    grid = (-(-length // SPAN) * -(-width // switches["CHANNELS"]), rows)
-    return x, [x if t is None else t.contiguous() for t in given], sizes, switches, grid
+    programs = rows * -(-length // SPAN) * -(-width // switches["CHANNELS"])
+    return x, [x if t is None else t.contiguous() for t in given], sizes, switches, programs
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -104,8 +104,8 @@ class HyenaLIFreeform(Hyena):
         longest = state.capacity if state is not None else x.shape[1]
         reach = min(longest, self.options.filter_horizon)
         taps = self.filter(reach, channels, context.axes.tensor)
-        kernel = "torch" if state is not None else self.options.kernel
-        return remembered_convolution(x, taps, context, "filter", kernel=kernel, **options)
+        options["kernel"] = self.options.kernel
+        return remembered_convolution(x, taps, context, "filter", **options)
 
     def layouts(self, length: int) -> set[int]:
         return convolution_layouts(min(length, self.options.filter_horizon), length)

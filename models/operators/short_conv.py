@@ -55,6 +55,7 @@ def remembered_convolution(
         tensors = context.state.tensors
         past = next_history(w[:, :0], tensors.get(name), reach)
         tensors[name] = next_history(w, past, reach)
+        options["kernel"] = "torch"  # token by token
     elif axis.size > 1:
         last = x[:, -reach:]
         past = preceding(gated_input(last) if gated else last, reach - 1, axis, part=x.shape[1])

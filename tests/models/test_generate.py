@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from operator_checks import context, make, normal
 
-from headrace.console.errors import ConfigError
+from headrace.console.errors import ConfigError, LayoutError
 from headrace.models.documents import Documents
 from headrace.models.generate import Sampling, choose, generate
 from headrace.models.model import Model
+from headrace.models.operators import State
 
 BOUND = 1e-10
 
@@ -44,6 +46,27 @@ def test_a_document_may_begin_anywhere(tiny: Model) -> None:
             )
         ]
         assert (torch.cat(parts, dim=1) - tiny(tokens, documents)).abs().max() < BOUND
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("hyena-se", {"groups": 2}),
+        ("hyena-mr", {"groups": 2}),
+        ("hyena-li", {}),
+        ("hyena-li-freeform", {"filter_horizon": 32}),
+        ("mamba1", {}),
+    ],
+)
+def test_mixers_take_no_kernel_token_by_token(kind: str, options: dict[str, Any]) -> None:
+    """Asked for by name, a kernel would be refused on a CPU."""
+    mixer = make(kind, kernel="triton", **options)
+    there = context(1, 1)
+    with torch.no_grad(), pytest.raises(LayoutError):
+        mixer(normal(1, 1, 8), there)
+    there.state = State(4)
+    with torch.no_grad():
+        assert mixer(normal(1, 1, 8), there).isfinite().all()
 
 
 def test_a_lost_state_is_seen(tiny: Model) -> None:

@@ -185,6 +185,11 @@ def test_untied_heads_and_learned_positions() -> None:
     assert (model(same)[0, 0] - model(same)[0, 7]).abs().max() > 1e-4
 
 
+def test_layouts_are_made_for_plain_torch_alone(everything: Model) -> None:
+    assert everything.layouts(41, torch.device("cpu"))
+    assert not everything.layouts(41, torch.device("cuda"))
+
+
 def test_the_tiny_hybrid_learns_to_copy() -> None:
     """A repeated random half of a row can be told from the first."""
     torch.manual_seed(0)

@@ -20,7 +20,7 @@ def forward(
     value *= gate * tl.sigmoid(gate)
     scale = 1.0 / tl.sqrt(tl.sum(value * value, axis=1) / share + eps)[:, None]
     gain = tl.load(weight + first + at, mask=at < share, other=0.0).to(tl.float32)
-    normal = (value * scale).to(out.dtype.element_ty).to(tl.float32)
+    normal = (value * scale).to(y.dtype.element_ty).to(tl.float32)
     tl.store(out + row * width + first + at, (normal * gain).to(out.dtype.element_ty), mask=inside)
 
 
@@ -47,10 +47,11 @@ def backward(
         normal = gated * scale
         pulled = above * gain
         change = scale * (pulled - normal * (tl.sum(pulled * normal, axis=1) / share)[:, None])
-        kind = grad_y.dtype.element_ty
-        tl.store(grad_y + place, (change * gate * open_).to(kind), mask=inside)
+        of_y = change * gate * open_
+        tl.store(grad_y + place, of_y.to(grad_y.dtype.element_ty), mask=inside)
         slope = open_ * (1.0 + gate * (1.0 - open_))
-        tl.store(grad_z + place, (change * value * slope).to(kind), mask=inside)
+        of_z = change * value * slope
+        tl.store(grad_z + place, of_z.to(grad_z.dtype.element_ty), mask=inside)
         summed += tl.sum(above * normal, axis=0)
     to = tl.arange(0, BLOCK)
     tl.store(partial + program * width + first + to, summed, mask=to < share)

@@ -53,3 +53,10 @@ def gradients(
         change = scale * tl.exp(value - normal) - tl.where(place == target, weight, 0.0)
         change = tl.where(weight != 0.0, change, 0.0)
         tl.store(logits + place, change.to(logits.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def scaled(x, scale, out, numbers, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < numbers, other=0.0).to(tl.float32) * tl.load(scale)
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=at < numbers)

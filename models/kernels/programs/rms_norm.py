@@ -25,7 +25,7 @@ def forward(
     scale = 1.0 / (tl.sqrt(power) + eps) if EPS_OUTSIDE else 1.0 / tl.sqrt(power + eps)
     gain = tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32)
     # The twin rounds the normalised row before it is weighted, and so does this.
-    normal = (value * scale).to(out.dtype.element_ty).to(tl.float32)
+    normal = (value * scale).to(summed.dtype.element_ty).to(tl.float32)
     tl.store(out + place, (normal * gain).to(out.dtype.element_ty), mask=inside)
 
 

@@ -8,11 +8,12 @@ import triton.language as tl
 
 @triton.jit
 def forward(
-    x, cos, sin, out, heads, dim, length, half, row_stride, token_stride, angle_stride,
+    x, cos, sin, out, heads, dim, length, half, row_stride, token_stride, head_stride,
+    angle_stride,
     INVERSE: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    row = tl.program_id(1).to(tl.int64)
+    row = (tl.program_id(0) // length).to(tl.int64)
+    token = (tl.program_id(0) % length).to(tl.int64)
     at = tl.arange(0, HALF)[None, :]
     angle = row * angle_stride + token * half + at
     c = tl.load(cos + angle, mask=at < half, other=0.0)
@@ -26,12 +27,13 @@ def forward(
         head = first * HEADS + tl.arange(0, HEADS)[:, None]
         turning = (head < heads) & (at < half)
         place = head * dim + at
-        a = tl.load(x + place, mask=turning, other=0.0).to(tl.float32)
-        b = tl.load(x + place + half, mask=turning, other=0.0).to(tl.float32)
+        from_ = x + head.to(tl.int64) * head_stride + at
+        a = tl.load(from_, mask=turning, other=0.0).to(tl.float32)
+        b = tl.load(from_ + half, mask=turning, other=0.0).to(tl.float32)
         tl.store(out + place, (a * c - b * s).to(kind), mask=turning)
         tl.store(out + place + half, (b * c + a * s).to(kind), mask=turning)
         if REST > 0:  # channels that do not turn
             still = 2 * half + tl.arange(0, REST)[None, :]
             there = (head < heads) & (still < dim)
-            place = head * dim + still
-            tl.store(out + place, tl.load(x + place, mask=there, other=0.0), mask=there)
+            from_ = x + head.to(tl.int64) * head_stride + still
+            tl.store(out + head * dim + still, tl.load(from_, mask=there, other=0.0), mask=there)

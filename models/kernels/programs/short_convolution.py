@@ -18,6 +18,16 @@ from .walk import inputs_of, read, there
 
 
 @triton.jit
+def _place(length, width, SPAN: tl.constexpr, CHANNELS: tl.constexpr):
+    """A program's first token, row and first channel, and the number of its span in all rows."""
+    blocks = tl.cdiv(width, CHANNELS)
+    span = tl.program_id(0) // blocks
+    spans = tl.cdiv(length, SPAN)
+    first = tl.program_id(0) % blocks * CHANNELS
+    return span % spans * SPAN, (span // spans).to(tl.int64), first, span.to(tl.int64)
+
+
+@triton.jit
 def _taps(taps, skip, channel, width, share, REACH: tl.constexpr, SKIP: tl.constexpr):
     """Of each channel; the skip is a part of the first."""
     found = ()
@@ -134,14 +144,12 @@ def forward(
     SKIP: tl.constexpr, HISTORY: tl.constexpr, PACKED: tl.constexpr,
     SPAN: tl.constexpr, UNROLL: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64)
-    blocks = tl.cdiv(width, CHANNELS)
-    start = tl.program_id(0) // blocks * SPAN
-    channel = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
+    start, row, first_channel, _ = _place(length, width, SPAN, CHANNELS)
+    channel = first_channel + tl.arange(0, CHANNELS)
     end = length - start
     x += row * row_stride + start.to(tl.int64) * token_stride
     out += (row * length + start) * width
-    care = tl.program_id(0) % blocks * CHANNELS + CHANNELS > width
+    care = first_channel + CHANNELS > width
     where = None
     if PACKED:
         where = positions + row * length + start
@@ -240,20 +248,16 @@ def backward(
     With g the gradient of the sum over the taps: w[s] gets Σ_j h[j]·g[s+j], h[j] Σ_t g[t]·w[t−j].
     So a span goes on for REACH − 1 tokens more, whose g it needs for its own inputs.
     """
-    row = tl.program_id(1).to(tl.int64)
-    blocks = tl.cdiv(width, CHANNELS)
-    part = tl.program_id(0) // blocks
-    parts = tl.num_programs(0) // blocks
-    start = part * SPAN
-    channel = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
+    start, row, first_channel, span = _place(length, width, SPAN, CHANNELS)
+    channel = first_channel + tl.arange(0, CHANNELS)
     end = length - start
     last = tl.minimum(SPAN, end)
     x += row * row_stride + start.to(tl.int64) * token_stride
     grad += (row * length + start) * width
     grad_x += (row * length + start) * width * (3 if GATED else 1)
     grad_history += row * (REACH - 1) * width
-    partial += (row * parts + part) * (REACH + 1) * width
-    care = tl.program_id(0) % blocks * CHANNELS + CHANNELS > width
+    partial += span * (REACH + 1) * width
+    care = first_channel + CHANNELS > width
     where = None
     if PACKED:
         where = positions + row * length + start

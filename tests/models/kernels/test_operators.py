@@ -21,6 +21,8 @@ from headrace.console.errors import LayoutError
 from headrace.models.gated_convolution import gated_convolution
 from headrace.models.gated_scan import gated_scan
 from headrace.models.kernels import selective_scan
+from headrace.models.loss import cross_entropy, fused_loss
+from headrace.models.norms import RMSNorm
 
 torch.set_num_threads(1)
 selective_scan.CHUNK, selective_scan.UNROLL = 8, 4
@@ -52,6 +54,39 @@ packed = results(hyena, "torch", CUTS)
 compare("freeform", results(hyena, "triton", CUTS), packed)
 compare("without documents, freeform", results(hyena, "triton", None), packed)
 
+# Types mix as they do in plain torch.
+half = torch.float16
+mixed = []
+for wide in range(3):
+    kinds = [torch.float32 if n == wide else half for n in range(3)]
+    stream, x, weight = (normal(3, 8, seed=n).to(kind) for n, kind in enumerate(kinds))
+    got = []
+    for kernel in ("triton", "torch"):
+        norm = RMSNorm(8, 1e-5, kernel=kernel)
+        norm.weight = torch.nn.Parameter(weight[0])
+        given = [t.clone().requires_grad_() for t in (stream, x)]
+        sides = norm(given[1], given[0])
+        total = sum((side.double() * (side.double() + 1)).sum() for side in sides)
+        got.append((*sides, *torch.autograd.grad(total, [*given, norm.weight])))
+    mixed += zip(*got)
+hidden, matrix = normal(1, 5, 8), normal(11, 8)
+aims = {"targets": torch.arange(10)[None, ::2], "weights": torch.ones(1, 5), "z_loss": 0.01}
+
+def plain_loss(hidden, matrix, **aims):
+    return cross_entropy(hidden @ matrix.T, **aims)
+
+got = []
+for run in (fused_loss, plain_loss):
+    given = [t.float().requires_grad_() for t in (hidden, matrix)]
+    with torch.autocast("cpu", half):
+        total = run(*given, **aims, vocab_size=11)[0]
+    got.append((total, *torch.autograd.grad(total, given)))
+mixed += zip(*got)
+mixed = [
+    [str(ours.dtype), str(theirs.dtype), float((ours - theirs).norm() / theirs.norm())]
+    for ours, theirs in mixed
+]
+
 # What is beyond a kernel's reach is refused where it was asked for.
 ones = torch.ones
 x, taps = ones(1, 9, 4), ones(4, 300)
@@ -68,7 +103,7 @@ for run in (
         run()
     except LayoutError as error:
         refused.append(str(error))
-print(json.dumps([off, refused]))
+print(json.dumps([off, mixed, refused]))
 """
 
 
@@ -87,12 +122,14 @@ def test_operators_give_what_plain_torch_gives() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    off, refused = json.loads(done.stdout.strip().splitlines()[-1])
+    off, mixed, refused = json.loads(done.stdout.strip().splitlines()[-1])
     assert {what.partition(":")[0] for what in off} >= {"mamba1", "freeform"}
     for what, error in off.items():
         if what.startswith("without"):
             assert error > 1e-3 or "bias" in what, f"a negative control: {what}"
         else:
             assert error < 1e-5, (what, error)
+    for ours, theirs, error in mixed:
+        assert ours == theirs and error < 2e-3, mixed
     named = [next(name for name in ("scan", "fft") if name in said) for said in refused]
     assert named == ["scan", "fft", "fft"], refused

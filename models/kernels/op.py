@@ -1,0 +1,40 @@
+"""How a kernel becomes an operation of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch._library.custom_ops import CustomOpDef
+
+from ...console.errors import LayoutError
+from .choice import unfit
+
+
+def op(name: str, **options: Any) -> Callable[[Callable[..., Any]], CustomOpDef]:
+    """A custom op that writes to none of its arguments, and runs where the first of them is.
+
+    (Triton launches programs on the current device, on which the tensors need not be.) `chosen`
+    asks before whether the device will do; under torch.compile nobody asks, and here it is said.
+    """
+
+    def define(function: Callable[..., Any]) -> CustomOpDef:
+        @wraps(function)
+        def run(*arguments: Any) -> Any:
+            problem = unfit(arguments[0].device)
+            if problem is not None:
+                raise LayoutError(
+                    f"the kernel {name} cannot run: {problem}",
+                    mend="`kernel: torch` computes the same by plain torch",
+                )
+            with torch.cuda.device_of(arguments[0]):
+                return function(*arguments)
+
+        schema = torch.library.infer_schema(function, mutates_args=())
+        return torch.library.custom_op(
+            f"headrace::{name}", run, mutates_args=(), schema=schema, **options
+        )
+
+    return define

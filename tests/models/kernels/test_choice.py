@@ -1,0 +1,64 @@
+"""Which of kernel and plain torch runs, for what is asked and what is there."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+
+from headrace.console.errors import LayoutError
+from headrace.models.kernels import choice
+from headrace.models.kernels.choice import chosen, unfit, wanted
+
+GPU = torch.device("cuda", 0)
+
+
+class OnGPU:
+    """What is asked of a tensor."""
+
+    device, dtype = GPU, torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def h200() -> object:
+    """Where nothing else is said, a fit GPU."""
+    choice._unfit.cache_clear()
+    with mock.patch.object(torch.cuda, "get_device_capability", lambda _: (9, 0)):
+        yield
+    choice._unfit.cache_clear()
+
+
+def test_kernels_are_wanted_by_device_or_by_name() -> None:
+    assert wanted("auto", GPU) and not wanted("auto", torch.device("cpu"))
+    assert wanted("triton", torch.device("cpu")) and not wanted("torch", GPU)
+
+
+def test_a_fit_gpu_runs_them() -> None:
+    assert chosen("auto", "glu", OnGPU())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value", "said"),
+    [
+        (torch.version, "hip", "7.0", "AMD"),
+        (torch.cuda, "get_device_capability", lambda _: (7, 5), "this one has 7.5"),
+        (choice, "find_spec", lambda _: None, "pip install triton"),
+    ],
+)
+def test_what_is_unfit_is_told(where: object, name: str, value: object, said: str) -> None:
+    with mock.patch.object(where, name, value):
+        assert said in str(unfit(GPU))
+        with pytest.warns(RuntimeWarning, match=said):
+            assert not chosen("auto", "glu", OnGPU())  # type: ignore[arg-type]
+        with pytest.raises(LayoutError, match=said):
+            chosen("triton", "glu", OnGPU())  # type: ignore[arg-type]
+
+
+def test_what_is_beyond_a_kernel_is_told() -> None:
+    with pytest.warns(RuntimeWarning, match="too wide"):
+        assert not chosen("auto", "glu", OnGPU(), "too wide")  # type: ignore[arg-type]
+    with pytest.raises(LayoutError, match="on cpu"):
+        chosen("triton", "glu", torch.ones(2))
+    with mock.patch.object(OnGPU, "dtype", torch.float64), pytest.warns(match="float64"):
+        assert not chosen("auto", "glu", OnGPU())  # type: ignore[arg-type]
