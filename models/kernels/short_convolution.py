@@ -29,7 +29,7 @@ UNROLL = 8
 CHANNELS = 256
 """Of a program: two for each thread, whose numbers fill a word.
 
-Backward, half as many of either where a long filter's sums fill the registers."""
+Half as many of either for long filters, which fill the registers (and keep the compiler busy)."""
 WARPS = 4
 OPTIONAL = ("HISTORY", "BIAS", "SKIP", "PACKED")
 
@@ -92,7 +92,7 @@ def _backward(
     """The gradients of x and history; [K + 1, width]: those of the taps and the bias."""
     reach = taps.shape[1]
     x, optional, sizes, switches, programs = _laid_out(
-        x, taps, (history, bias, skip, positions), gated, silu, divided=2 if reach > 8 else 1
+        x, taps, (history, bias, skip, positions), gated, silu
     )
     history_, bias_, skip_, positions_ = optional
     width = sizes[1]
@@ -123,12 +123,12 @@ def _laid_out(
     given: tuple[Tensor | None, ...],
     gated: bool,
     silu: bool,
-    divided: int = 1,
 ) -> tuple[Tensor, list[Tensor], tuple[int, ...], dict[str, Any], int]:
     """`given`: the history, the bias, the skip and the positions, or None."""
     x = by_token(x)
     rows, length = x.shape[:2]
     width = x.shape[2] // 3 if gated else x.shape[2]
+    divided = 2 if taps.shape[1] > 8 else 1
     sizes = (length, width, width // taps.shape[0], x.stride(0), x.stride(1))
     switches = {
         "REACH": taps.shape[1],
