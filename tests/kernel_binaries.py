@@ -17,7 +17,7 @@ from unittest import mock
 
 import torch
 import triton
-from kernel_cases import Case, Draw, Shape, _evaluate
+from kernel_cases import Case, Draw, Shape, evaluate
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -87,7 +87,7 @@ def launches(case: Case, shape: Shape, dtype: torch.dtype) -> list[Launch]:
     with mock.patch.object(JITFunction, "run", write_down), mock.patch(
         "headrace.models.kernels.choice.INTERPRETED", True
     ):  # fmt: skip
-        _evaluate(case.run, case.make(draw, shape), draw, lambda x: x.clone())
+        evaluate(case.run, case.make(draw, shape), draw, torch.Tensor.clone)
     return list(found)
 
 

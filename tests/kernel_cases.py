@@ -64,7 +64,7 @@ class Draw:
             return Documents(torch.zeros(0, shape.length, dtype=torch.int64, device=self.device))
         generator = torch.Generator().manual_seed(self.seed)
         total = shape.rows * shape.length
-        cuts = torch.randint(1, total, (4 * shape.rows,), generator=generator)
+        cuts = torch.randint(1, max(total, 2), (4 * shape.rows,), generator=generator)
         cuts = torch.cat([cuts, cuts[:1] + 1, torch.tensor([0, total])]).clamp(max=total)
         sorted_cuts = cuts.sort().values.to(torch.int32)
         documents = Documents.from_cu_seqlens(sorted_cuts, (shape.rows, shape.length))
@@ -87,11 +87,14 @@ class Case:
         return SHORT if self.kernel in ("modal", "selective_scan", "short_convolution") else TINY
 
 
-def errors(case: Case, draw: Draw, shape: Shape) -> dict[str, float]:
-    """‖got − wanted‖ / ‖wanted‖ of every output and gradient, in fp64; infinite for a NaN."""
+def errors(
+    case: Case, draw: Draw, shape: Shape, given: Callable[[Tensor], Tensor] = Tensor.clone
+) -> dict[str, float]:
+    """‖got − wanted‖ / ‖wanted‖ of every output and gradient, in fp64; infinite for a NaN. `given`
+    is how tensors are given to the kernel."""
     inputs = case.make(draw, shape)
-    got = _evaluate(case.run, inputs, draw, lambda x: x.clone())
-    wanted = _evaluate(case.twin, inputs, draw, lambda x: x.double())
+    got = evaluate(case.run, inputs, draw, given)
+    wanted = evaluate(case.twin, inputs, draw, Tensor.double)
     found = {}
     for name, reference in wanted.items():
         assert got[name].shape == reference.shape, (case.name, name)
@@ -100,7 +103,12 @@ def errors(case: Case, draw: Draw, shape: Shape) -> dict[str, float]:
     return found
 
 
-def _evaluate(
+def apart(x: Tensor) -> Tensor:
+    """The same numbers, no two of which are neighbours in memory."""
+    return torch.stack([x, x], dim=-1)[..., 0]
+
+
+def evaluate(
     function: Callable[..., Any], inputs: Inputs, draw: Draw, convert: Callable[[Tensor], Tensor]
 ) -> dict[str, Tensor]:
     """The outputs of `function`, and the gradients of its floating-point inputs."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch._functorch.config
+from _kernel_limits import beyond_limits
 from _kernel_peers import Size, Timed, timed
 from kernel_cases import Draw, Shape, all_cases, errors
 from torch import Tensor
@@ -29,12 +30,13 @@ LENGTHS = {False: (1 << 14, 1 << 15), True: (48,)}
 """Of a model's rows; the second where the script is tried out."""
 
 
-def measured(part: str, name: str, dry: bool) -> int:
+def measured(part: str, name: str, dtype: str, dry: bool) -> int:
     warnings.simplefilter("ignore")
     torch._functorch.config.donated_buffer = False  # a backward pass is timed again and again
-    if part == "checks":
-        wrong = list(check(name, dry))
-        print(f"{name}: {'; '.join(wrong) or 'right, in every type and option'}")
+    if part in ("checks", "limits"):
+        wrong = list(check(name, dtype, dry) if part == "checks" else beyond_limits(name, dry))
+        for line in wrong:
+            print(f"{name}: {line}")
         return 1 if wrong else 0
     clock = Clock(dry)
     if part == "models":
@@ -48,25 +50,24 @@ def measured(part: str, name: str, dry: bool) -> int:
     return 0
 
 
-def check(kernel: str, dry: bool) -> Iterator[str]:
-    """What is wrong with a kernel."""
+def check(kernel: str, dtype: str, dry: bool) -> Iterator[str]:
+    """What is wrong with a kernel in numbers of a type."""
     torch.use_deterministic_algorithms(True, warn_only=True)  # what is not written is NaN
-    worst = dict.fromkeys(["float32"] if dry else BOUNDS, 0.0)
+    worst = 0.0
     for case in (case for case in all_cases() if case.kernel == kernel):
-        for dtype in worst:
-            for seed, shape in SEEDS.items():
-                draw = Draw(getattr(torch, dtype), "cpu" if dry else "cuda", seed)
-                try:
-                    found = errors(case, draw, case.tiny if dry else shape)
-                except Exception as error:  # what one case runs into is no reason to skip others
-                    found = {f"{type(error).__name__}: {error}"[:300]: float("inf")}
-                worst[dtype] = max(worst[dtype], *found.values())
-                for what, off in found.items():
-                    if off > BOUNDS[dtype]:
-                        yield f"WRONG [{case.name}] {dtype}, seed {seed}, {what}: {off:.1e}"
-                if dry:
-                    break
-    print(f"{kernel}: off by at most {', '.join(f'{w:.1e} in {t}' for t, w in worst.items())}")
+        for seed, shape in SEEDS.items():
+            draw = Draw(getattr(torch, dtype), "cpu" if dry else "cuda", seed)
+            try:
+                found = errors(case, draw, case.tiny if dry else shape)
+            except Exception as error:  # what one case runs into is no reason to skip others
+                found = {f"{type(error).__name__}: {error}"[:300]: float("inf")}
+            worst = max(worst, *found.values())
+            for what, off in found.items():
+                if off > BOUNDS[dtype]:
+                    yield f"WRONG [{case.name}] {dtype}, seed {seed}, {what}: {off:.1e}"
+            if dry:
+                break
+    print(f"{kernel} in {dtype}: off by at most {worst:.1e}, in every option")
 
 
 @dataclass(frozen=True)

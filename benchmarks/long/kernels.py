@@ -1,13 +1,15 @@
 """The fused kernels on a GPU: first whether they are right, then how fast they are.
 
     python -m benchmarks long.kernels                        all of it; needs a GPU, torch, triton
-    python -m benchmarks.long.kernels --only checks          or times, or models
+    python -m benchmarks.long.kernels --only checks          or limits, times, models
     python -m benchmarks.long.kernels --only times modal ssd
     python -m benchmarks.long.kernels --dry                  the script itself, small, on a CPU by
                                                              Triton's interpreter, unmeasured
 
 checks   every kernel with every option of tests/kernel_cases.py, in bf16, fp16 and fp32, on fresh
          random inputs and poisoned outputs, against its twin in fp64
+limits   what only a device can show: rows beyond the reach of 32 bits, strange strides, one token,
+         no row, CUDA graphs, compiled graphs of changing shape, a second GPU if there is one
 times    each beside its peers, and as a share of what the device can copy or multiply, measured in
          the same process
 models   a step of a model of a billion parameters beside one of a Transformer of the same size
@@ -31,7 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / ".root"), str(ROOT / "tests"), str(ROOT)]  # headrace, if not installed
 
-PARTS = ("checks", "times", "models")
+PARTS = ("checks", "limits", "times", "models")
 
 
 def main() -> int:
@@ -48,7 +50,8 @@ def main() -> int:
     if options.here:
         from _kernel_measures import measured
 
-        return measured(options.only[0], options.names[0], options.dry)
+        name, dtype = options.names
+        return measured(options.only[0], name, dtype, options.dry)
     import torch
 
     if not options.dry and not torch.cuda.is_available():
@@ -66,7 +69,7 @@ def main() -> int:
     # Checks leave a GPU time, and programs are compiled by the CPU.
     workers = max(1, min(8, (os.cpu_count() or 1) // 2))
 
-    def run(task: tuple[str, str]) -> bool:
+    def run(task: Task) -> bool:
         return child(*task, options.dry, options.patience, report)
 
     with ThreadPoolExecutor(workers) as pool:
@@ -77,9 +80,13 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def tasks(parts: list[str], names: list[str], dry: bool) -> list[tuple[str, str]]:
+Task = tuple[str, str, str]
+"""A part, the name of a kernel or a length, and the type of the numbers."""
+
+
+def tasks(parts: list[str], names: list[str], dry: bool) -> list[Task]:
     """What each process is to do."""
-    from _kernel_measures import LENGTHS
+    from _kernel_measures import BOUNDS, LENGTHS
 
     from headrace.models.kernels import KERNELS
 
@@ -88,13 +95,15 @@ def tasks(parts: list[str], names: list[str], dry: bool) -> list[tuple[str, str]
     if unknown:
         known = ", ".join((*KERNELS, *lengths))
         raise ValueError(f"there is no {', '.join(unknown)}; there are {known}")
-    every = {"checks": KERNELS, "times": KERNELS, "models": lengths}
+    every = {"checks": KERNELS, "limits": KERNELS, "times": KERNELS, "models": lengths}
+    usual = ["float32" if dry else "bfloat16"]
     return [
-        (part, name)
+        (part, name, dtype)
         for part in PARTS
         if part in parts
         for name in every[part]
         if not names or name in names
+        for dtype in (BOUNDS if part == "checks" and not dry else usual)
     ]
 
 
@@ -126,9 +135,9 @@ def circumstances(dry: bool) -> list[str]:
     ]
 
 
-def child(part: str, name: str, dry: bool, patience: int, report: Report) -> bool:
+def child(part: str, name: str, dtype: str, dry: bool, patience: int, report: Report) -> bool:
     """Whether a process of its own came through with it."""
-    command = [sys.executable, __file__, "--here", "--only", part, name, *(["--dry"] * dry)]
+    command = [sys.executable, __file__, "--here", "--only", part, name, dtype, *(["--dry"] * dry)]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if dry:
         environment["TRITON_INTERPRET"] = "1"
@@ -139,7 +148,7 @@ def child(part: str, name: str, dry: bool, patience: int, report: Report) -> boo
         for line in process.stdout:
             report(line.rstrip())
     if process.returncode == 124:
-        report(f"{part} {name}: stopped after {patience} s")
+        report(f"{part} {name} {dtype}: stopped after {patience} s")
     return process.returncode == 0
 
 

@@ -54,7 +54,7 @@ print(json.dumps([found, nudged]))
 IN_A_GRAPH = """
 import sys
 import torch
-from kernel_cases import Draw, Shape, _evaluate, all_cases
+from kernel_cases import Draw, Shape, all_cases, apart, evaluate
 from headrace.models.kernels import selective_scan
 
 torch.set_num_threads(1)
@@ -62,18 +62,15 @@ selective_scan.CHUNK = 8  # the interpreter walks along tokens that are not ther
 draw, shape = Draw(torch.float32, "cpu", 2), Shape(1, 9, 72)
 last = {case.kernel: case for case in all_cases()}
 
-def apart_in_memory(x):  # the same numbers, no two of which are neighbours
-    return torch.stack([x, x], dim=-1)[..., 0]
-
 for case in last.values():
     inputs = case.make(draw, shape)
     graph = torch.compile(case.run, fullgraph=True, backend="aot_eager")
-    apart = _evaluate(case.run, inputs, draw, lambda x: x.clone())
-    strange = (lambda x: x.clone()) if case.kernel == "modal" else apart_in_memory
-    together = _evaluate(graph, inputs, draw, strange)
-    for name, value in apart.items():
+    alone = evaluate(case.run, inputs, draw, torch.Tensor.clone)
+    given = torch.Tensor.clone if case.kernel == "modal" else apart
+    together = evaluate(graph, inputs, draw, given)
+    for name, value in alone.items():
         torch.testing.assert_close(together[name], value, msg=f"{case.kernel}: {name}")
-    nothing = _evaluate(case.run, case.make(draw, Shape(0, 9, 72)), draw, lambda x: x.clone())
+    nothing = evaluate(case.run, case.make(draw, Shape(0, 9, 72)), draw, torch.Tensor.clone)
     assert not any(value.count_nonzero() for value in nothing.values()), case.kernel
     calls = []
     class Calls(torch.utils._python_dispatch.TorchDispatchMode):
@@ -82,7 +79,7 @@ for case in last.values():
                 calls.append((function, args))
             return function(*args, **(kwargs or {}))
     with Calls():
-        _evaluate(case.run, inputs, draw, lambda x: x.clone())
+        evaluate(case.run, inputs, draw, torch.Tensor.clone)
     assert calls, case.kernel
     for function, args in calls:
         detached = [a.detach().clone() if isinstance(a, torch.Tensor) else a for a in args]
