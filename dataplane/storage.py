@@ -41,6 +41,8 @@ def is_local(url: str) -> bool:
 def local_path(url: str) -> Path:
     """The path of a local URL."""
     assert is_local(url), url
+    if "\0" in url:
+        raise StorageError(f"{url!r} is no path: it holds a NUL", mend="write it without")
     return Path(url.removeprefix("file://")).expanduser()
 
 
@@ -275,6 +277,10 @@ def failed(verb: str, url: str, error: Exception) -> StorageError:
     elif status == 400:
         reason = f"the store refuses the request ({error})"
         mend = "the credentials may have expired; check the endpoint and its region, too"
+    elif isinstance(error, IsADirectoryError):
+        reason, mend = "it is a folder", "name a file"
+    elif isinstance(error, FileNotFoundError) and verb == "write":
+        reason, mend = "its folder cannot be made", "choose another folder"
     elif isinstance(error, FileNotFoundError):
         reason, mend = "it does not exist", "check the path, or build the dataset first"
     elif isinstance(error, PermissionError):

@@ -82,14 +82,9 @@ def stripe(layers: list[str]) -> str:
     import click
 
     counts = Counter(layers)
-    marks: dict[str, str] = {}
-    for name in counts:
-        letters = [c.upper() for c in name if c.isalnum()] + [c for c in name if c.isalnum()]
-        free = [c for c in letters if c not in marks.values()]
-        marks[name] = free[0] if free else "?"
     painted = {
         name: click.style(mark, fg=COLOURS[number % len(COLOURS)], bold=True)
-        for number, (name, mark) in enumerate(marks.items())
+        for number, (name, mark) in enumerate(marks(layers).items())
     }
     lines = [
         f"{first:>5}  " + "".join(painted[name] for name in layers[first : first + STRIPE])
@@ -97,6 +92,16 @@ def stripe(layers: list[str]) -> str:
     ]
     legend = "  ".join(f"{painted[name]} {name} ×{count}" for name, count in counts.items())
     return "\n".join([*lines, f"       {legend}"])
+
+
+def marks(layers: list[str]) -> dict[str, str]:
+    """A letter for each kind of layer, of its name, and no other's."""
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(layers):
+        letters = [c.upper() for c in name if c.isalnum()] + [c for c in name if c.isalnum()]
+        free = [c for c in letters if c not in found.values()]
+        found[name] = free[0] if free else "?"
+    return found
 
 
 def parts(summary: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from ..console.log import get_logger
 from ..console.progress import Progress
 from ..dataplane import storage
 from ..dataplane.manifest import Generation, Manifest
-from ..dataplane.tokenizers import Tokenizer
+from ..dataplane.tokenizers import Tokenizer, bpe
 from ..dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from ..dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from . import engines, sources
@@ -183,8 +183,7 @@ def make(
 def load_tokenizer(config: BuildConfig) -> Tokenizer:
     if config.tokenizer == "byte":
         return ByteTokenizer(config.byte or ByteConfig())
-    text = storage.read(config.tokenizer)
-    return BpeTokenizer(text, config.bpe or BpeConfig(), source=config.tokenizer)
+    return bpe.load(config.tokenizer, config.bpe or BpeConfig())
 
 
 def job_of(config: BuildConfig, tokenizer: Tokenizer) -> Job:

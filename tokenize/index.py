@@ -19,8 +19,8 @@ from ..console.log import get_logger
 from ..console.progress import Progress
 from ..dataplane import manifest, storage
 from ..dataplane.manifest import Generation, Manifest, Shard, TokenizerInfo
-from ..dataplane.tokenizers import Tokenizer
-from ..dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
+from ..dataplane.tokenizers import Tokenizer, bpe
+from ..dataplane.tokenizers.bpe import BpeConfig
 from ..dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from . import engines
 from .contents import Contents, contents, hash_of, read_shard
@@ -166,9 +166,7 @@ def _tokenizer(config: IndexConfig) -> Tokenizer | None:
         return None
     if config.tokenizer == "byte":
         return ByteTokenizer(ByteConfig())
-    text = storage.read(config.tokenizer)
-    options = BpeConfig(end_of_document=config.end_of_document)
-    return BpeTokenizer(text, options, source=config.tokenizer)
+    return bpe.load(config.tokenizer, BpeConfig(end_of_document=config.end_of_document))
 
 
 def _said_end(config: IndexConfig, tokenizer: Tokenizer | None) -> int | None:

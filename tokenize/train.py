@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..console.errors import InputError
+from ..console.errors import InputError, MisuseError
 from ..console.log import get_logger
 from ..console.progress import Progress, as_bytes
 from ..dataplane import storage
@@ -55,6 +55,8 @@ class TrainConfig:
 
 def train(config: TrainConfig) -> Any:
     """Train a tokenizer, save it, and return it (a `tokenizers.Tokenizer`)."""
+    if storage.is_local(config.out) and storage.local_path(config.out).is_dir():
+        raise MisuseError(f"{config.out} is a folder", mend="name a file in it: --out …/bpe.json")
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer: Any = Tokenizer(models.BPE())

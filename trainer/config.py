@@ -65,7 +65,8 @@ class WatchConfig:
     rollbacks: int = 3
     """How often a run may go back to one checkpoint before it ends."""
     stall_seconds: float = 1800.0
-    """End the run when no process has finished a step for so long; 0: never."""
+    """End the run when no process has begun another step, or part of the start, for so long; 0:
+    never."""
     peak_flops: float | None = None
     """Of one device, for MFU; known GPUs need none."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..console import config as reader
 from ..console.progress import as_bytes, human
+from ..models.show import marks
 from . import costs
 from .job import Job
 
@@ -41,9 +42,10 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
 
 
 def stripe(job: Job) -> str:
-    """The model's pattern, a letter for each layer: `SML·M·A`."""
-    letters = [layer.mixer[0].upper() for layer in job.model.layers]
-    return f"[{''.join(letters)}]"
+    """The model's pattern, a letter for each layer, as `models show` has it: `[SMLAT]`."""
+    kinds = [str(layer) for layer in job.model.layers]
+    letters = marks(kinds)
+    return f"[{''.join(letters[kind] for kind in kinds)}]"
 
 
 def lines(about: dict[str, Any]) -> list[str]:

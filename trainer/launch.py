@@ -184,19 +184,17 @@ class Launcher:
         )
 
     def _check_progress(self, watch: Path) -> None:
-        beats = {int(path.suffix[1:]): path for path in watch.glob("beat.*")}
-        if len(beats) < self.processes:
-            return  # not all have begun
-        ages = {rank: time.time() - path.stat().st_mtime for rank, path in beats.items()}
-        if min(ages.values()) < self.stall_seconds:
+        beats = [watch / f"beat.{rank}" for rank in range(self.processes)]
+        if not all(beat.exists() for beat in beats):
+            return  # a process that Python has not begun yet
+        if time.time() - max(beat.stat().st_mtime for beat in beats) < self.stall_seconds:
             return
-        steps = {rank: path.read_text() for rank, path in beats.items()}
         for child in self.children:
             child.send_signal(signal.SIGUSR2)
         time.sleep(ANSWER)
-        said = {rank: _tail(watch / f"stack.{rank}", 25) for rank in sorted(beats)}
+        said = {rank: _tail(watch / f"stack.{rank}", 25) for rank in range(self.processes)}
         stacks = [
-            f"rank {rank}, step {steps[rank]}:\n{stack or '  (it does not answer)'}"
+            f"rank {rank}, {beats[rank].read_text()}:\n{stack or '  (it does not answer)'}"
             for rank, stack in said.items()
         ]
         silent = [f"rank {rank}" for rank, stack in said.items() if not stack]
@@ -206,7 +204,7 @@ class Launcher:
             f"no rank has made progress for {self.stall_seconds:.0f} seconds{who}",
             where="\n" + "\n".join(stacks),
             mend="the same command resumes from the last checkpoint; a longer stall_seconds "
-            "allows slower steps",
+            "allows slower steps, and a slower start",
         )
 
     @contextlib.contextmanager
@@ -257,11 +255,12 @@ class Watched:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
         self.stack = (self.folder / f"stack.{self.rank}").open("w")
         faulthandler.register(signal.SIGUSR2, file=self.stack, all_threads=False)
+        self.beat("start")
 
-    def beat(self, step: int) -> None:
-        """Say that a step has begun."""
+    def beat(self, what: str) -> None:
+        """Say that something has begun: a part of the start, or a step."""
         if self.folder is not None:
-            (self.folder / f"beat.{self.rank}").write_text(str(step))
+            (self.folder / f"beat.{self.rank}").write_text(what)
 
     def fail(self, error: BaseException) -> None:
         """Leave the reason of this process's end."""

@@ -101,11 +101,14 @@ def find(path: str, step: int | None = None) -> Origin:
         return Checkpoint(
             _choose([str(p) for p in store.committed(run.checkpoints)], path, step), run
         )
-    if step is None and store.NAME.match(path.rstrip("/").rpartition("/")[2]):
+    above, _, name = path.rstrip("/").rpartition("/")
+    if step is None and store.NAME.match(name):
         if storage.exists(storage.join(path, store.MANIFEST)):
             beside = RunFolder(folder.absolute().parent.parent)
             local = storage.is_local(path) and beside.begun
             return Checkpoint(path.rstrip("/"), beside if local else None)
+        if others := [other for other in storage.names(above) if store.NAME.match(other)]:
+            _choose(others, above, store.step_of(path))  # says which steps there are
     elif not storage.is_local(path):
         return Checkpoint(_choose(store.whole(path), path, step))
     else:

@@ -38,7 +38,7 @@ from .profiling import Profiler
 from .records import Records, Silent
 from .request import Start, steps_between
 
-TIMEOUT = timedelta(minutes=30)
+LEAST_PATIENCE = timedelta(minutes=30)
 
 log = logs.get_logger(__name__)
 
@@ -63,8 +63,11 @@ def work(job: Job, watched: launch.Watched, wanted: Start) -> int:
     joined = time.time()
     asked = StopAsked()
     run, folder = job.run, job.folder
+    watched.beat("joining the others")
     parallel = _join(job)
+    watched.beat("building the model")
     engine = build_engine(job, parallel)
+    watched.beat("filling the model")
     resumed = bool(store.committed(folder.checkpoints))
     state, came_from = restore.begin(job, engine, parallel, fallback=wanted.fallback)
     if parallel.first:
@@ -90,7 +93,7 @@ def work(job: Job, watched: launch.Watched, wanted: Start) -> int:
         profiler = Profiler(folder.profiles, wanted.profile, parallel.rank)
 
     def begin(step: int) -> None:
-        watched.beat(step)
+        watched.beat(f"step {step}")
         if profiler is not None:
             profiler.begin(step)
 
@@ -141,8 +144,10 @@ def _join(job: Job) -> Parallel:
     if run.deterministic and run.device == "cuda":  # on CPU they are, given the threads
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS refuses
         torch.use_deterministic_algorithms(True)
-    launch.initialise("cpu:gloo,cuda:nccl" if run.device == "cuda" else "gloo", TIMEOUT)
-    return join(run.layout, run.device, TIMEOUT)
+    # The launcher, who can say where each process stands, is the first to lose patience.
+    patience = max(LEAST_PATIENCE, timedelta(seconds=run.watch.stall_seconds + 60))
+    launch.initialise("cpu:gloo,cuda:nccl" if run.device == "cuda" else "gloo", patience)
+    return join(run.layout, run.device, patience)
 
 
 def build_engine(job: Job, parallel: Parallel) -> Engine:

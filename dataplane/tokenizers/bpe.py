@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...console.errors import InputError, IntegrityError, MisuseError
+from ...console.errors import InputError, IntegrityError, MisuseError, StorageError
+from .. import storage
 from ..manifest import TokenizerInfo
 from . import Encoded, TextError, id_type
 from .fast_bpe import BATCH, CUT, END, FastBpe, Inexact, convert, spelled
@@ -33,6 +34,15 @@ class BpeConfig:
     """The token that ends every document; None: the first of the usual names that it has."""
     parse_special: bool = False
     """Whether a special token's name within a text stands for its id; otherwise it is text."""
+
+
+def load(source: str, config: BpeConfig) -> BpeTokenizer:
+    """The tokenizer of a file that a person names."""
+    if not storage.exists(source):
+        raise StorageError(
+            f"there is no tokenizer {source}", mend="name a tokenizer.json, or the tokenizer `byte`"
+        )
+    return BpeTokenizer(storage.read(source), config, source=source)
 
 
 class BpeTokenizer:

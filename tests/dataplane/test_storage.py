@@ -55,6 +55,16 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
 
 
+def test_what_is_no_place_for_a_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="it is a folder"):
+        storage.write(str(tmp_path), b"x")
+    with pytest.raises(StorageError, match="its folder cannot be made"):
+        storage.write("/proc/none/file", b"x")
+    for act in (storage.read, storage.exists, storage.names):
+        with pytest.raises(StorageError, match=r"'a\\x00b' is no path: it holds a NUL"):
+            act("a\0b")
+
+
 def test_unknown_schemes_and_forbidden_places(tmp_path: Path) -> None:
     with pytest.raises(MissingError, match="nonsense"):
         storage.read("nonsense://x/y")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from corpora import texts, write_jsonl
 
-from headrace.console.errors import InputError
-from headrace.tokenize.train import TrainConfig, sample
+from headrace.console.errors import InputError, MisuseError
+from headrace.tokenize.train import TrainConfig, sample, train
 
 
 def taken(path: Path, **options: Any) -> list[str]:
@@ -62,3 +62,8 @@ def test_bad_records_are_told_or_left_out(tmp_path: Path, caplog: pytest.LogCapt
     assert "--on-error skip" in str(caught.value.mend)
     assert taken(path, on_error="skip") == ["one", "three"]
     assert "left out" in caplog.text and "a.jsonl, line 2: missing field" in caplog.text
+
+
+def test_a_folder_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(MisuseError, match="is a folder"):
+        train(TrainConfig(inputs=("nowhere",), out=str(tmp_path)))

@@ -31,6 +31,10 @@ def test_the_description_adds_up(ask: Any) -> None:
     )
 
 
+def test_a_kind_of_layer_has_a_letter_of_its_own(ask: Any) -> None:
+    assert describe.stripe(ask(model="tiny-hybrid")) == "[SMLAT]"
+
+
 def test_memory_is_told_by_rank_where_ranks_differ(ask: Any) -> None:
     """An odd vocabulary: the last of two processes has a row more."""
     found = ask("processes=2", "layout.tp=2", "model.vocab_size=37", "engine.kind=fsdp2")

@@ -99,7 +99,7 @@ def test_a_run_that_hangs_says_where(tmp_path: Path) -> None:
     script = """
 from headrace.trainer.launch import Watched
 watched = Watched()
-watched.beat(7)
+watched.beat("step 7")
 def stuck_here():
     time.sleep(1000)
 stuck_here()
@@ -110,11 +110,28 @@ stuck_here()
     assert "rank 1, step 7" in text and "stuck_here" in text
 
 
+def test_a_start_that_hangs_says_where(tmp_path: Path) -> None:
+    """Before any step, and with one rank further on than the other."""
+    script = """
+from headrace.trainer.launch import Watched
+watched = Watched()
+def joins():
+    time.sleep(1000)
+if rank == 1:
+    watched.beat("joining the others")
+joins()
+"""
+    with pytest.raises(RunError, match="no rank has made progress") as caught:
+        launcher(tmp_path, script, stall=1.0).run()
+    text = str(caught.value)
+    assert "rank 0, start:" in text and "rank 1, joining the others:" in text and "joins" in text
+
+
 def test_a_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
     script = """
 from headrace.trainer.launch import Watched
 watched = Watched()
-watched.beat(3)
+watched.beat("step 3")
 if rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
 time.sleep(1000)

@@ -55,7 +55,7 @@ class Saver:
         """Seconds that the last save kept the step waiting."""
         self._buffers: dict[str, torch.Tensor] = {}
         self._thread: threading.Thread | None = None
-        self._failure: UserError | None = None
+        self._failure: Exception | None = None
 
     def save(self, fragments: Sequence[Fragment], state: RunState) -> None:
         """Begin to save; collective. Waits for the save before it, if that still runs."""
@@ -63,7 +63,7 @@ class Saver:
         self.wait()
         copies = [self._copy(fragment) for fragment in fragments if fragment.writes]
         self._thread = threading.Thread(
-            target=self._write, args=(copies, state), name="checkpoint", daemon=False
+            target=self._attempt, args=(copies, state), name="checkpoint", daemon=False
         )
         self._thread.start()
         if not self.config.background:
@@ -96,7 +96,14 @@ class Saver:
         buffer.copy_(fragment.data)
         return replace(fragment, data=buffer)
 
-    def _write(self, fragments: Sequence[Fragment], state: RunState) -> None:
+    def _attempt(self, fragments: Sequence[Fragment], state: RunState) -> None:
+        try:
+            self._failure = self._write(fragments, state)
+        except Exception as error:  # another rank is gone, say: who waits for the save raises it
+            self._failure = error
+
+    def _write(self, fragments: Sequence[Fragment], state: RunState) -> UserError | None:
+        """What went wrong, as all ranks agree."""
         files: list[store.StoredFile] = []
         path, failure = self._begin(state)
         if failure is None:
@@ -110,14 +117,14 @@ class Saver:
         failures = [each for _, each in gathered if each is not None]
         # The rank whose disk failed says more than those that heard of it.
         failures.sort(key=lambda each: not isinstance(each, StorageError))
-        verdict = [failures[0] if failures else None]
+        verdict: list[UserError | None] = [failures[0] if failures else None]
         if self.rank == 0:
             if not failures:
                 verdict = [self._commit(path, [f for part, _ in gathered for f in part], state)]
             if verdict[0] is not None and path.exists():
                 store.remove(path)
         dist.broadcast_object_list(verdict, group=self.group, group_src=0)
-        self._failure = verdict[0]
+        return verdict[0]
 
     @property
     def _what(self) -> tuple[str, str]:

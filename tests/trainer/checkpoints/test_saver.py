@@ -71,6 +71,25 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_half_written(
     assert [store.step_of(path) for path in store.committed(tmp_path)] == [1, 3]
 
 
+def test_a_rank_that_is_gone_is_told_to_who_waits_and_to_nobody_else(
+    tmp_path: Path,
+    parallel: Parallel,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The launcher knows which it is: a thread that prints its traceback says less."""
+
+    def gone(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(saver.dist, "all_gather_object", gone)
+    keeper = saver.Saver(tmp_path, CheckpointConfig(), parallel.checkpoint)
+    keeper.save([fragment(torch.zeros(4, 4))], state(1))
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        keeper.wait()
+    assert not keeper.failed and capfd.readouterr() == ("", "")
+
+
 def test_a_damaged_checkpoint_does_not_load(tmp_path: Path, parallel: Parallel) -> None:
     keeper = saver.Saver(tmp_path, CheckpointConfig(background=False), parallel.checkpoint)
     keeper.save([fragment(torch.ones(40, 40))], state(1))
