@@ -71,17 +71,17 @@ def test_killed_at_any_moment_it_loses_at_most_what_follows_the_checkpoint(
     assert not list((trainer.out / "checkpoints").glob(".*"))
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)]
-)
-def test_asked_to_make_room_it_saves(trainer: Any, number: signal.Signals) -> None:
-    more = ["synthetic.steps=10000", "checkpoints.every=100000"]
-    process = trainer.start(*more)
+def asked_to_make_room(trainer: Any, process: Any, number: signal.Signals) -> None:
     wait_for(lambda: steps_taken(trainer.out / "metrics.jsonl") >= 3)
     process.send_signal(number)
-    assert process.wait(timeout=30) == 85
-    (saved,) = store.committed(trainer.out / "checkpoints")
+    assert process.wait(timeout=60) == 85
+    saved = store.committed(trainer.out / "checkpoints")[-1]
     assert store.step_of(saved) == steps_taken(trainer.out / "ledger.jsonl")
+
+
+def test_asked_to_make_room_it_saves(trainer: Any) -> None:
+    process = trainer.start("synthetic.steps=10000", "checkpoints.every=100000")
+    asked_to_make_room(trainer, process, signal.SIGTERM)
 
 
 @pytest.mark.slow
@@ -108,12 +108,12 @@ def test_a_resume_comes_to_the_same_conclusions_about_spikes(trainer: Any, tmp_p
 
 @pytest.mark.slow
 def test_two_runs_do_not_share_a_folder(trainer: Any) -> None:
-    process = trainer.start("synthetic.steps=10000")
+    more = ["synthetic.steps=10000", "checkpoints.every=100000"]
+    process = trainer.start(*more)
     wait_for(lambda: (trainer.out / "run.yaml").exists())
-    stderr = trainer.run("synthetic.steps=10000", code=1)
+    stderr = trainer.run(*more, code=1)
     assert f"is in use by process {process.pid}" in stderr
-    process.send_signal(signal.SIGTERM)
-    process.wait(timeout=60)
+    asked_to_make_room(trainer, process, signal.SIGUSR1)
 
 
 def test_a_damaged_checkpoint_is_named_and_passed_over_only_if_asked(trainer: Any) -> None:
