@@ -13,14 +13,18 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 
-@torch.library.custom_op("headrace::grouped_product", mutates_args=())
+WAITS = (torch.Tag.cudagraph_unsafe,)
+"""For the counts: CUDA graphs must leave these operations out."""
+
+
+@torch.library.custom_op("headrace::grouped_product", mutates_args=(), tags=WAITS)
 def grouped_product(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     """x [tokens, in], the rows of group after group; weights [groups, out, in]; int64 counts."""
     parts = zip(x.split(counts.tolist()), weights, strict=True)
     return torch.cat([part @ weight.T for part, weight in parts])
 
 
-@torch.library.custom_op("headrace::grouped_outer", mutates_args=())
+@torch.library.custom_op("headrace::grouped_outer", mutates_args=(), tags=WAITS)
 def grouped_outer(y: Tensor, x: Tensor, counts: Tensor) -> Tensor:
     """Σ y⊗x over the rows of each group: [groups, out, in]. Zeros for a group without rows."""
     sizes = counts.tolist()

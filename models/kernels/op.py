@@ -25,12 +25,12 @@ def op(name: str, **options: Any) -> Callable[[Callable[..., Any]], CustomOpDef]
         def run(*arguments: Any) -> Any:
             problem = unfit(arguments[0].device)
             if problem is not None:
-                raise LayoutError(
-                    f"the kernel {name} cannot run: {problem}",
-                    mend="`kernel: torch` computes the same by plain torch",
-                )
-            with torch.cuda.device_of(arguments[0]):
-                return function(*arguments)
+                raise _cannot(name, problem)
+            try:
+                with torch.cuda.device_of(arguments[0]):
+                    return function(*arguments)
+            except _out_of_resources() as error:  # evaluated if something is raised
+                raise _cannot(name, str(error)) from error
 
         schema = torch.library.infer_schema(function, mutates_args=())
         return torch.library.custom_op(
@@ -38,3 +38,17 @@ def op(name: str, **options: Any) -> Callable[[Callable[..., Any]], CustomOpDef]
         )
 
     return define
+
+
+def _cannot(name: str, problem: str) -> LayoutError:
+    return LayoutError(
+        f"the kernel {name} cannot run: {problem}",
+        mend="`kernel: torch` computes the same by plain torch",
+    )
+
+
+def _out_of_resources() -> type[Exception]:
+    """What Triton raises where a program is too large for the GPU."""
+    from triton.runtime.errors import OutOfResources
+
+    return OutOfResources

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import JITFunction
 
 from headrace.console.errors import LayoutError
@@ -40,6 +41,18 @@ def test_programs_are_launched_where_the_tensors_are() -> None:
 
 def test_where_none_can_be_launched_it_is_said() -> None:
     with pytest.raises(LayoutError, match="the kernel glu cannot run: the tensors are on cpu"):
+        glu(torch.ones(2, 6), "silu")
+
+
+def test_a_program_too_large_for_the_gpu_is_told() -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OutOfResources(262144, 232448, "shared memory")
+
+    with (
+        mock.patch.object(choice, "INTERPRETED", True),
+        mock.patch.object(JITFunction, "run", refuse),
+        pytest.raises(LayoutError, match="the kernel glu cannot run.*262144"),
+    ):
         glu(torch.ones(2, 6), "silu")
 
 
