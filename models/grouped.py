@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-
 WAITS = (torch.Tag.cudagraph_unsafe,)
 """For the counts: CUDA graphs must leave these operations out."""
 

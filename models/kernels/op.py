@@ -51,4 +51,5 @@ def _out_of_resources() -> type[Exception]:
     """What Triton raises where a program is too large for the GPU."""
     from triton.runtime.errors import OutOfResources
 
-    return OutOfResources
+    refused: type[Exception] = OutOfResources
+    return refused
