@@ -27,6 +27,9 @@ log = get_logger(__name__)
 ATTEMPTS = 8
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 20.0
+SLOWEST, STALLED = 256 << 10, 120.0
+"""Bytes a second that a store must take of what is written to it, and the seconds on top of that:
+one that takes nothing would be waited for until TCP gives up."""
 
 PASSING = (408, 429, 500, 502, 503, 504)
 """Answers of a store that may be others in a while."""
@@ -82,7 +85,7 @@ def exists(url: str) -> bool:
 def write(url: str, data: bytes) -> None:
     """Write a small file atomically."""
     if not is_local(url):
-        remote("write", url, lambda fs, path: fs.pipe_file(path, data))
+        remote("write", url, lambda fs, path: fs.pipe_file(path, data, **_limit(fs, len(data))))
         return
     target = local_path(url)
     temporary = _beside(target)
@@ -102,7 +105,8 @@ def write(url: str, data: bytes) -> None:
 def put(source: Path, url: str) -> None:
     """Move a finished local file to `url`, atomically."""
     if not is_local(url):
-        remote("write", url, lambda fs, path: fs.put_file(str(source), path))
+        length = source.stat().st_size
+        remote("write", url, lambda fs, path: fs.put_file(str(source), path, **_limit(fs, length)))
         source.unlink()
         return
     target = local_path(url)
@@ -220,9 +224,15 @@ def tried_again(verb: str, url: str, act: Callable[[], T]) -> T:
         except Exception as error:  # fsspec's back ends share no class for a passing fault
             if attempt == ATTEMPTS or not _passing(error):
                 raise failed(verb, url, error) from error
-            log.warning("could not %s %s (%s); trying again in %.1f s", verb, url, error, pause)
+            why = _said(error)
+            log.warning("could not %s %s (%s); trying again in %.1f s", verb, url, why, pause)
             time.sleep(pause)
     raise AssertionError("unreachable")
+
+
+def _limit(fs: Any, size: int) -> dict[str, float]:
+    """How long a write may take. fsspec's own back ends for stores are those that can be told."""
+    return {"timeout": STALLED + size / SLOWEST} if fs.async_impl else {}
 
 
 def _passing(error: Exception) -> bool:
@@ -293,5 +303,10 @@ def failed(verb: str, url: str, error: Exception) -> StorageError:
     elif isinstance(error, OSError) and error.errno == 28:
         reason, mend = "the disk is full", "free some space and run the same command again"
     else:
-        reason = str(error) or type(error).__name__
+        reason = _said(error)
     return StorageError(f"cannot {verb} {url}: {reason}", mend=mend)
+
+
+def _said(error: Exception) -> str:
+    silent = "it took too long" if isinstance(error, TimeoutError) else type(error).__name__
+    return str(error) or silent

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,34 @@ def test_lasting_faults_are_told(flaky: type[Flaky]) -> None:
     with pytest.raises(StorageError, match="access is denied"):
         storage.read("flaky://x")
     assert len(flaky.failures) == 1  # asked once more, with credentials that were read anew
+
+
+def test_a_store_that_takes_nothing_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It accepts, and reads no further than what asks for its leave: TCP would keep on trying."""
+    monkeypatch.setattr(storage, "STALLED", 0.5)
+    monkeypatch.setattr(storage, "SLOWEST", 1 << 30)
+    monkeypatch.setattr(storage, "ATTEMPTS", 2)
+    monkeypatch.setattr(storage, "FIRST_PAUSE", 0.001)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    source = tmp_path / "large"
+    source.write_bytes(bytes(16 << 20))
+    s3 = fsspec.get_filesystem_class("s3")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        s3.clear_instance_cache()
+        try:
+            for write in (
+                lambda: storage.write("s3://bucket/file", source.read_bytes()),
+                lambda: storage.put(source, "s3://bucket/file"),
+            ):
+                with pytest.raises(StorageError, match="s3://bucket/file: it took too long"):
+                    write()
+        finally:
+            s3.clear_instance_cache()
+    assert source.exists()
 
 
 def test_a_file_in_the_place_of_a_folder_is_told(tmp_path: Path) -> None:
