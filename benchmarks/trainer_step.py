@@ -39,7 +39,7 @@ def stepper(engine: str) -> tuple[int, Callable[[], None]]:
     from headrace.models.count import build_meta
     from headrace.models.model import initial_weights
     from headrace.models.operators import OPTIONS
-    from headrace.trainer import launch, optimizer
+    from headrace.trainer import group, optimizer
     from headrace.trainer.engines import ENGINES as KNOWN
     from headrace.trainer.engines import build, give
     from headrace.trainer.layout import LayoutConfig, join
@@ -80,7 +80,7 @@ def stepper(engine: str) -> tuple[int, Callable[[], None]]:
             plain.zero_grad(set_to_none=True)
 
     else:
-        launch.initialise("gloo", timedelta(minutes=5))
+        group.initialise("gloo", timedelta(minutes=5))
         parallel = join(LayoutConfig(), "cpu", timedelta(minutes=5))
         ours = build(KNOWN[engine](), objective, settings, "fp32", parallel)
         give(ours, initial_weights(config, 1))

@@ -16,8 +16,8 @@ from ..dataplane.timeline import PhaseRows
 from . import division, evaluate
 from . import origin as origins
 from .costs import checkpoint_bytes
+from .group import joined
 from .job import Job
-from .launch import joined
 
 DISK_RESERVE = 1 << 20
 

@@ -192,7 +192,7 @@ def _go(
     as_json: bool,
 ) -> None:
     """Start the job here, or submit it as a batch job that says the words of this command."""
-    from . import checks, launch, start
+    from . import checks, group, start
 
     context = click.get_current_context()
     asked = _asked(context, stop_after, fallback, profile)
@@ -209,7 +209,7 @@ def _go(
         command.say(f"submitted as job {number}: {job.folder.slurm}")
         return
     code = start.start(job, asked)
-    if as_json and launch.speaks():
+    if as_json and group.speaks():
         command.emit(start.outcome(job, code))
     sys.exit(code)
 

@@ -8,34 +8,28 @@ The launcher forwards SIGTERM and SIGUSR1, and its own death is a SIGTERM to its
 rank fails, the others are stopped and its error is the launcher's. When none makes progress for
 too long, each writes down where it stands, and the run ends with a report of that.
 
-Under torchrun (or any launcher that sets RANK and WORLD_SIZE) nothing is started: each process
-joins the group.
+The other side, a process that is started, is in group.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from ..console.errors import RunError, UserError
+from ..console.errors import RunError
 from ..console.log import get_logger
-
-INTERRUPTED = 85
-"""The exit code of a run that saved and made room: start it again."""
+from .group import INTERRUPTED, STORE_FD, WATCH, failures_in
 
 GRACE = 10.0
 """Seconds that the other ranks have to end by themselves when one has failed."""
@@ -43,30 +37,7 @@ PAUSE = 0.05
 ANSWER = 2.0
 """Seconds that a rank has to say where it stands."""
 
-STORE_FD = "HEADRACE_STORE_FD"
-WATCH = "HEADRACE_WATCH"
-
 log = get_logger(__name__)
-
-
-def joined() -> bool:
-    """Whether another launcher has started this process as one of a group."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def speaks() -> bool:
-    """Whether this process is the one that talks and writes: of a group, rank 0."""
-    return int(os.environ.get("RANK", 0)) == 0
-
-
-@dataclass
-class Failure:
-    """What a process says of its own end."""
-
-    rank: int
-    time: float
-    error: UserError | None
-    text: str
 
 
 @dataclass
@@ -160,7 +131,7 @@ class Launcher:
         """The exit code, or the error of the rank that failed first."""
         if not bad:
             return INTERRUPTED if INTERRUPTED in codes else 0
-        failures = _failures(watch)
+        failures = failures_in(watch)
         if self.asked and not failures:
             return INTERRUPTED  # some were ended before they could listen: nothing was lost
         said = [failure for failure in failures if failure.rank in bad] or failures
@@ -240,65 +211,6 @@ class Launcher:
                 time.sleep(PAUSE)
 
 
-class Watched:
-    """The other side: what a process that a launcher started tells it."""
-
-    def __init__(self) -> None:
-        folder = os.environ.get(WATCH)
-        self.folder = Path(folder) if folder else None
-        self.rank = int(os.environ.get("RANK", 0))
-        if self.folder is None:
-            return
-        import faulthandler
-
-        _die_with_parent()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
-        self.stack = (self.folder / f"stack.{self.rank}").open("w")
-        faulthandler.register(signal.SIGUSR2, file=self.stack, all_threads=False)
-        self.beat("start")
-
-    def beat(self, what: str) -> None:
-        """Say that something has begun: a part of the start, or a step."""
-        if self.folder is not None:
-            (self.folder / f"beat.{self.rank}").write_text(what)
-
-    def fail(self, error: BaseException) -> None:
-        """Leave the reason of this process's end."""
-        if self.folder is None:
-            return
-        mine = error if isinstance(error, UserError) else None
-        text = "".join(traceback.format_exception(error))
-        failure = Failure(self.rank, time.time(), mine, text)
-        temporary = self.folder / f".failure.{self.rank}"
-        temporary.write_bytes(pickle.dumps(failure))
-        temporary.rename(self.folder / f"failure.{self.rank}")
-
-
-def initialise(backend: str, timeout: timedelta) -> None:
-    """Join the group that the environment names; alone, be a group of one."""
-    import torch.distributed as dist
-    from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
-
-    if not joined():
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-        return
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if WATCH not in os.environ:
-        dist.init_process_group(backend, timeout=timeout)
-        return
-    fd = os.environ.get(STORE_FD)
-    store: Store = TCPStore(
-        "127.0.0.1",
-        int(os.environ["MASTER_PORT"]),
-        world,
-        is_master=rank == 0,
-        timeout=timeout,
-        # The launcher has bound the port already: no other program can take it in between.
-        master_listen_fd=int(fd) if fd else None,
-    )
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
-
-
 def threads_for(processes: int, cores: int | None = None) -> int:
     """Threads of each process, so that together they fill the machine."""
     if cores is None:
@@ -308,11 +220,6 @@ def threads_for(processes: int, cores: int | None = None) -> int:
 
 def python(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
-
-
-def _failures(watch: Path) -> list[Failure]:
-    found: list[Failure] = [pickle.loads(p.read_bytes()) for p in watch.glob("failure.*")]
-    return sorted(found, key=lambda failure: failure.time)
 
 
 def _signal_name(code: int) -> str:
@@ -325,11 +232,3 @@ def _tail(path: Path, lines: int) -> str:
     if not path.exists():
         return ""
     return "\n".join("  " + line for line in path.read_text().splitlines()[:lines])
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel for a SIGTERM when the launcher is gone: save, and leave the run's lock."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)

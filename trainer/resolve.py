@@ -22,8 +22,8 @@ from . import config as run_config
 from . import origin as origins
 from .config import RunConfig
 from .folder import RunFolder, differences
+from .group import joined, speaks
 from .job import Job
-from .launch import joined, speaks
 from .origin import Checkpoint
 from .request import Request
 from .schedule import Plan

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..console.errors import MissingError, RunError
-from .launch import INTERRUPTED
+from .group import INTERRUPTED
 
 SCRIPT = "slurm.sh"
 LOG = "slurm-%j.out"

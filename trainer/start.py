@@ -10,7 +10,7 @@ from ..console import command
 from ..console.log import get_logger
 from ..console.progress import human
 from ..dataplane import storage
-from . import checks, evaluate, launch, lines, slurm
+from . import checks, evaluate, group, launch, lines, slurm
 from .checkpoints import store
 from .describe import describe
 from .job import Job
@@ -34,7 +34,7 @@ def batch_script(job: Job, words: Sequence[str]) -> str:
 
 def start(job: Job, asked: Start) -> int:
     """Run the job here, or join it, and draw its report. Returns the exit code."""
-    if launch.joined():
+    if group.joined():
         return _join(job, asked)
     if _finished(job):
         return 0
@@ -106,7 +106,7 @@ def _finish(job: Job, code: int) -> None:
         command.say(f"stopped before its first step; the same command begins (exit code {code})")
         return
     path, _ = write([str(job.folder.root)], None)
-    if code == launch.INTERRUPTED:
+    if code == group.INTERRUPTED:
         command.say(
             f"saved at step {store.step_of(found[-1])} of "
             f"{job.plan.last_step}; the same command goes on (exit code {code})"
@@ -118,11 +118,11 @@ def _join(job: Job, asked: Start) -> int:
     """Under torchrun: rank 0 holds the folder; the others wait for its word in the group."""
     from .worker import work
 
-    watched = launch.Watched()
-    if not launch.speaks():
+    watched = group.Watched()
+    if not group.speaks():
         code = work(job, watched, asked)
         # Who stops because all do is no failure that a launcher should end rank 0 for.
-        return 0 if code == launch.INTERRUPTED else code
+        return 0 if code == group.INTERRUPTED else code
     if job.run.watch.stall_seconds:
         log.info("the launcher watches the processes: watch.stall_seconds does nothing here")
     checks.check_disk(job)

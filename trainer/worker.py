@@ -24,7 +24,7 @@ from ..console import config as reader
 from ..console import log as logs
 from ..console.errors import StorageError, UserError
 from ..models.count import build_meta
-from . import launch, lines, peak, resolve, restore, rows
+from . import group, lines, peak, resolve, restore, rows
 from .checkpoints import store
 from .checkpoints.saver import Saver
 from .engines import build
@@ -58,7 +58,7 @@ class StopAsked:
         return self.asked
 
 
-def work(job: Job, watched: launch.Watched, wanted: Start) -> int:
+def work(job: Job, watched: group.Watched, wanted: Start) -> int:
     """Train until the plan's end, or until asked to stop. Returns the exit code."""
     joined = time.time()
     asked = StopAsked()
@@ -133,7 +133,7 @@ def work(job: Job, watched: launch.Watched, wanted: Start) -> int:
             records.close()
     dist.barrier(parallel.control)
     dist.destroy_process_group()
-    return 0 if finished else launch.INTERRUPTED
+    return 0 if finished else group.INTERRUPTED
 
 
 def _join(job: Job) -> Parallel:
@@ -146,7 +146,7 @@ def _join(job: Job) -> Parallel:
         torch.use_deterministic_algorithms(True)
     # The launcher, who can say where each process stands, is the first to lose patience.
     patience = max(LEAST_PATIENCE, timedelta(seconds=run.watch.stall_seconds + 60))
-    launch.initialise("cpu:gloo,cuda:nccl" if run.device == "cuda" else "gloo", patience)
+    group.initialise("cpu:gloo,cuda:nccl" if run.device == "cuda" else "gloo", patience)
     return join(run.layout, run.device, patience)
 
 
@@ -214,7 +214,7 @@ def main() -> None:
         fallback=arguments.fallback,
         profile=arguments.profile,
     )
-    watched = launch.Watched()
+    watched = group.Watched()
     try:
         job = resolve.load(RunFolder(arguments.folder))
         code = work(job, watched, wanted)

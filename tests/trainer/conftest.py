@@ -18,7 +18,7 @@ from ranks import Ranks
 from headrace.console import config as reader
 from headrace.models.model import Model
 from headrace.models.parallel.division import Part
-from headrace.trainer import launch
+from headrace.trainer import group
 from headrace.trainer.checkpoints import store
 from headrace.trainer.checkpoints.fragments import KINDS, Fragment, keyed
 from headrace.trainer.checkpoints.policy import CheckpointConfig
@@ -60,7 +60,7 @@ def in_processes(tmp_path: Path, ranks: Callable[[int], Ranks]) -> Callable[...,
 @pytest.fixture(scope="session")
 def parallel() -> Iterator[Parallel]:
     """This process as a group of one."""
-    launch.initialise("gloo", timedelta(seconds=60))
+    group.initialise("gloo", timedelta(seconds=60))
     yield join(LayoutConfig(), "cpu", timedelta(seconds=60))
     dist.destroy_process_group()
 

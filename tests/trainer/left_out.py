@@ -16,7 +16,7 @@ import torch.distributed as dist
 from layouts import LR, gathered, global_batch, make_engine, train
 
 from headrace.models.documents import Documents
-from headrace.trainer import launch
+from headrace.trainer import group
 from headrace.trainer.layout import LayoutConfig, join
 
 LAYOUTS = [f"deepspeed-{stage}-fp32" for stage in range(4)]
@@ -25,7 +25,7 @@ LAYOUTS += ["fsdp2-0-fp32", "deepspeed-1-bf16", "deepspeed-3-bf16"]
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    launch.initialise("gloo", timedelta(seconds=120))
+    group.initialise("gloo", timedelta(seconds=120))
     parallel = join(LayoutConfig(), "cpu", timedelta(seconds=120))
     found = {}
     for layout in LAYOUTS:

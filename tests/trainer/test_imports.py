@@ -19,7 +19,7 @@ from headrace.models.config import ModelConfig
 from headrace.models.count import build_meta
 from headrace.models.model import initial_weights
 from headrace.models.operators import OPTIONS
-from headrace.trainer import launch
+from headrace.trainer import group
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.config import SyntheticConfig
 from headrace.trainer.engines import build, give
@@ -32,7 +32,7 @@ from headrace.trainer.records import Silent
 from headrace.trainer.synthetic import SyntheticLoader, SyntheticPlan
 
 minute = timedelta(minutes=1)
-launch.initialise("gloo", minute)
+group.initialise("gloo", minute)
 parallel = join(LayoutConfig(), "cpu", minute)
 operators = {"a": OPTIONS["attention"](heads=2), "g": OPTIONS["glu"](hidden=32)}
 config = ModelConfig(vocab_size=64, width=32, pattern="[a]*2", mlp="g", operators=operators)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.trainer import start
-from headrace.trainer.launch import INTERRUPTED
+from headrace.trainer.group import INTERRUPTED
 
 
 def test_a_run_that_is_stopped_before_its_first_step_is_no_failure(
