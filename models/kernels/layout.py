@@ -40,4 +40,4 @@ def row_tiles(width: int) -> tuple[int, int, int]:
     the warps that share them (16 numbers for each thread, where that can be)."""
     block = 1 << max(width - 1, 1).bit_length()
     rows = max(1, min(16, 2048 // block))
-    return block, rows, min(max(rows * block // 512, 4), 16)
+    return block, rows, min(max(rows * block // 512, 4), 32)

@@ -30,6 +30,8 @@ AHEAD = 8
 """Chunks that it reads at once."""
 DIMS, SIZES = 128, 256
 """The widest head, and the most numbers of state for each of its channels."""
+NUMBERS = 128 * 128
+"""Of state for a head, at most: in fp32, those of 64 × 256 take 160 KiB of shared memory."""
 
 
 @cache
@@ -41,9 +43,18 @@ def _programs() -> Any:
 
 def beyond(x: Tensor, B: Tensor) -> str | None:
     """What keeps the kernel from heads and states of these sizes."""
-    if x.shape[3] > DIMS or B.shape[3] > SIZES:
-        return f"heads are {x.shape[3]} wide with {B.shape[3]} states, it holds {DIMS} and {SIZES}"
+    dim, size = _side(x.shape[3]), _side(B.shape[3])
+    if dim > DIMS or size > SIZES or dim * size > NUMBERS:
+        return (
+            f"heads are {x.shape[3]} wide with {B.shape[3]} states for each channel; it holds"
+            f" {DIMS} and {SIZES}, and {NUMBERS} in all"
+        )
     return None
+
+
+def _side(size: int) -> int:
+    """Of a matrix of as many numbers."""
+    return max(16, 1 << (size - 1).bit_length())
 
 
 @torch.library.custom_op("headrace::ssd", mutates_args=())
@@ -184,8 +195,8 @@ def _laid_out(
     switches = {
         "PACKED": positions is not None,
         "CHUNK": CHUNK,
-        "DIM": max(16, 1 << (dim - 1).bit_length()),
-        "SIZE": max(16, 1 << (size - 1).bit_length()),
+        "DIM": _side(dim),
+        "SIZE": _side(size),
         "PRECISION": "tf32x3" if x.dtype == torch.float32 else "ieee",
     }
     sizes = (length, chunks, heads, heads // groups, dim, size)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headrace.console.errors import LayoutError
-from headrace.models.kernels import choice
+from headrace.models.kernels import choice, ssd
 from headrace.models.kernels.choice import chosen, unfit, wanted
 
 GPU = torch.device("cuda", 0)
@@ -53,6 +53,12 @@ def test_what_is_unfit_is_told(where: object, name: str, value: object, said: st
             assert not chosen("auto", "glu", OnGPU())  # type: ignore[arg-type]
         with pytest.raises(LayoutError, match=said):
             chosen("triton", "glu", OnGPU())  # type: ignore[arg-type]
+
+
+def test_a_head_of_ssd_must_fit_the_shared_memory() -> None:
+    for dim, size, fits in ((128, 128, True), (64, 256, True), (65, 256, False), (1, 257, False)):
+        heads, states = torch.empty(1, 1, 1, dim), torch.empty(1, 1, 1, size)
+        assert (ssd.beyond(heads, states) is None) == fits
 
 
 def test_what_is_beyond_a_kernel_is_told() -> None:
