@@ -297,3 +297,26 @@ def load_all(
             further = train(engine, parallel, steps, 2 if source == target else 1)
             found[f"{source} → {target}"] = [worst, further]
     return found
+
+
+def left_out(folder: Path, layouts: list[str]) -> dict[str, list[bool]]:
+    """Each engine is given a step that must leave no trace: whether it was applied, whether weights
+    and moments are what they were, the updates one more, and the next step the same."""
+    found = {}
+    for layout in layouts:
+        parallel = place(layout)
+        never = train(make_engine(layout, parallel), parallel, 0, 2)
+        engine = make_engine(layout, parallel)
+        train(engine, parallel, 0, 1)
+        before, updates = gathered(engine, parallel), engine.updates
+        tokens, targets, weights, _ = (part[1:2] for part in global_batch(7))
+        documents = Documents.from_cu_seqlens(torch.tensor([0, tokens.numel()]), tokens.shape)
+        for last, factor in ((False, 1.0), (True, math.nan)):
+            sums = engine(tokens, targets, weights, documents)
+            engine.backward(sums.total * factor, last=last)
+        applied = engine.update(LR).applied
+        after = gathered(engine, parallel)
+        same = all(torch.equal(before[key], after[key]) for key in before)
+        goes_on = train(engine, parallel, 1, 1) == never[1:]
+        found[layout] = [applied, same, engine.updates == updates + 1, goes_on]
+    return found

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-import json
 import math
-import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.trainer.guard import Guard
-from headrace.trainer.launch import Launcher
 
 LOOKS_OUT = Guard(spike="skip", bound=5.0, window=20)
 losses = st.lists(st.floats(1.0, 9.0), min_size=20, max_size=20)
@@ -60,12 +57,10 @@ def test_whether_it_may_go_back(which: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_step_that_is_left_out_leaves_no_trace_in_any_engine(tmp_path: Path) -> None:
+def test_a_step_that_is_left_out_leaves_no_trace_in_any_engine(in_processes: Any) -> None:
     """What the loop does with a spike, on two processes: the next step is as if it had not been."""
-    script = str(Path(__file__).with_name("left_out.py"))
-    command = [sys.executable, script, str(tmp_path)]
-    assert Launcher(command, 2, threads=1, logs=tmp_path).run() == 0
-    found = json.loads((tmp_path / "result.json").read_text())
+    layouts = [*(f"deepspeed-{stage}-fp32" for stage in range(4)), "fsdp2-0-fp32"]
+    found = in_processes(2, "left_out", layouts=[*layouts, "deepspeed-1-bf16", "deepspeed-3-bf16"])
     assert len(found) == 7
     for layout, (applied, same, counted, goes_on) in found.items():
         assert not applied, layout

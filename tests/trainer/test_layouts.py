@@ -61,6 +61,7 @@ def loads_everywhere(
                     assert steps == kept[source], f"{pair}: a resume is not equal to the bit"
 
 
+@pytest.mark.slow
 def test_checkpoints_load_across_engines_and_worlds(in_processes: Any, tmp_path: Path) -> None:
     core = ["deepspeed-1-bf16", "deepspeed-3-fp32", "fsdp2-0-fp32"]
     kept = in_processes(2, "save_all", tmp_path, layouts=core, steps=2)

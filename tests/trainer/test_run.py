@@ -52,6 +52,7 @@ def test_another_layout_goes_on_with_the_same_rows(trainer: Any, whole: Any) -> 
     assert far < 2e-6
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_loses_at_most_what_follows_the_checkpoint(
     trainer: Any, tmp_path: Path
 ) -> None:
@@ -116,6 +117,7 @@ def test_two_runs_do_not_share_a_folder(trainer: Any) -> None:
     asked_to_make_room(trainer, process, signal.SIGUSR1)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_passed_over_only_if_asked(trainer: Any) -> None:
     trainer.run("--stop-after", "5", code=85)
     newest = store.committed(trainer.out / "checkpoints")[-1]
