@@ -42,6 +42,9 @@ TINY = Shape(2, 70, 72)
 SHORT = Shape(2, 20, 72)
 """The same for kernels that walk along tokens, which the interpreter does slowly."""
 
+NARROW = Shape(2, 70, 40)
+"""For blocks of a filter's matrix, of which a group of channels takes many."""
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -84,6 +87,8 @@ class Case:
 
     @property
     def tiny(self) -> Shape:
+        if self.kernel == "toeplitz":
+            return NARROW
         return SHORT if self.kernel in ("modal", "selective_scan", "short_convolution") else TINY
 
 
@@ -190,9 +195,10 @@ def short_convolutions() -> Iterator[Case]:
 def toeplitzes() -> Iterator[Case]:
     name = "toeplitz"
     yield convolution_case(name, 128, 16, skip=True, packed=True)  # Hyena-MR
-    yield convolution_case(name, 65, 24, skip=True)  # two passes
+    yield convolution_case(name, 128, 16)
+    yield convolution_case(name, 65, 20, skip=True)  # two passes
     yield convolution_case(name, 17, 18, gated=False, history=True, packed=True)
-    yield convolution_case(name, 130, 36, skip=True, history=True)
+    yield convolution_case(name, 130, 40, skip=True, history=True, packed=True)
 
 
 def transforms() -> Iterator[Case]:

@@ -5,8 +5,8 @@
 
 H₀ holds the lags within a chunk, and the others what spills over from the chunks before: two
 passes for a filter of up to a chunk and a token, another for each chunk more, so that every
-filter is exact. Everything is read and written once. Its twin is `plain` in
-models/gated_convolution.py.
+filter is exact. Everything is read from memory and written once: what is needed again is in
+registers, or comes from a cache. Its twin is `plain` in models/gated_convolution.py.
 
 In bf16 and fp16 the products are of rounded numbers (w and the taps), summed in fp32; in fp32
 three products of tf32 stand for one. The filter's gradient is the sum, over chunks, of G_n·W_{n−p}ᵀ
@@ -20,13 +20,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .layout import by_token, splits
+from .op import op
 
 CHUNK = 64
-"""Sides of a block: as many rows as one instruction of the matrix units takes."""
-COLUMNS = 64
-"""Of a product: the channels of a group, of so many chunks at once."""
+"""Sides of a block: as many rows as one instruction of the matrix units takes. In fp32 half of it:
+three products need the registers and the shared memory of two numbers for each."""
 REACHES = 4 * CHUNK + 1
 """Taps of the longest filter: five passes."""
 OPTIONAL = ("HISTORY", "SKIP", "PACKED")
@@ -39,6 +40,13 @@ def _programs() -> Any:
     return toeplitz
 
 
+@cache
+def _programs_backward() -> Any:
+    from .programs import toeplitz_backward
+
+    return toeplitz_backward
+
+
 def beyond(taps: Tensor, *, bias: bool = False, silu: bool = False) -> str | None:
     """What keeps the kernel from this filter."""
     if taps.shape[1] > REACHES:
@@ -48,7 +56,7 @@ def beyond(taps: Tensor, *, bias: bool = False, silu: bool = False) -> str | Non
     return None
 
 
-@torch.library.custom_op("headrace::toeplitz", mutates_args=())
+@op("toeplitz")
 def toeplitz(
     x: Tensor,
     taps: Tensor,
@@ -58,16 +66,15 @@ def toeplitz(
     gated: bool,
 ) -> Tensor:
     """x [rows, length, width or 3·width], taps [groups, K], history [rows, K−1, width] of w."""
-    x, (history_, skip_, positions_), sizes, switches = _laid_out(
-        x, taps, (history, skip, positions), gated
-    )
-    rows, length, width, blocks = len(x), *sizes[:2], sizes[3]
-    columns = taps.shape[0] * blocks
-    parts, each = splits(-(-length // (CHUNK * switches["CHUNKS"])), columns * rows)
-    out = torch.empty(rows, length, width, dtype=x.dtype, device=x.device)
-    _programs().forward[(parts * columns, rows)](
-        x, history_, taps.contiguous(), skip_, positions_, out, *sizes, each, **switches,
-        num_warps=8, num_stages=1,
+    x = by_token(x)
+    length, width, switches = _laid_out(x, taps, (history, skip, positions), gated, of_chunk=1)
+    history_, skip_, positions_ = _given(x, history, skip, positions)
+    columns = taps.shape[0] * switches["BLOCKS"] * len(x)
+    parts, each = splits(_tiles(length, switches), columns)
+    out = torch.empty(len(x), length, width, dtype=x.dtype, device=x.device)
+    _programs().forward[(parts * columns,)](
+        x, history_, taps.to(x.dtype).contiguous(), skip_, positions_, out, length, width,
+        x.stride(0), x.stride(1), parts, each, **switches, num_stages=1,
     )  # fmt: skip
     return out
 
@@ -78,7 +85,7 @@ def _(x: Tensor, taps: Tensor, *others: Any) -> Tensor:
     return x.new_empty(*x.shape[:2], x.shape[2] // 3 if gated else x.shape[2])
 
 
-@torch.library.custom_op("headrace::toeplitz_backward", mutates_args=())
+@op("toeplitz_backward")
 def _backward(
     grad: Tensor,
     x: Tensor,
@@ -89,22 +96,21 @@ def _backward(
     gated: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of x, the taps (fp32), the skip (fp32) and the history."""
-    x, (history_, skip_, positions_), sizes, switches = _laid_out(
-        x, taps, (history, skip, positions), gated
-    )
-    rows, length, width, blocks = len(x), *sizes[:2], sizes[3]
-    groups, passes = taps.shape[0], switches["PASSES"]
-    chunks = -(-length // CHUNK) + (passes - 1 if history is not None else 0)
-    parts, each = splits(-(-chunks // switches["CHUNKS"]), groups * blocks * rows)
+    x = x.contiguous()
+    length, width, switches = _laid_out(x, taps, (history, skip, positions), gated, of_chunk=2)
+    history_, skip_, positions_ = _given(x, history, skip, positions)
+    rows, groups = len(x), taps.shape[0]
+    blocks, passes, chunk = (switches[name] for name in ("BLOCKS", "PASSES", "CHUNK"))
+    before = (passes - 1) * chunk if history is not None else 0
+    parts, each = splits(_tiles(length + before, switches), groups * blocks * rows)
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grad_history = x.new_empty(0) if history is None else torch.empty_like(history_)
-    shape = (rows * parts, groups, blocks, passes, CHUNK, CHUNK)
+    shape = (rows * parts, groups, blocks, passes, chunk, chunk)
     met = torch.empty(shape, dtype=torch.float32, device=x.device)
     partial = x.new_empty(rows * parts, width if skip is not None else 0, dtype=torch.float32)
-    _programs().backward[(parts * groups * blocks, rows)](
-        grad.contiguous(), x, history_, taps.contiguous(), skip_, positions_,
-        grad_x, grad_history, met, partial, *sizes, each, **switches,
-        num_warps=8, num_stages=1,
+    _programs_backward().backward[(parts * groups * blocks * rows,)](
+        grad.contiguous(), x, history_, taps.to(x.dtype).contiguous(), skip_, positions_,
+        grad_x, grad_history, met, partial, length, width, parts, each, **switches, num_stages=1,
     )  # fmt: skip
     return grad_x, diagonals(met.sum((0, 2)), taps.shape[1]), partial.sum(0), grad_history
 
@@ -123,34 +129,59 @@ def _(
 
 def diagonals(met: Tensor, reach: int) -> Tensor:
     """[groups, passes, t, s] → [groups, K]: the sum of all with t − s + pass · CHUNK = k."""
-    passes, side = met.shape[1], met.shape[3]
-    time = torch.arange(side, device=met.device)
-    lag = (time[:, None] - time) + side * torch.arange(passes, device=met.device)[:, None, None]
-    inside = (lag >= 0) & (lag < reach)
-    sums = met.new_zeros(met.shape[0], reach)
-    return sums.index_add_(1, lag[inside], met[:, inside])
+    side = met.shape[3]
+    # Each row a number longer than it is apart from the next: what was a diagonal is a column.
+    apart = F.pad(met.flip(-1), (0, side)).flatten(2)[..., :-side]
+    sums = apart.unflatten(2, (side, 2 * side - 1)).sum(2)  # of t − s, from 1 − side
+    lags = sums[..., side - 1 :].clone()
+    lags[:, :-1, 1:] += sums[:, 1:, : side - 1]
+    taps: Tensor = lags.flatten(1)[:, :reach].contiguous()
+    return taps
+
+
+def _given(x: Tensor, *tensors: Tensor | None) -> list[Tensor]:
+    return [x if t is None else t.contiguous() for t in tensors]
+
+
+def _tiles(length: int, switches: dict[str, Any]) -> int:
+    """Of as many tokens as a program has in hand."""
+    tokens: int = switches["CHUNK"] * switches["CHUNKS"]
+    return -(-length // tokens)
 
 
 def _laid_out(
-    x: Tensor, taps: Tensor, given: tuple[Tensor | None, ...], gated: bool
-) -> tuple[Tensor, list[Tensor], tuple[int, ...], dict[str, Any]]:
-    """`given`: the history, the skip and the positions, or None."""
-    x = by_token(x)
-    width = x.shape[2] // 3 if gated else x.shape[2]
+    x: Tensor,
+    taps: Tensor,
+    given: tuple[Tensor | None, ...],
+    gated: bool,
+    *,
+    of_chunk: int,
+) -> tuple[int, int, dict[str, Any]]:
+    """The length, the width, and the constants of a program whose tiles have as many columns as
+    a chunk has tokens, or one `of_chunk`. `given`: the history, the skip and the positions."""
+    length, width = x.shape[1], x.shape[2] // 3 if gated else x.shape[2]
     share = width // taps.shape[0]
-    side = min(max(16, 1 << (share - 1).bit_length()), COLUMNS)
-    sizes = (x.shape[1], width, share, -(-share // side), x.stride(0), x.stride(1))
-    switches = {
-        "REACH": taps.shape[1],
-        "PASSES": -(-(taps.shape[1] - 1) // CHUNK) + 1,
-        "CHUNK": CHUNK,
-        "CHUNKS": COLUMNS // side,
-        "SIDE": side,
-        "GATED": gated,
-        **dict(zip(OPTIONAL, (t is not None for t in given), strict=True)),
-        "PRECISION": "tf32x3" if x.dtype == torch.float32 else "ieee",
-    }
-    return x, [x if t is None else t.contiguous() for t in given], sizes, switches
+    chunk = CHUNK // 2 if x.dtype == torch.float32 else CHUNK
+    columns = chunk // of_chunk
+    side = min(max(16, 1 << (share - 1).bit_length()), columns)
+    passes = max(-(-(taps.shape[1] - 1) // chunk) + 1, 2)
+    return (
+        length,
+        width,
+        {
+            "SHARE": share,
+            "BLOCKS": -(-share // side),
+            "REACH": taps.shape[1],
+            "PASSES": passes,
+            "CHUNK": chunk,
+            "CHUNKS": columns // side,
+            "SIDE": side,
+            "GATED": gated,
+            **dict(zip(OPTIONAL, (t is not None for t in given), strict=True)),
+            "PRECISION": "tf32x3" if x.dtype == torch.float32 else "ieee",
+            "num_warps": 4 if passes * chunk <= 3 * CHUNK else 8,
+        },
+    )
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

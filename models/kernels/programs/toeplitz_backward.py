@@ -1,0 +1,201 @@
+"""The Triton program of toeplitz.py that goes backward: over streams of chunks, as forward."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .toeplitz import (
+    begins_of,
+    inputs_of,
+    inside_of,
+    last_begin,
+    matrices_of,
+    most,
+    next_begin,
+    open_before,
+    product,
+    spread,
+)
+
+
+@triton.jit
+def _pulls(
+    grad, x, to, at, start, channel, last, length, CHUNK: tl.constexpr, GATED: tl.constexpr
+):  # fmt: skip
+    """G: the gradients of what stands between the gates, of the chunks at `start`."""
+    here = inside_of(start, channel, last, length, CHUNK)
+    pulled = tl.load(grad + to, mask=here, other=0.0)
+    if GATED:
+        q = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
+        pulled = (pulled.to(tl.float32) * q).to(pulled.dtype)
+    return pulled
+
+
+@triton.jit
+def _again(x, here):
+    """What was read before, from the cache: kept instead, it would fill the registers."""
+    return tl.load(x, mask=here, other=0.0, eviction_policy="evict_first").to(tl.float32)
+
+
+@triton.jit
+def backward(
+    grad, x, history, taps, skip, positions, grad_x, grad_history, partial, grad_skip,
+    length, width, parts, each,
+    SHARE: tl.constexpr, BLOCKS: tl.constexpr, REACH: tl.constexpr, PASSES: tl.constexpr,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr, GATED: tl.constexpr,
+    SKIP: tl.constexpr, HISTORY: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The streams are walked from their ends: the gradient of w is `forward` in a mirror.
+
+    Of the filter, `partial` gets Σ G_n·W_{n−p}ᵀ: its diagonals are the gradients of the taps. These
+    sums take most of the registers, so that all else is read anew for each chunk, from the cache.
+    """
+    token_stride = width * (3 if GATED else 1)
+    kind = x.dtype.element_ty
+    columns = width // SHARE * BLOCKS
+    group = tl.program_id(0) % columns // BLOCKS
+    part = tl.program_id(0) // columns % parts
+    row = (tl.program_id(0) // columns // parts).to(tl.int64)
+    first = group * SHARE + tl.program_id(0) % BLOCKS * SIDE
+    last = (group + 1) * SHARE
+    column = tl.arange(0, CHUNKS * SIDE)[None, :]
+    channel = first + column % SIDE
+    time = tl.arange(0, CHUNK)[:, None]
+    down = (each - 1) * CHUNK  # to the last chunk of a stream
+    if HISTORY:
+        down -= (PASSES - 1) * CHUNK  # what stands before the row has gradients as well
+    start = (part * CHUNKS + column // SIDE) * (each * CHUNK)
+    at = start.to(tl.int64) * token_stride + channel + time * token_stride
+    to = start.to(tl.int64) * width + channel + time * width
+    start += down
+    starts = (part * CHUNKS + tl.arange(0, CHUNKS)) * (each * CHUNK) + down
+    x += (row * length + down) * token_stride
+    grad += (row * length + down) * width
+    grad_x += (row * length + down) * token_stride
+    positions += row * length
+    history += row * (REACH - 1) * width
+    grad_history += row * (REACH - 1) * width
+    matrices = matrices_of(taps + group * REACH, REACH, PASSES, CHUNK)
+    skipped = tl.zeros([CHUNKS * SIDE], dtype=tl.float32)
+    sums = ()
+    for _ in tl.static_range(PASSES):
+        sums = sums + (tl.zeros([CHUNK, CHUNK], dtype=tl.float32),)
+
+    sees = ()  # of each chunk behind, how many tokens still see the present one
+    linked = tl.full([CHUNKS], 1, tl.int32)
+    for ahead in tl.static_range(1, PASSES):
+        sees = sees + (linked * CHUNK,)
+        if PACKED:
+            begins = begins_of(positions, starts + ahead * CHUNK, length, CHUNK)
+            sees = sees[:-1] + (linked * next_begin(begins, -1, CHUNK),)
+            linked *= (sees[ahead - 1] == CHUNK).to(tl.int32)
+
+    for _ in range(each):
+        here = inside_of(start, channel, last, length, CHUNK)
+        g = _pulls(grad, x, to, at, start, channel, last, length, CHUNK, GATED)
+        far = g  # what of it sees the chunks before: of the document that is open there
+        if PACKED:
+            begins = begins_of(positions, starts, length, CHUNK)
+            opened = next_begin(begins, -1, CHUNK)
+            far = tl.where(time < spread(opened, CHUNKS, SIDE), g, 0.0)
+            open = open_before(positions, start, length)
+
+        y = tl.zeros([CHUNK, CHUNKS * SIDE], dtype=tl.float32)  # the filtered row, once more
+        new = ()
+        for back in tl.static_range(1, PASSES):
+            w = inputs_of(
+                x - (back * CHUNK) * token_stride, history, at, start - back * CHUNK, channel, last,
+                length, width, REACH, CHUNK, GATED, HISTORY,
+            ).to(kind)  # fmt: skip
+            if PACKED:
+                w = tl.where(time - back * CHUNK >= -open, w, 0.0)
+            if GATED:
+                y = product(matrices[back], w, y, PRECISION)
+            new = new + (product(far, tl.trans(w), sums[back], PRECISION),)
+        w = inputs_of(
+            x, history, at, start, channel, last, length, width, REACH, CHUNK, GATED, HISTORY
+        ).to(kind)
+        met = sums[0]
+        if PACKED:
+            begin, end = tl.zeros([CHUNKS], tl.int32), opened
+            for _ in range(most(begins) + 1):
+                to_end = time < spread(end, CHUNKS, SIDE)
+                inside = to_end & (time >= spread(begin, CHUNKS, SIDE))
+                own = tl.where(inside, w, 0.0)
+                met = product(tl.where(inside, g, 0.0), tl.trans(own), met, PRECISION)
+                if GATED:
+                    y = tl.where(to_end, product(matrices[0], own, y, PRECISION), 0.0)
+                begin, end = end, next_begin(begins, end[None, :], CHUNK)
+        else:
+            met = product(g, tl.trans(w), met, PRECISION)
+            if GATED:
+                y = product(matrices[0], w, y, PRECISION)
+        sums = (met,) + new
+        if SKIP:
+            scale = tl.load(skip + channel, mask=channel < last, other=0.0).to(tl.float32)
+            y += w.to(tl.float32) * scale
+            skipped += tl.sum(g.to(tl.float32) * w.to(tl.float32), axis=0)
+        if GATED:
+            y *= _again(grad + to, here)
+            tl.store(grad_x + at, y.to(kind), mask=here)
+
+        pulled = tl.zeros([CHUNK, CHUNKS * SIDE], dtype=tl.float32)  # the gradient of w
+        for ahead in tl.static_range(1, PASSES):
+            later = _pulls(
+                grad + (ahead * CHUNK) * width, x + (ahead * CHUNK) * token_stride, to, at,
+                start + ahead * CHUNK, channel, last, length, CHUNK, GATED,
+            )  # fmt: skip
+            if PACKED:
+                later = tl.where(time < spread(sees[ahead - 1], CHUNKS, SIDE), later, 0.0)
+            pulled = product(tl.trans(matrices[ahead]), later, pulled, PRECISION)
+        g = _pulls(grad, x, to, at, start, channel, last, length, CHUNK, GATED)
+        if PACKED:
+            begin, end = last_begin(begins, CHUNK), tl.full([CHUNKS], CHUNK, tl.int32)
+            for _ in range(most(begins) + 1):
+                from_begin = time >= spread(begin, CHUNKS, SIDE)
+                inside = from_begin & (time < spread(end, CHUNKS, SIDE))
+                own = tl.where(inside, g, 0.0)
+                pulled = product(tl.trans(matrices[0]), own, pulled, PRECISION)
+                pulled = tl.where(from_begin, pulled, 0.0)
+                begin, end = last_begin(begins & (time < begin[None, :]), CHUNK), begin
+        else:
+            pulled = product(tl.trans(matrices[0]), g, pulled, PRECISION)
+        if SKIP:
+            scale = tl.load(skip + channel, mask=channel < last, other=0.0).to(tl.float32)
+            pulled += g.to(tl.float32) * scale
+        if GATED:
+            k, v = _again(x + width + at, here), _again(x + 2 * width + at, here)
+            tl.store(grad_x + width + at, (pulled * v).to(kind), mask=here)
+            tl.store(grad_x + 2 * width + at, (pulled * k).to(kind), mask=here)
+        else:
+            tl.store(grad_x + to, pulled.to(kind), mask=here)
+        if HISTORY:
+            place = start + time + (REACH - 1)
+            before = (channel < last) & (place >= 0) & (place < REACH - 1)
+            tl.store(
+                grad_history + place * width + channel,
+                pulled.to(history.dtype.element_ty),
+                mask=before,
+            )
+        if PACKED:
+            linked = (opened == CHUNK).to(tl.int32)
+            still = (opened,)
+            for ahead in tl.static_range(1, PASSES - 1):
+                still = still + (linked * sees[ahead - 1],)
+            sees = still
+        start -= CHUNK
+        starts -= CHUNK
+        x -= CHUNK * token_stride
+        grad -= CHUNK * width
+        grad_x -= CHUNK * token_stride
+
+    side = tl.arange(0, CHUNK)
+    partial += tl.program_id(0).to(tl.int64) * (PASSES * CHUNK * CHUNK)
+    for back in tl.static_range(PASSES):
+        place = partial + (back * CHUNK + side[:, None]) * CHUNK + side[None, :]
+        tl.store(place, sums[back])
+    if SKIP:
+        by_channel = tl.sum(tl.reshape(skipped, [CHUNKS, SIDE]), axis=0)
+        own = first + tl.arange(0, SIDE)
+        tl.store(grad_skip + (row * parts + part) * width + own, by_channel, mask=own < last)
