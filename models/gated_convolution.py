@@ -17,7 +17,7 @@ from .kernels import fft_convolution, modal, short_convolution, toeplitz
 from .kernels.choice import Kernel, chosen
 from .parallel.axes import ALONE, Axis
 from .precision import widen
-from .scan import modal_scan
+from .scan import modal_few, modal_scan
 
 
 def gated_convolution(
@@ -114,11 +114,10 @@ def gated_modal(
     rates and residues [width, N], state [rows, width, N]. `axis` is what divides the rows. `chunk`
     is of the plain form.
     """
-    if chosen(kernel, "modal", x, modal.beyond(rates)):
-        positions = documents.positions if documents is not None else None
-        poles = torch.exp(-rates)
-        y, final, _ = modal.modal(x, poles, residues, skip, state, positions, gated, axis.name)
-        return y, final if final_state else None
+    problem = modal.beyond(rates, x.shape[1], axis.name)
+    if chosen(kernel, "modal", x, problem):
+        fused, end = _fused_modal(x, rates, residues, skip, documents, state, axis, gated)
+        return fused, end if final_state else None
     w = gated_input(x) if gated else x
     y, last = modal_scan(
         widen(w),
@@ -130,10 +129,43 @@ def gated_modal(
         final_state=final_state,
         chunk=chunk,
     )
+    return _finished(x, w, y, skip, gated), last
+
+
+def _fused_modal(
+    x: Tensor,
+    rates: Tensor,
+    residues: Tensor,
+    skip: Tensor | None,
+    documents: Documents | None,
+    state: Tensor | None,
+    axis: Axis,
+    gated: bool,
+) -> tuple[Tensor, Tensor]:
+    """By the kernel, which takes whole blocks; the few tokens that are none, all with all."""
+    whole = x.shape[1] // modal.BLOCK * modal.BLOCK
+    positions = documents.positions if documents is not None else None
+    blocks, rest = (None, None) if positions is None else positions.tensor_split([whole], 1)
+    parts = []
+    if whole:
+        y, state, _ = modal.modal(
+            x[:, :whole], rates, residues, skip, state, blocks, gated, axis.name
+        )
+        parts.append(y)
+    if whole < x.shape[1]:
+        few = x[:, whole:]
+        w = gated_input(few) if gated else few
+        y, state = modal_few(widen(w), rates, residues, rest, state=state)
+        parts.append(_finished(few, w, y, skip, gated))
+    assert state is not None
+    return torch.cat(parts, dim=1), state
+
+
+def _finished(x: Tensor, w: Tensor, y: Tensor, skip: Tensor | None, gated: bool) -> Tensor:
     y = y.to(x.dtype)
     if skip is not None:
         y = y + skip * w
-    return x[..., : w.shape[-1]] * y if gated else y, last
+    return x[..., : w.shape[-1]] * y if gated else y
 
 
 def gated_input(x: Tensor) -> Tensor:

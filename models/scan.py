@@ -139,7 +139,7 @@ def modal_scan(
     # Between chunks: N numbers for each channel.
     inputs = spread.flatten(1, 2).to(powers.dtype)
     added = torch.bmm(inputs, powers.flip(-1).transpose(1, 2))
-    added = added.unflatten(1, (rows, -1)).permute(2, 1, 0, 3)  # [chunks, rows, width, N]
+    added = added.unflatten(1, spread.shape[1:3]).permute(2, 1, 0, 3)  # [chunks, rows, width, N]
     pole = torch.exp(-rates)
     whole = torch.exp(-rates * chunk)
     current = torch.zeros_like(added[0])
@@ -160,8 +160,37 @@ def modal_scan(
     carried = (residues * pole).unsqueeze(-1) * powers  # R·λ^{t+1}
     through = states.permute(2, 1, 0, 3).flatten(1, 2)  # [width, rows · chunks, N]
     y = y + real(torch.bmm(through, carried))
-    y = layout.collect(y.unflatten(1, (rows, -1)).permute(1, 2, 3, 0))
+    y = layout.collect(y.unflatten(1, spread.shape[1:3]).permute(1, 2, 3, 0))
     return y, _state_at_the_end(last, spread, states, rates) if final_state else None
+
+
+def modal_few(
+    x: Tensor,
+    rates: Tensor,
+    residues: Tensor,
+    positions: Tensor | None = None,
+    *,
+    state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """modal_scan of a few tokens, each with all before it: no shape depends on the documents."""
+    length = x.shape[1]
+    time = torch.arange(length, device=x.device)
+    lag = time[:, None] - time
+    powers = torch.exp(-rates.unsqueeze(-1) * time)  # [width, N, time]
+    taps = real(torch.einsum("dn,dnt->td", residues, powers))
+    if positions is None:
+        positions = length + time.unsqueeze(0)
+    seen = (lag >= 0) & (lag <= positions.unsqueeze(-1))  # [rows, to, from]
+    matrix = taps[lag.clamp(min=0)] * seen.unsqueeze(-1)
+    y = (matrix * x.unsqueeze(1)).sum(2)
+    last = (x * seen[:, -1].unsqueeze(-1)).to(powers.dtype)
+    last = torch.einsum("btd,dnt->bdn", last, powers.flip(-1))
+    if state is not None:
+        goes_on = (positions > time).unsqueeze(-1)
+        decayed = state.unsqueeze(1) * torch.exp(-rates * (time + 1)[:, None, None])
+        y = y + real((decayed * residues).sum(-1)) * goes_on
+        last = last + decayed[:, -1] * goes_on[:, -1:]
+    return y, last
 
 
 def _state_at_the_end(last: Tensor, spread: Tensor, states: Tensor, rates: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class Launch:
     @property
     def multiplies(self) -> bool:
         """Whether it has products of matrices, which belong on the matrix units."""
-        return self.name.startswith(("toeplitz", "ssd.")) and self.name != "ssd.carry"
+        return self.name.startswith(("modal.", "ssd.", "toeplitz")) and ".carry" not in self.name
 
     @property
     def configuration(self) -> str:

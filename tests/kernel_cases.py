@@ -89,7 +89,7 @@ class Case:
     def tiny(self) -> Shape:
         if self.kernel == "toeplitz":
             return NARROW
-        return SHORT if self.kernel in ("modal", "selective_scan", "short_convolution") else TINY
+        return SHORT if self.kernel in ("selective_scan", "short_convolution") else TINY
 
 
 def errors(
@@ -245,6 +245,7 @@ def modals() -> Iterator[Case]:
     for modes, gates, state, packed in (
         (16, True, False, True),
         (5, False, True, True),
+        (17, True, True, True),
         (4, True, True, False),
     ):
         name = f"{modes} states{', gated' * gates}{', a state' * state}{', packed' * packed}"

@@ -1,15 +1,20 @@
 """Hyena-LI's modal form with its gates: a scan of N real states for each channel, without an FFT.
 
-    S_t = λ·S_{t−1} + w_t,  y_t = q_t·(Σ_n R_n·S_{n,t} + skip·w_t),  w = k ⊙ v
+    S_t = λ·S_{t−1} + w_t,  y_t = q_t·(Σ_n R_n·S_{n,t} + skip·w_t),  w = k ⊙ v,  λ = e^{−rate}
 
-Rows are cut into chunks. One pass over the inputs finds what each chunk adds to the states; a scan
-over the chunks carries them along; a second pass has the states and gives the outputs: five
-tensors read and one written, where there are four. States and sums are fp32.
+Within a block of tokens it is a product with the filter's first taps, and between blocks the states
+are scanned: matrix products, and one number of state for each token. Rows are cut into chunks. One
+pass over the inputs finds what each chunk adds to the states; a scan over the chunks carries them
+along; a second pass has the states and gives the outputs: five tensors read and one written, where
+there are four.
 
-Backward, the gradients of the states are carried the same way from the end, and the gradients of
-the poles come from the states' derivatives by them, P_t = λ·P_{t−1} + S_{t−1}, carried forward as
-S is: no state of a token is ever kept. Its twin is in
-models/gated_convolution.py, `gated_modal`.
+Backward, the gradients of the inputs are the same filter from the end, and the gradients of its
+states are carried in the same way; the second pass has both, and the gradients of the rates and
+residues from their products. The states of the forward pass are kept for every tile's beginning.
+Its twin is in models/gated_convolution.py, `gated_modal`.
+
+Inputs, and the gradients that reach them through a gate, are rounded as x is. Everything else has
+the precision of fp32 or little less: residues may be large, and cancel each other.
 
 Where processes divide the rows, the states pass from part to part inside the op, forward, and
 their gradients inside its backward pass, between what a chunk adds and what is carried.
@@ -18,7 +23,6 @@ their gradients inside its backward pass, between what a chunk adds and what is 
 from __future__ import annotations
 
 from functools import cache
-from math import gcd
 from typing import Any
 
 import torch
@@ -27,17 +31,21 @@ from torch.nn import functional as F
 
 from ..parallel.axes import named
 from ..parallel.states import entering
-from .layout import by_token
+from .layout import by_token, splits
+from .op import op
 
 MODES = 32
-"""States of a channel that a thread can hold."""
-CHUNK = 256
-"""Tokens that a program walks along."""
-UNROLL = 8
-"""Of them at a time, or the greatest divisor of it that divides the rows' length."""
-CHANNELS = 128
-BLOCK = 256
-"""States that a program carries over the chunks."""
+"""States of a channel that a program can hold."""
+BLOCK = 16
+"""Tokens of a block; the rows' length is a multiple of it."""
+BLOCKS = 16
+"""Blocks of a tile."""
+SPAN = 32
+"""Bytes of a token that a program takes, what memory gives at once; half of it for more than 16
+states."""
+WARPS = 8
+NUMBERS = 256
+"""Numbers of state that a program carries over the chunks."""
 AHEAD = 8
 """Chunks that it reads at once."""
 
@@ -49,19 +57,21 @@ def _programs() -> Any:
     return modal
 
 
-def beyond(rates: Tensor) -> str | None:
-    """What keeps the kernel from this filter."""
+def beyond(rates: Tensor, length: int, axis: str) -> str | None:
+    """What keeps the kernel from this filter, or from rows that an axis divides."""
     if rates.is_complex():
         return "its poles are real, and these are complex"
     if rates.shape[1] > MODES:
         return f"a channel has {rates.shape[1]} states, and it holds {MODES}"
+    if axis and length % BLOCK:
+        return f"each process has {length} tokens of a row, and it takes multiples of {BLOCK}"
     return None
 
 
-@torch.library.custom_op("headrace::modal", mutates_args=())
+@op("modal")
 def modal(
     x: Tensor,
-    poles: Tensor,
+    rates: Tensor,
     residues: Tensor,
     skip: Tensor | None,
     state: Tensor | None,
@@ -69,45 +79,46 @@ def modal(
     gated: bool,
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y, the states after the rows, and those that come into each chunk (for the backward pass).
+    """y, the states after the rows, and those that come into each tile (for the backward pass).
 
-    x [rows, length, width or 3·width], poles λ and residues fp32 [width, N], state
-    [rows, width, N]. `axis` is the name of the one that divides the rows, if one does; then the
-    states after them have no gradient.
+    x [rows, length, width or 3·width], rates and residues [width, N], state [rows, width, N].
+    `axis` is the name of the one that divides the rows, if one does; then the states after them
+    have no gradient.
     """
-    x, where, sizes, switches, grid = _laid_out(x, poles, positions, gated)
-    rows, length, (width, modes) = x.shape[0], x.shape[1], poles.shape
-    unbroken = _unbroken(positions, rows, grid[0], x)
-    lambdas, weights = _by_mode(poles), _by_mode(residues)
-    states = x.new_empty(rows, grid[0], modes, width, dtype=torch.float32)
-    programs = _programs()
-    programs.summaries[grid](x, where, unbroken, lambdas, states, *sizes, **switches)
-    start = None if state is None else _by_mode(state)
-    _, end = _carry(states, start, lambdas, unbroken, length, axis, backward=False)
+    x, where, filters, sizes, switches, grid = _laid_out(x, rates, residues, skip, positions, gated)
+    (rows, length), (width, modes), chunks = x.shape[:2], rates.shape, sizes[3]
+    held, unbroken = _held(modes), _unbroken(x, positions, sizes)
+    between = x.new_empty(rows, chunks, held, width, dtype=torch.float32)
+    states = x.new_empty(rows, -(-length // (BLOCK * BLOCKS)), held, width, dtype=torch.float32)
     out = torch.empty(rows, length, width, dtype=x.dtype, device=x.device)
-    programs.forward[grid](
-        x, where, unbroken, lambdas, weights, x if skip is None else skip, states, out, *sizes,
-        SKIP=skip is not None, **switches,
+    programs, strides = _programs(), x.stride()[:2]
+    first, second = (x[..., width:], x[..., 2 * width :]) if gated else (x, x)
+    programs.summaries[grid](
+        first, second, where, *filters[:2], between, *sizes, *strides, *strides, BACKWARD=False,
+        **switches,
     )  # fmt: skip
-    return out, _by_channel(end), states
+    start = None if state is None else _by_mode(state, held)
+    end = _carry(between, start, filters[0], unbroken, sizes, axis, backward=False)
+    programs.forward[grid](x, where, *filters, between, states, out, *sizes, *strides, **switches)
+    return out, _by_channel(end, modes), states
 
 
 @modal.register_fake
-def _(x: Tensor, poles: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    rows, length, (width, modes) = x.shape[0], x.shape[1], poles.shape
+def _(x: Tensor, rates: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    (rows, length), (width, modes) = x.shape[:2], rates.shape
     return (
         x.new_empty(rows, length, width),
         x.new_empty(rows, width, modes, dtype=torch.float32),
-        x.new_empty(rows, -(-length // CHUNK), modes, width, dtype=torch.float32),
+        x.new_empty(rows, -(-length // (BLOCK * BLOCKS)), _held(modes), width, dtype=torch.float32),
     )
 
 
-@torch.library.custom_op("headrace::modal_backward", mutates_args=())
+@op("modal_backward")
 def _backward(
     grad: Tensor,
     grad_final: Tensor | None,
     x: Tensor,
-    poles: Tensor,
+    rates: Tensor,
     residues: Tensor,
     skip: Tensor | None,
     states: Tensor,
@@ -115,145 +126,171 @@ def _backward(
     gated: bool,
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x, the poles, the residues, the skip and the state before the rows."""
-    x, where, sizes, switches, grid = _laid_out(x, poles, positions, gated)
-    rows, length, (width, modes) = x.shape[0], x.shape[1], poles.shape
-    unbroken = _unbroken(positions, rows, grid[0], x)
+    """The gradients of x, the rates, the residues, the skip and the state before the rows."""
+    x, where, filters, sizes, switches, grid = _laid_out(x, rates, residues, skip, positions, gated)
     grad = grad.contiguous()
-    lambdas, weights = _by_mode(poles), _by_mode(residues)
-    slopes, adjoints = torch.empty_like(states), torch.empty_like(states)
-    switches["FINAL"] = grad_final is not None
-    programs = _programs()
-    programs.backward_summaries[grid](
-        grad, x, where, unbroken, lambdas, weights, states, slopes, adjoints, *sizes, **switches
-    )
-    _, slope = _carry(slopes, None, lambdas, unbroken, length, "", backward=False)
-    behind = None if grad_final is None else _by_mode(grad_final)
-    behind, before = _carry(adjoints, behind, lambdas, unbroken, length, axis, backward=True)
+    rows, (width, modes), chunks, held = len(x), rates.shape, sizes[3], states.shape[2]
+    between = x.new_empty(rows, chunks, held, width, dtype=torch.float32)
+    pairs = x.new_empty(rows, chunks, width, BLOCK, BLOCK, dtype=torch.float32)
+    sums = x.new_empty(rows, chunks, 2, held, width, dtype=torch.float32)
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    partial = x.new_empty(rows, grid[0], 2 * modes + 1, width, dtype=torch.float32)
-    programs.backward[grid](
-        grad, x, where, unbroken, lambdas, weights, x if skip is None else skip, states, slopes,
-        adjoints, grad_x, partial, *sizes, SKIP=skip is not None, **switches,
+    programs, strides = _programs(), x.stride()[:2]
+    programs.summaries[grid](
+        grad, x, where, *filters[:2], between, *sizes, *grad.stride()[:2], *strides, BACKWARD=True,
+        **switches,
     )  # fmt: skip
-    of_residues, of_poles, of_skip = partial.sum((0, 1)).split([modes, modes, 1])
-    # As programs/modal.py says, adjoints are without λ·R unless the final states have gradients.
-    scale = 1.0 if grad_final is not None else lambdas * weights
-    if behind is not None:
-        of_poles = of_poles + (behind * scale * slope).sum(0)
-    return (
-        grad_x,
-        _by_channel(of_poles),
-        _by_channel(of_residues),
-        of_skip[0].clone(),
-        _by_channel(before * scale),
+    unbroken = _unbroken(x, positions, sizes)
+    behind = None if grad_final is None else _by_mode(grad_final, held)
+    before = _carry(between, behind, filters[0], unbroken, sizes, axis, backward=True)
+    programs.backward[grid](
+        grad, x, where, *filters, states, between, grad_x, pairs, sums, *sizes, *strides, **switches
     )
+    # The gradient of a tap is that of all pairs at its distance, of which w has the columns.
+    of_pairs = pairs.sum((0, 1)).flip(1)
+    of_taps = torch.stack([of_pairs.diagonal(-lag, 1, 2).sum(-1) for lag in range(BLOCK)], 1)
+    of_decays, of_lags = (_by_channel(each, modes) for each in sums.sum((0, 1)))
+    in_block = _decays(rates) * of_taps.unsqueeze(1)
+    lags = torch.arange(BLOCK, device=x.device)
+    of_residues = of_decays * torch.exp(-rates.float()) + in_block.sum(2)
+    of_rates = -of_lags - residues.float() * (in_block * lags).sum(2)
+    return grad_x, of_rates, of_residues, of_taps[:, 0].clone(), _by_channel(before, modes)
 
 
 @_backward.register_fake
 def _(
-    grad: Tensor, grad_final: Tensor | None, x: Tensor, poles: Tensor, *_: Any
+    grad: Tensor, grad_final: Tensor | None, x: Tensor, rates: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    like = poles.new_empty(poles.shape, dtype=torch.float32)
+    like = rates.new_empty(rates.shape, dtype=torch.float32)
     return (
         x.new_empty(x.shape),
         like,
         torch.empty_like(like),
-        poles.new_empty(len(poles), dtype=torch.float32),
-        poles.new_empty(len(x), *poles.shape, dtype=torch.float32),
+        rates.new_empty(len(rates), dtype=torch.float32),
+        rates.new_empty(len(x), *rates.shape, dtype=torch.float32),
     )
 
 
 def _carry(
     states: Tensor,
     start: Tensor | None,
-    lambdas: Tensor,
+    rates: Tensor,
     unbroken: Tensor,
-    length: int,
+    sizes: tuple[int, ...],
     axis: str,
     *,
     backward: bool,
-) -> tuple[Tensor | None, Tensor]:
-    """What the chunks add becomes, in place, what comes into them. Returns what comes into the
-    rows, and what comes out of them."""
+) -> Tensor:
+    """What the chunks add becomes, in place, what comes into them. Returns what comes out of the
+    rows."""
+    length, _, each, _ = sizes
     rows, chunks, modes, width = states.shape
-    numbers = modes * width
-    powers = torch.stack([lambdas**CHUNK, lambdas ** (length - (chunks - 1) * CHUNK)])
+    numbers, tokens = modes * width, each * BLOCK * BLOCKS
+    powers = torch.stack([-rates * tokens, -rates * (length - (chunks - 1) * tokens)]).exp()
 
     def walk(start: Tensor | None, *, write: bool) -> Tensor:
         end = states.new_empty(rows, modes, width)
-        _programs().carry[(-(-numbers // BLOCK), rows)](
+        _programs().carry[(-(-numbers // NUMBERS) * rows,)](
             states, states if start is None else start, powers, unbroken, end, chunks, numbers,
-            START=start is not None, BACKWARD=backward, WRITE=write, BLOCK=BLOCK, AHEAD=AHEAD,
+            START=start is not None, BACKWARD=backward, WRITE=write, BLOCK=NUMBERS, AHEAD=AHEAD,
         )  # fmt: skip
         return end
 
     if (parts := named(axis)).size > 1:
-        kept = lambdas**length * unbroken.prod(1)[:, None, None]
+        kept = torch.exp(-rates * length) * unbroken.prod(1)[:, None, None]
         others = entering(walk(start, write=False), kept, parts, backward=backward)
         start = others if start is None else start + others
-    return start, walk(start, write=True)
+    return walk(start, write=True)
 
 
 def _laid_out(
-    x: Tensor, poles: Tensor, positions: Tensor | None, gated: bool
-) -> tuple[Tensor, Tensor, tuple[int, ...], dict[str, Any], tuple[int, int, int]]:
+    x: Tensor,
+    rates: Tensor,
+    residues: Tensor,
+    skip: Tensor | None,
+    positions: Tensor | None,
+    gated: bool,
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[int, ...], dict[str, Any], tuple[int]]:
     x = by_token(x)
-    rows, length, (width, modes) = x.shape[0], x.shape[1], poles.shape
-    chunks = -(-length // CHUNK)
+    (rows, length), (width, modes) = x.shape[:2], rates.shape
+    assert length % BLOCK == 0, length
+    held = _held(modes)
+    channels = SPAN // x.itemsize * 16 // held
+    parts = rows * -(-width // channels)
+    chunks, each = splits(-(-length // (BLOCK * BLOCKS)), parts)
+    taps = (residues.float().unsqueeze(-1) * _decays(rates)).sum(1)
+    if skip is not None:
+        taps[:, 0] += skip
+    whole = x.dtype == torch.float32  # numbers that take two terms; others are one as they are
     switches = {
         "GATED": gated,
         "PACKED": positions is not None,
-        "MODES": modes,
-        "CHUNK": CHUNK,
-        "UNROLL": gcd(length, UNROLL),
-        "CHANNELS": CHANNELS,
-        "num_warps": CHANNELS // 32,
+        "BLOCK": BLOCK,
+        "BLOCKS": BLOCKS,
+        "LEVELS": BLOCKS.bit_length() - 1,
+        "CHANNELS": channels,
+        "MODES": held,
+        "INPUTS": 2 if whole else 1,
+        "POWERS": 2 if whole else 3,
+        "num_warps": WARPS,
+        "num_stages": 1,
     }
     where = x if positions is None else positions.contiguous()
-    sizes = (length, width, chunks, x.stride(0), x.stride(1))
-    return x, where, sizes, switches, (chunks, -(-width // CHANNELS), rows)
+    filters = (_by_mode(rates, held), _by_mode(residues, held), taps)
+    return x, where, filters, (length, width, each, chunks), switches, (parts * chunks,)
 
 
-def _unbroken(positions: Tensor | None, rows: int, chunks: int, x: Tensor) -> Tensor:
+def _unbroken(x: Tensor, positions: Tensor | None, sizes: tuple[int, ...]) -> Tensor:
     """fp32 [rows, chunks]: 1 where no document begins in a chunk, 0 where one does."""
+    length, _, each, chunks = sizes
     if positions is None:
-        return x.new_ones(rows, chunks, dtype=torch.float32)
-    padded = F.pad(positions, (0, chunks * CHUNK - positions.shape[1]), value=1)
-    on: Tensor = (padded != 0).unflatten(1, (chunks, CHUNK)).all(-1)
+        return x.new_ones(len(x), chunks, dtype=torch.float32)
+    tokens = each * BLOCK * BLOCKS
+    padded = F.pad(positions, (0, chunks * tokens - length), value=1)
+    on: Tensor = (padded != 0).unflatten(1, (chunks, tokens)).all(-1)
     return on.float()
 
 
-def _by_mode(x: Tensor) -> Tensor:
-    """[…, width, N] → fp32 […, N, width]."""
-    return x.float().transpose(-1, -2).contiguous()
+def _decays(rates: Tensor) -> Tensor:
+    """fp32 [width, N, BLOCK]: λ^t."""
+    return torch.exp(-rates.float().unsqueeze(-1) * torch.arange(BLOCK, device=rates.device))
 
 
-def _by_channel(x: Tensor) -> Tensor:
+def _held(modes: int) -> int:
+    """States as matrices have them."""
+    return max(16, 1 << (modes - 1).bit_length())
+
+
+def _by_mode(x: Tensor, held: int) -> Tensor:
+    """[…, width, N] → fp32 […, held, width], with zeros for those that are not."""
+    return F.pad(x.float(), (0, held - x.shape[-1])).transpose(-1, -2).contiguous()
+
+
+def _by_channel(x: Tensor, modes: int) -> Tensor:
     """The reverse."""
-    return x.transpose(-1, -2).clone(memory_format=torch.contiguous_format)
+    found: Tensor = x.transpose(-1, -2)[..., :modes]
+    return found.clone(memory_format=torch.contiguous_format)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, poles, residues, skip, state, positions, ctx.gated, ctx.axis = inputs
+    x, rates, residues, skip, state, positions, ctx.gated, ctx.axis = inputs
     ctx.mark_non_differentiable(*output[1 if ctx.axis else 2 :])
     ctx.set_materialize_grads(False)
     ctx.has_state = state is not None
-    ctx.save_for_backward(x, poles, residues, skip, output[2], positions)
+    ctx.save_for_backward(x, rates, residues, skip, output[2], positions)
 
 
 def _differentiate(
     ctx: Any, grad: Tensor | None, grad_final: Tensor | None, _: Any
 ) -> tuple[Tensor | None, ...]:
-    x, poles, residues, skip, _, _ = ctx.saved_tensors
+    x, rates, residues, skip, _, _ = ctx.saved_tensors
     if grad is None:
-        grad = x.new_zeros(*x.shape[:2], len(poles))
-    grad_x, of_poles, of_residues, of_skip, before = _backward(
+        grad = x.new_zeros(*x.shape[:2], len(rates))
+    grad_x, of_rates, of_residues, of_skip, before = _backward(
         grad, grad_final, *ctx.saved_tensors, ctx.gated, ctx.axis
     )
     return (
         grad_x,
-        of_poles.to(poles.dtype),
+        of_rates.to(rates.dtype),
         of_residues.to(residues.dtype),
         None if skip is None else of_skip.to(skip.dtype),
         before if ctx.has_state else None,

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from headrace.models.convolution import causal_convolution
 from headrace.models.documents import Documents
-from headrace.models.scan import modal_scan, selective_scan, ssd
+from headrace.models.scan import modal_few, modal_scan, selective_scan, ssd
 
 BOUND = 1e-11
 LENGTHS = st.integers(1, 70)
@@ -121,6 +121,12 @@ def test_modal_scan_is_the_convolution(
         _, state = modal_scan(x[:, :cut], rates, residues, first, chunk=chunk)
         z, _ = modal_scan(x[:, cut:], rates, residues, later, state=state, chunk=chunk)
         assert (z - y[:, cut:]).abs().max() < BOUND
+        for packed, start in ((later, state), (None, state), (later, None), (None, None)):
+            positions = packed.positions if packed is not None else None
+            wanted = modal_scan(x[:, cut:], rates, residues, packed, state=start, chunk=chunk)
+            found = modal_few(x[:, cut:], rates, residues, positions, state=start)
+            for few, many in zip(found, wanted, strict=True):
+                assert (few - many).abs().max() < BOUND
 
 
 def test_gradients_cross_a_cut() -> None:

@@ -1,8 +1,21 @@
 """The Triton programs of modal.py.
 
-A thread has a channel (CHANNELS are a program's) with the states of its MODES, and walks along the
-tokens of a chunk, UNROLL at a time. UNROLL divides the rows' length. A chunk in which a document
-begins is `broken`: there it is asked of each token whether one does.
+A program has CHANNELS channels and walks along a chunk of a row, a tile at a time: BLOCKS blocks of
+BLOCK tokens, which are the columns of matrix products. Each channel has matrices of its own:
+
+    matrix [BLOCK, BLOCK]  the filter's first taps: what a block's tokens are given by each other
+    gather [MODES, BLOCK]  λ^{BLOCK−1−j}: what a block's tokens add to the states
+    spread [BLOCK, MODES]  λ^i: what its tokens are given by the states, scaled by R·λ
+
+and the states are scanned from block to block. The gradients of the inputs are the same filter from
+the end, of what is pulled from the outputs: with the tokens of each block turned round, the same
+matrices hold.
+
+Where documents begin, it is not the matrices that are changed: what they may not multiply, or may
+not give, is struck out. A block's segments are numbered: nothing passes between two of them, and
+what comes in meets the first, what goes on comes from the last.
+
+While a tile is worked on, the inputs of the next are read.
 """
 
 from __future__ import annotations
@@ -10,47 +23,70 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .modes import (
-    load_modes,
-    plus_products,
-    products,
-    stepped,
-    store_modes,
-    sum_of_products,
-    zeros,
+from .blocks import (
+    chunk_of,
+    filtered,
+    matrix_of,
+    only,
+    places,
+    plus_pairs,
+    plus_product,
+    powers,
+    read,
+    read_modes,
+    read_product,
+    scan,
+    segments,
+    terms,
+    write,
+    write_modes,
 )
-from .walk import inputs_of, pulls_of, read, within
-
-# Forward
 
 
 @triton.jit
 def summaries(
-    x, positions, unbroken, poles, added, length, width, chunks, row_stride, token_stride,
-    GATED: tl.constexpr, PACKED: tl.constexpr, MODES: tl.constexpr, CHUNK: tl.constexpr,
-    UNROLL: tl.constexpr, CHANNELS: tl.constexpr,
+    a, b, positions, rates, residues, added, length, width, each, chunks,
+    a_row, a_stride, b_row, b_stride,
+    GATED: tl.constexpr, PACKED: tl.constexpr, BACKWARD: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr, LEVELS: tl.constexpr, CHANNELS: tl.constexpr, MODES: tl.constexpr,
+    INPUTS: tl.constexpr, POWERS: tl.constexpr,
 ):  # fmt: skip
-    """What each chunk adds to the states, starting from zeros."""
-    row = tl.program_id(2).to(tl.int64)
-    chunk = tl.program_id(0)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    real = channel < width
-    first = chunk.to(tl.int64) * CHUNK
-    steps = tl.minimum(CHUNK, length - chunk * CHUNK)
-    x += row * row_stride + first * token_stride
-    positions += row * length + first
-    broken = False
-    if PACKED:
-        broken = tl.load(unbroken + row * chunks + chunk) == 0
-    decay = load_modes(poles, channel, width, MODES)
-    state = zeros(MODES, CHANNELS)
-    for block in range(steps // UNROLL):
-        start = block * UNROLL
-        inputs = inputs_of(x, start, steps, channel, real, width, token_stride, GATED, True, UNROLL)
-        for step in tl.static_range(UNROLL):
-            state = within(state, positions, start + step, broken, MODES)
-            state = stepped(decay, state, inputs[step], MODES)
-    store_modes(added + (row * chunks + chunk) * MODES * width, state, channel, width, MODES)
+    """What each chunk adds to the states behind it, of inputs a ⊙ b; if BACKWARD, to the gradients
+    of those before it. Its tiles end where it does, on that side."""
+    TOKENS: tl.constexpr = BLOCK * BLOCKS
+    kind: tl.constexpr = a.dtype.element_ty
+    row, number, start, end, channel = chunk_of(length, width, each, chunks, TOKENS, CHANNELS)
+    a += row * a_row
+    b += row * b_row
+    positions += row * length
+    rate = read_modes(rates, channel, width, MODES)
+    gather = terms(powers(rate, BLOCK - 1 - tl.arange(0, BLOCK), False), kind, POWERS)
+    fade = tl.exp(-rate * TOKENS)[:, :, None]
+    at = places(BLOCK, BLOCKS, BACKWARD)
+    tiles = tl.cdiv(end - start, TOKENS)
+    tile = start + (tiles - 1) * TOKENS if BACKWARD else end - tiles * TOKENS
+    step = -TOKENS if BACKWARD else TOKENS
+    sums = tl.zeros([CHANNELS, MODES, BLOCKS], dtype=tl.float32)  # of the same block of all tiles
+    x = read_product(a, b, a_stride, b_stride, tile, at, start, end, channel, width, GATED)
+    for _ in range(tiles):
+        ahead = read_product(
+            a, b, a_stride, b_stride, tile + step, at, start, end, channel, width, GATED
+        )
+        sums *= fade
+        if PACKED:
+            segment, count = segments(positions, tile, at, start, end, BACKWARD)
+            begun = tl.sum(count, 0)
+            segment += (tl.cumsum(count, 0) - count)[None, :]  # of the tile
+            x = only(x, segment, 0 if BACKWARD else begun, True)
+            sums = tl.where(begun == 0, sums, 0.0)
+        sums = plus_product(sums, gather, terms(x, kind, INPUTS), POWERS, INPUTS)
+        x = ahead
+        tile += step
+    age = tl.arange(0, BLOCKS) if BACKWARD else BLOCKS - 1 - tl.arange(0, BLOCKS)
+    state = tl.sum(sums * powers(rate, BLOCK * age, False), 2)
+    if BACKWARD:
+        state *= tl.exp(-rate) * read_modes(residues, channel, width, MODES)
+    write_modes(added + number * MODES * width, channel, width, state, MODES)
 
 
 @triton.jit
@@ -61,8 +97,9 @@ def carry(
 ):  # fmt: skip
     """`end` gets what comes out of the last chunk; and, if WRITE, what each chunk adds becomes what
     comes into it. `powers`: λ to the length of a chunk, and to that of the last."""
-    row = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    parts = tl.cdiv(numbers, BLOCK)
+    row = (tl.program_id(0) // parts).to(tl.int64)
+    at = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
     real = at < numbers  # MODES · width
     whole = tl.load(powers + at, mask=real, other=0.0)
     rest = tl.load(powers + numbers + at, mask=real, other=0.0)
@@ -90,233 +127,168 @@ def carry(
 
 @triton.jit
 def forward(
-    x, positions, unbroken, poles, residues, skip, states, out, length, width, chunks,
-    row_stride, token_stride,
-    GATED: tl.constexpr, PACKED: tl.constexpr, SKIP: tl.constexpr, MODES: tl.constexpr,
-    CHUNK: tl.constexpr, UNROLL: tl.constexpr, CHANNELS: tl.constexpr,
+    x, positions, rates, residues, taps, between, states, out,
+    length, width, each, chunks, row_stride, stride,
+    GATED: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    LEVELS: tl.constexpr, CHANNELS: tl.constexpr, MODES: tl.constexpr, INPUTS: tl.constexpr,
+    POWERS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(2).to(tl.int64)
-    chunk = tl.program_id(0)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    real = channel < width
-    first = chunk.to(tl.int64) * CHUNK
-    steps = tl.minimum(CHUNK, length - chunk * CHUNK)
-    x += row * row_stride + first * token_stride
-    out += (row * length + first) * width
-    positions += row * length + first
-    broken = False
-    if PACKED:
-        broken = tl.load(unbroken + row * chunks + chunk) == 0
-    decay = load_modes(poles, channel, width, MODES)
-    weight = load_modes(residues, channel, width, MODES)
-    through = tl.zeros([CHANNELS], dtype=tl.float32)
-    if SKIP:
-        through += tl.load(skip + channel, mask=channel < width, other=0.0).to(tl.float32)
-    state = load_modes(states + (row * chunks + chunk) * MODES * width, channel, width, MODES)
-    for block in range(steps // UNROLL):
-        start = block * UNROLL
-        inputs = inputs_of(x, start, steps, channel, real, width, token_stride, GATED, True, UNROLL)
-        gates = inputs
-        if GATED:
-            gates = read(x, start, steps, channel, real, token_stride, True, UNROLL)
-        outputs = ()
-        for step in tl.static_range(UNROLL):
-            state = within(state, positions, start + step, broken, MODES)
-            state = stepped(decay, state, inputs[step], MODES)
-            y = sum_of_products(weight, state, MODES) + through * inputs[step]
-            if GATED:
-                y *= gates[step].to(tl.float32)
-            outputs = outputs + (y.to(out.dtype.element_ty),)
-        for step in tl.static_range(UNROLL):
-            to = out + (start + step) * width + channel
-            tl.store(to, outputs[step], mask=channel < width)
-
-
-# Backward
-#
-# An adjoint is the gradient of a state. Where nothing but the outputs depends on the states, it is
-# R times a sum that all modes have of the same numbers, g_t + λ·(g_{t+1} + …), and that sum is
-# what is carried: one operation for each token and mode in place of three. FINAL: the states behind
-# the rows have a gradient of their own, and the adjoints themselves are carried, λ included.
-
-
-@triton.jit
-def _adjoint(behind, decay, weight, pull, FINAL: tl.constexpr, MODES: tl.constexpr):
-    """Of a token, from what comes from behind it."""
-    if FINAL:
-        found = plus_products(behind, weight, pull, MODES)
-    else:
-        found = stepped(decay, behind, pull, MODES)
-    return found
-
-
-@triton.jit
-def _before(adjoint, decay, FINAL: tl.constexpr, MODES: tl.constexpr):
-    """What goes on to the token before."""
-    found = adjoint
-    if FINAL:
-        found = products(adjoint, decay, MODES)
-    return found
-
-
-@triton.jit
-def _of_input(adjoint, weight, FINAL: tl.constexpr, MODES: tl.constexpr):
-    """What an input is given by the states that it goes into."""
-    if FINAL:
-        total = adjoint[0]
-        for mode in tl.static_range(1, MODES):
-            total += adjoint[mode]
-    else:
-        total = sum_of_products(adjoint, weight, MODES)
-    return total
-
-
-@triton.jit
-def _sloped(decay, slope, state, MODES: tl.constexpr):
-    """The derivative of the next state by its pole."""
-    found = ()
-    for mode in tl.static_range(MODES):
-        found = found + (decay[mode] * slope[mode] + state[mode],)
-    return found
-
-
-@triton.jit
-def backward_summaries(
-    grad, x, positions, unbroken, poles, residues, states, slopes, adjoints,
-    length, width, chunks, row_stride, token_stride,
-    GATED: tl.constexpr, PACKED: tl.constexpr, FINAL: tl.constexpr, MODES: tl.constexpr,
-    CHUNK: tl.constexpr, UNROLL: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
-    """What each chunk adds to the states' derivatives by their poles, which go forward, and to
-    the adjoints, which go back."""
-    row = tl.program_id(2).to(tl.int64)
-    chunk = tl.program_id(0)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    real = channel < width
-    first = chunk.to(tl.int64) * CHUNK
-    steps = tl.minimum(CHUNK, length - chunk * CHUNK)
-    x += row * row_stride + first * token_stride
-    grad += (row * length + first) * width
-    positions += row * length + first
-    broken = False
-    if PACKED:
-        broken = tl.load(unbroken + row * chunks + chunk) == 0
-    own = (row * chunks + chunk) * MODES * width
-    decay = load_modes(poles, channel, width, MODES)
-    state = load_modes(states + own, channel, width, MODES)
-    slope = zeros(MODES, CHANNELS)
-    for block in range(steps // UNROLL):
-        start = block * UNROLL
-        inputs = inputs_of(x, start, steps, channel, real, width, token_stride, GATED, True, UNROLL)
-        for step in tl.static_range(UNROLL):
-            state = within(state, positions, start + step, broken, MODES)
-            slope = within(slope, positions, start + step, broken, MODES)
-            slope = _sloped(decay, slope, state, MODES)
-            state = stepped(decay, state, inputs[step], MODES)
-    store_modes(slopes + own, slope, channel, width, MODES)
-    weight = decay
-    if FINAL:
-        weight = load_modes(residues, channel, width, MODES)
-    adjoint = zeros(MODES, CHANNELS)
-    for block in range(steps // UNROLL):
-        start = steps - (block + 1) * UNROLL
-        pulls = pulls_of(
-            grad, x, start, steps, channel, real, width, token_stride, GATED, True, UNROLL
+    """`between` has the states that come into each chunk, `states` gets those of each tile."""
+    TOKENS: tl.constexpr = BLOCK * BLOCKS
+    kind: tl.constexpr = x.dtype.element_ty
+    row, number, start, end, channel = chunk_of(length, width, each, chunks, TOKENS, CHANNELS)
+    x += row * row_stride
+    key = x + width if GATED else x
+    value = x + 2 * width
+    positions += row * length
+    states += row * tl.cdiv(length, TOKENS) * MODES * width
+    out += row * length * width
+    side = tl.arange(0, BLOCK)
+    rate = read_modes(rates, channel, width, MODES)
+    weight = (tl.exp(-rate) * read_modes(residues, channel, width, MODES))[:, :, None]
+    fade = tl.exp(-rate * BLOCK)
+    gather = terms(powers(rate, BLOCK - 1 - side, False), kind, POWERS)
+    spread = terms(powers(rate, side, True), tl.float32, 2)
+    matrix = terms(matrix_of(taps, channel, width, BLOCK), kind, 2)
+    at = places(BLOCK, BLOCKS, False)
+    segment, count, most = at, tl.arange(0, BLOCKS), 0
+    unbroken = tl.full([BLOCKS], 1.0, dtype=tl.float32)
+    state = read_modes(between + number * MODES * width, channel, width, MODES)
+    tile = start
+    w = read_product(key, value, stride, stride, tile, at, start, end, channel, width, GATED)
+    for _ in range(tl.cdiv(end - start, TOKENS)):
+        ahead = read_product(
+            key, value, stride, stride, tile + TOKENS, at, start, end, channel, width, GATED
         )
-        for step in tl.static_range(UNROLL - 1, -1, -1):
-            adjoint = _adjoint(adjoint, decay, weight, pulls[step], FINAL, MODES)
-            adjoint = _before(adjoint, decay, FINAL, MODES)
-            adjoint = within(adjoint, positions, start + step, broken, MODES)
-    store_modes(adjoints + own, adjoint, channel, width, MODES)
+        if GATED:
+            gate = read(x, stride, tile, at, start, end, channel, width)
+        own = states + (tile // TOKENS).to(tl.int64) * MODES * width
+        write_modes(own, channel, width, state, MODES)
+        if PACKED:
+            segment, count = segments(positions, tile, at, start, end, False)
+            unbroken = (count == 0).to(tl.float32)
+            most = tl.max(count, 0)
+        last = terms(only(w, segment, count[None, :], PACKED), kind, INPUTS)
+        added = tl.zeros([CHANNELS, MODES, BLOCKS], dtype=tl.float32)
+        added = plus_product(added, gather, last, POWERS, INPUTS)
+        came, state = scan(
+            added, fade, unbroken, state, CHANNELS, MODES, BLOCKS, LEVELS, PACKED, False
+        )
+        y = filtered(matrix, spread, w, came * weight, segment, 0, most, INPUTS, PACKED)
+        if GATED:
+            y *= gate.to(tl.float32)
+        write(out, width, tile, at, end, channel, width, y)
+        w = ahead
+        tile += TOKENS
 
 
 @triton.jit
 def backward(
-    grad, x, positions, unbroken, poles, residues, skip, states, slopes, adjoints,
-    grad_x, partial, length, width, chunks, row_stride, token_stride,
-    GATED: tl.constexpr, PACKED: tl.constexpr, SKIP: tl.constexpr, FINAL: tl.constexpr,
-    MODES: tl.constexpr, CHUNK: tl.constexpr, UNROLL: tl.constexpr, CHANNELS: tl.constexpr,
+    grad, x, positions, rates, residues, taps, states, between, grad_x, pairs, sums,
+    length, width, each, chunks, row_stride, stride,
+    GATED: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    LEVELS: tl.constexpr, CHANNELS: tl.constexpr, MODES: tl.constexpr, INPUTS: tl.constexpr,
+    POWERS: tl.constexpr,
 ):  # fmt: skip
-    """`partial` gets the gradients of the residues, of the poles, and of the skip."""
-    row = tl.program_id(2).to(tl.int64)
-    chunk = tl.program_id(0)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    real = channel < width
-    first = chunk.to(tl.int64) * CHUNK
-    steps = tl.minimum(CHUNK, length - chunk * CHUNK)
-    x += row * row_stride + first * token_stride
-    grad += (row * length + first) * width
-    grad_x += (row * length + first) * width * (3 if GATED else 1)
-    positions += row * length + first
-    partial += (row * chunks + chunk) * (2 * MODES + 1) * width
-    broken = False
-    if PACKED:
-        broken = tl.load(unbroken + row * chunks + chunk) == 0
-    own = (row * chunks + chunk) * MODES * width
-    kind = grad_x.dtype.element_ty
-    decay = load_modes(poles, channel, width, MODES)
-    weight = load_modes(residues, channel, width, MODES)
-    through = tl.zeros([CHANNELS], dtype=tl.float32)
-    if SKIP:
-        through += tl.load(skip + channel, mask=channel < width, other=0.0).to(tl.float32)
+    """`between` has the gradients of states that come into each chunk from behind.
 
-    state = load_modes(states + own, channel, width, MODES)
-    slope = load_modes(slopes + own, channel, width, MODES)
-    of_residues = zeros(MODES, CHANNELS)
-    of_poles = zeros(MODES, CHANNELS)
-    of_skip = tl.zeros([CHANNELS], dtype=tl.float32)
-    for block in range(steps // UNROLL):
-        start = block * UNROLL
-        inputs = inputs_of(x, start, steps, channel, real, width, token_stride, GATED, True, UNROLL)
-        above = read(grad, start, steps, channel, real, width, True, UNROLL)
-        gates = inputs
-        if GATED:
-            gates = read(x, start, steps, channel, real, token_stride, True, UNROLL)
-        outputs = ()
-        for step in tl.static_range(UNROLL):
-            state = within(state, positions, start + step, broken, MODES)
-            slope = within(slope, positions, start + step, broken, MODES)
-            slope = _sloped(decay, slope, state, MODES)
-            state = stepped(decay, state, inputs[step], MODES)
-            pull = above[step].to(tl.float32)
-            if GATED:
-                y = sum_of_products(weight, state, MODES) + through * inputs[step]
-                outputs = outputs + ((y * pull).to(kind),)
-                pull *= gates[step].to(tl.float32)
-            of_residues = plus_products(of_residues, state, pull, MODES)
-            of_poles = plus_products(of_poles, slope, pull, MODES)
-            of_skip += pull * inputs[step]
-        if GATED:
-            for step in tl.static_range(UNROLL):
-                to = grad_x + (start + step) * (3 * width) + channel
-                tl.store(to, outputs[step], mask=channel < width)
-    store_modes(partial, of_residues, channel, width, MODES)
-    of_poles = products(of_poles, weight, MODES)
-    store_modes(partial + MODES * width, of_poles, channel, width, MODES)
-    tl.store(partial + 2 * MODES * width + channel, of_skip, mask=channel < width)
-
-    adjoint = load_modes(adjoints + own, channel, width, MODES)
-    for block in range(steps // UNROLL):
-        start = steps - (block + 1) * UNROLL
-        pulls = pulls_of(
-            grad, x, start, steps, channel, real, width, token_stride, GATED, True, UNROLL
+    The filter's gradients are sums over pairs of an input w and a later p, the gradient of what
+    stands between the gates. Of one block, `pairs` gets them by their places. Of two, `sums` gets
+    Σ λ^{lag−1}·w·p, by way of the states; and R·Σ lag·λ^lag·w·p, where a lag is taken in three
+    parts: from w to its block's end, the blocks between, and from there to p.
+    """
+    TOKENS: tl.constexpr = BLOCK * BLOCKS
+    kind: tl.constexpr = x.dtype.element_ty
+    row, number, start, end, channel = chunk_of(length, width, each, chunks, TOKENS, CHANNELS)
+    x += row * row_stride
+    key = x + width if GATED else x
+    value = x + 2 * width
+    positions += row * length
+    states += row * tl.cdiv(length, TOKENS) * MODES * width
+    grad += row * length * width
+    out_stride = width * (3 if GATED else 1)
+    grad_x += row * length * out_stride
+    side = tl.arange(0, BLOCK)
+    rate = read_modes(rates, channel, width, MODES)
+    weight = (tl.exp(-rate) * read_modes(residues, channel, width, MODES))[:, :, None]
+    fade = tl.exp(-rate * BLOCK)
+    gathers = powers(rate, BLOCK - 1 - side, False)
+    gather = terms(gathers, kind, POWERS)
+    slopes = terms(gathers * (BLOCK - 1 - side)[None, None, :], kind, 2)
+    spread = terms(powers(rate, side, True), tl.float32, 2)
+    matrix = terms(matrix_of(taps, channel, width, BLOCK), kind, 2)
+    at = places(BLOCK, BLOCKS, False)
+    turned = places(BLOCK, BLOCKS, True)
+    segment, turned_segment, count, most = at, at, tl.arange(0, BLOCKS), 0
+    unbroken = tl.full([BLOCKS], 1.0, dtype=tl.float32)
+    nothing = tl.zeros([CHANNELS, MODES, BLOCKS], dtype=tl.float32)
+    met = tl.zeros([CHANNELS, BLOCK, BLOCK], dtype=tl.float32)
+    decays = tl.zeros([CHANNELS, MODES], dtype=tl.float32)
+    lags = tl.zeros([CHANNELS, MODES], dtype=tl.float32)
+    tiles = tl.cdiv(end - start, TOKENS)
+    tile = start + (tiles - 1) * TOKENS
+    behind = read_modes(between + number * MODES * width, channel, width, MODES)
+    adjoint = tl.where(tile + TOKENS == end, behind, 0.0)
+    w = read_product(key, value, stride, stride, tile, at, start, end, channel, width, GATED)
+    p = read_product(grad, x, width, stride, tile, turned, start, end, channel, width, GATED)
+    for _ in range(tiles):
+        next_w = read_product(
+            key, value, stride, stride, tile - TOKENS, at, start, end, channel, width, GATED
         )
-        keys = pulls
-        values = pulls
+        next_p = read_product(
+            grad, x, width, stride, tile - TOKENS, turned, start, end, channel, width, GATED
+        )
+        own = states + (tile // TOKENS).to(tl.int64) * MODES * width
+        state = read_modes(own, channel, width, MODES)
+        if PACKED:
+            segment, count = segments(positions, tile, at, start, end, False)
+            turned_segment, _ = segments(positions, tile, turned, start, end, True)
+            unbroken = (count == 0).to(tl.float32)
+            most = tl.max(count, 0)
+            for part in range(most + 1):
+                ours = terms(only(w, segment, part, True), kind, INPUTS)
+                theirs = terms(only(p, turned_segment, part, True), kind, INPUTS)
+                met = plus_pairs(met, theirs, ours, INPUTS)
+        else:
+            met = plus_pairs(met, terms(p, kind, INPUTS), terms(w, kind, INPUTS), INPUTS)
+
+        last = terms(only(w, segment, count[None, :], PACKED), kind, INPUTS)
+        added = plus_product(nothing, gather, last, POWERS, INPUTS)
+        came, _ = scan(added, fade, unbroken, state, CHANNELS, MODES, BLOCKS, LEVELS, PACKED, False)
         if GATED:
-            keys = read(x + width, start, steps, channel, real, token_stride, True, UNROLL)
-            values = read(x + 2 * width, start, steps, channel, real, token_stride, True, UNROLL)
-        for step in tl.static_range(UNROLL - 1, -1, -1):
-            adjoint = _adjoint(adjoint, decay, weight, pulls[step], FINAL, MODES)
-            dw = through * pulls[step] + _of_input(adjoint, weight, FINAL, MODES)
-            if GATED:
-                to = grad_x + (start + step) * (3 * width) + channel
-                of_k = (dw * values[step].to(tl.float32)).to(kind)
-                tl.store(to + width, of_k, mask=channel < width)
-                of_v = (dw * keys[step].to(tl.float32)).to(kind)
-                tl.store(to + 2 * width, of_v, mask=channel < width)
-            else:
-                to = grad_x + (start + step) * width + channel
-                tl.store(to, dw.to(kind), mask=channel < width)
-            adjoint = _before(adjoint, decay, FINAL, MODES)
-            adjoint = within(adjoint, positions, start + step, broken, MODES)
+            y = filtered(matrix, spread, w, came * weight, segment, 0, most, INPUTS, PACKED)
+            y *= read(grad, width, tile, at, start, end, channel, width).to(tl.float32)
+            write(grad_x, out_stride, tile, at, end, channel, width, y)
+
+        first = terms(only(p, turned_segment, 0, PACKED), kind, INPUTS)
+        pulled = plus_product(nothing, gather, first, POWERS, INPUTS)
+        # If the row ends within the tile, the block after its last has what comes from behind.
+        after = (tl.arange(0, BLOCKS) == (end - tile) // BLOCK)[None, None, :]
+        pulls = pulled * weight + tl.where(after, behind[:, :, None], 0.0)
+        back, adjoint = scan(
+            pulls, fade, unbroken, adjoint, CHANNELS, MODES, BLOCKS, LEVELS, PACKED, True
+        )
+        decays += tl.sum(pulled * came, 2)
+        from_w = plus_product(nothing, slopes, last, 2, INPUTS)
+        to_p = plus_product(pulled, slopes, first, 2, INPUTS) * weight
+        whole = BLOCK * fade[:, :, None] * unbroken[None, None, :]
+        lags += tl.sum(from_w * back + whole * back * came + to_p * came, 2)
+
+        dw = filtered(matrix, spread, p, back, turned_segment, count[None, :], most, INPUTS, PACKED)
+        if GATED:
+            k = read(key, stride, tile, turned, start, end, channel, width).to(tl.float32)
+            v = read(value, stride, tile, turned, start, end, channel, width).to(tl.float32)
+            write(grad_x + width, out_stride, tile, turned, end, channel, width, dw * v)
+            write(grad_x + 2 * width, out_stride, tile, turned, end, channel, width, dw * k)
+        else:
+            write(grad_x, out_stride, tile, turned, end, channel, width, dw)
+        w = next_w
+        p = next_p
+        tile -= TOKENS
+    cell = (side[:, None] * BLOCK + side[None, :])[None, :, :]
+    channels = number * width + channel[:, None, None]
+    there = (channel < width)[:, None, None]
+    tl.store(pairs + channels * (BLOCK * BLOCK) + cell, met, mask=there)
+    sums += number * 2 * MODES * width
+    write_modes(sums, channel, width, decays, MODES)
+    write_modes(sums + MODES * width, channel, width, lags, MODES)

@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 
 from .gated_input import gated_input
-from .modes import plus_products, zeros
-from .walk import inputs_of, read, there
+from .walk import inputs_of, plus_products, read, there, zeros
 
 
 @triton.jit

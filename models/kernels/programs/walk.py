@@ -55,31 +55,17 @@ def inputs_of(
 
 
 @triton.jit
-def pulls_of(
-    grad, x, first, end, channel, real, width, stride, GATED: tl.constexpr, ALL: tl.constexpr,
-    UNROLL: tl.constexpr,
-):  # fmt: skip
-    """The gradients of what stands between the gates, fp32."""
-    above = read(grad, first, end, channel, real, width, ALL, UNROLL)
-    gates = above
-    if GATED:
-        gates = read(x, first, end, channel, real, stride, ALL, UNROLL)
+def zeros(COUNT: tl.constexpr, CHANNELS: tl.constexpr):
+    """Sums of a thread's channels: a tuple, so that all of them are its own."""
     found = ()
-    for step in tl.static_range(UNROLL):
-        g = above[step].to(tl.float32)
-        if GATED:
-            g *= gates[step].to(tl.float32)
-        found = found + (g,)
+    for _ in tl.static_range(COUNT):
+        found = found + (tl.zeros([CHANNELS], dtype=tl.float32),)
     return found
 
 
 @triton.jit
-def within(state, positions, token, broken, COUNT: tl.constexpr):
-    """A tuple of states, or zeros where a document begins."""
-    found = state
-    if broken:
-        on = (tl.load(positions + token) != 0).to(tl.float32)
-        found = ()
-        for mode in tl.static_range(COUNT):
-            found = found + (state[mode] * on,)
+def plus_products(sums, values, factor, COUNT: tl.constexpr):
+    found = ()
+    for number in tl.static_range(COUNT):
+        found = found + (sums[number] + values[number] * factor,)
     return found

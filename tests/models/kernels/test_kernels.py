@@ -28,10 +28,11 @@ torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True, warn_only=True)  # what is not written is NaN
 fft_convolution.NUMBERS = 1  # a few channels at a time
 layout.PROGRAMS = 4  # several tiles for each program, and a rest
-modal.CHUNK, modal.UNROLL = 8, 4
+modal.BLOCK = modal.BLOCKS = 4
+modal.SPAN = 512  # all channels: several tiles for each of several chunks
 selective_scan.CHUNK, selective_scan.UNROLL = 8, 4
 short_convolution.SPAN, short_convolution.UNROLL = 16, 4
-modal.CHANNELS = short_convolution.CHANNELS = 64
+short_convolution.CHANNELS = 64
 mend()
 draw = Draw(getattr(torch, sys.argv[1]), "cpu", 1)
 cases = all_cases()
@@ -55,9 +56,10 @@ IN_A_GRAPH = """
 import sys
 import torch
 from kernel_cases import Draw, Shape, all_cases, apart, evaluate
-from headrace.models.kernels import selective_scan
+from headrace.models.kernels import modal, selective_scan
 
 torch.set_num_threads(1)
+modal.BLOCK = modal.BLOCKS = 4
 selective_scan.CHUNK = 8  # the interpreter walks along tokens that are not there, too
 draw, shape = Draw(torch.float32, "cpu", 2), Shape(1, 9, 72)
 last = {case.kernel: case for case in all_cases()}
@@ -66,8 +68,7 @@ for case in last.values():
     inputs = case.make(draw, shape)
     graph = torch.compile(case.run, fullgraph=True, backend="aot_eager")
     alone = evaluate(case.run, inputs, draw, torch.Tensor.clone)
-    given = torch.Tensor.clone if case.kernel == "modal" else apart
-    together = evaluate(graph, inputs, draw, given)
+    together = evaluate(graph, inputs, draw, apart)
     for name, value in alone.items():
         torch.testing.assert_close(together[name], value, msg=f"{case.kernel}: {name}")
     nothing = evaluate(case.run, case.make(draw, Shape(0, 9, 72)), draw, torch.Tensor.clone)

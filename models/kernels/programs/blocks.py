@@ -1,0 +1,212 @@
+"""Tokens in blocks, as matrices that a filter of decaying states multiplies; see modal.py.
+
+Tokens are [CHANNELS, BLOCK, BLOCKS], states [CHANNELS, MODES, BLOCKS]. Products are for each
+channel, and warps have channels of their own.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Products. The matrix units round what they multiply: what must keep more is a sum of terms.
+
+
+@triton.jit
+def terms(x, kind: tl.constexpr, COUNT: tl.constexpr):
+    """x as a sum of numbers of a kind, falling in size; of fp32, numbers that tf32 holds."""
+    found = ()
+    for _ in tl.static_range(COUNT):
+        if kind == tl.float32:
+            term = (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+        else:
+            term = x.to(kind)
+        found = found + (term,)
+        x = x.to(tl.float32) - term.to(tl.float32)
+    return found
+
+
+@triton.jit
+def plus_product(total, a, b, A: tl.constexpr, B: tl.constexpr):
+    """total + a·b, of A terms and of B ≤ A; without the products of small ones with small ones."""
+    for rank in tl.static_range(A - 1, -1, -1):  # the smallest first
+        for one in tl.static_range(A):
+            if one <= rank:
+                if rank - one < B:
+                    total = tl.dot(
+                        a[one], b[rank - one], total, input_precision="tf32", out_dtype=tl.float32
+                    )  # fmt: skip
+    return total
+
+
+@triton.jit
+def plus_pairs(total, a, b, TERMS: tl.constexpr):
+    """total + a·bᵀ."""
+    turned = ()
+    for term in tl.static_range(TERMS):
+        turned = turned + (tl.permute(b[term], 0, 2, 1),)
+    return plus_product(total, a, turned, TERMS, TERMS)
+
+
+# What a program has: a chunk of a row, from `start` to `end`, and a tile of it at a time
+
+
+@triton.jit
+def chunk_of(length, width, each, chunks, TOKENS: tl.constexpr, CHANNELS: tl.constexpr):
+    """The row, the number of the chunk in it and among all, its start and end, and the channels."""
+    program = tl.program_id(0)  # neighbours read neighbouring channels
+    parts = tl.cdiv(width, CHANNELS)
+    channel = program % parts * CHANNELS + tl.arange(0, CHANNELS)
+    row = (program // parts // chunks).to(tl.int64)
+    chunk = program // parts % chunks
+    start = chunk * each * TOKENS
+    return row, row * chunks + chunk, start, tl.minimum(start + each * TOKENS, length), channel
+
+
+@triton.jit
+def places(BLOCK: tl.constexpr, BLOCKS: tl.constexpr, TURNED: tl.constexpr):
+    """Where in its tile each token is; those of a block from its last, if TURNED."""
+    token = tl.arange(0, BLOCK)
+    if TURNED:
+        token = BLOCK - 1 - token
+    return token[:, None] + BLOCK * tl.arange(0, BLOCKS)[None, :]
+
+
+@triton.jit
+def read(x, stride, tile, at, start, end, channel, width):
+    """The tile's tokens, and zeros where the chunk has none."""
+    here = (tile + at >= start) & (tile + at < end)
+    here = here[None, :, :] & (channel < width)[:, None, None]
+    place = x + tile.to(tl.int64) * stride + at[None, :, :] * stride + channel[:, None, None]
+    return tl.load(place, mask=here, other=0.0)
+
+
+@triton.jit
+def read_product(
+    a, b, a_stride, b_stride, tile, at, start, end, channel, width, GATED: tl.constexpr
+):  # fmt: skip
+    """a ⊙ b, rounded as they are; or a alone, where nothing is gated."""
+    found = read(a, a_stride, tile, at, start, end, channel, width)
+    if GATED:
+        other = read(b, b_stride, tile, at, start, end, channel, width)
+        found = (found.to(tl.float32) * other.to(tl.float32)).to(found.dtype)
+    return found
+
+
+@triton.jit
+def write(x, stride, tile, at, end, channel, width, values):
+    here = (tile + at < end)[None, :, :] & (channel < width)[:, None, None]
+    place = x + tile.to(tl.int64) * stride + at[None, :, :] * stride + channel[:, None, None]
+    tl.store(place, values.to(x.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def read_modes(numbers, channel, width, MODES: tl.constexpr):
+    """[CHANNELS, MODES] of what is kept mode by mode."""
+    place = numbers + tl.arange(0, MODES)[None, :] * width + channel[:, None]
+    return tl.load(place, mask=(channel < width)[:, None], other=0.0)
+
+
+@triton.jit
+def write_modes(numbers, channel, width, values, MODES: tl.constexpr):
+    place = numbers + tl.arange(0, MODES)[None, :] * width + channel[:, None]
+    tl.store(place, values, mask=(channel < width)[:, None])
+
+
+# Documents
+
+
+@triton.jit
+def segments(positions, tile, at, start, end, TURNED: tl.constexpr):
+    """How many documents begin in a token's block up to it, and how many in each block."""
+    here = (tile + at >= start) & (tile + at < end)
+    begins = (tl.load(positions + tile + at, mask=here, other=1) == 0).to(tl.int32)
+    count = tl.sum(begins, 0)
+    segment = tl.cumsum(begins, 0)
+    if TURNED:
+        segment = count[None, :] - segment + begins
+    return segment, count
+
+
+@triton.jit
+def only(x, segment, number, PACKED: tl.constexpr):
+    """What of x is in the segments of this number."""
+    if PACKED:
+        x = tl.where((segment == number)[None, :, :], x, 0.0)
+    return x
+
+
+# The filter
+
+
+@triton.jit
+def powers(rate, ages, SPREAD: tl.constexpr):
+    """λ to each of the ages, [CHANNELS, MODES, AGES]; the last two change places if SPREAD."""
+    if SPREAD:
+        exponents = rate[:, None, :] * ages[None, :, None]
+    else:
+        exponents = rate[:, :, None] * ages[None, None, :]
+    return tl.exp(-exponents)
+
+
+@triton.jit
+def matrix_of(taps, channel, width, BLOCK: tl.constexpr):
+    """[CHANNELS, BLOCK, BLOCK]: what each token of a block is given by each."""
+    side = tl.arange(0, BLOCK)
+    lag = (side[:, None] - side[None, :])[None, :, :]
+    channel = channel[:, None, None]
+    return tl.load(taps + channel * BLOCK + lag, mask=(lag >= 0) & (channel < width), other=0.0)
+
+
+@triton.jit
+def filtered(
+    matrix, spread, x, states, segment, met, most, INPUTS: tl.constexpr, PACKED: tl.constexpr
+):  # fmt: skip
+    """What a block's tokens are given by each other, and by the states if in the segment that
+    these have `met`."""
+    y = tl.zeros(x.shape, dtype=tl.float32)
+    y = plus_product(y, spread, terms(states, tl.float32, 2), 2, 2)
+    if PACKED:
+        y = only(y, segment, met, True)
+        for number in range(most + 1):
+            part = terms(only(x, segment, number, True), x.dtype, INPUTS)
+            given = plus_product(tl.zeros(x.shape, dtype=tl.float32), matrix, part, 2, INPUTS)
+            y += only(given, segment, number, True)
+    else:
+        y = plus_product(y, matrix, terms(x, x.dtype, INPUTS), 2, INPUTS)
+    return y
+
+
+@triton.jit
+def scan(
+    added, decay, unbroken, state,
+    CHANNELS: tl.constexpr, MODES: tl.constexpr, BLOCKS: tl.constexpr, LEVELS: tl.constexpr,
+    PACKED: tl.constexpr, BACKWARD: tl.constexpr,
+):  # fmt: skip
+    """What comes into each block, and what comes out of the tile: of what each block adds to the
+    states, and the `state` that comes into the tile; from behind, if BACKWARD.
+
+    Two blocks are joined to one, and so on; then what comes in goes down the same way.
+    """
+    decay = decay[:, :, None]
+    on = unbroken[None, None, :]
+    met = ()
+    keeps = ()
+    for level in tl.static_range(LEVELS):
+        first, second = tl.split(tl.reshape(added, [CHANNELS, MODES, BLOCKS >> (level + 1), 2]))
+        keep_first, keep_second = decay, decay
+        if PACKED:
+            first_on, second_on = tl.split(tl.reshape(on, [1, 1, BLOCKS >> (level + 1), 2]))
+            keep_first, keep_second = decay * first_on, decay * second_on
+            on = first_on * second_on
+        met = met + (second if BACKWARD else first,)
+        keeps = keeps + (keep_second if BACKWARD else keep_first,)
+        added = first + keep_first * second if BACKWARD else second + keep_second * first
+        decay *= decay
+    came = state[:, :, None]
+    out = tl.reshape(added + decay * came * (on if PACKED else 1.0), [CHANNELS, MODES])
+    for level in tl.static_range(LEVELS - 1, -1, -1):
+        further = met[level] + keeps[level] * came
+        came = tl.join(further, came) if BACKWARD else tl.join(came, further)
+        came = tl.reshape(came, [CHANNELS, MODES, BLOCKS >> level])
+    return came, out
