@@ -147,7 +147,11 @@ def test_a_separator_that_means_nothing_is_misuse(separator: str, tmp_path: Path
             )
         ),
         (["build", "/no/x.txt", "--out", "o", "--tokenizer", "byte"], 1, "no files at /no/x.txt"),
-        (["build", "x", "--out", "o", "--tokenizer", "/no.json"], 1, "cannot read /no.json"),
+        (
+            ["build", "x", "--out", "o", "--tokenizer", "/no.json"],
+            1,
+            "there is no tokenizer /no.json",
+        ),
         (["build", "x", "--out", "o", "--tokenizer", "byte", "--compression", "gz"], 2, "not zstd"),
         (["index", "x", "--end-id", "last"], 2, "an id, or none"),
         (["verify", "x", "--workers", "0"], 2, "at least one"),
