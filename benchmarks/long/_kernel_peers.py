@@ -269,8 +269,9 @@ def ssds(size: Size) -> Timed:
         return ssd(**{name: widen(x) for name, x in given.items()})[0]
 
     x = float(inputs["x"].nbytes)
-    states = 2.0 * x  # of chunks of 64 tokens, in fp32: written, carried, read
-    moved = (3 * x + 4 * states, 4 * x + 8 * states)
+    summed = 4.0 * x  # states of chunks of 64 tokens in fp32, as each of them adds up
+    states = summed / 4 * inputs["x"].itemsize  # and as they come into a chunk
+    moved = (3 * x + 2 * summed + 2 * states, 4 * x + 2 * summed + 3 * states)
     return Timed("SSD", inputs, ours, {"the plain chunked form": chunked}, moved)
 
 

@@ -4,9 +4,9 @@
 
 A pass finds what each chunk adds to the state, a scan over the chunks carries the states along, and
 a second pass gives the outputs; backward the gradients of the states are carried from the end in
-the same way. Decays, states and sums are fp32; in bf16 and fp16 the products are of rounded
-numbers. B and C belong to groups of heads, and their gradients are summed over these. Its twin is
-`ssd` in models/scan.py.
+the same way. Decays, sums and the carrying of states are fp32; in bf16 and fp16 the products are of
+rounded numbers, and states are handed on to the chunks as their products take them. B and C belong
+to groups of heads, and their gradients are summed over these. Its twin is `ssd` in models/scan.py.
 
 Where processes divide the rows, the states pass from part to part inside the op, forward, and
 their gradients inside its backward pass, between what a chunk adds and what is carried.
@@ -83,7 +83,7 @@ def ssd(
     programs.summaries[grid](
         x, dt, A, B, where, states, keep, *sizes, *_strides(x, B), BACKWARD=False, **switches
     )
-    final = _carry(states, state, keep, axis, backward=False)
+    states, final = _carry(states, state, keep, axis, x.dtype, backward=False)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     programs.forward[grid](
         x, dt, A, B, C, where, states, out, *sizes, *_strides(x, B, C), **switches
@@ -100,7 +100,7 @@ def _(
     return (
         x.new_empty(x.shape),
         x.new_empty(rows, heads, dim, size, dtype=torch.float32),
-        x.new_empty(rows, chunks, heads, dim, size, dtype=torch.float32),
+        x.new_empty(rows, chunks, heads, dim, size),
         x.new_empty(rows, chunks, heads, dtype=torch.float32),
     )
 
@@ -125,12 +125,12 @@ def _backward(
     (rows, length, heads, _), (groups, size) = x.shape, B.shape[2:]
     dt, A, grad = dt.contiguous(), A.contiguous(), grad.contiguous()
     where = x if positions is None else positions.contiguous()
-    adjoints = torch.empty_like(states)
+    adjoints = torch.empty_like(states, dtype=torch.float32)
     programs = _programs()
     programs.summaries[grid](
         grad, dt, A, C, where, adjoints, keep, *sizes, *_strides(grad, C), BACKWARD=True, **switches
     )
-    before = _carry(adjoints, grad_final, keep, axis, backward=True)
+    adjoints, before = _carry(adjoints, grad_final, keep, axis, x.dtype, backward=True)
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grad_dt, grad_A = torch.empty_like(dt), torch.empty_like(keep)
     of_B, of_C = x.new_empty(2, rows, length, heads, size)
@@ -149,25 +149,32 @@ def _(
     grad: Tensor, grad_final: Tensor | None, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     states = others[5]
-    before = states.new_empty(states.shape[0], *states.shape[2:])
+    before = states.new_empty(states.shape[0], *states.shape[2:], dtype=torch.float32)
     x, dt, A, B, C = (t.new_empty(t.shape) for t in others[:5])
     return x, dt, A, B, C, before
 
 
 def _carry(
-    states: Tensor, start: Tensor | None, keep: Tensor, axis: str, *, backward: bool
-) -> Tensor:
-    """What the chunks add becomes, in place, what comes into them. Returns what comes out of the
-    rows."""
-    rows, chunks, heads, dim, size = states.shape
+    added: Tensor,
+    start: Tensor | None,
+    keep: Tensor,
+    axis: str,
+    dtype: torch.dtype,
+    *,
+    backward: bool,
+) -> tuple[Tensor, Tensor]:
+    """Of what the chunks add: what comes into them, in the type of their products; and what comes
+    out of the rows."""
+    rows, chunks, heads, dim, size = added.shape
+    states = torch.empty_like(added, dtype=dtype)
     numbers = dim * size
 
     def walk(start: Tensor | None, *, write: bool) -> Tensor:
-        end = states.new_empty(rows, heads, dim, size)
+        end = added.new_empty(rows, heads, dim, size)
         _programs().carry[(-(-numbers // BLOCK), heads, rows)](
-            states, states if start is None else start.float().contiguous(), keep, end, chunks,
-            heads, numbers, START=start is not None, BACKWARD=backward, WRITE=write, BLOCK=BLOCK,
-            AHEAD=AHEAD,
+            added, states, added if start is None else start.float().contiguous(), keep, end,
+            chunks, heads, numbers, START=start is not None, BACKWARD=backward, WRITE=write,
+            BLOCK=BLOCK, AHEAD=AHEAD,
         )  # fmt: skip
         return end
 
@@ -175,7 +182,8 @@ def _carry(
         kept = keep.prod(1)[..., None, None]
         others = entering(walk(start, write=False), kept, parts, backward=backward)
         start = others if start is None else start + others
-    return walk(start, write=True)
+    end = walk(start, write=True)
+    return states, end
 
 
 def _joined(t: Tensor) -> Tensor:

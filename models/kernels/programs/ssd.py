@@ -98,12 +98,12 @@ def summaries(
 
 @triton.jit
 def carry(
-    states, start, keep, end, chunks, heads, numbers,
+    added, states, start, keep, end, chunks, heads, numbers,
     START: tl.constexpr, BACKWARD: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """`end` gets what comes out of the last chunk; and, if WRITE, what each chunk adds becomes what
-    comes into it."""
+    """Of what the chunks have `added`, `end` gets what comes out of the last; and, if WRITE,
+    `states` what comes into each."""
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = at < numbers
@@ -117,7 +117,7 @@ def carry(
             number = tl.minimum(block * AHEAD + step, chunks - 1)
             chunk = chunks - 1 - number if BACKWARD else number
             place = (row * chunks + chunk) * heads + head
-            adds = adds + (tl.load(states + place * numbers + at, mask=real, other=0.0),)
+            adds = adds + (tl.load(added + place * numbers + at, mask=real, other=0.0),)
             keeps = keeps + (tl.load(keep + place),)
         for step in tl.static_range(AHEAD):
             number = block * AHEAD + step
@@ -125,7 +125,11 @@ def carry(
                 if WRITE:
                     chunk = chunks - 1 - number if BACKWARD else number
                     place = (row * chunks + chunk) * heads + head
-                    tl.store(states + place * numbers + at, current, mask=real)
+                    tl.store(
+                        states + place * numbers + at,
+                        current.to(states.dtype.element_ty),
+                        mask=real,
+                    )
                 current = current * keeps[step] + adds[step]
     tl.store(end + (row * heads + head) * numbers + at, current, mask=real)
 
@@ -157,7 +161,7 @@ def forward(
     y = tl.dot(mixing.to(kind), inputs, input_precision=PRECISION, out_dtype=tl.float32)
     place = (row * chunks + chunk) * heads + head
     at, real = _state(states + place * dim * size, dim, size, DIM, SIZE)
-    state = tl.load(at, mask=real, other=0.0).to(kind)
+    state = tl.load(at, mask=real, other=0.0)
     through = tl.dot(outof, tl.trans(state), input_precision=PRECISION, out_dtype=tl.float32)
     y += through * carried[:, None]
     token = tl.arange(0, CHUNK)[:, None]
@@ -199,8 +203,8 @@ def backward(
     state = tl.load(at, mask=real, other=0.0)
     at, real = _state(adjoints + place * dim * size, dim, size, DIM, SIZE)
     adjoint = tl.load(at, mask=real, other=0.0)
-    of_keep = tl.sum(tl.sum(state * adjoint, axis=1), axis=0) * tl.load(keep + place)
-    state, adjoint = state.to(kind), adjoint.to(kind)
+    both = state.to(tl.float32) * adjoint.to(tl.float32)
+    of_keep = tl.sum(tl.sum(both, axis=1), axis=0) * tl.load(keep + place)
 
     scores = tl.dot(outof, tl.trans(into), input_precision=PRECISION, out_dtype=tl.float32)
     met = tl.dot(above, tl.trans(inputs), input_precision=PRECISION, out_dtype=tl.float32)
