@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..parallel.axes import named
 from ..parallel.states import entering
+from .op import op
 
 CHUNK = 64
 BLOCK = 512
@@ -57,7 +58,7 @@ def _side(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-@torch.library.custom_op("headrace::ssd", mutates_args=())
+@op("ssd")
 def ssd(
     x: Tensor,
     dt: Tensor,
@@ -105,7 +106,7 @@ def _(
     )
 
 
-@torch.library.custom_op("headrace::ssd_backward", mutates_args=())
+@op("ssd_backward")
 def _backward(
     grad: Tensor,
     grad_final: Tensor | None,
