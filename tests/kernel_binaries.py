@@ -22,6 +22,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from headrace.models.kernels import choice, layout
+
 KINDS = {
     torch.float32: "fp32",
     torch.bfloat16: "bf16",
@@ -31,6 +33,9 @@ KINDS = {
     torch.bool: "i1",
 }
 OPTIONS = ("num_warps", "num_stages")
+LONG = Shape(1, 512, 4096)
+"""Rows that are taken as long ones: by a few PROGRAMS that walk along several tiles each."""
+PROGRAMS = 16
 
 
 @dataclass(frozen=True)
@@ -84,9 +89,11 @@ def launches(case: Case, shape: Shape, dtype: torch.dtype) -> list[Launch]:
         found[_launch(program, args, options)] = None
 
     draw = Draw(dtype, "cpu", 0)
-    with mock.patch.object(JITFunction, "run", write_down), mock.patch(
-        "headrace.models.kernels.choice.INTERPRETED", True
-    ):  # fmt: skip
+    with (
+        mock.patch.object(JITFunction, "run", write_down),
+        mock.patch.object(choice, "INTERPRETED", True),
+        mock.patch.object(layout, "PROGRAMS", PROGRAMS),
+    ):
         evaluate(case.run, case.make(draw, shape), draw, torch.Tensor.clone)
     return list(found)
 

@@ -21,20 +21,20 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 import torch
 import triton
-from kernel_binaries import compiled, every_launch
-from kernel_cases import Shape, all_cases
+from kernel_binaries import LONG, compiled, every_launch
+from kernel_cases import all_cases
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--types", nargs="*", default=["bfloat16"])
-    parser.add_argument("--cards", nargs="*", type=int, default=[90])
+    parser.add_argument("--cards", nargs="*", type=int, default=[90, 80])
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     print(f"triton {triton.__version__}; no device: compiled, not run")
     counts: Counter[str] = Counter()
     for dtype in options.types:
-        launches = every_launch(all_cases(), Shape(1, 256, 4096), [getattr(torch, dtype)])
+        launches = every_launch(all_cases(), LONG, [getattr(torch, dtype)])
         for launch in launches:
             for card in options.cards:
                 binary = compiled(launch, card)

@@ -27,6 +27,8 @@ from .op import op
 CHUNK = 64
 BLOCK = 512
 """Numbers of a state that a program carries over the chunks."""
+PART = 32
+"""Numbers of a state, for each channel, that a program of the backward pass takes at a time."""
 AHEAD = 8
 """Chunks that it reads at once."""
 DIMS, SIZES = 128, 256
@@ -131,13 +133,14 @@ def _backward(
     programs.summaries[grid](
         grad, dt, A, C, where, adjoints, keep, *sizes, *_strides(grad, C), BACKWARD=True, **switches
     )
+    switches["PART"] = min(PART, switches.pop("SIZE"))
     adjoints, before = _carry(adjoints, grad_final, keep, axis, x.dtype, backward=True)
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grad_dt, grad_A = torch.empty_like(dt), torch.empty_like(keep)
     of_B, of_C = x.new_empty(2, rows, length, heads, size)
     programs.backward[grid](
         grad, x, dt, A, B, C, where, states, adjoints, keep, grad_x, grad_dt, grad_A, of_B, of_C,
-        *sizes, *_strides(x, B, C), **switches, num_warps=8,
+        *sizes, *_strides(x, B, C), **switches, num_warps=8, num_stages=1,
     )  # fmt: skip
     by_group = [
         t.unflatten(2, (groups, -1)).sum(3, dtype=torch.float32).to(B.dtype) for t in (of_B, of_C)

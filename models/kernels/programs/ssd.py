@@ -61,6 +61,20 @@ def _state(states, dim, size, DIM: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
+def _part(states, dim, size, first, DIM: tl.constexpr, PART: tl.constexpr):
+    """PART of a state's columns."""
+    row = tl.arange(0, DIM)[:, None]
+    column = first + tl.arange(0, PART)[None, :]
+    real = (row < dim) & (column < size)
+    return tl.load(states + row * size + column, mask=real, other=0.0)
+
+
+@triton.jit
+def _plus(total, a, b, PRECISION: tl.constexpr):
+    return tl.dot(a, b, total, input_precision=PRECISION, out_dtype=tl.float32)
+
+
+@triton.jit
 def summaries(
     x, dt, A, B, positions, added, keep, length, chunks, heads, share, dim, size,
     x_row, x_token, b_row, b_token,
@@ -176,7 +190,7 @@ def backward(
     grad, x, dt, A, B, C, positions, states, adjoints, keep, grad_x, grad_dt, grad_A, grad_B,
     grad_C, length, chunks, heads, share, dim, size,
     x_row, x_token, b_row, b_token, c_row, c_token,
-    PACKED: tl.constexpr, CHUNK: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
+    PACKED: tl.constexpr, CHUNK: tl.constexpr, DIM: tl.constexpr, PART: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`adjoints`: the gradients of the states behind the chunks. B and C get one for each head."""
@@ -196,55 +210,64 @@ def backward(
     grad += ((row * length + start) * heads + head) * dim
     inputs = _tile(x, x_token, first, length, dim, CHUNK, DIM)
     above = _tile(grad, heads * dim, first, length, dim, CHUNK, DIM)
-    into = _tile(B, b_token, first, length, size, CHUNK, SIZE)
-    outof = _tile(C, c_token, first, length, size, CHUNK, SIZE)
     place = (row * chunks + chunk) * heads + head
-    at, real = _state(states + place * dim * size, dim, size, DIM, SIZE)
-    state = tl.load(at, mask=real, other=0.0)
-    at, real = _state(adjoints + place * dim * size, dim, size, DIM, SIZE)
-    adjoint = tl.load(at, mask=real, other=0.0)
-    both = state.to(tl.float32) * adjoint.to(tl.float32)
-    of_keep = tl.sum(tl.sum(both, axis=1), axis=0) * tl.load(keep + place)
+    states += place * dim * size
+    adjoints += place * dim * size
 
-    scores = tl.dot(outof, tl.trans(into), input_precision=PRECISION, out_dtype=tl.float32)
+    # A part of the states' numbers at a time: all of them would not leave registers for the rest.
+    scores = tl.zeros([CHUNK, CHUNK], dtype=tl.float32)
+    through = tl.zeros([CHUNK, DIM], dtype=tl.float32)
+    ends = tl.zeros([CHUNK, DIM], dtype=tl.float32)
+    kept = tl.zeros([DIM], dtype=tl.float32)
+    for number in range(tl.cdiv(size, PART)):
+        part = number * PART
+        into = _tile(B + part, b_token, first, length, size - part, CHUNK, PART)
+        outof = _tile(C + part, c_token, first, length, size - part, CHUNK, PART)
+        state = _part(states, dim, size, part, DIM, PART)
+        adjoint = _part(adjoints, dim, size, part, DIM, PART)
+        scores = _plus(scores, outof, tl.trans(into), PRECISION)
+        through = _plus(through, outof, tl.trans(state), PRECISION)
+        ends = _plus(ends, into, tl.trans(adjoint), PRECISION)
+        kept += tl.sum(state.to(tl.float32) * adjoint.to(tl.float32), axis=1)
+
     met = tl.dot(above, tl.trans(inputs), input_precision=PRECISION, out_dtype=tl.float32)
     within = _within(total, positions, first, length, CHUNK, PACKED)
-    of_decay = met * scores * within
     mixing = scores * within * steps[None, :]
-    of_scores = (met * within * steps[None, :]).to(kind)
-
-    ends = tl.dot(into, tl.trans(adjoint), input_precision=PRECISION, out_dtype=tl.float32)
-    of_x = tl.dot(tl.trans(mixing.to(kind)), above, input_precision=PRECISION, out_dtype=tl.float32)
-    of_x += ends * (steps * fade)[:, None]
-    added = tl.sum(inputs.to(tl.float32) * ends, axis=1) * fade  # the gradient of dt there
-    through = tl.dot(outof, tl.trans(state), input_precision=PRECISION, out_dtype=tl.float32)
-    of_carried = tl.sum(above.to(tl.float32) * through, axis=1) * carried
-
-    weighted = (above.to(tl.float32) * carried[:, None]).to(kind)
-    of_C = tl.dot(of_scores, into, input_precision=PRECISION, out_dtype=tl.float32)
-    of_C += tl.dot(weighted, state, input_precision=PRECISION, out_dtype=tl.float32)
-    weighted = (inputs.to(tl.float32) * (steps * fade)[:, None]).to(kind)
-    of_B = tl.dot(tl.trans(of_scores), outof, input_precision=PRECISION, out_dtype=tl.float32)
-    of_B += tl.dot(weighted, adjoint, input_precision=PRECISION, out_dtype=tl.float32)
-
-    behind = tl.sum(of_decay, axis=0)  # by the token that came in
-    of_total = tl.sum(of_decay * steps[None, :], axis=1) - behind * steps + of_carried
-    of_total -= added * steps
-    of_end = tl.sum(added * steps, axis=0) + of_keep
-    # A step is part of every total from its own on, and of the end.
-    later = tl.sum(of_total, axis=0) - tl.cumsum(of_total, axis=0) + of_total + of_end
-    of_dt = behind + added + later * rate
-
+    of_x = _plus(ends * (steps * fade)[:, None], tl.trans(mixing.to(kind)), above, PRECISION)
     token = tl.arange(0, CHUNK)
     here = first + token < length
     flat = (row * length + start + token) * heads + head
-    tl.store(grad_dt + flat, of_dt, mask=here)
-    tl.store(grad_A + place, tl.sum(later * steps, axis=0))
     channel = tl.arange(0, DIM)
     to = grad_x + flat[:, None] * dim + channel[None, :]
     tl.store(to, of_x.to(kind), mask=here[:, None] & (channel < dim)[None, :])
-    mode = tl.arange(0, SIZE)
-    to = flat[:, None] * size + mode[None, :]
-    inside = here[:, None] & (mode < size)[None, :]
-    tl.store(grad_B + to, of_B.to(grad_B.dtype.element_ty), mask=inside)
-    tl.store(grad_C + to, of_C.to(grad_C.dtype.element_ty), mask=inside)
+
+    of_decay = met * scores * within
+    added = tl.sum(inputs.to(tl.float32) * ends, axis=1) * fade  # the gradient of dt there
+    of_carried = tl.sum(above.to(tl.float32) * through, axis=1) * carried
+    behind = tl.sum(of_decay, axis=0)  # by the token that came in
+    of_total = tl.sum(of_decay * steps[None, :], axis=1) - behind * steps + of_carried
+    of_total -= added * steps
+    of_end = tl.sum(added * steps, axis=0) + tl.sum(kept, axis=0) * tl.load(keep + place)
+    # A step is part of every total from its own on, and of the end.
+    later = tl.sum(of_total, axis=0) - tl.cumsum(of_total, axis=0) + of_total + of_end
+    tl.store(grad_dt + flat, behind + added + later * rate, mask=here)
+    tl.store(grad_A + place, tl.sum(later * steps, axis=0))
+
+    of_scores = (met * within * steps[None, :]).to(kind)
+    pulled = (above.to(tl.float32) * carried[:, None]).to(kind)
+    pushed = (inputs.to(tl.float32) * (steps * fade)[:, None]).to(kind)
+    mode = tl.arange(0, PART)
+    for number in range(tl.cdiv(size, PART)):
+        part = number * PART
+        into = _tile(B + part, b_token, first, length, size - part, CHUNK, PART)
+        outof = _tile(C + part, c_token, first, length, size - part, CHUNK, PART)
+        of_C = tl.dot(of_scores, into, input_precision=PRECISION, out_dtype=tl.float32)
+        of_C = _plus(of_C, pulled, _part(states, dim, size, part, DIM, PART), PRECISION)
+        of_B = tl.dot(
+            tl.trans(of_scores), outof, input_precision=PRECISION, out_dtype=tl.float32
+        )  # fmt: skip
+        of_B = _plus(of_B, pushed, _part(adjoints, dim, size, part, DIM, PART), PRECISION)
+        there = flat[:, None] * size + part + mode[None, :]
+        inside = here[:, None] & (part + mode < size)[None, :]
+        tl.store(grad_B + there, of_B.to(grad_B.dtype.element_ty), mask=inside)
+        tl.store(grad_C + there, of_C.to(grad_C.dtype.element_ty), mask=inside)

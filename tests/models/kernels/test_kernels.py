@@ -22,7 +22,7 @@ import torch
 from bf16_interpreter import mend
 from kernel_cases import Draw, all_cases, errors
 from headrace.models.kernels import fft_convolution, layout
-from headrace.models.kernels import modal, selective_scan, short_convolution
+from headrace.models.kernels import modal, selective_scan, short_convolution, ssd
 
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True, warn_only=True)  # what is not written is NaN
@@ -32,6 +32,7 @@ modal.BLOCK = modal.BLOCKS = 4
 modal.SPAN = 512  # all channels: several tiles for each of several chunks
 selective_scan.CHUNK, selective_scan.UNROLL = 8, 4
 short_convolution.SPAN, short_convolution.UNROLL = 16, 4
+ssd.PART = 16
 short_convolution.CHANNELS = 64
 mend()
 draw = Draw(getattr(torch, sys.argv[1]), "cpu", 1)
@@ -92,13 +93,13 @@ print("kept")
 COMPILED = """
 import sys
 import torch
-from kernel_binaries import compiled, every_launch
-from kernel_cases import Shape, all_cases
+from kernel_binaries import LONG, compiled, every_launch
+from kernel_cases import all_cases
 
 cases = [case for case in all_cases() if case.kernel == sys.argv[1]]
 types = [getattr(torch, name) for name in sys.argv[2].split()]
 SHARED = {"80": 163 * 1024, "90": 227 * 1024}  # a program is refused that wants more
-for launch in every_launch(cases, Shape(1, 256, 4096), types):
+for launch in every_launch(cases, LONG, types):
     for capability in sys.argv[3].split():
         binary = compiled(launch, int(capability))
         assert binary.shared <= SHARED[capability], f"{binary.shared} bytes shared: {launch}"
