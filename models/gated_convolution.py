@@ -158,7 +158,7 @@ def _fused_modal(
         y, state = modal_few(widen(w), rates, residues, rest, state=state)
         parts.append(_finished(few, w, y, skip, gated))
     assert state is not None
-    return torch.cat(parts, dim=1), state
+    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], state  # cat copies one, too
 
 
 def _finished(x: Tensor, w: Tensor, y: Tensor, skip: Tensor | None, gated: bool) -> Tensor:
