@@ -88,6 +88,16 @@ def write(url: str, data: bytes) -> None:
         remote("write", url, lambda fs, path: fs.pipe_file(path, data, **_limit(fs, len(data))))
         return
     target = local_path(url)
+    try:
+        try:
+            _write_local(target, data)
+        except FileNotFoundError:  # another process has just cleared the folder
+            _write_local(target, data)
+    except OSError as error:
+        raise failed("write", url, error) from None
+
+
+def _write_local(target: Path, data: bytes) -> None:
     temporary = _beside(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -97,9 +107,9 @@ def write(url: str, data: bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(target)
         sync_folder(target.parent)
-    except OSError as error:
+    except OSError:
         _forget(temporary)
-        raise failed("write", url, error) from None
+        raise
 
 
 def put(source: Path, url: str) -> None:

@@ -24,13 +24,14 @@ from ..dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from ..dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from . import engines, sources
 from .claim import Claim
-from .commit import FOLDERS, Made, clear_all, commit
+from .commit import Made, commit
 from .dedup import DigestTask, decide
 from .engines import EngineConfig
 from .fingerprints import check_unchanged, fingerprinted
 from .generations import existing, files_of, missing, new_files
 from .inputs import find
 from .job import CLAIMS, WORK, Job, dataset_url, work_url
+from .leftovers import FOLDERS, clear
 from .records import Record
 from .shuffle import GatherTask, ranges
 from .sources import File, Slice, SourceConfig
@@ -130,8 +131,9 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
         for number, tasks in missing(job, before).items():
             files = files_of(job, ahead, before[ahead].generations[number], found)
             log.warning("making %d lost shards of generation %d again", len(tasks), number)
+            for task in tasks:
+                Record.forget(job.url, task)  # one that has outlived its shards
             make(config, job, files, main.generations[:number], only=tasks)
-            clear_all(job)
         if len(before[ahead].generations) > len(main.generations):
             # Killed between two manifests: some of the datasets have this generation already.
             pending = before[ahead].generations[len(main.generations)]
@@ -150,6 +152,7 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
             check_unchanged(files, began)
             claim.check()
             before = commit(job, tokenizer, files, made, before)
+        clear(job, before)
         return {dataset_url(job.url, name): held for name, held in before.items()}
 
 

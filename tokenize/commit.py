@@ -6,11 +6,8 @@ index.json follow; the manifest is last.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import re
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,16 +20,12 @@ from ..console.log import get_logger
 from ..dataplane import manifest, storage
 from ..dataplane.manifest import Generation, Manifest, Shard
 from ..dataplane.tokenizers import Tokenizer
-from .job import CLAIMS, WORK, Job, dataset_url
+from .job import Job, dataset_url
 from .records import Record
 from .sources import File
 from .writing import index_entry
 
 log = get_logger(__name__)
-
-FOLDERS = ("", "shards", "tables", "tokenizers")
-SHARD = re.compile(r"[0-9a-f]{32}\.(arrow|mds|mds\.zstd)")
-LEFT_OVER = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
 
 @dataclass(frozen=True)
@@ -93,39 +86,7 @@ def commit(
         if job.dedup:
             provenance["digests"] = [_save_named(url, "digests", data) for data in made.digests]
         results[name] = _append(job, name, tokenizer, before[name], shards[name], provenance)
-        sweep(url, results[name])
-    clear_all(job)
     return results
-
-
-def sweep(url: str, held: Manifest) -> None:
-    """Remove what killed builds have left: half-written files, and shards of no generation."""
-    named = {
-        name
-        for generation in held.generations
-        for shard in manifest.load_table(url, generation)
-        for name in (shard.name, shard.stored_name)
-    }
-    for name in storage.list_files(url):
-        folder, _, base = name.rpartition("/")
-        orphan = folder == "shards" and SHARD.fullmatch(base) and name not in named
-        if orphan or (folder in FOLDERS and LEFT_OVER.fullmatch(base)):
-            storage.delete(storage.join(url, name))
-
-
-def clear_all(job: Job) -> None:
-    """Delete what a build kept for itself. Its claim stays until it ends."""
-    for url in {job.url, *(dataset_url(job.url, name) for name in job.outputs)}:
-        work = storage.join(url, WORK)
-        for name in storage.list_files(work):
-            if not name.startswith(CLAIMS):
-                storage.delete(storage.join(work, name))
-        if storage.is_local(work):
-            for folder in storage.local_path(work).glob("*"):
-                if folder.name != CLAIMS:
-                    shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):  # the claim is in it, or it is not there
-                storage.local_path(work).rmdir()
 
 
 def _append(

@@ -12,6 +12,9 @@ from ..dataplane import storage
 from ..dataplane.manifest import Shard
 from .job import work_url
 
+TASKS = "tasks"
+"""The folder of records, beside what they are of."""
+
 
 @dataclass
 class Output:
@@ -43,11 +46,11 @@ class Record:
             for shard in output["shards"]:
                 shard["chunks"] = base64.b64encode(shard["chunks"]).decode()
         data = {**vars(self), "outputs": outputs}
-        storage.write(work_url(url, "tasks", f"{task}.json"), json.dumps(data).encode())
+        storage.write(_place(url, task), json.dumps(data).encode())
 
     @staticmethod
     def load(url: str, task: str, outputs: Sequence[str]) -> Record:
-        where = work_url(url, "tasks", f"{task}.json")
+        where = _place(url, task)
         if not storage.exists(where):
             return Record({name: Output() for name in outputs})
         data = json.loads(storage.read(where))
@@ -60,6 +63,10 @@ class Record:
             found[name] = Output(**{**output, "shards": shards})
         return Record(**{**data, "outputs": found, "counts": Counter(data["counts"])})
 
+    @staticmethod
+    def forget(url: str, task: str) -> None:
+        storage.delete(_place(url, task))
+
 
 @dataclass(frozen=True)
 class Event:
@@ -71,3 +78,7 @@ class Event:
     tokens: int = 0
     files: int = 0
     done: bool = False
+
+
+def _place(url: str, task: str) -> str:
+    return work_url(url, TASKS, f"{task}.json")

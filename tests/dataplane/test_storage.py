@@ -56,6 +56,24 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
 
 
+def test_a_folder_that_another_process_clears_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "shared"
+    mkdir, cleared = Path.mkdir, []
+
+    def clear_once(path: Path, **options: bool) -> None:
+        mkdir(path, **options)
+        if not cleared:
+            path.rmdir()
+            cleared.append(path)
+
+    monkeypatch.setattr(Path, "mkdir", clear_once)
+    storage.write(str(folder / "file"), b"data")
+    assert cleared == [folder]
+    assert [path.name for path in folder.iterdir()] == ["file"]
+
+
 def test_what_is_no_place_for_a_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="it is a folder"):
         storage.write(str(tmp_path), b"x")

@@ -68,22 +68,25 @@ def test_the_bytes_do_not_depend_on_the_workers(
 def test_a_build_that_fails_anywhere_goes_on_to_the_same_bytes(
     corpus: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    """A fault at every single write of the build, one after another."""
+    """A fault at every single write and removal of the build, one after another."""
     from headrace.dataplane import storage
 
     whole = snapshot(run_build(corpus, out="whole", **options))
-    write = storage.write
     left = 0
 
-    def failing(url: str, data: bytes) -> None:
-        nonlocal left
-        if "/claims/" not in url:
-            if left == 0:
-                raise StorageError("the disk is gone")
-            left -= 1
-        write(url, data)
+    def failing(act: Callable[..., None]) -> Callable[..., None]:
+        def fail(url: str, *data: bytes) -> None:
+            nonlocal left
+            if "/claims/" not in url:
+                if left == 0:
+                    raise StorageError("the disk is gone")
+                left -= 1
+            act(url, *data)
 
-    monkeypatch.setattr(storage, "write", failing)
+        return fail
+
+    for name in ("write", "delete"):
+        monkeypatch.setattr(storage, name, failing(getattr(storage, name)))
     for allowed in range(1000):
         left = allowed
         try:
@@ -93,6 +96,18 @@ def test_a_build_that_fails_anywhere_goes_on_to_the_same_bytes(
         break
     assert allowed > 3
     assert snapshot(corpus.parent / "again") == whole
+
+
+def test_what_killed_builds_have_left_is_cleared(corpus: Path, run_build: Run) -> None:
+    """By the next one, even if there is nothing else for it to do."""
+    whole = snapshot(out := run_build(corpus))
+    left = ["work/claims/.0.json.01234567.tmp", "work/tasks/0.json", "work/spills/0.arrow"]
+    left += ["shards/.new.01234567.tmp", ".manifest.json.01234567.tmp", f"shards/{'0' * 32}.arrow"]
+    for name in left:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).touch()
+    run_build(corpus)
+    assert snapshot(out) == whole
 
 
 def test_finished_shards_are_not_built_again(
