@@ -17,7 +17,8 @@ from unittest import mock
 
 import torch
 import triton
-from kernel_cases import Case, Draw, Shape, evaluate
+from kernel_cases.case import Case, Draw, Shape
+from kernel_cases.compare import evaluate
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction

@@ -14,7 +14,9 @@ import torch
 import torch._functorch.config
 from _kernel_limits import beyond_limits
 from _kernel_peers import Size, Timed, timed
-from kernel_cases import Draw, Shape, all_cases, errors
+from kernel_cases import all_cases
+from kernel_cases.case import Draw, Shape
+from kernel_cases.compare import errors
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -1,6 +1,6 @@
 """The kernels' programs as binaries for GPUs that are not at hand, and what they ask of one.
 
-Every program of tests/kernel_cases.py, with every option, is compiled at the width of a large
+Every program of tests/kernel_cases, with every option, is compiled at the width of a large
 model. A line for each binary has its registers for a thread (255 are the most there are), the
 bytes of local memory that a thread spills to (memory traffic that the algorithm does not have),
 its shared memory, and how many of its instructions are products on the matrix units.

@@ -6,7 +6,7 @@
     python -m benchmarks.long.kernels --dry                  the script itself, small, on a CPU by
                                                              Triton's interpreter, unmeasured
 
-checks   every kernel with every option of tests/kernel_cases.py, in bf16, fp16 and fp32, on fresh
+checks   every kernel with every option of tests/kernel_cases, in bf16, fp16 and fp32, on fresh
          random inputs and poisoned outputs, against its twin in fp64
 limits   what only a device can show: rows beyond the reach of 32 bits, strange strides, one token,
          no row, CUDA graphs, compiled graphs of changing shape, a second GPU if there is one

@@ -20,7 +20,9 @@ INTERPRETED = """
 import dataclasses, json, sys
 import torch
 from bf16_interpreter import mend
-from kernel_cases import Draw, all_cases, errors
+from kernel_cases import all_cases
+from kernel_cases.case import Draw
+from kernel_cases.compare import errors
 from headrace.models.kernels import fft_convolution, layout
 from headrace.models.kernels import modal, selective_scan, short_convolution, ssd
 
@@ -56,7 +58,9 @@ print(json.dumps([found, nudged]))
 IN_A_GRAPH = """
 import sys
 import torch
-from kernel_cases import Draw, Shape, all_cases, apart, evaluate
+from kernel_cases import all_cases
+from kernel_cases.case import Draw, Shape
+from kernel_cases.compare import apart, evaluate
 from headrace.models.kernels import modal, selective_scan
 
 torch.set_num_threads(1)

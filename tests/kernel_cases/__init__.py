@@ -1,0 +1,28 @@
+"""Every fused kernel, with every option: what it is given, how it is called, and its twin.
+
+The tests run them by Triton's interpreter and compile them; the benchmark of kernels runs them on
+a GPU.
+"""
+
+from __future__ import annotations
+
+from .case import Case
+from .convolutions import modals, short_convolutions, toeplitzes, transforms
+from .scans import selective_scans, ssds
+from .tokens import gated_norms, glus, losses, norms, ropes
+
+
+def all_cases() -> list[Case]:
+    return [
+        *losses(),
+        *short_convolutions(),
+        *toeplitzes(),
+        *transforms(),
+        *modals(),
+        *ssds(),
+        *selective_scans(),
+        *norms(),
+        *gated_norms(),
+        *ropes(),
+        *glus(),
+    ]
