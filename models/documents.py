@@ -29,6 +29,9 @@ class Documents:
     """int64 [rows, length]: the number of tokens of its document before each token."""
     whole: Documents | None = field(default=None, repr=False, compare=False)
     """Of the whole rows, where these are a part of each."""
+    host: Documents | None = field(default=None, repr=False, compare=False)
+    """The same in host memory, where these are a GPU's: sizes are found there, which nobody has to
+    wait for."""
     _longer: dict[int, Documents] = field(default_factory=dict, repr=False, compare=False)
     _layouts: dict[int, Aligned] = field(default_factory=dict, repr=False, compare=False)
     _buckets: list[Buckets] = field(default_factory=list, repr=False, compare=False)
@@ -52,6 +55,13 @@ class Documents:
         if axis.size == 1:
             return self
         return Documents(self.positions[:, axis.part(self.positions.shape[1])], self)
+
+    def to(self, device: torch.device) -> Documents:
+        """The same on a device."""
+        if self.positions.device == device:
+            return self
+        whole = None if self.whole is None else self.whole.to(device)
+        return Documents(moved(self.positions, device), whole, self)
 
     @property
     def index(self) -> Tensor:
@@ -80,7 +90,8 @@ class Documents:
     def buckets(self) -> Buckets:
         """The layout in which each document has a row of its own."""
         if not self._buckets:
-            self._buckets.append(Buckets.build(self))
+            built = Buckets.build(self.host or self)
+            self._buckets.append(built.to(self.positions.device))
         return self._buckets[0]
 
     def prepare(self, chunks: Iterable[int]) -> None:
@@ -91,7 +102,8 @@ class Documents:
     def aligned(self, chunk: int) -> Aligned:
         """The layout in which each document begins on a multiple of `chunk`."""
         if chunk not in self._layouts:
-            self._layouts[chunk] = Aligned.build(self, chunk)
+            built = Aligned.build(self.host or self, chunk)
+            self._layouts[chunk] = built.to(self.positions.device)
         return self._layouts[chunk]
 
 
@@ -131,6 +143,10 @@ class Aligned:
         fresh.scatter_add_(1, place // chunk, (documents.positions == 0).long())
         return cls(chunk, source, place, fresh == 0)
 
+    def to(self, device: torch.device) -> Aligned:
+        tensors = (self.source, self.place, self.continues)
+        return Aligned(self.chunk, *(moved(tensor, device) for tensor in tensors))
+
     def spread(self, x: Tensor) -> Tensor:
         """[rows, length, width] → [rows, chunks, chunk, width], zeros where there is padding."""
         padded = F.pad(x, (0, 0, 0, 1))
@@ -148,7 +164,8 @@ class Aligned:
 class Buckets:
     """Each document in a row of its own, those of like lengths together.
 
-    Rows are as long as a power of two, so that padding, at their ends, at most doubles the work.
+    What is longer than half a power of two and no longer than it is together, in rows as long as
+    the longest and rounded up by an eighth of the power at most: sizes whose transforms are fast.
     """
 
     sources: list[Tensor]
@@ -168,7 +185,9 @@ class Buckets:
         while smaller < longest:
             chosen = (lengths > smaller) & (lengths <= size)
             if bool(chosen.any()):
-                column = torch.arange(size, device=starts.device)
+                grain = -(-size // 8)
+                width = -(-int(lengths[chosen].max()) // grain) * grain
+                column = torch.arange(width, device=starts.device)
                 index = begins[chosen, None] + column
                 sources.append(torch.where(column < lengths[chosen, None], index, total))
             size, smaller = size * 2, size
@@ -176,6 +195,9 @@ class Buckets:
         place = torch.empty(total + 1, dtype=torch.int64, device=starts.device)
         place[everywhere] = torch.arange(len(everywhere), device=starts.device)
         return cls(sources, place[:-1])
+
+    def to(self, device: torch.device) -> Buckets:
+        return Buckets([moved(each, device) for each in self.sources], moved(self.place, device))
 
     def spread(self, x: Tensor) -> list[Tensor]:
         """[rows, length, …] → [documents, size, …] of each bucket, zeros where there is padding."""
@@ -201,3 +223,10 @@ def plain_layout(rows: int, length: int, chunk: int, device: torch.device) -> Al
         column[:length].expand(rows, -1),
         continues,
     )
+
+
+def moved(x: Tensor, device: torch.device) -> Tensor:
+    """x on a device; on the way to a GPU, nobody waits."""
+    if device.type != "cuda" or x.is_cuda:
+        return x.to(device)
+    return x.pin_memory().to(device, non_blocking=True)

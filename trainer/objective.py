@@ -61,13 +61,13 @@ def compute(
     context: Axis = ALONE,
 ) -> Sums:
     """The objective of one micro-batch, or of this process's part of its rows."""
-    tokens, targets, weights, cuts = (
+    tokens, targets, weights = (
         tensor.to(device, non_blocking=True)
-        for tensor in (batch.tokens, batch.targets, batch.weights, batch.cu_seqlens)
+        for tensor in (batch.tokens, batch.targets, batch.weights)
     )
     whole = (tokens.shape[0], tokens.shape[1] * context.size)
-    documents = Documents.from_cu_seqlens(cuts, whole).part(context)
-    return objective(tokens, targets, weights, documents)
+    documents = Documents.from_cu_seqlens(batch.cu_seqlens, whole).part(context)
+    return objective(tokens, targets, weights, documents.to(device))
 
 
 def parameters(module: nn.Module) -> dict[str, nn.Parameter]:

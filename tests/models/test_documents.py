@@ -73,6 +73,22 @@ def test_each_document_has_a_row_of_its_own(
     assert documents.buckets() is buckets
 
 
+@settings(deadline=None)
+@given(packed())
+def test_sizes_are_not_asked_of_a_device(case: tuple[Documents, list[int], int, int]) -> None:
+    """The meta device knows no number: who asks it for one gets an error."""
+    documents, _, _, length = case
+    there = documents.to(torch.device("meta"))
+    assert there.positions.is_meta and there.positions.shape == documents.positions.shape
+    part = Documents(documents.positions[:, length // 2 :], documents).to(torch.device("meta"))
+    assert part.whole is not None
+    for one, same in ((there, documents), (part.whole, documents)):
+        there_sizes = [source.shape for source in one.buckets().sources]
+        assert there_sizes == [source.shape for source in same.buckets().sources]
+        assert one.buckets().place.is_meta
+        assert one.aligned(3).source.shape == same.aligned(3).source.shape
+
+
 def test_a_row_may_continue_a_document() -> None:
     documents = Documents(torch.tensor([[3, 4, 0, 1, 2]]))
     layout = documents.aligned(2)
