@@ -54,8 +54,8 @@ def _clear_work(url: str) -> None:
         if folder != CLAIMS or HALF_WRITTEN.fullmatch(base):
             storage.delete(storage.join(url, name))
     if storage.is_local(url):
-        for folder in storage.local_path(url).glob("*"):
-            if folder.name != CLAIMS:
-                shutil.rmtree(folder, ignore_errors=True)
+        for path in storage.local_path(url).glob("*"):
+            if path.name != CLAIMS:
+                shutil.rmtree(path, ignore_errors=True)
         with contextlib.suppress(OSError):  # the claim is in it, or it is not there
             storage.local_path(url).rmdir()
