@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from .kernels import gated_rms_norm, rms_norm
 from .kernels.choice import Kernel, chosen
 from .parallel.axes import ALONE, Axis
-from .parallel.tensor import group_runs, reduce
+from .parallel.tensor import group_runs, sums_of_groups
 from .precision import widen
 
 NormKind = Literal["rms", "rms-eps-outside", "layer"]
@@ -69,11 +69,9 @@ class GatedRMSNorm(nn.Module):
     def forward(self, y: Tensor, z: Tensor, axis: Axis = ALONE) -> Tensor:
         """y and z are this process's channels, where the axis divides them."""
         beyond = rms_norm.beyond(self.width // self.groups)
-        if self.groups % axis.size:
-            beyond = f"its {self.groups} groups reach over several of {axis.size} processes"
         if chosen(self.kernel, "gated_rms_norm", y, beyond):
             fused: Tensor = gated_rms_norm.gated_rms_norm(
-                y, z, self.weight, self.eps, self.groups // axis.size
+                y, z, self.weight, self.eps, self.groups, axis.name
             )
             return fused
         return self.plain(y, z, axis)
@@ -83,11 +81,7 @@ class GatedRMSNorm(nn.Module):
         gated = widen(y) * F.silu(widen(z))
         runs = group_runs(self.groups, self.width, axis)
         parts = gated.unflatten(-1, (len(runs), -1))
-        power = parts.square().sum(-1)
-        if self.groups % axis.size:  # groups reach over several processes
-            group = torch.tensor(runs, device=power.device)
-            power = power.new_zeros(*power.shape[:-1], self.groups).index_add(-1, group, power)
-            power = reduce(power, axis).index_select(-1, group)
+        power = sums_of_groups(parts.square().sum(-1), self.groups, self.width, axis)
         mean = power.unsqueeze(-1) / (self.width // self.groups)
         normal: Tensor = parts * torch.rsqrt(mean + self.eps)
         return self.weight * normal.flatten(-2).to(y.dtype)

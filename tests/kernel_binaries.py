@@ -9,21 +9,33 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 import triton
 from kernel_cases.case import Case, Draw, Shape
 from kernel_cases.compare import evaluate
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from headrace.models.kernels import choice, layout
+from headrace.models.kernels import (
+    choice,
+    gated_rms_norm,
+    layout,
+    linear_cross_entropy,
+    modal,
+    selective_scan,
+    ssd,
+)
+from headrace.models.parallel.axes import Axis
 
 KINDS = {
     torch.float32: "fp32",
@@ -83,7 +95,8 @@ class Binary:
 
 
 def launches(case: Case, shape: Shape, dtype: torch.dtype) -> list[Launch]:
-    """What a forward and a backward pass would launch on a GPU, each once."""
+    """What a forward and a backward pass would launch on a GPU, each once; and then what they
+    would where two processes divide the work."""
     found: dict[Launch, None] = {}
 
     def write_down(program: JITFunction, *args: Any, **options: Any) -> None:
@@ -96,7 +109,22 @@ def launches(case: Case, shape: Shape, dtype: torch.dtype) -> list[Launch]:
         mock.patch.object(layout, "PROGRAMS", PROGRAMS),
     ):
         evaluate(case.run, case.make(draw, shape), draw, torch.Tensor.clone)
+        with divided():
+            evaluate(case.run, case.make(draw, shape), draw, torch.Tensor.clone)
     return list(found)
+
+
+@contextmanager
+def divided() -> Iterator[None]:
+    """Kernels take themselves for the first of two processes; what they say to the other is not
+    heard, and not answered."""
+    if not dist.is_initialized():
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    axis = Axis(dist.group.WORLD, 0, 2)
+    with ExitStack() as patched:
+        for module in (gated_rms_norm, linear_cross_entropy, modal, selective_scan, ssd):
+            patched.enter_context(mock.patch.object(module, "named", lambda _: axis))
+        yield
 
 
 def _launch(program: JITFunction, args: tuple[Any, ...], options: dict[str, Any]) -> Launch:

@@ -145,5 +145,14 @@ def group_runs(groups: int, members: int, axis: Axis) -> list[int]:
     return [first * groups // members for first in own[::run]]
 
 
+def sums_of_groups(sums: Tensor, groups: int, members: int, axis: Axis) -> Tensor:
+    """sums [..., runs], of what this process has of groups → those of the whole groups."""
+    if groups % axis.size == 0:
+        return sums
+    group = _runs(groups, members, axis, sums.device)
+    every = sums.new_zeros(*sums.shape[:-1], groups).index_add(-1, group, sums)
+    return reduce(every, axis).index_select(-1, group)
+
+
 def _runs(groups: int, members: int, axis: Axis, device: torch.device) -> Tensor:
     return torch.tensor(group_runs(groups, members, axis), device=device)

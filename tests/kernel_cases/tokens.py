@@ -64,7 +64,7 @@ def gated_norm(groups: int) -> Case:
         return {"y": y, "wide": wide, "weight": draw.normal("weight", width)}
 
     def run(y: Tensor, wide: Tensor, weight: Tensor) -> Tensor:
-        fused: Tensor = gated_rms_norm(y, wide[..., 8 : 8 + len(weight)], weight, EPS, groups)
+        fused: Tensor = gated_rms_norm(y, wide[..., 8 : 8 + len(weight)], weight, EPS, groups, "")
         return fused
 
     def twin(y: Tensor, wide: Tensor, weight: Tensor) -> Any:

@@ -1,4 +1,8 @@
-"""The Triton programs of gated_rms_norm.py: ROWS rows at a time, one group of their channels."""
+"""The Triton programs of gated_rms_norm.py: ROWS rows at a time, and of their channels a run.
+
+A run is a group of channels, or what this process has of one: its `share` of the group's `members`.
+CUT: the sums over whole groups are given, as `sums` has found them for each process's runs.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,51 @@ import triton.language as tl
 
 
 @triton.jit
+def _tile(x, row, stride, first, at, inside):
+    return tl.load(x + row * stride + first + at, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _given(totals, row, rows):
+    """A number of each row for this run."""
+    return tl.load(totals + row * tl.num_programs(1) + tl.program_id(1), mask=row < rows, other=0.0)
+
+
+@triton.jit
+def sums(
+    grad, y, z, weight, out, rows, width, share, y_stride, z_stride,
+    BACKWARD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of a run's squares; and BACKWARD, behind those of all rows, of what pulls along it."""
+    first = tl.program_id(1) * share
+    at = tl.arange(0, BLOCK)[None, :]
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    inside = (row < rows) & (at < share)
+    gate = _tile(z, row, z_stride, first, at, inside)
+    gated = _tile(y, row, y_stride, first, at, inside) * gate * tl.sigmoid(gate)
+    to = out + row * tl.num_programs(1) + tl.program_id(1)
+    tl.store(to, tl.sum(gated * gated, axis=1)[:, None], mask=row < rows)
+    if BACKWARD:
+        gain = tl.load(weight + first + at, mask=at < share, other=0.0).to(tl.float32)
+        pulled = _tile(grad, row, width, first, at, inside) * gain
+        to = out + (rows + row) * tl.num_programs(1) + tl.program_id(1)
+        tl.store(to, tl.sum(pulled * gated, axis=1)[:, None], mask=row < rows)
+
+
+@triton.jit
 def forward(
-    y, z, weight, out, rows, width, share, y_stride, z_stride, eps,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    y, z, weight, powers, out, rows, width, share, members, y_stride, z_stride, eps,
+    CUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(1) * share
     at = tl.arange(0, BLOCK)[None, :]
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     inside = (row < rows) & (at < share)
-    gate = tl.load(z + row * z_stride + first + at, mask=inside, other=0.0).to(tl.float32)
-    value = tl.load(y + row * y_stride + first + at, mask=inside, other=0.0).to(tl.float32)
+    gate = _tile(z, row, z_stride, first, at, inside)
+    value = _tile(y, row, y_stride, first, at, inside)
     value *= gate * tl.sigmoid(gate)
-    scale = 1.0 / tl.sqrt(tl.sum(value * value, axis=1) / share + eps)[:, None]
+    power = _given(powers, row, rows) if CUT else tl.sum(value * value, axis=1)[:, None]
+    scale = 1.0 / tl.sqrt(power / members + eps)
     gain = tl.load(weight + first + at, mask=at < share, other=0.0).to(tl.float32)
     normal = (value * scale).to(y.dtype.element_ty).to(tl.float32)
     tl.store(out + row * width + first + at, (normal * gain).to(out.dtype.element_ty), mask=inside)
@@ -26,8 +63,9 @@ def forward(
 
 @triton.jit
 def backward(
-    grad, y, z, weight, grad_y, grad_z, partial, rows, each, width, share, y_stride, z_stride, eps,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    grad, y, z, weight, powers, pulls, grad_y, grad_z, partial, rows, each, width, share, members,
+    y_stride, z_stride, eps,
+    CUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(1) * share
     at = tl.arange(0, BLOCK)[None, :]
@@ -37,17 +75,22 @@ def backward(
     for number in range(each):
         row = (program * each + number) * ROWS + tl.arange(0, ROWS)[:, None]
         inside = (row < rows) & (at < share)
-        place = row * width + first + at
-        gate = tl.load(z + row * z_stride + first + at, mask=inside, other=0.0).to(tl.float32)
-        value = tl.load(y + row * y_stride + first + at, mask=inside, other=0.0).to(tl.float32)
-        above = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
+        gate = _tile(z, row, z_stride, first, at, inside)
+        value = _tile(y, row, y_stride, first, at, inside)
+        above = _tile(grad, row, width, first, at, inside)
         open_ = tl.sigmoid(gate)
         gated = value * gate * open_
-        scale = 1.0 / tl.sqrt(tl.sum(gated * gated, axis=1) / share + eps)[:, None]
-        normal = gated * scale
         pulled = above * gain
-        change = scale * (pulled - normal * (tl.sum(pulled * normal, axis=1) / share)[:, None])
+        if CUT:
+            power, pull = _given(powers, row, rows), _given(pulls, row, rows)
+        else:
+            power = tl.sum(gated * gated, axis=1)[:, None]
+            pull = tl.sum(pulled * gated, axis=1)[:, None]
+        scale = 1.0 / tl.sqrt(power / members + eps)
+        normal = gated * scale
+        change = scale * (pulled - normal * (pull * scale / members))
         of_y = change * gate * open_
+        place = row * width + first + at
         tl.store(grad_y + place, of_y.to(grad_y.dtype.element_ty), mask=inside)
         slope = open_ * (1.0 + gate * (1.0 - open_))
         of_z = change * value * slope

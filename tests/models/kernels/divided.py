@@ -19,8 +19,10 @@ from torch import Tensor
 from headrace.console.config import build
 from headrace.models.config import ModelConfig
 from headrace.models.documents import Documents
-from headrace.models.kernels import modal, selective_scan, ssd
+from headrace.models.kernels import gated_rms_norm, modal, selective_scan, ssd
+from headrace.models.kernels.choice import Kernel
 from headrace.models.model import Model
+from headrace.models.norms import GatedRMSNorm
 from headrace.models.parallel.axes import ALONE, Axes, Axis
 
 ROWS, LENGTH = 1, 32
@@ -29,7 +31,7 @@ CUTS = torch.tensor([0, 7, 20, 32])
 ALL = "[li, ssd, mamba, mr, se/glu]"
 OPERATORS: dict[str, dict[str, Any]] = {
     "li": {"kind": "hyena-li", "state_size": 3},
-    "ssd": {"kind": "mamba2", "state_size": 5, "head_dim": 4, "groups": 2},
+    "ssd": {"kind": "mamba2", "state_size": 5, "head_dim": 4, "groups": 2, "norm_groups": 1},
     "mamba": {"kind": "mamba1", "state_size": 3, "dt_rank": 2},
     "mr": {"kind": "hyena-mr", "groups": 2, "taps": 29, "filter_horizon": 64},
     "se": {"kind": "hyena-se", "groups": 2},
@@ -101,6 +103,35 @@ def apart(axes: Axes, pattern: str = ALL) -> float:
     return worst
 
 
+def norms_apart(axis: Axis, groups: int) -> float:
+    """The greatest difference of Mamba-2's norm and its gradients, of parts of 24 channels."""
+    torch.manual_seed(0)
+    y, z, weight, above = torch.randn(4, 2, 5, 24).unbind()
+    given = {"y": y, "z": z, "weight": weight[0, 0]}
+
+    def results(kernel: Kernel, axis: Axis, dtype: torch.dtype) -> list[Tensor]:
+        own = [x[..., axis.part(24)].to(dtype).requires_grad_() for x in given.values()]
+        norm = GatedRMSNorm(24, 1e-2, groups=groups, kernel=kernel)
+        del norm._parameters["weight"]
+        norm.weight = own[2]
+        found = norm(own[0], own[1], axis)
+        return [
+            found.detach(),
+            *torch.autograd.grad(found, own, above[..., axis.part(24)].to(dtype)),
+        ]
+
+    whole = results("torch", ALONE, torch.float64)
+    ours = results("triton", axis, torch.float32)
+    return max(
+        float((part - all_[..., axis.part(24)]).abs().max() / all_.abs().max())
+        for part, all_ in zip(ours, whole, strict=True)
+    )
+
+
+def unsummed(sums: Tensor, *_: Any) -> Tensor:
+    return sums
+
+
 def forgetful(direction: bool) -> Callable[..., Tensor]:
     """States are exchanged, and in one direction thrown away."""
     right = modal.entering
@@ -123,6 +154,10 @@ def main(store: str, rank: int) -> None:
         "channels": apart(Axes(context=axis, hyena_li="a2a"), "[li]"),
         "vocabulary": apart(Axes(tensor=axis), "[ssd/glu]"),
     }
+    for groups in (1, 2, 3):
+        found[f"a norm of {groups} groups"] = norms_apart(axis, groups)
+    with mock.patch.object(gated_rms_norm, "sums_of_groups", unsummed):
+        found["groups of which each process has its own sums"] = norms_apart(axis, 3)
     for kernel, pattern in ((modal, "[li]"), (ssd, "[ssd]"), (selective_scan, "[mamba]")):
         for direction in (False, True):
             with mock.patch.object(kernel, "entering", forgetful(direction)):

@@ -1,4 +1,4 @@
-"""Kernels of models that two processes divide: states, halos and a vocabulary that cross."""
+"""Kernels of models that two processes divide: states, halos, groups and a vocabulary cross."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def test_the_parts_are_the_whole(tmp_path: Path) -> None:
     for process, (_, errors) in zip(ranks, said, strict=True):
         assert process.returncode == 0, errors
     found = json.loads(said[0][0])
-    for layout in ("states", "channels", "vocabulary"):
+    norms = [f"a norm of {groups} groups" for groups in (1, 2, 3)]
+    for layout in ("states", "channels", "vocabulary", *norms):
         assert found.pop(layout) < 1e-5, layout
-    assert len(found) == 6
+    assert len(found) == 7
     for fault, error in found.items():
         assert error > 1e-3, f"a negative control: {fault}"
