@@ -8,6 +8,7 @@ given rows of several lengths.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -24,7 +25,7 @@ BOUND = 2e-2
 ODD = Shape(3, 515, 520)
 ROWS = 5
 FAR = Shape(1, 1 << 17, 4096)
-"""ROWS of them are more numbers than 32 bits count."""
+"""And longer, until ROWS of them are more numbers than 32 bits count."""
 
 
 def beyond_limits(kernel: str, dry: bool) -> Iterator[str]:
@@ -36,7 +37,9 @@ def beyond_limits(kernel: str, dry: bool) -> Iterator[str]:
         "numbers apart in memory": lambda: worst(errors(case, draw, odd, apart)),
         "one token": lambda: worst(errors(case, draw, Shape(1, 1, odd.width))),
         "no row": lambda: no_row(case, draw, odd),
-        "rows that are alike": lambda: rows_alike(case, draw, Shape(1, 20, 72) if dry else FAR),
+        "rows that are alike": lambda: rows_alike(
+            case, draw, Shape(1, 20, 72) if dry else far(case, draw)
+        ),
         "rows of several lengths, compiled": lambda: compiled(case, draw, odd),
     }
     if not dry and kernel != "fft_convolution":  # which waits for the lengths of documents
@@ -119,6 +122,11 @@ class Alike(Draw):
         return again(row)
 
 
+def far(case: Case, draw: Draw) -> Shape:
+    largest = max(map(numbers, case.make(draw, FAR).values()))
+    return replace(FAR, length=FAR.length * -(-(1 << 31) // (ROWS * largest)))
+
+
 def rows_alike(case: Case, draw: Draw, shape: Shape) -> float:
     """The same row many times gives the same many times: the last as the first."""
     alike = Alike(draw.dtype, draw.device, draw.seed)
@@ -142,6 +150,10 @@ def again(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(again(part) for part in value)
     return value.repeat(ROWS, *[1] * (value.dim() - 1))
+
+
+def numbers(value: Any) -> int:
+    return value.numel() if isinstance(value, Tensor) else 0
 
 
 def size(value: Any) -> int:

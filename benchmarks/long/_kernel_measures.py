@@ -36,9 +36,10 @@ def measured(part: str, name: str, dtype: str, dry: bool) -> int:
     warnings.simplefilter("ignore")
     torch._functorch.config.donated_buffer = False  # a backward pass is timed again and again
     if part in ("checks", "limits"):
-        wrong = list(check(name, dtype, dry) if part == "checks" else beyond_limits(name, dry))
-        for line in wrong:
-            print(f"{name}: {line}")
+        wrong = 0
+        for line in check(name, dtype, dry) if part == "checks" else beyond_limits(name, dry):
+            print(f"{name}: {line}", flush=True)
+            wrong += 1
         return 1 if wrong else 0
     clock = Clock(dry)
     if part == "models":
@@ -245,10 +246,10 @@ def compare_models(length: int, clock: Clock) -> int:
         torch._dynamo.reset()
         if not clock.dry:
             torch.cuda.empty_cache()
-    for ours, theirs in BESIDE:
-        if ours in times and theirs in times:
-            ratio = clock.number(times[theirs] / times[ours])
-            print(f"{ours} at {length} tokens: {ratio}x the speed of the {theirs}", flush=True)
+        for ours, theirs in BESIDE:
+            if variant.name in (ours, theirs) and ours in times and theirs in times:
+                ratio = clock.number(times[theirs] / times[ours])
+                print(f"{ours} at {length} tokens: {ratio}x the speed of the {theirs}", flush=True)
     return 0 if len(times) >= len(VARIANTS) - 1 and "hybrid" in times else 1
 
 

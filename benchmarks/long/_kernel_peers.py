@@ -7,7 +7,7 @@ each input once and writes each output once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +17,12 @@ from torch.nn import functional as F
 from headrace.models.convolution import causal_convolution
 from headrace.models.gated_convolution import gated_convolution, gated_input, gated_modal
 from headrace.models.gated_scan import gated_scan
-from headrace.models.kernels import fft_convolution, linear_cross_entropy, rms_norm
+from headrace.models.kernels import (
+    fft_convolution,
+    gated_rms_norm,
+    linear_cross_entropy,
+    rms_norm,
+)
 from headrace.models.kernels import ssd as ssd_kernel
 from headrace.models.kernels.choice import Kernel
 from headrace.models.loss import cross_entropy
@@ -41,7 +46,6 @@ class Timed:
     """Bytes of the forward and of the backward pass."""
     operations: float = 0
     """Of matrix products, forward and backward together, where they are the limit."""
-    fixed: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -90,45 +94,58 @@ def norms(size: Size) -> Timed:
     module = RMSNorm(size.width, 1e-5, kernel="torch").to(size.device, size.dtype)
     torch.nn.init.ones_(module.weight)
     shape = (1, size.length, size.width)
-    inputs = {"residual": size.normal(*shape), "x": size.normal(*shape)}
+    inputs = {
+        "residual": size.normal(*shape),
+        "x": size.normal(*shape),
+        "weight": module.weight,  # whose gradient all of them work out
+    }
 
-    def ours(residual: Tensor, x: Tensor) -> Any:
-        return rms_norm.add_rms_norm(residual, x, module.weight, 1e-5, False)
+    def ours(residual: Tensor, x: Tensor, weight: Tensor) -> Any:
+        return rms_norm.add_rms_norm(residual, x, weight, 1e-5, False)
 
-    def plain_sum(residual: Tensor, x: Tensor) -> Any:
+    def plain_sum(residual: Tensor, x: Tensor, weight: Tensor) -> Any:
         return module(x, residual)
 
     peers = {"eager": plain_sum, "compiled": size.compiled(plain_sum)}
     moved = (4 * size.bytes, 4 * size.bytes)
-    return Timed("add + RMSNorm", inputs, ours, peers | liger_norm(size), moved)
+    return Timed("add + RMSNorm", inputs, ours, peers | liger_norm(size, module.weight), moved)
 
 
-def liger_norm(size: Size) -> dict[str, Passes]:
-    """Liger's, where it is installed."""
+def liger_norm(size: Size, weight: torch.nn.Parameter) -> dict[str, Passes]:
+    """Liger's, where it is installed: behind a sum, and with the sum in it."""
     try:
+        from liger_kernel.transformers.fused_add_rms_norm import LigerFusedAddRMSNorm
         from liger_kernel.transformers.rms_norm import LigerRMSNorm
     except ImportError:
         return {}
-    theirs = LigerRMSNorm(size.width).to(size.device, size.dtype)
+    behind, fused = LigerRMSNorm(size.width), LigerFusedAddRMSNorm(size.width)
+    behind.weight = fused.weight = weight
 
-    def add(residual: Tensor, x: Tensor) -> Any:
+    def add(residual: Tensor, x: Tensor, weight: Tensor) -> Any:
         total = residual + x
-        return total, theirs(total)
+        return total, behind(total)
 
-    return {"Liger": add}
+    def add_within(residual: Tensor, x: Tensor, weight: Tensor) -> Any:
+        normal, total = fused(x, residual)
+        return total, normal
+
+    return {"Liger": add, "Liger, the sum fused": add_within}
 
 
 def gated_norms(size: Size) -> Timed:
-    made = {
-        kernel: GatedRMSNorm(size.width, 1e-5, kernel=kernel).to(size.device, size.dtype)
-        for kernel in ("auto", "torch")
-    }
-    for module in made.values():
-        torch.nn.init.ones_(module.weight)
+    module = GatedRMSNorm(size.width, 1e-5, kernel="torch").to(size.device, size.dtype)
+    torch.nn.init.ones_(module.weight)
     shape = (1, size.length, size.width)
-    inputs = {"y": size.normal(*shape), "z": size.normal(*shape)}
-    peers = {"eager": made["torch"], "compiled": size.compiled(made["torch"])}
-    return Timed("gated RMSNorm", inputs, made["auto"], peers, (3 * size.bytes, 5 * size.bytes))
+    inputs = {"y": size.normal(*shape), "z": size.normal(*shape), "weight": module.weight}
+
+    def ours(y: Tensor, z: Tensor, weight: Tensor) -> Any:
+        return gated_rms_norm.gated_rms_norm(y, z, weight, 1e-5, 1, "")
+
+    def plain_norm(y: Tensor, z: Tensor, weight: Tensor) -> Any:
+        return module(y, z)
+
+    peers = {"eager": plain_norm, "compiled": size.compiled(plain_norm)}
+    return Timed("gated RMSNorm", inputs, ours, peers, (3 * size.bytes, 5 * size.bytes))
 
 
 def ropes(size: Size) -> Timed:
@@ -238,17 +255,22 @@ def modals(size: Size) -> Timed:
     def ours(**given: Tensor) -> Tensor:
         return gated_modal(**given)[0]  # type: ignore[arg-type]
 
-    def fft(x: Tensor, rates: Tensor, residues: Tensor, skip: Tensor) -> Tensor:
+    def filters(rates: Tensor, residues: Tensor) -> Tensor:
         time = torch.arange(size.length, device=size.device)
-        taps = torch.zeros(size.width, size.length, device=size.device)
-        for mode in range(rates.shape[1]):
-            taps = taps + residues[:, mode, None] * torch.exp(-rates[:, mode, None] * time)
-        w = gated_input(x)
-        y = causal_convolution(w, taps, method="fft") + skip * w
-        return x[..., : size.width] * y
+        return (residues.unsqueeze(-1) * torch.exp(-rates.unsqueeze(-1) * time)).sum(1)
 
+    def fft(filters: Passes) -> Passes:
+        def run(x: Tensor, rates: Tensor, residues: Tensor, skip: Tensor) -> Tensor:
+            w = gated_input(x)
+            y = causal_convolution(w, filters(rates, residues), method="fft") + skip * w
+            return x[..., : size.width] * y
+
+        return run
+
+    # To make the filter step by step takes longer than to apply it: fused it is no handicap.
+    peers = {"FFT, its filter fused": fft(size.compiled(filters)), "FFT": fft(filters)}
     moved = (4 * size.bytes, 7 * size.bytes)
-    return Timed("Hyena-LI, modal", inputs, ours, {"FFT": fft}, moved)
+    return Timed("Hyena-LI, modal", inputs, ours, peers, moved)
 
 
 def ssds(size: Size) -> Timed:

@@ -1,6 +1,6 @@
 """The fused kernels on a GPU: first whether they are right, then how fast they are.
 
-    python -m benchmarks long.kernels                        all of it; needs a GPU, torch, triton
+    python -m benchmarks.long.kernels --results FILE         all of it; needs a GPU, torch, triton
     python -m benchmarks.long.kernels --only checks          or limits, times, models
     python -m benchmarks.long.kernels --only times modal ssd
     python -m benchmarks.long.kernels --dry                  the script itself, small, on a CPU by
@@ -15,7 +15,7 @@ times    each beside its peers, and as a share of what the device can copy or mu
 models   a step of a model of a billion parameters beside one of a Transformer of the same size
 
 Each has a process of its own, so that one that fails takes no other along. Lines are written as
-they come, to the file of --results as well.
+they come, and added to the file of --results: what was found stays, however it ends.
 """
 
 from __future__ import annotations
@@ -142,7 +142,11 @@ def child(part: str, name: str, dtype: str, dry: bool, patience: int, report: Re
     if dry:
         environment["TRITON_INTERPRET"] = "1"
     with subprocess.Popen(
-        ["timeout", str(patience), *command], env=environment, stdout=subprocess.PIPE, text=True
+        ["timeout", str(patience), *command],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,  # what a process ends with belongs to what it found
+        text=True,
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
