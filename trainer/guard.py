@@ -27,6 +27,13 @@ LEAST_SPREAD = 1e-3
 """Of the median: losses that hardly differ are no reason to call the next a spike."""
 
 
+def usual(losses: Sequence[float]) -> tuple[float, float]:
+    """The median, and a deviation from it: neither is moved by one that stands out."""
+    middle = median(losses)
+    spread = DEVIATION * median([abs(loss - middle) for loss in losses])
+    return middle, max(spread, LEAST_SPREAD * abs(middle))
+
+
 @dataclass(frozen=True)
 class Guard:
     """What is looked out for, and what is done about it."""
@@ -49,9 +56,8 @@ class Guard:
         """The largest loss that is no spike. A few losses say nothing yet."""
         if len(losses) < max(2, self.window // 4):
             return math.inf
-        usual = median(losses)
-        spread = DEVIATION * median([abs(loss - usual) for loss in losses])
-        return usual + self.bound * max(spread, LEAST_SPREAD * abs(usual))
+        middle, deviation = usual(losses)
+        return middle + self.bound * deviation
 
     def remember(self, losses: Sequence[float], loss: float) -> tuple[float, ...]:
         """The latest losses, of steps that were applied."""

@@ -159,7 +159,7 @@ class Records:
         known = {name: value for name, value in losses.items() if value is not None}
         self._chart({f"evaluation/{name}": value for name, value in known.items()}, step.number)
         parts = "  ".join(f"{name} {value:.4f}" for name, value in known.items())
-        self._say(f"step {step.number + 1} of {self.plan.last_step}  held out  {parts}")
+        self._say(f"{self._place(entry)}  held out  {parts}")
 
     def saved(self, step: int, blocked: float) -> None:
         self.event("checkpoint", step, blocked=round(blocked, 4))
@@ -181,10 +181,9 @@ class Records:
         self.shown, self.phase = now, entry["phase"]
         assert self.pace is not None
         left = (self.end - entry["tokens"]) / self.pace
-        width = len(str(self.plan.last_step))
         loss = entry["loss"]
         parts = [
-            f"step {entry['step'] + 1:>{width}} of {self.plan.last_step}",
+            self._place(entry),
             f"{entry['phase']}",
             f"loss {loss:.4f}" if loss is not None else "loss not finite",
             f"lr {entry['lr']:.2e}",
@@ -198,6 +197,13 @@ class Records:
             *([f"back to step {entry['back_to']}"] if "back_to" in entry else []),
         ]
         self._say("  ".join(parts))
+
+    def _place(self, entry: dict[str, Any]) -> str:
+        """The step by the number that the ledger, the report and `mixtures audit` know it by; and
+        how much is done with it, never 100% before all is."""
+        taken = entry["tokens"] - self.end + self.plan.tokens
+        width = len(str(self.plan.last_step - 1))
+        return f"step {entry['step']:>{width}} {1000 * taken // self.plan.tokens / 1000:>6.1%}"
 
     def _say(self, line: str) -> None:
         self.stream.write(f"{line}\n")

@@ -75,8 +75,8 @@ def test_the_terminal_hears_of_edges_and_not_of_every_step(tmp_path: Path) -> No
         kept.record(record(step))
     kept.close()
     first, last = stream.getvalue().splitlines()
-    assert first.startswith("step  1 of 10  synthetic  loss 3.0000  lr 1.00e-03  100 tok/s")
-    assert last.startswith("step 10 of 10") and last.endswith("done")
+    assert first.startswith("step 0  10.0%  synthetic  loss 3.0000  lr 1.00e-03  100 tok/s")
+    assert last.startswith("step 9 100.0%") and last.endswith("done")
 
 
 def test_what_is_not_finite_is_null_and_said(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_an_evaluation_is_a_line_of_its_own(tmp_path: Path) -> None:
     (entry,) = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").open()]
     assert (entry["step"], entry["loss"]) == (4, 2.5)
     assert {name: each["loss"] for name, each in entry["sources"].items()} == {"web": 2, "code": 3}
-    assert "step 5 of 10  held out  all 2.5000  web 2.0000  code 3.0000" in stream.getvalue()
+    assert "step 4  50.0%  held out  all 2.5000  web 2.0000  code 3.0000" in stream.getvalue()
 
 
 def test_tensorboard_is_written_beside(tmp_path: Path) -> None:

@@ -6,8 +6,17 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from ...console.progress import human
-from .data import Curve, RunData, planned_over_tokens, realised_over_tokens, smooth
-from .svg import Chart, bounds, strip
+from .data import (
+    Curve,
+    RunData,
+    extremes,
+    planned_over_tokens,
+    realised_over_tokens,
+    smooth,
+    thin,
+)
+from .steps import Outstanding, spells
+from .svg import BOTTOM, LINE, TOP, Chart, bounds, most, ticks
 
 WIDE = 1080.0
 HALF = 530.0
@@ -17,7 +26,7 @@ PALETTE = (
 )  # fmt: skip
 
 
-OPERATORS = ("#2f4858", "#5f87a0", "#a7c1cc", "#c8a46b", "#8b7f71", "#6d8f7d", "#b08a9b")
+OPERATORS = ("#456b82", "#7fa3b8", "#b9cdd6", "#c8a46b", "#8b7f71", "#6d8f7d", "#b08a9b")
 
 
 def colour(number: int) -> str:
@@ -43,24 +52,54 @@ def spans(run: RunData) -> list[tuple[str, float, float]]:
     ]
 
 
-def loss(run: RunData) -> str:
+def steps(run: RunData) -> list[tuple[float, int]]:
+    """Round steps, and the tokens at which they begin."""
+    plan = run.job.plan
+    last = min(plan.first_step + len(run.metrics), plan.last_step - 1)
+    wanted = dict.fromkeys(int(value) for value in ticks(plan.first_step, last, count=7))
+    return [(float(plan.step(step).first_token), step) for step in wanted]
+
+
+def loss(run: RunData, outstanding: Sequence[Outstanding]) -> str:
     """All losses faint, their run of means strong; by source where there are several."""
     whole = run.curve("loss")
-    by_source = {name: run.source_loss(name) for name in run.sources}
-    width = max(3, len(whole.x) // 40)
+    mean = _smooth(whole)
     many = len(run.sources) > 1
-    shown = [whole.y, *([smooth(c, width).y for c in by_source.values()] if many else [])]
-    chart = Chart(WIDE, 330, extent([run]), bounds(y for ys in shown for y in ys), _plain)
+    by_source = [_smooth(run.source_loss(name)) for name in run.sources] if many else []
+    chart = Chart(
+        WIDE, 350, extent([run]), _in_sight([mean, *by_source], whole), _plain, BOTTOM + LINE
+    )
     chart.bands(spans(run))
-    chart.axes()
-    if many:
-        for number, curve in enumerate(by_source.values()):
-            chart.line(smooth(curve, width), "thin", colour(number))
-    chart.line(whole, "faint")
-    chart.line(smooth(whole, width), "strong")
-    chart.marks(run.restarts, "resumed")
-    chart.marks(run.tokens_at([entry["step"] for entry in run.left_out]), "left out")
+    chart.axes(steps(run))
+    for number, curve in enumerate(by_source):
+        chart.line(curve, "thin", colour(number))
+    chart.line(extremes(whole), "faint")
+    chart.line(mean, "strong")
+    chart.beyond(whole)
+    _happened(chart, run)
+    chart.rings((each.entry["tokens"], each.entry["loss"]) for each in outstanding)
+    chart.probes(spells(run))
     return chart.text("loss over tokens")
+
+
+def _smooth(curve: Curve) -> Curve:
+    points = thin(curve)
+    return smooth(points, max(3, len(points.x) // 40))
+
+
+def _in_sight(means: Sequence[Curve], whole: Curve) -> tuple[float, float]:
+    """What the means come to, without the fall of the first steps, and room for what stands out."""
+    known = [curve.y for curve in means if curve.y]
+    if not known:
+        return (0.0, 1.0)
+    low, high = min(min(y) for y in known), max(most(y, 0.95) for y in known)
+    room = 0.4 * (high - low)
+    return bounds([low, high, min(max(whole.y), high + room), max(min(whole.y), low - room)])
+
+
+def _happened(chart: Chart, run: RunData) -> None:
+    chart.marks(run.restarts, "restart", "resumed")
+    chart.marks(run.tokens_at([entry["step"] for entry in run.left_out]), "harm", "left out")
 
 
 def held_out(runs: Sequence[RunData]) -> str:
@@ -71,7 +110,7 @@ def held_out(runs: Sequence[RunData]) -> str:
     else:
         curves = [run.held_out_curves()["all"] for run in runs if run.evaluations]
         painted = [("strong", colour(n)) for n, run in enumerate(runs) if run.evaluations]
-    y_range = bounds(y for curve in curves for y in curve.y)
+    y_range = bounds(y for curve in curves if curve.y for y in (min(curve.y), most(curve.y)))
     chart = Chart(WIDE, 230, extent(runs), y_range, _plain)
     chart.bands(spans(max(runs, key=lambda run: run.last_token)))
     chart.axes()
@@ -81,29 +120,26 @@ def held_out(runs: Sequence[RunData]) -> str:
 
 
 def learning_rate(run: RunData) -> str:
-    curve = run.curve("lr")
+    curve = thin(run.curve("lr"))
     chart = Chart(WIDE, 150, extent([run]), bounds(curve.y, zero=True), _short)
     chart.bands(spans(run))
     chart.axes()
     chart.area(curve, "fill")
     chart.line(curve, "strong")
-    chart.marks(run.restarts, "resumed")
+    chart.marks(run.restarts, "restart", "resumed")
     return chart.text("learning rate over tokens")
 
 
 def mixture(run: RunData) -> str:
     """The planned shares above the realised ones, over the same tokens."""
     colours = [colour(number) for number in range(len(run.sources))]
-    rows = (
-        ("planned", planned_over_tokens(run)),
-        ("realised", realised_over_tokens(run, bins=160)),
-    )
-    parts = [
-        f'<div class="strip"><span>{name}</span>'
-        f"{strip(WIDE, 46, extent([run]), pieces, colours, run.sources)}</div>"
-        for name, pieces in rows
-    ]
-    return "".join(parts)
+    chart = Chart(WIDE, 146, extent([run]))
+    chart.bands(spans(run))
+    chart.strip("plan", TOP, 46, planned_over_tokens(run), colours, run.sources)
+    realised = realised_over_tokens(run, bins=160)
+    chart.strip("taken", TOP + 52, 46, realised, colours, run.sources)
+    chart.tokens()
+    return chart.text("planned and realised shares over tokens")
 
 
 def legend(
@@ -122,24 +158,25 @@ def legend(
 def small(run: RunData, key: str, title: str, *, percent: bool = False) -> str:
     """One quantity over tokens, half as wide."""
     curve = run.curve(key)
-    high = sorted(curve.y)[int(0.98 * (len(curve.y) - 1))]  # a first step must not flatten all
-    top = max(high * 1.25, 0.01 if percent else 0.0)
+    top = max(most(curve.y) * 1.25, 0.01 if percent else 0.0) if curve.y else 0.0
     label = _percent if percent else human
     chart = Chart(HALF, 170, extent([run]), (0.0, top or 1.0), label)
     chart.bands(spans(run))
     chart.axes()
-    chart.area(curve, "fill")
-    chart.line(curve, "medium")
-    chart.marks(run.restarts, "resumed")
+    chart.area(thin(curve), "fill")
+    chart.line(extremes(curve), "range")
+    chart.line(thin(curve), "medium")
+    chart.beyond(curve)
+    _happened(chart, run)
     return chart.text(title)
 
 
 def compared(runs: Sequence[RunData], key: str, height: float, title: str) -> str:
     """One quantity of several runs."""
-    curves = [run.curve(key) for run in runs]
-    if key == "loss":
-        curves = [smooth(curve, max(3, len(curve.x) // 40)) for curve in curves]
-    y_range = bounds((y for curve in curves for y in curve.y), zero=key == "lr")
+    curves = [_smooth(run.curve(key)) if key == "loss" else thin(run.curve(key)) for run in runs]
+    known = [curve.y for curve in curves if curve.y]
+    top = max if key == "lr" else most
+    y_range = bounds((y for ys in known for y in (min(ys), top(ys))), zero=key == "lr")
     chart = Chart(WIDE, height, extent(runs), y_range, _plain if key == "loss" else _short)
     chart.bands(spans(max(runs, key=lambda run: run.last_token)))
     chart.axes()
@@ -150,7 +187,7 @@ def compared(runs: Sequence[RunData], key: str, height: float, title: str) -> st
 
 def difference(runs: Sequence[RunData]) -> str | None:
     """Loss of the others less that of the first, at the same tokens."""
-    base, *others = (smooth(run.curve("loss"), 9) for run in runs)
+    base, *others = (smooth(thin(run.curve("loss")), 9) for run in runs)
     found = []
     for curve in others:
         pairs = [(x, y - at) for x, y in zip(curve.x, curve.y, strict=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ...console.errors import RunError
 from .. import lines, resolve
@@ -12,6 +12,8 @@ from ..checkpoints import store
 from ..describe import describe
 from ..folder import RunFolder
 from ..job import Job
+
+T = TypeVar("T")
 
 HARMS = ("spike", "not finite")
 """Events of steps that were left out."""
@@ -83,18 +85,24 @@ class RunData:
 
     @property
     def last_token(self) -> int:
-        phase = self.job.plan.phases[-1]
-        return phase.first_token + phase.tokens
+        """Where the run stands: what is still to come would be empty paper."""
+        return int(self.metrics[-1]["tokens"])
 
     @property
     def tokens(self) -> int:
         """Taken so far."""
-        return int(self.metrics[-1]["tokens"]) - self.first_token
+        return self.last_token - self.first_token
 
     @property
     def status(self) -> str:
         last = self.events[-1]["event"] if self.events else "start"
         return {"finish": "finished", "stop": "interrupted", "fail": "failed"}.get(last, "running")
+
+    @property
+    def error(self) -> str | None:
+        """Why the run has failed, if it has."""
+        last = self.events[-1] if self.events else {}
+        return str(last["error"]) if last.get("event") == "fail" else None
 
     @property
     def restarts(self) -> list[float]:
@@ -121,9 +129,13 @@ class RunData:
     @property
     def loss(self) -> float | None:
         """Of the last tenth of the steps, at most fifty: one step alone is noise."""
-        count = max(1, min(50, len(self.metrics) // 10))
-        last = [entry["loss"] for entry in self.metrics[-count:] if entry["loss"] is not None]
-        return sum(last) / len(last) if last else None
+        last = self.metrics[-self.last_steps :]
+        known = [entry["loss"] for entry in last if entry["loss"] is not None]
+        return sum(known) / len(known) if known else None
+
+    @property
+    def last_steps(self) -> int:
+        return max(1, min(50, len(self.metrics) // 10))
 
     @property
     def tokens_per_second(self) -> float:
@@ -143,16 +155,13 @@ class RunData:
         return float(waited / self.seconds)
 
     def curve(self, key: str) -> Curve:
-        pairs = [(float(e["tokens"]), e[key]) for e in self.metrics if e.get(key) is not None]
-        return thin([x for x, _ in pairs], [float(y) for _, y in pairs])
+        """Every step of it."""
+        return _curve((entry["tokens"], entry.get(key)) for entry in self.metrics)
 
     def source_loss(self, name: str) -> Curve:
-        pairs = [
-            (float(entry["tokens"]), entry["sources"][name]["loss"])
-            for entry in self.metrics
-            if entry["sources"].get(name, {}).get("loss") is not None
-        ]
-        return thin([x for x, _ in pairs], [float(y) for _, y in pairs])
+        return _curve(
+            (entry["tokens"], entry["sources"].get(name, {}).get("loss")) for entry in self.metrics
+        )
 
     @property
     def held_out(self) -> float | None:
@@ -162,20 +171,15 @@ class RunData:
     def held_out_curves(self) -> dict[str, Curve]:
         """The loss on held-out rows: of all sources together, then of each."""
         names = dict.fromkeys(name for entry in self.evaluations for name in entry["sources"])
-        together = [(entry, entry["loss"]) for entry in self.evaluations]
+        together = _curve((entry["tokens"], entry["loss"]) for entry in self.evaluations)
         each = {
-            name: [
-                (entry, entry["sources"].get(name, {}).get("loss")) for entry in self.evaluations
-            ]
+            name: _curve(
+                (entry["tokens"], entry["sources"].get(name, {}).get("loss"))
+                for entry in self.evaluations
+            )
             for name in names
         }
-        return {
-            name: Curve(
-                [float(entry["tokens"]) for entry, loss in pairs if loss is not None],
-                [float(loss) for _, loss in pairs if loss is not None],
-            )
-            for name, pairs in {"all": together, **each}.items()
-        }
+        return {"all": together, **each}
 
     def phases(self) -> list[PhaseShares]:
         realised: dict[str, list[int]] = {}
@@ -269,14 +273,41 @@ def _planned(phase: Any, sources: int) -> list[float]:
     return [sum(rows * shares[i] for rows, shares in pieces) / total for i in range(sources)]
 
 
-def thin(x: Sequence[float], y: Sequence[float]) -> Curve:
-    """At most MOST_POINTS points, each the mean of its neighbours."""
-    size = max(1, -(-len(x) // MOST_POINTS))
-    groups = range(0, len(x), size)
-    return Curve(
-        [sum(x[i : i + size]) / len(x[i : i + size]) for i in groups],
-        [sum(y[i : i + size]) / len(y[i : i + size]) for i in groups],
-    )
+def groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Neighbours together, so that there are at most MOST_POINTS groups."""
+    size = max(1, -(-len(items) // MOST_POINTS))
+    return (items[first : first + size] for first in range(0, len(items), size))
+
+
+def thin(curve: Curve) -> Curve:
+    """Of each group of points the mean."""
+    means = [_mean(group) for group in groups(list(zip(curve.x, curve.y, strict=True)))]
+    return Curve([x for x, _ in means], [y for _, y in means])
+
+
+def extremes(curve: Curve) -> Curve:
+    """Of each group of points the lowest and the highest: a single step that stands out is seen,
+    however many there are."""
+    pairs = [
+        pair
+        for group in groups(list(zip(curve.x, curve.y, strict=True)))
+        for pair in sorted({min(group, key=_height), max(group, key=_height)})
+    ]
+    return Curve([x for x, _ in pairs], [y for _, y in pairs])
+
+
+def _height(point: tuple[float, float]) -> float:
+    return point[1]
+
+
+def _mean(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
+
+
+def _curve(points: Iterable[tuple[float, float | None]]) -> Curve:
+    """What is known of a quantity."""
+    known = [(float(x), float(y)) for x, y in points if y is not None]
+    return Curve([x for x, _ in known], [y for _, y in known])
 
 
 def smooth(curve: Curve, width: int) -> Curve:

@@ -11,35 +11,40 @@ from ... import __version__
 from ...console.progress import duration, human
 from . import charts
 from .data import HARMS, RunData, first_difference
+from .steps import DEVIATIONS, WINDOW, Outstanding, outstanding
 from .style import CSS
+
+NATS = "nats per token"
+POINT = f"{NATS} · point at a place for its steps"
 
 
 def one(run: RunData) -> str:
-    several_sources = len(run.sources) > 1
-    notes = _overall(run)
+    found = outstanding(run)
     body = [
         _header(run),
+        _failure(run),
         _tiles(run),
-        _section(
-            "Loss",
-            charts.loss(run),
-            legend='<span class="key"><b></b>all tokens</span>'
-            + (charts.legend(run.sources) if several_sources else "")
-            + _restart_key(run),
-        ),
-        _held_out([run]),
+        _section("Loss", charts.loss(run, found), legend=_loss_keys(run, found), unit=POINT),
+        _outstanding(run, found),
         _left_out(run),
+        _held_out([run]),
         _section("Learning rate", charts.learning_rate(run)),
         _section(
             "Mixture",
             charts.mixture(run) + _phase_table(run),
-            legend=charts.legend(run.sources, notes),
+            legend=charts.legend(run.sources, _overall(run)),
         ),
         '<div class="pair">',
         _section("Tokens per second", charts.small(run, "tokens_per_second", "tokens per second")),
-        _section("Gradient norm", charts.small(run, "grad_norm", "gradient norm")),
         _section(
-            "Waiting for data", charts.small(run, "data_wait", "share of the step", percent=True)
+            "Gradient norm",
+            charts.small(run, "grad_norm", "gradient norm"),
+            unit="before it is clipped",
+        ),
+        _section(
+            "Waiting for data",
+            charts.small(run, "data_wait", "share of the step", percent=True),
+            unit="of each step",
         ),
         _section("Seconds per step", charts.small(run, "seconds", "seconds per step")),
         "</div>",
@@ -55,7 +60,12 @@ def several(runs: Sequence[RunData]) -> str:
     body = [
         f'<header><div><p class="over">headrace · comparison</p>'
         f"<h1>{escape(' · '.join(names))}</h1></div></header>",
-        _section("Loss", charts.compared(runs, "loss", 330, "loss"), legend=charts.legend(names)),
+        _section(
+            "Loss",
+            charts.compared(runs, "loss", 330, "loss"),
+            legend=charts.legend(names),
+            unit=NATS,
+        ),
         _section(f"Loss less that of {names[0]}", difference) if difference else "",
         _held_out(runs),
         _section("Learning rate", charts.compared(runs, "lr", 160, "learning rate")),
@@ -70,13 +80,70 @@ def _held_out(runs: Sequence[RunData]) -> str:
         return ""
     if len(runs) > 1:
         return _section(
-            "Held out", charts.held_out(runs), legend=charts.legend([run.name for run in runs])
+            "Held out",
+            charts.held_out(runs),
+            legend=charts.legend([run.name for run in runs]),
+            unit=NATS,
         )
     _, *sources = runs[0].held_out_curves()
     last = runs[0].evaluations[-1]["sources"]
     notes = [f" <em>{last[name]['loss']:.4f}</em>" if name in last else "" for name in sources]
     keys = '<span class="key"><b></b>all</span>' + charts.legend(sources, notes)
-    return _section("Held out", charts.held_out(runs), legend=keys)
+    return _section("Held out", charts.held_out(runs), legend=keys, unit=NATS)
+
+
+def _failure(run: RunData) -> str:
+    """Why the run has failed, before anything else."""
+    return f'<section class="failure"><pre>{escape(run.error)}</pre></section>' if run.error else ""
+
+
+def _loss_keys(run: RunData, found: Sequence[Outstanding]) -> str:
+    return (
+        '<span class="key"><b></b>all tokens</span>'
+        + (charts.legend(run.sources) if len(run.sources) > 1 else "")
+        + ('<span class="key"><s></s>stands out</span>' if found else "")
+        + ('<span class="key"><u class="restart"></u>restart</span>' if run.restarts else "")
+        + ('<span class="key"><u class="harm"></u>left out</span>' if run.left_out else "")
+    )
+
+
+def _outstanding(run: RunData, found: Sequence[Outstanding]) -> str:
+    """The steps whose loss stands out, and what may be the reason."""
+    if not found:
+        return ""
+    rows = "".join(
+        f"<tr><th>{each.step:,}</th><td>{escape(each.entry['phase'])}</td>"
+        f"<td>{_beside_usual(each.entry['loss'], each.usual)}</td>"
+        f"<td>{'<br>'.join(_source(*source) for source in each.risen)}</td>"
+        f"<td>{_beside_usual(each.entry['grad_norm'], each.usual_norm, '.3g')}</td>"
+        f"<td>{escape('; '.join(each.beside))}</td></tr>"
+        for each in found
+    )
+    heads = ("step", "phase", "loss", "by source", "gradient norm", "just before")
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    table = (
+        f'<div class="scroll"><table class="history"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+    worst = max(found, key=lambda each: each.deviations)
+    audit = f"mixtures audit {run.job.folder.root} --step {worst.step} --text"
+    note = (
+        f"Above each of the {WINDOW} losses before, and above their median by more than "
+        f"{DEVIATIONS:g} deviations; grey is what was usual in these steps. What a step read: "
+        f"<code>{escape(audit)}</code>"
+    )
+    return _section("Steps that stand out", f'{table}<p class="note">{note}</p>')
+
+
+def _source(name: str, loss: float, usual: float | None) -> str:
+    told = _beside_usual(loss, usual) if usual is not None else f"{loss:.4f} <em>new</em>"
+    return f"{escape(name)} {told}"
+
+
+def _beside_usual(value: float | None, usual: float | None, form: str = ".4f") -> str:
+    """A number, and in grey the one that was to be expected."""
+    told = f"{value:{form}}" if value is not None else "not finite"
+    return told if usual is None else f"{told} <em>{usual:{form}}</em>"
 
 
 def _left_out(run: RunData) -> str:
@@ -84,8 +151,9 @@ def _left_out(run: RunData) -> str:
     if not run.left_out:
         return ""
     rows = "".join(
-        f"<tr><th>step {event['step']:,}</th><td>{escape(event['event'])}</td>"
-        f"<td>{escape(event['what'])}</td><td>{escape(event['where'])}</td>"
+        f"<tr><th>{event['step']:,}</th><td>{escape(event['event'])}</td>"
+        f"<td>{escape(event['what'].partition(': ')[2] or event['what'])}</td>"
+        f"<td>{escape(event['where'])}</td>"
         f"<td>{_back(event)}</td></tr>"
         for event in run.left_out
     )
@@ -128,7 +196,7 @@ def _tiles(run: RunData) -> str:
     hfu = [entry["hfu"] for entry in run.metrics if entry.get("hfu") is not None]
     share = f"MFU {_mean(mfu):.1%}" + (f", HFU {_mean(hfu):.1%}" if hfu else "") if mfu else ""
     tiles = [
-        ("tokens", human(run.tokens), f"{run.tokens / planned:.0%} of {human(planned)}"),
+        ("tokens", human(run.tokens), f"{_share(run.tokens / planned)} of {human(planned)}"),
         ("loss", f"{loss:.4f}" if loss is not None else "not finite", _loss_note(run)),
         (
             "steps",
@@ -153,22 +221,24 @@ def _tiles(run: RunData) -> str:
     )
 
 
+def _share(part: float) -> str:
+    """Not 100% before all is done, nor 0% once something is."""
+    return f"{int(100 * part)}%" if part >= 0.01 else f"{100 * part:.2g}%"
+
+
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
 def _loss_note(run: RunData) -> str:
-    first = run.metrics[0]["loss"]
-    return f"from {first:.4f}" if first is not None else ""
+    first, count = run.metrics[0]["loss"], run.last_steps
+    last = f"last {count} steps, " if count > 1 else ""
+    return f"{last}from {first:.3g}" if first is not None else ""
 
 
 def _restart_note(run: RunData) -> str:
     count = len(run.restarts)
     return f"{count} restart{'s' * (count != 1)}" if count else "without a restart"
-
-
-def _restart_key(run: RunData) -> str:
-    return '<span class="key"><u></u>restart</span>' if run.restarts else ""
 
 
 def _overall(run: RunData) -> list[str]:
@@ -181,7 +251,7 @@ def _overall(run: RunData) -> list[str]:
 
 def _phase_table(run: RunData) -> str:
     heads = "".join(f'<th colspan="2">{escape(source)}</th>' for source in run.sources)
-    under = "<th>planned</th><th>realised</th>" * len(run.sources)
+    under = "<th>plan</th><th>taken</th>" * len(run.sources)
     rows = []
     for phase in run.phases():
         taken = sum(phase.realised)
@@ -300,9 +370,10 @@ def _parting(first: RunData, run: RunData) -> str:
     return f"differ from step {step:,} on" + (", by another plan" if plans else "")
 
 
-def _section(title: str, content: str, legend: str = "") -> str:
+def _section(title: str, content: str, legend: str = "", unit: str = "") -> str:
     keys = f'<div class="keys">{legend}</div>' if legend else ""
-    return f"<section><div class='head'><h2>{title}</h2>{keys}</div>{content}</section>"
+    measure = f" <small>{unit}</small>" if unit else ""
+    return f"<section><div class='head'><h2>{title}{measure}</h2>{keys}</div>{content}</section>"
 
 
 def _page(title: str, body: str) -> str:

@@ -2,18 +2,21 @@
 
 CSS = """
 :root { --paper:#faf9f6; --card:#ffffff; --ink:#1e272e; --soft:#6c7780; --line:#e4e2db;
-  --band0:#f3f6f7; --band1:#e6eff2; --water:#1f6f8b; --fill:#1f6f8b1c; --mark:#b4534f; }
+  --band0:#f3f6f7; --band1:#e6eff2; --water:#1f6f8b; --fill:#1f6f8b1c; --mark:#b4534f;
+  --past:#7a8791; }
 @media (prefers-color-scheme: dark) { :root { --paper:#12181c; --card:#1a2227; --ink:#e6ebee;
   --soft:#93a0a8; --line:#2c363c; --band0:#1e272c; --band1:#243037; --water:#63b3cf;
-  --fill:#63b3cf22; --mark:#e08a84; } }
+  --fill:#63b3cf22; --mark:#e08a84; --past:#8797a1; } }
 * { box-sizing:border-box; margin:0; }
 body { background:var(--paper); color:var(--ink); font:15px/1.5 ui-sans-serif,system-ui,
   "Segoe UI","Helvetica Neue",Arial,sans-serif; font-variant-numeric:tabular-nums; }
 main { max-width:1160px; margin:0 auto; padding:44px 28px 60px; }
 header { display:flex; justify-content:space-between; align-items:flex-end; gap:20px; }
 .over { color:var(--water); font-size:13px; letter-spacing:.06em; }
-h1 { font-size:34px; font-weight:650; letter-spacing:-.02em; line-height:1.15; }
-h2 { font-size:15px; font-weight:650; }
+h1 { font-size:34px; font-weight:650; letter-spacing:-.02em; line-height:1.15;
+  overflow-wrap:anywhere; }
+h2 { font-size:15px; font-weight:650; white-space:nowrap; }
+h2 small { font-size:12.5px; font-weight:400; color:var(--soft); margin-left:6px; }
 .status { padding:5px 14px; border-radius:99px; font-size:13px; font-weight:600; color:#fff;
   background:var(--soft); white-space:nowrap; }
 .status.finished { background:#4b8f62; } .status.interrupted { background:#c07f2c; }
@@ -37,25 +40,33 @@ section { background:var(--card); border:1px solid var(--line); border-radius:12
 .key i { display:inline-block; width:10px; height:10px; border-radius:3px; margin-right:6px; }
 .key b { display:inline-block; width:16px; height:3px; background:var(--ink); border-radius:2px;
   margin:0 6px 3px 0; }
-.key u { display:inline-block; width:8px; height:8px; border-radius:99px; margin-right:6px;
-  background:var(--mark); }
-.key em { font-style:normal; opacity:.85; }
-svg { display:block; width:100%; height:auto; overflow:visible; }
+.key u,.key s { display:inline-block; width:8px; height:8px; border-radius:99px; margin-right:6px; }
+.key u.restart { background:var(--past); } .key u.harm { background:var(--mark); }
+.key s { width:10px; height:10px; border:1.6px solid var(--mark); margin-bottom:-1px; }
+em { font-style:normal; color:var(--soft); }
+.note { color:var(--soft); font-size:12.5px; margin-top:12px; }
+code,pre { font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;
+  color:var(--ink); overflow-wrap:anywhere; white-space:pre-wrap; }
+.failure { border-left:4px solid var(--mark); margin:0 0 18px; }
+svg.wide,svg.half { display:block; width:100%; height:auto; overflow:visible; }
 svg text { font:11.5px ui-sans-serif,system-ui,sans-serif; fill:var(--soft); }
 .tick.y,.tick.end { text-anchor:end; } .tick.x { text-anchor:middle; }
-.phase { text-anchor:middle; font-weight:600; }
+svg .phase { text-anchor:middle; font-weight:600; }
+svg .beyond { fill:var(--ink); stroke:var(--band0); stroke-width:3px; paint-order:stroke; }
+.beyond.end { text-anchor:end; }
 .band.b0 { fill:var(--band0); } .band.b1 { fill:var(--band1); }
 .grid { stroke:var(--line); stroke-width:1; }
 polyline { fill:none; stroke:var(--ink); stroke-linejoin:round; stroke-linecap:round; }
 .strong { stroke-width:2.4; } .medium { stroke-width:1.6; stroke:var(--water); }
-.thin { stroke-width:1.5; opacity:.9; } .faint { stroke-width:1; opacity:.25; }
+.thin { stroke-width:1.5; opacity:.9; } .faint { stroke-width:1; opacity:.3; }
+.range { stroke-width:1; stroke:var(--water); opacity:.3; }
 .fill { fill:var(--fill); } .dot { fill:var(--ink); }
-.mark line { stroke:var(--mark); stroke-width:1.2; stroke-dasharray:3 3; }
-.mark circle { fill:var(--mark); }
-.strip { position:relative; margin-bottom:6px; }
-.strip span { position:absolute; left:0; top:50%; transform:translateY(-50%); font-size:11.5px;
-  color:var(--soft); } .strip svg { height:46px; border-radius:4px; }
-.empty { fill:var(--band0); }
+.mark line { stroke-width:1.2; stroke-dasharray:3 3; }
+.mark.restart line { stroke:var(--past); } .mark.restart circle { fill:var(--past); }
+.mark.harm line { stroke:var(--mark); } .mark.harm circle { fill:var(--mark); }
+.ring { fill:none; stroke:var(--mark); stroke-width:1.6; }
+.share { shape-rendering:crispEdges; }
+.probe { fill:transparent; } .probe:hover { fill:var(--fill); }
 .scroll { overflow-x:auto; }
 table { border-collapse:collapse; width:100%; margin-top:12px; font-size:13px; }
 th,td { padding:6px 10px; text-align:right; border-top:1px solid var(--line); font-weight:400; }
@@ -63,11 +74,17 @@ thead th { color:var(--soft); border-top:0; } thead th[colspan] { text-align:cen
 .sub th:first-child { text-align:right; padding-left:10px; } tbody th { font-weight:600; }
 th:first-child,td:first-child { text-align:left; padding-left:0; }
 .history td,.history th,.sides td,.sides th { text-align:left; }
+td,th { white-space:nowrap; } .history td,.history th { vertical-align:top; }
+.history td:nth-child(n+3),.sides td { white-space:normal; }
+.history thead th { font-weight:400; }
 .sides tr.differs td { font-weight:600; } .sides td { word-break:break-word; }
 dl { display:grid; grid-template-columns:max-content 1fr; gap:5px 22px; margin-top:10px;
   font-size:13.5px; } dt { color:var(--soft); } dd { margin:0; word-break:break-all; }
 footer { margin-top:26px; color:var(--soft); font-size:12.5px; text-align:center; }
 @media (max-width:860px) { .tiles { grid-template-columns:repeat(3,1fr); }
   .pair { grid-template-columns:1fr; } main { padding:28px 14px; } }
+@media (max-width:600px) { .tiles { grid-template-columns:1fr 1fr; } section { padding:14px; }
+  svg.wide { min-width:680px; } svg.half { min-width:420px; } svg.wide text { font-size:14px; }
+  .history,.sides { min-width:680px; } h1 { font-size:27px; } }
 @media print { body { background:#fff; } section,.tiles { break-inside:avoid; } }
 """

@@ -11,6 +11,10 @@ from ...console.progress import human
 from .data import Curve
 
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 22.0, 26.0
+LINE = 16.0
+"""Between the two lines of numbers below a chart."""
+LETTER = 7.0
+"""The width of a letter, near enough."""
 
 
 @dataclass
@@ -20,128 +24,177 @@ class Chart:
     width: float
     height: float
     x_range: tuple[float, float]
-    y_range: tuple[float, float]
+    y_range: tuple[float, float] = (0.0, 1.0)
     label: Callable[[float], str] = human
+    bottom: float = BOTTOM
     parts: list[str] = field(default_factory=list)
 
-    def x(self, value: float) -> float:
-        low, high = self.x_range
-        return LEFT + (value - low) / (high - low or 1) * (self.width - LEFT - RIGHT)
+    @property
+    def right(self) -> float:
+        return self.width - RIGHT
 
-    def y(self, value: float) -> float:
+    @property
+    def base(self) -> float:
+        """Where the lowest value lies."""
+        return self.height - self.bottom
+
+    def x(self, value: float) -> float:
+        """A place in tokens; what lies outside of the range stays on its edge."""
+        low, high = self.x_range
+        share = (value - low) / (high - low or 1)
+        return LEFT + min(max(share, 0.0), 1.0) * (self.right - LEFT)
+
+    def y(self, value: float, *, beyond: float = 0.0) -> float:
+        """A height. It stays in the frame, or within so many heights of the frame from it."""
         low, high = self.y_range
         share = (value - low) / (high - low or 1)
-        return self.height - BOTTOM - share * (self.height - TOP - BOTTOM)
+        return self.base - min(max(share, -beyond), 1.0 + beyond) * (self.base - TOP)
 
     def bands(self, spans: Sequence[tuple[str, float, float]]) -> None:
-        """Spans shaded in turn, with their names above."""
-        for number, (name, begin, end) in enumerate(spans):
-            left, right = self.x(begin), self.x(end)
+        """Spans shaded in turn, with their names above where there is room, the widest first."""
+        named: list[tuple[float, float]] = []
+        places = [(self.x(begin), self.x(end), name) for name, begin, end in spans]
+        for number, (left, right, name) in enumerate(places):
             self.parts.append(
                 f'<rect class="band b{number % 2}" x="{left:.1f}" y="{TOP}" '
-                f'width="{right - left:.1f}" height="{self.height - TOP - BOTTOM:.1f}"/>'
+                f'width="{right - left:.1f}" height="{self.base - TOP:.1f}">'
+                f"<title>phase {escape(name)}</title></rect>"
             )
-            if right - left > 7 * len(name):
-                middle = (left + right) / 2
-                self.parts.append(
-                    f'<text class="phase" x="{middle:.1f}" y="{TOP - 8}">{escape(name)}</text>'
-                )
+        for left, right, name in sorted(places, key=lambda place: place[0] - place[1]):
+            half = LETTER * len(name) / 2
+            middle = min(max((left + right) / 2, LEFT + half), self.right - half)
+            free = all(middle + half < a or middle - half > b for a, b in named)
+            if right > left and free:
+                named.append((middle - half - LETTER, middle + half + LETTER))
+                self._text("phase", middle, TOP - 8, name)
 
-    def axes(self, *, x_labels: bool = True) -> None:
+    def axes(self, steps: Sequence[tuple[float, int]] = ()) -> None:
+        """Lines across at round values; below, tokens, and the steps that begin at some of them."""
         for value in ticks(*self.y_range):
             y = self.y(value)
             self.parts.append(
-                f'<line class="grid" x1="{LEFT}" x2="{self.width - RIGHT}" '
-                f'y1="{y:.1f}" y2="{y:.1f}"/>'
-                f'<text class="tick y" x="{LEFT - 8}" y="{y + 3.5:.1f}">{self.label(value)}</text>'
+                f'<line class="grid" x1="{LEFT}" x2="{self.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
             )
-        if x_labels:
-            self.parts.append(
-                f'<text class="tick end" x="{self.width - RIGHT}" y="{self.height - 8}">'
-                "tokens</text>"
-            )
-            for value in ticks(*self.x_range, count=7):
-                if self.x(value) > self.width - RIGHT - 55:  # the axis' name stands there
-                    continue
-                self.parts.append(
-                    f'<text class="tick x" x="{self.x(value):.1f}" '
-                    f'y="{self.height - 8}">{human(value)}</text>'
-                )
+            self._text("tick y", LEFT - 8, y + 3.5, self.label(value))
+        self.tokens()
+        if steps:
+            self._below(((value, f"{step:,}") for value, step in steps), "step", line=1)
+
+    def tokens(self) -> None:
+        self._below(((value, human(value)) for value in ticks(*self.x_range, count=7)), "tokens")
+
+    def _below(self, labels: Iterable[tuple[float, str]], name: str, line: int = 0) -> None:
+        """A line of numbers below the frame, and what they are numbers of."""
+        y = self.base + 18 + LINE * line
+        self._text("tick end", self.right, y, name)
+        for value, label in labels:
+            x = self.x(value)
+            if x < self.right - LETTER * (len(name) + len(label) / 2 + 1):
+                self._text("tick x", x, y, label)
 
     def line(self, curve: Curve, style: str, colour: str | None = None) -> None:
         if not curve.x:
             return
-        points = " ".join(
-            f"{self.x(x):.1f},{self._inside(y):.1f}" for x, y in zip(curve.x, curve.y, strict=True)
-        )
         paint = f' style="stroke:{colour}"' if colour else ""
-        self.parts.append(f'<polyline class="{style}"{paint} points="{points}"/>')
+        self._clipped(f'<polyline class="{style}"{paint} points="{self._points(curve)}"/>')
         if len(curve.x) == 1:
             fill = f' style="fill:{colour}"' if colour else ""
-            x, y = self.x(curve.x[0]), self._inside(curve.y[0])
+            x, y = self.x(curve.x[0]), self.y(curve.y[0])
             self.parts.append(f'<circle class="dot"{fill} cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
 
     def area(self, curve: Curve, style: str) -> None:
         if len(curve.x) < 2:
             return
-        base = self.height - BOTTOM
-        points = " ".join(
-            f"{self.x(x):.1f},{self._inside(y):.1f}" for x, y in zip(curve.x, curve.y, strict=True)
-        )
         first, last = self.x(curve.x[0]), self.x(curve.x[-1])
-        self.parts.append(
-            f'<polygon class="{style}" points="{first:.1f},{base} {points} {last:.1f},{base}"/>'
+        self._clipped(
+            f'<polygon class="{style}" points="{first:.1f},{self.base} {self._points(curve)} '
+            f'{last:.1f},{self.base}"/>'
         )
 
-    def marks(self, places: Iterable[float], title: str) -> None:
+    def beyond(self, curve: Curve) -> None:
+        """What the highest point is, if it lies above the frame."""
+        if not curve.y or max(curve.y) <= self.y_range[1]:
+            return
+        highest = max(curve.y)
+        label = f"↑ {self.label(highest)}"
+        x = self.x(curve.x[curve.y.index(highest)])
+        room = x + 5 + LETTER * len(label) < self.right
+        style, beside = ("beyond", 5) if room else ("beyond end", -5)
+        self._text(style, x + beside, TOP + 12, label)
+
+    def marks(self, places: Iterable[float], kind: str, title: str) -> None:
         """Upright lines at tokens where something happened."""
         for place in places:
             x = self.x(place)
             self.parts.append(
-                f'<g class="mark"><title>{escape(title)} at {human(place)} tokens</title>'
-                f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{self.height - BOTTOM}"/>'
+                f'<g class="mark {kind}"><title>{escape(title)} at {human(place)} tokens</title>'
+                f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{self.base}"/>'
                 f'<circle cx="{x:.1f}" cy="{TOP}" r="3.2"/></g>'
             )
 
-    def _inside(self, value: float) -> float:
-        """A value's height; what lies outside of the range stays on its edge."""
-        return min(max(self.y(value), TOP), self.height - BOTTOM)
+    def rings(self, points: Iterable[tuple[float, float]]) -> None:
+        """Around single points."""
+        for x, y in points:
+            self.parts.append(
+                f'<circle class="ring" cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="5"/>'
+            )
+
+    def strip(
+        self,
+        name: str,
+        top: float,
+        height: float,
+        pieces: Iterable[tuple[float, float, list[float]]],
+        colours: Sequence[str],
+        names: Sequence[str],
+    ) -> None:
+        """Shares stacked over tokens: one column for each piece."""
+        self._text("tick y", LEFT - 8, top + height / 2 + 4, name)
+        for begin, end, shares in pieces:
+            left, right = self.x(begin), self.x(end)
+            y = top
+            for source, colour, share in zip(names, colours, shares, strict=True):
+                if share <= 0 or right <= left:
+                    continue
+                self.parts.append(
+                    f'<rect class="share" x="{left:.2f}" y="{y:.2f}" '
+                    f'width="{right - left + 0.35:.2f}" height="{share * height:.2f}" '
+                    f'fill="{colour}"><title>{escape(source)} {share:.1%}</title></rect>'
+                )
+                y += share * height
+
+    def probes(self, columns: Iterable[tuple[float, float, str]]) -> None:
+        """Columns that say what they are when they are pointed at; put in last, above all else."""
+        for begin, end, text in columns:
+            left, right = self.x(begin), self.x(end)
+            self.parts.append(
+                f'<rect class="probe" x="{left:.2f}" y="{TOP}" width="{right - left:.2f}" '
+                f'height="{self.base - TOP:.1f}"><title>{escape(text)}</title></rect>'
+            )
+
+    def _points(self, curve: Curve) -> str:
+        pairs = zip(curve.x, curve.y, strict=True)
+        return " ".join(f"{self.x(x):.1f},{self.y(y, beyond=5):.1f}" for x, y in pairs)
+
+    def _clipped(self, drawn: str) -> None:
+        """What leaves the frame ends at its edge: an SVG within another shows its own box alone."""
+        # A little wider than the frame: a line on its edge keeps its whole width.
+        box = f"{LEFT - 1} {TOP - 1} {self.right - LEFT + 2} {self.base - TOP + 2}"
+        x, y, width, height = box.split()
+        self.parts.append(
+            f'<svg class="box" x="{x}" y="{y}" width="{width}" height="{height}" '
+            f'viewBox="{box}">{drawn}</svg>'
+        )
+
+    def _text(self, style: str, x: float, y: float, text: str) -> None:
+        self.parts.append(f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>')
 
     def text(self, title: str) -> str:
         return (
-            f'<svg viewBox="0 0 {self.width:.0f} {self.height:.0f}" role="img" '
-            f'aria-label="{escape(title)}">{"".join(self.parts)}</svg>'
+            f'<div class="scroll"><svg class="{"wide" if self.width > 600 else "half"}" '
+            f'viewBox="0 0 {self.width:.0f} {self.height:.0f}" role="img" '
+            f'aria-label="{escape(title)}">{"".join(self.parts)}</svg></div>'
         )
-
-
-def strip(
-    width: float,
-    height: float,
-    x_range: tuple[float, float],
-    pieces: Iterable[tuple[float, float, list[float]]],
-    colours: Sequence[str],
-    names: Sequence[str],
-) -> str:
-    """Shares stacked over tokens: one column for each piece."""
-    low, high = x_range
-    scale = (width - LEFT - RIGHT) / (high - low or 1)
-    parts = [f'<rect class="empty" x="{LEFT}" width="{width - LEFT - RIGHT}" height="{height}"/>']
-    for begin, end, shares in pieces:
-        top = 0.0
-        for name, colour, share in zip(names, colours, shares, strict=True):
-            if share <= 0:
-                continue
-            parts.append(
-                f'<rect x="{LEFT + (begin - low) * scale:.2f}" y="{top:.2f}" '
-                f'width="{(end - begin) * scale + 0.35:.2f}" height="{share * height:.2f}" '
-                f'fill="{colour}"><title>{escape(name)} {share:.1%}</title></rect>'
-            )
-            top += share * height
-    return (
-        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" preserveAspectRatio="none" '
-        f'shape-rendering="crispEdges">'
-        f"{''.join(parts)}</svg>"
-    )
 
 
 def ticks(low: float, high: float, *, count: int = 5) -> list[float]:
@@ -166,3 +219,8 @@ def bounds(
     low, high = (0.0 if zero else min(known)), max(known)
     air = (high - low) * margin or abs(high) * margin or 1.0
     return (low if zero else low - air, high + air)
+
+
+def most(values: Sequence[float], share: float = 0.98) -> float:
+    """What so many of them do not surpass: first steps and spikes must not flatten the others."""
+    return sorted(values)[math.ceil(share * (len(values) - 1))]

@@ -3,82 +3,25 @@
 from __future__ import annotations
 
 import json
-import re
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from written_runs import check_page, make_run, rewrite
 
 from headrace.console.errors import RunError
 from headrace.trainer import report, resolve
 from headrace.trainer.cli import main
 from headrace.trainer.folder import RunFolder
-from headrace.trainer.report.data import Curve, RunData, realised_over_tokens, smooth, thin
-from headrace.trainer.report.svg import bounds, ticks
-from headrace.trainer.request import Request
-
-TINY = str(Path(__file__).parents[1] / "tiny.yaml")
-VOID = {"meta", "link", "br", "hr", "img", "input"}
-
-
-def make_run(root: Path, losses: list[float | None]) -> RunFolder:
-    words = [f"synthetic.steps={len(losses)}", "synthetic.seq_len=16", "synthetic.batch_rows=4"]
-    found = resolve.resolve(Request(model=TINY, out=str(root), overrides=words))
-    found.folder.prepare()
-    found.save()
-    with found.folder.metrics.open("w") as metrics, found.folder.ledger.open("w") as ledger:
-        for step, loss in enumerate(losses):
-            entry: dict[str, Any] = {
-                "step": step,
-                "row": 4 * (step + 1),
-                "tokens": 64 * (step + 1),
-                "phase": "synthetic",
-                "loss": loss,
-                "lr": 1e-3,
-                "grad_norm": 1.0,
-                "tokens_per_second": 640.0,
-                "mfu": None,
-                "data_wait": 0.25,
-                "seconds": 0.1,
-                "sources": {"synthetic": {"loss": loss, "weight": 64.0, "rows": 4}},
-            }
-            metrics.write(json.dumps(entry) + "\n")
-            ledger.write(json.dumps({"step": step, "hash": f"ledger{step}"}) + "\n")
-    layout = {"engine": "FSDP2", "processes": 1, "device": "cpu"}
-    events = [
-        {"time": 1.0, "event": "start", "step": 0, "layout": layout, "seconds": 1.0},
-        {"time": 2.0, "event": "resume", "step": 2, "layout": layout, "seconds": 1.0},
-        {"time": 3.0, "event": "finish", "step": len(losses), "ledger": "ledger"},
-    ]
-    found.folder.events.write_text("".join(json.dumps(event) + "\n" for event in events))
-    return found.folder
-
-
-class Balanced(HTMLParser):
-    """Every element that is opened is closed, in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: set[str] = set()
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.tags.add(tag)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag, tag
-
-
-def check_page(text: str) -> None:
-    parser = Balanced()
-    parser.feed(text)
-    assert parser.open == [] and "svg" in parser.tags
-    assert not parser.tags & {"script", "img", "link", "iframe"}
-    assert not re.search(r"(?:src|href)=|url\(|@import", text), "it needs nothing else"
+from headrace.trainer.report.data import (
+    Curve,
+    RunData,
+    extremes,
+    realised_over_tokens,
+    smooth,
+    thin,
+)
+from headrace.trainer.report.svg import bounds, most, ticks
 
 
 def test_a_report_is_one_file_with_what_ran(tmp_path: Path) -> None:
@@ -116,13 +59,6 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
     assert "Loss less that of a" in text
 
 
-def rewrite(file: Path, change: Any) -> None:
-    entries = [json.loads(line) for line in file.read_text().splitlines()]
-    for entry in entries:
-        change(entry)
-    file.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-
-
 def evaluate(folder: RunFolder, losses: dict[int, float]) -> None:
     lines = [
         {
@@ -136,12 +72,15 @@ def evaluate(folder: RunFolder, losses: dict[int, float]) -> None:
     folder.evaluations.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+LEFT_OUT = {"skipped": True, "why": "spike"}
+
+
 def test_what_was_held_out_and_left_out_is_shown(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [4.0, 3.0, 9.0, 1.0])
     plain = report.write([str(folder.root)])[0].read_text()
     assert "Held out" not in plain and "Steps left out" not in plain
     evaluate(folder, {1: 3.5, 3: 2.25})
-    rewrite(folder.metrics, lambda e: e.update({"skipped": True} if e["step"] == 2 else {}))
+    rewrite(folder.metrics, lambda e: e.update(LEFT_OUT if e["step"] == 2 else {}))
     with folder.events.open("a") as events:
         for step in (2, 3):  # the second was taken again after a resume, and was none
             harm = {"event": "spike", "step": step, "what": "step 2: a spike above 5"}
@@ -154,6 +93,16 @@ def test_what_was_held_out_and_left_out_is_shown(tmp_path: Path) -> None:
         assert word in text, word
     (run,) = summary["runs"]
     assert (run["held_out"], run["left_out"]) == (2.25, [2])
+
+
+def test_a_run_that_failed_says_why_first(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [4.0])
+    with folder.events.open("a") as events:
+        error = "rank 1 <died>\n  where: step 1"
+        events.write(json.dumps({"time": 4.0, "event": "fail", "step": 1, "error": error}) + "\n")
+    text = report.write([str(folder.root)])[0].read_text()
+    check_page(text)
+    assert "<pre>rank 1 &lt;died&gt;\n  where: step 1</pre>" in text
 
 
 def test_a_comparison_says_where_the_rows_part(tmp_path: Path) -> None:
@@ -195,9 +144,12 @@ def test_realised_shares_sum_to_one(tmp_path: Path) -> None:
 
 
 def test_curves() -> None:
-    curve = thin(range(1000), [2.0] * 1000)
-    assert len(curve.x) == 500 and set(curve.y) == {2.0} and curve.x[0] == 0.5
+    spiked = Curve([float(x) for x in range(1000)], [2.0] * 700 + [9.0] + [2.0] * 299)
+    curve = thin(spiked)
+    assert len(curve.x) == 500 and set(curve.y) == {2.0, 5.5} and curve.x[0] == 0.5
+    assert max(extremes(spiked).y) == 9.0 and extremes(spiked).x[extremes(spiked).y.index(9)] == 700
     assert smooth(Curve([0, 1, 2], [0.0, 3.0, 6.0]), 3).y == [1.5, 3.0, 4.5]
     assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    assert most([9.0, *[1.0] * 99]) == 1.0 and most([9.0, 1.0]) == 9.0
     low, high = bounds([1.0, 2.0])
     assert low < 1 and high > 2 and bounds([]) == (0.0, 1.0)
