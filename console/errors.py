@@ -44,7 +44,7 @@ class UserError(Exception):
     def __str__(self) -> str:
         lines = [self.what]
         if self.where:
-            lines.append(f"  where: {self.where}")
+            lines.append(f"  where: {self.where}".replace(" \n", "\n", 1))  # or lines of its own
         if self.mend:
             lines.append(f"  mend:  {self.mend}")
         return "\n".join(lines)

@@ -62,7 +62,7 @@ def problems(kind: Any, data: Any, found: Sequence[Any], lines: Lines) -> list[P
             continue
         expected = EXPECTED.get(re.sub(r"_(type|parsing|from_float).*$", "", item["type"]))
         if item["loc"][-1:] == ("[key]",) or item["type"] == "invalid_key":
-            _once(told, path, f"the key {path[-1]!r} is not text: write it in quotes")
+            _once(told, path, _wrong_key(path[-1], item))
         elif expected:
             _once(wanted, path, expected)
         else:
@@ -141,6 +141,14 @@ def _tell(kind: Any, data: Any, path: Path, item: Any) -> str:
     if what == "value_error":
         return str(context["error"])
     return f"{item['msg'][0].lower()}{item['msg'][1:]}: {_show(given)}"
+
+
+def _wrong_key(key: str | int, item: Any) -> str:
+    """Of keys that may be any text, or some words alone."""
+    if not isinstance(key, str):
+        return f"the key {key!r} is not text: write it in quotes"
+    known = _quoted(item.get("ctx", {}).get("expected", ""))
+    return f"unknown key{hint(key, known)} Known: {', '.join(known)}"
 
 
 def _data_path(data: Any, location: Sequence[str | int], *, missing: bool) -> Path:

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TextIO
 
-from .log import CLEAR_LINE
+from .log import CLEAR_LINE, takes_back
 
 QUIET_SECONDS = 60.0
 TERMINAL_SECONDS = 0.2
@@ -25,6 +25,11 @@ def human(number: float) -> str:
 def as_bytes(number: float) -> str:
     """1490000000 → '1.49GB': a billion of bytes is written with a G."""
     return f"{human(number).replace('B', 'G')}B"
+
+
+def counted(number: float, things: str) -> str:
+    """(1, 'files') → '1 file'; (1200, 'files') → '1.2K files'."""
+    return f"{human(number)} {things.removesuffix('s') if number == 1 else things}"
 
 
 def duration(seconds: float) -> str:
@@ -60,7 +65,7 @@ class Progress:
         self.done = 0.0
         self.details: dict[str, float | str] = {}
         self.stream = stream or sys.stderr
-        self.terminal = self.stream.isatty()
+        self.terminal = takes_back(self.stream)
         self.started = self.shown = time.monotonic()
 
     def advance(self, amount: float = 1, **counters: float) -> None:
@@ -71,17 +76,17 @@ class Progress:
         if time.monotonic() - self.shown >= (TERMINAL_SECONDS if self.terminal else QUIET_SECONDS):
             self.show()
 
-    def line(self) -> str:
+    def line(self, *, ended: bool = False) -> str:
         elapsed = max(time.monotonic() - self.started, 1e-9)
         parts = [f"{self.label}: {self._amount(self.done)}"]
         if self.total:
             parts[0] += f" of {self._amount(self.total)} ({self.done / self.total:.0%})"
         parts += [
-            f"{human(value) if isinstance(value, (int, float)) else value} {name}"
+            counted(value, name) if isinstance(value, (int, float)) else f"{value} {name}"
             for name, value in self.details.items()
         ]
         parts.append(f"{self._amount(self.done / elapsed)}/s")
-        if self.total and 0 < self.done < self.total:
+        if self.total and 0 < self.done < self.total and not ended:
             parts.append(f"{duration(elapsed * (self.total / self.done - 1))} left")
         else:
             parts.append(duration(elapsed))
@@ -90,19 +95,21 @@ class Progress:
     def _amount(self, number: float) -> str:
         return as_bytes(number) if self.unit == "B" else f"{human(number)}{self.unit}"
 
-    def show(self) -> None:
+    def show(self, *, ended: bool = False) -> None:
         self.shown = time.monotonic()
+        line = self.line(ended=ended)
         if self.terminal:  # a line that wraps could not be taken back
             width = shutil.get_terminal_size().columns - 1
-            self.stream.write(f"{CLEAR_LINE}{self.line()[:width]}")
+            self.stream.write(f"{CLEAR_LINE}{line[:width]}")
         else:
-            self.stream.write(f"{self.line()}\n")
+            self.stream.write(f"{line}\n")
         self.stream.flush()
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self.show()
+        if kind is None or self.terminal:
+            self.show(ended=True)
         if self.terminal:
             self.stream.write("\n")

@@ -10,17 +10,15 @@ have seen the same tokens in the same order, by the same plan.
 from __future__ import annotations
 
 import hashlib
-import json
-import mmap
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ..console.errors import IntegrityError, StorageError
-from . import storage
+from .step_lines import StepLines
 
 NAME = "ledger.jsonl"
+FIELDS = ("step", "first_row", "rows", "hash")
 DIGEST_BYTES = 16
 
 
@@ -49,64 +47,16 @@ class Entry:
 
 def last(file: str | Path) -> Entry | None:
     """The newest entry of a ledger."""
-    with _Lines(file) as lines:
-        return lines.entry(lines.before(lines.end)) if lines.end else None
+    with StepLines(file, FIELDS) as lines:
+        return _entry(lines.last())
 
 
 def find(file: str | Path, step: int) -> tuple[Entry | None, Entry | None]:
-    """The entry of a step, and the one before it: steps are in order, so by bisection."""
-    with _Lines(file) as lines:
-        low, high = 0, lines.end  # places where a line begins
-        while low < high:
-            place = lines.before((low + high) // 2 + 1)
-            if lines.entry(place).step < step:
-                low = lines.after(place)
-            else:
-                high = place
-        before = lines.entry(lines.before(low)) if low else None
-        found = lines.entry(low) if low < lines.end else None
-    return before, found if found is not None and found.step == step else None
+    """The entry of a step, and the one before it."""
+    with StepLines(file, FIELDS) as lines:
+        before, found = lines.find(step)
+    return _entry(before), _entry(found)
 
 
-class _Lines:
-    """The whole lines of a file; one that a kill has torn can only be the last."""
-
-    def __init__(self, file: str | Path) -> None:
-        self.where = str(file)
-        self.data: bytes | mmap.mmap
-        if storage.is_local(self.where):
-            try:
-                with storage.local_path(self.where).open("rb") as opened:
-                    empty = not os.fstat(opened.fileno()).st_size
-                    read = mmap.ACCESS_READ
-                    self.data = b"" if empty else mmap.mmap(opened.fileno(), 0, access=read)
-            except OSError as error:
-                raise StorageError(f"cannot read {file}: {error.strerror}") from None
-        else:
-            self.data = storage.read(self.where)
-        self.end = self.data.rfind(b"\n") + 1
-
-    def __enter__(self) -> _Lines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if isinstance(self.data, mmap.mmap):
-            self.data.close()
-
-    def before(self, place: int) -> int:
-        """Where the line begins that the byte before `place` belongs to."""
-        return self.data.rfind(b"\n", 0, place - 1) + 1
-
-    def after(self, place: int) -> int:
-        return self.data.find(b"\n", place) + 1
-
-    def entry(self, place: int) -> Entry:
-        line = self.data[place : self.after(place)]
-        try:
-            data = json.loads(line)
-            return Entry(data["step"], data["first_row"], data["rows"], data["hash"])
-        except (ValueError, KeyError, TypeError):
-            raise IntegrityError(
-                f"{self.where} has a line that is no entry: {line[:80]!r}",
-                mend="restore it from a copy; without it, audit the run's plan.json",
-            ) from None
+def _entry(line: dict[str, Any] | None) -> Entry | None:
+    return None if line is None else Entry(*(line[field] for field in FIELDS))

@@ -143,10 +143,12 @@ def audit(
 ) -> None:
     """Show what rows hold: source, epoch, documents and their tokens' hash.
 
-    Of a run's folder, --step also proves that the rows hash to what the run's ledger says.
+    Of a run's folder, --step also proves that the rows hash to what the run's ledger says, and
+    shows the losses that the run recorded.
     With --document: at which rows a document was, or will be, seen.
     """
     from .audit import Auditor
+    from .recorded import recorded
     from .seen import SeenRow
     from .target import open_target
 
@@ -165,8 +167,10 @@ def audit(
         return
     if step is not None:
         seen, proven = auditor.step(step)
-        if proven:
-            command.say(f"the {len(seen)} rows of step {step} hash to what the ledger says")
+        if proven and target.run is not None:
+            command.say(f"the {len(seen)} rows of step {step:,} hash to what the ledger says")
+            if came_to := recorded(target.run, step):
+                command.say(came_to)
         elif target.ledger:
             command.say(f"the run has not taken step {step} yet: this is what it will see")
     else:

@@ -74,8 +74,10 @@ def template(urls: Sequence[str]) -> str:
         epochs = math.ceil(shares[name] * total / (rows * seq_len) * (STABLE + ANNEAL + 1) / 100)
         more = f", max_epochs: {epochs}" if epochs > 1 else ""
         count = f"{human(source.tokens)} tokens"
-        lines[name] = f"  {name}: {{data: {_quoted(source.spec.data)}{more}}}  # {count}"
-    return _written(lines, shares, tokens=total, seq_len=seq_len)
+        lines[name] = f"  {name}: {{data: {_quoted(source.spec.data)}{more}}}", f"  # {count}"
+    width = max(len(line) for line, _ in lines.values())
+    aligned = {name: f"{line:<{width}}{count}" for name, (line, count) in lines.items()}
+    return _written(aligned, shares, tokens=total, seq_len=seq_len)
 
 
 def _written(

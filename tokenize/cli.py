@@ -34,7 +34,7 @@ def train(as_json: bool, **values: Any) -> None:
         "inputs": values["inputs"],
         "out": values["out"],
         "vocab_size": values["vocab_size"],
-        "sample_bytes": options.bytes_of(values["sample"]),
+        "sample_bytes": options.bytes_of(values["sample"], "--sample"),
         "on_error": values["on_error"],
     }
     if values["special"]:

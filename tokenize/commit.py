@@ -118,9 +118,6 @@ def _append(
     if job.format == "mds":
         _save_index(url, new, job, weighted=tokenizer.palette is not None)
     manifest.save(url, new)
-    log.info(
-        "%s: %d documents, %d tokens in %d shards", url, new.documents, new.tokens, len(shards)
-    )
     return new
 
 

@@ -204,7 +204,8 @@ def describe(counts: Counts) -> str:
         about = f" ± {counts.error:,}" if not error else f" {error}"
         about += f" (from {counts.sampled:,} of {counts.pieces:,} pieces of text)"
     lines = [
-        f"{counts.documents:,} documents, {as_bytes(counts.bytes)} of text",
+        f"{counts.documents:,} document{'s' * (counts.documents != 1)}, "
+        f"{as_bytes(counts.bytes)} of text",
         f"{counts.tokens:,} tokens{about}, "
         f"{counts.bytes / max(1, counts.tokens):.2f} bytes for each",
     ]

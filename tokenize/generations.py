@@ -53,11 +53,15 @@ def _difference(old: Manifest, new: Manifest) -> str:
     were, are = _flat(old.settings), _flat(new.settings)
     pairs |= {key: (were.get(key), are[key]) for key in are if key != "tokenizer"}
     told = [
-        f"{OPTIONS.get(key, key)} was {was}, is {now}"
+        f"{OPTIONS.get(key, key)} was {_shown(was)}, is {_shown(now)}"
         for key, (was, now) in pairs.items()
         if was != now
     ]
     return "; ".join(told) or "its format has changed"
+
+
+def _shown(setting: Any) -> str:
+    return "not given" if setting is None else str(setting)
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def build_config(values: dict[str, Any]) -> BuildConfig:
 
     splits = _splits(values.pop("split", ()))
     if "shard_size" in values:
-        values["shard_size"] = bytes_of(values["shard_size"])
+        values["shard_size"] = bytes_of(values["shard_size"], "--shard-size")
     data = {
         "source": source_of(values),
         **_tokenizer(values),
@@ -183,7 +183,7 @@ def _splits(words: tuple[str, ...]) -> dict[str, float]:
     return splits
 
 
-def bytes_of(text: str) -> int:
+def bytes_of(text: str, option: str) -> int:
     """A size such as 64Mi."""
     from ..console.config import count
 
@@ -192,4 +192,4 @@ def bytes_of(text: str) -> int:
     try:
         return int(count(text))
     except ValueError as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(f"{option}: {error}") from None

@@ -17,6 +17,9 @@ from .sources import Problem, Slice, SourceConfig, Texts, source
 
 NAMED_PROBLEMS = 100
 """How many bad records a task names; it counts all of them."""
+FIELD = "name the right field with --text-field (or --id-field), "
+MENDS = {"missing field": FIELD, "other schema": FIELD}
+"""What mends a kind of bad record, before what mends all of them."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class Reader:
             raise InputError(
                 f"{problem.kind}: {problem.what}",
                 where=problem.where(),
-                mend="mend the file, or leave such records out with --on-error skip",
+                mend=f"{MENDS.get(problem.kind, '')}mend the file, or leave such records out with "
+                "--on-error skip",
             )
 
     def _bad(self, problem: Problem, record: Record) -> None:

@@ -19,7 +19,8 @@ from typing import Any
 from ..console import config as reader
 from ..console.errors import BusyError, RunError, StorageError
 from ..dataplane import ledger
-from .records import EVALUATIONS, EVENTS, METRICS
+from ..dataplane.step_lines import METRICS
+from .records import EVALUATIONS, EVENTS
 from .slurm import SCRIPT
 
 RUN = "run.yaml"

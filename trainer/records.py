@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ..console.errors import MissingError
 from ..console.progress import as_bytes, duration, human
 from ..dataplane import ledger
+from ..dataplane.step_lines import METRICS
 from ..dataplane.timeline import PhaseRows, Step
 from .config import WatchConfig
 from .lines import LineWriter
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from .guard import Harm
     from .loop import StepRecord
 
-METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 TENSORBOARD = "tensorboard"
@@ -190,8 +190,8 @@ class Records:
             f"{human(self.pace)} tok/s",
             *([f"mfu {entry['mfu']:.1%}"] if entry["mfu"] is not None else []),
             *([f"hfu {entry['hfu']:.1%}"] if entry["hfu"] is not None else []),
-            *([f"mem {as_bytes(entry['memory'])}"] if entry["memory"] else []),
-            f"data {entry['data_wait']:.1%}",
+            *([as_bytes(entry["memory"])] if entry["memory"] else []),
+            *([f"data {entry['data_wait']:.0%}"] if entry["data_wait"] >= 0.01 else []),
             f"{duration(left)} left" if left > 0 else "done",
             *([f"skipped: {entry['why']}"] if harmed else []),
             *([f"back to step {entry['back_to']}"] if "back_to" in entry else []),

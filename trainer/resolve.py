@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "tiny-hybrid"
 
+ANOTHER_KIND = {"--mixture": {"sources", "phases"}, "--model": {"pattern", "operators"}}
+"""What YAMLs have that are given in place of a run's, by the option that takes them."""
+
 
 def resolve(request: Request) -> Job:
     """A new job, or the one in the folder if it is the same."""
@@ -87,7 +90,16 @@ def load(folder: RunFolder, overrides: Sequence[str] = (), *, slurm: bool = Fals
 
 def _run(request: Request) -> RunConfig:
     """Its configuration; a run has rows of one kind."""
-    run = _here_or_there(run_config.load(request.run, request.own), slurm=request.slurm)
+    try:
+        asked = run_config.load(request.run, request.own)
+    except ConfigError as error:
+        unknown = {problem.path for problem in error.problems}
+        for option, keys in ANOTHER_KIND.items():
+            if request.run is not None and keys <= unknown:
+                mend = f"this is no run's YAML, but what {option} takes: {option} {request.run}"
+                raise ConfigError(error.source, error.problems, mend=mend) from None
+        raise
+    run = _here_or_there(asked, slurm=request.slurm)
     if request.mixture is None and run.synthetic is None:
         raise RunError(
             "a run needs rows",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.console import config
@@ -62,6 +62,7 @@ class Run:
     stages: list[Warmup] = field(default_factory=list)
     shapes: dict[str, Shape] = field(default_factory=dict)
     shape: Shape | None = None
+    course: dict[Literal["from", "to"], float] = field(default_factory=dict)
 
 
 def read(text: str, *overrides: str, folder: Path) -> Run:
@@ -102,6 +103,7 @@ runs = st.builds(
 
 
 @given(run=runs)
+@settings(deadline=None)
 def test_what_is_dumped_is_loaded_back(run: Run, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("run") / "run.yaml"
     file.write_text(config.dump(run), encoding="utf-8")
@@ -136,7 +138,7 @@ def test_every_problem_is_told_at_once_with_its_line(tmp_path: Path) -> None:
         "name: is required",
         "line 1: steps: should be a whole number, not 'many'",
         "line 2: lrr: unknown key; did you mean `lr`? Known: name, steps, lr, debug, precision, "
-        "warmup, peak, betas, sizes, out, phases, stages, shapes, shape",
+        "warmup, peak, betas, sizes, out, phases, stages, shapes, shape, course",
         "line 3: precision: `bf61` is not one of 'fp32' or 'bf16'; did you mean `bf16`?",
         "line 4: warmup.tokens: is required",
         "line 5: warmup.tokns: unknown key; did you mean `tokens`? Known: tokens, peak",
@@ -173,6 +175,7 @@ def test_every_problem_is_told_at_once_with_its_line(tmp_path: Path) -> None:
             "steps: '8K'",
             "line 2: steps: should be a whole number, not '8K'; write it without quotes",
         ),
+        ("course: {form: 1}", "line 2: course.form: unknown key; did you mean `from`? Known: from"),
         ("7: 3", "line 2: 7: the key 7 is not text: write it in quotes"),
         ("out: 3", "line 2: out: "),
     ],
@@ -249,7 +252,7 @@ def test_what_an_override_broke_has_no_line(tmp_path: Path) -> None:
     assert problems(text, *words, folder=tmp_path) == [
         "warmup.peek: unknown key; did you mean `peak`? Known: tokens, peak",
         "phasses: unknown key; did you mean `phases`? Known: name, steps, lr, debug, precision, "
-        "warmup, peak, betas, sizes, out, phases, stages, shapes, shape",
+        "warmup, peak, betas, sizes, out, phases, stages, shapes, shape, course",
         "warmup.tokens: should be a whole number, not 'y'",
         "line 4: lr: should be a number, not 'x'",
     ]

@@ -89,6 +89,27 @@ def test_a_log_gets_a_line_a_minute_and_the_end(monkeypatch: pytest.MonkeyPatch)
     assert "\r" not in stream.getvalue()
 
 
+def test_a_dumb_terminal_is_no_place_for_a_line_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    with Progress("reading", stream=stream) as bar:
+        bar.advance(files=1)
+    assert stream.getvalue().startswith("reading: 1, 1 file, ") and "\x1b" not in stream.getvalue()
+
+
+def test_the_end_says_how_long_it_took_and_a_failure_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, stream = Clock(monkeypatch), io.StringIO()
+    with Progress("reading", total=10, stream=stream) as bar:
+        clock.now += 3
+        bar.advance(9)  # sizes are estimates: the end is the end
+    assert stream.getvalue().endswith(", 3.0s\n")
+    with pytest.raises(ValueError), Progress("writing", stream=stream):
+        raise ValueError
+    assert "writing" not in stream.getvalue()
+
+
 def test_the_total_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, stream = Clock(monkeypatch), io.StringIO()
     with Progress("reading", total=10, stream=stream) as bar:

@@ -123,6 +123,7 @@ def test_audit_prints_one_object_a_row(mixture, tmp_path):
 
 def test_audit_of_a_run_proves_its_steps(mixture, tmp_path):
     from headrace.dataplane import ledger
+    from headrace.dataplane.step_lines import METRICS
 
     folder = tmp_path / "run"
     folder.mkdir()
@@ -135,6 +136,13 @@ def test_audit_of_a_run_proves_its_steps(mixture, tmp_path):
     entry["hash"] = ledger.roll(Plan.load(folder / "plan.json").hash, digests)
     (folder / ledger.NAME).write_text(json.dumps(entry) + "\n")
     assert "hash to what the ledger says" in run("audit", folder, "--step", 0).stderr
+    came_to = {"step": 0, "loss": 2.5, "grad_norm": None, "lr": 1e-3, "skipped": True}
+    came_to |= {"why": "not finite", "sources": {"web": {"rows": 12, "loss": 2.25}}}
+    (folder / METRICS).write_text(json.dumps(came_to) + "\n")
+    assert run("audit", folder, "--step", 0).stderr.splitlines()[1:] == [
+        "loss 2.5, gradient norm not finite, learning rate 0.001; left out: not finite",
+        "  web   12 rows  loss 2.25",
+    ]
     assert "has not taken step 1 yet" in run("audit", folder, "--step", 1).stderr
     entry["hash"] = "0" * 32
     (folder / ledger.NAME).write_text(json.dumps(entry) + "\n")

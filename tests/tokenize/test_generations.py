@@ -117,11 +117,11 @@ def test_what_cannot_be_appended_is_refused_and_changes_nothing(
     before = snapshot(out)
     write_jsonl(corpus / "9.jsonl", texts(5))
     for options, message in (
-        ({"shuffle": 1}, "shuffle was None, is 1"),
+        ({"shuffle": 1}, "shuffle was not given, is 1"),
         ({"on_error": "skip"}, "skipping bad records was False, is True"),
         ({"source": SourceConfig(text_field="body")}, "text_field was text, is body"),
         ({"dedup": "exact"}, "dedup was False, is True"),
-        ({"max_document_tokens": 9}, "max_document_tokens was None, is 9"),
+        ({"max_document_tokens": 9}, "max_document_tokens was not given, is 9"),
         ({"format": "mds"}, "format was arrow, is mds"),
     ):
         with pytest.raises(StorageError, match=message):

@@ -87,7 +87,7 @@ def texts_of(
                 texts.append(value.as_py())
             except UnicodeDecodeError:
                 texts.append(None)
-                problems.append(Problem("invalid UTF-8", "invalid UTF-8", name, number, unit))
+                problems.append(Problem("invalid UTF-8", "in the text", name, number, unit))
     ids = batch.column(config.id_field).to_pylist() if config.id_field else None
     bad = {problem.position for problem in problems}
     kept, positions, own = [], [], []

@@ -48,7 +48,7 @@ def _document(line: bytes, config: SourceConfig) -> tuple[str, str | None]:
     try:
         decoded = line.decode()
     except UnicodeDecodeError as error:
-        raise _Bad("invalid UTF-8", f"invalid UTF-8 at byte {error.start} of the line") from None
+        raise _Bad("invalid UTF-8", f"at byte {error.start} of the line") from None
     try:
         record: Any = json.loads(decoded)
     except (ValueError, RecursionError) as error:
@@ -57,9 +57,11 @@ def _document(line: bytes, config: SourceConfig) -> tuple[str, str | None]:
         raise _Bad("broken JSON", f"a JSON {type(record).__name__}, not an object")
     text = record.get(config.text_field)
     if not isinstance(text, str):
+        if config.text_field in record:
+            kind = "null" if text is None else f"a JSON {type(text).__name__}"
+            raise _Bad("missing field", f"`{config.text_field}` is {kind}, not a string")
         known = ", ".join(f"`{key}`" for key in list(record)[:10])
-        what = "no" if config.text_field not in record else "no string in the"
-        raise _Bad("missing field", f"{what} field `{config.text_field}` (it has {known})")
+        raise _Bad("missing field", f"no field `{config.text_field}` (it has {known})")
     if b"\\u" in line and not _encodes(text):
         raise _Bad("invalid UTF-8", "half of a surrogate pair, which is not a character")
     if config.id_field is None:

@@ -50,7 +50,7 @@ def _texts(block: Block, delimiter: bytes, name: str, unit: str) -> Texts:
                 texts.append(data.decode())
                 kept.append(number)
             except UnicodeDecodeError as error:
-                what = f"invalid UTF-8 at byte {error.start} of the {unit}"
+                what = f"at byte {error.start} of the {unit}"
                 problems.append(Problem("invalid UTF-8", what, name, number, unit))
     if delimiter == b"\n" and b"\r" in block.data:
         texts = [text.removesuffix("\r") for text in texts]
@@ -102,5 +102,5 @@ def _document(data: bytes, name: str, read: int) -> Texts:
     try:
         return Texts([data.decode()], [0], size=read)
     except UnicodeDecodeError as error:
-        what = f"invalid UTF-8 at byte {error.start}"
+        what = f"at byte {error.start} of the file"
         return Texts([], [], None, [Problem("invalid UTF-8", what, name)], read)
