@@ -146,7 +146,12 @@ def load_model_config(name_or_file: str | Path, overrides: Sequence[str] = ()) -
     if file.suffix not in SUFFIXES and not file.is_file():
         shipped = shipped_models()
         if str(name_or_file) not in shipped:
-            near = difflib.get_close_matches(str(name_or_file), shipped, n=3, cutoff=0.4)
+            inside = file / "model.yaml"  # of an exported folder, a checkpoint or a run
+            near = (
+                [str(inside)]
+                if inside.is_file()
+                else difflib.get_close_matches(str(name_or_file), shipped, n=3, cutoff=0.4)
+            )
             raise ConfigError(
                 "the model",
                 [Problem("", f"there is no shipped model `{name_or_file}`")],

@@ -90,7 +90,7 @@ def write_safetensors(
 def staged(folder: Path) -> Iterator[Path]:
     """A folder beside this one, to write into. It takes the name at the end, whole."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise StorageError(f"{folder} is there already", mend="name a folder that is not")
+        raise StorageError(f"{folder} is there already", mend="name a new folder")
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was killed

@@ -179,7 +179,7 @@ class RunData:
             )
             for name in names
         }
-        return {"all": together, **each}
+        return {"all": together, **(each if len(each) > 1 else {})}
 
     def phases(self) -> list[PhaseShares]:
         realised: dict[str, list[int]] = {}

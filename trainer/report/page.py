@@ -128,8 +128,9 @@ def _outstanding(run: RunData, found: Sequence[Outstanding]) -> str:
     worst = max(found, key=lambda each: each.deviations)
     audit = f"mixtures audit {run.job.folder.root} --step {worst.step} --text"
     note = (
-        f"Above each of the {WINDOW} losses before, and above their median by more than "
-        f"{DEVIATIONS:g} deviations; grey is what was usual in these steps. What a step read: "
+        f"The loss of all tokens, or of one source, is above each of the {WINDOW} before it, and "
+        f"above their median by more than {DEVIATIONS:g} deviations; grey is what was usual in "
+        "them. What a step read: "
         f"<code>{escape(audit)}</code>"
     )
     return _section("Steps that stand out", f'{table}<p class="note">{note}</p>')

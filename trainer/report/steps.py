@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -15,7 +15,7 @@ from .data import RunData, groups
 WINDOW = 100
 """Steps that a loss is compared with."""
 DEVIATIONS = 6.0
-"""From the median of the window: what is above that stands out, if all of the window is below."""
+"""From the median of the window: what is above that stands out, if all of the window is lower."""
 APART = 10
 """Steps that stand out nearer to each other than that are one event."""
 MOST = 10
@@ -24,7 +24,7 @@ MOST = 10
 
 @dataclass(frozen=True)
 class Outstanding:
-    """A step whose loss stands out from those before it."""
+    """A step whose loss, or one source's, stands out from those before it."""
 
     entry: dict[str, Any]
     usual: float
@@ -44,15 +44,15 @@ class Outstanding:
 def outstanding(run: RunData) -> list[Outstanding]:
     """The steps that stand out most, in order. Those that were left out are told elsewhere."""
     taken = [e for e in run.metrics if e["loss"] is not None and not e.get("skipped")]
-    window: deque[float] = deque(maxlen=WINDOW)
+    windows: dict[str | None, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
     found: list[tuple[float, int]] = []
     for place, entry in enumerate(taken):
-        loss = entry["loss"]
-        if len(window) >= WINDOW // 4 and loss > max(window):
-            middle, deviation = usual(window)
-            if loss > middle + DEVIATIONS * deviation:
-                found.append(((loss - middle) / deviation, place))
-        window.append(loss)
+        highest = 0.0
+        for name, loss in _losses(entry):
+            highest = max(highest, _deviations(windows[name], loss))
+            windows[name].append(loss)
+        if highest > DEVIATIONS:
+            found.append((highest, place))
     kept: list[tuple[float, int]] = []
     for deviations, place in sorted(found, reverse=True):
         if len(kept) < MOST and all(abs(place - other) >= APART for _, other in kept):
@@ -61,6 +61,22 @@ def outstanding(run: RunData) -> list[Outstanding]:
         _look(run, taken[place], taken[max(0, place - WINDOW) : place], deviations)
         for deviations, place in sorted(kept, key=lambda each: each[1])
     ]
+
+
+def _losses(entry: dict[str, Any]) -> Iterator[tuple[str | None, float]]:
+    """That of all tokens, and those of the sources: one of few rows may be lost in the whole."""
+    yield None, entry["loss"]
+    for name, each in entry["sources"].items():
+        if each["loss"] is not None:
+            yield name, each["loss"]
+
+
+def _deviations(window: Sequence[float], loss: float) -> float:
+    """How far a loss is from those before it; 0 if one of them was as high."""
+    if len(window) < WINDOW // 4 or loss <= max(window):
+        return 0.0
+    middle, deviation = usual(window)
+    return (loss - middle) / deviation
 
 
 def _look(
@@ -81,7 +97,7 @@ def _look(
 def _risen(
     entry: dict[str, Any], before: Sequence[dict[str, Any]], middle: float
 ) -> list[tuple[str, float, float | None]]:
-    """The sources by what they add to the rise: one without a usual loss is compared with all."""
+    """The sources that add most to the rise: one without a usual loss is compared with all."""
     found = []
     total = sum(each["weight"] for each in entry["sources"].values())
     for name, now in entry["sources"].items():
@@ -93,7 +109,7 @@ def _risen(
         rise = (now["loss"] - (middle if own is None else own)) * now["weight"] / total
         found.append((rise, (name, now["loss"], own)))
     found.sort(key=lambda each: -each[0])
-    return [told for rise, told in found if rise > 0.2 * (entry["loss"] - middle)]
+    return [told for rise, told in found if rise > 0.2 * found[0][0]]
 
 
 def _beside(run: RunData, step: int) -> list[str]:

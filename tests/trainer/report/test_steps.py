@@ -53,6 +53,22 @@ def test_a_spike_stands_out_with_what_made_it(tmp_path: Path) -> None:
     assert "Steps that stand out" in text and f"audit {folder.root} --step 301 --text" in text
 
 
+def test_a_source_stands_out_that_the_whole_would_hide(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", noisy({}))
+
+    def add_a_small_one(entry: dict[str, Any]) -> None:
+        loss = 1.4 + 0.001 * (entry["step"] % 7) + (3 if entry["step"] == 400 else 0)
+        entry["sources"]["small"] = {"loss": loss, "weight": 1.0, "rows": 1}
+
+    rewrite(folder.metrics, add_a_small_one)
+    (found,) = outstanding(RunData.load(folder))
+    assert found.step == 400 and found.risen[0] == (
+        "small",
+        pytest.approx(4.401),
+        pytest.approx(1.403),
+    )
+
+
 def test_what_happened_just_before_is_told(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", noisy({101: 2.0}))  # a resume is at step 2
     (found,) = outstanding(RunData.load(folder))
