@@ -45,7 +45,7 @@ KINDS = {
     torch.int32: "i32",
     torch.bool: "i1",
 }
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "maxnreg")
 LONG = Shape(1, 512, 4096)
 """Rows that are taken as long ones: by a few PROGRAMS that walk along several tiles each."""
 PROGRAMS = 16

@@ -114,7 +114,7 @@ class Report:
         self.file = file
 
     def __call__(self, line: str) -> None:
-        print(line, flush=True)
+        print(f"{line}\n", end="", flush=True)  # in one piece: checks report several at a time
         if self.file is not None:
             with self.file.open("a") as file:
                 file.write(line + "\n")

@@ -30,6 +30,9 @@ CHUNK = 64
 three products need the registers and the shared memory of two numbers for each."""
 REACHES = 4 * CHUNK + 1
 """Taps of the longest filter: five passes."""
+REGISTERS = 255
+"""Of a thread, backward: as many as there are. Left to itself, an assembler for sm_80 has been seen
+to take 32 where these do not suffice."""
 OPTIONAL = ("HISTORY", "SKIP", "PACKED")
 
 
@@ -111,6 +114,7 @@ def _backward(
     _programs_backward().backward[(parts * groups * blocks * rows,)](
         grad.contiguous(), x, history_, taps.to(x.dtype).contiguous(), skip_, positions_,
         grad_x, grad_history, met, partial, length, width, parts, each, **switches, num_stages=1,
+        maxnreg=REGISTERS,
     )  # fmt: skip
     return grad_x, diagonals(met.sum((0, 2)), taps.shape[1]), partial.sum(0), grad_history
 
