@@ -61,6 +61,8 @@ class Group(click.Group):
             options = args[: args.index("--")] if "--" in args else args
             ctx.meta[DEBUG] = "--debug" in options
             args = [word for word in options if word != "--debug"] + args[len(options) :]
+            if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+                ctx.color = False
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -122,7 +122,8 @@ class _Worker:
             self.process.join()
             raise RunError(
                 f"a loader worker died (exit code {self.process.exitcode}) at step {group[0]}",
-                mend="if it was killed for memory, use fewer workers",
+                mend="if it was killed for memory, use fewer workers; if it could not import your "
+                'script, begin that with `if __name__ == "__main__":`',
             ) from None
         if isinstance(answer, BaseException):
             raise answer

@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
+
+from headrace.console import command
 
 PROGRAM = '''
 import sys
@@ -161,3 +165,24 @@ def test_the_version_is_that_of_the_package(program: Path) -> None:
     from headrace import __version__
 
     assert run(program, "--version").stdout == f"tool, version {__version__}\n"
+
+
+def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    @command.group("painted")
+    def painted() -> None:
+        """Colours."""
+
+    @painted.command()
+    def show() -> None:
+        click.echo(click.style("red", fg="red"))
+
+    def said() -> str:
+        return CliRunner().invoke(painted, ["show"], color=True).stdout
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert said() == "\x1b[31mred\x1b[0m\n"
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert said() == "red\n"
