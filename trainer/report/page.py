@@ -144,7 +144,7 @@ def _source(name: str, loss: float, usual: float | None) -> str:
 def _beside_usual(value: float | None, usual: float | None, form: str = ".4f") -> str:
     """A number, and in grey the one that was to be expected."""
     told = f"{value:{form}}" if value is not None else "not finite"
-    return told if usual is None else f"{told} <em>{usual:{form}}</em>"
+    return told if usual is None else f"{told}&nbsp;<em>{usual:{form}}</em>"
 
 
 def _left_out(run: RunData) -> str:
