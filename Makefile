@@ -28,7 +28,7 @@ test-quick: $(TESTS)  ## the tests that take no more than a few seconds each
 	$(BIN)/python -m pytest -m "not server and not long and not slow"
 
 test-all: $(TESTS)  ## every test: also those of minutes, and those that install an S3 server (apt-get)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --hypothesis-profile=others
 
 check: $(TESTS)  ## lint, format, types, packaging and the rules of the house
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import shutil
 import time
 import uuid
@@ -30,6 +31,9 @@ LONGEST_PAUSE = 20.0
 SLOWEST, STALLED = 256 << 10, 120.0
 """Bytes a second that a store must take of what is written to it, and the seconds on top of that:
 one that takes nothing would be waited for until TCP gives up."""
+
+HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
+"""The name of a file that was being written when its process was killed."""
 
 PASSING = (408, 429, 500, 502, 503, 504)
 """Answers of a store that may be others in a while."""
@@ -144,7 +148,10 @@ def put(source: Path, url: str) -> None:
 def delete(url: str) -> None:
     """Remove one file; one that is not there is no error."""
     if is_local(url):
-        local_path(url).unlink(missing_ok=True)
+        try:
+            local_path(url).unlink(missing_ok=True)
+        except OSError as error:
+            raise failed("delete", url, error) from None
         return
 
     def remove(fs: Any, path: str) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import os
-import signal
 import tempfile
 import weakref
 from collections import deque
@@ -31,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from ..console.errors import RunError, StorageError
+from ..console.signals import deaf
 from .cache import Cache
 from .rows import RowArrays
 from .shard_file import Bytes
@@ -105,7 +105,8 @@ class _Worker:
                 name=f"headrace-loader-{job.turn}",
                 daemon=True,
             )
-            self.process.start()
+            with deaf():
+                self.process.start()
             theirs.close()
             self.slots = job.slots(file.fileno())
         self.lent = 0
@@ -166,7 +167,6 @@ class _Work:
         return {**vars(self), "descriptor": DupFd(self.descriptor)}
 
     def __call__(self) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: it is not ours
         descriptor: Any = self.descriptor
         slots = self.job.slots(descriptor.detach())
         try:

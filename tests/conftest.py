@@ -6,7 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from small_data import random_documents, write_dataset
+
+# Nothing depends on how fast the machine is, and a change is judged by the same examples as the
+# one before it: `make test-all` draws others.
+GENERAL = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+}
+settings.register_profile("same", **GENERAL, derandomize=True)
+settings.register_profile("others", **GENERAL)
+settings.load_profile("same")
 
 
 @pytest.hookimpl(trylast=True)  # when it is known which are run

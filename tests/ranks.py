@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 """Seconds that a rank waits for another."""
 IMPORTED = ["torch._dynamo", "headrace.models.model", "headrace.trainer.restore", "deepspeed"]
 """Once, for the ranks of all pools. (torch imports torch._dynamo when a model is first cut.)"""

@@ -24,13 +24,13 @@ from ..dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from ..dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from . import engines, sources
 from .claim import Claim
-from .commit import Made, commit
+from .commit import Made, commit, tell_streaming
 from .dedup import DigestTask, decide
 from .engines import EngineConfig
 from .fingerprints import check_unchanged, fingerprinted
 from .generations import existing, files_of, missing, new_files
 from .inputs import find
-from .job import CLAIMS, WORK, Job, dataset_url, work_url
+from .job import CLAIMS, DROPS, WORK, Job, dataset_url, work_url
 from .leftovers import FOLDERS, clear
 from .records import Record
 from .shuffle import GatherTask, ranges
@@ -152,6 +152,7 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
             check_unchanged(files, began)
             claim.check()
             before = commit(job, tokenizer, files, made, before)
+        tell_streaming(job, before)
         clear(job, before)
         return {dataset_url(job.url, name): held for name, held in before.items()}
 
@@ -236,7 +237,7 @@ def deduplicate(
     kept = decide(job, tasks, held)
     told = []
     for task, numbers in zip(tasks, kept.drops, strict=True):
-        name = f"drops/{hashlib.sha256(numbers.tobytes()).hexdigest()[:32]}.bin"
+        name = f"{DROPS}/{hashlib.sha256(numbers.tobytes()).hexdigest()[:32]}.bin"
         storage.write(work_url(job.url, name), numbers.tobytes())
         told.append(Task.of(task.slices, job, name))
     return told, kept.digests

@@ -1,7 +1,7 @@
 """The end of a build: what the tasks have made becomes a generation of the dataset.
 
-Shards are there already. The shard table, what the manifest refers to, and StreamingDataset's
-index.json follow; the manifest is last.
+Shards are there already. The shard table follows, and what the manifest refers to; the manifest
+makes them a dataset. What it says is then repeated in index.json, for StreamingDataset.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -89,6 +89,23 @@ def commit(
     return results
 
 
+def tell_streaming(job: Job, held: Mapping[str, Manifest]) -> None:
+    """Have the index.json of MDS datasets list the shards of their manifests."""
+    if job.format != "mds":
+        return
+    for name, found in held.items():
+        url = dataset_url(job.url, name)
+        entries = [
+            index_entry(shard, job, found.dtype, weighted=found.weights is not None)
+            for generation in found.generations
+            for shard in manifest.load_table(url, generation)
+        ]
+        where = storage.join(url, "index.json")
+        data = json.dumps({"version": 2, "shards": entries}, sort_keys=True).encode()
+        if not storage.exists(where) or storage.read(where) != data:
+            storage.write(where, data)
+
+
 def _append(
     job: Job,
     output: str,
@@ -115,20 +132,8 @@ def _append(
     )
     for name, data in tokenizer.files.items():
         storage.write(storage.join(url, name), data)
-    if job.format == "mds":
-        _save_index(url, new, job, weighted=tokenizer.palette is not None)
     manifest.save(url, new)
     return new
-
-
-def _save_index(url: str, new: Manifest, job: Job, *, weighted: bool) -> None:
-    shards = [
-        index_entry(shard, job, new.dtype, weighted=weighted)
-        for generation in new.generations
-        for shard in manifest.load_table(url, generation)
-    ]
-    data = json.dumps({"version": 2, "shards": shards}, sort_keys=True)
-    storage.write(storage.join(url, "index.json"), data.encode())
 
 
 def _save_inputs(url: str, files: Sequence[File]) -> dict[str, Any]:

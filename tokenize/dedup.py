@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..dataplane import storage
-from .job import Job, work_url
+from .job import DIGESTS, Job, work_url
 from .records import Event, Record
 from .tasks import BuildTask, Task
 
@@ -99,7 +99,7 @@ def decide(job: Job, tasks: Sequence[Task], before: Sequence[bytes]) -> Kept:
 
 
 def digests_url(job: Job, task: Task) -> str:
-    return work_url(job.url, "digests", f"{task.id}.bin")
+    return work_url(job.url, DIGESTS, f"{task.id}.bin")
 
 
 def _between(data: bytes, low: int, high: int) -> tuple[Digests, npt.NDArray[np.int64]]:

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Literal, TypeVar
 
 from ..console.errors import MissingError, RunError, UserError
+from ..console.signals import deaf
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -35,7 +36,8 @@ def run_local(function: Function[T, E], items: Sequence[T], workers: int) -> Ite
         for _ in range(min(workers, len(items))):
             here, there = context.Pipe()
             process = context.Process(target=_work, args=(there, function), daemon=True)
-            process.start()
+            with deaf():
+                process.start()
             there.close()
             running[here] = process
             here.send(waiting.popleft())
@@ -151,7 +153,7 @@ def _work(pipe: Connection, function: Function[Any, Any]) -> None:
             for event in function(item):
                 pipe.send(("event", event))
             pipe.send(("done", None))
-    except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+    except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the build that we work for is gone
     except UserError as error:
         pipe.send(("error", error))

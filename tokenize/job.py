@@ -15,6 +15,9 @@ WORK = "work"
 """The folder beside a dataset that holds what is not finished."""
 CLAIMS = "claims"
 """The folder in it where builds say that they are at work."""
+TASKS, DIGESTS, DROPS, SPILLS = "tasks", "digests", "drops", "spills"
+"""The other folders in it: what tasks have noted and finished (records.py), what is known of
+duplicates (dedup.py), and what is to be shuffled (shuffle.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """What builds leave behind, finished or killed: their own notes, half-written files, lost shards.
 
 Every build ends by clearing it, also one that finds nothing to do: the build before it may have
-been killed when all that it had left to do was this.
+been killed when all that it had left to do was this. And this may be killed as well: what says
+that something is there goes before what it says.
 """
 
 from __future__ import annotations
@@ -13,49 +14,46 @@ from collections.abc import Mapping
 
 from ..dataplane import manifest, storage
 from ..dataplane.manifest import Manifest
-from .job import CLAIMS, WORK, Job, dataset_url
-from .records import TASKS
+from .job import CLAIMS, DIGESTS, DROPS, SPILLS, TASKS, Job, dataset_url, work_url
 
 FOLDERS = ("", "shards", "tables", "tokenizers")
 """Of a dataset."""
-SHARD = re.compile(r"[0-9a-f]{32}\.(arrow|mds|mds\.zstd)")
-HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
+NAMED_BY_CONTENT = re.compile(r"(shards|tables|tokenizers)/[0-9a-f]{32}\.\w+(\.zstd)?")
 
 
 def clear(job: Job, held: Mapping[str, Manifest]) -> None:
     """Leave nothing but the datasets, and the claim of the build that does this."""
     datasets = {dataset_url(job.url, name): found for name, found in held.items()}
+    for notes in (TASKS, DIGESTS, DROPS, SPILLS):  # records first
+        for url in {job.url, *datasets}:
+            _remove(work_url(url, notes))
     for url, found in datasets.items():
-        _sweep(url, found)
-    for url in {job.url, *datasets}:
-        _clear_work(storage.join(url, WORK))
+        _sweep(url, found, job)
+        with contextlib.suppress(OSError):  # the claim is in it, or it is not there
+            if storage.is_local(url):
+                storage.local_path(work_url(url)).rmdir()
+    for name in storage.list_files(work_url(job.url, CLAIMS)):
+        if storage.HALF_WRITTEN.fullmatch(name):
+            storage.delete(work_url(job.url, CLAIMS, name))
 
 
-def _sweep(url: str, held: Manifest) -> None:
-    """Remove half-written files, and shards of no generation."""
-    named = {
-        name
-        for generation in held.generations
-        for shard in manifest.load_table(url, generation)
-        for name in (shard.name, shard.stored_name)
-    }
+def _remove(folder: str) -> None:
+    for name in storage.list_files(folder):
+        storage.delete(storage.join(folder, name))
+    if storage.is_local(folder):
+        shutil.rmtree(storage.local_path(folder), ignore_errors=True)
+
+
+def _sweep(url: str, held: Manifest, job: Job) -> None:
+    """Remove half-written files, and what is of no generation."""
+    named = set(job.tokenizer_files)
+    for generation in held.generations:
+        made = generation.provenance
+        named |= {generation.table, made["inputs"]["name"], *made.get("digests", ())}
+        for shard in manifest.load_table(url, generation):
+            named |= {shard.name, shard.stored_name or shard.name}
     for name in storage.list_files(url):
         folder, _, base = name.rpartition("/")
-        orphan = folder == "shards" and SHARD.fullmatch(base) and name not in named
-        if orphan or (folder in FOLDERS and HALF_WRITTEN.fullmatch(base)):
+        orphan = NAMED_BY_CONTENT.fullmatch(name) and name not in named
+        if orphan or (folder in FOLDERS and storage.HALF_WRITTEN.fullmatch(base)):
             storage.delete(storage.join(url, name))
-
-
-def _clear_work(url: str) -> None:
-    """Records go before what they say is there: a build killed on the way leaves none that lies."""
-    names = storage.list_files(url)
-    for name in sorted(names, key=lambda name: not name.startswith(f"{TASKS}/")):
-        folder, _, base = name.rpartition("/")
-        if folder != CLAIMS or HALF_WRITTEN.fullmatch(base):
-            storage.delete(storage.join(url, name))
-    if storage.is_local(url):
-        for path in storage.local_path(url).glob("*"):
-            if path.name != CLAIMS:
-                shutil.rmtree(path, ignore_errors=True)
-        with contextlib.suppress(OSError):  # the claim is in it, or it is not there
-            storage.local_path(url).rmdir()

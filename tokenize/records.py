@@ -10,10 +10,7 @@ from dataclasses import asdict, dataclass, field
 
 from ..dataplane import storage
 from ..dataplane.manifest import Shard
-from .job import work_url
-
-TASKS = "tasks"
-"""The folder of records, beside what they are of."""
+from .job import TASKS, work_url
 
 
 @dataclass

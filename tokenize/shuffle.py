@@ -23,15 +23,12 @@ import numpy.typing as npt
 from ..dataplane import storage
 from ..dataplane.manifest import Shard
 from ..dataplane.shards import Documents, shard_format
-from .job import Job, dataset_url
+from .job import SPILLS, WORK, Job, dataset_url
 from .records import Event, Record
 from .writing import take, write_shard
 
 RANGES = 1 << 16
 """How finely the keys of a spill are indexed. A shard is a whole number of these."""
-
-SPILLS = "work/spills"
-"""Where spills lie, below the dataset that they belong to."""
 
 Keys = npt.NDArray[np.uint64]
 
@@ -112,7 +109,7 @@ def write_spill(url: str, documents: Documents, job: Job, task: str) -> Shard:
     keys = document_keys(documents, job.seed)
     order = np.argsort(keys, kind="stable")
     plain = replace(job, format="arrow", compression=None)
-    spill = write_shard(url, take(documents, order), plain, task, folder=SPILLS)
+    spill = write_shard(url, take(documents, order), plain, task, folder=f"{WORK}/{SPILLS}")
     edges = (np.arange(1, RANGES, dtype=np.uint64) * np.uint64(2**64 // RANGES)).astype(np.uint64)
     keys = keys[order]
     index = np.concatenate([[0], np.searchsorted(keys, edges), [len(keys)]]).astype(np.int64)

@@ -10,7 +10,6 @@ already there is not made again.
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import shlex
 import shutil
@@ -32,6 +31,7 @@ import click
 from ..console import command
 from ..console.errors import RunError, StorageError
 from ..console.progress import duration
+from . import lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,9 +128,8 @@ class Demo:
         return ["trainer", "run", run, "--mixture", plan, "--model", "tiny-hybrid", "--out", out]
 
     def finished(self, run: str) -> bool:
-        events = self.folder / run / "events.jsonl"
-        lines = events.read_text().splitlines() if events.exists() else []
-        return bool(lines) and json.loads(lines[-1])["event"] == "finish"
+        events = list(lines.read(self.folder / run / "events.jsonl"))
+        return bool(events) and events[-1]["event"] == "finish"
 
     def shipped(self, name: str) -> str:
         """A shipped configuration, by the path that is short from the demo's folder."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..console import config as reader
 from ..console.errors import BusyError, RunError, StorageError
-from ..dataplane import ledger
+from ..dataplane import ledger, storage
 from ..dataplane.step_lines import METRICS
 from .records import EVALUATIONS, EVENTS
 from .slurm import SCRIPT
@@ -90,12 +90,18 @@ class RunFolder:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self.logs.mkdir(exist_ok=True)
             probe.write_bytes(b"headrace")
-            probe.unlink()
+            probe.unlink(missing_ok=True)  # who holds the folder clears it
         except OSError as error:
             raise StorageError(
                 f"cannot write to the run's folder {self.root}: {error.strerror}",
                 mend="choose another --out, or mend its permissions",
             ) from None
+
+    def clear(self) -> None:
+        """Remove what was half written when a start of the run was killed."""
+        for path in self.root.iterdir():
+            if storage.HALF_WRITTEN.fullmatch(path.name) or path.name.startswith(PROBE):
+                path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[int]:

@@ -34,8 +34,10 @@ from .group import INTERRUPTED, STORE_FD, WATCH, failures_in
 GRACE = 10.0
 """Seconds that the other ranks have to end by themselves when one has failed."""
 PAUSE = 0.05
-ANSWER = 2.0
+ANSWER = 10.0
 """Seconds that a rank has to say where it stands."""
+READING = 0.2
+"""Seconds in which a rank that has begun to say it is done."""
 
 log = get_logger(__name__)
 
@@ -134,17 +136,16 @@ class Launcher:
         failures = failures_in(watch)
         if self.asked and not failures:
             return INTERRUPTED  # some were ended before they could listen: nothing was lost
-        said = [failure for failure in failures if failure.rank in bad] or failures
         spoke = {failure.rank for failure in failures}  # what kills it after that says less
         killed = [rank for rank, code in bad.items() if code < 0 and rank not in spoke]
-        if killed or not said:
+        if killed or not failures:
             rank = killed[0] if killed else next(iter(bad))
             raise RunError(
                 f"rank {rank} was ended by {_signal_name(bad[rank])} without a word",
                 mend="if it was killed for memory, use a smaller micro_batch_tokens or more "
                 "processes; the same command resumes the run",
             )
-        first = said[0]
+        first = failures[0]  # the others follow from it, also where they end before it has
         if first.error is not None:
             raise first.error
         raise RunError(
@@ -162,8 +163,7 @@ class Launcher:
             return
         for child in self.children:
             child.send_signal(signal.SIGUSR2)
-        time.sleep(ANSWER)
-        said = {rank: _tail(watch / f"stack.{rank}", 25) for rank in range(self.processes)}
+        said = self._answers(watch)
         stacks = [
             f"rank {rank}, {beats[rank].read_text()}:\n{stack or '  (it does not answer)'}"
             for rank, stack in said.items()
@@ -177,6 +177,17 @@ class Launcher:
             mend="the same command resumes from the last checkpoint; a longer stall_seconds "
             "allows slower steps, and a slower start",
         )
+
+    def _answers(self, watch: Path) -> dict[int, str]:
+        """Where each rank says that it stands; nothing, of one that does not answer."""
+        deadline = time.monotonic() + ANSWER
+        before: dict[int, str] = {}
+        while True:
+            time.sleep(READING)
+            said = {rank: _tail(watch / f"stack.{rank}", 25) for rank in range(self.processes)}
+            if (all(said.values()) and said == before) or time.monotonic() > deadline:
+                return said
+            before = said
 
     @contextlib.contextmanager
     def _forwarding(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..console.errors import StorageError
+from ..dataplane import storage
 
 
 class LineWriter:
@@ -73,12 +74,11 @@ def cut(path: Path, step: int) -> Path | None:
             (kept if whole and json.loads(line)["step"] < step else tail).append(line)
     if not tail:
         return None
+    taken = "".join(tail).encode()
     place, number = path.with_suffix(f".after-{step}{path.suffix}"), 1
-    while place.exists():
+    while place.exists() and place.read_bytes() != taken:  # else a kill came in between
         number += 1
         place = path.with_suffix(f".after-{step}-{number}{path.suffix}")
-    place.write_text("".join(tail), encoding="utf-8")
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(path)
+    storage.write(str(place), taken)
+    storage.write(str(path), "".join(kept).encode())
     return place

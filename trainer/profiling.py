@@ -41,5 +41,7 @@ class Profiler:
         running, self.running = self.running, None
         running.stop()
         self.file.parent.mkdir(exist_ok=True)
-        running.export_chrome_trace(str(self.file))
+        half = self.file.with_name(f".{self.file.name}")  # it ends with .gz as well
+        running.export_chrome_trace(str(half))
+        half.rename(self.file)
         log.info("the trace of steps %d:%d is in %s", self.steps.start, self.steps.stop, self.file)

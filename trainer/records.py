@@ -98,7 +98,7 @@ class Records:
         self.phase = ""
 
     def event(self, kind: str, step: int, **details: Any) -> None:
-        self.events.write({"time": time.time(), "event": kind, "step": step, **details})
+        self.events.write(event(kind, step, **details))
 
     def record(self, record: StepRecord) -> None:
         step, facts = record.step, record.facts
@@ -215,6 +215,11 @@ class Records:
                 self.board.add_scalar(name, value, step)
         if self.wandb is not None:
             self.wandb.log(charts, step=step)
+
+
+def event(kind: str, step: int, **details: Any) -> dict[str, Any]:
+    """An entry of what happened to a run."""
+    return {"time": time.time(), "event": kind, "step": step, **details}
 
 
 def _by_source(names: Sequence[str], facts: Facts) -> dict[str, dict[str, Any]]:

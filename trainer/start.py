@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from . import checks, evaluate, group, launch, lines, slurm
 from .checkpoints import store
 from .describe import describe
 from .job import Job
+from .records import event
 from .request import Start
 
 log = get_logger(__name__)
@@ -37,6 +40,7 @@ def start(job: Job, asked: Start) -> int:
     if group.joined():
         return _join(job, asked)
     if _finished(job):
+        _finish_again(job)
         return 0
     checks.check_disk(job)
     job.folder.prepare()
@@ -77,16 +81,36 @@ def _finished(job: Job) -> bool:
     if not found or store.step_of(found[-1]) < job.plan.last_step:
         return False
     command.say(f"{job.folder.root} has taken all of its {job.plan.last_step} steps already")
-    command.say(f"report: {job.folder.report}")
     return True
 
 
-def _prepare(job: Job) -> None:
+def _finish_again(job: Job) -> None:
+    """What a run does after its last step, once more: it may have been killed on the way."""
+    if not os.access(job.folder.root, os.W_OK):  # put away, it is only looked at
+        command.say(f"report: {job.folder.report}")
+        return
+    with job.folder.locked():
+        _clear(job)
+        store.prune(job.folder.checkpoints, job.run.checkpoints, job.ends)
+        events = list(lines.read(job.folder.events))
+        if not events or events[-1]["event"] != "finish":
+            last = store.read_state(store.committed(job.folder.checkpoints)[-1])
+            with contextlib.closing(lines.LineWriter(job.folder.events)) as writer:
+                writer.write(event("finish", last.step, ledger=last.ledger))
+        _finish(job, 0)
+
+
+def _clear(job: Job) -> None:
+    """Remove what starts that were killed left half written."""
+    job.folder.clear()
     store.clean(job.folder.checkpoints)
-    url = job.run.checkpoints.url
-    if url is not None and not store.committed(job.folder.checkpoints):
-        store.adopt(job.folder.checkpoints, url, job.identity)
-    job.save()
+
+
+def _prepare(job: Job) -> None:
+    _clear(job)
+    job.save()  # a folder with checkpoints and no run is nobody's
+    if job.run.checkpoints.url is not None:
+        store.adopt(job.folder.checkpoints, job.run.checkpoints.url, job.identity)
     if job.run.evaluate is not None and not job.held_out.exists():
         evaluate.plan_of(job.run.evaluate, job.plan).save(job.held_out)
     about = describe(job)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_data import random_documents, write_dataset
 
@@ -28,9 +28,7 @@ def corpus(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @given(st.integers(0, len(FLAT) - 1), st.integers(1, 3000))
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150)
 def test_any_span_is_that_of_the_documents_side_by_side(
     corpus: Dataset, start: int, length: int
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_data import plan_of, random_documents, write_dataset
 
@@ -33,9 +33,7 @@ def steps_of(plan: Plan, *, world: int = 1, **options: int) -> list[list[bytes]]
 @given(
     world=st.integers(1, 64), micro_batch=st.integers(1, 8), part=st.floats(0, 1, exclude_max=True)
 )
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=12)
 def test_the_order_is_one_for_every_world_batch_and_restart(
     two_phases: Plan, world: int, micro_batch: int, part: float
 ) -> None:

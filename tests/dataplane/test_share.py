@@ -4,7 +4,7 @@ from contextlib import closing
 from itertools import chain
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.dataplane.plan import Plan
@@ -20,9 +20,7 @@ def share_of(plan: Plan, *, rank: int = 0, world: int = 1, start: int = 0, room:
 @given(
     world=st.integers(1, 64), part=st.floats(0, 1, exclude_max=True), room=st.integers(0, 40_000)
 )
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=30)
 def test_shares_tile_every_step_in_groups_that_fit(
     two_phases: Plan, world: int, part: float, room: int
 ) -> None:

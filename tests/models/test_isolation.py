@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -19,7 +19,6 @@ ROWS, LENGTH = 3, 53
 CUTS = [0, 1, 2, 9, 9, 40, 53, 53, 70, 86, 87, 105, 106, 159]
 """Lengths 1 and 2, at a chunk's edge and beyond it, a row that is one document, repeated cuts."""
 BOUND = 1e-10
-FIXTURE = HealthCheck.function_scoped_fixture  # the model is not changed between examples
 
 
 def batch() -> tuple[Tensor, Documents, list[tuple[int, int]]]:
@@ -49,7 +48,7 @@ def test_documents_do_not_see_each_other(tiny: Model) -> None:
         assert (one - other).abs().max() < BOUND * max(1.0, float(other.abs().max())), name
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[FIXTURE])
+@settings(max_examples=4)
 @given(data=st.data())
 def test_wherever_documents_begin(tiny: Model, data: st.DataObject) -> None:
     """Outputs and gradients, with boundaries in any place, repeated ones among them."""

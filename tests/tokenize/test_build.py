@@ -98,18 +98,6 @@ def test_a_build_that_fails_anywhere_goes_on_to_the_same_bytes(
     assert snapshot(corpus.parent / "again") == whole
 
 
-def test_what_killed_builds_have_left_is_cleared(corpus: Path, run_build: Run) -> None:
-    """By the next one, even if there is nothing else for it to do."""
-    whole = snapshot(out := run_build(corpus))
-    left = ["work/claims/.0.json.01234567.tmp", "work/tasks/0.json", "work/spills/0.arrow"]
-    left += ["shards/.new.01234567.tmp", ".manifest.json.01234567.tmp", f"shards/{'0' * 32}.arrow"]
-    for name in left:
-        (out / name).parent.mkdir(parents=True, exist_ok=True)
-        (out / name).touch()
-    run_build(corpus)
-    assert snapshot(out) == whole
-
-
 def test_finished_shards_are_not_built_again(
     corpus: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,12 +187,13 @@ def test_workers_end_when_their_build_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(code)
     process = subprocess.Popen([sys.executable, str(script)], start_new_session=True)
-    deadline = time.time() + 30
-    while not (tmp_path / "out" / "work" / "tasks").exists() and time.time() < deadline:
+    deadline = time.monotonic() + 300
+    while not (tmp_path / "out" / "work" / "tasks").exists():
+        assert time.monotonic() < deadline
         time.sleep(0.05)
     process.kill()  # the parent alone
     process.wait()
-    while _group(process.pid) and time.time() < deadline:
+    while _group(process.pid) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not _group(process.pid)
 

@@ -26,6 +26,10 @@ def foreign(folder: Path, **values: Any) -> Path:
     return path
 
 
+def claims_in(folder: str) -> list[Path]:
+    return list(Path(folder).glob("*.json"))
+
+
 def test_a_claim_is_there_while_it_is_held(tmp_path: Path) -> None:
     folder = tmp_path / "claims"
     with Claim(str(folder)) as claim:
@@ -50,10 +54,10 @@ def test_a_dead_process_of_this_machine_blocks_nobody(tmp_path: Path) -> None:
     folder = str(tmp_path / "claims")
     code = f"from headrace.tokenize.claim import Claim; Claim({folder!r}).__enter__(); input()"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
-    deadline = time.monotonic() + 30
-    while not list(Path(folder).glob("*.json")) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 300
+    while not any(json.loads(path.read_text())["holding"] for path in claims_in(folder)):
+        assert time.monotonic() < deadline
         time.sleep(0.02)
-    time.sleep(0.5)
     with pytest.raises(BusyError, match=f"process {process.pid}"), Claim(folder):
         pass
     process.send_signal(signal.SIGKILL)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -180,7 +179,5 @@ def test_help_imports_nothing_heavy() -> None:
         "try: main(['build', '--help'])\nexcept SystemExit: pass\n"
         "print([m for m in ('numpy', 'pyarrow', 'tiktoken', 'torch', 'ray') if m in sys.modules])"
     )
-    began = time.monotonic()
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines()[-1] == "[]"
-    assert time.monotonic() - began < 30

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import pytest
 from corpora import read_dataset, snapshot, texts, write_jsonl
 
 from headrace.console.errors import InputError, StorageError
-from headrace.dataplane import manifest, storage
+from headrace.dataplane import manifest
 from headrace.tokenize import build as building
 from headrace.tokenize.sources import SourceConfig
 
@@ -67,38 +65,6 @@ def test_an_earlier_generation_s_lost_shard_is_made_of_its_own_files(
             (out / name).unlink()
     run_build(tmp_path / "c", dedup="exact", shuffle=2)
     assert snapshot(out) == whole
-
-
-@pytest.mark.parametrize("options", [{}, {"dedup": "exact", "shuffle": 2}])
-def test_notes_of_a_build_killed_at_its_very_end_hide_no_lost_shard(
-    corpus: Path,
-    tmp_path: Path,
-    run_build: Run,
-    monkeypatch: pytest.MonkeyPatch,
-    options: dict[str, Any],
-) -> None:
-    """Its datasets are whole; what it noted of their shards is there, all or a part of it."""
-    whole = snapshot(run_build(corpus, **options))
-    delete = storage.delete
-    left = 0
-
-    def dying(url: str) -> None:
-        nonlocal left
-        if "/claims/" not in url:
-            if left == 0:
-                raise KeyboardInterrupt
-            left -= 1
-        delete(url)
-
-    for allowed in itertools.count(step=2):
-        out, left = f"out{allowed}", allowed
-        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-            patch.setattr(storage, "delete", dying)
-            run_build(corpus, out=out, **options)
-            break
-        next((tmp_path / out / "shards").iterdir()).unlink()
-        assert snapshot(run_build(corpus, out=out, **options)) == whole
-    assert allowed > 2
 
 
 def test_inputs_that_are_gone_are_no_harm(corpus: Path, run_build: Run) -> None:

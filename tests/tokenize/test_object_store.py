@@ -55,7 +55,7 @@ def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 @pytest.fixture
 def faulty(moto: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
     """All requests go through a proxy; what is tried again is tried again by us, and soon."""
-    impatient = {"read_timeout": 0.5, "retries": {"max_attempts": 0}}
+    impatient = {"read_timeout": 2, "retries": {"max_attempts": 0}}
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": impatient})
     monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "retries", 1)
     monkeypatch.setattr(storage, "FIRST_PAUSE", 0.001)

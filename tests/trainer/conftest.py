@@ -60,8 +60,8 @@ def in_processes(tmp_path: Path, ranks: Callable[[int], Ranks]) -> Callable[...,
 @pytest.fixture(scope="session")
 def parallel() -> Iterator[Parallel]:
     """This process as a group of one."""
-    group.initialise("gloo", timedelta(seconds=60))
-    yield join(LayoutConfig(), "cpu", timedelta(seconds=60))
+    group.initialise("gloo", timedelta(minutes=5))
+    yield join(LayoutConfig(), "cpu", timedelta(minutes=5))
     dist.destroy_process_group()
 
 
@@ -84,7 +84,7 @@ class Trainer:
     def run(self, *words: str, out: Path | None = None, code: int | None = 0) -> str:
         """The command's stderr."""
         done = subprocess.run(
-            self.command(*words, out=out), capture_output=True, text=True, timeout=240
+            self.command(*words, out=out), capture_output=True, text=True, timeout=580
         )
         assert code is None or done.returncode == code, done.stderr
         return done.stderr

@@ -32,7 +32,7 @@ from headrace.trainer.objective import Objective, parameters
 from headrace.trainer.optimizer import OptimizerConfig
 
 LR = 1e-2
-MINUTE = timedelta(seconds=60)
+PATIENCE = timedelta(minutes=5)
 Z_LOSS = 1e-3
 ROWS, LENGTH = 8, 24
 """Rows of a global batch; two micro-batches and more on every rank."""
@@ -47,7 +47,7 @@ LINEAR = nn.functional.linear
 def groups(tp: int, cp: int, attention: str, hyena_li: str) -> Parallel:
     """This process's place among all, made once for each way to divide a model."""
     layout = LayoutConfig(tp=tp, cp=cp, attention=attention, hyena_li=hyena_li)  # type: ignore[arg-type]
-    return join(layout, "cpu", MINUTE)
+    return join(layout, "cpu", PATIENCE)
 
 
 def place(layout: str) -> Parallel:

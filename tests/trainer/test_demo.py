@@ -96,7 +96,7 @@ def test_an_out_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_whole_way(tmp_path: Path) -> None:
     first = run(tmp_path)
     assert first.returncode == 0, first.stderr

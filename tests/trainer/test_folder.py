@@ -39,6 +39,8 @@ def test_what_died_before_it_began_can_be_started_again(ask: Any, tmp_path: Path
     again = ask()
     again.save()
     assert again.plan.hash == first.plan.hash
+    again.folder.clear()
+    assert not list(again.folder.root.glob(".[!l]*"))
     first.folder.run.unlink()
     (first.folder.checkpoints / "step-00000002").mkdir()
     with pytest.raises(RunError, match=r"holds other things \(checkpoints\)"):

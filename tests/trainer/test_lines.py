@@ -55,6 +55,17 @@ def test_a_second_cut_does_not_overwrite_the_first_tail(tmp_path: Path) -> None:
     assert (tmp_path / "ledger.after-3.jsonl").exists()
 
 
+def test_a_cut_that_is_killed_in_the_middle_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    write(path, range(5))
+    before = path.read_bytes()
+    lines.cut(path, 3)
+    path.write_bytes(before)  # the tail is kept, and the file is not yet cut
+    lines.cut(path, 3)
+    assert [entry["step"] for entry in lines.read(path)] == [0, 1, 2]
+    assert {file.name for file in tmp_path.iterdir()} == {"ledger.jsonl", "ledger.after-3.jsonl"}
+
+
 def test_nothing_to_cut(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     assert lines.cut(path, 3) is None

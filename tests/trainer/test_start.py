@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.trainer import start
+from headrace.trainer.checkpoints import store
 from headrace.trainer.group import INTERRUPTED
 
 
@@ -19,3 +21,18 @@ def test_a_run_that_is_stopped_before_its_first_step_is_no_failure(
     assert start.start(job, start.Start()) == INTERRUPTED
     assert "stopped before its first step" in capsys.readouterr().err
     assert start.outcome(job, INTERRUPTED)["step"] == 0
+
+
+def test_a_start_that_is_killed_while_it_finds_its_checkpoints_can_be_repeated(
+    ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder with checkpoints and no run is refused: it is a run before it has any."""
+
+    def dying(folder: Path, url: str, run: str) -> None:
+        (folder / store.name(2)).mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "adopt", dying)
+    with pytest.raises(KeyboardInterrupt):
+        start.start(ask("checkpoints.url=memory://bucket/run"), start.Start())
+    assert ask("checkpoints.url=memory://bucket/run").folder.begun

@@ -44,6 +44,8 @@ REMOTE = "remote"
 NAME = re.compile(r"^step-(\d{8,})(\.[0-9a-f]+)?$")
 BLOCK = 1 << 24
 ABANDONED = "abandoned-"
+ADOPTED = ".adopted"
+"""Not a `.tmp`, whose files `clean` would delete where they are."""
 
 log = get_logger(__name__)
 
@@ -110,9 +112,12 @@ def temporary(folder: Path, step: int, token: str) -> Path:
 def place(path: Path | str) -> str:
     """Where the files of a checkpoint are: its own folder, or what its record names."""
     note = storage.join(str(path), REMOTE)
-    if storage.is_local(note) and storage.exists(note):
-        return storage.read(note).decode()
-    return str(path)
+    if not storage.is_local(note) or not storage.exists(note):
+        return str(path)
+    url = storage.read(note).decode()
+    if storage.is_local(url):  # what is deleted there would be somebody's
+        raise damaged(path, f"its {REMOTE} names no store")
+    return url
 
 
 def begin(path: Path, url: str | None) -> None:
@@ -120,8 +125,7 @@ def begin(path: Path, url: str | None) -> None:
     go, so that whoever has to clean up knows."""
     (path / TENSORS).mkdir(parents=True)
     if url is not None:
-        (path / REMOTE).write_text(url)
-        sync(path)
+        storage.write(str(path / REMOTE), url.encode())
 
 
 def send(path: Path, files: Sequence[StoredFile]) -> None:
@@ -274,22 +278,25 @@ def is_manifest(file: str) -> bool:
 
 
 def adopt(folder: Path, url: str, run: str) -> None:
-    """Make records of the checkpoints at `url` that a run has saved whose folder is lost."""
+    """Make records of the checkpoints at `url` that a run has saved whose folder is lost. Before
+    one appears all are made: what is hidden says that a start was killed while they appeared."""
+    if committed(folder) and not any(folder.glob(f".*{ADOPTED}")):
+        return
+    made: dict[Path, Path] = {}
     for there in whole(url):
         state = read_state(there)
-        if state.run != run:
-            continue
-        # Not a `.tmp`, whose files `clean` would delete where they are.
-        path, target = folder / f".{name(state.step)}.adopted", folder / name(state.step)
-        if target.exists():  # the run has saved this step twice
+        path, target = folder / f".{name(state.step)}{ADOPTED}", folder / name(state.step)
+        if state.run != run or target.exists() or target in made:  # it has saved this step twice
             continue
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
         for file in (STATE, MODEL, MANIFEST):
             (path / file).write_bytes(storage.read(storage.join(there, file)))
-        (path / REMOTE).write_text(there)
+        storage.write(str(path / REMOTE), there.encode())
+        made[target] = path
+    for target, path in made.items():
         path.rename(target)
-        log.info("%s was saved by this run: going on with it", there)
+        log.info("%s was saved by this run: going on with it", place(target))
 
 
 def sync(folder: Path) -> None:

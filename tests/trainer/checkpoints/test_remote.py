@@ -147,19 +147,45 @@ def test_a_store_that_fails_fails_the_save_and_leaves_nothing(
 
 
 def test_a_run_whose_folder_is_lost_finds_its_own(
-    tmp_path: Path, parallel: Parallel, model: Model, checkpoint_of: Save, url: str
+    tmp_path: Path,
+    model: Model,
+    checkpoint_of: Save,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """All of them, whenever it is killed at that."""
     checkpoint_of(model, 3, url=url)
     checkpoint_of(model, 5, url=url)
     new = tmp_path / "new"
     new.mkdir()
     store.adopt(new, url, "another")
     assert store.committed(new) == []
+    rename = Path.rename
+    for allowed in ([], [1]):  # killed before the first record appears, and before the second
+
+        def dying(path: Path, target: Path, allowed: list[int] = allowed) -> None:
+            if not allowed:
+                raise KeyboardInterrupt
+            allowed.pop()
+            rename(path, target)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Path, "rename", dying)
+            store.adopt(new, url, "me")
+        store.clean(new)
     store.adopt(new, url, "me")
-    store.clean(new)
-    assert [store.step_of(path) for path in store.committed(new)] == [3, 5]
+    assert sorted(path.name for path in new.iterdir()) == [store.name(3), store.name(5)]
     assert store.read_state(store.committed(new)[-1]).step == 5
     assert len(store.whole(url)) == 2
+
+
+def test_what_a_power_cut_has_emptied_names_nothing_to_delete(tmp_path: Path) -> None:
+    half = store.temporary(tmp_path, 2, "beef")
+    store.begin(half, "memory://bucket/run")
+    assert store.place(half) == "memory://bucket/run"
+    (half / store.REMOTE).write_text("")
+    with pytest.raises(CheckpointError, match="names no store"):
+        store.clean(tmp_path)
 
 
 def test_a_url_must_name_a_store() -> None:
