@@ -7,19 +7,17 @@ store are retried with growing pauses; what remains is a StorageError that names
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-import re
 import shutil
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..console.errors import MissingError, StorageError, UserError
 from ..console.log import get_logger
+from .atomic import becoming, sync_folder
 
 T = TypeVar("T")
 
@@ -31,9 +29,6 @@ LONGEST_PAUSE = 20.0
 SLOWEST, STALLED = 256 << 10, 120.0
 """Bytes a second that a store must take of what is written to it, and the seconds on top of that:
 one that takes nothing would be waited for until TCP gives up."""
-
-HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
-"""The name of a file that was being written when its process was killed."""
 
 PASSING = (408, 429, 500, 502, 503, 504)
 """Answers of a store that may be others in a while."""
@@ -102,18 +97,9 @@ def write(url: str, data: bytes) -> None:
 
 
 def _write_local(target: Path, data: bytes) -> None:
-    temporary = _beside(target)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-        sync_folder(target.parent)
-    except OSError:
-        _forget(temporary)
-        raise
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with becoming(target) as file:
+        file.write(data)
 
 
 def put(source: Path, url: str) -> None:
@@ -124,24 +110,20 @@ def put(source: Path, url: str) -> None:
         source.unlink()
         return
     target = local_path(url)
-    temporary = _beside(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with source.open("rb+") as file:
             os.fsync(file.fileno())
         try:
             source.replace(target)
+            sync_folder(target.parent)
         except OSError as error:
             if error.errno != 18:  # EXDEV: another file system
                 raise
-            shutil.copyfile(source, temporary)
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
-            temporary.replace(target)
+            with source.open("rb") as file, becoming(target) as copy:
+                shutil.copyfileobj(file, copy)
             source.unlink()
-        sync_folder(target.parent)
     except OSError as error:
-        _forget(temporary)
         raise failed("write", url, error) from None
 
 
@@ -192,15 +174,6 @@ def names(url: str) -> list[str]:
         return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in found)
 
     return remote("list", url, look)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def file_system(url: str) -> tuple[Any, str]:
@@ -282,15 +255,6 @@ def _pauses() -> Iterator[float]:
     for _ in range(ATTEMPTS):
         yield pause * random.uniform(0.5, 1.5)
         pause = min(pause * 2, LONGEST_PAUSE)
-
-
-def _beside(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
-
-
-def _forget(temporary: Path) -> None:
-    with contextlib.suppress(OSError):  # it may never have come to be
-        temporary.unlink()
 
 
 def failed(verb: str, url: str, error: Exception) -> StorageError:

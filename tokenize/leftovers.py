@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Mapping
 
 from ..dataplane import manifest, storage
+from ..dataplane.atomic import HALF_WRITTEN
 from ..dataplane.manifest import Manifest
 from .job import CLAIMS, DIGESTS, DROPS, SPILLS, TASKS, Job, dataset_url, work_url
 
@@ -33,7 +34,7 @@ def clear(job: Job, held: Mapping[str, Manifest]) -> None:
             if storage.is_local(url):
                 storage.local_path(work_url(url)).rmdir()
     for name in storage.list_files(work_url(job.url, CLAIMS)):
-        if storage.HALF_WRITTEN.fullmatch(name):
+        if HALF_WRITTEN.fullmatch(name):
             storage.delete(work_url(job.url, CLAIMS, name))
 
 
@@ -55,5 +56,5 @@ def _sweep(url: str, held: Manifest, job: Job) -> None:
     for name in storage.list_files(url):
         folder, _, base = name.rpartition("/")
         orphan = NAMED_BY_CONTENT.fullmatch(name) and name not in named
-        if orphan or (folder in FOLDERS and storage.HALF_WRITTEN.fullmatch(base)):
+        if orphan or (folder in FOLDERS and HALF_WRITTEN.fullmatch(base)):
             storage.delete(storage.join(url, name))

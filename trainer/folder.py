@@ -18,7 +18,8 @@ from typing import Any
 
 from ..console import config as reader
 from ..console.errors import BusyError, RunError, StorageError
-from ..dataplane import ledger, storage
+from ..dataplane import ledger
+from ..dataplane.atomic import HALF_WRITTEN
 from ..dataplane.step_lines import METRICS
 from .records import EVALUATIONS, EVENTS
 from .slurm import SCRIPT
@@ -100,7 +101,7 @@ class RunFolder:
     def clear(self) -> None:
         """Remove what was half written when a start of the run was killed."""
         for path in self.root.iterdir():
-            if storage.HALF_WRITTEN.fullmatch(path.name) or path.name.startswith(PROBE):
+            if HALF_WRITTEN.fullmatch(path.name) or path.name.startswith(PROBE):
                 path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
