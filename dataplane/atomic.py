@@ -31,16 +31,16 @@ def becoming(target: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
             temporary.replace(target)
-        sync_folder(target.parent)
+        sync(target.parent)
     except OSError:
         with contextlib.suppress(OSError):  # it may be `target` by now
             temporary.unlink()
         raise
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make what a file holds, or the names in a folder, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -25,7 +25,7 @@ from typing import Any
 from ..console.errors import InputError
 from ..console.log import get_logger
 from ..console.progress import Progress
-from ..dataplane import storage
+from ..dataplane import remote, storage
 from .sources import BLOCK_BYTES, File, web
 from .sources.files import open_file
 
@@ -92,7 +92,7 @@ def information(name: str) -> dict[str, Any]:
     """What a store says of an object."""
     if web.is_web(name):
         return web.information(name)
-    return storage.remote("read", name, lambda fs, path: dict(fs.info(path)))
+    return remote.ask("read", name, lambda fs, path: dict(fs.info(path)))
 
 
 class Memory:

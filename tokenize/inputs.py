@@ -11,7 +11,7 @@ from typing import Any
 
 from ..console.errors import InputError, MisuseError, StorageError, UserError
 from ..console.log import get_logger
-from ..dataplane import storage
+from ..dataplane import remote, storage
 from .fingerprints import information
 from .sources import COMPRESSIONS, ENDINGS, SOURCES, File, SourceConfig, check_meant, web
 
@@ -99,7 +99,7 @@ def _expand(given: str, config: SourceConfig) -> list[str]:
             return [given]
         return sorted(fs.unstrip_protocol(name) for name in fs.glob(path))
 
-    return storage.remote("list", given, look)
+    return remote.ask("list", given, look)
 
 
 def _files_below(folder: Path) -> list[str]:

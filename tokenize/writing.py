@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..dataplane import manifest, storage
+from ..dataplane.faults import failed
 from ..dataplane.manifest import Shard
 from ..dataplane.shards import Documents, shard_format
 from ..dataplane.shards.mds import index_columns
@@ -43,7 +44,7 @@ def write_shard(
             return shard
         stored = _compress(out.read(), job.compression)
     except OSError as error:
-        raise storage.failed("write", storage.join(url, folder), error) from None
+        raise failed("write", storage.join(url, folder), error) from None
     finally:
         out.discard()
     storage.write(storage.join(url, f"{name}.zstd"), stored)

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from small_data import plan_of, write_dataset
 from swift import Swift, install
 
-from headrace.dataplane import storage
+from headrace.dataplane import remote, storage
 from headrace.dataplane.cache import Cache
 from headrace.dataplane.dataset import Dataset
 from headrace.dataplane.loader import Loader
@@ -114,7 +114,7 @@ def main() -> None:
         server.start()
         try:
             os.environ.update(server.environment)
-            storage.file_system("s3://bench")[0].mkdir("bench")
+            remote.file_system("s3://bench")[0].mkdir("bench")
             measure("s3://bench/web", Path(folder))
         finally:
             server.stop()

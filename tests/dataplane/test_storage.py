@@ -2,16 +2,13 @@ from __future__ import annotations
 
 import os
 import resource
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
-import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
-from headrace.console.errors import MissingError, StorageError
+from headrace.console.errors import StorageError
 from headrace.dataplane import storage
 
 
@@ -84,95 +81,9 @@ def test_what_is_no_place_for_a_file_is_told(tmp_path: Path) -> None:
             act("a\0b")
 
 
-def test_unknown_schemes_and_forbidden_places(tmp_path: Path) -> None:
-    with pytest.raises(MissingError, match="nonsense"):
-        storage.read("nonsense://x/y")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot write"):
-        storage.write(str(tmp_path / "file" / "inside"), b"")
-
-
-class Flaky(MemoryFileSystem):
-    """Fails a few times before it answers."""
-
-    protocol = "flaky"
-    failures: list[Exception] = []  # noqa: RUF012
-
-    def cat_file(self, path: str, **options: object) -> bytes:
-        if self.failures:
-            raise self.failures.pop()
-        return b"data"
-
-
-@pytest.fixture
-def flaky(monkeypatch: pytest.MonkeyPatch) -> type[Flaky]:
-    fsspec.register_implementation("flaky", Flaky, clobber=True)
-    monkeypatch.setattr(storage, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(storage, "LONGEST_PAUSE", 0.002)
-    Flaky.failures = []
-    return Flaky
-
-
-def test_passing_faults_are_tried_again(flaky: type[Flaky]) -> None:
-    flaky.failures = [TimeoutError(), ConnectionResetError(), OSError("503 SlowDown")]
-    assert storage.read("flaky://x") == b"data"
-    assert not flaky.failures
-
-
-def test_lasting_faults_are_told(flaky: type[Flaky]) -> None:
-    flaky.failures = [TimeoutError("no answer")] * 50
-    with pytest.raises(StorageError, match=r"flaky://x: no answer"):
-        storage.read("flaky://x")
-    assert len(flaky.failures) == 50 - storage.ATTEMPTS
-    flaky.failures = [PermissionError()] * 3
-    with pytest.raises(StorageError, match="access is denied"):
-        storage.read("flaky://x")
-    assert len(flaky.failures) == 1  # asked once more, with credentials that were read anew
-
-
-def test_a_store_that_takes_nothing_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It accepts, and reads no further than what asks for its leave: TCP would keep on trying."""
-    monkeypatch.setattr(storage, "STALLED", 0.5)
-    monkeypatch.setattr(storage, "SLOWEST", 1 << 30)
-    monkeypatch.setattr(storage, "ATTEMPTS", 2)
-    monkeypatch.setattr(storage, "FIRST_PAUSE", 0.001)
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    source = tmp_path / "large"
-    source.write_bytes(bytes(16 << 20))
-    s3 = fsspec.get_filesystem_class("s3")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
-        s3.clear_instance_cache()
-        try:
-            for write in (
-                lambda: storage.write("s3://bucket/file", source.read_bytes()),
-                lambda: storage.put(source, "s3://bucket/file"),
-            ):
-                with pytest.raises(StorageError, match="s3://bucket/file: it took too long"):
-                    write()
-        finally:
-            s3.clear_instance_cache()
-    assert source.exists()
-
-
 def test_a_file_in_the_place_of_a_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").touch()
     for name in ("a.jsonl/x", "a.jsonl/x/y"):
         with pytest.raises(StorageError, match="a part of its path is a file") as caught:
             storage.write(str(tmp_path / name), b"")
         assert caught.value.mend == "choose another folder"
-
-
-def test_missing_credentials_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    exceptions = pytest.importorskip("botocore.exceptions")
-
-    def refuse(self: MemoryFileSystem, path: str, data: bytes) -> None:
-        raise exceptions.NoCredentialsError
-
-    monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuse)
-    with pytest.raises(StorageError, match="credentials are missing") as caught:
-        storage.write("memory://x/y", b"")
-    assert "AWS_ACCESS_KEY_ID" in str(caught.value.mend)

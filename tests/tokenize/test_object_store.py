@@ -20,7 +20,7 @@ from moto.server import ThreadedMotoServer
 from swift import Swift, install
 
 from headrace.console.errors import StorageError
-from headrace.dataplane import manifest, storage
+from headrace.dataplane import manifest, remote, storage
 from headrace.tokenize.build import BuildConfig, build
 
 MOTO = {
@@ -58,7 +58,7 @@ def faulty(moto: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
     impatient = {"read_timeout": 2, "retries": {"max_attempts": 0}}
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": impatient})
     monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "retries", 1)
-    monkeypatch.setattr(storage, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(remote, "FIRST_PAUSE", 0.001)
     with FaultyStore(moto) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.server_port}")
         fsspec.get_filesystem_class("s3").clear_instance_cache()

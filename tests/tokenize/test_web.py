@@ -20,7 +20,7 @@ import pytest
 from corpora import ONE, read_dataset, texts
 
 from headrace.console.errors import InputError, StorageError
-from headrace.dataplane import storage
+from headrace.dataplane import remote
 from headrace.tokenize.build import BuildConfig, build
 from headrace.tokenize.fingerprints import fingerprinted
 from headrace.tokenize.inputs import find
@@ -79,8 +79,8 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(storage, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(storage, "LONGEST_PAUSE", 0.002)
+    monkeypatch.setattr(remote, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(remote, "LONGEST_PAUSE", 0.002)
     (tmp_path / "a.jsonl").write_bytes(LINES)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(LINES))
     (tmp_path / "empty.jsonl").touch()
@@ -152,8 +152,8 @@ def test_a_file_that_always_ends_early_is_not_taken_for_whole(web: str) -> None:
 
 
 def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(storage, "LONGEST_PAUSE", 0.002)
+    monkeypatch.setattr(remote, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(remote, "LONGEST_PAUSE", 0.002)
     with pytest.raises(StorageError, match="refused"):
         find(["http://127.0.0.1:9/a.jsonl"], SourceConfig())
 
