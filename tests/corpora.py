@@ -1,4 +1,4 @@
-"""Small corpora, and everything that a dataset built from them says."""
+"""Small corpora, how they are read, and everything that a dataset built from them says."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import json
 import random
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from headrace.dataplane.dataset import Dataset
 from headrace.dataplane.shards import Origin
 from headrace.dataplane.tokenizers import load
+from headrace.tokenize import sources
 from headrace.tokenize.engines import EngineConfig
+from headrace.tokenize.inputs import find
+from headrace.tokenize.sources import Problem, SourceConfig, source
+
+Found = tuple[list[tuple[int, str, str | None]], list[Problem]]
 
 ONE = EngineConfig(workers=1)
 """The engine of most tests: no processes."""
@@ -36,6 +42,19 @@ def write_jsonl(path: Path, documents: Iterable[str]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines))
     return path
+
+
+def read_file(path: Path, size: int = 1 << 30, **options: Any) -> Found:
+    """All documents of a file, read in slices of about `size` bytes."""
+    config = SourceConfig(**options)
+    (file,) = find([str(path)], config)
+    found, problems = [], []
+    for part in sources.cut(file, config, size, skip_bad=False):
+        for block in source(file.format).read(part, config):
+            ids = block.ids or [None] * len(block.texts)
+            found += list(zip(block.positions, block.texts, ids, strict=True))
+            problems += block.problems
+    return found, problems
 
 
 def read_dataset(url: str | Path) -> list[tuple[Origin, str, list[int]]]:

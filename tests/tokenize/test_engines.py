@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from corpora import ONE, snapshot
+from corpora import ONE, snapshot, texts, write_jsonl
 
 from headrace.console.errors import InputError, RunError
 from headrace.dataplane import manifest
@@ -92,3 +95,39 @@ def test_ray_builds_the_same_bytes(corpus: Path, run_build: Any, ray: Any) -> No
     assert sum("worse.jsonl, line 3: missing field" in line for line in told["problems"]) == 1
     with pytest.raises(InputError, match="broken JSON"):
         run_build(corpus, out="failed", engine=EngineConfig(kind="ray"), **options)
+
+
+@pytest.mark.slow
+def test_workers_end_when_their_build_is_killed(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "corpus.jsonl", texts(60_000))
+    code = (
+        "from headrace.tokenize.build import *\n"
+        "if __name__ == '__main__':\n"
+        f" build(BuildConfig(inputs=({str(tmp_path / 'corpus.jsonl')!r},), tokenizer='byte',"
+        f" out={str(tmp_path / 'out')!r}, engine=EngineConfig(workers=2), slice_size=100_000))\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    process = subprocess.Popen([sys.executable, str(script)], start_new_session=True)
+    deadline = time.monotonic() + 300
+    while not (tmp_path / "out" / "work" / "tasks").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()  # the parent alone
+    process.wait()
+    while _group(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _group(process.pid)
+
+
+def _group(number: int) -> list[str]:
+    """Processes of a process group."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == number and fields[0] != "Z":
+            found.append(path.parent.name)
+    return found

@@ -11,10 +11,28 @@ from corpora import read_dataset, snapshot, texts, write_jsonl
 
 from headrace.console.errors import InputError, StorageError
 from headrace.dataplane import manifest
+from headrace.dataplane.tokenizers.byte import ByteConfig
 from headrace.tokenize import build as building
 from headrace.tokenize.sources import SourceConfig
 
 Run = Callable[..., Path]
+
+
+def test_new_files_become_a_new_generation(corpus: Path, run_build: Run) -> None:
+    out = run_build(corpus, dedup="exact", shuffle=1)
+    first = manifest.load(str(out))
+    before = snapshot(out)
+    write_jsonl(corpus / "9.jsonl", [*texts(30, seed=9), texts(200, seed=0)[7], "x", "x"])
+    run_build(corpus, dedup="exact", shuffle=1)
+    second = manifest.load(str(out))
+    assert second.generations[0] == first.generations[0]
+    assert len(second.generations) == 2
+    assert second.generations[1].documents == 31
+    assert second.generations[1].provenance["counts"]["duplicates"] == 2
+    after = snapshot(out)
+    assert all(after[name] == data for name, data in before.items() if "manifest" not in name)
+    run_build(corpus, dedup="exact", shuffle=1)
+    assert snapshot(out) == after
 
 
 def test_each_generation_is_built_from_its_own_files(
@@ -89,6 +107,8 @@ def test_what_cannot_be_appended_is_refused_and_changes_nothing(
         ({"dedup": "exact"}, "dedup was False, is True"),
         ({"max_document_tokens": 9}, "max_document_tokens was not given, is 9"),
         ({"format": "mds"}, "format was arrow, is mds"),
+        ({"shard_size": 99}, "shard_size was 15000, is 99"),
+        ({"byte": ByteConfig(special_tokens=("<end>",))}, "tokenizer was"),
     ):
         with pytest.raises(StorageError, match=message):
             run_build(corpus, **options)
@@ -96,3 +116,52 @@ def test_what_cannot_be_appended_is_refused_and_changes_nothing(
     with pytest.raises(InputError, match="has changed since it was built"):
         run_build(corpus)
     assert snapshot(out) == before
+
+
+def test_a_build_killed_between_two_manifests_goes_on_before_new_files(
+    tmp_path: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = write_jsonl(tmp_path / "c" / "1.jsonl", [f"document {k}" for k in range(60)])
+    options: dict[str, Any] = {"splits": {"test": 0.3, "val": 0.3}, "dedup": "exact"}
+    save = manifest.save
+
+    def dying(url: str, new: manifest.Manifest) -> None:
+        if not url.endswith("val"):
+            raise KeyboardInterrupt
+        save(url, new)
+
+    monkeypatch.setattr(manifest, "save", dying)
+    with pytest.raises(KeyboardInterrupt):
+        run_build(first, **options)
+    monkeypatch.setattr(manifest, "save", save)
+    second = write_jsonl(tmp_path / "c" / "2.jsonl", [f"other {k}" for k in range(60)])
+    with pytest.raises(InputError, match=r"needs .*1\.jsonl again"):
+        run_build(second, **options)
+    out = run_build(first, second, **options)
+    found = []
+    for name in ("train", "test", "val"):
+        assert len(manifest.load(str(out / name)).generations) == 2
+        found += [text for _, text, _ in read_dataset(out / name)]
+    assert len(found) == len(set(found)) == 120
+
+
+def test_a_change_of_a_few_bytes_is_a_change(tmp_path: Path, run_build: Run) -> None:
+    """Anywhere in a file, and under another name."""
+    file = write_jsonl(tmp_path / "a.jsonl", ["x" * 200 + f"{k:08}" for k in range(3000)])
+    other = tmp_path / "b.jsonl"
+    data = file.read_bytes()
+    other.write_bytes(data[:50_000] + data[50_000:].replace(b"x", b"y", 1))
+    assert other.stat().st_size == file.stat().st_size
+    out = run_build(file)
+    run_build(file, other)
+    assert manifest.load(str(out)).documents == 6000
+    file.write_bytes(other.read_bytes().replace(b"y", b"z", 1))
+    with pytest.raises(InputError, match=r"a\.jsonl has changed since"):
+        run_build(file, other)
+
+
+def test_a_copy_of_a_file_is_not_built_twice(corpus: Path, run_build: Run) -> None:
+    out = run_build(corpus)
+    (corpus / "copy.jsonl").write_bytes((corpus / "0.jsonl").read_bytes())
+    run_build(corpus)
+    assert manifest.load(str(out)).documents == 244

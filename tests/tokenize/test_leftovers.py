@@ -1,9 +1,15 @@
-"""What killed builds have left is gone with the next one, which may itself be killed at that."""
+"""Builds that fail or are killed: what they have finished is kept, and what else they have left is
+gone with the next one, which may itself be killed at that."""
 
 from __future__ import annotations
 
 import itertools
+import os
+import random
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +17,68 @@ from typing import Any
 import pytest
 from corpora import snapshot, texts, write_jsonl
 
+from headrace.console.errors import StorageError
 from headrace.dataplane import manifest, storage
+from headrace.tokenize import tasks
 
 Run = Callable[..., Path]
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": 1, "dedup": "exact", "splits": {"val": 0.1}}])
+def test_a_build_that_fails_anywhere_goes_on_to_the_same_bytes(
+    corpus: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """A fault at every single write and removal of the build, one after another."""
+    whole = snapshot(run_build(corpus, out="whole", **options))
+    left = 0
+
+    def failing(act: Callable[..., None]) -> Callable[..., None]:
+        def fail(url: str, *data: bytes) -> None:
+            nonlocal left
+            if "/claims/" not in url:
+                if left == 0:
+                    raise StorageError("the disk is gone")
+                left -= 1
+            act(url, *data)
+
+        return fail
+
+    for name in ("write", "delete"):
+        monkeypatch.setattr(storage, name, failing(getattr(storage, name)))
+    for allowed in range(1000):
+        left = allowed
+        try:
+            run_build(corpus, out="again", **options)
+        except StorageError:
+            continue
+        break
+    assert allowed > 3
+    assert snapshot(corpus.parent / "again") == whole
+
+
+def test_finished_shards_are_not_built_again(
+    corpus: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+    write_shard = tasks.write_shard
+
+    def counting(*args: Any, **options: Any) -> Any:
+        if len(written) == 5:
+            raise KeyboardInterrupt
+        written.append(args[3])
+        return write_shard(*args, **options)
+
+    monkeypatch.setattr(tasks, "write_shard", counting)
+    with pytest.raises(KeyboardInterrupt):
+        run_build(corpus)
+    first = list(written)
+    written.clear()
+    monkeypatch.setattr(tasks, "write_shard", write_shard)
+    stat = {path.name: path.stat().st_mtime_ns for path in (corpus.parent / "out").rglob("*.arrow")}
+    out = run_build(corpus)
+    assert len(first) == len(stat) == 5
+    for name, when in stat.items():
+        assert (out / "shards" / name).stat().st_mtime_ns == when
 
 
 @pytest.fixture
@@ -99,3 +164,33 @@ def test_what_was_made_of_files_that_are_taken_back(
         assert snapshot(run_build(one, two, out=out.name, **options)) == whole
     assert number > 5
     assert snapshot(out) == half
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--shuffle", "5", "--dedup", "exact"]])
+def test_kill_9_at_any_moment(tmp_path: Path, options: list[str]) -> None:
+    for number in range(3):
+        write_jsonl(tmp_path / "corpus" / f"{number}.jsonl", texts(4000, seed=number))
+    command = [
+        *(sys.executable, "-c", "from headrace.tokenize.cli import main; main()", "build"),
+        *(str(tmp_path / "corpus"), "--tokenizer", "byte", "--shard-size", "64Ki"),
+        *("--workers", "2", *options, "--out"),
+    ]
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
+    rng = random.Random(0)
+    out = tmp_path / "killed"
+    for _ in range(6):
+        process = subprocess.Popen(
+            [*command, str(out)], start_new_session=True, stderr=subprocess.PIPE
+        )
+        try:
+            process.wait(rng.uniform(0.2, 2.5))
+            break
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if (out / "manifest.json").exists():
+            manifest.load(str(out))  # whole, or not there
+    run = subprocess.run([*command, str(out)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert snapshot(out) == snapshot(tmp_path / "whole")

@@ -4,38 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import zstandard
-from corpora import texts
+from corpora import read_file, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.console.errors import InputError, MisuseError
 from headrace.tokenize import sources
 from headrace.tokenize.inputs import find
-from headrace.tokenize.sources import Problem, SourceConfig, columns, files, source, streams
-
-Found = tuple[list[tuple[int, str, str | None]], list[Problem]]
-
-
-def read(path: Path, size: int = 1 << 30, **options: Any) -> Found:
-    """All documents of a file, read in slices of about `size` bytes."""
-    config = SourceConfig(**options)
-    (file,) = find([str(path)], config)
-    found, problems = [], []
-    for part in sources.cut(file, config, size, skip_bad=False):
-        for block in source(file.format).read(part, config):
-            ids = block.ids or [None] * len(block.texts)
-            found += list(zip(block.positions, block.texts, ids, strict=True))
-            problems += block.problems
-    return found, problems
+from headrace.tokenize.sources import SourceConfig, files, source, streams
 
 
 def plain(path: Path, data: bytes) -> Path:
@@ -56,7 +37,7 @@ def test_jsonl(tmp_path: Path, ending: str) -> None:
     lines = [json.dumps({"body": text, "id": number}) for number, text in enumerate(documents)]
     data = "\n".join([*lines[:20], "", *lines[20:]]).encode()
     path = plain(tmp_path / f"a.jsonl{ending}", PACKINGS[ending](data))
-    found, problems = read(path, text_field="body", id_field="id")
+    found, problems = read_file(path, text_field="body", id_field="id")
     assert not problems
     lines_of = [*range(20), *range(21, 51)]
     assert found == list(zip(lines_of, documents, map(str, range(50)), strict=True))
@@ -66,7 +47,7 @@ def test_jsonl(tmp_path: Path, ending: str) -> None:
 def test_archives_of_several_members(tmp_path: Path, ending: str) -> None:
     parts = [f"{number}\n".encode() * 1000 for number in range(5)]
     path = plain(tmp_path / f"a.txt{ending}", b"".join(map(PACKINGS[ending], parts)))
-    found, problems = read(path, text_documents="line")
+    found, problems = read_file(path, text_documents="line")
     assert not problems
     assert [text for _, text, _ in found] == [line for p in parts for line in p.decode().split()]
 
@@ -107,11 +88,11 @@ def test_slices_make_no_difference(
         data = kind.join(records)
         path, options = folder / "a.txt", {"text_documents": "separator", "separator": kind}
     path.write_bytes(data.encode())
-    whole = read(path, **options)
+    whole = read_file(path, **options)
     with pytest.MonkeyPatch.context() as patch:
         for module in (files, streams):
             patch.setattr(module, "BLOCK_BYTES", block)
-        assert read(path, size=size, **options) == whole
+        assert read_file(path, size=size, **options) == whole
     if kind == "line":
         lines = [line.removesuffix("\r") for line in data.split("\n")]
         expected = [(k, line, None) for k, line in enumerate(lines) if line]
@@ -122,148 +103,21 @@ def test_slices_make_no_difference(
         assert "--".join(pieces[len(whole[0]) :]) == ""
 
 
-def test_parquet_and_arrow(tmp_path: Path) -> None:
-    documents = texts(500)
-    table = pa.table({"n": range(500), "text": documents, "id": [f"d{k}" for k in range(500)]})
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=64)
-    with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as w:
-        w.write_table(table, max_chunksize=64)
-    with pa.ipc.new_stream(str(tmp_path / "s.arrow"), table.schema) as w:
-        w.write_table(table, max_chunksize=64)
-    large = table.set_column(1, "text", table["text"].cast(pa.large_string()))
-    pq.write_table(large, tmp_path / "l.parquet")
-    words = table.set_column(1, "text", table["text"].dictionary_encode())
-    pq.write_table(words, tmp_path / "d.parquet")
-    expected = [(k, text, f"d{k}") for k, text in enumerate(documents)]
-    for name in ("a.parquet", "a.arrow", "s.arrow", "l.parquet", "d.parquet"):
-        for size in (1 << 30, 3000):
-            assert read(tmp_path / name, size=size, id_field="id") == (expected, []), name
-
-
 def test_text_files_are_documents(tmp_path: Path) -> None:
     path = plain(tmp_path / "a.txt.gz", gzip.compress("Où?\n\nIci.\n".encode()))
-    assert read(path) == ([(0, "Où?\n\nIci.\n", None)], [])
+    assert read_file(path) == ([(0, "Où?\n\nIci.\n", None)], [])
 
 
 def test_fasta(tmp_path: Path) -> None:
     path = plain(tmp_path / "a.fna", b">one first\nACGT\nacgt\n>two\r\nNN\r\n\r\n>three\n")
-    found, problems = read(path)
+    found, problems = read_file(path)
     assert found == [(0, "ACGTacgt", "one"), (1, "NN", "two"), (2, "", "three")]
     assert not problems
 
 
-def test_names_globs_folders_and_what_is_left_out(tmp_path: Path) -> None:
-    for name in (
-        *("a.jsonl", "b/c.txt.zst", "b/d.PARQUET", "b/.hidden.txt", "_x/y.txt", "n.bin"),
-        *("odd/a?b=c.txt", "odd/[1] #2*.txt", "odd/水 \n.fa"),
-    ):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"x")
-    config = SourceConfig()
-
-    def names(*inputs: str) -> list[str]:
-        files = find([str(tmp_path / one) for one in inputs], config)
-        return [str(Path(file.name).relative_to(tmp_path)) for file in files]
-
-    odd = ["odd/[1] #2*.txt", "odd/a?b=c.txt", "odd/水 \n.fa"]
-    assert names(".") == ["a.jsonl", "b/c.txt.zst", "b/d.PARQUET", *odd]
-    assert names(*odd) == odd
-    assert names("b/*.zst", "a.jsonl", "*.jsonl") == ["b/c.txt.zst", "a.jsonl"]
-    with pytest.raises(InputError, match="no files at"):
-        names("nothing-*.jsonl")
-    with pytest.raises(InputError, match="says nothing of its format"):
-        names("n.bin")
-    with pytest.raises(InputError, match="3 problems with the inputs") as caught:
-        names("n.bin", "nothing", "a.jsonl", "no.txt")
-    assert str(caught.value).count("no files at") == 2
-    assert find([str(tmp_path / "n.bin")], SourceConfig(format="text"))[0].format == "text"
-
-
-def test_what_is_no_file_of_a_folder_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A link to a folder is not followed: it may go in circles."""
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
-    (corpus / "a.txt").touch()
-    (tmp_path / "b.txt").touch()
-    (corpus / "link.txt").symlink_to(tmp_path / "b.txt")
-    (corpus / "broken.txt").symlink_to(tmp_path / "c.txt")
-    (corpus / "circle").symlink_to(corpus)
-    os.mkfifo(corpus / "pipe.txt")
-    found = find([str(corpus)], SourceConfig())
-    assert [Path(file.name).name for file in found] == ["a.txt", "link.txt"]
-    for name in ("broken.txt", "circle", "pipe.txt"):
-        assert f"{corpus / name} is left out" in caplog.text
-    with pytest.raises(InputError, match="is no file"):
-        find([str(corpus / "pipe.txt")], SourceConfig())
-
-
-def test_a_name_that_is_no_text_is_told(tmp_path: Path) -> None:
-    path = os.fsencode(tmp_path) + b"/caf\xe9.txt"
-    Path(os.fsdecode(path)).write_text("x")
-    with pytest.raises(InputError, match=r"/caf\\xe9.txt: its name is not UTF-8"):
-        find([str(tmp_path)], SourceConfig())
-
-
-def test_the_output_is_no_input(tmp_path: Path) -> None:
-    """A build that is run again would read what it has written."""
-    for name in ("a.jsonl", "out/manifest.json", "out/work/claims/x.json", "outer/b.jsonl"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    out = str(tmp_path / "out")
-    for given_ in (tmp_path, tmp_path / "**" / "*.json*", f"file://{tmp_path}"):
-        files = find([str(given_)], SourceConfig(), out)
-        assert [Path(file.name).name for file in files] == ["a.jsonl", "b.jsonl"]
-    for given_ in (out, tmp_path / "out" / "*.json", tmp_path / "out" / "manifest.json"):
-        with pytest.raises(MisuseError, match="lies in the output"):
-            find([str(given_)], SourceConfig(), out)
-    with pytest.raises(MisuseError, match="lies in the output"):
-        find([str(tmp_path)], SourceConfig(), str(tmp_path))
-
-
-def test_a_url_of_another_file_system(tmp_path: Path) -> None:
-    import fsspec
-
-    memory = fsspec.filesystem("memory")
-    memory.pipe("/corpus/a.jsonl", b'{"text": "one"}\n{"text": "two"}\n')
-    memory.pipe("/corpus/b.jsonl.gz", gzip.compress(b'{"text": "three"}\n'))
-    memory.pipe("/corpus/c?d=e #1.jsonl", b'{"text": "four"}\n')
-    config = SourceConfig()
-    for given_ in ("memory://corpus", "memory://corpus/*.jsonl*"):
-        files = find([given_], config)
-        found = [
-            text
-            for file in files
-            for part in source(file.format).cut(file, config, 20)
-            for block in source(file.format).read(part, config)
-            for text in block.texts
-        ]
-        assert found == ["one", "two", "three", "four"]
-
-
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [
-        ("a.txt", {"text_field": "body"}),
-        ("a.fa", {"id_field": "name"}),
-        ("a.jsonl", {"text_documents": "line"}),
-    ],
-)
-def test_a_setting_that_means_nothing_to_the_inputs_is_refused(
-    tmp_path: Path, name: str, option: dict[str, Any]
-) -> None:
-    (tmp_path / name).touch()
-    with pytest.raises(MisuseError, match="and no input is one"):
-        find([str(tmp_path)], SourceConfig(**option))
-    for other in ("b.txt", "b.jsonl"):
-        (tmp_path / other).touch()
-    assert len(find([str(tmp_path)], SourceConfig(**option))) == 3
-
-
 def test_a_line_without_the_field_of_its_id_is_bad(tmp_path: Path) -> None:
     lines = b'{"text": "a", "name": 1}\n{"text": "b"}\n{"text": "c", "name": null}\n'
-    found, problems = read(plain(tmp_path / "a.jsonl", lines), id_field="name")
+    found, problems = read_file(plain(tmp_path / "a.jsonl", lines), id_field="name")
     assert found == [(0, "a", "1"), (2, "c", None)]
     assert [(one.kind, one.position) for one in problems] == [("missing field", 1)]
     assert "no field `name` (it has `text`)" in problems[0].what
@@ -293,7 +147,7 @@ BAD = {
 def test_a_bad_record_is_named_and_the_others_are_read(tmp_path: Path, name: str) -> None:
     data, file, line, rest = BAD[name]
     options = {"text_documents": "line"} if file.endswith(".txt") else {}
-    found, problems = read(plain(tmp_path / file, data), **options)
+    found, problems = read_file(plain(tmp_path / file, data), **options)
     assert [text for _, text, _ in found] == rest
     (problem,) = problems
     assert problem.position == line
@@ -312,7 +166,7 @@ def test_a_damaged_archive_gives_what_comes_before(tmp_path: Path, ending: str, 
         del data[len(data) // 2 :]
     else:
         data[len(data) // 2 :] = b"\xff" * (len(data) - len(data) // 2)
-    found, problems = read(plain(tmp_path / f"a.jsonl{ending}", bytes(data)))
+    found, problems = read_file(plain(tmp_path / f"a.jsonl{ending}", bytes(data)))
     assert [problem.kind for problem in problems] == ["damaged file"]
     whole = [json.loads(line)["text"] for line in lines.splitlines()]
     assert [text for _, text, _ in found] == whole[: len(found)]
@@ -320,50 +174,8 @@ def test_a_damaged_archive_gives_what_comes_before(tmp_path: Path, ending: str, 
 
 
 def test_an_archive_that_is_none(tmp_path: Path) -> None:
-    _, problems = read(plain(tmp_path / "a.jsonl.gz", b'{"text": "a"}\n'))
+    _, problems = read_file(plain(tmp_path / "a.jsonl.gz", b'{"text": "a"}\n'))
     assert [problem.kind for problem in problems] == ["damaged file"]
-
-
-def test_another_schema(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"body": ["a"]}), tmp_path / "a.parquet")
-    pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "b.parquet")
-    pq.write_table(pa.table({"text": ["a", None, "c"]}), tmp_path / "c.parquet")
-    assert [p.kind for p in read(tmp_path / "a.parquet")[1]] == ["other schema"]
-    assert "holds int64" in read(tmp_path / "b.parquet")[1][0].what
-    found, problems = read(tmp_path / "c.parquet")
-    assert [text for _, text, _ in found] == ["a", "c"]
-    assert problems[0].where().endswith("c.parquet, row 2")
-
-
-@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
-def test_a_broken_file_is_an_error_or_left_out(tmp_path: Path, name: str) -> None:
-    path = plain(tmp_path / name, b"PAR1 ARROW1 but no more")
-    with pytest.raises(InputError, match=r"this is not an? (Parquet|Arrow) file") as caught:
-        read(path)
-    assert caught.value.where == str(path)
-    config = SourceConfig()
-    (file,) = find([str(path)], config)
-    (part,) = sources.cut(file, config, 1 << 20, skip_bad=True)
-    (texts_,) = source(file.format).read(part, config)
-    assert [(one.kind, one.file) for one in texts_.problems] == [("damaged file", str(path))]
-
-
-def test_another_schema_is_told_once_for_each_file(tmp_path: Path) -> None:
-    twice = pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"])
-    numbers = pa.table({"text": range(2000)})
-    for name, table, what in (
-        ("twice", twice, "2 columns of the name `text`"),
-        ("numbers", numbers, "holds int64"),
-        ("lists", pa.table({"text": [["a"], ["b"]]}), "holds list<"),
-    ):
-        pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=100)
-        with pa.ipc.new_file(str(tmp_path / f"{name}.arrow"), table.schema) as out:
-            out.write_table(table, max_chunksize=100)
-        for ending in ("parquet", "arrow"):
-            found, problems = read(tmp_path / f"{name}.{ending}", size=500)
-            assert not found
-            assert [problem.kind for problem in problems] == ["other schema"]
-            assert what in problems[0].what
 
 
 @pytest.mark.parametrize("ending", PACKINGS)
@@ -383,7 +195,7 @@ def test_a_mark_of_utf_8_is_no_text(tmp_path: Path, ending: str) -> None:
         ("a.fa", f"{mark}>x\nACGT\n", {}, ["ACGT"]),
     ):
         path = plain(tmp_path / f"{name}{ending}", pack(data.encode()))
-        found, problems = read(path, size=40, **options)
+        found, problems = read_file(path, size=40, **options)
         assert [text for _, text, _ in found] == expected and not problems
 
 
@@ -391,7 +203,7 @@ def test_an_archive_without_its_ending_is_read_all_the_same(tmp_path: Path) -> N
     documents = texts(50)
     lines = "".join(json.dumps({"text": text}) + "\n" for text in documents).encode()
     for pack in PACKINGS.values():
-        found, problems = read(plain(tmp_path / "a.jsonl", pack(lines)), size=100)
+        found, problems = read_file(plain(tmp_path / "a.jsonl", pack(lines)), size=100)
         assert [text for _, text, _ in found] == documents and not problems
 
 
@@ -409,41 +221,16 @@ def test_a_document_beyond_the_limit_is_refused_or_split(
     if name == "a.jsonl":
         lines = [json.dumps({"text": line}, ensure_ascii=False) for line in lines]
     path = plain(tmp_path / name, "\n".join(lines).encode())
-    found, problems = read(path, **options)
+    found, problems = read_file(path, **options)
     assert [text for _, text, _ in found] == ([] if name == "b.txt" else ["a", "c"])
     assert [problem.kind for problem in problems] == ["too large"]
     if name == "a.jsonl":
         return
-    found, problems = read(path, split_large=True, **options)
+    found, problems = read_file(path, split_large=True, **options)
     assert not problems
     pieces = [text for position, text, _ in found if position == (0 if name == "b.txt" else 1)]
     assert len(pieces) > 3
     assert "".join(pieces) == long
-
-
-@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
-def test_rows_become_strings_a_few_at_a_time(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many there are in a batch; one that is too large never does."""
-    monkeypatch.setattr(columns, "LARGEST_DOCUMENT", 3000)
-    monkeypatch.setattr(columns, "BLOCK_BYTES", 500)
-    documents = ["é" * size for size in (10, 100, 1500, 240, 10, 1501, 10, 400)]
-    for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
-        table = pa.table({"text": pa.array(documents, kind)})
-        if name == "a.parquet":
-            pq.write_table(table, tmp_path / name)
-        else:
-            with pa.ipc.new_file(str(tmp_path / name), table.schema) as out:
-                out.write_table(table)
-        config = SourceConfig(split_large=True)
-        (file,) = find([str(tmp_path / name)], config)
-        (part,) = source(file.format).cut(file, config, 1 << 20)
-        blocks = list(source(file.format).read(part, config))
-        sizes = [[len(text.encode()) for text in block.texts] for block in blocks]
-        assert [one for one in sizes if one] == [[20, 200], [3000], [480, 20], [20], [800]]
-        (problem,) = (problem for block in blocks for problem in block.problems)
-        assert (problem.kind, problem.position) == ("too large", 5)
 
 
 def test_a_line_without_end_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
