@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ class Generation:
     """The shard table's name, relative to the dataset's URL."""
     table_hash: str
     provenance: dict[str, Any] = field(default_factory=dict)
-    """Where it came from: inputs with sizes, counts of what was dropped, versions, the date."""
+    """Where it came from: inputs with sizes, counts of what was dropped, versions."""
     hash: str = ""
     """Chains the previous generation's hash and this one's content."""
 
@@ -173,8 +173,20 @@ def save(url: str, manifest: Manifest) -> None:
     storage.write(storage.join(url, NAME), text.encode())
 
 
-def save_table(url: str, shards: Iterable[Shard]) -> tuple[str, str]:
-    """Write the shard table of a generation; returns its name and hash."""
+def totals(shards: Sequence[Shard]) -> dict[str, Any]:
+    """What a generation sums up of its shards."""
+    return {
+        "documents": sum(shard.documents for shard in shards),
+        "tokens": sum(shard.tokens for shard in shards),
+        "size": sum(shard.size for shard in shards),
+        "shards": len(shards),
+    }
+
+
+def write_generation(
+    url: str, shards: Sequence[Shard], provenance: dict[str, Any] | None = None
+) -> Generation:
+    """Write the shard table of a generation; returns what the head is to say of it."""
     import pyarrow as pa
 
     rows = [{**asdict(shard), "details": json.dumps(shard.details)} for shard in shards]
@@ -185,7 +197,7 @@ def save_table(url: str, shards: Iterable[Shard]) -> tuple[str, str]:
     digest = hashlib.sha256(sink.getvalue()).hexdigest()
     name = f"tables/{digest[:32]}.arrow"
     storage.write(storage.join(url, name), sink.getvalue())
-    return name, digest
+    return Generation(**totals(shards), table=name, table_hash=digest, provenance=provenance or {})
 
 
 def load_table(url: str, generation: Generation) -> list[Shard]:

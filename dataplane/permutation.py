@@ -81,18 +81,18 @@ def _walk(step: Step, keys: UInt64, length: int, numbers: Int64) -> Int64:
 def _feistel(keys: UInt64, half: np.uint64, mask: np.uint64, values: UInt64) -> UInt64:
     left, right = values >> half, values & mask
     for round_key in keys:
-        left, right = right, left ^ (_mix(right ^ round_key) & mask)
+        left, right = right, left ^ (mix(right ^ round_key) & mask)
     return (left << half) | right
 
 
 def _unfeistel(keys: UInt64, half: np.uint64, mask: np.uint64, values: UInt64) -> UInt64:
     left, right = values >> half, values & mask
     for round_key in keys[::-1]:
-        left, right = right ^ (_mix(left ^ round_key) & mask), left
+        left, right = right ^ (mix(left ^ round_key) & mask), left
     return (left << half) | right
 
 
-def _mix(values: UInt64) -> UInt64:
+def mix(values: UInt64) -> UInt64:
     """Stafford's finaliser: every bit of the input moves about half of the output's."""
     values = (values ^ (values >> np.uint64(30))) * _MIX_1
     values = (values ^ (values >> np.uint64(27))) * _MIX_2

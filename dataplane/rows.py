@@ -18,13 +18,13 @@ import numpy.typing as npt
 
 from .cache import Cache
 from .dataset import Dataset, Gathered, OpenShards, copy_all, open_pinned
+from .ledger import DIGEST_BYTES
 from .permutation import Int64
 from .plan import Plan
 from .shards import Tokens
 from .stream import Located, Stream
 
 Float32 = npt.NDArray[np.float32]
-DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, eq=False)

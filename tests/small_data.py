@@ -11,7 +11,7 @@ import numpy as np
 from headrace.console import config
 from headrace.dataplane import manifest as manifests
 from headrace.dataplane import storage
-from headrace.dataplane.manifest import ChunkHasher, Generation, Manifest, Shard, TokenizerInfo
+from headrace.dataplane.manifest import ChunkHasher, Manifest, Shard, TokenizerInfo
 from headrace.dataplane.plan import Plan
 from headrace.dataplane.shards import Documents, shard_format
 from headrace.mixtures.resolve import resolve
@@ -81,16 +81,7 @@ def write_dataset(
                 chunks=chunks,
             )
         )
-    table, table_hash = manifests.save_table(url, shards)
-    generation = Generation(
-        documents=len(documents),
-        tokens=sum(map(len, documents)),
-        size=sum(shard.size for shard in shards),
-        shards=len(shards),
-        table=table,
-        table_hash=table_hash,
-    )
-    manifest = manifest.append(generation)
+    manifest = manifest.append(manifests.write_generation(url, shards))
     manifests.save(url, manifest)
     return manifest
 

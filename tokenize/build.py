@@ -123,38 +123,37 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
         log.warning("tokenizing at the speed of `tokenizers`: %s", tokenizer.slow_because)
     job = job_of(config, tokenizer)
     with Claim(work_url(job.url, CLAIMS)) as claim:
-        before = {name: existing(job, name, tokenizer) for name in job.outputs}
+        held = {name: existing(job, name, tokenizer) for name in job.outputs}
         began = time.time()
         found = fingerprinted(find(config.inputs, config.source, job.url), again=config.rehash)
-        main = before[job.outputs[0]]
-        ahead = max(before, key=lambda name: len(before[name].generations))
-        for number, tasks in missing(job, before).items():
-            files = files_of(job, ahead, before[ahead].generations[number], found)
+        last = job.outputs[0]  # the dataset that is committed after the others
+        ahead = max(held, key=lambda name: len(held[name].generations))
+
+        def append(files: Sequence[File]) -> dict[str, Manifest]:
+            """The datasets with one more generation, made of these files."""
+            made = make(config, job, files, held[last].generations)
+            check_unchanged(files, began)
+            claim.check()
+            return commit(job, tokenizer, files, made, held)
+
+        for number, tasks in missing(job, held).items():
+            files = files_of(job, ahead, held[ahead].generations[number], found)
             log.warning("making %d lost shards of generation %d again", len(tasks), number)
             for task in tasks:
                 Record.forget(job.url, task)  # one that has outlived its shards
-            make(config, job, files, main.generations[:number], only=tasks)
-        if len(before[ahead].generations) > len(main.generations):
+            make(config, job, files, held[last].generations[:number], only=tasks)
+        finished = len(held[last].generations)
+        if len(held[ahead].generations) > finished:
             # Killed between two manifests: some of the datasets have this generation already.
-            pending = before[ahead].generations[len(main.generations)]
-            files = files_of(job, ahead, pending, found)
-            log.warning("finishing generation %d first", len(main.generations))
-            made = make(config, job, files, main.generations)
-            check_unchanged(files, began)
-            claim.check()
-            before = commit(job, tokenizer, files, made, before)
-            main = before[job.outputs[0]]
-        files = new_files(found, job, main)
-        if not files:
-            log.info("nothing to do: %s holds every input", config.out)
+            log.warning("finishing generation %d first", finished)
+            held = append(files_of(job, ahead, held[ahead].generations[finished], found))
+        if files := new_files(found, job, held[last]):
+            held = append(files)
         else:
-            made = make(config, job, files, main.generations)
-            check_unchanged(files, began)
-            claim.check()
-            before = commit(job, tokenizer, files, made, before)
-        tell_streaming(job, before)
-        clear(job, before)
-        return {dataset_url(job.url, name): held for name, held in before.items()}
+            log.info("nothing to do: %s holds every input", config.out)
+        tell_streaming(job, held)
+        clear(job, held)
+        return {dataset_url(job.url, name): held[name] for name in job.outputs}
 
 
 def make(

@@ -18,7 +18,7 @@ from .. import __version__
 from ..console.errors import InputError
 from ..console.log import get_logger
 from ..dataplane import manifest, storage
-from ..dataplane.manifest import Generation, Manifest, Shard
+from ..dataplane.manifest import Manifest, Shard
 from ..dataplane.tokenizers import Tokenizer
 from .job import Job, dataset_url
 from .records import Record
@@ -53,7 +53,7 @@ def commit(
     problems = [line for record in made.read for line in record.problems]
     for line in problems[:20]:
         log.warning("left out: %s", line)
-    if (more := sum(n for name, n in counts.items() if name.startswith("bad")) - 20) > 0:
+    if (more := sum(record.bad for record in made.read) - 20) > 0:
         log.warning("left out: %d more (`tokenize inspect` counts them)", more)
     notes = [line for record in made.read for line in record.notes]
     for line in notes[:5]:
@@ -118,18 +118,7 @@ def _append(
     inputs = provenance["inputs"]["hash"]
     if any(made.provenance["inputs"]["hash"] == inputs for made in old.generations):
         return old  # this dataset was committed before the build was killed
-    table, digest = manifest.save_table(url, shards)
-    new = old.append(
-        Generation(
-            documents=sum(shard.documents for shard in shards),
-            tokens=sum(shard.tokens for shard in shards),
-            size=sum(shard.size for shard in shards),
-            shards=len(shards),
-            table=table,
-            table_hash=digest,
-            provenance=provenance,
-        )
-    )
+    new = old.append(manifest.write_generation(url, shards, provenance))
     for name, data in tokenizer.files.items():
         storage.write(storage.join(url, name), data)
     manifest.save(url, new)

@@ -130,7 +130,7 @@ class CountTask:
                 octets = np.array([len(chosen.texts[k].encode()) for k in kept], np.int64)
                 found.measure(np.diff(encoded.starts) - 1, octets, np.array(whole, np.int64)[kept])
             yield found
-        yield Counts(bad=sum(n for name, n in record.counts.items() if name.startswith("bad")))
+        yield Counts(bad=record.bad)
 
     def _choose(
         self, file: str, texts: Texts, sizes: Sequence[int]

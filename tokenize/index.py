@@ -18,7 +18,7 @@ from ..console.errors import InputError, MisuseError, StorageError
 from ..console.log import get_logger
 from ..console.progress import Progress
 from ..dataplane import manifest, storage
-from ..dataplane.manifest import Generation, Manifest, Shard, TokenizerInfo
+from ..dataplane.manifest import Manifest, Shard, TokenizerInfo
 from ..dataplane.tokenizers import Tokenizer, bpe
 from ..dataplane.tokenizers.bpe import BpeConfig
 from ..dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
@@ -130,23 +130,12 @@ def index(config: IndexConfig) -> Manifest:
     if tokenizer is not None:
         for name, data in tokenizer.files.items():
             storage.write(storage.join(url, name), data)
-    indexed = [one.shard for one in found]
-    table, digest = manifest.save_table(url, indexed)
     made = Manifest(
         format=format,
         dtype=dtype,
         tokenizer=_info(config, tokenizer, said, found),
         settings={"indexed": True, "column": config.name},
-    ).append(
-        Generation(
-            documents=sum(shard.documents for shard in indexed),
-            tokens=sum(shard.tokens for shard in indexed),
-            size=sum(shard.size for shard in indexed),
-            shards=len(indexed),
-            table=table,
-            table_hash=digest,
-        )
-    )
+    ).append(manifest.write_generation(url, [one.shard for one in found]))
     manifest.save(url, made)
     return made
 

@@ -37,6 +37,11 @@ class Record:
     """Documents that have no ids, by their number in the task: why."""
     done: bool = False
 
+    @property
+    def bad(self) -> int:
+        """How many records could not be read, or have no ids."""
+        return sum(count for name, count in self.counts.items() if name.startswith("bad: "))
+
     def save(self, url: str, task: str) -> None:
         outputs = {name: asdict(output) for name, output in self.outputs.items()}
         for output in outputs.values():

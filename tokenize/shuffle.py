@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from ..dataplane import storage
 from ..dataplane.manifest import Shard
+from ..dataplane.permutation import mix
 from ..dataplane.shards import Documents, shard_format
 from .job import SPILLS, WORK, Job, dataset_url
 from .records import Event, Record
@@ -126,7 +127,7 @@ def document_keys(documents: Documents, seed: int | None) -> Keys:
     position = documents.position.astype(np.uint64)
     piece = np.uint64(0) if documents.piece is None else documents.piece.astype(np.uint64)
     with np.errstate(over="ignore"):
-        return _mix(_mix(position * np.uint64(0x9E3779B97F4A7C15) + files) + piece)
+        return mix(mix(position * np.uint64(0x9E3779B97F4A7C15) + files) + piece)
 
 
 def read_documents(where: str, shard: Shard, first: int, last: int) -> Documents:
@@ -161,10 +162,3 @@ def read_documents(where: str, shard: Shard, first: int, last: int) -> Documents
         ids=tuple(origin.id for origin in origins),
         weights=None if layout.weight_bytes is None else np.concatenate(codes),
     )
-
-
-def _mix(x: Keys) -> Keys:
-    """splitmix64's finish: every bit of the input moves half of the bits of the output."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

@@ -105,8 +105,8 @@ def sample(config: TrainConfig) -> Iterator[str]:
         raise InputError("the inputs hold no text to train on")
     for line in record.problems[:20]:
         log.warning("left out: %s", line)
-    bad = sum(count for name, count in record.counts.items() if name.startswith("bad"))
-    log.info("a sample of %d documents, %s; %d bad records", len(chosen), as_bytes(size), bad)
+    told = (len(chosen), as_bytes(size), record.bad)
+    log.info("a sample of %d documents, %s; %d bad records", *told)
     chosen.sort(key=lambda one: one[1])
     return (data.decode() for _, _, data in chosen)
 

@@ -90,14 +90,8 @@ def verify(url: str, engine: EngineConfig | None = None) -> list[Damage]:
     for number, generation in enumerate(found.generations):
         table = manifest.load_table(url, generation)
         shards += table
-        sums = (
-            sum(shard.documents for shard in table),
-            sum(shard.tokens for shard in table),
-            sum(shard.size for shard in table),
-            len(table),
-        )
-        said = (generation.documents, generation.tokens, generation.size, generation.shards)
-        if sums != said:
+        sums = manifest.totals(table)
+        if any(getattr(generation, name) != total for name, total in sums.items()):
             return [Damage(generation.table, f"generation {number} does not add up", "")]
     damage = []
     total = sum(shard.size for shard in shards)

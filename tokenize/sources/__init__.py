@@ -92,7 +92,7 @@ class File:
     format: str
     compression: str | None
     fingerprint: str
-    """Names its content (see inputs.py)."""
+    """Names its content (see fingerprints.py); empty as long as nobody has asked for it."""
 
 
 @dataclass(frozen=True)
