@@ -41,6 +41,11 @@ class PhaseRows:
         """One past the last step."""
         return self.first_step + self.steps
 
+    @property
+    def last_token(self) -> int:
+        """One past the last token."""
+        return self.first_token + self.tokens
+
 
 P = TypeVar("P", bound=PhaseRows, covariant=True)
 
@@ -55,6 +60,16 @@ class Step(Generic[P]):
     phase: P
     first_token: int
     """Tokens that all steps before this one took."""
+
+    @property
+    def last_row(self) -> int:
+        """One past the last row."""
+        return self.first_row + self.rows
+
+    @property
+    def last_token(self) -> int:
+        """One past the last token."""
+        return self.first_token + self.rows * self.phase.seq_len
 
 
 class Timeline(Generic[P]):
@@ -79,6 +94,15 @@ class Timeline(Generic[P]):
         return self.last_row - self.first_row
 
     @property
+    def first_token(self) -> int:
+        return self.phases[0].first_token
+
+    @property
+    def last_token(self) -> int:
+        """One past the last token."""
+        return self.phases[-1].last_token
+
+    @property
     def first_step(self) -> int:
         return self.phases[0].first_step
 
@@ -86,6 +110,10 @@ class Timeline(Generic[P]):
     def last_step(self) -> int:
         """One past the last step."""
         return self.phases[-1].last_step
+
+    @property
+    def steps(self) -> int:
+        return self.last_step - self.first_step
 
     @property
     def tokens(self) -> int:

@@ -57,14 +57,14 @@ class Auditor:
         before, entry = (
             ledger.find(self.target.ledger, number) if self.target.ledger else (None, None)
         )
-        seen = list(self.rows(range(planned.first_row, planned.first_row + planned.rows)))
+        seen = list(self.rows(range(planned.first_row, planned.last_row)))
         if entry is None:
             return seen, False
         if (entry.first_row, entry.rows) != (planned.first_row, planned.rows):
             raise IntegrityError(
                 f"the ledger says that step {number} took rows {entry.first_row:,} up to "
                 f"{entry.last_row:,}; the plan says {planned.first_row:,} up to "
-                f"{planned.first_row + planned.rows:,}",
+                f"{planned.last_row:,}",
                 where=self.target.ledger,
             )
         previous = self._hash_before(number, before)

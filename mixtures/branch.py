@@ -88,7 +88,7 @@ def open_branch(after: After) -> Branch:
             f"{plan.last_step}"
         )
     if step == plan.last_step:
-        row, token = plan.last_row, plan.phases[-1].first_token + plan.phases[-1].tokens
+        row, token = plan.last_row, plan.last_token
     else:
         at = plan.step(step)
         row, token = at.first_row, at.first_token

@@ -76,9 +76,7 @@ def curves(stream: Stream) -> Curves:
     lr_tokens, lr = _rates(plan)
     return Curves(
         phases=[
-            PhaseSpan(
-                phase.name, phase.first_token, phase.first_token + phase.tokens, phase.seq_len
-            )
+            PhaseSpan(phase.name, phase.first_token, phase.last_token, phase.seq_len)
             for phase in plan.phases
         ],
         sources=names,

@@ -168,10 +168,6 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
-        if self.micro_batch_tokens < 1:
-            raise ValueError(
-                f"micro_batch_tokens must be at least 1, not {self.micro_batch_tokens}"
-            )
         if self.z_loss < 0:
             raise ValueError(f"z_loss must be at least 0, not {self.z_loss}")
 

@@ -32,6 +32,7 @@ from ..console import command
 from ..console.errors import RunError, StorageError
 from ..console.progress import duration
 from . import lines
+from .group import INTERRUPTED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 CODE_BYTES = 4_000_000
 RECORDS, BASES = 12, 60_000
 REPEAT_FAMILIES, REPEAT_BASES, REPEAT_COPIES = 4, 300, 60
-INTERRUPTED = 85
-"""The exit code of a run that saved and stopped early."""
 
 
 @click.command()

@@ -29,7 +29,7 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
         "plan": {
             "hash": job.plan.hash,
             "tokens": job.plan.tokens,
-            "steps": job.plan.last_step - job.plan.first_step,
+            "steps": job.plan.steps,
             "sources": [source.name for source in job.plan.sources],
         },
         "layout": job.layout,

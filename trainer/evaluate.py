@@ -81,31 +81,18 @@ class Evaluator:
     def __call__(self, engine: Engine) -> Evaluation:
         """The loss of the weights as they are. Collective."""
         began = time.perf_counter()
-        losses = torch.zeros(len(self.names), dtype=torch.float64)
-        weights = torch.zeros_like(losses)
-        batches = []
+        batches, losses = [], []
         where = (self.parallel.device, self.parallel.axes.context)
         engine.objective.eval()
         try:
             with torch.no_grad():
                 for step in self.steps:
                     for batch in step:
-                        sums = compute(engine, batch, *where).rows
-                        sources = torch.as_tensor(list(batch.sources), dtype=torch.int64)
-                        losses.index_add_(0, sources, sums.double().cpu())
-                        weights.index_add_(0, sources, batch.weights.sum(dim=1).double().cpu())
+                        losses.append(compute(engine, batch, *where).rows)
                         batches.append(batch)
         finally:
             engine.objective.train()
-        facts = exchange(
-            losses,
-            weights,
-            batches,
-            data_wait=0.0,
-            stop=False,
-            save_failed=False,
-            parallel=self.parallel,
-        )
+        facts = exchange(batches, losses, len(self.names), self.parallel)
         return Evaluation(self.names, facts, time.perf_counter() - began)
 
 

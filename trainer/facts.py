@@ -14,10 +14,9 @@ import torch.distributed as dist
 
 from ..dataplane.ledger import DIGEST_BYTES
 from .layout import Parallel
-from .schedule import MicroBatch
+from .schedule import PADDING, MicroBatch
 
 FLAGS = 3
-PADDING = -1
 
 
 @dataclass(frozen=True)
@@ -45,24 +44,25 @@ class Facts:
 
 
 def exchange(
-    losses: torch.Tensor,
-    weights: torch.Tensor,
     batches: Sequence[MicroBatch],
-    *,
-    data_wait: float,
-    stop: bool,
-    save_failed: bool,
+    losses: Sequence[torch.Tensor],
+    sources: int,
     parallel: Parallel,
+    *,
+    data_wait: float = 0.0,
+    stop: bool = False,
+    save_failed: bool = False,
 ) -> Facts:
-    """`losses` and `weights` are float64 by source: this rank's share, and those of its tokens.
-    What several ranks have, one of them tells. Collective."""
+    """Of this rank's micro-batches, with Σ w·ℓ of each row: this rank's share of it. What several
+    ranks have, one of them tells. Collective."""
     group = parallel.control
-    if not parallel.counted:
-        weights = torch.zeros_like(weights)
-    drawn = torch.zeros_like(losses)
-    for batch in batches:
-        for row, source in zip(batch.rows, batch.sources, strict=True):
-            drawn[int(source)] += int(row) != PADDING and parallel.tells
+    by_source = torch.zeros(3, sources, dtype=torch.float64)
+    for batch, each in zip(batches, losses, strict=True):
+        source = torch.as_tensor(list(batch.sources), dtype=torch.int64)
+        weights = batch.weights.sum(dim=1) * parallel.counted
+        drawn = torch.tensor([int(row) != PADDING and parallel.tells for row in batch.rows])
+        for kind, numbers in enumerate((each, weights, drawn)):
+            by_source[kind].index_add_(0, source, numbers.double().cpu())
     rows = [int(row) for batch in batches for row in batch.rows]
     real = [row for row in rows if row != PADDING and parallel.tells]
     digests = b"".join(digest for batch in batches for digest in batch.digests if parallel.tells)
@@ -71,7 +71,7 @@ def exchange(
     padded = digests.ljust(len(rows) * DIGEST_BYTES, b"\0")
     message = torch.cat(
         [
-            torch.cat([losses, weights, drawn, flags]).view(torch.uint8),
+            torch.cat([by_source.flatten(), flags]).view(torch.uint8),
             torch.tensor(real + [PADDING] * (len(rows) - len(real))).view(torch.uint8),
             torch.frombuffer(bytearray(padded), dtype=torch.uint8),
         ]
@@ -79,7 +79,7 @@ def exchange(
     answers = [torch.empty_like(message) for _ in range(dist.get_world_size(group))]
     dist.all_gather(answers, message, group=group)
 
-    sources, count = len(losses), len(rows)
+    count = len(rows)
     numbers = torch.zeros(3 * sources, dtype=torch.float64)
     told: list[torch.Tensor] = []
     by_row: dict[int, bytes] = {}

@@ -89,7 +89,7 @@ class Harm:
         if self.kind == "spike":
             what = f"the loss is {facts.loss:.4g}, a spike above {self.limit:.4g}"
         where = (
-            f"rows {step.first_row} to {step.first_row + step.rows - 1}, phase "
+            f"rows {step.first_row} to {step.last_row - 1}, phase "
             f"{step.phase.name}; loss by source: {by_source}"
         )
         return f"step {step.number}: {what}; the step changed nothing", where

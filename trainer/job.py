@@ -67,7 +67,7 @@ class Job:
     @property
     def ends(self) -> list[int]:
         """Where phases end: their checkpoints stay for good."""
-        return [phase.first_step + phase.steps for phase in self.plan.phases]
+        return [phase.last_step for phase in self.plan.phases]
 
     @property
     def parent(self) -> str | None:

@@ -115,7 +115,7 @@ class Loop:
             return state, state.step == last
         self.clock = time.perf_counter()
         for phase in self.plan.phases:
-            end = phase.first_step + phase.steps
+            end = phase.last_step
             if state.step >= end:
                 continue
             cp = self.parallel.axes.context.size
@@ -167,8 +167,8 @@ class Loop:
         after = replace(
             state,
             step=step.number + 1,
-            row=step.first_row + step.rows,
-            tokens=step.first_token + step.rows * step.phase.seq_len,
+            row=step.last_row,
+            tokens=step.last_token,
             updates=self.engine.updates,
             ledger=ledger,
             losses=losses,
@@ -182,8 +182,6 @@ class Loop:
         """Forward and backward passes of a step. Returns what all ranks know of it, and the limit
         that its loss is above, if it is a spike: then its gradients are made not finite."""
         total = self._total_weight(batches)
-        losses = torch.zeros(len(self.plan.sources), dtype=torch.float64)
-        weights = torch.zeros_like(losses)
         where = (self.parallel.device, self.parallel.axes.context)
         rows: list[torch.Tensor] = []
         loss = torch.zeros(())
@@ -192,18 +190,14 @@ class Loop:
                 self.engine.backward(loss / total, last=False)
             loss, by_row = compute(self.engine, batch, *where)
             rows.append(by_row)
-        for batch, each in zip(batches, rows, strict=True):
-            sources = torch.as_tensor(list(batch.sources), dtype=torch.int64)
-            losses.index_add_(0, sources, each.double().cpu())
-            weights.index_add_(0, sources, batch.weights.sum(dim=1).double().cpu())
         facts = exchange(
-            losses,
-            weights,
             batches,
+            rows,
+            len(self.plan.sources),
+            self.parallel,
             data_wait=waited,
             stop=self.stop_asked(),
             save_failed=self.saver is not None and self.saver.failed,
-            parallel=self.parallel,
         )
         if facts.save_failed:
             assert self.saver is not None

@@ -92,7 +92,7 @@ class Records:
         self.board = _tensorboard(folder / TENSORBOARD, first_step) if watch.tensorboard else None
         self.wandb = _wandb(watch.wandb, folder) if watch.wandb else None
         self.stream = stream or sys.stderr
-        self.end = plan.phases[-1].first_token + plan.phases[-1].tokens
+        self.end = plan.last_token
         self.shown = 0.0
         self.pace: float | None = None
         self.phase = ""
@@ -107,8 +107,8 @@ class Records:
         self.pace = speed if self.pace is None else 0.8 * self.pace + 0.2 * speed
         entry: dict[str, Any] = {
             "step": step.number,
-            "row": step.first_row + step.rows,
-            "tokens": step.first_token + tokens,
+            "row": step.last_row,
+            "tokens": step.last_token,
             "phase": step.phase.name,
             "loss": _number(facts.loss),
             "lr": record.lr,
@@ -148,7 +148,7 @@ class Records:
         by_source = _by_source(found.names, found.facts)
         entry = {
             "step": step.number,
-            "tokens": step.first_token + step.rows * step.phase.seq_len,
+            "tokens": step.last_token,
             "phase": step.phase.name,
             "loss": _number(found.facts.loss),
             "seconds": round(found.seconds, 3),

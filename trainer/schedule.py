@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 Plan: TypeAlias = "MixturePlan | SyntheticPlan"
 
 
+PADDING = -1
+"""The number of a row that does not exist."""
+
+
 class MicroBatch(Protocol):
     """Some rows of one process; those that do not exist are padding of weight 0."""
 

@@ -116,7 +116,7 @@ def _prepare(job: Job) -> None:
     about = describe(job)
     command.say(
         f"{about['model']['stripe']}  {human(about['model']['parameters'])} parameters, "
-        f"{human(job.plan.tokens)} tokens in {job.plan.last_step - job.plan.first_step} steps, "
+        f"{human(job.plan.tokens)} tokens in {job.plan.steps} steps, "
         f"{about['layout']['engine']} on {job.processes} "
         f"process{'es' * (job.processes > 1)} → {job.folder.root}"
     )

@@ -13,9 +13,7 @@ import torch
 
 from ..dataplane.timeline import PhaseRows, Timeline
 from .config import SyntheticConfig
-from .schedule import micro_batches
-
-PADDING = -1
+from .schedule import PADDING, micro_batches
 
 
 @dataclass(frozen=True)

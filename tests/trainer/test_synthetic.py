@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from headrace.trainer.config import SyntheticConfig
-from headrace.trainer.synthetic import PADDING, SyntheticLoader, SyntheticPlan
+from headrace.trainer.schedule import PADDING
+from headrace.trainer.synthetic import SyntheticLoader, SyntheticPlan
 
 PLAN = SyntheticPlan(SyntheticConfig(steps=3, seq_len=8, batch_rows=5), 50, 1)
 

@@ -47,7 +47,7 @@ def extent(runs: Sequence[RunData]) -> tuple[float, float]:
 
 def spans(run: RunData) -> list[tuple[str, float, float]]:
     return [
-        (phase.name, float(phase.first_token), float(phase.first_token + phase.tokens))
+        (phase.name, float(phase.first_token), float(phase.last_token))
         for phase in run.job.plan.phases
     ]
 

@@ -81,7 +81,7 @@ class RunData:
 
     @property
     def first_token(self) -> int:
-        return self.job.plan.phases[0].first_token
+        return self.job.plan.first_token
 
     @property
     def last_token(self) -> int:

@@ -202,7 +202,7 @@ def _tiles(run: RunData) -> str:
         (
             "steps",
             f"{len(run.metrics):,}",
-            f"of {run.job.plan.last_step - run.job.plan.first_step:,}",
+            f"of {run.job.plan.steps:,}",
         ),
         (
             "tokens per second",
