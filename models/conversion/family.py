@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
-from ...console.errors import ConfigError, Problem
+from ...console.errors import ConfigError, Problem, Problems
 from ..config import ModelConfig
 from ..norms import NormKind
 from ..operators import Options
@@ -52,6 +54,28 @@ def expect(settings: Mapping[str, Any], **values: Any) -> None:
     ]
     if problems:
         raise ConfigError("config.json", problems)
+
+
+@contextmanager
+def problems_told(file: Path, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Tell what is wrong with the settings of a file, where reading them stumbles over it."""
+    try:
+        yield
+    except KeyError as error:
+        problems: Sequence[Problem] = [Problem(str(error.args[0]), "is required")]
+    except Problems as error:
+        problems = error.problems
+    except ValueError as error:
+        problems = [Problem("", str(error))]
+    except (TypeError, AttributeError) as error:  # numbers in quotes, most often
+        problems = [
+            Problem(name, f"should be a number, not the text {value!r}")
+            for name, value in settings.items()
+            if isinstance(value, str) and value.replace(".", "", 1).isdigit()
+        ] or [Problem("", f"a value is of the wrong type: {error}")]
+    else:
+        return
+    raise ConfigError(str(file), problems)
 
 
 def alike(config: ModelConfig, mixer: type[Options], mlp: type[Options] | None) -> None:

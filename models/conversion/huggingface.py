@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...console.errors import CheckpointError, ConfigError, Problem, Problems
+from ...console.errors import CheckpointError, ConfigError, Problem
 from ..config import ModelConfig
 from ..weights import Weights
 from . import FAMILIES
-from .family import Unsuitable
+from .family import Unsuitable, problems_told
 from .files import read_json, read_safetensors, write_json, write_safetensors
 from .rules import Tensors, to_ours, to_theirs
 
@@ -26,17 +25,8 @@ def read(folder: Path) -> tuple[ModelConfig, Weights]:
         problem = Problem("model_type", f"`{kind}` cannot be converted; known: {known}")
         raise ConfigError(str(folder / CONFIG), [problem])
     family = FAMILIES[str(kind)]
-    try:
+    with problems_told(folder / CONFIG, settings):
         config = family.read(settings)
-    except KeyError as error:
-        problem = Problem(str(error.args[0]), "is required")
-        raise ConfigError(str(folder / CONFIG), [problem]) from None
-    except Problems as error:
-        raise ConfigError(str(folder / CONFIG), error.problems) from None
-    except ValueError as error:
-        raise ConfigError(str(folder / CONFIG), [Problem("", str(error))]) from None
-    except (TypeError, AttributeError) as error:
-        raise ConfigError(str(folder / CONFIG), _wrong_types(settings, error)) from None
 
     def ignored(name: str) -> bool:
         # Rotary frequencies are computed; tied and shared weights may be written once more.
@@ -47,15 +37,6 @@ def read(folder: Path) -> tuple[ModelConfig, Weights]:
     return config, to_ours(
         family.rules(config), theirs, config, source=str(folder), ignored=ignored
     )
-
-
-def _wrong_types(settings: Mapping[str, Any], error: Exception) -> list[Problem]:
-    """What makes reading the settings stumble over a type: numbers in quotes, most often."""
-    return [
-        Problem(name, f"should be a number, not the text {value!r}")
-        for name, value in settings.items()
-        if isinstance(value, str) and value.replace(".", "", 1).isdigit()
-    ] or [Problem("", f"a value is of the wrong type: {error}")]
 
 
 def write(config: ModelConfig, tensors: Tensors, folder: Path) -> str:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ...console import config as reader
-from ...console.errors import CheckpointError, ConfigError, Problem, Problems, StorageError
+from ...console.errors import CheckpointError, ConfigError, Problem, StorageError
 from ..config import ModelConfig
 from ..operators import Options
 from ..operators.attention import AttentionOptions
@@ -31,8 +31,8 @@ from ..operators.hyena_mr import HyenaMROptions, decayed
 from ..operators.hyena_se import HyenaSEOptions
 from ..operators.mlp import GLUOptions
 from ..weights import Weights
-from .family import Unsuitable
-from .rules import Rule, Tensors, interleaved, rows, same, shaped, to_ours, to_theirs
+from .family import Unsuitable, problems_told
+from .rules import Rule, Tensors, interleaved, rows, same, shaped, taps, to_ours, to_theirs
 from .vortex_config import read_config, write_config
 
 CONFIG, WEIGHTS = "config.yml", "model.pt"
@@ -44,15 +44,8 @@ AGAIN = "name the .pt file of an Evo 2 checkpoint; if it is that, download it ag
 def read(folder: Path) -> tuple[ModelConfig, Weights]:
     """A model's configuration and its tensors, by our names."""
     settings, _ = reader.read_yaml(folder / CONFIG)
-    try:
+    with problems_told(folder / CONFIG, settings):
         config = read_config(settings)
-    except KeyError as error:
-        problem = Problem(str(error.args[0]), "is required")
-        raise ConfigError(str(folder / CONFIG), [problem]) from None
-    except Problems as error:
-        raise ConfigError(str(folder / CONFIG), error.problems) from None
-    except ValueError as error:
-        raise ConfigError(str(folder / CONFIG), [Problem("", str(error))]) from None
 
     def ignored(name: str) -> bool:
         # What follows from others, and statistics of FP8.
@@ -197,15 +190,7 @@ def hyena_rules(ours: str, theirs: str, options: Options) -> list[Rule]:
         )
     )
     if isinstance(options, HyenaSEOptions):
-        taps = f"{theirs}.filter.h"
-        result.append(
-            shaped(
-                f"{ours}.taps",
-                taps,
-                lambda t: t.flip(-1).unsqueeze(1),
-                lambda t: t.squeeze(1).flip(-1),
-            )
-        )
+        result.append(taps(f"{ours}.taps", f"{theirs}.filter.h"))
         return result
     result.append(same(f"{ours}.skip", f"{theirs}.filter.D"))
     if isinstance(options, HyenaMROptions):

@@ -266,6 +266,7 @@ def test_folders_that_do_not_fit(tmp_path: Path) -> None:
         ({"rotary_emb_base": 1e11}, ConfigError, "rotary_emb_base: .* a base of about 1e.04"),
         ({"num_attention_heads": 8}, ConfigError, "num_attention_heads: heads have 4 channels"),
         ({"hcs_layer_idxs": [0]}, ConfigError, r"without a sort: \[4\]"),
+        ({"num_layers": "5"}, ConfigError, "num_layers: should be a number, not the text '5'"),
     ):
         file.write_text(yaml.safe_dump({**settings, **changes}))
         with pytest.raises(error, match=words):
