@@ -281,6 +281,16 @@ def test_a_window_is_a_small_part_of_its_source(head, tokens):
         assert (order.chunk, order.window) == (CHUNK_TOKENS, WINDOW_CHUNKS)
 
 
+def test_a_source_too_short_for_a_phase_that_does_not_draw_it_loses_nothing(head):
+    long = PhaseSpec(tokens=640, weights={"web": 1}, seq_len=64, batch=64)
+    short = PhaseSpec(tokens=96, weights={"web": 0.5, "tiny": 0.5}, seq_len=8, batch=8)
+    sources = {
+        name: SourceSpec(data=head(name, size)) for name, size in (("web", 5_000), ("tiny", 50))
+    }
+    plan = resolve(Mixture(sources=sources, phases={"long": long, "short": short}))
+    assert sum(1 for source, *_ in served(plan) if source == "tiny") == 48
+
+
 def test_ten_trillion_tokens_are_planned_and_sought_at_any_row(head):
     """Spot checks of a plan that no walk could check whole."""
     names = [f"s{number}" for number in range(20)]

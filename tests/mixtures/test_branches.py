@@ -1,0 +1,88 @@
+"""Runs that continue each other, whatever they weigh and wherever they are left."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+
+import random_mixtures
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_data import served, write_head, write_run
+
+from headrace.dataplane.plan import Plan
+from headrace.dataplane.stream import Stream
+from headrace.mixtures.resolve import resolve
+from headrace.mixtures.spec import After, Mixture, SourceSpec
+
+
+@st.composite
+def families(draw):
+    """The sizes of sources, and runs that continue each other: what they weigh, how their sources
+    are cut, when they are left (none: at their end), and what the datasets have grown by then."""
+    names = ("a", "b", "c")
+    sizes = {name: draw(st.integers(300, 3_000)) for name in names}
+    runs = []
+    replays: tuple[str, ...] = ()
+    for number in range(draw(st.integers(2, 4))):
+        known = names[: 3 if number else 2]
+        phases = random_mixtures.phases(draw, "pqrs"[number], known, replays)
+        if draw(st.booleans()):  # a source that is left alone for the length of a run
+            phases = random_mixtures.phases(draw, "pqrs"[number], known[:1])
+        runs.append(
+            (
+                phases,
+                {
+                    "chunk": draw(st.sampled_from((32, 64, 96, None))),
+                    "window": draw(st.integers(1, 3)),
+                },
+                draw(st.one_of(st.none(), st.floats(0, 1))),
+                {name: draw(st.sampled_from((0, 0, 7, 400))) for name in names},
+            )
+        )
+        replays = tuple(phases)
+    return sizes, runs
+
+
+def check_debts(plan: Plan) -> None:
+    """Every source within a row of what it is owed, at every row; within two of the longest rows
+    where rows get shorter."""
+    stream, lengths = Stream(plan), [phase.seq_len for phase in plan.phases]
+    bound = max(lengths) * (1 if lengths == sorted(lengths) else 2)
+    rows = range(plan.first_row, plan.last_row + 1)
+    assert max(abs(debt) for row in rows for debt in stream.debts(row)) < bound
+
+
+@settings(max_examples=40, deadline=None)
+@given(families())
+def test_runs_that_continue_each_other_serve_no_token_twice_in_an_epoch(family):
+    sizes, runs = family
+    with tempfile.TemporaryDirectory() as folder:
+        urls = {name: write_head(f"{folder}/{name}", tokens) for name, tokens in sizes.items()}
+        # Enough epochs for all of it: what is asked here is that none repeats a token.
+        specs = {name: SourceSpec(data=url, max_epochs=99) for name, url in urls.items()}
+        after, row = None, 0
+        total: Counter = Counter()
+        for number, (phases, grain, where, grown) in enumerate(runs):
+            named = specs if number else {name: specs[name] for name in ("a", "b")}
+            plan = resolve(Mixture(after=after, sources=named, phases=phases, **grain))
+            assert plan.first_row == row
+            assert sum(plan.debts, Fraction(0)) == 0
+            assert Plan.from_json(plan.to_json()) == plan
+            check_debts(plan)
+            steps = plan.last_step - plan.first_step
+            step = plan.last_step if where is None else plan.first_step + round(where * steps)
+            row = plan.last_row if step == plan.last_step else plan.step(step).first_row
+            total += served(plan, last=row)
+            for source in plan.sources:
+                highest = max((t for name, _, t in total if name == source.name), default=0)
+                assert highest < sizes[source.name] - 1
+            write_run(Path(folder) / str(number), plan)
+            after = After(run=f"{folder}/{number}", step=step)
+            for name, more in grown.items():
+                if more:
+                    write_head(urls[name], more)
+                    sizes[name] += more
+        assert max(total.values(), default=1) == 1
