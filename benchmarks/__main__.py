@@ -1,7 +1,7 @@
 """Run benchmarks, and keep what they print.
 
-    python -m benchmarks                   all quick ones: the files of this folder
-    python -m benchmarks startup long.zip  some by name; long ones are in long/
+    python -m benchmarks                        all quick ones: the files of this folder
+    python -m benchmarks startup long.kernels   some by name; long ones are in long/
 
 A benchmark is a script that measures us beside a peer or a limit in one run, and prints a line
 with a ratio for each thing it compares. results/NAME.txt holds the last one's lines, with the

@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .cache import Cache
-from .dataset import Dataset, Gathered, OpenShards, copy_all, open_pinned
+from .dataset import Dataset, Gathered, copy_all, open_pinned
 from .ledger import DIGEST_BYTES
+from .open_shard import OpenShards
 from .permutation import Int64
 from .plan import Plan
 from .shards import Tokens

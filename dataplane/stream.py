@@ -56,8 +56,6 @@ class Span:
     starts: tuple[Position, ...]
     counts: Int64
     """Draws of each source before the span, since the plan began."""
-    abandoned: Int64
-    """Tokens of each source that the change of length at the span's beginning passes over."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class Stream:
 
     def locate(self, rows: Int64) -> Located:
         """Where rows lie. All of them must be of one length."""
-        span = self._span_at(int(rows[0]))
+        span = self.span_at(int(rows[0]))
         assert rows.min() >= span.first_row and rows.max() < span.last_row, "rows of two lengths"
         sources, draws = self.assignment.locate(rows - self.plan.first_row)
         epochs = np.empty(len(rows), np.int64)
@@ -108,7 +106,7 @@ class Stream:
                 yield found
                 found, rows = [], 0
             if not found:
-                last = self._span_at(int(part[0])).last_row
+                last = self.span_at(int(part[0])).last_row
             found.append(part)
             rows += len(part)
         if found:
@@ -138,7 +136,7 @@ class Stream:
 
     def positions(self, row: int) -> tuple[Position, ...]:
         """Where each source stands when `row` is next, in rows of the length before it."""
-        span = self._span_at(max(row - 1, self.plan.first_row))
+        span = self.span_at(max(row - 1, self.plan.first_row))
         drawn = self.counts(row) - span.counts
         return tuple(
             source.order.advance(start, span.length, int(count))
@@ -198,6 +196,9 @@ class Stream:
             return low, self.plan.phase_at(low)
         return None
 
+    def span_at(self, row: int) -> Span:
+        return next(span for span in reversed(self.spans) if span.first_row <= row)
+
     def _spans(self) -> list[Span]:
         plan = self.plan
         edges = [plan.first_row]
@@ -208,28 +209,17 @@ class Stream:
                 lengths.append(phase.seq_len)
         edges.append(plan.last_row)
         positions = [source.start for source in plan.sources]
-        abandoned = np.zeros(len(plan.sources), np.int64)
         counts = np.zeros(len(plan.sources), np.int64)
         spans = []
         for index, (first, last) in enumerate(pairwise(edges)):
             length = lengths[index]
-            spans.append(Span(first, last, length, tuple(positions), counts, abandoned))
+            spans.append(Span(first, last, length, tuple(positions), counts))
             if last == plan.last_row:
                 break
             counts = self.counts(last)
-            abandoned = np.zeros(len(plan.sources), np.int64)
             drawn = counts - spans[-1].counts
             for number, source in enumerate(plan.sources):
-                order = source.order
-                here = order.advance(positions[number], length, int(drawn[number]))
-                there = order.next_window(here, length)
-                if there.epoch == here.epoch:
-                    passed = there.row - here.row
-                else:
-                    passed = order.rows(here.epoch, length) - here.row
-                abandoned[number] = passed * length
-                positions[number] = order.convert(there, length, lengths[index + 1])
+                here = source.order.advance(positions[number], length, int(drawn[number]))
+                there = source.order.next_window(here, length)
+                positions[number] = source.order.convert(there, length, lengths[index + 1])
         return spans
-
-    def _span_at(self, row: int) -> Span:
-        return next(span for span in reversed(self.spans) if span.first_row <= row)

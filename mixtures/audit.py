@@ -177,10 +177,7 @@ class Auditor:
 
     def _whereabouts(self, source: int, number: int) -> Whereabouts:
         dataset, name = self.reader.dataset(source), self.plan.sources[source].name
-        shard = int(np.searchsorted(dataset.shard_documents, number, side="right")) - 1
-        inside = number - int(dataset.shard_documents[shard])
-        starts = dataset.open_shard(shard).layout.document_starts[inside : inside + 2]
-        start, end = (starts + dataset.shard_tokens[shard]).tolist()
+        start, end = dataset.document(number)
         rows = self.reader.stream.rows_with(source, start, end)
         text = None
         if self.text:

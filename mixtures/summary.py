@@ -97,7 +97,7 @@ def summarize(stream: Stream, branch: Branch | None = None) -> Summary:
 
 def _phase_use(stream: Stream, phase: Phase, rows: Int64, skipped: Int64 | None) -> PhaseUse:
     plan, length = stream.plan, phase.seq_len
-    span = next(span for span in reversed(stream.spans) if span.first_row <= phase.first_row)
+    span = stream.span_at(phase.first_row)
     begun = span.starts if span.first_row == phase.first_row else stream.positions(phase.first_row)
     ended = stream.positions(phase.last_row)
     asked = drawn_shares(phase)

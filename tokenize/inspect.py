@@ -82,13 +82,9 @@ def document(url: str, number: int) -> tuple[Origin, list[int]]:
     total = int(dataset.shard_documents[-1])
     if not 0 <= number < total:
         raise InputError(f"{url} has {total:,} documents: there is no number {number}")
-    shard = int(np.searchsorted(dataset.shard_documents, number, side="right")) - 1
-    inside = number - int(dataset.shard_documents[shard])
-    starts = dataset.open_shard(shard).layout.document_starts
-    first, last = (int(at) for at in starts[inside : inside + 2])
-    ids = np.empty(last - first, np.int64)
-    if len(ids):
-        dataset.fill(int(dataset.shard_tokens[shard]) + first, ids)
+    start, end = dataset.document(number)
+    ids = np.empty(end - start, np.int64)
+    dataset.fill(start, ids)
     return dataset.origins(number, number + 1)[0], ids.tolist()
 
 

@@ -11,7 +11,8 @@ from small_data import random_documents, write_dataset
 
 from headrace.console.errors import IntegrityError, PlanError
 from headrace.dataplane import manifest as manifests
-from headrace.dataplane.dataset import Dataset, Gathered, OpenShards, open_pinned
+from headrace.dataplane.dataset import Dataset, Gathered, open_pinned
+from headrace.dataplane.open_shard import OpenShards
 
 DOCUMENTS = random_documents(9, 130)
 FLAT = np.concatenate(DOCUMENTS)
@@ -91,7 +92,7 @@ def test_a_shard_that_counts_otherwise_than_its_table_is_refused(tmp_path: Path)
 
 def test_only_so_many_shards_stay_open(corpus: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all datasets of a reader together."""
-    monkeypatch.setattr("headrace.dataplane.dataset.OPEN_SHARDS", 3)
+    monkeypatch.setattr("headrace.dataplane.open_shard.OPEN_SHARDS", 3)
     together = OpenShards()
     first, second = (Dataset(corpus.url, open_shards=together) for _ in range(2))
     for number in (0, 1, 2, 0, 3, 4):

@@ -38,24 +38,6 @@ def test_each_token_at_most_once_an_epoch_over_phases_and_lengths(two_phases: Pl
     assert {epoch for source, epoch, _ in seen if source == 0} == {0, 1}
 
 
-def test_what_an_edge_abandons_is_counted(two_phases: Plan) -> None:
-    stream = Stream(two_phases)
-    assert stream.spans[0].abandoned.tolist() == [0, 0, 0]
-    rows = walk(two_phases)
-    for index, source in enumerate(two_phases.sources):
-        position = stream.positions(two_phases.phases[1].first_row)[index]
-        epoch = position.epoch
-        served = {
-            token
-            for number, in_epoch, first, length in rows
-            if number == index and in_epoch == epoch
-            for token in range(first, first + length)
-        }
-        if stream.spans[1].starts[index].epoch > epoch:
-            whole = source.order.rows(epoch, 64) * 64
-            assert stream.spans[1].abandoned[index] == whole - len(served)
-
-
 def test_a_row_alone_is_the_row_among_others(two_phases: Plan) -> None:
     stream = Stream(two_phases)
     rows = walk(two_phases)
