@@ -22,6 +22,7 @@ from typing import Annotated, Any
 
 from ..console import config as reader
 from ..console.errors import ConfigError, Problem, Problems
+from ..console.explain import nearest
 from .initialise import InitConfig
 from .kernels.choice import Kernel
 from .norms import NormKind
@@ -106,8 +107,8 @@ class ModelConfig:
         wrong = []
         for name, number in named.items():
             if name not in self.operators:
-                near = difflib.get_close_matches(name, self.operators, n=1, cutoff=0.5)
-                hint = f"; did you mean `{near[0]}`?" if near else ""
+                near = nearest(name, self.operators)
+                hint = f"; did you mean `{near}`?" if near else ""
                 known = ", ".join(self.operators)
                 wrong.append(
                     f"layer {number} names the operator `{name}`, which is not defined under"
@@ -133,8 +134,8 @@ class ModelConfig:
             place = f" (layers {shown})" if numbers else ""
             problems = [f"{what}{place}" for what in options.problems(self.width)]
             if not numbers:
-                near = difflib.get_close_matches(name, undefined, n=1, cutoff=0.5)
-                hint = f"; is it the `{near[0]}` of the pattern?" if near else ""
+                near = nearest(name, undefined)
+                hint = f"; is it the `{near}` of the pattern?" if near else ""
                 problems.insert(0, f"no layer uses it{hint}")
             wrong += [Problem(f"operators.{name}", what) for what in problems]
         return wrong

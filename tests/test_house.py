@@ -279,7 +279,7 @@ def test_every_help_answers_without_the_heavy_packages() -> None:
 def dataclasses_in(hint: object, seen: dict[type, None]) -> dict[type, None]:
     """Every dataclass that a configuration leads to."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint) and hint not in seen:
-        seen[hint] = None
+        seen |= {kind: None for kind in hint.__mro__ if dataclasses.is_dataclass(kind)}
         for inner in typing.get_type_hints(hint, include_extras=True).values():
             dataclasses_in(inner, seen)
     for mark in getattr(hint, "__metadata__", ()):

@@ -9,15 +9,17 @@ y = q ⊙ (h ∗ w + d·w)        the gate after it; d only for MR and LI
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..gated_convolution import gated_input
 from ..initialise import Initialiser
 from ..linear import OutputLinear, SplitLinear
+from ..parallel.channels import by_channels
 from ..parallel.division import Cut, Division, inputs, outputs
 from .base import Context, FusedOptions, Operator
 from .short_conv import ShortConvolution, remembered_convolution
@@ -30,8 +32,11 @@ class HyenaOptions(FusedOptions):
     featurizer: int = 3
     """Taps of the short filter on q, k and v."""
     featurizer_bias: bool = False
+    """Whether it adds a bias."""
     qkv_bias: bool = False
+    """Whether the projection to q, k and v adds one."""
     output_bias: bool = True
+    """Whether the projection of the output adds one."""
 
     def problems(self, width: int) -> Iterator[str]:
         if self.featurizer < 1:
@@ -75,6 +80,17 @@ class Hyena(Operator):
             kernel=self.options.kernel,
             **options,
         )
+
+    def mix_by_channels(
+        self, z: Tensor, whole_rows: Callable[[Tensor, slice, Context], Tensor], context: Context
+    ) -> Tensor:
+        """`mix` where `whole_rows` filters some channels of w, on rows that are not divided."""
+        w = gated_input(z)
+        whole = context.whole(w.shape[1])
+        axis = context.axes.context
+        y = by_channels(w, lambda x, channels: whole_rows(x, channels, whole), axis)
+        assert self.skip is not None
+        return z[..., : w.shape[-1]] * (y + self.skip * w)
 
     def init_weights(self, init: Initialiser) -> None:
         init.linear(self.qkv)

@@ -13,16 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..convolution import convolution_flops
-from ..gated_convolution import gated_convolution, gated_input, gated_modal
+from ..gated_convolution import gated_convolution, gated_modal
 from ..initialise import Initialiser
-from ..parallel.channels import ALL, by_channels
+from ..parallel.channels import ALL
 from ..parallel.division import Cut, Division
 from ..precision import widen
 from ..scan import real
@@ -87,11 +86,7 @@ class HyenaLI(Hyena):
         by_states = axis.size > 1 and context.axes.hyena_li == "states"
         if by_states or (axis.size == 1 and self.scans(context)):
             return self.scan(z, context, skip=self.skip, gated=True)
-        w = gated_input(z)
-        inside = partial(self.whole_rows, context=context.whole(w.shape[1]))
-        y = by_channels(w, inside, axis)
-        assert self.skip is not None
-        return z[..., : w.shape[-1]] * (y + self.skip * w)
+        return self.mix_by_channels(z, self.whole_rows, context)
 
     def scans(self, context: Context) -> bool:
         """Whether whole rows are scanned; in generation they always are."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,10 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..convolution import convolution_flops, convolution_layouts
-from ..gated_convolution import gated_input
 from ..initialise import Initialiser
 from ..parallel.axes import ALONE, Axis
-from ..parallel.channels import ALL, by_channels
+from ..parallel.channels import ALL
 from ..parallel.division import Cut, Division
 from ..precision import widen
 from .base import Context
@@ -90,13 +88,9 @@ class HyenaLIFreeform(Hyena):
         return (widen(self.last(hidden, channels)) * torch.exp(-time * decay)).T
 
     def mix(self, z: Tensor, context: Context) -> Tensor:
-        axis = context.axes.context
-        if axis.size == 1:
+        if context.axes.context.size == 1:
             return self.whole_rows(z, ALL, context, gated=True, skip=self.skip)
-        w = gated_input(z)
-        y = by_channels(w, partial(self.whole_rows, context=context.whole(w.shape[1])), axis)
-        assert self.skip is not None
-        return z[..., : w.shape[-1]] * (y + self.skip * w)
+        return self.mix_by_channels(z, self.whole_rows, context)
 
     def whole_rows(self, x: Tensor, channels: slice, context: Context, **options: Any) -> Tensor:
         """Some of the channels, on rows that are not divided."""
