@@ -20,6 +20,7 @@ from pathlib import Path
 import click
 
 from . import command
+from .machine import cores
 
 SMALL_DISK = 10e9
 """Bytes below which a dataset or a few checkpoints soon fill the disk."""
@@ -128,7 +129,7 @@ def _packages(report: Report) -> None:
 
 
 def _machine(report: Report) -> None:
-    report.found["cores"] = str(_cores())
+    report.found["cores"] = str(cores())
     with contextlib.suppress(OSError, ValueError, KeyError):
         free, total = _memory("MemAvailable"), _memory("MemTotal")
         report.found["memory"] = f"{_gigabytes(free)} free of {_gigabytes(total)}"
@@ -141,10 +142,6 @@ def _machine(report: Report) -> None:
         report.missing.append(
             Lack(f"disk: only {_gigabytes(disk.free)} are free here", mend, False)
         )
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _memory(name: str) -> float:
@@ -231,8 +228,7 @@ def _choices(report: Report) -> None:
         kernels = import_module("..models.kernels", __package__)
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     fused = kernels.KERNELS if cards else ()
-    cores = _cores()
-    report.used["device"] = f"cuda, {cards} processes" if cards else f"cpu, {cores} cores"
+    report.used["device"] = f"cuda, {cards} processes" if cards else f"cpu, {cores()} cores"
     report.used["precision"] = "bf16 with fp32 masters" if cards else "fp32"
     report.used["engine"] = f"{run.engine.kind} (a run's `engine` says otherwise)"
     report.used["kernels"] = ", ".join(fused) or "plain torch"

@@ -7,7 +7,6 @@ nothing about order; tasks are written so that none is needed.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Literal, TypeVar
 
 from ..console.errors import MissingError, RunError, UserError
+from ..console.machine import cores
 from ..console.signals import deaf
 
 T = TypeVar("T")
@@ -143,7 +143,7 @@ def local_workers(config: EngineConfig) -> int:
     """How many processes of this machine work; none, where a cluster does."""
     if config.kind == "ray":
         return 0
-    return config.workers or len(os.sched_getaffinity(0))
+    return config.workers or cores()
 
 
 def _work(pipe: Connection, function: Function[Any, Any]) -> None:

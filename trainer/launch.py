@@ -29,6 +29,7 @@ from typing import IO, Any
 
 from ..console.errors import RunError
 from ..console.log import get_logger
+from ..console.machine import cores
 from .group import INTERRUPTED, STORE_FD, WATCH, failures_in
 
 GRACE = 10.0
@@ -222,11 +223,9 @@ class Launcher:
                 time.sleep(PAUSE)
 
 
-def threads_for(processes: int, cores: int | None = None) -> int:
+def threads_for(processes: int, available: int | None = None) -> int:
     """Threads of each process, so that together they fill the machine."""
-    if cores is None:
-        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, cores // processes)
+    return max(1, (available or cores()) // processes)
 
 
 def python(module: str, *arguments: str) -> list[str]:

@@ -142,8 +142,8 @@ time.sleep(1000)
 
 
 def test_threads_fill_the_machine() -> None:
-    assert threads_for(2, cores=8) == 4
-    assert threads_for(16, cores=8) == 1
+    assert threads_for(2, 8) == 4
+    assert threads_for(16, 8) == 1
 
 
 def test_a_rank_that_said_why_is_believed_however_it_died(tmp_path: Path) -> None:
