@@ -33,6 +33,7 @@ from typing import Any
 from ...console.errors import CheckpointError, StorageError
 from ...console.log import get_logger
 from ...dataplane import storage
+from ...dataplane.atomic import sync
 from .policy import CheckpointConfig
 
 VERSION = 1
@@ -297,15 +298,6 @@ def adopt(folder: Path, url: str, run: str) -> None:
     for target, path in made.items():
         path.rename(target)
         log.info("%s was saved by this run: going on with it", place(target))
-
-
-def sync(folder: Path) -> None:
-    """Make names in `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _delete(path: Path) -> None:
