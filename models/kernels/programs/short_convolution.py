@@ -12,8 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .gated_input import gated_input
-from .walk import inputs_of, plus_products, read, there, zeros
+from .walk import earlier_input, inputs_of, plus_products, read, there, zeros
 
 
 @triton.jit
@@ -56,7 +55,7 @@ def _behind(
     """The inputs before a span that its first token sees, the latest first; and zeros."""
     found = ()
     for lag in tl.static_range(1, REACH):
-        w = gated_input(
+        w = earlier_input(
             x, history, start, channel * 0 - lag, channel, length, width, token_stride, REACH - 1,
             GATED, HISTORY,
         )  # fmt: skip

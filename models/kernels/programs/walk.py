@@ -55,6 +55,28 @@ def inputs_of(
 
 
 @triton.jit
+def earlier_input(
+    x, history, start, token, channel, length, width, token_stride, kept,
+    GATED: tl.constexpr, HISTORY: tl.constexpr,
+):  # fmt: skip
+    """The same of one token, start + token of the row: zeros outside of the row, but for what
+    HISTORY has, the last `kept` inputs before it, already gated. `token` is a vector, too."""
+    real = channel < width
+    here = real & (start + token >= 0) & (start + token < length)
+    at = token * token_stride + channel
+    if GATED:
+        k = tl.load(x + at + width, mask=here, other=0.0).to(tl.float32)
+        w = k * tl.load(x + at + 2 * width, mask=here, other=0.0).to(tl.float32)
+    else:
+        w = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
+    if HISTORY:
+        before = real & (start + token < 0) & (start + token >= -kept)
+        place = (kept + start + token) * width + channel
+        w += tl.load(history + place, mask=before, other=0.0).to(tl.float32)
+    return w
+
+
+@triton.jit
 def zeros(COUNT: tl.constexpr, CHANNELS: tl.constexpr):
     """Sums of a thread's channels: a tuple, so that all of them are its own."""
     found = ()
