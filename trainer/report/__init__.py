@@ -8,7 +8,7 @@ from typing import Any
 
 from ...dataplane import storage
 from ..folder import RunFolder
-from . import page
+from . import comparison, page
 from .data import RunData, first_difference
 
 
@@ -18,7 +18,7 @@ def write(folders: Sequence[str], out: str | None = None) -> tuple[Path, dict[st
     target = Path(out) if out else RunFolder(folders[0]).report
     if out is None and len(runs) > 1:
         target = target.with_name("compare.html")
-    text = page.one(runs[0]) if len(runs) == 1 else page.several(runs)
+    text = page.one(runs[0]) if len(runs) == 1 else comparison.several(runs)
     storage.write(str(target), text.encode())
     summaries = [run.summary() for run in runs]
     for run, summary in zip(runs[1:], summaries[1:], strict=True):

@@ -1,4 +1,4 @@
-"""The page around the charts."""
+"""The page of a run, around its charts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ... import __version__
 from ...console.progress import duration, human
 from . import charts
-from .data import HARMS, RunData, first_difference
+from .data import HARMS, RunData
 from .steps import DEVIATIONS, WINDOW, Outstanding, outstanding
 from .style import CSS
 
@@ -24,62 +24,42 @@ def one(run: RunData) -> str:
         _header(run),
         _failure(run),
         _tiles(run),
-        _section("Loss", charts.loss(run, found), legend=_loss_keys(run, found), unit=POINT),
+        section("Loss", charts.loss(run, found), legend=_loss_keys(run, found), unit=POINT),
         _outstanding(run, found),
         _left_out(run),
-        _held_out([run]),
-        _section("Learning rate", charts.learning_rate(run)),
-        _section(
+        held_out([run]),
+        section("Learning rate", charts.learning_rate(run)),
+        section(
             "Mixture",
             charts.mixture(run) + _phase_table(run),
             legend=charts.legend(run.sources, _overall(run)),
         ),
         '<div class="pair">',
-        _section("Tokens per second", charts.small(run, "tokens_per_second", "tokens per second")),
-        _section(
+        section("Tokens per second", charts.small(run, "tokens_per_second", "tokens per second")),
+        section(
             "Gradient norm",
             charts.small(run, "grad_norm", "gradient norm"),
             unit="before it is clipped",
         ),
-        _section(
+        section(
             "Waiting for data",
             charts.small(run, "data_wait", "share of the step", percent=True),
             unit="of each step",
         ),
-        _section("Seconds per step", charts.small(run, "seconds", "seconds per step")),
+        section("Seconds per step", charts.small(run, "seconds", "seconds per step")),
         "</div>",
         _what_ran(run),
         _history(run),
     ]
-    return _page(run.name, "".join(body))
+    return page(run.name, "".join(body))
 
 
-def several(runs: Sequence[RunData]) -> str:
-    names = [run.name for run in runs]
-    difference = charts.difference(runs)
-    body = [
-        f'<header><div><p class="over">headrace · comparison</p>'
-        f"<h1>{escape(' · '.join(names))}</h1></div></header>",
-        _section(
-            "Loss",
-            charts.compared(runs, "loss", 330, "loss"),
-            legend=charts.legend(names),
-            unit=NATS,
-        ),
-        _section(f"Loss less that of {names[0]}", difference) if difference else "",
-        _held_out(runs),
-        _section("Learning rate", charts.compared(runs, "lr", 160, "learning rate")),
-        _comparison(runs),
-    ]
-    return _page(" · ".join(names), "".join(body))
-
-
-def _held_out(runs: Sequence[RunData]) -> str:
+def held_out(runs: Sequence[RunData]) -> str:
     evaluated = [run for run in runs if run.evaluations]
     if not evaluated:
         return ""
     if len(runs) > 1:
-        return _section(
+        return section(
             "Held out",
             charts.held_out(runs),
             legend=charts.legend([run.name for run in runs]),
@@ -89,7 +69,7 @@ def _held_out(runs: Sequence[RunData]) -> str:
     last = runs[0].evaluations[-1]["sources"]
     notes = [f" <em>{last[name]['loss']:.4f}</em>" if name in last else "" for name in sources]
     keys = '<span class="key"><b></b>all</span>' + charts.legend(sources, notes)
-    return _section("Held out", charts.held_out(runs), legend=keys, unit=NATS)
+    return section("Held out", charts.held_out(runs), legend=keys, unit=NATS)
 
 
 def _failure(run: RunData) -> str:
@@ -133,7 +113,7 @@ def _outstanding(run: RunData, found: Sequence[Outstanding]) -> str:
         "them. What a step read: "
         f"<code>{escape(audit)}</code>"
     )
-    return _section("Steps that stand out", f'{table}<p class="note">{note}</p>')
+    return section("Steps that stand out", f'{table}<p class="note">{note}</p>')
 
 
 def _source(name: str, loss: float, usual: float | None) -> str:
@@ -159,7 +139,7 @@ def _left_out(run: RunData) -> str:
         for event in run.left_out
     )
     table = f'<div class="scroll"><table class="history"><tbody>{rows}</tbody></table></div>'
-    return _section("Steps left out", table)
+    return section("Steps left out", table)
 
 
 def _back(event: dict[str, Any]) -> str:
@@ -332,52 +312,13 @@ def _detail(event: dict[str, Any]) -> str:
     return str(event.get("error", "")).splitlines()[0] if event.get("error") else ""
 
 
-def _comparison(runs: Sequence[RunData]) -> str:
-    facts: dict[str, list[str]] = {
-        "status": [run.status for run in runs],
-        "tokens": [human(run.tokens) for run in runs],
-        "loss": [f"{run.loss:.4f}" if run.loss is not None else "not finite" for run in runs],
-        "tokens per second": [human(run.tokens_per_second) for run in runs],
-        "held-out loss": [f"{run.held_out:.4f}" if run.held_out else "–" for run in runs],
-        "steps left out": [str(len(run.left_out)) for run in runs],
-        "waiting for data": [f"{run.data_wait:.2%}" for run in runs],
-        "restarts": [str(len(run.restarts)) for run in runs],
-        "parameters": [human(run.about["model"]["parameters"]) for run in runs],
-        "model": [run.job.model.pattern for run in runs],
-        "engine": [run.about["layout"]["engine"] for run in runs],
-        "peak learning rate": [f"{run.job.run.optimizer.lr:g}" for run in runs],
-        "plan": [run.job.plan.hash for run in runs],
-        "ledger": [run.ledger for run in runs],
-        f"the rows beside {runs[0].name}'s": ["", *(_parting(runs[0], run) for run in runs[1:])],
-    }
-    head = "".join(f"<th>{escape(run.name)}</th>" for run in runs)
-    rows = "".join(
-        f'<tr class="{"differs" if len(set(values)) > 1 else ""}"><th>{name}</th>'
-        + "".join(f"<td>{escape(value)}</td>" for value in values)
-        + "</tr>"
-        for name, values in facts.items()
-    )
-    return (
-        '<section><h2>Side by side</h2><div class="scroll"><table class="sides"><thead><tr>'
-        f"<th></th>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>"
-    )
-
-
-def _parting(first: RunData, run: RunData) -> str:
-    step = first_difference(first, run)
-    if step is None:
-        return "the same"
-    plans = first.job.plan.hash != run.job.plan.hash
-    return f"differ from step {step:,} on" + (", by another plan" if plans else "")
-
-
-def _section(title: str, content: str, legend: str = "", unit: str = "") -> str:
+def section(title: str, content: str, legend: str = "", unit: str = "") -> str:
     keys = f'<div class="keys">{legend}</div>' if legend else ""
     measure = f" <small>{unit}</small>" if unit else ""
     return f"<section><div class='head'><h2>{title}{measure}</h2>{keys}</div>{content}</section>"
 
 
-def _page(title: str, body: str) -> str:
+def page(title: str, body: str) -> str:
     made = time.strftime("%Y-%m-%d %H:%M")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
