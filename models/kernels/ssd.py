@@ -138,9 +138,10 @@ def _backward(
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grad_dt, grad_A = torch.empty_like(dt), torch.empty_like(keep)
     of_B, of_C = x.new_empty(2, rows, length, heads, size)
+    # Four warps share the 64 rows of a product; four more would compute the same again.
     programs.backward[grid](
         grad, x, dt, A, B, C, where, states, adjoints, keep, grad_x, grad_dt, grad_A, of_B, of_C,
-        *sizes, *_strides(x, B, C), **switches, num_warps=8, num_stages=1,
+        *sizes, *_strides(x, B, C), **switches, num_warps=4, num_stages=1,
     )  # fmt: skip
     by_group = [
         t.unflatten(2, (groups, -1)).sum(3, dtype=torch.float32).to(B.dtype) for t in (of_B, of_C)
