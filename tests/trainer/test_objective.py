@@ -9,6 +9,7 @@ from headrace.models.model import Model
 from headrace.trainer.objective import Objective
 
 
+@torch.no_grad()
 def test_rows_of_padding_change_neither_the_loss_nor_the_routers() -> None:
     moe = {"kind": "moe", "experts": 4, "hidden": 8, "balance_loss": 1.0, "z_loss": 0.1}
     operators = {"mixer": {"kind": "attention", "heads": 2}, "moe": moe}
