@@ -61,7 +61,7 @@ class Documents:
         if self.positions.device == device:
             return self
         whole = None if self.whole is None else self.whole.to(device)
-        return Documents(moved(self.positions, device), whole, self)
+        return Documents(_moved(self.positions, device), whole, self)
 
     @property
     def index(self) -> Tensor:
@@ -145,7 +145,7 @@ class Aligned:
 
     def to(self, device: torch.device) -> Aligned:
         tensors = (self.source, self.place, self.continues)
-        return Aligned(self.chunk, *(moved(tensor, device) for tensor in tensors))
+        return Aligned(self.chunk, *(_moved(tensor, device) for tensor in tensors))
 
     def spread(self, x: Tensor) -> Tensor:
         """[rows, length, width] → [rows, chunks, chunk, width], zeros where there is padding."""
@@ -197,7 +197,7 @@ class Buckets:
         return cls(sources, place[:-1])
 
     def to(self, device: torch.device) -> Buckets:
-        return Buckets([moved(each, device) for each in self.sources], moved(self.place, device))
+        return Buckets([_moved(each, device) for each in self.sources], _moved(self.place, device))
 
     def spread(self, x: Tensor) -> list[Tensor]:
         """[rows, length, …] → [documents, size, …] of each bucket, zeros where there is padding."""
@@ -225,7 +225,7 @@ def plain_layout(rows: int, length: int, chunk: int, device: torch.device) -> Al
     )
 
 
-def moved(x: Tensor, device: torch.device) -> Tensor:
+def _moved(x: Tensor, device: torch.device) -> Tensor:
     """x on a device; on the way to a GPU, nobody waits."""
     if device.type != "cuda" or x.is_cuda:
         return x.to(device)

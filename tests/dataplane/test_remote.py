@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import ClassVar
 
 import fsspec
 import pytest
@@ -17,7 +18,7 @@ class Flaky(MemoryFileSystem):
     """Fails a few times before it answers."""
 
     protocol = "flaky"
-    failures: list[Exception] = []  # noqa: RUF012
+    failures: ClassVar[list[Exception]] = []
 
     def cat_file(self, path: str, **options: object) -> bytes:
         if self.failures:

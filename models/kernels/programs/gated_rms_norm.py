@@ -16,6 +16,12 @@ def _tile(x, row, stride, first, at, inside):
 
 
 @triton.jit
+def _gated(y, z, row, y_stride, z_stride, first, at, inside):
+    gate = _tile(z, row, z_stride, first, at, inside)
+    return _tile(y, row, y_stride, first, at, inside) * (gate * tl.sigmoid(gate))
+
+
+@triton.jit
 def _given(totals, row, rows):
     """A number of each row for this run."""
     return tl.load(totals + row * tl.num_programs(1) + tl.program_id(1), mask=row < rows, other=0.0)
@@ -31,8 +37,7 @@ def sums(
     at = tl.arange(0, BLOCK)[None, :]
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     inside = (row < rows) & (at < share)
-    gate = _tile(z, row, z_stride, first, at, inside)
-    gated = _tile(y, row, y_stride, first, at, inside) * gate * tl.sigmoid(gate)
+    gated = _gated(y, z, row, y_stride, z_stride, first, at, inside)
     to = out + row * tl.num_programs(1) + tl.program_id(1)
     tl.store(to, tl.sum(gated * gated, axis=1)[:, None], mask=row < rows)
     if BACKWARD:
@@ -51,9 +56,7 @@ def forward(
     at = tl.arange(0, BLOCK)[None, :]
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     inside = (row < rows) & (at < share)
-    gate = _tile(z, row, z_stride, first, at, inside)
-    value = _tile(y, row, y_stride, first, at, inside)
-    value *= gate * tl.sigmoid(gate)
+    value = _gated(y, z, row, y_stride, z_stride, first, at, inside)
     power = _given(powers, row, rows) if CUT else tl.sum(value * value, axis=1)[:, None]
     scale = 1.0 / tl.sqrt(power / members + eps)
     gain = tl.load(weight + first + at, mask=at < share, other=0.0).to(tl.float32)
