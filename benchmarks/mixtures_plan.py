@@ -21,14 +21,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from plan_data import write_head
 from small_data import write_dataset
 
-from headrace.dataplane.stream import Stream
-from headrace.mixtures.audit import Auditor
-from headrace.mixtures.resolve import resolve
-from headrace.mixtures.spec import Mixture, PhaseSpec, SourceSpec
-from headrace.mixtures.summary import summarize
-from headrace.mixtures.table import table
-from headrace.mixtures.target import open_target
+from headrace.dataplane.order.stream import Stream
+from headrace.mixtures.audit.audit import Auditor
+from headrace.mixtures.planning.open_plan import open_target
+from headrace.mixtures.planning.resolve import resolve
+from headrace.mixtures.spec.mixture import Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.template import template
+from headrace.mixtures.view.summary import summarize
+from headrace.mixtures.view.table import table
 
 PLAN_SECONDS = 5.0
 SEEK_SECONDS = 0.020

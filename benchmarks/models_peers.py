@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.models.convolution import causal_convolution
+from headrace.models.layers.convolution import causal_convolution
+from headrace.models.layers.scan import modal_scan
 from headrace.models.operators import Context
 from headrace.models.operators.mamba2 import Mamba2, Mamba2Options
-from headrace.models.scan import modal_scan
 
 ROWS, LENGTH, WIDTH = 1, 512, 128
 

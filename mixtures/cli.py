@@ -27,7 +27,7 @@ def new(datasets: tuple[str, ...], out: str | None, force: bool, as_json: bool) 
     """Write a mixture of some datasets, with comments, ready to edit."""
     from ..console import yaml_text
     from ..console.errors import StorageError
-    from ..dataplane import storage
+    from ..dataplane.storage import storage
     from .template import template
 
     if out is not None and Path(out).exists() and not force:
@@ -50,7 +50,7 @@ def new(datasets: tuple[str, ...], out: str | None, force: bool, as_json: bool) 
 def check(ctx: click.Context, file: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Say everything that is wrong with a mixture."""
     from ..console.errors import ConfigError, UserError
-    from .target import open_target
+    from .planning.open_plan import open_target
 
     try:
         plan = open_target(file, overrides).plan
@@ -87,9 +87,9 @@ def plan(
     as_json: bool,
 ) -> None:
     """Show how many rows, tokens and epochs each source gets."""
-    from .summary import summarize
-    from .table import as_data, table
-    from .target import open_target
+    from .planning.open_plan import open_target
+    from .view.summary import summarize
+    from .view.table import as_data, table
 
     target = open_target(file, overrides)
     summary = summarize(target.stream, target.branch)
@@ -109,9 +109,9 @@ def plan(
 @command.json_option
 def plot(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> None:
     """Draw weights, learning rate, tokens and epochs over the tokens of a plan."""
-    from .curves import curves
-    from .plot import draw, kind_of
-    from .target import open_target
+    from .planning.open_plan import open_target
+    from .view.curves import curves
+    from .view.plot import draw, kind_of
 
     kind_of(out)
     found = curves(open_target(file, overrides).stream)
@@ -147,10 +147,10 @@ def audit(
     shows the losses that the run recorded.
     With --document: at which rows a document was, or will be, seen.
     """
-    from .audit import Auditor
-    from .recorded import recorded
-    from .seen import SeenRow
-    from .target import open_target
+    from .audit.audit import Auditor
+    from .audit.audit_rows import SeenRow
+    from .audit.recorded_step import recorded
+    from .planning.open_plan import open_target
 
     if [rows, step, document].count(None) != 2:
         raise click.UsageError("name one of --rows, --step and --document")

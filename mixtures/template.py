@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from ..console.errors import ConfigError, Problem
 from ..console.progress import human
 from ..console.yaml_text import value
-from .sources import Opened, disagreements, open_sources
-from .spec import SourceSpec
+from .planning.sources import Opened, disagreements, open_sources
+from .spec.mixture import SourceSpec
 
 SEQ_LEN = 4096
 BATCH = 1 << 22

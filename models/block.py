@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from .config import ModelConfig
 from .documents import Documents
-from .initialise import Initialiser
-from .norms import build_norm
+from .initializers import Initialiser
+from .layers.norms import build_norm
 from .operators import OPERATORS, Context, Operator, SharedOperator, State
 from .parallel.axes import Axes
 from .parallel.tensor import gather, scatter

@@ -20,8 +20,8 @@ def list_models(as_json: bool) -> None:
     """List the shipped models."""
     from collections import Counter
 
+    from .accounting.count import build_meta, parameters
     from .config import load_model_config, shipped_models
-    from .count import build_meta, parameters
 
     configs = {name: load_model_config(name) for name in shipped_models()}
     sizes = {name: parameters(build_meta(config)) for name, config in configs.items()}
@@ -61,9 +61,9 @@ def show_model(
 
     NAME_OR_FILE is a shipped model (`headrace models list`) or a YAML file.
     """
+    from .accounting.memory import Layout
+    from .accounting.show import describe, render
     from .config import load_model_config
-    from .memory import Layout
-    from .show import describe, render
 
     config = load_model_config(name_or_file, overrides)
     layout = Layout(zero=zero, dp=dp, tp=tp, cp=cp)

@@ -23,9 +23,9 @@ from typing import Annotated, Any
 from ..console import config as reader
 from ..console.errors import ConfigError, Problem, Problems
 from ..console.explain import nearest
-from .initialise import InitConfig
+from .initializers import InitConfig
 from .kernels.choice import Kernel
-from .norms import NormKind
+from .layers.norms import NormKind
 from .operators import OPERATORS, OPTIONS, Options, SharedOperator
 from .pattern import Layer, parse_pattern
 

@@ -15,10 +15,10 @@ from ..console.errors import ConfigError, Problem
 from .block import Block, Checkpointing, Where, build_operator
 from .config import ModelConfig
 from .documents import Documents
-from .initialise import Initialiser
+from .initializers import Initialiser
 from .kernels.choice import chosen, wanted
+from .layers.norms import build_norm
 from .loss import cross_entropy, fused_loss
-from .norms import build_norm
 from .operators import Operator, SharedOperator, State
 from .parallel.axes import ALONE, Axes, Axis
 from .parallel.division import Cut, Division, Part, divide

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from headrace.dataplane.dataset import Dataset
+from headrace.dataplane.datasets.dataset import Dataset
 from headrace.dataplane.shards import Origin
 from headrace.dataplane.tokenizers import load
 from headrace.tokenize import sources
-from headrace.tokenize.engines import EngineConfig
-from headrace.tokenize.inputs import find
+from headrace.tokenize.corpus.inputs import find
+from headrace.tokenize.executors import EngineConfig
 from headrace.tokenize.sources import Problem, SourceConfig, source
 
 Found = tuple[list[tuple[int, str, str | None]], list[Problem]]

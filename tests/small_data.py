@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from headrace.console import config
-from headrace.dataplane import manifest as manifests
-from headrace.dataplane import storage
-from headrace.dataplane.manifest import ChunkHasher, Manifest, Shard, TokenizerInfo
-from headrace.dataplane.plan import Plan
+from headrace.dataplane.datasets import manifest as manifests
+from headrace.dataplane.datasets.manifest import ChunkHasher, Manifest, Shard, TokenizerInfo
+from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.shards import Documents, shard_format
-from headrace.mixtures.resolve import resolve
-from headrace.mixtures.spec import Mixture
+from headrace.dataplane.storage import storage
+from headrace.mixtures.planning.resolve import resolve
+from headrace.mixtures.spec.mixture import Mixture
 
 END = 0
 VOCABULARY = 512

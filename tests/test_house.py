@@ -180,7 +180,7 @@ def test_imports_point_downwards(room: str) -> None:
         (("trainer",), "from headrace.models.model import Model"),
         (("trainer",), "import headrace.models"),
         (("trainer",), "from ..tokenize.build import build"),
-        (("tokenize",), "WORKER = 'headrace.trainer.worker'"),
+        (("tokenize",), "WORKER = 'headrace.trainer.launch.worker'"),
     ],
 )
 def test_the_guard_sees_an_import_that_points_upwards(package: tuple[str, ...], line: str) -> None:
@@ -290,11 +290,11 @@ def dataclasses_in(hint: object, seen: dict[type, None]) -> dict[type, None]:
 
 
 def configurations() -> list[type]:
-    from headrace.mixtures.spec import Mixture
+    from headrace.mixtures.spec.mixture import Mixture
     from headrace.models.config import ModelConfig
-    from headrace.tokenize.build import BuildConfig
+    from headrace.tokenize.build.build import BuildConfig
     from headrace.tokenize.train import TrainConfig
-    from headrace.trainer.config import RunConfig
+    from headrace.trainer.run.config import RunConfig
 
     seen: dict[type, None] = {}
     for root in (Mixture, ModelConfig, BuildConfig, TrainConfig, RunConfig):

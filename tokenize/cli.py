@@ -64,7 +64,7 @@ def train(as_json: bool, **values: Any) -> None:
 @command.json_option
 def build(as_json: bool, **values: Any) -> None:
     """Build a dataset, or add files to it."""
-    from .build import build as run
+    from .build.build import build as run
 
     config = options.build_config(values)
     made = run(config)
@@ -162,8 +162,8 @@ def inspect(url: str, number: int | None, documents: int, as_json: bool) -> None
 def verify(url: str, as_json: bool, **values: Any) -> None:
     """Check every byte and every count of a dataset."""
     from ..console.errors import IntegrityError
-    from ..dataplane import manifest
-    from .engines import EngineConfig
+    from ..dataplane.datasets import manifest
+    from .executors import EngineConfig
     from .verify import Damage, describe
     from .verify import verify as run
 

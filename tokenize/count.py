@@ -18,13 +18,13 @@ import numpy as np
 from ..console.errors import InputError
 from ..console.progress import Progress, as_bytes
 from ..dataplane.shards import Int64
-from . import engines
-from .build import BuildConfig, cut, job_of, load_tokenizer
-from .inputs import find
-from .job import Job
-from .records import Record
+from . import executors as engines
+from .build.build import BuildConfig, cut, job_of, load_tokenizer
+from .build.settings import Job
+from .build.task_state import Record
+from .build.tasks import BuildTask, Task
+from .corpus.inputs import find
 from .sources import Texts
-from .tasks import BuildTask, Task
 
 BUCKETS = 40
 """Of the histogram: documents of [2^k, 2^(k+1)) tokens."""

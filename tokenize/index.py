@@ -17,15 +17,16 @@ from typing import Literal
 from ..console.errors import InputError, MisuseError, StorageError
 from ..console.log import get_logger
 from ..console.progress import Progress
-from ..dataplane import manifest, storage
-from ..dataplane.manifest import Manifest, Shard, TokenizerInfo
+from ..dataplane.datasets import manifest
+from ..dataplane.datasets.manifest import Manifest, Shard, TokenizerInfo
+from ..dataplane.storage import storage
 from ..dataplane.tokenizers import Tokenizer, bpe
 from ..dataplane.tokenizers.bpe import BpeConfig
 from ..dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
-from . import engines
-from .contents import Contents, contents, hash_of, read_shard
-from .engines import EngineConfig
-from .foreign import MEANT_FOR, format_of, named, shards_of
+from . import executors as engines
+from .executors import EngineConfig
+from .external import MEANT_FOR, format_of, named, shards_of
+from .read_shard import Contents, contents, hash_of, read_shard
 
 log = get_logger(__name__)
 

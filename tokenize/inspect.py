@@ -8,8 +8,9 @@ import numpy as np
 
 from ..console.errors import InputError
 from ..console.progress import as_bytes, human
-from ..dataplane import manifest, tokenizers
-from ..dataplane.dataset import Dataset
+from ..dataplane import tokenizers
+from ..dataplane.datasets import manifest
+from ..dataplane.datasets.dataset import Dataset
 from ..dataplane.shards import Origin
 
 

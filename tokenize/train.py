@@ -11,11 +11,11 @@ from typing import Any, Literal
 from ..console.errors import InputError, MisuseError
 from ..console.log import get_logger
 from ..console.progress import Progress, as_bytes
-from ..dataplane import storage
+from ..dataplane.storage import storage
 from ..dataplane.tokenizers.byte import END
-from .inputs import find
-from .reading import Reader
-from .records import Record
+from .build.task_state import Record
+from .corpus.documents import Reader
+from .corpus.inputs import find
 from .sources import File, SourceConfig, cut
 
 log = get_logger(__name__)

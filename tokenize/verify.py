@@ -14,11 +14,12 @@ from functools import cached_property
 
 from ..console.errors import UserError
 from ..console.progress import Progress
-from ..dataplane import manifest, storage
-from ..dataplane.manifest import Manifest, Shard
-from . import engines
-from .contents import contents, hash_of, read_shard
-from .engines import EngineConfig
+from ..dataplane.datasets import manifest
+from ..dataplane.datasets.manifest import Manifest, Shard
+from ..dataplane.storage import storage
+from . import executors as engines
+from .executors import EngineConfig
+from .read_shard import contents, hash_of, read_shard
 
 
 @dataclass(frozen=True)

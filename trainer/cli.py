@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console import command
-from .cli_weights import export, sample
+from .weights.commands import export, sample
 
 if TYPE_CHECKING:
-    from .job import Job
-    from .request import Start
+    from .run.request import Start
+    from .run.run import Job
 
 
 @command.group("trainer")
@@ -82,8 +82,8 @@ def run(
 
     Exit codes: 0 finished, 85 saved and stopped early (start it again), 1 failed, 2 misuse.
     """
-    from .request import Request
-    from .resolve import resolve
+    from .run.request import Request
+    from .run.resolve import resolve
 
     overrides = [word for word in arguments if "=" in word]
     overrides += _as_override(processes)
@@ -116,7 +116,7 @@ def resume(
 ) -> None:
     """Go on with the run in the folder RUN; nothing else is needed."""
     from .folder import RunFolder
-    from .resolve import load
+    from .run.resolve import load
 
     words = [*overrides, *_as_override(processes)]
     _go(load(RunFolder(folder), words, slurm=slurm), slurm=slurm, **asked)
@@ -157,7 +157,7 @@ def _as_override(processes: int | None) -> list[str]:
 def _asked(
     context: click.Context, stop_after: int | None, fallback: bool, profile: str | None
 ) -> Start:
-    from .request import Start, steps_between
+    from .run.request import Start, steps_between
 
     try:
         steps = steps_between(profile) if profile is not None else None
@@ -192,7 +192,9 @@ def _go(
     as_json: bool,
 ) -> None:
     """Start the job here, or submit it as a batch job that says the words of this command."""
-    from . import checks, group, start
+    from .cluster import ranks as group
+    from .launch import preflight as checks
+    from .launch import start
 
     context = click.get_current_context()
     asked = _asked(context, stop_after, fallback, profile)
@@ -215,8 +217,8 @@ def _go(
 
 
 def _describe(job: Job, words: list[str] | None, as_json: bool) -> None:
-    from . import start
-    from .describe import configuration, describe, lines
+    from .costs.describe import configuration, describe, lines
+    from .launch import start
 
     described = describe(job, activations=True)
     script = {} if words is None else {"slurm": start.batch_script(job, words)}

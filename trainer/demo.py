@@ -31,8 +31,8 @@ import click
 from ..console import command
 from ..console.errors import RunError, StorageError
 from ..console.progress import duration
-from . import lines
-from .group import INTERRUPTED
+from ..dataplane.runlog import writer as lines
+from .cluster.ranks import INTERRUPTED
 
 if TYPE_CHECKING:
     import numpy as np

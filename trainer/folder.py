@@ -18,11 +18,11 @@ from typing import Any
 
 from ..console import config as reader
 from ..console.errors import BusyError, RunError, StorageError
-from ..dataplane import ledger
-from ..dataplane.atomic import HALF_WRITTEN
-from ..dataplane.step_lines import METRICS
-from .records import EVALUATIONS, EVENTS
-from .slurm import SCRIPT
+from ..dataplane.runlog import ledger
+from ..dataplane.runlog.reader import METRICS
+from ..dataplane.storage.atomic import HALF_WRITTEN
+from .cluster.slurm import SCRIPT
+from .record.steps import EVALUATIONS, EVENTS
 
 RUN = "run.yaml"
 MODEL = "model.yaml"

@@ -26,13 +26,13 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from small_data import plan_of, write_dataset
 from swift import Swift, install
 
-from headrace.dataplane import remote, storage
-from headrace.dataplane.cache import Cache
-from headrace.dataplane.dataset import Dataset
-from headrace.dataplane.loader import Loader
-from headrace.dataplane.manifest import CHUNK_BYTES
-from headrace.dataplane.plan import Plan
-from headrace.dataplane.rows import RowReader
+from headrace.dataplane.datasets.cache import Cache
+from headrace.dataplane.datasets.dataset import Dataset
+from headrace.dataplane.datasets.manifest import CHUNK_BYTES
+from headrace.dataplane.loader.loader import Loader
+from headrace.dataplane.loader.rows import RowReader
+from headrace.dataplane.order.plan import Plan
+from headrace.dataplane.storage import remote, storage
 
 TOKENS, SEQ_LEN, BATCH_ROWS = 160_000_000, 4096, 32
 BOUND = 128 << 20

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...console.errors import InputError
-from .. import storage
+from ..storage import storage
 
 if TYPE_CHECKING:
-    from ..manifest import TokenizerInfo
+    from ..datasets.manifest import TokenizerInfo
     from ..shards import Int64, Tokens
 
 TOKENIZERS = {

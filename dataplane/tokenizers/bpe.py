@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...console.errors import InputError, IntegrityError, MisuseError, StorageError
-from .. import storage
-from ..manifest import TokenizerInfo
+from ..datasets.manifest import TokenizerInfo
+from ..storage import storage
 from . import Encoded, TextError, id_type
 from .fast_bpe import BATCH, CUT, END, FastBpe, Inexact, convert, spelled
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..manifest import TokenizerInfo
+from ..datasets.manifest import TokenizerInfo
 from ..shards import Int64
 from . import Encoded, Raw, id_type
 

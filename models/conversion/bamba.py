@@ -11,15 +11,7 @@ from ..operators import Options
 from ..operators.attention import AttentionOptions
 from ..operators.mamba2 import Mamba2Options
 from ..operators.mlp import GLUOptions
-from .family import (
-    Settings,
-    expect,
-    of_layers,
-    plain_decoder,
-    read_rope,
-    require,
-    write_rope,
-)
+from .family import Settings, expect, of_layers, plain_decoder, read_rope, require, write_rope
 from .llama import attention_rules
 from .mamba import mamba2_rules
 from .rules import Rule, rows, same

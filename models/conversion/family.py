@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from ...console.errors import ConfigError, Problem, Problems
 from ..config import ModelConfig
-from ..norms import NormKind
+from ..layers.norms import NormKind
+from ..layers.rope import Rope
 from ..operators import Options
 from ..operators.attention import AttentionOptions
 from ..pattern import parse_pattern
-from ..rope import Rope
 from .rules import Rule
 
 Settings = dict[str, Any]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import ModelConfig
-from ..initialise import InitConfig
+from ..initializers import InitConfig
 from ..operators import Options
 from ..operators.mamba1 import Mamba1Options
 from ..operators.mamba2 import Mamba2Options

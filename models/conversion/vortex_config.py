@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import ModelConfig
-from ..initialise import InitConfig
+from ..initializers import InitConfig
+from ..layers.rope import Rope
 from ..operators import Options
 from ..operators.attention import AttentionOptions
 from ..operators.hyena_li import HyenaLIOptions
 from ..operators.hyena_mr import HyenaMROptions
 from ..operators.hyena_se import HyenaSEOptions
 from ..operators.mlp import GLUOptions
-from ..rope import Rope
 from .family import Settings, expect, of_layers, one_norm, require
 
 SORTS = {"hcs": "se", "hcm": "mr", "hcl": "li", "attn": "attention"}

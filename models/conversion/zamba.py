@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..config import ModelConfig
+from ..layers.rope import Rope
 from ..operators import Options
 from ..operators.mamba1 import Mamba1Options
 from ..operators.mamba2 import Mamba2Options
 from ..operators.zamba import ZambaBlockOptions
-from ..rope import Rope
 from .family import Settings, expect, of_layers, plain_decoder, read_rope, require
 from .mamba import conv_rules, mamba2_rules
 from .rules import Rule, interleaved, rows, same

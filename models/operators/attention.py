@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import functional as F
 
-from ..initialise import Initialiser
-from ..linear import OutputLinear, SplitLinear
-from ..norms import RMSNorm
+from ..initializers import Initialiser
+from ..layers.linear import OutputLinear, SplitLinear
+from ..layers.norms import RMSNorm
+from ..layers.rope import Rope, rotate, rotation
 from ..parallel.division import Division, inputs, outputs
 from ..parallel.heads import from_heads, to_heads
 from ..parallel.ring import ring_attention
 from ..parallel.tensor import own_groups
-from ..rope import Rope, rotate, rotation
 from .base import Context, FusedOptions, Operator, State, divides
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..documents import Documents
-from ..initialise import Initialiser
+from ..initializers import Initialiser
 from ..kernels.choice import Kernel
 from ..parallel.axes import ALONE, Axes
 from ..parallel.division import Division

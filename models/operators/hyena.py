@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..gated_convolution import gated_input
-from ..initialise import Initialiser
-from ..linear import OutputLinear, SplitLinear
+from ..initializers import Initialiser
+from ..layers.gated_convolution import gated_input
+from ..layers.linear import OutputLinear, SplitLinear
 from ..parallel.channels import by_channels
 from ..parallel.division import Cut, Division, inputs, outputs
 from .base import Context, FusedOptions, Operator

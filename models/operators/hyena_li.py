@@ -18,13 +18,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..convolution import convolution_flops
-from ..gated_convolution import gated_convolution, gated_modal
-from ..initialise import Initialiser
+from ..initializers import Initialiser
+from ..layers.convolution import convolution_flops
+from ..layers.gated_convolution import gated_convolution, gated_modal
+from ..layers.scan import real
 from ..parallel.channels import ALL
 from ..parallel.division import Cut, Division
 from ..precision import widen
-from ..scan import real
 from .base import Context
 from .hyena import Hyena, HyenaOptions
 

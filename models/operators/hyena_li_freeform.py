@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..convolution import convolution_flops, convolution_layouts
-from ..initialise import Initialiser
+from ..initializers import Initialiser
+from ..layers.convolution import convolution_flops, convolution_layouts
 from ..parallel.axes import ALONE, Axis
 from ..parallel.channels import ALL
 from ..parallel.division import Cut, Division

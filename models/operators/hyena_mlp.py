@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..initialise import Initialiser
-from ..linear import OutputLinear, SplitLinear
+from ..initializers import Initialiser
+from ..layers.linear import OutputLinear, SplitLinear
 from ..parallel.division import Division, filters, inputs, outputs
 from ..parallel.tensor import own_filters
 from .base import Context, FusedOptions, Operator, divides

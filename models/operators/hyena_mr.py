@@ -15,8 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..convolution import Method, convolution_flops, convolution_layouts
-from ..initialise import Initialiser
+from ..initializers import Initialiser
+from ..layers.convolution import Method, convolution_flops, convolution_layouts
 from ..parallel.axes import ALONE, Axis
 from ..parallel.division import Division, filters
 from ..parallel.tensor import own_filters

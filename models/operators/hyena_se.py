@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..initialise import Initialiser
+from ..initializers import Initialiser
 from ..parallel.division import Division, filters
 from ..parallel.tensor import own_filters
 from .base import Context, divides

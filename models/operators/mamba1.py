@@ -17,9 +17,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..gated_scan import gated_scan
-from ..initialise import Initialiser
-from ..linear import OutputLinear, SplitLinear
+from ..initializers import Initialiser
+from ..layers.gated_scan import gated_scan
+from ..layers.linear import OutputLinear, SplitLinear
 from ..parallel.division import Cut, Division, inputs, outputs
 from ..parallel.tensor import reduce
 from ..precision import widen

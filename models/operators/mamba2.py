@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..initialise import Initialiser
+from ..initializers import Initialiser
 from ..kernels import ssd as kernel
 from ..kernels.choice import chosen
-from ..linear import OutputLinear, SplitLinear
-from ..norms import GatedRMSNorm
+from ..layers.linear import OutputLinear, SplitLinear
+from ..layers.norms import GatedRMSNorm
+from ..layers.scan import ssd
 from ..parallel.division import Cut, Division, inputs, outputs
 from ..parallel.tensor import own_groups
 from ..precision import widen
-from ..scan import ssd
 from .base import Context, FusedOptions, Operator, divides
 from .short_conv import ShortConvolution
 

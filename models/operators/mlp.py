@@ -9,10 +9,10 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..initialise import Initialiser
+from ..initializers import Initialiser
 from ..kernels import glu
 from ..kernels.choice import Kernel, chosen
-from ..linear import OutputLinear, SplitLinear
+from ..layers.linear import OutputLinear, SplitLinear
 from ..parallel.division import Division, inputs, outputs
 from .base import Context, FusedOptions, Operator, Options
 

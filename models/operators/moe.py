@@ -16,8 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..grouped import grouped_product
-from ..initialise import Initialiser
+from ..initializers import Initialiser
+from ..layers.grouped import grouped_product
 from ..parallel.axes import ALONE, Axis
 from ..parallel.division import Cut, Division
 from ..parallel.tensor import highest, reduce

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..convolution import next_history
-from ..gated_convolution import gated_convolution, gated_input
-from ..initialise import Initialiser
+from ..initializers import Initialiser
 from ..kernels.choice import Kernel
+from ..layers.convolution import next_history
+from ..layers.gated_convolution import gated_convolution, gated_input
 from ..parallel.halo import preceding
 from .base import Context
 

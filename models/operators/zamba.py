@@ -17,12 +17,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..initialise import Initialiser
-from ..linear import OutputLinear, SplitLinear
-from ..norms import RMSNorm
+from ..initializers import Initialiser
+from ..layers.linear import OutputLinear, SplitLinear
+from ..layers.norms import RMSNorm
+from ..layers.rope import Rope
 from ..parallel.division import Cut, Division, inputs, outputs
 from ..parallel.tensor import gather, scatter
-from ..rope import Rope
 from .attention import Attention, AttentionOptions
 from .base import Call, Context, FusedOptions, SharedOperator, divides
 from .mlp import Activation, gated

@@ -20,7 +20,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from ..linear import OutputLinear, SplitLinear
+from ..layers.linear import OutputLinear, SplitLinear
 from .axes import Axis
 
 

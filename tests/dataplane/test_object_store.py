@@ -12,11 +12,11 @@ from moto.server import ThreadedMotoServer
 from small_data import plan_of, random_documents, write_dataset
 
 from headrace.console.errors import IntegrityError, StorageError
-from headrace.dataplane import storage
-from headrace.dataplane.cache import Cache
-from headrace.dataplane.dataset import Dataset
-from headrace.dataplane.loader import Loader
-from headrace.dataplane.plan import Plan
+from headrace.dataplane.datasets.cache import Cache
+from headrace.dataplane.datasets.dataset import Dataset
+from headrace.dataplane.loader.loader import Loader
+from headrace.dataplane.order.plan import Plan
+from headrace.dataplane.storage import storage
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from small_data import plan_of
 
 from headrace.console.errors import IntegrityError, UserError
-from headrace.dataplane.loader import Batch, Loader
-from headrace.dataplane.plan import Plan
+from headrace.dataplane.loader.loader import Batch, Loader
+from headrace.dataplane.order.plan import Plan
 
 Reading = tuple[Iterator[list[Batch]], list[Path]]
 
@@ -20,7 +20,7 @@ Reading = tuple[Iterator[list[Batch]], list[Path]]
 def reading(dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Reading:
     """A loader that goes on through one small source for long, and the source's shards, of which
     it has read every chunk."""
-    monkeypatch.setattr("headrace.dataplane.loader.GROUP_BYTES", 1)
+    monkeypatch.setattr("headrace.dataplane.loader.loader.GROUP_BYTES", 1)
     url = dataset("web", count=300)
     steps = iter(Loader(plan_over(url), micro_batch=8))
     for _ in range(150):

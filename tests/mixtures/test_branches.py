@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_data import served, write_head, write_run
 
-from headrace.dataplane.plan import Plan
-from headrace.dataplane.stream import Stream
-from headrace.mixtures.resolve import resolve
-from headrace.mixtures.spec import After, Mixture, SourceSpec
+from headrace.dataplane.order.plan import Plan
+from headrace.dataplane.order.stream import Stream
+from headrace.mixtures.planning.resolve import resolve
+from headrace.mixtures.spec.mixture import After, Mixture, SourceSpec
 
 
 @st.composite

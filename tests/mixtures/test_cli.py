@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from headrace.dataplane.plan import Plan
+from headrace.dataplane.order.plan import Plan
 from headrace.mixtures.cli import main
 
 TEXT = """\
@@ -122,8 +122,8 @@ def test_audit_prints_one_object_a_row(mixture, tmp_path):
 
 
 def test_audit_of_a_run_proves_its_steps(mixture, tmp_path):
-    from headrace.dataplane import ledger
-    from headrace.dataplane.step_lines import METRICS
+    from headrace.dataplane.runlog import ledger
+    from headrace.dataplane.runlog.reader import METRICS
 
     folder = tmp_path / "run"
     folder.mkdir()

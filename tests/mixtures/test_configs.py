@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import headrace.configs
-from headrace.dataplane.plan import Plan
-from headrace.dataplane.stream import Stream
-from headrace.mixtures.draft import read
-from headrace.mixtures.resolve import resolve_file
-from headrace.mixtures.schedule import lr_factor
-from headrace.mixtures.summary import summarize
+from headrace.dataplane.order.plan import Plan
+from headrace.dataplane.order.stream import Stream
+from headrace.mixtures.learning_rate import lr_factor
+from headrace.mixtures.planning.resolve import resolve_file
+from headrace.mixtures.spec.tolerant_read import read
+from headrace.mixtures.view.summary import summarize
 
 FOLDER = Path(headrace.configs.__file__).parent / "mixtures"
 EXAMPLES = ("single-source", "zyphra-anneal", "evo2-two-stages", "llama-eleven-sources")

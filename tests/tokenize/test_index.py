@@ -11,7 +11,7 @@ import pytest
 from corpora import ONE
 
 from headrace.console.errors import InputError, IntegrityError, MisuseError, StorageError
-from headrace.dataplane.dataset import Dataset
+from headrace.dataplane.datasets.dataset import Dataset
 from headrace.tokenize.index import IndexConfig, index
 from headrace.tokenize.verify import verify
 

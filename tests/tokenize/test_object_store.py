@@ -20,8 +20,9 @@ from moto.server import ThreadedMotoServer
 from swift import Swift, install
 
 from headrace.console.errors import StorageError
-from headrace.dataplane import manifest, remote, storage
-from headrace.tokenize.build import BuildConfig, build
+from headrace.dataplane.datasets import manifest
+from headrace.dataplane.storage import remote, storage
+from headrace.tokenize.build.build import BuildConfig, build
 
 MOTO = {
     "AWS_ACCESS_KEY_ID": "a",

@@ -20,10 +20,10 @@ import pytest
 from corpora import ONE, read_dataset, texts
 
 from headrace.console.errors import InputError, StorageError
-from headrace.dataplane import remote
-from headrace.tokenize.build import BuildConfig, build
-from headrace.tokenize.fingerprints import fingerprinted
-from headrace.tokenize.inputs import find
+from headrace.dataplane.storage import remote
+from headrace.tokenize.build.build import BuildConfig, build
+from headrace.tokenize.corpus.file_hashes import fingerprinted
+from headrace.tokenize.corpus.inputs import find
 from headrace.tokenize.sources import SourceConfig, files, source
 from headrace.tokenize.sources.web import WebFile
 

@@ -18,16 +18,16 @@ from ranks import Ranks
 from headrace.console import config as reader
 from headrace.models.model import Model
 from headrace.models.parallel.division import Part
-from headrace.trainer import group
 from headrace.trainer.checkpoints import store
 from headrace.trainer.checkpoints.fragments import KINDS, Fragment, keyed
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.saver import Saver
+from headrace.trainer.cluster import ranks as group
 from headrace.trainer.folder import RunFolder
-from headrace.trainer.job import Job
-from headrace.trainer.layout import LayoutConfig, Parallel, join
-from headrace.trainer.request import Request
-from headrace.trainer.resolve import resolve
+from headrace.trainer.layout.layout import LayoutConfig, Parallel, join
+from headrace.trainer.run.request import Request
+from headrace.trainer.run.resolve import resolve
+from headrace.trainer.run.run import Job
 
 TINY = Path(__file__).with_name("tiny.yaml")
 LAYOUTS = Path(__file__).with_name("layouts.py")

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from headrace.models.accounting.count import build_meta
 from headrace.models.config import load_model_config
-from headrace.models.count import build_meta
 from headrace.models.documents import Documents
 from headrace.models.model import initial_weights
 from headrace.models.parallel.division import Part
@@ -26,10 +26,10 @@ from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.engines import ENGINES, build, give
 from headrace.trainer.engines import deepspeed as deepspeed_engine
 from headrace.trainer.engines.engine import Engine
+from headrace.trainer.engines.objective import Objective, parameters
+from headrace.trainer.engines.optimizer import OptimizerConfig
 from headrace.trainer.engines.shares import Shares
-from headrace.trainer.layout import LayoutConfig, Parallel, join
-from headrace.trainer.objective import Objective, parameters
-from headrace.trainer.optimizer import OptimizerConfig
+from headrace.trainer.layout.layout import LayoutConfig, Parallel, join
 
 LR = 1e-2
 PATIENCE = timedelta(minutes=5)

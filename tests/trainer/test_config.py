@@ -6,10 +6,10 @@ import pytest
 
 from headrace.console import config as reader
 from headrace.console.errors import ConfigError
-from headrace.trainer import config
 from headrace.trainer.engines import ENGINES
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
+from headrace.trainer.run import config
 
 
 def test_nothing_needs_to_be_said() -> None:

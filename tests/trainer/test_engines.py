@@ -7,16 +7,16 @@ from pathlib import Path
 
 import torch
 
+from headrace.models.accounting.count import build_meta
 from headrace.models.config import load_model_config
-from headrace.models.count import build_meta
 from headrace.models.model import initial_weights
 from headrace.models.weights import Weights
 from headrace.trainer.checkpoints.fragments import masters
 from headrace.trainer.engines import build, give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
-from headrace.trainer.layout import Parallel
-from headrace.trainer.objective import Objective
-from headrace.trainer.optimizer import OptimizerConfig
+from headrace.trainer.engines.objective import Objective
+from headrace.trainer.engines.optimizer import OptimizerConfig
+from headrace.trainer.layout.layout import Parallel
 
 
 def test_whole_tensors_pass_one_at_a_time(parallel: Parallel) -> None:

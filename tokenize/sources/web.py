@@ -17,7 +17,7 @@ import urllib.request
 from typing import Any
 
 from ...console.errors import InputError, StorageError
-from ...dataplane.remote import tried_again
+from ...dataplane.storage.remote import tried_again
 
 TIMEOUT = 60.0
 """Seconds without a byte after which a connection is given up."""

@@ -32,8 +32,8 @@ from typing import Any
 
 from ...console.errors import CheckpointError, StorageError
 from ...console.log import get_logger
-from ...dataplane import storage
-from ...dataplane.atomic import sync
+from ...dataplane.storage import storage
+from ...dataplane.storage.atomic import sync
 from .policy import CheckpointConfig
 
 VERSION = 1

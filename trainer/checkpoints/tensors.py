@@ -46,7 +46,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ...console.errors import CheckpointError, StorageError, UserError
-from ...dataplane import storage
+from ...dataplane.storage import storage
 from .fragments import Box, Fragment, keyed
 from .store import TENSORS, StoredFile
 

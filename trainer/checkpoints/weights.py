@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ...dataplane import storage
+from ...dataplane.storage import storage
 from ...models.parallel.division import Part
 from ...models.weights import Weights
 from . import store, tensors

@@ -15,10 +15,10 @@ from .fsdp2 import Fsdp2Config
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..layout import Parallel
-    from ..objective import Objective
-    from ..optimizer import OptimizerConfig
+    from ..layout.layout import Parallel
     from .engine import Engine, Precision
+    from .objective import Objective
+    from .optimizer import OptimizerConfig
 
 EngineConfig = DeepSpeedConfig | Fsdp2Config
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from ...models.parallel.division import Part
     from ..checkpoints.fragments import Fragment
-    from ..layout import LayoutConfig, Parallel
-    from ..objective import Objective, Sums
-    from ..optimizer import OptimizerConfig
+    from ..layout.layout import LayoutConfig, Parallel
     from .engine import Precision, Update
+    from .objective import Objective, Sums
+    from .optimizer import OptimizerConfig
 
 LARGEST_BUCKET = {"cuda": 200_000_000, "cpu": 1 << 22}
 """Elements that are reduced or gathered at once, at most: DeepSpeed allocates as many in every
@@ -73,9 +73,9 @@ class DeepSpeed:
         import torch
 
         deepspeed = _import(parallel.device.type)
-        from .. import optimizer as adamw
-        from ..objective import parameters, parts, undecayed
         from . import deepspeed_state
+        from . import optimizer as adamw
+        from .objective import parameters, parts, undecayed
         from .shares import Shares
 
         # DeepSpeed insists on it, and whoever starts a single process does not set it.
@@ -122,7 +122,7 @@ class DeepSpeed:
         self.engine.backward(loss * self.ranks, scale_wrt_gas=False)
 
     def update(self, lr: float) -> Update:
-        from .. import optimizer as adamw
+        from . import optimizer as adamw
         from .engine import Update
 
         adamw.set_lr(self.optimizer, lr)
@@ -146,7 +146,7 @@ class DeepSpeed:
         return self.state.fragments()
 
     def loaded(self, updates: int) -> None:
-        from .. import optimizer as adamw
+        from . import optimizer as adamw
 
         self.updates = updates
         adamw.set_updates(self.optimizer, updates)

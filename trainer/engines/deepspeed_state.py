@@ -17,8 +17,8 @@ from torch import nn
 
 from ...models.parallel.axes import Axis
 from ...models.parallel.division import Part
-from .. import optimizer as adamw
 from ..checkpoints.fragments import MASTER, Fragment, keyed
+from . import optimizer as adamw
 
 Named = Mapping[str, nn.Parameter]
 Parts = Mapping[str, Part]

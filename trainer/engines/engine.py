@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from ..checkpoints.fragments import Fragment
-from ..objective import Objective, Sums
+from .objective import Objective, Sums
 
 Precision = Literal["fp32", "bf16"]
 """bf16: weights and activations in bf16, masters, moments and gradient sums in fp32."""

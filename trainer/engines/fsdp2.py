@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
     from ..checkpoints.fragments import Fragment
-    from ..layout import LayoutConfig, Parallel
-    from ..objective import Objective, Sums
-    from ..optimizer import OptimizerConfig
+    from ..layout.layout import LayoutConfig, Parallel
     from .engine import Precision, Update
+    from .objective import Objective, Sums
+    from .optimizer import OptimizerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +86,8 @@ class Fsdp2:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        from .. import optimizer as adamw
-        from ..objective import parameters, parts, undecayed
+        from . import optimizer as adamw
+        from .objective import parameters, parts, undecayed
         from .shares import Shares
 
         self.parts, spared = parts(objective), undecayed(objective)
@@ -135,7 +135,7 @@ class Fsdp2:
     def update(self, lr: float) -> Update:
         import torch
 
-        from .. import optimizer as adamw
+        from . import optimizer as adamw
         from .engine import Update
         from .shares import clip
 
@@ -155,8 +155,8 @@ class Fsdp2:
         return Update(norm, applied)
 
     def fragments(self) -> list[Fragment]:
-        from .. import optimizer as adamw
         from ..checkpoints.fragments import MASTER, Fragment, keyed
+        from . import optimizer as adamw
 
         found = []
         for name, parameter in self.parameters.items():
@@ -177,7 +177,7 @@ class Fsdp2:
         return found
 
     def loaded(self, updates: int) -> None:
-        from .. import optimizer as adamw
+        from . import optimizer as adamw
 
         self.updates = updates
         adamw.set_updates(self.optimizer, updates)

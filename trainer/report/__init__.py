@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...dataplane import storage
+from ...dataplane.storage import storage
 from ..folder import RunFolder
 from . import comparison, page
 from .data import RunData, first_difference

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...console.errors import RunError
-from .. import lines, resolve
+from ...dataplane.runlog import writer as lines
 from ..checkpoints import store
-from ..describe import describe
+from ..costs.describe import describe
 from ..folder import RunFolder
-from ..job import Job
+from ..run import resolve
+from ..run.run import Job
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from headrace.models.config import ModelConfig
 from headrace.models.documents import Documents
-from headrace.models.linear import OutputLinear
+from headrace.models.layers.linear import OutputLinear
 from headrace.models.model import Model
 from headrace.models.parallel import halo, states
 from headrace.models.parallel import ring as ring_module
@@ -189,7 +189,7 @@ def forgotten_states() -> Iterator[None]:
     def wrong(added: Tensor, kept: Tensor, axis: Axis) -> Tensor:
         return right(added, kept, axis) * 0
 
-    with mock.patch("headrace.models.scan.entering", wrong):
+    with mock.patch("headrace.models.layers.scan.entering", wrong):
         yield
 
 
@@ -227,7 +227,7 @@ def whole_biases() -> Iterator[None]:
 @contextmanager
 def norms_alone() -> Iterator[None]:
     """Each process takes a norm's group for its own."""
-    with mock.patch("headrace.models.norms.sums_of_groups", lambda sums, *_: sums):
+    with mock.patch("headrace.models.layers.norms.sums_of_groups", lambda sums, *_: sums):
         yield
 
 

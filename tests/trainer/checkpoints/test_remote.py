@@ -17,17 +17,17 @@ import torch
 from swift import Swift, install
 
 from headrace.console.errors import CheckpointError, StorageError
-from headrace.dataplane import storage
+from headrace.dataplane.storage import storage
 from headrace.models.config import load_model_config
 from headrace.models.model import Model
 from headrace.models.parallel.division import Part
-from headrace.trainer import origin
 from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.fragments import Fragment
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.folder import RunFolder
-from headrace.trainer.layout import Parallel
+from headrace.trainer.layout.layout import Parallel
+from headrace.trainer.weights import source as origin
 
 Save = Callable[..., RunFolder]
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from written_runs import check_page, make_run, rewrite
 
 from headrace.console.errors import RunError
-from headrace.trainer import report, resolve
+from headrace.trainer import report
 from headrace.trainer.cli import main
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.report.data import (
@@ -22,6 +22,7 @@ from headrace.trainer.report.data import (
     thin,
 )
 from headrace.trainer.report.svg import bounds, most, ticks
+from headrace.trainer.run import resolve
 
 
 def test_a_report_is_one_file_with_what_ran(tmp_path: Path) -> None:

@@ -1,0 +1,194 @@
+"""Prefetching by the known order: the chunks of the coming steps are fetched before they are read.
+
+The stream says what every later block of rows will need, so nothing is guessed. One thread walks
+ahead of the reader, block by block, and opens datasets and shards as they come; a few fetch, what
+is needed soonest first, and with it what lies beside it and will be needed, too: a request costs a
+store more than its bytes. The walk stays within a part of the cache, so that what it brings is not
+evicted before it is read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from logging import DEBUG, WARNING
+
+from ...console.errors import UserError
+from ...console.log import get_logger
+from ..datasets.cache import Cache
+from ..datasets.cache_folder import Wanted
+from ..datasets.manifest import CHUNK_BYTES, Shard
+from ..order.stream import Located
+from .rows import RowReader
+
+log = get_logger(__name__)
+
+Name = tuple[str, int]
+"""A shard's hash, and a chunk of it."""
+
+THREADS = 16
+RUN = 16
+"""Chunks of a request, at most: 4 MiB, which a store serves nearly as fast as whole objects."""
+BURST = 256
+"""Chunks that the walk collects before they are fetched: there are neighbours among them."""
+CACHE_PART = 2
+"""Hold no more than this part of the cache with what is wanted and not yet read."""
+MOST_AHEAD = 4 << 30
+
+
+class Queue:
+    """Chunks to fetch, in the order in which they were added; those side by side go together."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.order: deque[tuple[str, Shard, int]] = deque()
+        self.waiting: defaultdict[str, set[int]] = defaultdict(set)
+
+    def add(self, url: str, shard: Shard, number: int) -> None:
+        with self.lock:
+            self.order.append((url, shard, number))
+            self.waiting[shard.hash].add(number)
+
+    def take(self) -> tuple[str, Shard, int, int] | None:
+        """The first chunk that nobody has taken, as a run with its neighbours."""
+        with self.lock:
+            while self.order:
+                url, shard, number = self.order.popleft()
+                waiting = self.waiting[shard.hash]
+                if number not in waiting:
+                    continue
+                first, last = number, number + 1
+                while last in waiting and last - first < RUN:
+                    last += 1
+                while first - 1 in waiting and last - first < RUN:
+                    first -= 1
+                waiting.difference_update(range(first, last))
+                return url, shard, first, last
+        return None
+
+
+class Prefetcher:
+    """Fetches ahead of a reader that goes through these blocks of rows in order."""
+
+    def __init__(self, reader: RowReader, cache: Cache, blocks: Iterable[Located]) -> None:
+        self.reader, self.cache, self.blocks = reader, cache, blocks
+        self.limit = min(cache.folder.max_bytes // CACHE_PART, MOST_AHEAD)
+        self.ahead: deque[tuple[int, list[Name]]] = deque()
+        """The blocks that the walk is ahead by, by number, and what each of them reads."""
+        self.finished = 0
+        self.wanted: Wanted = {}
+        cache.folder.wanted.append(self.wanted)
+        self.queue = Queue()
+        self.opened: set[tuple[int, int]] = set()
+        """Sources and their shards that were opened."""
+        self.changed = threading.Condition()
+        self.full = self.stopped = False
+        self.fetchers = ThreadPoolExecutor(THREADS, thread_name_prefix="headrace-fetch")
+        self.openers = ThreadPoolExecutor(THREADS, thread_name_prefix="headrace-open")
+        self.thread = threading.Thread(target=self._walk, name="headrace-prefetch", daemon=True)
+        self.thread.start()
+
+    def done(self) -> None:
+        """The reader has finished one more block: what it used may go."""
+        with self.changed:
+            self.finished += 1
+            while self.ahead and self.ahead[0][0] < self.finished:
+                finished, names = self.ahead.popleft()
+                for name in names:
+                    if self.wanted.get(name) == finished:
+                        del self.wanted[name]
+            self.changed.notify()
+
+    def close(self) -> None:
+        with self.changed:
+            self.stopped = True
+            folder = self.cache.folder
+            folder.wanted = [other for other in folder.wanted if other is not self.wanted]
+            self.changed.notify()
+        for pool in (self.fetchers, self.openers):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _walk(self) -> None:
+        try:
+            added = 0
+            for number, located in enumerate(self.blocks):
+                wanted = self._chunks(located)
+                with self.changed:
+                    if not self._may_go_on():
+                        added = self._fetch_all(added)
+                    self.changed.wait_for(self._may_go_on)
+                    if self.stopped:
+                        return
+                    fresh = [name for name in wanted if name not in self.wanted]
+                    first = not self.ahead
+                    self.wanted.update(dict.fromkeys(wanted, number))
+                    self.ahead.append((number, list(wanted)))
+                for name in fresh:
+                    self.queue.add(*wanted[name])
+                added += len(fresh)
+                if first or added > BURST:  # somebody waits for the first
+                    added = self._fetch_all(added)
+            self._fetch_all(added)
+        except Exception as error:
+            self._tell("prefetching stopped", error)
+
+    def _may_go_on(self) -> bool:
+        """Up to the limit, and then not before half of it is read: the more there is to fetch at
+        once, the more of it lies side by side."""
+        held = len(self.wanted) * CHUNK_BYTES
+        if held >= self.limit:
+            self.full = True
+        elif held < self.limit // 2:
+            self.full = False
+        return self.stopped or not self.ahead or not self.full
+
+    def _fetch_all(self, added: int) -> int:
+        """Have fetched what was added to the queue, all at once: neighbours go together."""
+        for _ in range(added):
+            self.fetchers.submit(self._fetch)
+        return 0
+
+    def _chunks(self, located: Located) -> dict[Name, tuple[str, Shard, int]]:
+        """What a block reads, each chunk once, and where it comes from."""
+        length = located.length + 1
+        places = list(zip(located.sources.tolist(), located.tokens.tolist(), strict=True))
+        self._open(places, length)
+        found = {}
+        for source, token in places:
+            dataset = self.reader.dataset(source)
+            for number, chunk in dataset.chunks(token, token + length):
+                shard = dataset.shards[number]
+                if not dataset.is_mapped(shard):
+                    found[shard.hash, chunk] = (dataset.url, shard, chunk)
+        return found
+
+    def _open(self, places: list[tuple[int, int]], length: int) -> None:
+        """Open what rows lie in, all of it at once: on an object store it takes several requests,
+        one after the other."""
+        sources = {source for source, _ in places} - {source for source, _ in self.opened}
+        if sources:
+            list(self.openers.map(self.reader.dataset, sources))
+        shards = {
+            (source, number)
+            for source, token in places
+            for number in self.reader.dataset(source).shards_with(token, token + length)
+        }
+        fresh = shards - self.opened
+        if fresh:
+            list(self.openers.map(lambda at: self.reader.dataset(at[0]).open_shard(at[1]), fresh))
+            self.opened |= fresh
+
+    def _fetch(self) -> None:
+        try:
+            run = self.queue.take()
+            if run is not None:
+                self.cache.fetch(*run)
+        except Exception as error:
+            self._tell("prefetching chunks failed", error)
+
+    def _tell(self, what: str, error: Exception) -> None:
+        """Of trouble with the data the reader will tell; any other is our own."""
+        expected = self.stopped or isinstance(error, UserError)
+        log.log(DEBUG if expected else WARNING, "%s: %r", what, error)

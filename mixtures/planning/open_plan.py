@@ -1,0 +1,74 @@
+"""What a command is pointed at: a mixture YAML, a plan that was saved, or a run's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...console.errors import ConfigError, PlanError, Problem, UserError
+from ...console.log import get_logger
+from ...dataplane.order.plan import Plan
+from ...dataplane.order.stream import Stream
+from ...dataplane.runlog import ledger
+from ...dataplane.storage import storage
+from ..spec.mixture import After
+from ..spec.tolerant_read import read
+from .branch import PLAN, Branch, open_branch
+from .resolve import resolve_draft
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Target:
+    stream: Stream
+    run: str | None = None
+    """The run's folder, where it is one."""
+
+    @cached_property
+    def branch(self) -> Branch | None:
+        """What the plan continues, if it does and that can still be read."""
+        parent = self.plan.parent
+        if parent is None:
+            return None
+        try:
+            branch = open_branch(After(run=parent.run, step=self.plan.first_step))
+            if (branch.plan.hash, branch.row) != (parent.hash, parent.row):
+                raise PlanError(f"the run {parent.run} follows another plan now")
+            return branch
+        except UserError as error:
+            log.warning("what the plan inherits is not shown: %s", error.what)
+            return None
+
+    @property
+    def plan(self) -> Plan:
+        return self.stream.plan
+
+    @cached_property
+    def ledger(self) -> str | None:
+        """The run's ledger, if it has one yet."""
+        file = storage.join(self.run, ledger.NAME) if self.run else None
+        return file if file and storage.exists(file) else None
+
+
+def open_target(name: str, overrides: Sequence[str] = ()) -> Target:
+    """Resolve a YAML; load a plan, or the plan of a run. Plans and runs may lie at any URL."""
+    run = name if _is_folder(name) else None
+    if run and not storage.exists(storage.join(run, PLAN)):
+        raise PlanError(
+            f"there is no plan in the folder {run}",
+            mend="name a mixture YAML, a plan.json or the folder of a run",
+        )
+    if not run and not name.endswith(".json"):
+        return Target(resolve_draft(read(name, overrides)))
+    if overrides:
+        problem = Problem(overrides[0].partition("=")[0], "a plan is fixed: change its mixture")
+        raise ConfigError("the overrides on the command line", [problem])
+    return Target(Stream(Plan.load(storage.join(run, PLAN) if run else name)), run=run)
+
+
+def _is_folder(name: str) -> bool:
+    if storage.is_local(name):
+        return storage.local_path(name).is_dir()
+    return not name.endswith((".json", ".yaml", ".yml"))

@@ -1,0 +1,144 @@
+"""A plan as curves over its tokens: shares, learning rate, tokens and epochs of each source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dataplane.order.permutation import Int64
+from ...dataplane.order.plan import Plan
+from ...dataplane.order.stream import Stream
+from ..learning_rate import lr_at
+from ..planning.continuation import standing
+
+Float64 = npt.NDArray[np.float64]
+
+POINTS = 400
+"""Of each curve, besides the phases' edges."""
+MOST = 12
+"""Sources that are drawn by themselves; smaller ones are drawn together."""
+
+
+@dataclass(frozen=True)
+class PhaseSpan:
+    phase: str
+    first_token: int
+    last_token: int
+    seq_len: int
+
+
+@dataclass(frozen=True)
+class Curves:
+    phases: list[PhaseSpan]
+    sources: list[str]
+    max_epochs: list[int | None]
+    share_edges: list[int]
+    """Token numbers; the shares are constant between two of them."""
+    shares: list[list[float]]
+    """[source][stretch]"""
+    lr_tokens: list[int]
+    lr: list[float]
+    """In multiples of the run's peak."""
+    tokens: list[int]
+    """Token numbers at which `taken` and `epochs` are given."""
+    taken: list[list[int]]
+    """[source][point], since the plan began."""
+    epochs: list[list[float]]
+    """[source][point], with what was consumed before the plan."""
+
+    def as_data(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def curves(stream: Stream) -> Curves:
+    """The curves of a plan, the smallest of many sources drawn as one."""
+    plan = stream.plan
+    drawn = stream.counts(plan.last_row)
+    order = [int(index) for index in np.argsort(-drawn, kind="stable") if drawn[index]]
+    groups = [[index] for index in order]
+    if len(groups) > MOST:
+        groups = [*groups[: MOST - 1], order[MOST - 1 :]]
+    names = [
+        plan.sources[group[0]].name if len(group) == 1 else f"{len(group)} others"
+        for group in groups
+    ]
+    rows = _rows(plan)
+    taken, tokens = _taken(stream, rows)
+    sizes = np.array([source.order.tokens for source in plan.sources], np.float64)
+    begun = np.array(
+        [standing(source.order, source.start, plan.phases[0].seq_len) for source in plan.sources]
+    )
+    edges, shares = _shares(plan)
+    lr_tokens, lr = _rates(plan)
+    return Curves(
+        phases=[
+            PhaseSpan(phase.name, phase.first_token, phase.last_token, phase.seq_len)
+            for phase in plan.phases
+        ],
+        sources=names,
+        max_epochs=[
+            plan.sources[group[0]].max_epochs if len(group) == 1 else None for group in groups
+        ],
+        share_edges=edges,
+        shares=[shares[group].sum(axis=0).tolist() for group in groups],
+        lr_tokens=lr_tokens,
+        lr=lr,
+        tokens=tokens,
+        taken=[taken[group].sum(axis=0).tolist() for group in groups],
+        epochs=[
+            (taken[group].sum(axis=0) / sizes[group].sum() + _mean(begun, sizes, group)).tolist()
+            for group in groups
+        ],
+    )
+
+
+def _mean(values: Float64, weights: Float64, group: Sequence[int]) -> float:
+    return float((values[group] * weights[group]).sum() / weights[group].sum())
+
+
+def _rows(plan: Plan) -> list[list[int]]:
+    """Rows at which to look, by phase: its edges among them."""
+    found = []
+    for phase in plan.phases:
+        points = max(2, round(POINTS * phase.tokens / plan.tokens))
+        rows = np.linspace(phase.first_row, phase.last_row, points).round()
+        found.append(sorted({int(row) for row in rows}))
+    return found
+
+
+def _taken(stream: Stream, rows: Sequence[Sequence[int]]) -> tuple[Int64, list[int]]:
+    """[source, point] tokens taken, and the token numbers of the points."""
+    columns: list[Int64] = []
+    tokens: list[int] = []
+    so_far = np.zeros(len(stream.plan.sources), np.int64)
+    for phase, places in zip(stream.plan.phases, rows, strict=True):
+        first = stream.counts(phase.first_row)
+        for row in places:
+            columns.append(so_far + (stream.counts(row) - first) * phase.seq_len)
+            tokens.append(phase.first_token + (row - phase.first_row) * phase.seq_len)
+        so_far = columns[-1]
+    return np.stack(columns, axis=1), tokens
+
+
+def _shares(plan: Plan) -> tuple[list[int], Float64]:
+    edges, columns = [plan.phases[0].first_token], []
+    for phase in plan.phases:
+        for stretch in phase.stretches:
+            edges.append(edges[-1] + stretch.rows * phase.seq_len)
+            columns.append(np.array(stretch.weights) / sum(stretch.weights))
+    return edges, np.stack(columns, axis=1)
+
+
+def _rates(plan: Plan) -> tuple[list[int], list[float]]:
+    tokens, rates = [], []
+    for phase in plan.phases:
+        points = np.linspace(0, phase.tokens, max(50, POINTS * phase.tokens // plan.tokens))
+        corners = [phase.lr["warmup"], phase.tokens - (phase.lr["decay"] or 0)]
+        for token in sorted({int(point) for point in (*points, *corners)}):
+            tokens.append(phase.first_token + token)
+            rates.append(lr_at(phase, token))
+    return tokens, rates

@@ -1,0 +1,185 @@
+"""What a plan gives each source: rows, tokens, epochs and shares, phase by phase.
+
+`stands at` says how far through its dataset a source is, in epochs, with what was consumed by the
+runs before and what was passed over: where it reaches `max_epochs`, a source is used up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from ...dataplane.order.permutation import Int64
+from ...dataplane.order.plan import Phase, Plan
+from ...dataplane.order.source_order import Position, SourceOrder
+from ...dataplane.order.stream import Stream
+from ..planning.branch import Branch
+from ..planning.continuation import Continuation, continuation, standing
+from ..planning.shares import drawn_shares
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceUse:
+    """What a phase, or the whole plan, takes of a source."""
+
+    source: str
+    rows: int
+    tokens: int
+    epochs: float
+    """Tokens taken, as a part of the source's."""
+    stands_at: float
+    """How many epochs are behind the source when this ends."""
+    share_asked: float
+    share: float
+    """Of the tokens."""
+    left_over: int
+    """Tokens of the epochs that ended here which filled no row."""
+    passed_over: int
+    """Tokens that the change of sequence length at the beginning skips in the current epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseUse:
+    phase: str
+    first_row: int
+    rows: int
+    first_step: int
+    steps: int
+    seq_len: int
+    batch_rows: int
+    batch_tokens: int
+    tokens_asked: int
+    tokens: int
+    changing: bool
+    """Whether the shares change over the phase; those given are its average."""
+    sources: tuple[SourceUse, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    hash: str
+    parent: str | None
+    """The plan that this one continues."""
+    first_row: int
+    rows: int
+    steps: int
+    tokens: int
+    phases: tuple[PhaseUse, ...]
+    total: tuple[SourceUse, ...]
+    continues: Continuation | None
+    """What is inherited; known where what is continued is at hand."""
+
+
+def summarize(stream: Stream, branch: Branch | None = None) -> Summary:
+    """What a plan takes. `branch` is what it continues, as far as that is at hand."""
+    plan = stream.plan
+    edges = [phase.first_row for phase in plan.phases] + [plan.last_row]
+    counts = [stream.counts(row) for row in edges]
+    skipped = _passed_over(stream)
+    phases = []
+    for phase, (before, after) in zip(plan.phases, pairwise(counts), strict=True):
+        phases.append(_phase_use(stream, phase, after - before, skipped.get(phase.first_row)))
+    return Summary(
+        hash=plan.hash,
+        parent=plan.parent.hash if plan.parent else None,
+        first_row=plan.first_row,
+        rows=plan.rows,
+        steps=plan.steps,
+        tokens=plan.tokens,
+        phases=tuple(phases),
+        total=_total(plan, phases),
+        continues=continuation(stream, branch) if branch else None,
+    )
+
+
+def _phase_use(stream: Stream, phase: Phase, rows: Int64, skipped: Int64 | None) -> PhaseUse:
+    plan, length = stream.plan, phase.seq_len
+    span = stream.span_at(phase.first_row)
+    begun = span.starts if span.first_row == phase.first_row else stream.positions(phase.first_row)
+    ended = stream.positions(phase.last_row)
+    asked = drawn_shares(phase)
+    return PhaseUse(
+        phase=phase.name,
+        first_row=phase.first_row,
+        rows=phase.rows,
+        first_step=phase.first_step,
+        steps=phase.steps,
+        seq_len=length,
+        batch_rows=phase.batch_rows,
+        batch_tokens=phase.batch_rows * length,
+        tokens_asked=phase.asked_tokens,
+        tokens=phase.tokens,
+        changing=len(phase.stretches) > 1,
+        sources=tuple(
+            SourceUse(
+                source=source.name,
+                rows=int(rows[index]),
+                tokens=int(rows[index]) * length,
+                epochs=int(rows[index]) * length / source.order.tokens,
+                stands_at=standing(source.order, ended[index], length),
+                share_asked=float(asked[index]),
+                share=int(rows[index]) / phase.rows,
+                left_over=_left_over(source.order, begun[index], ended[index], length),
+                passed_over=0 if skipped is None else int(skipped[index]),
+            )
+            for index, source in enumerate(plan.sources)
+        ),
+    )
+
+
+def _total(plan: Plan, phases: Sequence[PhaseUse]) -> tuple[SourceUse, ...]:
+    found = []
+    for index, source in enumerate(plan.sources):
+        uses = [phase.sources[index] for phase in phases]
+        tokens = sum(use.tokens for use in uses)
+        asked = sum(use.share_asked * phase.tokens for use, phase in zip(uses, phases, strict=True))
+        found.append(
+            SourceUse(
+                source=source.name,
+                rows=sum(use.rows for use in uses),
+                tokens=tokens,
+                epochs=tokens / source.order.tokens,
+                stands_at=uses[-1].stands_at,
+                share_asked=asked / plan.tokens,
+                share=tokens / plan.tokens,
+                left_over=sum(use.left_over for use in uses),
+                passed_over=sum(use.passed_over for use in uses),
+            )
+        )
+    return tuple(found)
+
+
+def _left_over(order: SourceOrder, begun: Position, ended: Position, length: int) -> int:
+    """What filled no row in the epochs that ended between two positions."""
+    if ended.epoch == begun.epoch:
+        return 0
+
+    def unfilled(epoch: int) -> int:
+        return order.rows(epoch, 1) - order.rows(epoch, length) * length
+
+    full = ended.epoch - begun.epoch - 1
+    return unfilled(begun.epoch) + full * unfilled(begun.epoch + 1)
+
+
+def _passed_over(stream: Stream) -> dict[int, Int64]:
+    """By the row of each change of length, the tokens of each source that it skips."""
+    found = {}
+    for before, after in pairwise(stream.spans):
+        here = stream.positions(after.first_row)
+        found[after.first_row] = np.array(
+            [
+                _skipped(source.order, old, before.length, new, after.length)
+                for source, old, new in zip(stream.plan.sources, here, after.starts, strict=True)
+            ]
+        )
+    return found
+
+
+def _skipped(order: SourceOrder, here: Position, length: int, there: Position, other: int) -> int:
+    left = order.rows(here.epoch, 1) - here.row * length
+    if there.epoch > here.epoch:
+        return left
+    return left - (order.rows(there.epoch, 1) - there.row * other)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from headrace.console.errors import ConfigError
+from headrace.dataplane.order.stream import Stream
+from headrace.mixtures.learning_rate import lr_at
+from headrace.mixtures.planning.resolve import resolve
+from headrace.mixtures.spec.mixture import LearningRate, Mixture, PhaseSpec, SourceSpec
+from headrace.mixtures.view.curves import MOST, curves
+from headrace.mixtures.view.plot import _apart, draw
+
+
+@pytest.fixture
+def plan(head):
+    return resolve(
+        Mixture(
+            sources={
+                "web": SourceSpec(data=head("web", 90_000)),
+                "code": SourceSpec(data=head("code", 9_000), max_epochs=3),
+            },
+            phases={
+                "stable <1>": PhaseSpec(
+                    tokens=32_768,
+                    seq_len=64,
+                    batch=1_024,
+                    weights={"web": 0.75, "code": 0.25},
+                    lr=LearningRate(warmup=4_096),
+                ),
+                "ramp": PhaseSpec(
+                    tokens=16_384,
+                    weights={"web": {"from": 0.75, "to": 0.5}, "code": {"from": 0.25, "to": 0.5}},
+                ),
+                "end": PhaseSpec(
+                    tokens=8_192,
+                    seq_len=128,
+                    weights={"ramp": 1},
+                    lr=LearningRate(shape="cosine", peak=0.75),
+                ),
+            },
+        )
+    )
+
+
+def test_curves_are_the_plan_s(plan):
+    found = curves(Stream(plan))
+    stream = Stream(plan)
+    assert found.sources == ["web", "code"]
+    for phase in plan.phases:
+        last = found.tokens.index(phase.first_token + phase.tokens)
+        before = found.tokens.index(phase.first_token)
+        drawn = stream.counts(phase.last_row) - stream.counts(phase.first_row)
+        for source in range(2):
+            assert found.taken[source][last] - found.taken[source][before] == (
+                drawn[source] * phase.seq_len
+            )
+    assert sum(line[-1] for line in found.taken) == plan.tokens
+    assert found.epochs[1][-1] == pytest.approx(found.taken[1][-1] / 9_000, abs=1e-3)
+    assert np.allclose(np.sum(found.shares, axis=0), 1)
+    assert found.share_edges[-1] == plan.tokens == found.lr_tokens[-1]
+    assert found.lr[-1] == pytest.approx(0, abs=1e-9) and max(found.lr) == 1
+    place = found.lr_tokens.index(4_096)  # the corner of the warm-up is a point of the curve
+    assert found.lr[place] == lr_at(plan.phases[0], 4_096) == 1
+
+
+def test_the_smallest_of_many_sources_are_drawn_as_one(head):
+    names = [f"s{number}" for number in range(MOST + 3)]
+    weights = dict.fromkeys(names, 0.05) | {"s0": 0.3}
+    plan = resolve(
+        Mixture(
+            sources={name: SourceSpec(data=head(name, 50_000)) for name in names},
+            phases={"p": PhaseSpec(tokens=64_000, seq_len=64, batch=640, weights=weights)},
+        )
+    )
+    found = curves(Stream(plan))
+    assert len(found.sources) == MOST
+    assert (found.sources[0], found.sources[-1]) == ("s0", "4 others")
+    assert sum(line[-1] for line in found.taken) == plan.tokens
+    assert found.shares[-1] == [pytest.approx(0.2)]
+
+
+def test_pictures_are_whole_and_need_nothing_else(plan, tmp_path):
+    found = curves(Stream(plan))
+    for kind in ("png", "svg", "html"):
+        draw(found, str(tmp_path / f"mixture.{kind}"))
+    assert (tmp_path / "mixture.png").read_bytes().startswith(b"\x89PNG")
+    svg = ElementTree.fromstring((tmp_path / "mixture.svg").read_text())
+    text = " ".join("".join(node.itertext()) for node in svg.iter() if node.tag.endswith("text"))
+    for word in ("web", "code", "stable", "ramp", "learning rate", "epochs", "no more than 3"):
+        assert word in text, word
+    page = (tmp_path / "mixture.html").read_text()
+    assert "<svg" in page and "<td>web</td>" in page
+    assert "src=" not in page and "<link" not in page and "<script" not in page
+    assert page.count("http") == page.count("http://www.w3.org") + page.count("http://purl") + (
+        page.count("http://creativecommons")
+    ) + page.count("https://matplotlib.org")
+
+
+def test_a_picture_is_the_same_when_drawn_again(plan, tmp_path):
+    found = curves(Stream(plan))
+    for name in ("a.svg", "b.svg"):
+        draw(found, str(tmp_path / name))
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_other_endings_are_refused(plan, tmp_path):
+    with pytest.raises(ConfigError, match=r"none of \.png, \.svg and \.html"):
+        draw(curves(Stream(plan)), str(tmp_path / "mixture.jpeg"))
+
+
+def test_labels_are_moved_apart():
+    placed = _apart([1.0, 1.01, 5.0, 0.0], 0.5)
+    in_order = sorted(placed)
+    assert min(two - one for one, two in pairwise(in_order)) > 0.45
+    assert placed[2] == 5.0
+    assert placed.index(min(placed)) == 3

@@ -1,0 +1,244 @@
+"""Starting the processes of a run on this machine, and watching over them.
+
+    launcher ──┬─ rank 0 ─┐
+               ├─ rank 1 ─┤  one group
+               └─ …      ─┘
+
+The launcher forwards SIGTERM and SIGUSR1, and its own death is a SIGTERM to its processes. When a
+rank fails, the others are stopped and its error is the launcher's. When none makes progress for
+too long, each writes down where it stands, and the run ends with a report of that.
+
+The other side, a process that is started, is in group.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from ...console.errors import RunError
+from ...console.log import get_logger
+from ...console.machine import cores
+from ..cluster.ranks import INTERRUPTED, STORE_FD, WATCH, failures_in
+
+GRACE = 10.0
+"""Seconds that the other ranks have to end by themselves when one has failed."""
+PAUSE = 0.05
+ANSWER = 10.0
+"""Seconds that a rank has to say where it stands."""
+READING = 0.2
+"""Seconds in which a rank that has begun to say it is done."""
+
+log = get_logger(__name__)
+
+
+@dataclass
+class Launcher:
+    """Runs one command as the ranks of a group."""
+
+    command: Sequence[str]
+    processes: int
+    threads: int
+    logs: Path
+    """Where all ranks but the first write what they say."""
+    keep_open: Sequence[int] = ()
+    """File descriptors that rank 0 inherits (the run's lock)."""
+    stall_seconds: float = 0.0
+    """End the run when no rank has made progress for so long; 0: never."""
+    children: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
+    asked: bool = field(default=False, init=False)
+    """Whether someone asked the run to save and end."""
+
+    def run(self) -> int:
+        """Start, watch, and return the exit code. Raises the first rank's error."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        with (
+            tempfile.TemporaryDirectory(prefix="headrace-") as folder,
+            contextlib.ExitStack() as stack,
+        ):
+            watch = Path(folder)
+            listener = stack.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(self.processes + 8)
+            stack.enter_context(self._forwarding())
+            try:
+                for rank in range(self.processes):
+                    output = None
+                    if rank:
+                        file = self.logs / f"rank-{rank}.log"
+                        output = stack.enter_context(file.open("ab"))
+                    self._start(rank, listener, watch, output)
+                return self._watch(watch)
+            finally:
+                self._end()
+
+    def _start(
+        self, rank: int, listener: socket.socket, watch: Path, output: IO[Any] | None
+    ) -> None:
+        environment = {
+            **os.environ,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self.processes),
+            "LOCAL_WORLD_SIZE": str(self.processes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(listener.getsockname()[1]),
+            "OMP_NUM_THREADS": str(self.threads),
+            WATCH: str(watch),
+        }
+        if sys.platform == "linux":
+            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        keep: tuple[int, ...] = ()
+        if rank == 0:
+            environment[STORE_FD] = str(listener.fileno())
+            keep = (listener.fileno(), *self.keep_open)
+        self.children.append(
+            subprocess.Popen(
+                self.command,
+                env=environment,
+                pass_fds=keep,
+                stdin=subprocess.DEVNULL,
+                stdout=output or sys.stderr,
+                stderr=output or sys.stderr,
+            )
+        )
+
+    def _watch(self, watch: Path) -> int:
+        failed_at: float | None = None
+        bad: dict[int, int] = {}
+        while True:
+            codes = [child.poll() for child in self.children]
+            if not bad:  # later ones follow from these
+                bad = {r: c for r, c in enumerate(codes) if c not in (None, 0, INTERRUPTED)}
+                failed_at = time.monotonic() if bad else None
+            if all(code is not None for code in codes):
+                return self._verdict(codes, bad, watch)
+            if failed_at is not None and time.monotonic() - failed_at > GRACE:
+                self._end()
+            if self.stall_seconds and failed_at is None:
+                self._check_progress(watch)
+            time.sleep(PAUSE)
+
+    def _verdict(self, codes: Sequence[int | None], bad: dict[int, int], watch: Path) -> int:
+        """The exit code, or the error of the rank that failed first."""
+        if not bad:
+            return INTERRUPTED if INTERRUPTED in codes else 0
+        failures = failures_in(watch)
+        if self.asked and not failures:
+            return INTERRUPTED  # some were ended before they could listen: nothing was lost
+        spoke = {failure.rank for failure in failures}  # what kills it after that says less
+        killed = [rank for rank, code in bad.items() if code < 0 and rank not in spoke]
+        if killed or not failures:
+            rank = killed[0] if killed else next(iter(bad))
+            raise RunError(
+                f"rank {rank} was ended by {_signal_name(bad[rank])} without a word",
+                mend="if it was killed for memory, use a smaller micro_batch_tokens or more "
+                "processes; the same command resumes the run",
+            )
+        first = failures[0]  # the others follow from it, also where they end before it has
+        if first.error is not None:
+            raise first.error
+        raise RunError(
+            f"rank {first.rank} stopped: {first.text.strip().splitlines()[-1]}",
+            where="\n" + first.text.rstrip(),
+            mend="this is a fault of headrace or of a package; the same command resumes the run "
+            "from its last checkpoint",
+        )
+
+    def _check_progress(self, watch: Path) -> None:
+        beats = [watch / f"beat.{rank}" for rank in range(self.processes)]
+        if not all(beat.exists() for beat in beats):
+            return  # a process that Python has not begun yet
+        if time.time() - max(beat.stat().st_mtime for beat in beats) < self.stall_seconds:
+            return
+        for child in self.children:
+            child.send_signal(signal.SIGUSR2)
+        said = self._answers(watch)
+        stacks = [
+            f"rank {rank}, {beats[rank].read_text()}:\n{stack or '  (it does not answer)'}"
+            for rank, stack in said.items()
+        ]
+        silent = [f"rank {rank}" for rank, stack in said.items() if not stack]
+        # Python answers a signal wherever it waits: who does not is stopped, or stuck in a driver.
+        who = f"; {' and '.join(silent)} does not even say where" if silent else ""
+        raise RunError(
+            f"no rank has made progress for {self.stall_seconds:.0f} seconds{who}",
+            where="\n" + "\n".join(stacks),
+            mend="the same command resumes from the last checkpoint; a longer stall_seconds "
+            "allows slower steps, and a slower start",
+        )
+
+    def _answers(self, watch: Path) -> dict[int, str]:
+        """Where each rank says that it stands; nothing, of one that does not answer."""
+        deadline = time.monotonic() + ANSWER
+        before: dict[int, str] = {}
+        while True:
+            time.sleep(READING)
+            said = {rank: _tail(watch / f"stack.{rank}", 25) for rank in range(self.processes)}
+            if (all(said.values()) and said == before) or time.monotonic() > deadline:
+                return said
+            before = said
+
+    @contextlib.contextmanager
+    def _forwarding(self) -> Iterator[None]:
+        """Pass on what asks a run to save and end. Ctrl-C asks as well; a second one insists."""
+
+        def forward(number: int, frame: FrameType | None) -> None:
+            if number == signal.SIGINT:
+                if self.asked:
+                    raise KeyboardInterrupt
+                log.info("saving; press Ctrl-C again to stop at once")
+                number = signal.SIGTERM
+            self.asked = True
+            for child in self.children:
+                if child.poll() is None:
+                    child.send_signal(number)
+
+        numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+        before = {number: signal.signal(number, forward) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _end(self) -> None:
+        for sent in (signal.SIGTERM, signal.SIGKILL):
+            running = [child for child in self.children if child.poll() is None]
+            for child in running:
+                child.send_signal(sent)
+            deadline = time.monotonic() + GRACE / 2
+            while time.monotonic() < deadline and any(c.poll() is None for c in running):
+                time.sleep(PAUSE)
+
+
+def threads_for(processes: int, available: int | None = None) -> int:
+    """Threads of each process, so that together they fill the machine."""
+    return max(1, (available or cores()) // processes)
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", module, *arguments]
+
+
+def _signal_name(code: int) -> str:
+    if code < 0:
+        return signal.Signals(-code).name
+    return f"exit code {code}"
+
+
+def _tail(path: Path, lines: int) -> str:
+    if not path.exists():
+        return ""
+    return "\n".join("  " + line for line in path.read_text().splitlines()[:lines])

@@ -1,0 +1,233 @@
+"""One process of a run: joins the others, builds the engine, finds the checkpoint, trains.
+
+The launcher starts it as `python -m headrace.trainer.launch.worker FOLDER`; under torchrun, the
+command itself becomes this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from ...console import config as reader
+from ...console import log as logs
+from ...console.errors import StorageError, UserError
+from ...dataplane.runlog import writer as lines
+from ...models.accounting.count import build_meta
+from ..checkpoints import store
+from ..checkpoints.saver import Saver
+from ..cluster import ranks as group
+from ..engines import build
+from ..engines.engine import Engine
+from ..engines.objective import Objective
+from ..folder import RunFolder
+from ..layout.layout import Parallel, join
+from ..loop import loaders as rows
+from ..loop.loop import Loop, Options
+from ..loop.profiler import Profiler
+from ..record import speed as peak
+from ..record.steps import Records, Silent
+from ..run import resolve
+from ..run.request import Start, steps_between
+from ..run.run import Job
+from . import restore
+
+LEAST_PATIENCE = timedelta(minutes=30)
+
+log = logs.get_logger(__name__)
+
+
+class StopAsked:
+    """Notes that someone asked the run to save and make room."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+
+    def __call__(self) -> bool:
+        return self.asked
+
+
+def work(job: Job, watched: group.Watched, wanted: Start) -> int:
+    """Train until the plan's end, or until asked to stop. Returns the exit code."""
+    joined = time.time()
+    asked = StopAsked()
+    run, folder = job.run, job.folder
+    watched.beat("joining the others")
+    parallel = _join(job)
+    watched.beat("building the model")
+    engine = build_engine(job, parallel)
+    watched.beat("filling the model")
+    resumed = bool(store.committed(folder.checkpoints))
+    state, came_from = restore.begin(job, engine, parallel, fallback=wanted.fallback)
+    if parallel.first:
+        _cut_back(folder, state.step)
+    dist.barrier(parallel.control)
+
+    texts = {store.MODEL: reader.dump(job.model)}
+    keeper = Saver(folder.checkpoints, run.checkpoints, parallel.checkpoint, job.ends, texts)
+    if run.watch.guard.may_roll_back and not resumed:  # there must be something to go back to
+        keeper.save(engine.fragments(), state)
+        keeper.wait()
+    records = _records(job, parallel, wanted, state.step) if parallel.first else None
+    if records is not None:
+        records.event(
+            "resume" if resumed else "start",
+            state.step,
+            layout=job.layout,
+            checkpoint=came_from,
+            seconds=round(time.time() - joined, 2),
+        )
+    profiler = None
+    if wanted.profile is not None:
+        profiler = Profiler(folder.profiles, wanted.profile, parallel.rank)
+
+    def begin(step: int) -> None:
+        watched.beat(f"step {step}")
+        if profiler is not None:
+            profiler.begin(step)
+
+    loop = Loop(
+        job.plan,
+        rows.steps_of(job, parallel),
+        lr_of(job),
+        engine,
+        parallel,
+        Options(
+            micro_batch_tokens=run.micro_batch_tokens,
+            seed=run.seed,
+            guard=run.watch.guard,
+            save_every=run.checkpoints.every,
+            stop_after=wanted.stop_after,
+        ),
+        recorder=records or Silent(),
+        saver=keeper,
+        evaluator=rows.evaluator_of(job, parallel),
+        restore=lambda: restore.go_back(job, engine, parallel),
+        stop_asked=asked,
+        begin=begin,
+    )
+    try:
+        state, finished = loop.run(state)
+        if records is not None:
+            records.event("finish" if finished else "stop", state.step, ledger=state.ledger)
+    except UserError as error:
+        if records is not None:
+            with contextlib.suppress(StorageError):  # the disk may be what has failed
+                records.event("fail", _step_reached(folder), error=str(error))
+        raise
+    finally:
+        if profiler is not None:
+            profiler.close()
+        if records is not None:
+            records.close()
+    dist.barrier(parallel.control)
+    dist.destroy_process_group()
+    return 0 if finished else group.INTERRUPTED
+
+
+def _join(job: Job) -> Parallel:
+    """Make this process one of the run's."""
+    run = job.run
+    assert run.device != "auto"
+    torch.set_num_threads(job.threads)
+    if run.deterministic and run.device == "cuda":  # on CPU they are, given the threads
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS refuses
+        torch.use_deterministic_algorithms(True)
+    # The launcher, who can say where each process stands, is the first to lose patience.
+    patience = max(LEAST_PATIENCE, timedelta(seconds=run.watch.stall_seconds + 60))
+    group.initialise("cpu:gloo,cuda:nccl" if run.device == "cuda" else "gloo", patience)
+    return join(run.layout, run.device, patience)
+
+
+def build_engine(job: Job, parallel: Parallel) -> Engine:
+    model = build_meta(job.model)
+    model.divide(parallel.axes)
+    model.checkpointing = job.run.recompute
+    precision = job.run.precision
+    assert precision != "auto"
+    objective = Objective(model, job.run.z_loss)
+    return build(job.run.engine, objective, job.run.optimizer, precision, parallel)
+
+
+def lr_of(job: Job) -> Callable[[int], float]:
+    from ..loop.synthetic import SyntheticPlan
+
+    plan, top = job.plan, job.run.optimizer.lr
+    if isinstance(plan, SyntheticPlan):
+        return lambda step: top * plan.lr_factor(step)
+    from ...dataplane.order.plan import Plan as MixturePlan
+    from ...mixtures.learning_rate import lr_factor
+
+    assert isinstance(plan, MixturePlan)
+    return lambda step: top * lr_factor(plan, step)
+
+
+def _records(job: Job, parallel: Parallel, wanted: Start, first_step: int) -> Records:
+    return Records(
+        job.folder.root,
+        job.plan,
+        peak.speed(job, parallel.world),
+        job.run.watch,
+        first_step=first_step,
+        began=wanted.began,
+        memory=partial(peak.memory_used, job.run.device),
+    )
+
+
+def _cut_back(folder: RunFolder, step: int) -> None:
+    """Take back what was recorded after the checkpoint; it stays beside the file."""
+    for path in (folder.metrics, folder.ledger, folder.evaluations):
+        kept = lines.cut(path, step)
+        if kept is not None:
+            log.info("%s is cut back to step %d; the rest is in %s", path.name, step, kept.name)
+
+
+def _step_reached(folder: RunFolder) -> int:
+    steps = [int(entry["step"]) for entry in lines.read(folder.ledger)]
+    return steps[-1] if steps else 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder")
+    parser.add_argument("--began", type=float, required=True)
+    parser.add_argument("--stop-after", type=int)
+    parser.add_argument("--fallback", action="store_true")
+    parser.add_argument("--profile", type=steps_between)
+    parser.add_argument("--debug", action="store_true")
+    arguments = parser.parse_args()
+    logs.setup(debug=arguments.debug)
+    wanted = Start(
+        began=arguments.began,
+        stop_after=arguments.stop_after,
+        fallback=arguments.fallback,
+        profile=arguments.profile,
+    )
+    watched = group.Watched()
+    try:
+        job = resolve.load(RunFolder(arguments.folder))
+        code = work(job, watched, wanted)
+    except Exception as error:
+        watched.fail(error)  # the launcher says it
+        sys.exit(1)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""A run, resolved: its configuration, its model, its plan, and the folder that it lives in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...console import config as reader
+from ..checkpoints import store
+from ..folder import RunFolder
+from ..launch.launcher import threads_for
+from ..loop import evaluate
+from ..loop.batches import Plan
+from ..weights import source as origins
+from ..weights.source import Origin
+from . import config as run_config
+from .config import RunConfig
+
+if TYPE_CHECKING:
+    from ...models.config import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    folder: RunFolder
+    run: RunConfig
+    """With device, processes and precision replaced by what they come to here."""
+    model: ModelConfig
+    plan: Plan
+    mixture: dict[str, Any] | None = None
+    """The mixture's data, as written; None for random rows."""
+
+    @property
+    def processes(self) -> int:
+        assert self.run.processes is not None
+        return self.run.processes
+
+    @property
+    def threads(self) -> int:
+        """Of each process; it follows the processes of this start, unless it was asked for."""
+        if self.run.threads is not None:
+            return self.run.threads
+        return threads_for(int(os.environ.get("LOCAL_WORLD_SIZE", self.processes)))
+
+    @property
+    def dp(self) -> int:
+        return self.run.layout.data_parallel(self.processes)
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """The engine, and how the work is divided, as it is told."""
+        return {
+            "engine": self.run.engine.describe(),
+            "processes": self.processes,
+            "dp": self.dp,
+            "tp": self.run.layout.tp,
+            "cp": self.run.layout.cp,
+            "precision": self.run.precision,
+            "device": self.run.device,
+            "threads": self.threads,
+        }
+
+    @property
+    def ends(self) -> list[int]:
+        """Where phases end: their checkpoints stay for good."""
+        return [phase.last_step for phase in self.plan.phases]
+
+    @property
+    def parent(self) -> str | None:
+        """The checkpoint that the mixture branches from."""
+        after = (self.mixture or {}).get("after")
+        if not after:
+            return None
+        return str(RunFolder(after["run"]).checkpoints / store.name(self.plan.first_step))
+
+    def origin(self) -> Origin | None:
+        """What gives the initial weights: the parent's checkpoint, or what init_from names."""
+        source = self.run.init_from
+        if self.parent is not None:
+            return origins.find(self.parent)
+        return origins.find(source.path, source.step) if source is not None else None
+
+    @property
+    def held_out(self) -> Path:
+        """The plan of the rows that are evaluated on."""
+        assert self.run.evaluate is not None
+        return self.folder.root / evaluate.file_of(self.run.evaluate)
+
+    @property
+    def identity(self) -> str:
+        """Names the run by what makes it this one and no other."""
+        parts = [run_config.deciding(self.run), reader.plain(self.model), self.plan.hash]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+    def save(self) -> None:
+        """Write the resolved job into the run's folder; run.yaml, which makes it a run, last."""
+        from ...dataplane.order.plan import Plan as MixturePlan
+        from ...dataplane.storage import storage
+
+        if isinstance(self.plan, MixturePlan):
+            self.plan.save(self.folder.plan)
+            storage.write(str(self.folder.mixture), reader.dump(self.mixture).encode())
+        storage.write(str(self.folder.model), reader.dump(self.model).encode())
+        storage.write(str(self.folder.run), reader.dump(self.run).encode())
