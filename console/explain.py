@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in words: what pydantic found, as a person can mend it."""
+"""What is wrong with a configuration, in words: what pydantic found, as a person can fix it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def new(datasets: tuple[str, ...], out: str | None, force: bool, as_json: bool) 
     from .template import template
 
     if out is not None and Path(out).exists() and not force:
-        raise StorageError(f"{out} exists already", mend="choose another --out, or add --force")
+        raise StorageError(f"{out} exists already", hint="choose another --out, or add --force")
     text = template(datasets)
     if out is not None:
         storage.write(out, text.encode())

@@ -156,7 +156,7 @@ def load_model_config(name_or_file: str | Path, overrides: Sequence[str] = ()) -
             raise ConfigError(
                 "the model",
                 [Problem("", f"there is no shipped model `{name_or_file}`")],
-                mend=(f"did you mean {', '.join(near)}? " if near else "")
+                hint=(f"did you mean {', '.join(near)}? " if near else "")
                 + "`headrace models list` shows them all; a file's name ends in .yaml",
             )
         file = shipped[str(name_or_file)]

@@ -179,7 +179,7 @@ def verify(url: str, as_json: bool, **values: Any) -> None:
     if damage:
         raise IntegrityError(
             describe(url, damage),
-            mend=("remove these files and run the build's command again: only their tasks are run"),
+            hint=("remove these files and run the build's command again: only their tasks are run"),
         )
     command.say(f"{url} is whole")
 

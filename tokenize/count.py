@@ -178,7 +178,7 @@ def count(config: BuildConfig, share: float = 1.0) -> Counts:
         raise InputError(
             f"the sample holds {total.sampled} of {total.pieces:,} pieces of text: too few to "
             "estimate from",
-            mend="take a larger share with --sample",
+            hint="take a larger share with --sample",
         )
     return total
 

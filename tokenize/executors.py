@@ -76,14 +76,14 @@ def run_on_ray(function: Function[T, E], items: Sequence[T], address: str | None
         import ray
     except ImportError:
         raise MissingError(
-            "the ray engine needs Ray", mend="pip install 'headrace[ray]', or use --engine local"
+            "the ray engine needs Ray", hint="pip install 'headrace[ray]', or use --engine local"
         ) from None
     if not ray.is_initialized():
         try:
             ray.init(address=address, log_to_driver=False, logging_level="warning")
         except ConnectionError as error:
             raise RunError(
-                f"there is no Ray cluster at {address}: {error}", mend="check --address"
+                f"there is no Ray cluster at {address}: {error}", hint="check --address"
             ) from None
     slots = max(1, int(ray.cluster_resources().get("CPU", 1)))
     remote = ray.remote(num_cpus=1, max_retries=3)(_generate)
@@ -165,6 +165,6 @@ def _lost(code: int | None) -> RunError:
     reason = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
     return RunError(
         f"a worker died ({reason})",
-        mend="was it out of memory? Run the same command again, with fewer --workers: "
+        hint="was it out of memory? Run the same command again, with fewer --workers: "
         "finished shards are kept",
     )

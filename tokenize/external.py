@@ -27,7 +27,7 @@ def format_of(url: str) -> str:
             return format
     raise InputError(
         f"{url} holds neither an index.json of MDS, nor .arrow files, nor Megatron's .bin and .idx",
-        mend="name the folder that holds the shards themselves",
+        hint="name the folder that holds the shards themselves",
     )
 
 
@@ -71,7 +71,7 @@ def _mds(url: str, column: str, dtype: str | None) -> Found:
                 raise InputError(
                     f"{packed['basename']} is compressed with {entry['compression']}; only zstd "
                     "is read",
-                    mend="decompress the shards",
+                    hint="decompress the shards",
                 )
             shard = replace(shard, stored_name=packed["basename"], stored_size=packed["bytes"])
         yield shard, _mds_type(entry, column, dtype)
@@ -82,21 +82,21 @@ def _mds_type(entry: dict[str, Any], column: str, dtype: str | None) -> str:
     if column not in names:
         raise InputError(
             f"the MDS shards have no column `{column}`",
-            mend=f"choose one with --column: {', '.join(names)}",
+            hint=f"choose one with --column: {', '.join(names)}",
         )
     encoding = entry["column_encodings"][names.index(column)]
     kind, told = (*encoding.split(":"), "")[:2]
     if told and dtype is not None:
         raise MisuseError(
             f"the column `{column}` tells the type of its ids itself: {told}",
-            mend="leave --dtype out",
+            hint="leave --dtype out",
         )
     found = told or dtype
     if kind not in ("ndarray", "bytes") or not found:
         raise InputError(
             f"the column `{column}` is encoded as `{encoding}`, which does not tell the "
             "type of its ids",
-            mend="say it with --dtype, for example --dtype uint16",
+            hint="say it with --dtype, for example --dtype uint16",
         )
     return str(found)
 

@@ -90,7 +90,7 @@ class IndexTask:
             raise InputError(
                 f"a document of {shard.name} ends with the id {min(others)}, not with {self.end}",
                 where=self.url,
-                mend="give the id that does end its documents, or --end-id none",
+                hint="give the id that does end its documents, or --end-id none",
             )
         if stored is not None:
             packed = storage.read(storage.join(self.url, stored))
@@ -115,14 +115,14 @@ def index(config: IndexConfig) -> Manifest:
     if storage.exists(storage.join(url, manifest.NAME)):
         raise StorageError(
             f"{url} has a manifest already",
-            mend="`tokenize inspect` shows it; remove manifest.json to index the folder again",
+            hint="`tokenize inspect` shows it; remove manifest.json to index the folder again",
         )
     format = format_of(url) if config.format == "auto" else config.format
     for name, formats in MEANT_FOR.items():
         if getattr(config, name) is not None and format not in formats:
             raise MisuseError(
                 f"--{name} is for {' and '.join(formats)}, and {url} is {format}, which tells it",
-                mend=f"leave --{name} out",
+                hint=f"leave --{name} out",
             )
     shards, dtype = shards_of(url, format, config.name, config.dtype)
     tokenizer = _tokenizer(config)
@@ -178,7 +178,7 @@ def _info(
         raise InputError(
             f"the dataset holds the id {largest}, and {config.tokenizer} has "
             f"{tokenizer.info.vocab_size} ids",
-            mend="name the tokenizer that it was made with",
+            hint="name the tokenizer that it was made with",
         )
     info = TokenizerInfo(
         kind="unknown",

@@ -130,7 +130,7 @@ def checked(kind: type[T], data: dict[str, Any]) -> T:
     try:
         return build(kind, data, source="the command line")
     except ConfigError as error:
-        raise MisuseError(error.what, mend=error.mend) from None
+        raise MisuseError(error.what, hint=error.hint) from None
 
 
 def _unescaped(option: str, text: str) -> str:

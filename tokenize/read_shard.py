@@ -43,7 +43,7 @@ def read_shard(url: str, shard: Shard) -> Bytes:
         if size > LARGEST_REMOTE:
             raise StorageError(
                 f"{where} has {size:,} bytes: too many to read at once from a remote store",
-                mend="do this where the file is on a local disk",
+                hint="do this where the file is on a local disk",
             )
         return storage.read(where)
     import zstandard

@@ -56,7 +56,7 @@ class TrainConfig:
 def train(config: TrainConfig) -> Any:
     """Train a tokenizer, save it, and return it (a `tokenizers.Tokenizer`)."""
     if storage.is_local(config.out) and storage.local_path(config.out).is_dir():
-        raise MisuseError(f"{config.out} is a folder", mend="name a file in it: --out …/bpe.json")
+        raise MisuseError(f"{config.out} is a folder", hint="name a file in it: --out …/bpe.json")
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer: Any = Tokenizer(models.BPE())

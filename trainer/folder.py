@@ -62,7 +62,7 @@ class RunFolder:
         if not self.begun:
             raise RunError(
                 f"there is no run in {self.root}",
-                mend="name a folder that `trainer run … --out` has made",
+                hint="name a folder that `trainer run … --out` has made",
             )
 
     def check_free(self) -> None:
@@ -73,7 +73,7 @@ class RunFolder:
             if others:
                 raise RunError(
                     f"{self.root} holds other things ({', '.join(sorted(others)[:3])}) and no run",
-                    mend="choose another --out",
+                    hint="choose another --out",
                 )
 
     def _left_behind(self, path: Path) -> bool:
@@ -95,7 +95,7 @@ class RunFolder:
         except OSError as error:
             raise StorageError(
                 f"cannot write to the run's folder {self.root}: {error.strerror}",
-                mend="choose another --out, or mend its permissions",
+                hint="choose another --out, or hint its permissions",
             ) from None
 
     def clear(self) -> None:
@@ -115,7 +115,7 @@ class RunFolder:
                 holder = os.pread(descriptor, 100, 0).decode().strip() or "another process"
                 raise BusyError(
                     f"{self.root} is in use by {holder}",
-                    mend="wait until it has ended, or choose another --out",
+                    hint="wait until it has ended, or choose another --out",
                 ) from None
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)

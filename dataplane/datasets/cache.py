@@ -97,7 +97,7 @@ class Cache:
         self._count(len(data))
         if start + len(data) > shard.size:
             raise IntegrityError(
-                f"{where} has more than the {shard.size:,} bytes that it should have", mend=MEND
+                f"{where} has more than the {shard.size:,} bytes that it should have", hint=MEND
             )
         return self._checked(where, shard, first, last, data)
 
@@ -110,7 +110,7 @@ class Cache:
         packed = storage.read(where)
         self._count(len(packed))
         if hashlib.sha256(packed).hexdigest() != shard.stored_hash:
-            raise IntegrityError(f"{where} is damaged", mend=MEND)
+            raise IntegrityError(f"{where} is damaged", hint=MEND)
         data = zstandard.ZstdDecompressor().decompress(packed, max_output_size=shard.size)
         return self._checked(where, shard, 0, -(-shard.size // CHUNK_BYTES), data)
 

@@ -112,8 +112,8 @@ class CacheFolder:
             if temporary is not None:
                 with suppress(OSError):
                     temporary.unlink()
-            mend = "free some space, or put the cache on another disk"
-            raise StorageError(f"cannot write the cache: {error}", mend=mend) from None
+            hint = "free some space, or put the cache on another disk"
+            raise StorageError(f"cannot write the cache: {error}", hint=hint) from None
 
     def remove(self, shard: Shard, numbers: Sequence[int]) -> None:
         with self.locked() as usage:
@@ -128,7 +128,7 @@ class CacheFolder:
             return (self.root / TURNS).open("a+b")
         except OSError as error:
             what = f"cannot use the cache: {error.strerror}"
-            raise StorageError(what, where=str(self.root), mend="name another folder") from None
+            raise StorageError(what, where=str(self.root), hint="name another folder") from None
 
     @contextmanager
     def locked(self) -> Iterator[Usage]:
@@ -157,7 +157,7 @@ class CacheFolder:
                 raise ConfigError(  # may be making it theirs, marker first
                     "the cache",
                     [Problem("", f"{self.root} is not empty and is not a headrace cache")],
-                    mend="name a folder of its own",
+                    hint="name a folder of its own",
                 )
             marker.touch()
 

@@ -258,6 +258,6 @@ def open_pinned(
         raise PlanError(
             f"the dataset of source {name} is not the one that the plan was made for",
             where=url,
-            mend="put the planned dataset back, or make a new plan with `mixtures plan`",
+            hint="put the planned dataset back, or make a new plan with `mixtures plan`",
         )
     return dataset

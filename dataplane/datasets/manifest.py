@@ -131,7 +131,7 @@ def load(url: str) -> Manifest:
         raise StorageError(
             f"no dataset at {url}: {error.what}",
             where=f"below {Path.cwd()}, where this command was run" if relative else None,
-            mend="build one there with `tokenize build`, or index an existing one with "
+            hint="build one there with `tokenize build`, or index an existing one with "
             "`tokenize index`",
         ) from None
     try:
@@ -140,10 +140,10 @@ def load(url: str) -> Manifest:
         if data["version"] != VERSION:
             raise StorageError(
                 f"{where} has format version {data['version']}; this headrace reads {VERSION}",
-                mend="use the headrace that wrote it, or build the dataset again",
+                hint="use the headrace that wrote it, or build the dataset again",
             )
         if seal != _digest(data):
-            raise IntegrityError(f"{where} was changed after it was written", mend=_MEND)
+            raise IntegrityError(f"{where} was changed after it was written", hint=_MEND)
         weights = data["weights"]
         manifest = Manifest(
             **{
@@ -154,12 +154,12 @@ def load(url: str) -> Manifest:
             }
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise IntegrityError(f"{where} is not a whole manifest: {error!r}", mend=_MEND) from None
+        raise IntegrityError(f"{where} is not a whole manifest: {error!r}", hint=_MEND) from None
     chained = replace(manifest, generations=())
     for generation in manifest.generations:
         chained = chained.append(replace(generation, hash=""))
     if chained != manifest:
-        raise IntegrityError(f"the generations of {where} do not chain", mend=_MEND)
+        raise IntegrityError(f"the generations of {where} do not chain", hint=_MEND)
     return manifest
 
 
@@ -207,7 +207,7 @@ def load_table(url: str, generation: Generation) -> list[Shard]:
     where = storage.join(url, generation.table)
     data = storage.read(where)
     if hashlib.sha256(data).hexdigest() != generation.table_hash:
-        raise IntegrityError(f"{where} is not the table that the manifest names", mend=_MEND)
+        raise IntegrityError(f"{where} is not the table that the manifest names", hint=_MEND)
     rows = pa.ipc.open_file(pa.BufferReader(data)).read_all().to_pylist()
     return [Shard(**{**row, "details": json.loads(row["details"])}) for row in rows]
 

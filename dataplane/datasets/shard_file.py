@@ -65,7 +65,7 @@ class LocalShardFile:
         size = self.state[0]
         if size != self.shard.size:
             raise IntegrityError(
-                f"{self.where} has {size:,} bytes, and should have {self.shard.size:,}", mend=MEND
+                f"{self.where} has {size:,} bytes, and should have {self.shard.size:,}", hint=MEND
             )
         try:
             # A plain array over the map: np.memmap's own slicing costs more than a row's copy.
@@ -85,7 +85,7 @@ class LocalShardFile:
 
     def _unreadable(self, error: Exception) -> StorageError:
         reason = getattr(error, "strerror", None) or error
-        return StorageError(f"cannot read the shard {self.where}: {reason}", mend=MEND)
+        return StorageError(f"cannot read the shard {self.where}: {reason}", hint=MEND)
 
 
 class CachedShardFile:
@@ -135,10 +135,10 @@ def check_chunk_table(where: str, shard: Shard) -> None:
         raise IntegrityError(
             f"{where} has {hashed} chunk hashes; {shard.size:,} bytes need one for each "
             f"{CHUNK_BYTES:,}",
-            mend="build or index the dataset again",
+            hint="build or index the dataset again",
         )
     if root_hash(shard.size, shard.chunks) != shard.hash:
-        raise IntegrityError(f"the chunk hashes of {where} do not match its hash", mend=MEND)
+        raise IntegrityError(f"the chunk hashes of {where} do not match its hash", hint=MEND)
 
 
 def check_chunk(where: str, shard: Shard, number: int, data: Bytes) -> None:
@@ -147,5 +147,5 @@ def check_chunk(where: str, shard: Shard, number: int, data: Bytes) -> None:
         first, last = number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, shard.size)
         raise IntegrityError(
             f"{where} is damaged: bytes {first:,} to {last:,} are not the ones that were written",
-            mend=MEND,
+            hint=MEND,
         )

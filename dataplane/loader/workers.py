@@ -123,7 +123,7 @@ class _Worker:
             self.process.join()
             raise RunError(
                 f"a loader worker died (exit code {self.process.exitcode}) at step {group[0]}",
-                mend="if it was killed for memory, use fewer workers; if it could not import your "
+                hint="if it was killed for memory, use fewer workers; if it could not import your "
                 'script, begin that with `if __name__ == "__main__":`',
             ) from None
         if isinstance(answer, BaseException):
@@ -198,7 +198,7 @@ def _reserve(descriptor: int, size: int) -> None:
         raise StorageError(
             f"no shared memory for a loader worker: {size >> 20} MiB ({error.strerror})",
             where=_memory_folder(),
-            mend="enlarge /dev/shm (docker: --shm-size), or use fewer workers",
+            hint="enlarge /dev/shm (docker: --shm-size), or use fewer workers",
         ) from None
 
 

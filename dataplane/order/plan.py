@@ -192,20 +192,20 @@ class Plan(Timeline[Phase]):
             if seal != _digest(data):
                 raise IntegrityError(
                     f"{file} was changed after it was written",
-                    mend="change the mixture instead, and make the plan again",
+                    hint="change the mixture instead, and make the plan again",
                 )
             version = data.pop("version")
             written, folder = data.pop("hash"), data.pop("folder")
             if version != VERSION:
                 raise StorageError(
                     f"{file} is a plan of version {version}; this headrace reads {VERSION}",
-                    mend="make the plan again with `mixtures plan`",
+                    hint="make the plan again with `mixtures plan`",
                 )
             plan = cls.from_json(data)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise IntegrityError(
                 f"{file} is not a whole plan: {error!r}",
-                mend="make the plan again with `mixtures plan`",
+                hint="make the plan again with `mixtures plan`",
             ) from None
         assert plan.hash == written, "a sealed plan has the hash that it was saved with"
         return replace(plan, sources=tuple(_found(source, folder) for source in plan.sources))

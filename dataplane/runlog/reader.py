@@ -76,5 +76,5 @@ class StepLines:
         except (ValueError, KeyError, TypeError):
             raise IntegrityError(
                 f"{self.where} has a line that is no entry: {line[:80]!r}",
-                mend="restore it from a copy; without it, audit the run's plan.json",
+                hint="restore it from a copy; without it, audit the run's plan.json",
             ) from None

@@ -35,7 +35,7 @@ class LineWriter:
     def _failed(self, why: str | None) -> StorageError:
         return StorageError(
             f"cannot write to {self.path}: {why}",
-            mend="free some space and run the same command again",
+            hint="free some space and run the same command again",
         )
 
 

@@ -158,6 +158,6 @@ FORMATS = {
 def shard_format(name: str) -> Format:
     """The format called `name`."""
     if name not in FORMATS:
-        raise InputError(f"there is no shard format `{name}`", mend=f"known: {', '.join(FORMATS)}")
+        raise InputError(f"there is no shard format `{name}`", hint=f"known: {', '.join(FORMATS)}")
     module: Format = import_module(FORMATS[name])
     return module

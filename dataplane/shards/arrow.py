@@ -167,7 +167,7 @@ class _File:
         """The index of a column's first buffer, and whether it is a list of a document each."""
         if name not in self._index:
             known = ", ".join(self.schema.names)
-            raise InputError(f"the Arrow file has no column `{name}`", mend=f"it has: {known}")
+            raise InputError(f"the Arrow file has no column `{name}`", hint=f"it has: {known}")
         kind = self.schema.field(name).type
         return self._index[name], pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
@@ -178,7 +178,7 @@ class _File:
         if batch.field(3):
             raise InputError(
                 "the Arrow file's buffers are compressed: tokens cannot be read in place",
-                mend="write it again without compression",
+                hint="write it again without compression",
             )
         places = [struct.unpack_from("<qq", batch.data, at) for at in batch.vector(2, stride=16)]
         return [(offset + head + at, length) for at, length in places], _rows(batch)
@@ -231,7 +231,7 @@ def _blocks(read: Reader, size: int) -> tuple[list[Block], int]:
     if read(0, min(4, size)) == STREAM:
         raise InputError(
             "an Arrow IPC stream: where its batches lie is told nowhere",
-            mend="write it again as an Arrow IPC file (pyarrow.ipc.new_file)",
+            hint="write it again as an Arrow IPC file (pyarrow.ipc.new_file)",
         )
     if len(tail) < 10 or not tail.endswith(MAGIC):
         raise IntegrityError("not a whole Arrow IPC file: its last bytes are missing")

@@ -38,7 +38,7 @@ def write(out: BinaryIO, documents: Documents) -> None:
     if offsets[-1] >= LIMIT:
         raise InputError(
             f"a shard of {offsets[-1]} bytes is too large for MDS, whose files end at 4 GiB",
-            mend="choose a smaller --shard-size, or split long documents (--max-document-tokens)",
+            hint="choose a smaller --shard-size, or split long documents (--max-document-tokens)",
         )
     out.write(np.uint32(len(samples)).tobytes())
     out.write(offsets.astype(np.uint32).tobytes())
@@ -159,7 +159,7 @@ def _foreign_layout(
     names = config["column_names"]
     if column not in names:
         raise InputError(
-            f"the MDS file has no column `{column}`", mend=f"it has: {', '.join(names)}"
+            f"the MDS file has no column `{column}`", hint=f"it has: {', '.join(names)}"
         )
     encoding = config["column_encodings"][names.index(column)]
     places, lengths = [], []

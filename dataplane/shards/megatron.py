@@ -22,7 +22,7 @@ TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 
 
 def write(out: BinaryIO, documents: Documents) -> None:
-    raise InputError("Megatron's format is read, not written", mend="build as arrow or mds")
+    raise InputError("Megatron's format is read, not written", hint="build as arrow or mds")
 
 
 def layout(read: Reader, size: int, *, dtype: str, details: dict[str, object]) -> Layout:

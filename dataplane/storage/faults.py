@@ -39,33 +39,33 @@ def answer(error: Exception) -> tuple[int, str]:
 
 def failed(verb: str, url: str, error: Exception) -> StorageError:
     """What went wrong with a file, for a person."""
-    mend = None
+    hint = None
     status, code = answer(error)
     if code in EXPIRED:
-        reason, mend = "the credentials have expired", "renew them and run the same command again"
+        reason, hint = "the credentials have expired", "renew them and run the same command again"
     elif code == "RequestTimeTooSkewed":
-        reason, mend = "the clock of this machine is wrong, says the store", "set the clock"
+        reason, hint = "the clock of this machine is wrong, says the store", "set the clock"
     elif status == 400:
         reason = f"the store refuses the request ({error})"
-        mend = "the credentials may have expired; check the endpoint and its region, too"
+        hint = "the credentials may have expired; check the endpoint and its region, too"
     elif isinstance(error, IsADirectoryError):
-        reason, mend = "it is a folder", "name a file"
+        reason, hint = "it is a folder", "name a file"
     elif isinstance(error, FileNotFoundError) and verb == "write":
-        reason, mend = "its folder cannot be made", "choose another folder"
+        reason, hint = "its folder cannot be made", "choose another folder"
     elif isinstance(error, FileNotFoundError):
-        reason, mend = "it does not exist", "check the path, or build the dataset first"
+        reason, hint = "it does not exist", "check the path, or build the dataset first"
     elif isinstance(error, PermissionError):
-        reason, mend = "access is denied", "check the credentials (`headrace doctor` shows them)"
+        reason, hint = "access is denied", "check the credentials (`headrace doctor` shows them)"
     elif isinstance(error, (NotADirectoryError, FileExistsError)):
-        reason, mend = "a part of its path is a file, not a folder", "choose another folder"
+        reason, hint = "a part of its path is a file, not a folder", "choose another folder"
     elif type(error).__name__ == "NoCredentialsError":  # botocore's
         reason = "the store's credentials are missing"
-        mend = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        reason, mend = "the disk is full", "free some space and run the same command again"
+        reason, hint = "the disk is full", "free some space and run the same command again"
     else:
         reason = said(error)
-    return StorageError(f"cannot {verb} {url}: {reason}", mend=mend)
+    return StorageError(f"cannot {verb} {url}: {reason}", hint=hint)
 
 
 def said(error: Exception) -> str:

@@ -30,7 +30,7 @@ def file_system(url: str) -> tuple[Any, str]:
     try:
         fs, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
-        raise MissingError(f"cannot open {url}: {error}", mend="check the URL's scheme") from None
+        raise MissingError(f"cannot open {url}: {error}", hint="check the URL's scheme") from None
     return fs, path
 
 

@@ -26,7 +26,7 @@ def local_path(url: str) -> Path:
     """The path of a local URL."""
     assert is_local(url), url
     if "\0" in url:
-        raise StorageError(f"{url!r} is no path: it holds a NUL", mend="write it without")
+        raise StorageError(f"{url!r} is no path: it holds a NUL", hint="write it without")
     return Path(url.removeprefix("file://")).expanduser()
 
 

@@ -127,7 +127,7 @@ def restore(info: TokenizerInfo, read: Callable[[str], bytes], where: str) -> To
     if info.kind not in TOKENIZERS:
         raise InputError(
             f"the dataset at {where} does not say how its ids become text",
-            mend="index it again with --tokenizer byte or --tokenizer FILE.json",
+            hint="index it again with --tokenizer byte or --tokenizer FILE.json",
         )
     module: TokenizerModule = import_module(TOKENIZERS[info.kind])
     return module.restore(info, read, where)

@@ -40,7 +40,7 @@ def load(source: str, config: BpeConfig) -> BpeTokenizer:
     """The tokenizer of a file that a person names."""
     if not storage.exists(source):
         raise StorageError(
-            f"there is no tokenizer {source}", mend="name a tokenizer.json, or the tokenizer `byte`"
+            f"there is no tokenizer {source}", hint="name a tokenizer.json, or the tokenizer `byte`"
         )
     return BpeTokenizer(storage.read(source), config, source=source)
 
@@ -52,20 +52,20 @@ class BpeTokenizer:
         except Exception as error:  # the library raises bare Exceptions
             raise InputError(
                 f"{source} is not a tokenizer in the JSON format of `tokenizers`: {error}",
-                mend="bring a tokenizer.json, or train one with `tokenize train`",
+                hint="bring a tokenizer.json, or train one with `tokenize train`",
             ) from None
         self.palette = None
         vocabulary = self.tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise InputError(f"the tokenizer {source} has no tokens")
         name = config.end_of_document or next((end for end in ENDS if end in vocabulary), None)
-        mend = "name the token that ends a document with --end-of-document"
+        hint = "name the token that ends a document with --end-of-document"
         if name is None:
             raise InputError(
-                f"the tokenizer {source} has none of the usual ends of a document", mend=mend
+                f"the tokenizer {source} has none of the usual ends of a document", hint=hint
             )
         if name not in vocabulary:
-            raise MisuseError(f"the tokenizer {source} has no token `{name}`", mend=mend)
+            raise MisuseError(f"the tokenizer {source} has no token `{name}`", hint=hint)
         # What the library looks for in a text before it cuts it into words. A text that holds any
         # of it, or one of our own marks, is left to the library.
         added = self.tokenizer.get_added_tokens_decoder().values()
@@ -206,7 +206,7 @@ def restore(info: TokenizerInfo, read: Callable[[str], bytes], where: str) -> Bp
         raise IntegrityError(
             f"{info.spec['file']} is not the tokenizer that the manifest names",
             where=where,
-            mend="copy the dataset's tokenizer back, or build the dataset again",
+            hint="copy the dataset's tokenizer back, or build the dataset again",
         )
     config = BpeConfig(
         end_of_document=info.spec["end_of_document"], parse_special=info.spec["parse_special"]

@@ -83,7 +83,7 @@ class Auditor:
         number, too), in one source or in all."""
         names = [planned.name for planned in self.plan.sources]
         if source is not None and source not in names:
-            raise PlanError(f"the plan has no source {source}", mend=f"it has {', '.join(names)}")
+            raise PlanError(f"the plan has no source {source}", hint=f"it has {', '.join(names)}")
         found = False
         drawn = self.reader.stream.counts(self.plan.last_row)
         for index, name in enumerate(names):
@@ -97,7 +97,7 @@ class Auditor:
             where = source or "any source that the plan draws from"
             raise PlanError(
                 f"there is no document {document} in {where}",
-                mend="name it by its number in the dataset (from 0), or by its own id",
+                hint="name it by its number in the dataset (from 0), or by its own id",
             )
 
     def _block(self, rows: Int64, phase: Phase) -> Iterator[SeenRow]:

@@ -58,7 +58,7 @@ def open_target(name: str, overrides: Sequence[str] = ()) -> Target:
     if run and not storage.exists(storage.join(run, PLAN)):
         raise PlanError(
             f"there is no plan in the folder {run}",
-            mend="name a mixture YAML, a plan.json or the folder of a run",
+            hint="name a mixture YAML, a plan.json or the folder of a run",
         )
     if not run and not name.endswith(".json"):
         return Target(resolve_draft(read(name, overrides)))

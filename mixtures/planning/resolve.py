@@ -82,7 +82,7 @@ def resolve_draft(draft: Draft) -> Stream:
         raise ConfigError(
             draft.source,
             [problem for problem in map(draft.problem, short) if problem],
-            mend="lower the source's weight, shorten the phase, add data, or allow more with "
+            hint="lower the source's weight, shorten the phase, add data, or allow more with "
             "`max_epochs`",
         )
     return stream

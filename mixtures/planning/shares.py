@@ -130,7 +130,7 @@ def _constant(name: str, rows: int, shares: Shares) -> Stretch:
     raise PlanError(
         f"the weights of phase {name} need a finer table than there is: over its {rows:,} rows "
         f"a source would be off by {float(error):.1f} rows",
-        mend="write the weights with fewer decimals",
+        hint="write the weights with fewer decimals",
     )
 
 

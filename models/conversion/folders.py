@@ -74,7 +74,7 @@ def write_model(
     if tokenizer is not None and not tokenizer_files(tokenizer):
         raise StorageError(
             f"there is no tokenizer in {tokenizer}",
-            mend=f"name a folder that holds {', '.join(TOKENIZER_FILES[:2])} or the like",
+            hint=f"name a folder that holds {', '.join(TOKENIZER_FILES[:2])} or the like",
         )
     held = tensors if isinstance(tensors, Weights) else Weights.held(tensors)
     fitting = native.fitting(config, held, source="the model")
@@ -101,7 +101,7 @@ def format_of(folder: Path) -> str:
     marks = ", ".join(f"{format.mark} ({name})" for name, format in FORMATS.items())
     if not found:
         what = "holds no model" if folder.is_dir() else "is no folder"
-        raise StorageError(f"{folder} {what}", mend=f"name a folder with one of {marks}")
+        raise StorageError(f"{folder} {what}", hint=f"name a folder with one of {marks}")
     if len(found) > 1:
         raise UserError(f"{folder} holds several models: {', '.join(found)}")
     return found[0]

@@ -110,7 +110,7 @@ def check_frequencies(config: ModelConfig, theirs: Weights, folder: Path) -> Non
             base = float(kept[-1]) ** (-len(kept) / (len(kept) - 1))
             what = f"{name} in {WEIGHTS} has the frequencies of a base of about {base:.3g}"
             problem = Problem("rotary_emb_base", what)
-            raise ConfigError(str(folder / CONFIG), [problem], mend="correct the base")
+            raise ConfigError(str(folder / CONFIG), [problem], hint="correct the base")
 
 
 def read_weights(file: Path) -> Weights:
@@ -119,13 +119,13 @@ def read_weights(file: Path) -> Weights:
 
     if file.exists() and not zipfile.is_zipfile(file):
         raise StorageError(
-            f"{file} is not a file that torch.save has written, or is damaged", mend=AGAIN
+            f"{file} is not a file that torch.save has written, or is damaged", hint=AGAIN
         )
     try:
         with torch.serialization.safe_globals([io.BytesIO]):
             loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-        raise StorageError(f"cannot read {file}: {error}", mend=AGAIN) from None
+        raise StorageError(f"cannot read {file}: {error}", hint=AGAIN) from None
     tensors = {name: tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
     return Weights.held(tensors)
 

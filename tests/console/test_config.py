@@ -1,4 +1,4 @@
-"""A configuration is read whole or refused whole: every wrong value, its path, line and mend."""
+"""A configuration is read whole or refused whole: every wrong value, its path, line and hint."""
 
 import enum
 import math

@@ -61,7 +61,7 @@ def test_what_is_changed_while_it_is_read_is_named(reading: Reading, harm: str) 
     with pytest.raises(UserError) as caught:
         next(steps)
     assert any(shard.name in str(caught.value) for shard in shards)
-    assert caught.value.mend
+    assert caught.value.hint
     assert harm == "remove" or isinstance(caught.value, IntegrityError)
 
 

@@ -26,7 +26,7 @@ def squares(number: int) -> Iterator[int]:
 def fails(number: int) -> Iterator[int]:
     yield number
     if number == 3:
-        raise InputError("three is no number", where="here", mend="count differently")
+        raise InputError("three is no number", where="here", hint="count differently")
 
 
 def breaks(number: int) -> Iterator[int]:
@@ -47,7 +47,7 @@ def test_everything_that_tasks_tell_comes_back(workers: int) -> None:
 def test_an_error_of_a_task_is_the_callers(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="three is no number") as caught:
         list(engines.run(EngineConfig(workers=2), fails, range(6)))
-    assert caught.value.mend == "count differently"
+    assert caught.value.hint == "count differently"
 
 
 def test_a_fault_of_ours_shows_where_it_was() -> None:

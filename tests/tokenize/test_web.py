@@ -131,7 +131,7 @@ def test_parquet_needs_ranges(web: str) -> None:
     for mode, message in (("plain", "gives no ranges"), ("no-length", "does not tell its size")):
         with pytest.raises(InputError, match=message) as caught:
             read(f"{web}/{mode}/c.parquet")
-        assert "download" in str(caught.value.mend)
+        assert "download" in str(caught.value.hint)
 
 
 def test_an_empty_file(web: str) -> None:

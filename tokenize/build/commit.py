@@ -72,7 +72,7 @@ def commit(
         if not shards[name] and not before[name].generations:
             raise InputError(
                 f"no documents for {dataset_url(job.url, name)}",
-                mend="the inputs hold none, or a split is too small to get any",
+                hint="the inputs hold none, or a split is too small to get any",
             )
     results = {}
     for name in reversed(job.outputs):

@@ -40,7 +40,7 @@ def existing(job: Job, output: str, tokenizer: Tokenizer) -> Manifest:
     if replace(old, generations=()) != empty:
         raise StorageError(
             f"the dataset at {url} was built with other settings: {_difference(old, empty)}",
-            mend="use the same settings to add files to it, or build at another URL",
+            hint="use the same settings to add files to it, or build at another URL",
         )
     return old
 
@@ -86,7 +86,7 @@ def new_files(files: Sequence[File], job: Job, old: Manifest) -> list[File]:
         elif file.name in known:
             raise InputError(
                 f"{file.name} has changed since it was built into {url}",
-                mend="a dataset only grows: give new documents in new files, or build at "
+                hint="a dataset only grows: give new documents in new files, or build at "
                 "another URL",
             )
         else:
@@ -119,7 +119,7 @@ def files_of(job: Job, output: str, made: Generation, found: Sequence[File]) -> 
             raise InputError(
                 f"{url} has lost shards, or was not finished, and needs {name} again, which is "
                 "not among the inputs as it was",
-                mend="give the same inputs as when the dataset was built",
+                hint="give the same inputs as when the dataset was built",
             )
         files.append(by_name[name, mark])
     return files

@@ -77,7 +77,7 @@ class Claim:
             raise BusyError(
                 "this build was out of touch for so long that another may have taken its place",
                 where=self.url,
-                mend="run the same command again: finished shards are kept",
+                hint="run the same command again: finished shards are kept",
             )
 
     def _settle(self) -> None:
@@ -93,7 +93,7 @@ class Claim:
                         f"another build is at work here (process {other['pid']} on "
                         f"{other['host']}, begun {other['begun']})",
                         where=self.url.removesuffix(f"/{WORK}/{CLAIMS}"),
-                        mend="wait until it is done, or build at another URL; a build that was "
+                        hint="wait until it is done, or build at another URL; a build that was "
                         f"killed on another machine gives way after {LEASE:.0f} s",
                     )
             time.sleep(0.2)
@@ -113,7 +113,7 @@ class Claim:
             except (ValueError, TypeError, KeyError):
                 raise StorageError(
                     f"{where} is not the claim of a build",
-                    mend="remove it, unless another program puts it there",
+                    hint="remove it, unless another program puts it there",
                 ) from None
             if alive:
                 living.append({**other, "name": name})

@@ -19,7 +19,7 @@ NAMED_PROBLEMS = 100
 """How many bad records a task names; it counts all of them."""
 FIELD = "name the right field with --text-field (or --id-field), "
 MENDS = {"missing field": FIELD, "other schema": FIELD}
-"""What mends a kind of bad record, before what mends all of them."""
+"""Hints for a kind of bad record, before the hint for all of them."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Reader:
             raise InputError(
                 f"{problem.kind}: {problem.what}",
                 where=problem.where(),
-                mend=f"{MENDS.get(problem.kind, '')}mend the file, or leave such records out with "
+                hint=f"{MENDS.get(problem.kind, '')}hint the file, or leave such records out with "
                 "--on-error skip",
             )
 

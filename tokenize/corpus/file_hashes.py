@@ -76,7 +76,7 @@ def check_unchanged(files: Sequence[File], since: float) -> None:
     if changed:
         raise InputError(
             f"{len(changed)} inputs were changed while they were read: {', '.join(changed[:10])}",
-            mend="build from files that are finished",
+            hint="build from files that are finished",
         )
 
 

@@ -29,7 +29,7 @@ def find(inputs: Sequence[str], config: SourceConfig, out: str | None = None) ->
             if _below(given, out):
                 raise MisuseError(
                     f"the input {given} lies in the output, {out}",
-                    mend="give the output a folder of its own",
+                    hint="give the output a folder of its own",
                 )
             found = [name for name in found if not _below(name, out)]
         names.update(dict.fromkeys(found))
@@ -37,7 +37,7 @@ def find(inputs: Sequence[str], config: SourceConfig, out: str | None = None) ->
             problems.append(
                 InputError(
                     f"no files at {given}",
-                    mend="check the path; a folder is searched for "
+                    hint="check the path; a folder is searched for "
                     + ", ".join(f".{ending}" for ending in ENDINGS),
                 )
             )
@@ -57,7 +57,7 @@ def _raise_all(problems: Sequence[UserError]) -> None:
     if len(problems) == 1:
         raise problems[0]
     if problems:
-        lines = [f"  {problem.what}: {problem.mend}" for problem in problems[:20]]
+        lines = [f"  {problem.what}: {problem.hint}" for problem in problems[:20]]
         if len(problems) > len(lines):
             lines.append(f"  and {len(problems) - len(lines)} more")
         raise InputError("\n".join([f"{len(problems)} problems with the inputs", *lines]))
@@ -84,7 +84,7 @@ def _expand(given: str, config: SourceConfig) -> list[str]:
             return [str(local)]
         if local.exists():
             raise InputError(
-                f"{given} is no file, and files are read more than once", mend="write it to a file"
+                f"{given} is no file, and files are read more than once", hint="write it to a file"
             )
         matches = sorted(glob.iglob(str(local), recursive=True))  # noqa: PTH207
         return [name for name in matches if storage.local_path(name).is_file()]
@@ -141,17 +141,17 @@ def _wanted(name: str, config: SourceConfig, root: str) -> bool:
 def _file(name: str, config: SourceConfig) -> File:
     if any("\ud800" <= letter <= "\udfff" for letter in name):  # how Python holds other bytes
         shown = os.fsencode(name).decode(errors="backslashreplace")
-        raise InputError(f"{shown}: its name is not UTF-8", mend="rename it; datasets keep names")
+        raise InputError(f"{shown}: its name is not UTF-8", hint="rename it; datasets keep names")
     kind, compression = kind_of(name, config)
     if kind is None:
         raise InputError(
             f"{name}: its ending says nothing of its format",
-            mend=f"say it with --input-format ({', '.join(SOURCES)})",
+            hint=f"say it with --input-format ({', '.join(SOURCES)})",
         )
     if compression and kind in ("parquet", "arrow"):
         raise InputError(
             f"{name} is a compressed {kind} file, which cannot be read from its end",
-            mend=f"decompress it ({kind} compresses within)",
+            hint=f"decompress it ({kind} compresses within)",
         )
     return File(name, _size(name), kind, compression, fingerprint="")
 

@@ -78,7 +78,7 @@ def check_meant(config: SourceConfig, formats: Iterable[str]) -> None:
             raise MisuseError(
                 f"--{option} is for {', '.join(meant)}, and no input is one: they are "
                 + ", ".join(sorted(formats)),
-                mend=f"leave --{option} out, or say with --input-format what the inputs are",
+                hint=f"leave --{option} out, or say with --input-format what the inputs are",
             )
 
 
@@ -158,7 +158,7 @@ class Source(Protocol):
 def source(name: str) -> Source:
     """The source called `name`."""
     if name not in SOURCES:
-        raise InputError(f"there is no source `{name}`", mend=f"known: {', '.join(SOURCES)}")
+        raise InputError(f"there is no source `{name}`", hint=f"known: {', '.join(SOURCES)}")
     module: Source = import_module(SOURCES[name])
     return module
 
@@ -173,5 +173,5 @@ def cut(file: File, config: SourceConfig, size: int, *, skip_bad: bool) -> list[
         raise InputError(
             f"damaged file: {error}",
             where=file.name,
-            mend="mend the file, or leave such files out with --on-error skip",
+            hint="hint the file, or leave such files out with --on-error skip",
         ) from None

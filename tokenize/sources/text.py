@@ -62,7 +62,7 @@ def _texts(block: Block, delimiter: bytes, name: str, unit: str) -> Texts:
 
 
 def _raw(block: Block) -> Raw | None:
-    """The lines of a block as they are, unless there is something to mend."""
+    """The lines of a block as they are, unless there is something to repair."""
     if b"\r" in block.data or not is_utf8(block.data):
         return None
     data = block.data + b"\n"

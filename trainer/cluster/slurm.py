@@ -110,7 +110,7 @@ def submit(file: Path) -> str:
     if shutil.which("sbatch") is None:
         raise MissingError(
             "there is no sbatch here",
-            mend=f"submit from a machine of the cluster: sbatch {file}",
+            hint=f"submit from a machine of the cluster: sbatch {file}",
         )
     done = subprocess.run(
         ["sbatch", "--parsable", str(file)], capture_output=True, text=True, check=False
@@ -118,6 +118,6 @@ def submit(file: Path) -> str:
     if done.returncode:
         raise RunError(
             f"sbatch refused {file}: {done.stderr.strip() or done.stdout.strip()}",
-            mend="mend `slurm:` in the run's YAML (--dry-run shows the script)",
+            hint="hint `slurm:` in the run's YAML (--dry-run shows the script)",
         )
     return done.stdout.strip().partition(";")[0]

@@ -45,7 +45,7 @@ class DeepSpeedConfig:
         if self.zero == 0 and precision == "bf16":
             raise LayoutError(
                 "DeepSpeed without ZeRO (engine.zero=0) adds up the gradients of bf16 in bf16",
-                mend="use engine.zero=1, which adds them up in fp32, or precision=fp32",
+                hint="use engine.zero=1, which adds them up in fp32, or precision=fp32",
             )
 
     def describe(self) -> str:
@@ -254,7 +254,7 @@ def _import(device: str) -> Any:
     except ImportError as error:
         raise MissingError(
             f"the engine `deepspeed` needs the package deepspeed ({error})",
-            mend="pip install deepspeed, or set engine.kind=fsdp2, which needs torch alone",
+            hint="pip install deepspeed, or set engine.kind=fsdp2, which needs torch alone",
         ) from None
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     if device == "cpu":

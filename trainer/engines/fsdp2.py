@@ -50,13 +50,13 @@ class Fsdp2Config:
             raise LayoutError(
                 f"engine.shard={self.shard} does not divide the {ranks} processes among which "
                 "the state is divided (dp × cp)",
-                mend=f"choose a divisor of {ranks}, or leave it out to share among all",
+                hint=f"choose a divisor of {ranks}, or leave it out to share among all",
             )
         if self.compile and (layout.tp > 1 or layout.cp > 1):
             raise LayoutError(
                 f"engine.compile does not see through what processes say to each other "
                 f"(layout.tp={layout.tp}, layout.cp={layout.cp})",
-                mend="set engine.compile=false, or layout.tp=1 and layout.cp=1",
+                hint="set engine.compile=false, or layout.tp=1 and layout.cp=1",
             )
 
     def describe(self) -> str:

@@ -143,7 +143,7 @@ class Launcher:
             rank = killed[0] if killed else next(iter(bad))
             raise RunError(
                 f"rank {rank} was ended by {_signal_name(bad[rank])} without a word",
-                mend="if it was killed for memory, use a smaller micro_batch_tokens or more "
+                hint="if it was killed for memory, use a smaller micro_batch_tokens or more "
                 "processes; the same command resumes the run",
             )
         first = failures[0]  # the others follow from it, also where they end before it has
@@ -152,7 +152,7 @@ class Launcher:
         raise RunError(
             f"rank {first.rank} stopped: {first.text.strip().splitlines()[-1]}",
             where="\n" + first.text.rstrip(),
-            mend="this is a fault of headrace or of a package; the same command resumes the run "
+            hint="this is a fault of headrace or of a package; the same command resumes the run "
             "from its last checkpoint",
         )
 
@@ -175,7 +175,7 @@ class Launcher:
         raise RunError(
             f"no rank has made progress for {self.stall_seconds:.0f} seconds{who}",
             where="\n" + "\n".join(stacks),
-            mend="the same command resumes from the last checkpoint; a longer stall_seconds "
+            hint="the same command resumes from the last checkpoint; a longer stall_seconds "
             "allows slower steps, and a slower start",
         )
 

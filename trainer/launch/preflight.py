@@ -41,14 +41,14 @@ def check_disk(job: Job) -> None:
         raise StorageError(
             f"cannot write to the run's folder {job.folder.root}: {there} "
             + ("may not be written to" if there.is_dir() else "is no folder"),
-            mend="choose another --out, or mend its permissions",
+            hint="choose another --out, or hint its permissions",
         )
     free = shutil.disk_usage(there).free
     if need > free:
         raise StorageError(
             f"{job.folder.root} has {as_bytes(free)} free, and one checkpoint takes "
             f"{as_bytes(need)}",
-            mend="free some space, or choose another --out",
+            hint="free some space, or choose another --out",
         )
 
 
@@ -67,7 +67,7 @@ def _vocabulary(job: Job) -> None:
         raise PlanError(
             f"the mixture's tokenizer has {job.plan.vocab_size:,} ids, the model embeds "
             f"{job.model.vocab_size:,}",
-            mend=f"override model.vocab_size={job.plan.vocab_size}, or take another model",
+            hint=f"override model.vocab_size={job.plan.vocab_size}, or take another model",
         )
 
 
@@ -78,13 +78,13 @@ def _rows(job: Job, phase: PhaseRows) -> None:
         raise PlanError(
             f"phase {phase.name} has rows of {phase.seq_len:,} tokens, and the model's table "
             f"of positions (learned_positions) has {table:,}",
-            mend=f"use rows of {table} tokens at most, or model.learned_positions={phase.seq_len}",
+            hint=f"use rows of {table} tokens at most, or model.learned_positions={phase.seq_len}",
         )
     if phase.batch_rows < job.dp:
         raise LayoutError(
             f"phase {phase.name} updates on {phase.batch_rows} rows, fewer than the {job.dp} "
             "data-parallel processes",
-            mend=f"use processes={phase.batch_rows} at most, or a larger batch",
+            hint=f"use processes={phase.batch_rows} at most, or a larger batch",
         )
 
 
@@ -95,7 +95,7 @@ def _weights(job: Job) -> None:
         raise RunError(
             "the mixture continues a run (`after`), whose weights it takes, and init_from names "
             "others",
-            mend="leave out one of them",
+            hint="leave out one of them",
         )
     origin = None if job.folder.begun else job.origin()
     if origin is not None:
@@ -113,5 +113,5 @@ def _devices(job: Job) -> None:
     if job.run.device == "cuda" and job.processes > count_gpus() and not joined():
         raise LayoutError(
             f"{job.processes} processes for {count_gpus()} GPUs",
-            mend=f"use processes={count_gpus()}",
+            hint=f"use processes={count_gpus()}",
         )

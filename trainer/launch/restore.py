@@ -88,7 +88,7 @@ def _load_newest(
             raise CheckpointError(
                 f"{path} was saved by a run with another plan ({state.plan_hash}, not "
                 f"{job.plan.hash})",
-                mend="put the folder's own plan.json and checkpoints back together; another "
+                hint="put the folder's own plan.json and checkpoints back together; another "
                 f"mixture goes on from here in a folder of its own, with `after: {{run: "
                 f"{job.folder.root}, step: {state.step}}}`",
             )

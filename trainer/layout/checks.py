@@ -29,7 +29,7 @@ def check(layout: LayoutConfig, processes: int, model: ModelConfig, lengths: Seq
     raise LayoutError(
         f"layout.tp={layout.tp} and layout.cp={layout.cp} do not divide this model and its rows",
         where="\n" + "\n".join(f"    {line}" for line in wrong),
-        mend=f"on {processes} processes these would work: {shown}",
+        hint=f"on {processes} processes these would work: {shown}",
     )
 
 

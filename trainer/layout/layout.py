@@ -50,7 +50,7 @@ class LayoutConfig:
             raise LayoutError(
                 f"layout.tp={self.tp} × layout.cp={self.cp} does not divide {processes} process"
                 f"{'es' * (processes > 1)}",
-                mend=f"use processes={model} or a multiple of it, or a smaller layout",
+                hint=f"use processes={model} or a multiple of it, or a smaller layout",
             )
         return processes // model
 
@@ -103,7 +103,7 @@ def choose_device(kind: DeviceKind) -> Literal["cpu", "cuda"]:
     if kind == "cuda" and not torch.cuda.is_available():
         raise LayoutError(
             "device=cuda, and torch finds no GPU",
-            mend="set device=cpu, or see what `headrace doctor` says",
+            hint="set device=cpu, or see what `headrace doctor` says",
         )
     return kind
 

@@ -108,7 +108,7 @@ def held_out(config: EvaluateConfig, plan: Plan) -> dict[str, str]:
     if not beside:
         raise PlanError(
             f"evaluate is set, and no source of the mixture has a `{config.split}` beside it",
-            mend=f"build the datasets with `tokenize build --split {config.split}=0.01` and name "
+            hint=f"build the datasets with `tokenize build --split {config.split}=0.01` and name "
             f"their `…/{TRAIN}` in the mixture, or name datasets: evaluate.sources.NAME=URL",
         )
     return beside
@@ -132,7 +132,7 @@ def plan_of(config: EvaluateConfig, trained: AnyPlan) -> Plan:
     if not isinstance(trained, MixturePlan):
         raise PlanError(
             "evaluate needs a mixture: random rows have nothing to hold out",
-            mend="leave out evaluate, or give --mixture FILE.yaml",
+            hint="leave out evaluate, or give --mixture FILE.yaml",
         )
     length = config.seq_len or min(phase.seq_len for phase in trained.phases)
     sources = held_out(config, trained)
@@ -142,7 +142,7 @@ def plan_of(config: EvaluateConfig, trained: AnyPlan) -> Plan:
         if rows < 1:
             raise PlanError(
                 f"{url} has too few tokens to evaluate on a row of {length:,}",
-                mend="hold out more, or set a shorter evaluate.seq_len",
+                hint="hold out more, or set a shorter evaluate.seq_len",
             )
         tokens = rows * length
         phases[f"evaluate {name}"] = {
@@ -160,6 +160,6 @@ def plan_of(config: EvaluateConfig, trained: AnyPlan) -> Plan:
     if found.tokenizer != trained.tokenizer:
         raise PlanError(
             "what is to be evaluated on was made with another tokenizer than the mixture",
-            mend="hold out a split of the mixture's own datasets, or build one with its tokenizer",
+            hint="hold out a split of the mixture's own datasets, or build one with its tokenizer",
         )
     return found

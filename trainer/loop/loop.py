@@ -252,7 +252,7 @@ class Loop:
                 f"{what}; the run has gone back to its newest checkpoint {state.rollbacks} times "
                 "already",
                 where=where,
-                mend="begin again from an earlier checkpoint with a lower optimizer.lr "
+                hint="begin again from an earlier checkpoint with a lower optimizer.lr "
                 "(--init-from), or allow more with watch.rollbacks",
             )
         if self.saver is not None:
@@ -265,7 +265,7 @@ class Loop:
         return RunError(
             what,
             where=where,
-            mend=f"`mixtures audit RUN --step {step.number}` shows the rows; watch.{key}=skip goes "
+            hint=f"`mixtures audit RUN --step {step.number}` shows the rows; watch.{key}=skip goes "
             f"on without the step, watch.{key}=rollback from the newest checkpoint's weights; a "
             "lower optimizer.lr in a new run may avoid it",
         )

@@ -276,7 +276,7 @@ def _wandb(project: str, folder: Path) -> Any:
         import wandb
     except ImportError:
         raise MissingError(
-            "watch.wandb is set, and wandb is not installed", mend="pip install 'headrace[wandb]'"
+            "watch.wandb is set, and wandb is not installed", hint="pip install 'headrace[wandb]'"
         ) from None
     name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     return wandb.init(project=project, name=folder.name, id=name, resume="allow", dir=str(folder))

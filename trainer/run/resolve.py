@@ -96,14 +96,14 @@ def _run(request: Request) -> RunConfig:
         unknown = {problem.path for problem in error.problems}
         for option, keys in ANOTHER_KIND.items():
             if request.run is not None and keys <= unknown:
-                mend = f"this is no run's YAML, but what {option} takes: {option} {request.run}"
-                raise ConfigError(error.source, error.problems, mend=mend) from None
+                hint = f"this is no run's YAML, but what {option} takes: {option} {request.run}"
+                raise ConfigError(error.source, error.problems, hint=hint) from None
         raise
     run = _here_or_there(asked, slurm=request.slurm)
     if request.mixture is None and run.synthetic is None:
         raise RunError(
             "a run needs rows",
-            mend="give a mixture with --mixture FILE.yaml, or random rows with synthetic.steps=20",
+            hint="give a mixture with --mixture FILE.yaml, or random rows with synthetic.steps=20",
         )
     if request.mixture is not None and run.synthetic is not None:
         raise RunError("a run has a mixture or synthetic rows, not both")
@@ -179,7 +179,7 @@ def _check_same(
         raise RunError(
             f"{stored.folder.root} holds another run: {what} differs",
             where="\n" + "\n".join(f"    {line}" for line in changed),
-            mend="start a new run with another --out (a mixture can go on from this one with "
+            hint="start a new run with another --out (a mixture can go on from this one with "
             "`after: {run: …, step: …}`), or undo the change",
         )
 
@@ -203,7 +203,7 @@ def _on_this_machine(run: RunConfig) -> RunConfig:
             raise LayoutError(
                 f"processes={run.processes}, and the launcher that set WORLD_SIZE has started "
                 f"{processes}",
-                mend="leave processes out under torchrun",
+                hint="leave processes out under torchrun",
             )
     return replace(run, device=device, processes=processes)
 
@@ -213,7 +213,7 @@ def _in_batch_job(run: RunConfig) -> RunConfig:
         raise LayoutError(
             f"processes={run.processes}, and a batch job of {run.slurm.nodes} × "
             f"{run.slurm.per_node} has {run.slurm.world}",
-            mend="leave processes out; slurm.nodes, slurm.gpus and slurm.processes decide",
+            hint="leave processes out; slurm.nodes, slurm.gpus and slurm.processes decide",
         )
     device = run.device
     if device == "auto":

@@ -47,7 +47,7 @@ def sample(
     if known > model.config.vocab_size:
         raise InputError(
             f"the tokenizer has {known:,} ids, the model embeds {model.config.vocab_size:,}",
-            mend="take the tokenizer that the model was trained with",
+            hint="take the tokenizer that the model was trained with",
         )
     said = generate(model, ids, tokens, sampling=sampling, stop=end, vocab_size=known)
     found = []

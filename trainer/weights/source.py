@@ -64,7 +64,7 @@ class Checkpoint:
             return load_model_config(self.run.model)
         raise CheckpointError(
             f"{self.where} does not say what model it is of",
-            mend="name the run's folder, whose model.yaml does",
+            hint="name the run's folder, whose model.yaml does",
         )
 
     def weights(self) -> Weights:
@@ -118,7 +118,7 @@ def find(path: str, step: int | None = None) -> Origin:
             return Folder(path)
     raise CheckpointError(
         f"{path} holds no weights",
-        mend="name a run's folder, a checkpoint (…/checkpoints/step-00000500, or its s3:// URL), "
+        hint="name a run's folder, a checkpoint (…/checkpoints/step-00000500, or its s3:// URL), "
         "or a folder of transformers (config.json) or of Vortex (config.yml)",
     )
 
@@ -128,7 +128,7 @@ def check(origin: Origin, model: ModelConfig, *, moments: bool) -> None:
     if moments and not isinstance(origin, Checkpoint):
         raise CheckpointError(
             f"init_from.moments is set, and {origin.where} holds weights alone",
-            mend="leave out init_from.moments, or name a run of headrace",
+            hint="leave out init_from.moments, or name a run of headrace",
         )
     theirs, ours = shapes(origin.model), shapes(model)
     wrong = [
@@ -141,7 +141,7 @@ def check(origin: Origin, model: ModelConfig, *, moments: bool) -> None:
         raise CheckpointError(
             f"the weights of {origin.where} are of another model",
             where="\n" + "\n".join(shown),
-            mend="leave out --model, so that the run takes the model that they are of",
+            hint="leave out --model, so that the run takes the model that they are of",
         )
 
 
@@ -162,5 +162,5 @@ def _choose(found: list[str], path: str, step: int | None) -> str:
         raise CheckpointError(f"{path} has no checkpoint yet")
     raise CheckpointError(
         f"{path} has no checkpoint of step {step}",
-        mend=f"name a step that has one: {', '.join(map(str, steps))}",
+        hint=f"name a step that has one: {', '.join(map(str, steps))}",
     )

@@ -28,7 +28,7 @@ def of_run(run: RunFolder | None) -> Tokenizer:
         raise CheckpointError(
             "nothing here says what the ids mean: there are no datasets"
             + (f" in {run.root}" if run else ""),
-            mend="name a dataset that was made with the same tokenizer: --data URL",
+            hint="name a dataset that was made with the same tokenizer: --data URL",
         )
     failures = []
     for source in Plan.load(run.plan).sources:
@@ -39,5 +39,5 @@ def of_run(run: RunFolder | None) -> Tokenizer:
     raise CheckpointError(
         "the tokenizer cannot be read from any source of the run",
         where="\n" + "\n".join(f"    {line}" for line in failures),
-        mend="name a dataset that was made with the same tokenizer: --data URL",
+        hint="name a dataset that was made with the same tokenizer: --data URL",
     )

@@ -130,7 +130,7 @@ def test_a_full_disk_says_so(remote: str, tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch, pytest.raises(StorageError, match="No space") as caught:
         patch.setattr(Path, "write_bytes", full)
         chunk(cache, remote, shard, 1)
-    assert caught.value.mend
+    assert caught.value.hint
     chunk(cache, remote, shard, 1)
     assert recorded(cache) == held(cache)
     assert not list(cache.folder.root.glob("*/.*"))

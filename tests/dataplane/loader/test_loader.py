@@ -139,7 +139,7 @@ def test_a_damaged_shard_is_named(dataset: Callable[..., str], workers: int, har
         for _ in Loader(plan, micro_batch=4, workers=workers):
             pass
     assert shard.name in str(caught.value)
-    assert caught.value.mend
+    assert caught.value.hint
     assert harm == "remove" or isinstance(caught.value, IntegrityError)
 
 

@@ -89,7 +89,7 @@ def test_missing_credentials_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuse)
     with pytest.raises(StorageError, match="credentials are missing") as caught:
         storage.write("memory://x/y", b"")
-    assert "AWS_ACCESS_KEY_ID" in str(caught.value.mend)
+    assert "AWS_ACCESS_KEY_ID" in str(caught.value.hint)
 
 
 def test_an_unknown_scheme_is_told() -> None:

@@ -86,4 +86,4 @@ def test_a_file_in_the_place_of_a_folder_is_told(tmp_path: Path) -> None:
     for name in ("a.jsonl/x", "a.jsonl/x/y"):
         with pytest.raises(StorageError, match="a part of its path is a file") as caught:
             storage.write(str(tmp_path / name), b"")
-        assert caught.value.mend == "choose another folder"
+        assert caught.value.hint == "choose another folder"

@@ -220,7 +220,7 @@ def test_a_plan_that_runs_dry_is_refused_with_the_row_and_the_line(tmp_path, goo
     web, code = map(str, caught.value.problems)
     assert web.startswith("line 6: phases.stable.tokens: web: runs dry at row 1,")
     assert code.startswith("line 6: phases.stable.tokens: code: runs dry at row ")
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 def test_a_sound_mixture_plans(tmp_path: Path, good: str) -> None:

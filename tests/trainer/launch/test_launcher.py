@@ -36,7 +36,7 @@ def wait_for(other):
     while not (watched.folder / f"failure.{other}").exists():
         time.sleep(0.01)
 if rank == 1:
-    watched.fail(LayoutError("rank 1 cannot", mend="give up"))
+    watched.fail(LayoutError("rank 1 cannot", hint="give up"))
     wait_for(0)
     time.sleep(0.5)  # it ends after the one that follows it
 else:
@@ -46,7 +46,7 @@ sys.exit(1)
 """
     with pytest.raises(LayoutError, match="rank 1 cannot") as caught:
         launcher(tmp_path, script).run()
-    assert caught.value.mend == "give up"
+    assert caught.value.hint == "give up"
 
 
 def test_a_fault_of_ours_is_reported_with_its_rank_and_place(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_layouts_that_do_not_fit(ask: Any) -> None:
     checks.check(ask("processes=4", "engine.kind=fsdp2", "engine.shard=2"))
     with pytest.raises(LayoutError, match="gradients of bf16 in bf16") as caught:
         checks.check(ask("engine.zero=0", "precision=bf16"))
-    assert caught.value.mend is not None and "engine.zero=1" in caught.value.mend
+    assert caught.value.hint is not None and "engine.zero=1" in caught.value.hint
     checks.check(ask("engine.zero=0", "precision=fp32"))
 
 
@@ -62,7 +62,7 @@ def test_rows_longer_than_the_table_of_positions(ask: Any) -> None:
     checks.check(ask("model.learned_positions=16"))
     with pytest.raises(PlanError, match="rows of 16 tokens, and the model's table") as caught:
         checks.check(ask("model.learned_positions=8"))
-    assert caught.value.mend is not None and "learned_positions=16" in caught.value.mend
+    assert caught.value.hint is not None and "learned_positions=16" in caught.value.hint
 
 
 def test_a_disk_without_room_for_a_checkpoint(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,4 +34,4 @@ def test_a_checkpoint_of_another_plan_is_refused_and_the_way_on_is_named(
     engine: Any = Unloaded()
     with pytest.raises(CheckpointError, match="another plan \\(another, not") as caught:
         restore.begin(job, engine, parallel, fallback=False)
-    assert f"after: {{run: {job.folder.root}, step: 3}}" in str(caught.value.mend)
+    assert f"after: {{run: {job.folder.root}, step: 3}}" in str(caught.value.hint)

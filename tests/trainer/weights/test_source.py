@@ -65,10 +65,10 @@ def test_what_holds_no_weights_is_refused(
         origin.find(str(tmp_path / "nowhere"))
     with pytest.raises(CheckpointError, match="no checkpoint of step 4") as caught:
         origin.find(str(run.root), 4)
-    assert caught.value.mend is not None and "3" in caught.value.mend
+    assert caught.value.hint is not None and "3" in caught.value.hint
     with pytest.raises(CheckpointError, match="no checkpoint of step 4") as caught:
         origin.find(str(run.checkpoints / store.name(4)))  # as a branch does
-    assert caught.value.mend == "name a step that has one: 3"
+    assert caught.value.hint == "name a step that has one: 3"
     (saved,) = store.committed(run.checkpoints)
     (file,) = (saved / "tensors").glob("*.distcp")
     file.write_bytes(file.read_bytes()[:-9])
