@@ -38,7 +38,7 @@ def say(text: str) -> None:
     click.echo(text, err=True)
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A command with subcommands: keeps the order in which they are written, prints errors."""
 
     def main(self, *args: Any, **options: Any) -> Any:
@@ -86,14 +86,16 @@ def _is_of_output(error: OSError) -> bool:
     return innermost.f_code is click.echo.__code__
 
 
-def group(name: str, cls: type[Group] = Group) -> Callable[[Callable[[], None]], Group]:
+def group(
+    name: str, cls: type[CommandGroup] = CommandGroup
+) -> Callable[[Callable[[], None]], CommandGroup]:
     """A command's root: the function's docstring is its help."""
 
-    def decorate(function: Callable[[], None]) -> Group:
+    def decorate(function: Callable[[], None]) -> CommandGroup:
         from .. import __version__
 
         settings = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-        root: Group = click.group(cls=cls, name=name, context_settings=settings)(function)
+        root: CommandGroup = click.group(cls=cls, name=name, context_settings=settings)(function)
         root.params.append(
             click.Option(["--debug"], is_flag=True, expose_value=False, help="Show tracebacks.")
         )

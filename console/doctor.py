@@ -224,7 +224,7 @@ def _choices(report: Report) -> None:
     import torch
 
     with contextlib.redirect_stderr(io.StringIO()):
-        run = import_module("..trainer.config", __package__).RunConfig()
+        run = import_module("..trainer.run.config", __package__).RunConfig()
         kernels = import_module("..models.kernels", __package__)
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     fused = kernels.KERNELS if cards else ()

@@ -9,7 +9,7 @@ from importlib import import_module
 
 import click
 
-from .command import Group, group
+from .command import CommandGroup, group
 
 ROOMS = {
     "tokenize": ("..tokenize.cli", "Corpora in, token datasets out."),
@@ -22,7 +22,7 @@ ROOMS = {
 """What each command is, and the module whose `main` it is."""
 
 
-class House(Group):
+class House(CommandGroup):
     """Knows its commands by the table: a list of them needs none of their modules."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

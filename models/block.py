@@ -49,7 +49,7 @@ class Where:
         )
 
 
-class Branch(nn.Module):
+class ResidualBranch(nn.Module):
     """norm → operator: what is added to the residual stream."""
 
     def __init__(self, config: ModelConfig, name: str) -> None:
@@ -81,8 +81,8 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.call = shared.new_call() if shared is not None else None
-        self.mixer = Branch(config, layer.mixer)
-        self.mlp = Branch(config, layer.mlp) if layer.mlp else None
+        self.mixer = ResidualBranch(config, layer.mixer)
+        self.mlp = ResidualBranch(config, layer.mlp) if layer.mlp else None
 
     def forward(
         self,
@@ -116,7 +116,7 @@ class Block(nn.Module):
             return checkpoint(function, *arguments, use_reentrant=False)
         return function(*arguments)
 
-    def branches(self) -> list[Branch]:
+    def branches(self) -> list[ResidualBranch]:
         return [self.mixer] if self.mlp is None else [self.mixer, self.mlp]
 
     def new_states(self, capacity: int) -> list[State]:

@@ -26,7 +26,7 @@ from ..console.explain import nearest
 from .initializers import InitConfig
 from .kernels.choice import Kernel
 from .layers.norms import NormKind
-from .operators import OPERATORS, OPTIONS, Options, SharedOperator
+from .operators import OPERATORS, OPTIONS, OperatorOptions, SharedOperator
 from .pattern import Layer, parse_pattern
 
 SUFFIXES = (".yaml", ".yml")
@@ -46,7 +46,7 @@ class ModelConfig:
     shared block."""
     mlp: str | None = None
     """The operator that follows every mixer, behind a norm and a residual of its own."""
-    operators: dict[str, Annotated[Options, reader.OneOf(OPTIONS, tag="kind")]]
+    operators: dict[str, Annotated[OperatorOptions, reader.OneOf(OPTIONS, tag="kind")]]
     """The operators that the pattern names, with their options."""
     norm: NormKind = "rms"
     """`rms-eps-outside` adds eps to the root instead of below it, as StripedHyena does."""

@@ -21,7 +21,7 @@ from .layers.norms import build_norm
 from .loss import cross_entropy, fused_loss
 from .operators import Operator, SharedOperator, State
 from .parallel.axes import ALONE, Axes, Axis
-from .parallel.division import Cut, Division, Part, divide
+from .parallel.sharding import LocalShard, Shard, ShardingSpec, shard_parameters
 from .parallel.tensor import gather, scatter
 from .pattern import Layer
 from .weights import Weights
@@ -47,8 +47,8 @@ class Embedding(nn.Module):
         rows = F.embedding(torch.where(known, x - here.start, 0), self.weight)
         return rows * known.unsqueeze(-1)
 
-    def division(self, processes: int) -> Division:
-        return {"weight": Cut(0)}
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
+        return {"weight": Shard(0)}
 
 
 class Model(nn.Module):
@@ -63,7 +63,7 @@ class Model(nn.Module):
         self.config = config
         self.checkpointing: Checkpointing = "none"
         self.axes = Axes()
-        self.parts: dict[str, Part] = {}
+        self.local_shards: dict[str, LocalShard] = {}
         self.embedding = Embedding(config.vocab_size, config.width)
         self.positions = (
             Embedding(config.learned_positions, config.width) if config.learned_positions else None
@@ -191,17 +191,17 @@ class Model(nn.Module):
     def typed_blocks(self) -> list[Block]:
         return [block for block in self.blocks if isinstance(block, Block)]
 
-    def divide(self, axes: Axes) -> None:
+    def shard(self, axes: Axes) -> None:
         """Keep this process's part, of what was initialised as a whole."""
         self.axes = axes
-        self.parts = divide(self, axes.tensor)
+        self.local_shards = shard_parameters(self, axes.tensor)
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
         """The published initialisation; the same numbers on any device and in any layout."""
         weights = initial_weights(self.config, seed)
         for name, parameter in self.named_parameters():
-            part = self.parts.get(name)
+            part = self.local_shards.get(name)
             parameter.copy_(weights[name] if part is None else part.take(weights[name]))
 
     def laws(self) -> Initialiser:

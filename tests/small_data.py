@@ -12,7 +12,7 @@ from headrace.console import config
 from headrace.dataplane.datasets import manifest as manifests
 from headrace.dataplane.datasets.manifest import ChunkHasher, Manifest, Shard, TokenizerInfo
 from headrace.dataplane.order.plan import Plan
-from headrace.dataplane.shards import Documents, shard_format
+from headrace.dataplane.shards import ShardDocuments, shard_format
 from headrace.dataplane.storage import storage
 from headrace.mixtures.planning.resolve import resolve
 from headrace.mixtures.spec.mixture import Mixture
@@ -52,7 +52,7 @@ def write_dataset(
     shards = []
     for first in range(0, len(documents), shard_documents):
         part = documents[first : first + shard_documents]
-        whole = Documents(
+        whole = ShardDocuments(
             tokens=np.concatenate(part),
             starts=np.cumsum([0, *map(len, part)]).astype(np.int64),
             files=(f"corpus-{manifest.documents}.txt",),

@@ -20,7 +20,7 @@ from ..console.progress import Progress, as_bytes
 from ..dataplane.shards import Int64
 from . import executors as engines
 from .build.build import BuildConfig, cut, job_of, load_tokenizer
-from .build.settings import Job
+from .build.settings import BuildJob
 from .build.task_state import Record
 from .build.tasks import BuildTask, Task
 from .corpus.inputs import find
@@ -105,7 +105,7 @@ def student(freedom: int) -> float:
 
 @dataclass(frozen=True)
 class CountTask:
-    job: Job
+    job: BuildJob
     share: float
 
     def __call__(self, task: Task) -> Iterator[Counts]:

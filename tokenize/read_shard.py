@@ -11,7 +11,7 @@ import numpy as np
 
 from ..console.errors import InputError, IntegrityError, StorageError
 from ..dataplane.datasets.manifest import ChunkHasher, Shard
-from ..dataplane.shards import Int64, Layout, shard_format
+from ..dataplane.shards import Int64, ShardLayout, shard_format
 from ..dataplane.storage import storage
 
 Bytes = bytes | mmap.mmap
@@ -87,7 +87,7 @@ def contents(data: Bytes, format: str, dtype: str, details: dict[str, object]) -
     )
 
 
-def _runs(layout: Layout, data: Bytes, dtype: str) -> Iterator[Any]:
+def _runs(layout: ShardLayout, data: Bytes, dtype: str) -> Iterator[Any]:
     width = np.dtype(dtype).itemsize
     counts = np.diff(layout.run_tokens).tolist()
     for count, start in zip(counts, layout.run_bytes.tolist(), strict=False):
@@ -96,7 +96,7 @@ def _runs(layout: Layout, data: Bytes, dtype: str) -> Iterator[Any]:
         yield np.frombuffer(data, dtype, count, start)
 
 
-def _last_tokens(layout: Layout, data: Bytes, dtype: str) -> Int64:
+def _last_tokens(layout: ShardLayout, data: Bytes, dtype: str) -> Int64:
     """The last id of each document that has any."""
     width = np.dtype(dtype).itemsize
     starts = layout.document_starts

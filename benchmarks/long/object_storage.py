@@ -41,9 +41,9 @@ FIRST_BATCH = f"""
 import sys, time
 import torch
 started = time.perf_counter()
-from headrace.dataplane.cache import Cache
-from headrace.dataplane.loader import Loader
-from headrace.dataplane.plan import Plan
+from headrace.dataplane.datasets.cache import Cache
+from headrace.dataplane.loader.loader import Loader
+from headrace.dataplane.order.plan import Plan
 plan, cache = Plan.load(sys.argv[1]), Cache(sys.argv[2], max_bytes={BOUND})
 next(iter(Loader(plan, micro_batch={BATCH_ROWS}, cache=cache)))
 print(time.perf_counter() - started)

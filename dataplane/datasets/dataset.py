@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ...console.errors import PlanError
 from ..order.permutation import Int64
-from ..shards import Origin, Tokens
+from ..shards import DocumentOrigin, Tokens
 from ..storage import storage
 from . import manifest as manifests
 from .cache import Cache
@@ -176,9 +176,9 @@ class Dataset:
         start, end = (starts + self.shard_tokens[shard]).tolist()
         return start, end
 
-    def origins(self, first: int, last: int) -> list[Origin]:
+    def origins(self, first: int, last: int) -> list[DocumentOrigin]:
         """Where the documents [first, last) came from."""
-        found: list[Origin] = []
+        found: list[DocumentOrigin] = []
         while first < last:
             number = int(np.searchsorted(self.shard_documents, first, side="right")) - 1
             before = int(self.shard_documents[number])

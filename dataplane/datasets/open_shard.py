@@ -10,7 +10,7 @@ import numpy as np
 
 from ...console.errors import IntegrityError
 from ..order.permutation import Int64
-from ..shards import Layout, Origin, Tokens, shard_format
+from ..shards import DocumentOrigin, ShardLayout, Tokens, shard_format
 from .manifest import Manifest, Shard
 from .shard_file import Bytes, ShardFile
 
@@ -28,7 +28,7 @@ class OpenShard:
         self.shard = shard
         self.format = shard_format(manifest.format)
         self.dtype = np.dtype(manifest.dtype).newbyteorder("<")
-        self.layout: Layout = self.format.layout(
+        self.layout: ShardLayout = self.format.layout(
             self._read, shard.size, dtype=manifest.dtype, details=shard.details
         )
         # Looking one number up in a list is several times faster than in an array.
@@ -73,7 +73,7 @@ class OpenShard:
         found: Int64 = starts[starts.searchsorted(start) : starts.searchsorted(end)]
         return found
 
-    def origins(self, first: int, last: int) -> list[Origin]:
+    def origins(self, first: int, last: int) -> list[DocumentOrigin]:
         return self.format.origins(
             self._read, self.shard.size, first, last, details=self.shard.details
         )

@@ -23,7 +23,7 @@ from ...console.errors import ConfigError, Problem
 from ..datasets.cache import Cache
 from ..order.permutation import Int64
 from ..order.plan import Plan
-from .rank_rows import GROUP_BYTES, Group, Share, ShareReader
+from .rank_rows import GROUP_BYTES, RowGroup, Share, ShareReader
 from .workers import SENT_BYTES, read_ahead
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Loader:
         for group in self._groups():
             yield from self._steps(group)
 
-    def _groups(self) -> Iterator[Group]:
+    def _groups(self) -> Iterator[RowGroup]:
         if self.workers:
             yield from read_ahead(self.share, self.workers, self.cache)
             return
@@ -136,7 +136,7 @@ class Loader:
             for group in self.share.groups():
                 yield reader.read(group)
 
-    def _steps(self, group: Group) -> Iterator[list[Batch]]:
+    def _steps(self, group: RowGroup) -> Iterator[list[Batch]]:
         """Cut a group into steps, and those into micro-batches: as many on every rank."""
         import torch
 
@@ -151,7 +151,7 @@ class Loader:
                 for begin in range(first, first + most, size)
             ]
 
-    def _batch(self, group: Group, first: int, last: int, tensor: ToTensor) -> Batch:
+    def _batch(self, group: RowGroup, first: int, last: int, tensor: ToTensor) -> Batch:
         """The rows [first, last) of a group, and padding if they are too few."""
         labels, these = group.labels, slice(first, last)
         rows, sources = labels.rows[these], labels.sources[these]

@@ -94,7 +94,7 @@ class Labels:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class RowGroup:
     """The rows of some steps, side by side."""
 
     steps: range
@@ -119,7 +119,7 @@ class ShareReader:
             self._prefetcher = Prefetcher(self.reader, cache, self._locate())
         self._located = self._locate()
 
-    def read(self, group: range, into: RowArrays | None = None) -> Group:
+    def read(self, group: range, into: RowArrays | None = None) -> RowGroup:
         rows, length = self.share.shape(group)
         arrays = into or RowArrays.empty(rows, length)
         located = next(self._located) if rows else Located.nowhere(length)
@@ -132,7 +132,7 @@ class ShareReader:
         if self._prefetcher and rows:
             self._prefetcher.done()
         labels = Labels(located.rows, located.sources, boundaries, block.digests)
-        return Group(group, arrays, labels)
+        return RowGroup(group, arrays, labels)
 
     def close(self) -> None:
         if self._prefetcher:

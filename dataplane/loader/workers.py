@@ -33,7 +33,7 @@ from ...console.errors import RunError, StorageError
 from ...console.signals import deaf
 from ..datasets.cache import Cache
 from ..datasets.shard_file import Bytes
-from .rank_rows import Group, Share, ShareReader
+from .rank_rows import RowGroup, Share, ShareReader
 from .rows import RowArrays
 
 SLOTS = 4
@@ -77,7 +77,7 @@ class _Job:
         return SLOTS * self.slot_bytes
 
 
-def read_ahead(share: Share, workers: int, cache: Cache | None) -> Iterator[Group]:
+def read_ahead(share: Share, workers: int, cache: Cache | None) -> Iterator[RowGroup]:
     """All groups of a share, read by so many workers."""
     slot_bytes = share.most_bytes + -share.most_bytes % 8
     readers: list[_Worker] = []
@@ -115,7 +115,7 @@ class _Worker:
         # A finalizer, because at the interpreter's exit a generator is closed too late.
         self.end = weakref.finalize(self, _end, self.process, self.connection)
 
-    def receive(self, group: range) -> Group:
+    def receive(self, group: range) -> RowGroup:
         try:
             self._give_back()
             answer = self.connection.recv()
@@ -129,7 +129,7 @@ class _Worker:
         if isinstance(answer, BaseException):
             raise answer
         slot, labels = answer
-        return Group(group, self.job.arrays(self._lend(slot), group), labels)
+        return RowGroup(group, self.job.arrays(self._lend(slot), group), labels)
 
     def _lend(self, slot: int) -> Bytes:
         """A slot's memory, and a promise that its worker will not touch it; or a copy."""

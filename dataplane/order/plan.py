@@ -28,7 +28,7 @@ VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class PlanSource:
     """A dataset as this plan uses it."""
 
     name: str
@@ -74,7 +74,7 @@ class Parent:
 @dataclass(frozen=True, kw_only=True)
 class Plan(Timeline[Phase]):
     seed: int
-    sources: tuple[Source, ...]
+    sources: tuple[PlanSource, ...]
     phases: tuple[Phase, ...]
     tokenizer: str
     """The fingerprint that all sources share."""
@@ -152,7 +152,7 @@ class Plan(Timeline[Phase]):
             debts=tuple(Fraction(*pair) for pair in data["debts"]),
             parent=data["parent"] and _parent_from_json(data["parent"]),
             sources=tuple(
-                Source(
+                PlanSource(
                     **{
                         **source,
                         "order": _order_from_json(source["order"]),
@@ -211,7 +211,7 @@ class Plan(Timeline[Phase]):
         return replace(plan, sources=tuple(_found(source, folder) for source in plan.sources))
 
 
-def _found(source: Source, folder: str) -> Source:
+def _found(source: PlanSource, folder: str) -> PlanSource:
     if not storage.is_local(source.url):
         return source
     here = storage.local_path(source.url)

@@ -27,7 +27,7 @@ Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
-class Origin:
+class DocumentOrigin:
     """Where a document came from: its file, its place in it (line, row or record; from 0), and
     the user's own id where there is one."""
 
@@ -37,7 +37,7 @@ class Origin:
 
 
 @dataclass(frozen=True, eq=False)
-class Documents:
+class ShardDocuments:
     """Tokenized documents side by side, each with its end-of-document id.
 
     Arrays, never a list of objects: a corpus of short documents would spend its time on them.
@@ -62,13 +62,13 @@ class Documents:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def __getitem__(self, part: slice) -> Documents:
+    def __getitem__(self, part: slice) -> ShardDocuments:
         """A run of documents; copies no tokens."""
         first, last, step = part.indices(len(self))
         assert step == 1
         last = max(first, last)
         start, end = int(self.starts[first]), int(self.starts[last])
-        return Documents(
+        return ShardDocuments(
             tokens=self.tokens[start:end],
             starts=self.starts[first : last + 1] - start,
             files=self.files,
@@ -85,7 +85,7 @@ class Documents:
         return self.tokens.nbytes + (0 if self.weights is None else self.weights.nbytes)
 
     @staticmethod
-    def concatenate(parts: Sequence[Documents]) -> Documents:
+    def concatenate(parts: Sequence[ShardDocuments]) -> ShardDocuments:
         """The documents of all parts, in order. At least one part."""
         if len(parts) == 1:
             return parts[0]
@@ -102,7 +102,7 @@ class Documents:
         weights = [part.weights for part in parts if part.weights is not None]
         pieces = [part.piece for part in parts if part.piece is not None]
         assert len(weights) in (0, len(parts)) and len(pieces) in (0, len(parts))
-        return Documents(
+        return ShardDocuments(
             tokens=np.concatenate([part.tokens for part in parts]),
             starts=np.concatenate(starts),
             files=tuple(names),
@@ -115,7 +115,7 @@ class Documents:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ShardLayout:
     """Where the tokens of a shard lie in its file.
 
     A shard is a sequence of runs: tokens that lie side by side. Run k holds tokens
@@ -130,20 +130,22 @@ class Layout:
     weight_bytes: Int64 | None = None
 
 
-class Format(Protocol):
+class ShardFormat(Protocol):
     """What each module of this folder provides, as functions."""
 
-    def write(self, out: BinaryIO, documents: Documents) -> None:
+    def write(self, out: BinaryIO, documents: ShardDocuments) -> None:
         """Write a whole shard, strictly forward. Equal documents give equal bytes."""
         ...
 
-    def layout(self, read: Reader, size: int, *, dtype: str, details: dict[str, object]) -> Layout:
+    def layout(
+        self, read: Reader, size: int, *, dtype: str, details: dict[str, object]
+    ) -> ShardLayout:
         """Find the tokens of a shard, reading as little of it as possible."""
         ...
 
     def origins(
         self, read: Reader, size: int, first: int, last: int, *, details: dict[str, object]
-    ) -> list[Origin]:
+    ) -> list[DocumentOrigin]:
         """Where the documents [first, last) of a shard came from."""
         ...
 
@@ -155,9 +157,9 @@ FORMATS = {
 }
 
 
-def shard_format(name: str) -> Format:
+def shard_format(name: str) -> ShardFormat:
     """The format called `name`."""
     if name not in FORMATS:
         raise InputError(f"there is no shard format `{name}`", hint=f"known: {', '.join(FORMATS)}")
-    module: Format = import_module(FORMATS[name])
+    module: ShardFormat = import_module(FORMATS[name])
     return module

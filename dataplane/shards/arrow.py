@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...console.errors import InputError, IntegrityError
-from . import Documents, Int64, Layout, Origin, Reader
+from . import DocumentOrigin, Int64, Reader, ShardDocuments, ShardLayout
 
 BATCH_BYTES = 64 << 20
 """A record batch is closed when its tokens exceed this: few batches, each well below the 2^31
@@ -33,7 +33,7 @@ Block = tuple[int, int, int]
 """Where a record batch lies: its offset, the bytes of its head, and those of its body."""
 
 
-def write(out: BinaryIO, documents: Documents) -> None:
+def write(out: BinaryIO, documents: ShardDocuments) -> None:
     schema = _schema(documents)
     with pa.ipc.new_file(out, schema) as writer:
         for first, last in _batches(documents):
@@ -51,7 +51,7 @@ def write(out: BinaryIO, documents: Documents) -> None:
             writer.write_batch(pa.record_batch(columns, schema=schema))
 
 
-def layout(read: Reader, size: int, *, dtype: str, details: dict[str, object]) -> Layout:
+def layout(read: Reader, size: int, *, dtype: str, details: dict[str, object]) -> ShardLayout:
     file = _File(read, size)
     name = str(details.get("column", "tokens"))
     tokens, nested = file.column(name)
@@ -75,7 +75,7 @@ def layout(read: Reader, size: int, *, dtype: str, details: dict[str, object]) -
         if has_weights:
             weight_bytes.append(buffers[file.column("weights")[0] + 3][0] + base)
         run_tokens.append(int(starts[-1][-1]) if len(ends) else run_tokens[-1])
-    return Layout(
+    return ShardLayout(
         document_starts=np.concatenate(starts),
         run_tokens=np.array(run_tokens, np.int64),
         run_bytes=np.array(run_bytes, np.int64),
@@ -85,11 +85,11 @@ def layout(read: Reader, size: int, *, dtype: str, details: dict[str, object]) -
 
 def origins(
     read: Reader, size: int, first: int, last: int, *, details: dict[str, object]
-) -> list[Origin]:
+) -> list[DocumentOrigin]:
     file = _File(read, size)
     nested = file.column(str(details.get("column", "tokens")))[1]
     names = [name for name in ("file", "position", "id") if name in file.schema.names]
-    found: list[Origin] = []
+    found: list[DocumentOrigin] = []
     seen = 0
     for number, block in enumerate(file.blocks):
         buffers, rows = file.buffers(block)
@@ -100,11 +100,11 @@ def origins(
             continue
         if not nested or len(names) < 3:
             name = str(details.get("file", ""))
-            found += [Origin(file=name, position=seen - rows + k) for k in range(low, high)]
+            found += [DocumentOrigin(file=name, position=seen - rows + k) for k in range(low, high)]
             continue
         columns = {name: file.values(name, number, buffers, low, high) for name in names}
         found += [
-            Origin(str(name), int(position), None if id is None else str(id))
+            DocumentOrigin(str(name), int(position), None if id is None else str(id))
             for name, position, id in zip(
                 columns["file"], columns["position"], columns["id"], strict=True
             )
@@ -128,7 +128,7 @@ def batch_rows(read: Reader, size: int) -> list[int]:
     return [_rows(_batch(read, block)) for block in _blocks(read, size)[0]]
 
 
-def _schema(documents: Documents) -> Any:
+def _schema(documents: ShardDocuments) -> Any:
     fields = [("tokens", pa.list_(pa.from_numpy_dtype(documents.tokens.dtype)))]
     if documents.weights is not None:
         fields.append(("weights", pa.list_(pa.uint8())))
@@ -137,7 +137,7 @@ def _schema(documents: Documents) -> Any:
     )
 
 
-def _batches(documents: Documents) -> list[tuple[int, int]]:
+def _batches(documents: ShardDocuments) -> list[tuple[int, int]]:
     """Cuts documents into record batches of about BATCH_BYTES of tokens."""
     room = BATCH_BYTES // documents.tokens.itemsize
     cuts, first = [], 0

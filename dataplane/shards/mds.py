@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ...console.errors import InputError, IntegrityError
-from . import Documents, Int64, Layout, Origin, Reader
+from . import DocumentOrigin, Int64, Reader, ShardDocuments, ShardLayout
 
 LIMIT = 2**32
 """Offsets are uint32: a file is smaller than this."""
@@ -26,7 +26,7 @@ FIXED = {"int": 8, "uint8": 1, "uint16": 2, "uint32": 4, "int32": 4, "int64": 8,
 FIXED |= {"int8": 1, "int16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
-def write(out: BinaryIO, documents: Documents) -> None:
+def write(out: BinaryIO, documents: ShardDocuments) -> None:
     config = json.dumps({**columns(documents), MARK: {"counts": len(documents)}}).encode()
     lengths = np.diff(documents.starts)
     assert not len(lengths) or lengths.min() > 0, "a document holds at least its end"
@@ -47,7 +47,7 @@ def write(out: BinaryIO, documents: Documents) -> None:
     out.writelines(samples)
 
 
-def columns(documents: Documents) -> dict[str, Any]:
+def columns(documents: ShardDocuments) -> dict[str, Any]:
     """What the dataset's index.json says of each shard's columns."""
     return index_columns(documents.tokens.dtype.name, weighted=documents.weights is not None)
 
@@ -66,7 +66,7 @@ def index_columns(dtype: str, *, weighted: bool) -> dict[str, Any]:
     }
 
 
-def layout(read: Reader, size: int, *, dtype: str, details: dict[str, object]) -> Layout:
+def layout(read: Reader, size: int, *, dtype: str, details: dict[str, object]) -> ShardLayout:
     offsets, config, end = _head(read, size)
     samples = len(offsets) - 1
     itemsize = np.dtype(dtype).itemsize
@@ -81,7 +81,7 @@ def layout(read: Reader, size: int, *, dtype: str, details: dict[str, object]) -
     shape = 1 + np.select([lengths < 1 << 8, lengths < 1 << 16], [1, 2], 4)
     tokens = offsets[:-1] + 4 * variable + shape
     weights = tokens + lengths * itemsize + shape
-    return Layout(
+    return ShardLayout(
         document_starts=starts,
         run_tokens=starts,
         run_bytes=tokens,
@@ -91,10 +91,12 @@ def layout(read: Reader, size: int, *, dtype: str, details: dict[str, object]) -
 
 def origins(
     read: Reader, size: int, first: int, last: int, *, details: dict[str, object]
-) -> list[Origin]:
+) -> list[DocumentOrigin]:
     offsets, config, _ = _head(read, size)
     if MARK not in config:
-        return [Origin(str(details.get("file", "")), number) for number in range(first, last)]
+        return [
+            DocumentOrigin(str(details.get("file", "")), number) for number in range(first, last)
+        ]
     found = []
     for number in range(first, last):
         sample = read(int(offsets[number]), int(offsets[number + 1]))
@@ -102,11 +104,11 @@ def origins(
         start, end = place["position"]
         position = int(np.frombuffer(sample[start:end], np.int64)[0])
         id = sample[slice(*place["id"])].decode()
-        found.append(Origin(sample[slice(*place["file"])].decode(), position, id or None))
+        found.append(DocumentOrigin(sample[slice(*place["file"])].decode(), position, id or None))
     return found
 
 
-def _samples(documents: Documents) -> list[bytes]:
+def _samples(documents: ShardDocuments) -> list[bytes]:
     names = [name.encode() for name in documents.files]
     width = documents.tokens.itemsize
     tokens = memoryview(documents.tokens.tobytes())
@@ -154,7 +156,7 @@ def _head(read: Reader, size: int) -> tuple[Int64, dict[str, Any], int]:
 
 def _foreign_layout(
     read: Reader, offsets: Int64, config: dict[str, Any], itemsize: int, column: str
-) -> Layout:
+) -> ShardLayout:
     """The layout of a file that others wrote: each sample's tokens are looked up in it."""
     names = config["column_names"]
     if column not in names:
@@ -171,7 +173,7 @@ def _foreign_layout(
         places.append(start + low)
         lengths.append((high - low) // itemsize)
     starts = np.concatenate([[0], np.cumsum(np.array(lengths, np.int64))]).astype(np.int64)
-    return Layout(starts, starts, np.array(places, np.int64))
+    return ShardLayout(starts, starts, np.array(places, np.int64))
 
 
 def _array_head(data: bytes, encoding: str) -> int:

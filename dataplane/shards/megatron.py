@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 
 from ...console.errors import InputError, IntegrityError
-from . import Documents, Int64, Layout, Origin, Reader
+from . import DocumentOrigin, Int64, Reader, ShardDocuments, ShardLayout
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEAD = len(MAGIC) + 8 + 1 + 2 * 8
@@ -21,22 +21,22 @@ HEAD = len(MAGIC) + 8 + 1 + 2 * 8
 TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 
 
-def write(out: BinaryIO, documents: Documents) -> None:
+def write(out: BinaryIO, documents: ShardDocuments) -> None:
     raise InputError("Megatron's format is read, not written", hint="build as arrow or mds")
 
 
-def layout(read: Reader, size: int, *, dtype: str, details: dict[str, object]) -> Layout:
+def layout(read: Reader, size: int, *, dtype: str, details: dict[str, object]) -> ShardLayout:
     data = zlib.decompress(base64.b64decode(str(details["lengths"])))
     starts = np.cumsum([0, *np.frombuffer(data, np.int64)], dtype=np.int64)
     if starts[-1] * np.dtype(dtype).itemsize > size:
         raise IntegrityError("the .bin file ends before the documents of its .idx do")
-    return Layout(starts, starts[[0, -1]], np.zeros(1, np.int64))
+    return ShardLayout(starts, starts[[0, -1]], np.zeros(1, np.int64))
 
 
 def origins(
     read: Reader, size: int, first: int, last: int, *, details: dict[str, object]
-) -> list[Origin]:
-    return [Origin(str(details["file"]), number) for number in range(first, last)]
+) -> list[DocumentOrigin]:
+    return [DocumentOrigin(str(details["file"]), number) for number in range(first, last)]
 
 
 def details_of(index: bytes, name: str) -> tuple[str, dict[str, object]]:

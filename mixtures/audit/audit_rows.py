@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...dataplane.shards import Origin
+from ...dataplane.shards import DocumentOrigin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class Whereabouts:
 
     source: str
     document: int
-    origin: Origin
+    origin: DocumentOrigin
     tokens: int
     sightings: tuple[Sighting, ...]
     text: str | None = None

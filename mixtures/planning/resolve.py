@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...console.errors import ConfigError, UserError
 from ...dataplane.order.apportionment import carried
-from ...dataplane.order.plan import Phase, Plan, Source
+from ...dataplane.order.plan import Phase, Plan, PlanSource
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
 from ..spec import check
@@ -107,7 +107,7 @@ def _plan(mixture: Mixture, opened: Mapping[str, Opened], branch: Branch | None)
             order, start = branches.continued(order, branch, index, phases[0].seq_len, lengths)
         source = opened.get(name)
         planned.append(
-            Source(
+            PlanSource(
                 name=name,
                 url=source.spec.data if source else before[name].url,
                 dataset=source.hash if source else before[name].dataset,

@@ -84,7 +84,7 @@ def largest_part(config: ModelConfig, tp: int) -> int:
     if wrong:
         raise LayoutError("\n  ".join([f"tp={tp} does not divide this model", *wrong]))
     model = build_meta(config)
-    model.divide(Axes(tensor=Axis(None, tp - 1, tp)))
+    model.shard(Axes(tensor=Axis(None, tp - 1, tp)))
     return parameters(model)
 
 

@@ -33,7 +33,7 @@ TOKENIZER_FILES = (
 
 
 @dataclass(frozen=True)
-class Format:
+class FolderFormat:
     """One way to keep a model in a folder."""
 
     mark: str
@@ -44,9 +44,9 @@ class Format:
 
 
 FORMATS = {
-    "headrace": Format(native.CONFIG, native.read, native.write),
-    "huggingface": Format(huggingface.CONFIG, huggingface.read, huggingface.write),
-    "vortex": Format(vortex.CONFIG, vortex.read, vortex.write),
+    "headrace": FolderFormat(native.CONFIG, native.read, native.write),
+    "huggingface": FolderFormat(huggingface.CONFIG, huggingface.read, huggingface.write),
+    "vortex": FolderFormat(vortex.CONFIG, vortex.read, vortex.write),
 }
 
 

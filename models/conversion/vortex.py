@@ -24,7 +24,7 @@ from torch import Tensor
 from ...console import config as reader
 from ...console.errors import CheckpointError, ConfigError, Problem, StorageError
 from ..config import ModelConfig
-from ..operators import Options
+from ..operators import OperatorOptions
 from ..operators.attention import AttentionOptions
 from ..operators.hyena_li import HyenaLIOptions
 from ..operators.hyena_mr import HyenaMROptions, decayed
@@ -173,7 +173,7 @@ def attention_rules(ours: str, theirs: str, options: AttentionOptions) -> list[R
     return result
 
 
-def hyena_rules(ours: str, theirs: str, options: Options) -> list[Rule]:
+def hyena_rules(ours: str, theirs: str, options: OperatorOptions) -> list[Rule]:
     assert isinstance(options, (HyenaSEOptions, HyenaMROptions, HyenaLIOptions))
     result = []
     for kind in ("weight", "bias") if options.qkv_bias else ("weight",):

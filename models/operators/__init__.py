@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .attention import Attention
-from .base import Context, Operator, Options, SharedOperator, State
+from .base import Context, Operator, OperatorOptions, SharedOperator, State
 from .hyena_li import HyenaLI
 from .hyena_li_freeform import HyenaLIFreeform
 from .hyena_mlp import HyenaMLP
@@ -30,6 +30,14 @@ OPERATORS: dict[str, type[Operator]] = {
     "zamba-block": ZambaBlock,
 }
 
-OPTIONS: dict[str, type[Options]] = {name: kind.Options for name, kind in OPERATORS.items()}
+OPTIONS: dict[str, type[OperatorOptions]] = {name: kind.Options for name, kind in OPERATORS.items()}
 
-__all__ = ["OPERATORS", "OPTIONS", "Context", "Operator", "Options", "SharedOperator", "State"]
+__all__ = [
+    "OPERATORS",
+    "OPTIONS",
+    "Context",
+    "Operator",
+    "OperatorOptions",
+    "SharedOperator",
+    "State",
+]

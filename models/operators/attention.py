@@ -15,9 +15,9 @@ from ..initializers import Initialiser
 from ..layers.linear import OutputLinear, SplitLinear
 from ..layers.norms import RMSNorm
 from ..layers.rope import Rope, rotate, rotation
-from ..parallel.division import Division, inputs, outputs
 from ..parallel.heads import from_heads, to_heads
 from ..parallel.ring import ring_attention
+from ..parallel.sharding import ShardingSpec, inputs, outputs
 from ..parallel.tensor import own_groups
 from .base import Context, FusedOptions, Operator, State, divides
 
@@ -145,7 +145,7 @@ class Attention(Operator):
             if norm is not None:
                 init.norm(norm)
 
-    def division(self, processes: int) -> Division:
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
         return {**outputs("qkv", self.qkv), **inputs("out")}
 
     def flops(self, length: int) -> dict[str, float]:

@@ -14,11 +14,11 @@ from ..documents import Documents
 from ..initializers import Initialiser
 from ..kernels.choice import Kernel
 from ..parallel.axes import ALONE, Axes
-from ..parallel.division import Division
+from ..parallel.sharding import ShardingSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class OperatorOptions:
     """The options of one operator; `kind` is its name in the registry."""
 
     kind: str
@@ -38,7 +38,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FusedOptions(Options):
+class FusedOptions(OperatorOptions):
     """Of an operator for which there are fused kernels."""
 
     kernel: Kernel = "auto"
@@ -102,7 +102,7 @@ class Operator(nn.Module, ABC):
     of the heads or channels in their place. The output is then to be summed over the axis.
     """
 
-    Options: ClassVar[type[Options]]
+    Options: ClassVar[type[OperatorOptions]]
     tokenwise: ClassVar[bool] = False
     """Whether each token is mapped by itself, so that no state is carried along."""
     once: ClassVar[tuple[str, ...]] = ()
@@ -123,7 +123,7 @@ class Operator(nn.Module, ABC):
     def init_weights(self, init: Initialiser) -> None: ...
 
     @abstractmethod
-    def division(self, processes: int) -> Division:
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
         """How tensor parallelism divides the parameters among so many processes."""
 
     def layouts(self, length: int) -> set[int]:
@@ -155,7 +155,7 @@ class Call(nn.Module, ABC):
     def init_weights(self, init: Initialiser) -> None: ...
 
     @abstractmethod
-    def division(self, processes: int) -> Division:
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
         """How tensor parallelism divides the parameters among so many processes."""
 
 

@@ -20,7 +20,7 @@ from ..initializers import Initialiser
 from ..layers.gated_convolution import gated_input
 from ..layers.linear import OutputLinear, SplitLinear
 from ..parallel.channels import by_channels
-from ..parallel.division import Cut, Division, inputs, outputs
+from ..parallel.sharding import Shard, ShardingSpec, inputs, outputs
 from .base import Context, FusedOptions, Operator
 from .short_conv import ShortConvolution, remembered_convolution
 
@@ -99,14 +99,14 @@ class Hyena(Operator):
         if self.skip is not None:
             init.short_filter(self.skip, self.featurizer.taps.shape[1])
 
-    def division(self, processes: int) -> Division:
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
         """By channels."""
-        thrice = Cut(0, (self.width,) * 3)
+        thrice = Shard(0, (self.width,) * 3)
         return {
             **outputs("qkv", self.qkv),
             "featurizer.taps": thrice,
             "featurizer.bias": thrice,
-            "skip": Cut(0),
+            "skip": Shard(0),
             **inputs("output"),
         }
 

@@ -23,7 +23,7 @@ from ..layers.convolution import convolution_flops
 from ..layers.gated_convolution import gated_convolution, gated_modal
 from ..layers.scan import real
 from ..parallel.channels import ALL
-from ..parallel.division import Cut, Division
+from ..parallel.sharding import Shard, ShardingSpec
 from ..precision import widen
 from .base import Context
 from .hyena import Hyena, HyenaOptions
@@ -140,9 +140,9 @@ class HyenaLI(Hyena):
             init.uniform(self.angles, 0, math.pi)
             init.normal(self.residues_i, 0.1 / math.sqrt(self.options.state_size))
 
-    def division(self, processes: int) -> Division:
-        modes = dict.fromkeys(("rates", "angles", "residues", "residues_i"), Cut(0))
-        return {**super().division(processes), **modes}
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
+        modes = dict.fromkeys(("rates", "angles", "residues", "residues_i"), Shard(0))
+        return {**super().sharding_spec(ranks), **modes}
 
     def flops(self, length: int) -> dict[str, float]:
         """The scan's matrix products: the chunk itself, into the state, and out of it."""

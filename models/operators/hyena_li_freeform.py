@@ -22,7 +22,7 @@ from ..initializers import Initialiser
 from ..layers.convolution import convolution_flops, convolution_layouts
 from ..parallel.axes import ALONE, Axis
 from ..parallel.channels import ALL
-from ..parallel.division import Cut, Division
+from ..parallel.sharding import Shard, ShardingSpec
 from ..precision import widen
 from .base import Context
 from .hyena import Hyena, HyenaOptions
@@ -114,8 +114,8 @@ class HyenaLIFreeform(Hyena):
                 init.uniform(layer.bias, -bound, bound)
         init.put(self.frequency, 1.0)
 
-    def division(self, processes: int) -> Division:
-        return {**super().division(processes), "last.weight": Cut(0)}
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
+        return {**super().sharding_spec(ranks), "last.weight": Shard(0)}
 
     def flops(self, length: int) -> dict[str, float]:
         """Without the network that computes the filter: it runs once for a batch."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..initializers import Initialiser
 from ..layers.linear import OutputLinear, SplitLinear
-from ..parallel.division import Division, filters, inputs, outputs
+from ..parallel.sharding import ShardingSpec, filters, inputs, outputs
 from ..parallel.tensor import own_filters
 from .base import Context, FusedOptions, Operator, divides
 from .short_conv import remembered_convolution
@@ -67,10 +67,10 @@ class HyenaMLP(Operator):
         init.short_filter(self.taps, self.taps.shape[1])
         init.output(self.down)
 
-    def division(self, processes: int) -> Division:
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
         return {
             **outputs("qkv", self.qkv),
-            **filters("taps", self.options.groups, processes),
+            **filters("taps", self.options.groups, ranks),
             **inputs("down"),
         }
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..initializers import Initialiser
 from ..layers.convolution import Method, convolution_flops, convolution_layouts
 from ..parallel.axes import ALONE, Axis
-from ..parallel.division import Division, filters
+from ..parallel.sharding import ShardingSpec, filters
 from ..parallel.tensor import own_filters
 from ..precision import widen
 from .base import Context, divides
@@ -77,8 +77,8 @@ class HyenaMR(Hyena):
         super().init_weights(init)
         init.normal(self.taps, 1e-5 / math.sqrt(self.options.filter_horizon))
 
-    def division(self, processes: int) -> Division:
-        return {**super().division(processes), **filters("taps", self.options.groups, processes)}
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
+        return {**super().sharding_spec(ranks), **filters("taps", self.options.groups, ranks)}
 
     def flops(self, length: int) -> dict[str, float]:
         parts = super().flops(length)

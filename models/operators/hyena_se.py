@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..initializers import Initialiser
-from ..parallel.division import Division, filters
+from ..parallel.sharding import ShardingSpec, filters
 from ..parallel.tensor import own_filters
 from .base import Context, divides
 from .hyena import Hyena, HyenaOptions
@@ -48,8 +48,8 @@ class HyenaSE(Hyena):
         super().init_weights(init)
         init.short_filter(self.taps, self.featurizer.taps.shape[1])
 
-    def division(self, processes: int) -> Division:
-        return {**super().division(processes), **filters("taps", self.options.groups, processes)}
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
+        return {**super().sharding_spec(ranks), **filters("taps", self.options.groups, ranks)}
 
     def flops(self, length: int) -> dict[str, float]:
         parts = super().flops(length)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..initializers import Initialiser
 from ..layers.gated_scan import gated_scan
 from ..layers.linear import OutputLinear, SplitLinear
-from ..parallel.division import Cut, Division, inputs, outputs
+from ..parallel.sharding import Shard, ShardingSpec, inputs, outputs
 from ..parallel.tensor import reduce
 from ..precision import widen
 from .base import Context, FusedOptions, Operator, divides
@@ -118,16 +118,16 @@ class Mamba1(Operator):
         init.put(self.D, 1.0)
         init.output(self.output)
 
-    def division(self, processes: int) -> Division:
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
         """By channels, of every head: its step, B and C are sums over them all."""
         heads, _, channels = self.select.shape
         inner = (channels,) * heads
         return {
             **outputs("input", self.input, blocks=heads),
-            "conv.taps": Cut(0, inner),
-            "conv.bias": Cut(0, inner),
-            "select": Cut(2),
-            **dict.fromkeys(("dt", "dt_bias", "A_log", "D"), Cut(1)),
+            "conv.taps": Shard(0, inner),
+            "conv.bias": Shard(0, inner),
+            "select": Shard(2),
+            **dict.fromkeys(("dt", "dt_bias", "A_log", "D"), Shard(1)),
             **inputs("output", parts=inner),
         }
 

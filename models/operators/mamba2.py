@@ -22,7 +22,7 @@ from ..kernels.choice import chosen
 from ..layers.linear import OutputLinear, SplitLinear
 from ..layers.norms import GatedRMSNorm
 from ..layers.scan import ssd
-from ..parallel.division import Cut, Division, inputs, outputs
+from ..parallel.sharding import Shard, ShardingSpec, inputs, outputs
 from ..parallel.tensor import own_groups
 from ..precision import widen
 from .base import Context, FusedOptions, Operator, divides
@@ -137,14 +137,14 @@ class Mamba2(Operator):
         init.norm(self.norm)
         init.output(self.output)
 
-    def division(self, processes: int) -> Division:
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
         """By heads. B and C are divided like them, and come together where heads need them."""
         parts = self.input.parts
-        mixed = Cut(0, (parts["x"], parts["B"], parts["C"]))
+        mixed = Shard(0, (parts["x"], parts["B"], parts["C"]))
         return {
             **outputs("input", self.input),
             **dict.fromkeys(("conv.taps", "conv.bias"), mixed),
-            **dict.fromkeys(("dt_bias", "A_log", "D", "norm.weight"), Cut(0)),
+            **dict.fromkeys(("dt_bias", "A_log", "D", "norm.weight"), Shard(0)),
             **inputs("output"),
         }
 

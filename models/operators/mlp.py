@@ -13,8 +13,8 @@ from ..initializers import Initialiser
 from ..kernels import glu
 from ..kernels.choice import Kernel, chosen
 from ..layers.linear import OutputLinear, SplitLinear
-from ..parallel.division import Division, inputs, outputs
-from .base import Context, FusedOptions, Operator, Options
+from ..parallel.sharding import ShardingSpec, inputs, outputs
+from .base import Context, FusedOptions, Operator, OperatorOptions
 
 Activation = Literal["silu", "gelu", "gelu-tanh", "relu", "identity"]
 
@@ -37,7 +37,7 @@ def gated(x: Tensor, activation: Activation, kernel: Kernel = "auto") -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLPOptions(Options):
+class MLPOptions(OperatorOptions):
     """Plain: act(x·W)·W_out."""
 
     kind: Literal["mlp"] = "mlp"
@@ -87,7 +87,7 @@ class MLP(Operator):
         init.linear(self.up)
         init.output(self.down)
 
-    def division(self, processes: int) -> Division:
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
         return {**outputs("up", self.up), **inputs("down")}
 
 
@@ -110,5 +110,5 @@ class GLU(Operator):
         init.linear(self.gate_up)
         init.output(self.down)
 
-    def division(self, processes: int) -> Division:
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
         return {**outputs("gate_up", self.gate_up), **inputs("down")}

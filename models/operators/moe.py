@@ -19,17 +19,17 @@ from torch import Tensor, nn
 from ..initializers import Initialiser
 from ..layers.grouped import grouped_product
 from ..parallel.axes import ALONE, Axis
-from ..parallel.division import Cut, Division
+from ..parallel.sharding import Shard, ShardingSpec
 from ..parallel.tensor import highest, reduce
 from ..precision import widen
-from .base import Context, Operator, Options
+from .base import Context, Operator, OperatorOptions
 from .mlp import ACTIVATIONS, Activation
 
 SINKHORN_ROUNDS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoEOptions(Options):
+class MoEOptions(OperatorOptions):
     """Mixture of gated MLPs."""
 
     kind: Literal["moe"] = "moe"
@@ -116,10 +116,10 @@ class MoE(Operator):
         init.matrix(self.gate_up)
         init.output_matrix(self.down)
 
-    def division(self, processes: int) -> Division:
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
         """Each expert by its hidden channels: all processes route all tokens, to the same."""
         hidden = self.options.hidden
-        return {"gate_up": Cut(1, (hidden, hidden)), "down": Cut(2)}
+        return {"gate_up": Shard(1, (hidden, hidden)), "down": Shard(2)}
 
     def flops(self, length: int) -> dict[str, float]:
         each = self.gate_up[0].numel() + self.down[0].numel()

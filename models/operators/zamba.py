@@ -21,7 +21,7 @@ from ..initializers import Initialiser
 from ..layers.linear import OutputLinear, SplitLinear
 from ..layers.norms import RMSNorm
 from ..layers.rope import Rope
-from ..parallel.division import Cut, Division, inputs, outputs
+from ..parallel.sharding import Shard, ShardingSpec, inputs, outputs
 from ..parallel.tensor import gather, scatter
 from .attention import Attention, AttentionOptions
 from .base import Call, Context, FusedOptions, SharedOperator, divides
@@ -103,7 +103,7 @@ class ZambaBlock(SharedOperator):
         init.linear(self.gate_up)
         init.output(self.down)
 
-    def division(self, processes: int) -> Division:
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
         """Attention says its own."""
         return {**outputs("gate_up", self.gate_up), **inputs("down")}
 
@@ -151,10 +151,10 @@ class ZambaCall(Call):
                 init.linear(low.down)
                 init.put(low.up.weight, 0.0)
 
-    def division(self, processes: int) -> Division:
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
         """The corrections follow what they correct; the map into the layer is everyone's."""
         hidden = self.options.hidden
         return {
-            **({f"qkv.{number}.up.weight": Cut(0) for number in range(3)} if self.qkv else {}),
-            **({"gate_up.up.weight": Cut(0, (hidden, hidden))} if self.gate_up else {}),
+            **({f"qkv.{number}.up.weight": Shard(0) for number in range(3)} if self.qkv else {}),
+            **({"gate_up.up.weight": Shard(0, (hidden, hidden))} if self.gate_up else {}),
         }

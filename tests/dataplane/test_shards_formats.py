@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.console.errors import InputError, IntegrityError
-from headrace.dataplane.shards import Documents, Layout, Origin, shard_format
+from headrace.dataplane.shards import DocumentOrigin, ShardDocuments, ShardLayout, shard_format
 from headrace.dataplane.shards import arrow as arrow_format
 from headrace.dataplane.shards.mds import index_columns
 
@@ -24,7 +24,7 @@ NAMES = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
 
 
 @st.composite
-def some_documents(draw: st.DrawFn, *, weighted: bool | None = None) -> Documents:
+def some_documents(draw: st.DrawFn, *, weighted: bool | None = None) -> ShardDocuments:
     dtype = draw(st.sampled_from((np.uint16, np.uint32)))
     # Lengths around the edges at which MDS widens the shape in front of an array.
     lengths = draw(st.lists(st.integers(1, 40) | st.sampled_from((255, 256, 65536)), max_size=12))
@@ -34,7 +34,7 @@ def some_documents(draw: st.DrawFn, *, weighted: bool | None = None) -> Document
     files = tuple(draw(st.lists(NAMES, min_size=1, max_size=3)))
     ids = draw(st.none() | st.lists(st.none() | NAMES, min_size=count, max_size=count).map(tuple))
     with_weights = draw(st.booleans()) if weighted is None else weighted
-    return Documents(
+    return ShardDocuments(
         tokens=rng.integers(0, np.iinfo(dtype).max, starts[-1], dtype),
         starts=starts,
         files=files,
@@ -45,23 +45,23 @@ def some_documents(draw: st.DrawFn, *, weighted: bool | None = None) -> Document
     )
 
 
-def written(name: str, documents: Documents) -> bytes:
+def written(name: str, documents: ShardDocuments) -> bytes:
     out = io.BytesIO()
     shard_format(name).write(out, documents)
     return out.getvalue()
 
 
-def tokens_of(data: bytes, layout: Layout, dtype: str) -> np.ndarray:
+def tokens_of(data: bytes, layout: ShardLayout, dtype: str) -> np.ndarray:
     runs = zip(np.diff(layout.run_tokens).tolist(), layout.run_bytes.tolist(), strict=False)
     return np.concatenate(
         [np.empty(0, dtype), *(np.frombuffer(data, dtype, count, at) for count, at in runs)]
     )
 
 
-def expected_origins(documents: Documents) -> list[Origin]:
+def expected_origins(documents: ShardDocuments) -> list[DocumentOrigin]:
     ids = documents.ids or (None,) * len(documents)
     return [
-        Origin(documents.files[file], position, id)
+        DocumentOrigin(documents.files[file], position, id)
         for file, position, id in zip(
             documents.file.tolist(), documents.position.tolist(), ids, strict=True
         )
@@ -71,7 +71,9 @@ def expected_origins(documents: Documents) -> list[Origin]:
 @pytest.mark.parametrize("name", ["arrow", "mds"])
 @settings(deadline=None, max_examples=60)
 @given(documents=some_documents())
-def test_layout_and_origins_give_back_what_was_written(name: str, documents: Documents) -> None:
+def test_layout_and_origins_give_back_what_was_written(
+    name: str, documents: ShardDocuments
+) -> None:
     data = written(name, documents)
     dtype = documents.tokens.dtype.name
     form = shard_format(name)
@@ -87,11 +89,11 @@ def test_layout_and_origins_give_back_what_was_written(name: str, documents: Doc
         assert layout.weight_bytes is None
     else:
         assert layout.weight_bytes is not None
-        codes = Layout(layout.document_starts, layout.run_tokens, layout.weight_bytes)
+        codes = ShardLayout(layout.document_starts, layout.run_tokens, layout.weight_bytes)
         np.testing.assert_array_equal(tokens_of(data, codes, "uint8"), documents.weights)
     origins = expected_origins(documents)
     if name == "mds":  # its strings have no null
-        origins = [Origin(one.file, one.position, one.id or None) for one in origins]
+        origins = [DocumentOrigin(one.file, one.position, one.id or None) for one in origins]
     assert form.origins(read, len(data), 0, len(documents), details={}) == origins
     middle = len(documents) // 2
     assert form.origins(read, len(data), middle, len(documents), details={}) == origins[middle:]
@@ -210,7 +212,7 @@ def test_an_arrow_file_with_a_record_batch_for_each_document_is_read(tmp_path: P
     np.testing.assert_array_equal(layout.document_starts, documents.starts)
     np.testing.assert_array_equal(tokens_of(data, layout, "uint32"), documents.tokens)
     origins = arrow_format.origins(lambda a, b: data[a:b], len(data), 2, 4, details={})
-    assert origins == [Origin("", 2), Origin("", 3)]
+    assert origins == [DocumentOrigin("", 2), DocumentOrigin("", 3)]
 
 
 def test_compressed_arrow_buffers_are_refused() -> None:
@@ -225,8 +227,8 @@ def test_compressed_arrow_buffers_are_refused() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(parts=st.lists(some_documents(weighted=True), min_size=1, max_size=4))
-def test_concatenating_and_cutting_are_inverse(parts: list[Documents]) -> None:
-    whole = Documents.concatenate(parts)
+def test_concatenating_and_cutting_are_inverse(parts: list[ShardDocuments]) -> None:
+    whole = ShardDocuments.concatenate(parts)
     assert len(whole) == sum(map(len, parts))
     at = 0
     for part in parts:
@@ -283,10 +285,10 @@ def environment(request: pytest.FixtureRequest, requirement: str) -> Path:
     return python
 
 
-def many(count: int, *, weighted: bool = False) -> Documents:
+def many(count: int, *, weighted: bool = False) -> ShardDocuments:
     rng = np.random.default_rng(count)
     starts = np.cumsum([0, *rng.integers(1, 300, count)]).astype(np.int64)
-    return Documents(
+    return ShardDocuments(
         tokens=rng.integers(0, 60000, starts[-1], np.uint16),
         starts=starts,
         files=("corpus.txt",),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.dataplane.order.plan import Phase, Plan, Source, Stretch
+from headrace.dataplane.order.plan import Phase, Plan, PlanSource, Stretch
 from headrace.dataplane.order.source_order import SourceOrder
 from headrace.mixtures.learning_rate import lr_at, lr_factor
 from headrace.mixtures.spec.mixture import LearningRate
@@ -65,7 +65,7 @@ def test_a_step_has_the_rate_of_the_middle_of_its_tokens():
         phase(shape="linear", peak=0.75), first_row=100, first_step=50, first_token=1_000
     )
     order = SourceOrder(seed=0, name="a", tokens=10**6, chunk=100, window=4)
-    source = Source(name="a", url="a", dataset="0", generations=1, max_epochs=1, order=order)
+    source = PlanSource(name="a", url="a", dataset="0", generations=1, max_epochs=1, order=order)
     plan = Plan(seed=0, sources=(source,), phases=(first, second), tokenizer="t", vocab_size=9)
     assert lr_factor(plan, 0) == pytest.approx(0.01)
     assert lr_factor(plan, 49) == pytest.approx(0.99)

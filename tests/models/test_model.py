@@ -34,11 +34,13 @@ def test_init_is_the_same_wherever_a_model_is_made(tiny: Model) -> None:
     for rank in range(2):
         with torch.device("meta"):
             part = Model(tiny.config)
-        part.divide(Axes(tensor=Axis(None, rank, 2)))
+        part.shard(Axes(tensor=Axis(None, rank, 2)))
         part.to_empty(device="cpu")
         part.init_weights(7)
         for name, parameter in part.named_parameters():
-            assert torch.equal(parameter, part.parts[name].take(one.get_parameter(name))), name
+            assert torch.equal(parameter, part.local_shards[name].take(one.get_parameter(name))), (
+                name
+            )
     changed = 0
     for name, parameter in one.named_parameters():
         assert parameter.isfinite().all(), name

@@ -17,7 +17,7 @@ from ranks import Ranks
 
 from headrace.console import config as reader
 from headrace.models.model import Model
-from headrace.models.parallel.division import Part
+from headrace.models.parallel.sharding import LocalShard
 from headrace.trainer.checkpoints import store
 from headrace.trainer.checkpoints.fragments import KINDS, Fragment, keyed
 from headrace.trainer.checkpoints.policy import CheckpointConfig
@@ -145,7 +145,9 @@ def checkpoint_of(tmp_path: Path, parallel: Parallel) -> Callable[..., RunFolder
         folder.model.write_text(reader.dump(model.config))
         folder.run.touch()
         fragments = [
-            Fragment(keyed(kind, name), Part(tuple(p.shape)), 0, p.detach().float().reshape(-1))
+            Fragment(
+                keyed(kind, name), LocalShard(tuple(p.shape)), 0, p.detach().float().reshape(-1)
+            )
             for kind in KINDS
             for name, p in model.named_parameters()
         ]

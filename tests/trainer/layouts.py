@@ -19,7 +19,7 @@ from headrace.models.accounting.count import build_meta
 from headrace.models.config import load_model_config
 from headrace.models.documents import Documents
 from headrace.models.model import initial_weights
-from headrace.models.parallel.division import Part
+from headrace.models.parallel.sharding import LocalShard
 from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.fragments import KINDS
 from headrace.trainer.checkpoints.policy import CheckpointConfig
@@ -71,7 +71,7 @@ def make_engine(layout: str, parallel: Parallel, seed: int = 3, model: str = "ti
     optimizer = OptimizerConfig(lr=LR, clip=0.5)
     shape = load_model_config(Path(__file__).with_name(f"{model}.yaml"))
     empty = build_meta(shape)
-    empty.divide(parallel.axes)
+    empty.shard(parallel.axes)
     engine = build(config, Objective(empty, Z_LOSS), optimizer, precision, parallel)  # type: ignore[arg-type]
     give(engine, initial_weights(shape, seed))
     return engine
@@ -142,7 +142,7 @@ def gathered(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
     return whole
 
 
-def numbered(part: Part) -> torch.Tensor:
+def numbered(part: LocalShard) -> torch.Tensor:
     """Where in the whole tensor each element of a part is."""
     return part.take(torch.arange(math.prod(part.shape)).view(part.shape)).flatten()
 
@@ -153,7 +153,7 @@ def oracle(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
 
     mine: dict[str, Any] = {}
     for name, parameter in parameters(engine.objective).items():
-        part = engine.objective.model.parts[name]
+        part = engine.objective.model.local_shards[name]
         for kind in KINDS:
             mine[f"{kind}.{name}"] = (part, _full(engine, parameter, kind, DTensor).clone())
     everyone: list[Any] = [None] * parallel.world
@@ -290,7 +290,7 @@ def load_all(
             assert have.keys() == wanted.keys()
             worst = max(float((have[k].cpu() - wanted[k]).abs().max()) for k in wanted)
             for name, weight in live_weights(engine).items():
-                part = engine.objective.model.parts[name]
+                part = engine.objective.model.local_shards[name]
                 master = part.take(have[f"master.{name}"]).to(weight.dtype)
                 assert torch.equal(weight, master), f"{source} → {target}: {name} is stale"
             # After one step the next source is loaded over other values; a resume has two to show.

@@ -33,7 +33,7 @@ from .dedup import DigestTask, decide
 from .garbage import FOLDERS, clear
 from .generations import existing, files_of, missing, new_files
 from .lock import Claim
-from .settings import CLAIMS, DROPS, WORK, Job, dataset_url, work_url
+from .settings import CLAIMS, DROPS, WORK, BuildJob, dataset_url, work_url
 from .shuffle import GatherTask, ranges
 from .task_state import Record
 from .tasks import BuildTask, Task
@@ -159,7 +159,7 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
 
 def make(
     config: BuildConfig,
-    job: Job,
+    job: BuildJob,
     files: Sequence[File],
     earlier: Sequence[Generation],
     only: Collection[str] | None = None,
@@ -190,9 +190,9 @@ def load_tokenizer(config: BuildConfig) -> Tokenizer:
     return bpe.load(config.tokenizer, config.bpe or BpeConfig())
 
 
-def job_of(config: BuildConfig, tokenizer: Tokenizer) -> Job:
+def job_of(config: BuildConfig, tokenizer: Tokenizer) -> BuildJob:
     out = config.out.rstrip("/")
-    return Job(
+    return BuildJob(
         url=out,
         format=config.format,
         compression=config.compression,
@@ -208,7 +208,7 @@ def job_of(config: BuildConfig, tokenizer: Tokenizer) -> Job:
     )
 
 
-def cut(files: Sequence[File], config: BuildConfig, job: Job) -> list[Task]:
+def cut(files: Sequence[File], config: BuildConfig, job: BuildJob) -> list[Task]:
     """The tasks of a build: large files in slices, small ones together."""
     tasks: list[Task] = []
     together: list[Slice] = []
@@ -224,7 +224,7 @@ def cut(files: Sequence[File], config: BuildConfig, job: Job) -> list[Task]:
 
 
 def deduplicate(
-    config: BuildConfig, job: Job, tasks: Sequence[Task], earlier: Sequence[Generation]
+    config: BuildConfig, job: BuildJob, tasks: Sequence[Task], earlier: Sequence[Generation]
 ) -> tuple[list[Task], list[bytes]]:
     """The same tasks, told what to leave out; and the digests of what stays."""
     run(config, "comparing", DigestTask(job), tasks)

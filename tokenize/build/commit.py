@@ -22,7 +22,7 @@ from ...dataplane.datasets.manifest import Manifest, Shard
 from ...dataplane.storage import storage
 from ...dataplane.tokenizers import Tokenizer
 from ..sources import File
-from .settings import Job, dataset_url
+from .settings import BuildJob, dataset_url
 from .task_state import Record
 from .writing import index_entry
 
@@ -42,7 +42,7 @@ class Made:
 
 
 def commit(
-    job: Job,
+    job: BuildJob,
     tokenizer: Tokenizer,
     files: Sequence[File],
     made: Made,
@@ -90,7 +90,7 @@ def commit(
     return results
 
 
-def tell_streaming(job: Job, held: Mapping[str, Manifest]) -> None:
+def tell_streaming(job: BuildJob, held: Mapping[str, Manifest]) -> None:
     """Have the index.json of MDS datasets list the shards of their manifests."""
     if job.format != "mds":
         return
@@ -108,7 +108,7 @@ def tell_streaming(job: Job, held: Mapping[str, Manifest]) -> None:
 
 
 def _append(
-    job: Job,
+    job: BuildJob,
     output: str,
     tokenizer: Tokenizer,
     old: Manifest,
@@ -145,6 +145,6 @@ def _save_named(url: str, kind: str, data: bytes) -> str:
     return name
 
 
-def _versions(job: Job) -> dict[str, str]:
+def _versions(job: BuildJob) -> dict[str, str]:
     names = ["pyarrow", *(["tokenizers", "tiktoken"] if job.tokenizer.kind == "bpe" else [])]
     return {"headrace": __version__, **{name: version(name) for name in names}}

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dataplane.storage import storage
-from .settings import DIGESTS, Job, work_url
+from .settings import DIGESTS, BuildJob, work_url
 from .task_state import Event, Record
 from .tasks import BuildTask, Task
 
@@ -34,7 +34,7 @@ Digests = npt.NDArray[np.uint64]
 class DigestTask:
     """Notes the digest of each document of a task."""
 
-    job: Job
+    job: BuildJob
 
     def __call__(self, task: Task) -> Iterator[Event]:
         where = digests_url(self.job, task)
@@ -61,7 +61,7 @@ class Kept:
     """Of the documents that stay, sorted, in parts."""
 
 
-def decide(job: Job, tasks: Sequence[Task], before: Sequence[bytes]) -> Kept:
+def decide(job: BuildJob, tasks: Sequence[Task], before: Sequence[bytes]) -> Kept:
     """Which documents stay; `before` holds the digests of earlier generations."""
     sizes = [storage.size(digests_url(job, task)) for task in tasks]
     parts = max(1, -(-sum(sizes) // PART_BYTES))
@@ -98,7 +98,7 @@ def decide(job: Job, tasks: Sequence[Task], before: Sequence[bytes]) -> Kept:
     )
 
 
-def digests_url(job: Job, task: Task) -> str:
+def digests_url(job: BuildJob, task: Task) -> str:
     return work_url(job.url, DIGESTS, f"{task.id}.bin")
 
 

@@ -16,14 +16,14 @@ from ...dataplane.datasets import manifest
 from ...dataplane.datasets.manifest import Manifest
 from ...dataplane.storage import storage
 from ...dataplane.storage.atomic import HALF_WRITTEN
-from .settings import CLAIMS, DIGESTS, DROPS, SPILLS, TASKS, Job, dataset_url, work_url
+from .settings import CLAIMS, DIGESTS, DROPS, SPILLS, TASKS, BuildJob, dataset_url, work_url
 
 FOLDERS = ("", "shards", "tables", "tokenizers")
 """Of a dataset."""
 NAMED_BY_CONTENT = re.compile(r"(shards|tables|tokenizers)/[0-9a-f]{32}\.\w+(\.zstd)?")
 
 
-def clear(job: Job, held: Mapping[str, Manifest]) -> None:
+def clear(job: BuildJob, held: Mapping[str, Manifest]) -> None:
     """Leave nothing but the datasets, and the claim of the build that does this."""
     datasets = {dataset_url(job.url, name): found for name, found in held.items()}
     for notes in (TASKS, DIGESTS, DROPS, SPILLS):  # records first
@@ -46,7 +46,7 @@ def _remove(folder: str) -> None:
         shutil.rmtree(storage.local_path(folder), ignore_errors=True)
 
 
-def _sweep(url: str, held: Manifest, job: Job) -> None:
+def _sweep(url: str, held: Manifest, job: BuildJob) -> None:
     """Remove half-written files, and what is of no generation."""
     named = set(job.tokenizer_files)
     for generation in held.generations:

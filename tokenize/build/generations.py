@@ -14,7 +14,7 @@ from ...dataplane.datasets.manifest import Generation, Manifest
 from ...dataplane.storage import storage
 from ...dataplane.tokenizers import Tokenizer, id_type
 from ..sources import File
-from .settings import Job, dataset_url
+from .settings import BuildJob, dataset_url
 
 log = get_logger(__name__)
 
@@ -22,7 +22,7 @@ OPTIONS = {"seed": "shuffle", "splits": "split", "skip_bad": "skipping bad recor
 """What people call settings that have another name in a manifest."""
 
 
-def existing(job: Job, output: str, tokenizer: Tokenizer) -> Manifest:
+def existing(job: BuildJob, output: str, tokenizer: Tokenizer) -> Manifest:
     """The dataset that a build appends to, or one without generations."""
     url = dataset_url(job.url, output)
     settings = job.identity()
@@ -71,7 +71,7 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "source": None, "input_format": source.pop("format", None), **source}
 
 
-def new_files(files: Sequence[File], job: Job, old: Manifest) -> list[File]:
+def new_files(files: Sequence[File], job: BuildJob, old: Manifest) -> list[File]:
     """Files that no generation holds. One that has changed since is refused."""
     url = dataset_url(job.url, job.outputs[0])
     known: dict[str, str] = {}
@@ -94,7 +94,7 @@ def new_files(files: Sequence[File], job: Job, old: Manifest) -> list[File]:
     return new
 
 
-def missing(job: Job, before: dict[str, Manifest]) -> dict[int, set[str]]:
+def missing(job: BuildJob, before: dict[str, Manifest]) -> dict[int, set[str]]:
     """Shards that are named by a manifest and are not there: by generation, the tasks that make
     them."""
     lost: dict[int, set[str]] = {}
@@ -109,7 +109,7 @@ def missing(job: Job, before: dict[str, Manifest]) -> dict[int, set[str]]:
     return lost
 
 
-def files_of(job: Job, output: str, made: Generation, found: Sequence[File]) -> list[File]:
+def files_of(job: BuildJob, output: str, made: Generation, found: Sequence[File]) -> list[File]:
     """The files that a generation of a dataset was built from, among those that were found."""
     url = dataset_url(job.url, output)
     by_name = {(file.name, file.fingerprint): file for file in found}

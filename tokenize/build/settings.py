@@ -21,7 +21,7 @@ duplicates (dedup.py), and what is to be shuffled (shuffle.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class BuildJob:
     """What all tasks of a build share."""
 
     url: str

@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from ...dataplane.datasets.manifest import Shard
 from ...dataplane.order.permutation import mix
-from ...dataplane.shards import Documents, shard_format
+from ...dataplane.shards import ShardDocuments, shard_format
 from ...dataplane.storage import storage
-from .settings import SPILLS, WORK, Job, dataset_url
+from .settings import SPILLS, WORK, BuildJob, dataset_url
 from .task_state import Event, Record
 from .writing import take, write_shard
 
@@ -50,7 +50,7 @@ class Range:
 class Picked:
     """Some documents of a spill, and their keys."""
 
-    documents: Documents
+    documents: ShardDocuments
     keys: Keys
 
 
@@ -58,14 +58,14 @@ class Picked:
 class GatherTask:
     """Makes shards from spills."""
 
-    job: Job
+    job: BuildJob
 
     def __call__(self, task: Range) -> Iterator[Event]:
         record = Record.load(self.job.url, task.id, [task.output])
         if not record.done:
             picked = [part for spill in task.spills if (part := self._pick(spill, task))]
             if picked:
-                documents = Documents.concatenate([part.documents for part in picked])
+                documents = ShardDocuments.concatenate([part.documents for part in picked])
                 keys = np.concatenate([part.keys for part in picked])
                 shuffled = take(documents, np.argsort(keys, kind="stable"))
                 url = dataset_url(self.job.url, task.output)
@@ -89,7 +89,7 @@ class GatherTask:
         return Picked(documents, np.frombuffer(keys, np.uint64))
 
 
-def ranges(job: Job, records: Sequence[Record]) -> list[Range]:
+def ranges(job: BuildJob, records: Sequence[Record]) -> list[Range]:
     """The tasks that turn the spills of finished tasks into shards."""
     made = []
     for name in job.outputs:
@@ -105,7 +105,7 @@ def ranges(job: Job, records: Sequence[Record]) -> list[Range]:
     return made
 
 
-def write_spill(url: str, documents: Documents, job: Job, task: str) -> Shard:
+def write_spill(url: str, documents: ShardDocuments, job: BuildJob, task: str) -> Shard:
     """Write documents sorted by key; beside them where each range of keys begins, and the keys."""
     keys = document_keys(documents, job.seed)
     order = np.argsort(keys, kind="stable")
@@ -119,7 +119,7 @@ def write_spill(url: str, documents: Documents, job: Job, task: str) -> Shard:
     return replace(spill, details=details)
 
 
-def document_keys(documents: Documents, seed: int | None) -> Keys:
+def document_keys(documents: ShardDocuments, seed: int | None) -> Keys:
     """A key for each document: from the seed, its file, its position, and which piece it is."""
     names = [f"{seed}\0{name}".encode() for name in documents.files]
     digests = [hashlib.blake2b(name, digest_size=8).digest() for name in names]
@@ -130,7 +130,7 @@ def document_keys(documents: Documents, seed: int | None) -> Keys:
         return mix(mix(position * np.uint64(0x9E3779B97F4A7C15) + files) + piece)
 
 
-def read_documents(where: str, shard: Shard, first: int, last: int) -> Documents:
+def read_documents(where: str, shard: Shard, first: int, last: int) -> ShardDocuments:
     """The documents [first, last) of an Arrow shard, reading little more than those."""
     form = shard_format("arrow")
     dtype = np.dtype(str(shard.details["dtype"]))
@@ -153,7 +153,7 @@ def read_documents(where: str, shard: Shard, first: int, last: int) -> Documents
     names = dict.fromkeys(origin.file for origin in origins)
     number = {name: k for k, name in enumerate(names)}
     found: Any = np.concatenate(tokens)
-    return Documents(
+    return ShardDocuments(
         tokens=found,
         starts=starts - low,
         files=tuple(names),

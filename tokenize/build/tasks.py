@@ -20,12 +20,12 @@ import numpy as np
 
 from ...dataplane import tokenizers
 from ...dataplane.datasets.manifest import Shard
-from ...dataplane.shards import Documents, Int64
+from ...dataplane.shards import Int64, ShardDocuments
 from ...dataplane.storage import storage
 from ...dataplane.tokenizers import Encoded, TextError, Tokenizer
 from ..corpus.documents import NAMED_PROBLEMS, Reader, SpecialNames, select
-from ..sources import Problem, Slice, Texts
-from .settings import Job, dataset_url, work_url
+from ..sources import BadRecord, Slice, Texts
+from .settings import BuildJob, dataset_url, work_url
 from .shuffle import write_spill
 from .task_state import Event, Record
 from .writing import split_long, write_shard
@@ -39,7 +39,7 @@ class Task:
     """The file that holds the numbers of the documents to leave out."""
 
     @staticmethod
-    def of(slices: Sequence[Slice], job: Job, drops: str | None = None) -> Task:
+    def of(slices: Sequence[Slice], job: BuildJob, drops: str | None = None) -> Task:
         parts = [asdict(part) for part in slices]
         text = json.dumps([parts, drops, job.identity()], sort_keys=True)
         return Task(tuple(slices), hashlib.sha256(text.encode()).hexdigest()[:32], drops)
@@ -58,7 +58,7 @@ class Task:
 class BuildTask:
     """Runs the tasks of a job; a worker has one of these, and builds its tokenizer once."""
 
-    job: Job
+    job: BuildJob
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -121,16 +121,16 @@ class BuildTask:
 
     def encode(
         self, file: str, texts: Texts
-    ) -> tuple[Encoded, list[int], list[tuple[int, Problem]]]:
+    ) -> tuple[Encoded, list[int], list[tuple[int, BadRecord]]]:
         """The ids of texts, which of them have any, and what is wrong with the others."""
         kept, chosen = list(range(len(texts.texts))), texts.texts
-        bad: list[tuple[int, Problem]] = []
+        bad: list[tuple[int, BadRecord]] = []
         while True:
             try:
                 return self.tokenizer.encode(chosen), kept, bad
             except TextError as error:
                 k = kept.pop(error.number)
-                bad.append((k, Problem("not tokenizable", error.why, file, texts.positions[k])))
+                bad.append((k, BadRecord("not tokenizable", error.why, file, texts.positions[k])))
                 self.reader.refuse(bad[-1][1])
                 chosen = [texts.texts[k] for k in kept]
 
@@ -162,7 +162,7 @@ class BuildTask:
 
     def _encode(
         self, file: str, texts: Texts, chosen: list[int], first: int, record: Record
-    ) -> tuple[Documents, list[int]]:
+    ) -> tuple[ShardDocuments, list[int]]:
         """The chosen texts as ids, and their numbers in the task. A text that has no ids is bad."""
         if len(chosen) < len(texts.texts):
             texts = select(texts, chosen)
@@ -172,7 +172,7 @@ class BuildTask:
             record.untokenizable[str(numbers[k])] = str(problem)
         if bad:
             texts, numbers = select(texts, kept), [numbers[k] for k in kept]
-        documents = Documents(
+        documents = ShardDocuments(
             tokens=encoded.tokens,
             starts=encoded.starts,
             files=(file,),
@@ -205,14 +205,16 @@ class _Pieces:
 class _Pending:
     """The documents of one dataset that wait until they fill a shard."""
 
-    def __init__(self, job: Job, output: str, task: str) -> None:
+    def __init__(self, job: BuildJob, output: str, task: str) -> None:
         self.job = job
         self.url = dataset_url(job.url, output)
         self.task = task
-        self.parts: list[Documents] = []
+        self.parts: list[ShardDocuments] = []
         self.size = 0
 
-    def add(self, documents: Documents, numbers: list[int]) -> Iterator[tuple[Shard, int, int]]:
+    def add(
+        self, documents: ShardDocuments, numbers: list[int]
+    ) -> Iterator[tuple[Shard, int, int]]:
         """Take documents; give back each shard that is full, the number of its last document, and
         how many of its documents were split."""
         if not len(documents):
@@ -235,7 +237,7 @@ class _Pending:
 
     def write(self) -> tuple[Shard, int]:
         """Make a shard of what waits; how many of its documents were split."""
-        documents = Documents.concatenate(self.parts)
+        documents = ShardDocuments.concatenate(self.parts)
         self.parts, self.size = [], 0
         split = 0
         if limit := self.job.max_document_tokens:

@@ -15,15 +15,15 @@ import numpy.typing as npt
 
 from ...dataplane.datasets import manifest
 from ...dataplane.datasets.manifest import Shard
-from ...dataplane.shards import Documents, shard_format
+from ...dataplane.shards import ShardDocuments, shard_format
 from ...dataplane.shards.mds import index_columns
 from ...dataplane.storage import storage
 from ...dataplane.storage.faults import failed
-from .settings import Job
+from .settings import BuildJob
 
 
 def write_shard(
-    url: str, documents: Documents, job: Job, task: str, *, folder: str = "shards"
+    url: str, documents: ShardDocuments, job: BuildJob, task: str, *, folder: str = "shards"
 ) -> Shard:
     """Write documents as one shard, named by its content."""
     out = _Hashed(url, folder)
@@ -110,7 +110,7 @@ def _compress(data: bytes, how: str) -> bytes:
     return zstandard.ZstdCompressor(level=level).compress(data)
 
 
-def split_long(documents: Documents, limit: int) -> Documents:
+def split_long(documents: ShardDocuments, limit: int) -> ShardDocuments:
     """Documents of at most `limit` tokens: what is longer becomes several, each with its end."""
     lengths = np.diff(documents.starts)
     if not len(lengths) or lengths.max() <= limit:
@@ -130,7 +130,7 @@ def split_long(documents: Documents, limit: int) -> Documents:
         weights = np.concatenate([part for a, b in places for part in (weights[a:b], full)])
     starts = np.concatenate([[0], np.cumsum(body + 1)])
     before = 0 if documents.piece is None else documents.piece[owner]
-    return Documents(
+    return ShardDocuments(
         tokens=tokens,
         starts=starts,
         files=documents.files,
@@ -142,7 +142,7 @@ def split_long(documents: Documents, limit: int) -> Documents:
     )
 
 
-def index_entry(shard: Shard, job: Job, dtype: str, *, weighted: bool) -> dict[str, Any]:
+def index_entry(shard: Shard, job: BuildJob, dtype: str, *, weighted: bool) -> dict[str, Any]:
     """What `index.json` says of a shard, for StreamingDataset."""
     return {
         **index_columns(dtype, weighted=weighted),
@@ -157,7 +157,7 @@ def index_entry(shard: Shard, job: Job, dtype: str, *, weighted: bool) -> dict[s
     }
 
 
-def take(documents: Documents, order: npt.NDArray[np.int64]) -> Documents:
+def take(documents: ShardDocuments, order: npt.NDArray[np.int64]) -> ShardDocuments:
     """The documents in another order."""
     bounds = documents.starts.tolist()
     parts = [slice(bounds[k], bounds[k + 1]) for k in order.tolist()]
@@ -165,7 +165,7 @@ def take(documents: Documents, order: npt.NDArray[np.int64]) -> Documents:
     weights = documents.weights
     if weights is not None:
         weights = np.concatenate([weights[:0], *(weights[p] for p in parts)])
-    return Documents(
+    return ShardDocuments(
         tokens=tokens,
         starts=np.concatenate([[0], np.cumsum(np.diff(documents.starts)[order])]),
         files=documents.files,

@@ -13,7 +13,7 @@ from os.path import commonprefix
 from ...console.errors import InputError
 from ...dataplane.tokenizers import Raw
 from ..build.task_state import Record
-from ..sources import Problem, Slice, SourceConfig, Texts, source
+from ..sources import BadRecord, Slice, SourceConfig, Texts, source
 
 NAMED_PROBLEMS = 100
 """How many bad records a task names; it counts all of them."""
@@ -43,7 +43,7 @@ class Reader:
             if not found and part.start == 0:
                 record.counts["files without documents"] += 1
 
-    def refuse(self, problem: Problem) -> None:
+    def refuse(self, problem: BadRecord) -> None:
         """End the task, unless bad records are to be left out."""
         if not self.skip_bad:
             raise InputError(
@@ -53,7 +53,7 @@ class Reader:
                 "--on-error skip",
             )
 
-    def _bad(self, problem: Problem, record: Record) -> None:
+    def _bad(self, problem: BadRecord, record: Record) -> None:
         self.refuse(problem)
         record.counts[f"bad: {problem.kind}"] += 1
         if len(record.problems) < NAMED_PROBLEMS:
@@ -83,7 +83,7 @@ class SpecialNames:
         record.counts["texts that name special tokens"] += len(found)
         for k in found[: NAMED_PROBLEMS - len(record.notes)]:
             names = ", ".join(name for name in self.names if name in texts.texts[k])
-            note = Problem("names special tokens", names, file, texts.positions[k])
+            note = BadRecord("names special tokens", names, file, texts.positions[k])
             record.notes.append(str(note))
 
 

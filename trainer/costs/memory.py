@@ -29,7 +29,7 @@ def parameters_by_rank(job: Job) -> list[int]:
     found = []
     for rank in range(job.run.layout.tp):
         model = build_meta(job.model)
-        model.divide(Axes(tensor=Axis(None, rank, job.run.layout.tp)))
+        model.shard(Axes(tensor=Axis(None, rank, job.run.layout.tp)))
         found.append(count(model))
     return found
 

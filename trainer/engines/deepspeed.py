@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ...models.parallel.division import Part
+    from ...models.parallel.sharding import LocalShard
     from ..checkpoints.fragments import Fragment
     from ..layout.layout import LayoutConfig, Parallel
     from .engine import Precision, Update
@@ -240,7 +240,7 @@ def _partition(objective: Objective, settings: dict[str, Any], parallel: Paralle
             cut = own[0].convert_to_zero_parameters  # type: ignore[attr-defined]
 
 
-def _bucket(parts: Mapping[str, Part], device: str) -> int:
+def _bucket(parts: Mapping[str, LocalShard], device: str) -> int:
     numel = sum(math.prod(part.local) for part in parts.values())
     return min(-(-numel // 256) * 256, LARGEST_BUCKET[device])  # DeepSpeed wants an even number
 

@@ -16,7 +16,7 @@ from ...models.documents import Documents
 from ...models.model import Model
 from ...models.operators import Operator
 from ...models.parallel.axes import ALONE, Axis
-from ...models.parallel.division import Part
+from ...models.parallel.sharding import LocalShard
 from ...models.parallel.tensor import highest
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ def parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return {_logical(name): parameter for name, parameter in module.named_parameters()}
 
 
-def parts(objective: Objective) -> dict[str, Part]:
+def parts(objective: Objective) -> dict[str, LocalShard]:
     """What is here of each parameter. To be asked before an engine wraps or divides them."""
-    whole = {name: Part(tuple(p.shape)) for name, p in parameters(objective).items()}
-    return objective.model.parts or whole
+    whole = {name: LocalShard(tuple(p.shape)) for name, p in parameters(objective).items()}
+    return objective.model.local_shards or whole
 
 
 def undecayed(module: nn.Module) -> set[str]:

@@ -15,7 +15,7 @@ from ...console.progress import as_bytes
 from ...dataplane.order.timeline import PhaseRows
 from ..cluster.ranks import joined
 from ..costs.memory import checkpoint_bytes
-from ..layout import checks as division
+from ..layout import checks as layout_checks
 from ..loop import evaluate
 from ..run.run import Job
 from ..weights import source as origins
@@ -59,7 +59,7 @@ def _layout(job: Job) -> None:
     lengths = [phase.seq_len for phase in job.plan.phases]
     if job.run.evaluate is not None and job.run.evaluate.seq_len is not None:
         lengths.append(job.run.evaluate.seq_len)
-    division.check(job.run.layout, job.processes, job.model, lengths)
+    layout_checks.check(job.run.layout, job.processes, job.model, lengths)
 
 
 def _vocabulary(job: Job) -> None:

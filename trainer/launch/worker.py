@@ -34,7 +34,7 @@ from ..engines.objective import Objective
 from ..folder import RunFolder
 from ..layout.layout import Parallel, join
 from ..loop import loaders as rows
-from ..loop.loop import Loop, Options
+from ..loop.loop import Loop, LoopOptions
 from ..loop.profiler import Profiler
 from ..record import speed as peak
 from ..record.steps import Records, Silent
@@ -108,7 +108,7 @@ def work(job: Job, watched: group.Watched, wanted: Start) -> int:
         lr_of(job),
         engine,
         parallel,
-        Options(
+        LoopOptions(
             micro_batch_tokens=run.micro_batch_tokens,
             seed=run.seed,
             guard=run.watch.guard,
@@ -157,7 +157,7 @@ def _join(job: Job) -> Parallel:
 
 def build_engine(job: Job, parallel: Parallel) -> Engine:
     model = build_meta(job.model)
-    model.divide(parallel.axes)
+    model.shard(parallel.axes)
     model.checkpointing = job.run.recompute
     precision = job.run.precision
     assert precision != "auto"

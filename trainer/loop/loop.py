@@ -58,7 +58,7 @@ class Recorder(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class LoopOptions:
     """How the loop goes about it."""
 
     micro_batch_tokens: int
@@ -81,7 +81,7 @@ class Loop:
         lr: Callable[[int], float],
         engine: Engine,
         parallel: Parallel,
-        options: Options,
+        options: LoopOptions,
         *,
         recorder: Recorder,
         saver: Saver | None = None,

@@ -16,7 +16,7 @@ from ..launch.launcher import threads_for
 from ..loop import evaluate
 from ..loop.batches import Plan
 from ..weights import source as origins
-from ..weights.source import Origin
+from ..weights.source import WeightSource
 from . import config as run_config
 from .config import RunConfig
 
@@ -77,7 +77,7 @@ class Job:
             return None
         return str(RunFolder(after["run"]).checkpoints / store.name(self.plan.first_step))
 
-    def origin(self) -> Origin | None:
+    def origin(self) -> WeightSource | None:
         """What gives the initial weights: the parent's checkpoint, or what init_from names."""
         source = self.run.init_from
         if self.parent is not None:

@@ -15,7 +15,7 @@ import torch
 
 from ...models.conversion.folders import write_model
 from ...models.weights import Weights
-from .source import Origin
+from .source import WeightSource
 
 if TYPE_CHECKING:
     from ...dataplane.tokenizers import Tokenizer
@@ -24,7 +24,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def export(
-    origin: Origin, out: str, format: str, *, dtype: str, tokenizer: Tokenizer | None
+    origin: WeightSource, out: str, format: str, *, dtype: str, tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
     """Write the folder `out`; what was written, for a program."""
     weights = origin.weights()

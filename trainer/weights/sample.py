@@ -14,7 +14,7 @@ from ...dataplane.tokenizers import TextError
 from ...models.generate import Sampling, generate
 from ...models.model import Model
 from ..layout.layout import DeviceKind, choose_device
-from .source import Origin
+from .source import WeightSource
 
 if TYPE_CHECKING:
     from ...dataplane.tokenizers import Tokenizer
@@ -31,7 +31,7 @@ class Sample:
 
 
 def sample(
-    origin: Origin,
+    origin: WeightSource,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     tokens: int,
@@ -58,7 +58,7 @@ def sample(
     return found
 
 
-def load(origin: Origin, device: DeviceKind = "auto") -> Model:
+def load(origin: WeightSource, device: DeviceKind = "auto") -> Model:
     """A model with these weights: fp32 on CPU, bf16 on a GPU."""
     place = choose_device(device)
     model = Model(origin.model)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...models.weights import Weights
 
 
-class Origin(Protocol):
+class WeightSource(Protocol):
     """Weights by their logical names, and the model that they are of."""
 
     @property
@@ -93,7 +93,7 @@ class Folder:
         return self._read[1]
 
 
-def find(path: str, step: int | None = None) -> Origin:
+def find(path: str, step: int | None = None) -> WeightSource:
     """What a path names; of a run, its newest checkpoint or that of a step."""
     folder = Path(path)
     run = RunFolder(path)
@@ -123,7 +123,7 @@ def find(path: str, step: int | None = None) -> Origin:
     )
 
 
-def check(origin: Origin, model: ModelConfig, *, moments: bool) -> None:
+def check(origin: WeightSource, model: ModelConfig, *, moments: bool) -> None:
     """Weights to begin with must be those of the model, parameter by parameter."""
     if moments and not isinstance(origin, Checkpoint):
         raise CheckpointError(

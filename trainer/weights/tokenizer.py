@@ -8,10 +8,10 @@ from ...dataplane.datasets import manifest as manifests
 from ...dataplane.order.plan import Plan
 from ...dataplane.tokenizers import Tokenizer
 from ..folder import RunFolder
-from .source import Checkpoint, Origin
+from .source import Checkpoint, WeightSource
 
 
-def of(origin: Origin, data: str | None) -> Tokenizer:
+def of(origin: WeightSource, data: str | None) -> Tokenizer:
     """That of a dataset, if one is named, or of the run that the weights are from."""
     if data is not None:
         return of_dataset(data)

@@ -249,8 +249,8 @@ def test_only_its_own_files_are_evicted(remote: str, tmp_path: Path, small_chunk
 FETCH_ALL = """
 import sys
 from pathlib import Path
-from headrace.dataplane.cache import Cache
-from headrace.dataplane.dataset import Dataset
+from headrace.dataplane.datasets.cache import Cache
+from headrace.dataplane.datasets.dataset import Dataset
 
 url, folder = sys.argv[1:]
 cache = Cache(Path(folder))
@@ -262,8 +262,8 @@ print(cache.fetched_bytes)
 CROSSED_TURNS = """
 import sys, threading, time
 from pathlib import Path
-from headrace.dataplane.cache import Cache
-from headrace.dataplane.manifest import Shard
+from headrace.dataplane.datasets.cache import Cache
+from headrace.dataplane.datasets.manifest import Shard
 
 folder, number = Path(sys.argv[1]), int(sys.argv[2])
 cache = Cache(folder / "cache")
@@ -287,7 +287,7 @@ print("done")
 HOLD_THE_LOCK = """
 import sys, time
 from pathlib import Path
-from headrace.dataplane.cache import Cache
+from headrace.dataplane.datasets.cache import Cache
 
 folder = Path(sys.argv[1])
 cache = Cache(folder)

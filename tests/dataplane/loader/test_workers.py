@@ -103,8 +103,8 @@ def test_workers_end_with_their_iterator(two_phases: Plan) -> None:
 
 READER = """
 import os, sys, time
-from headrace.dataplane.loader import Loader
-from headrace.dataplane.plan import Plan
+from headrace.dataplane.loader.loader import Loader
+from headrace.dataplane.order.plan import Plan
 
 if __name__ == "__mp_main__":  # a worker that is about to begin
     os.write(1, b"%d\\n" % os.getpid())  # in one piece: the other one writes there, too

@@ -41,7 +41,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     url = str(tmp_path / "file")
     storage.write(url, b"before")
     code = (
-        "import signal, resource, sys; from headrace.dataplane import storage\n"
+        "import signal, resource, sys; from headrace.dataplane.storage import storage\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         f"storage.write({url!r}, b'x' * 10000)"

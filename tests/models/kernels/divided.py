@@ -75,7 +75,7 @@ def gradients(model: Model, total: Tensor) -> dict[str, Tensor]:
     names, parameters = zip(*model.named_parameters(), strict=True)
     found = {}
     for name, own in zip(names, torch.autograd.grad(total, parameters), strict=True):
-        part = model.parts.get(name)
+        part = model.local_shards.get(name)
         found[name] = own.double()
         if part is not None and part.runs is not None:
             index = torch.cat([torch.arange(run.start, run.stop) for run in part.runs])
@@ -90,7 +90,7 @@ def apart(axes: Axes, pattern: str = ALL) -> float:
     _, weights = batch()
     documents = Documents.from_cu_seqlens(CUTS, (ROWS, LENGTH))
     wanted = loss(whole, ALONE, documents, weights.double())
-    divided.divide(axes)
+    divided.shard(axes)
     found = loss(divided, axes.context, documents.part(axes.context), weights)
     ours = gradients(divided, found)
     found = found.detach().double()

@@ -16,7 +16,7 @@ from headrace.models.config import load_model_config
 from headrace.models.documents import Documents
 from headrace.models.model import Model
 from headrace.models.parallel.axes import Axis
-from headrace.models.parallel.division import Part
+from headrace.models.parallel.sharding import LocalShard
 from headrace.models.parallel.tensor import group_runs
 
 EVERY = Path(__file__).parents[2] / "trainer" / "every.yaml"
@@ -75,7 +75,7 @@ def apart(ranks: Ranks, model: Model, *, summed: bool = True, **options: Any) ->
     return worst
 
 
-def place(whole: torch.Tensor, part: Part, gradient: np.ndarray) -> None:
+def place(whole: torch.Tensor, part: LocalShard, gradient: np.ndarray) -> None:
     index = part.take(torch.arange(whole.numel()).view(whole.shape)).flatten()
     whole.view(-1).index_add_(0, index, torch.from_numpy(gradient).flatten())
 

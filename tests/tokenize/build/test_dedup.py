@@ -8,7 +8,7 @@ import pytest
 from headrace.dataplane.storage import storage
 from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from headrace.tokenize.build import dedup
-from headrace.tokenize.build.settings import Job
+from headrace.tokenize.build.settings import BuildJob
 from headrace.tokenize.build.tasks import Task
 from headrace.tokenize.sources import SourceConfig
 
@@ -23,7 +23,7 @@ def test_the_first_of_equal_documents_stays(
 ) -> None:
     """Whatever part of the digests is sorted at once."""
     monkeypatch.setattr(dedup, "PART_BYTES", part)
-    job = Job(
+    job = BuildJob(
         url=str(tmp_path),
         format="arrow",
         compression=None,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from corpora import read_dataset, texts, write_jsonl
 
-from headrace.dataplane.shards import Documents
+from headrace.dataplane.shards import ShardDocuments
 from headrace.tokenize import sources
 from headrace.tokenize.build import shuffle
 from headrace.tokenize.build.shuffle import document_keys
@@ -19,9 +19,9 @@ from headrace.tokenize.sources import files, streams
 Run = Callable[..., Path]
 
 
-def documents(files: list[int], positions: list[int], pieces: list[int] | None) -> Documents:
+def documents(files: list[int], positions: list[int], pieces: list[int] | None) -> ShardDocuments:
     count = len(positions)
-    return Documents(
+    return ShardDocuments(
         tokens=np.zeros(count, np.uint16),
         starts=np.arange(count + 1),
         files=("a", "b"),
@@ -99,7 +99,7 @@ def test_the_order_is_that_of_the_keys(corpus: Path, run_build: Run) -> None:
     plain = read_dataset(run_build(corpus, out="plain"))
     out = run_build(corpus, shuffle=11)
     files = sorted({origin.file for origin, _, _ in plain})
-    held = Documents(
+    held = ShardDocuments(
         tokens=np.zeros(len(plain), np.uint16),
         starts=np.arange(len(plain) + 1),
         files=tuple(files),
@@ -117,7 +117,7 @@ def test_a_gather_holds_one_shard(
     read = shuffle.read_documents
     sizes: list[int] = []
 
-    def counting(*args: Any) -> Documents:
+    def counting(*args: Any) -> ShardDocuments:
         found = read(*args)
         sizes.append(found.size)
         return found

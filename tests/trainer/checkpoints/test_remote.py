@@ -20,7 +20,7 @@ from headrace.console.errors import CheckpointError, StorageError
 from headrace.dataplane.storage import storage
 from headrace.models.config import load_model_config
 from headrace.models.model import Model
-from headrace.models.parallel.division import Part
+from headrace.models.parallel.sharding import LocalShard
 from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.fragments import Fragment
 from headrace.trainer.checkpoints.policy import CheckpointConfig
@@ -50,14 +50,14 @@ def save(folder: Path, group: Any, steps: list[int], **policy: Any) -> None:
     for step in steps:
         where = {"row": step, "tokens": step, "plan_hash": "p", "updates": step, "ledger": ""}
         data = torch.full((30,), float(step))
-        fragment = Fragment("master.w", Part((30,)), 0, data)
+        fragment = Fragment("master.w", LocalShard((30,)), 0, data)
         keeper.save([fragment], RunState(step=step, seed=1, run="me", **where))
     keeper.wait()
 
 
 def read(path: Path | str, group: Any) -> float:
     target = torch.zeros(30)
-    saver.load(path, [Fragment("master.w", Part((30,)), 0, target)], group)
+    saver.load(path, [Fragment("master.w", LocalShard((30,)), 0, target)], group)
     assert target.eq(target[0]).all()
     return float(target[0])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.trainer.costs import describe
+from headrace.trainer.costs.memory import describe
 
 
 def test_the_description_adds_up(ask: Any) -> None:

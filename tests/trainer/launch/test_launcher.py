@@ -29,7 +29,7 @@ def test_all_ranks_run_and_know_their_place(tmp_path: Path) -> None:
 
 def test_the_first_ranks_error_is_the_runs(tmp_path: Path) -> None:
     script = """
-from headrace.trainer.group import Watched
+from headrace.trainer.cluster.ranks import Watched
 from headrace.console.errors import LayoutError
 watched = Watched()
 def wait_for(other):
@@ -51,7 +51,7 @@ sys.exit(1)
 
 def test_a_fault_of_ours_is_reported_with_its_rank_and_place(tmp_path: Path) -> None:
     script = """
-from headrace.trainer.group import Watched
+from headrace.trainer.cluster.ranks import Watched
 watched = Watched()
 try:
     if rank == 1: raise KeyError("unexpected")
@@ -93,7 +93,7 @@ time.sleep(1000)
 
 def test_a_run_that_hangs_says_where(tmp_path: Path) -> None:
     script = """
-from headrace.trainer.group import Watched
+from headrace.trainer.cluster.ranks import Watched
 watched = Watched()
 watched.beat("step 7")
 def stuck_here():
@@ -109,7 +109,7 @@ stuck_here()
 def test_a_start_that_hangs_says_where(tmp_path: Path) -> None:
     """Before any step, and with one rank further on than the other."""
     script = """
-from headrace.trainer.group import Watched
+from headrace.trainer.cluster.ranks import Watched
 watched = Watched()
 def joins():
     time.sleep(1000)
@@ -125,7 +125,7 @@ joins()
 
 def test_a_rank_that_is_stopped_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = """
-from headrace.trainer.group import Watched
+from headrace.trainer.cluster.ranks import Watched
 watched = Watched()
 watched.beat("step 3")
 if rank == 1:
@@ -149,7 +149,7 @@ def test_threads_fill_the_machine() -> None:
 def test_a_rank_that_said_why_is_believed_however_it_died(tmp_path: Path) -> None:
     """As when a library aborts while the interpreter ends."""
     script = """
-from headrace.trainer.group import Watched
+from headrace.trainer.cluster.ranks import Watched
 from headrace.console.errors import LayoutError
 Watched().fail(LayoutError("rank 0 cannot"))
 os.abort()

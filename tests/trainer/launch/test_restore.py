@@ -11,7 +11,7 @@ from headrace.trainer.launch import restore
 from headrace.trainer.run.request import Request
 from headrace.trainer.run.resolve import resolve
 
-TINY = str(Path(__file__).with_name("tiny.yaml"))
+TINY = str(Path(__file__).parents[1].joinpath("tiny.yaml"))
 
 
 class Unloaded:

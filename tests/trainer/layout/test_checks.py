@@ -9,7 +9,7 @@ from headrace.models.config import ModelConfig, load_model_config
 from headrace.trainer.layout.checks import check, problems
 from headrace.trainer.layout.layout import LayoutConfig
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")

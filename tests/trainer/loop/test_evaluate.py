@@ -23,7 +23,7 @@ from headrace.trainer.layout.layout import Parallel
 from headrace.trainer.loop.evaluate import EvaluateConfig, Evaluator, file_of
 from headrace.trainer.loop.evaluate import plan_of as held_out_plan
 
-TINY = Path(__file__).with_name("tiny.yaml")
+TINY = Path(__file__).parents[1].joinpath("tiny.yaml")
 
 
 @pytest.fixture

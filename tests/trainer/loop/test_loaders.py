@@ -11,7 +11,7 @@ from headrace.trainer.run.request import Request
 from headrace.trainer.run.resolve import resolve
 from headrace.trainer.run.run import Job
 
-TINY = str(Path(__file__).with_name("tiny.yaml"))
+TINY = str(Path(__file__).parents[1].joinpath("tiny.yaml"))
 PHASE = "{tokens: 512, seq_len: 16, batch: 128, weights: {web: 1}}"
 
 

@@ -21,7 +21,7 @@ from headrace.trainer.engines.optimizer import OptimizerConfig
 from headrace.trainer.layout.layout import Parallel
 from headrace.trainer.loop.batches import MicroBatch, micro_batches, micro_rows
 from headrace.trainer.loop.guard import Guard
-from headrace.trainer.loop.loop import Loop, Options, StepRecord
+from headrace.trainer.loop.loop import Loop, LoopOptions, StepRecord
 from headrace.trainer.loop.synthetic import SyntheticLoader, SyntheticPlan
 from headrace.trainer.run.config import SyntheticConfig
 
@@ -47,12 +47,12 @@ def steps(step: int, rows: int) -> Iterator[Sequence[MicroBatch]]:
 
 
 def make(parallel: Parallel, **options: Any) -> tuple[Loop, Kept]:
-    model = build_meta(load_model_config(Path(__file__).with_name("tiny.yaml")))
+    model = build_meta(load_model_config(Path(__file__).parents[1].joinpath("tiny.yaml")))
     engine = build(Fsdp2Config(), Objective(model), OptimizerConfig(lr=1e-2), "fp32", parallel)
     give(engine, initial_weights(model.config, 3))
     kept = Kept()
     rows = options.pop("steps", steps)
-    chosen = Options(**{"micro_batch_tokens": 32, "seed": 1, **options})
+    chosen = LoopOptions(**{"micro_batch_tokens": 32, "seed": 1, **options})
     loop = Loop(PLAN, rows, lambda step: 1e-2, engine, parallel, chosen, recorder=kept)
     return loop, kept
 

@@ -15,7 +15,7 @@ from headrace.trainer.run import run as jobs
 from headrace.trainer.run.request import Request
 from headrace.trainer.run.run import Job
 
-TINY = str(Path(__file__).with_name("tiny.yaml"))
+TINY = str(Path(__file__).parents[1].joinpath("tiny.yaml"))
 
 
 def saved(found: Job) -> Job:

@@ -25,7 +25,7 @@ from .axes import Axis
 
 
 @dataclass(frozen=True)
-class Cut:
+class Shard:
     """A process has a part along `dim`; of each of `parts`, whose sizes they are, if given."""
 
     dim: int
@@ -43,18 +43,18 @@ class Cut:
         )
 
 
-Division = Mapping[str, Cut]
+ShardingSpec = Mapping[str, Shard]
 """By the parameter's name, as seen from the module that says it."""
 
 
 @runtime_checkable
-class Divisible(Protocol):
-    def division(self, processes: int) -> Division:
+class Shardable(Protocol):
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
         """How the parameters are divided among so many."""
 
 
 @dataclass(frozen=True)
-class Part:
+class LocalShard:
     """What a process has of one parameter."""
 
     shape: tuple[int, ...]
@@ -82,50 +82,50 @@ class Part:
         return torch.cat(pieces, dim=self.dim)
 
 
-def outputs(name: str, linear: nn.Linear | SplitLinear, *, blocks: int = 1) -> Division:
+def outputs(name: str, linear: nn.Linear | SplitLinear, *, blocks: int = 1) -> ShardingSpec:
     """The matrix `name` is divided by what comes out of it, each of its parts by itself; where a
     part consists of so many blocks, each of these."""
     sizes = [len(linear.weight)]
     if isinstance(linear, SplitLinear):
         sizes = list(linear.parts.values())
-    cut = Cut(0, tuple(size // blocks for size in sizes for _ in range(blocks)))
+    cut = Shard(0, tuple(size // blocks for size in sizes for _ in range(blocks)))
     return {f"{name}.weight": cut, f"{name}.bias": cut}
 
 
-def inputs(name: str, *, parts: tuple[int, ...] = ()) -> Division:
+def inputs(name: str, *, parts: tuple[int, ...] = ()) -> ShardingSpec:
     """The matrix `name` is divided by what goes into it: what comes out is to be summed."""
-    return {f"{name}.weight": Cut(1, parts)}
+    return {f"{name}.weight": Shard(1, parts)}
 
 
-def filters(name: str, groups: int, processes: int) -> Division:
+def filters(name: str, groups: int, processes: int) -> ShardingSpec:
     """Filters that neighbouring channels share are divided where the processes divide them."""
-    return {name: Cut(0)} if groups % processes == 0 else {}
+    return {name: Shard(0)} if groups % processes == 0 else {}
 
 
-def divide(model: nn.Module, axis: Axis) -> dict[str, Part]:
+def shard_parameters(model: nn.Module, axis: Axis) -> dict[str, LocalShard]:
     """Keep this process's part of every parameter. Returns the parts, by the parameters' names.
 
     The model holds its whole parameters before, or stands on the meta device.
     """
     shared = axis.size > 1
     parts = {
-        name: Part(tuple(p.shape), shared=shared, stored=axis.rank == 0)
+        name: LocalShard(tuple(p.shape), shared=shared, stored=axis.rank == 0)
         for name, p in model.named_parameters()
     }
     if not shared:
         return parts
     for path, module in list(model.named_modules()):
-        if not isinstance(module, Divisible):
+        if not isinstance(module, Shardable):
             continue
         assert isinstance(module, nn.Module)
-        for name, rule in module.division(axis.size).items():
+        for name, rule in module.sharding_spec(axis.size).items():
             owner, _, leaf = name.rpartition(".")
             holder = module.get_submodule(owner)
             whole = getattr(holder, leaf)
             if whole is None:
                 continue
             runs = rule.runs(whole.shape[rule.dim], axis)
-            part = Part(tuple(whole.shape), rule.dim, runs)
+            part = LocalShard(tuple(whole.shape), rule.dim, runs)
             parts[f"{path}.{name}" if path else name] = part
             setattr(holder, leaf, nn.Parameter(part.take(whole.detach())))
     for module in model.modules():

@@ -52,7 +52,7 @@ def test_a_wrong_value_is_named(word: str, said: str) -> None:
 
 
 def test_the_shipped_runs_are_right() -> None:
-    folder = Path(config.__file__).parents[1] / "configs" / "runs"
+    folder = Path(config.__file__).parents[2] / "configs" / "runs"
     files = sorted(folder.glob("*.yaml"))
     assert files
     for file in files:
