@@ -39,6 +39,7 @@ def stepper(engine: str) -> tuple[int, Callable[[], None]]:
     from headrace.models.config import ModelConfig
     from headrace.models.model import initial_weights
     from headrace.models.operators import OPTIONS
+    from headrace.models.precision import PRECISIONS
     from headrace.trainer.cluster import ranks as group
     from headrace.trainer.engines import ENGINES as KNOWN
     from headrace.trainer.engines import build, give, optimizer
@@ -82,7 +83,7 @@ def stepper(engine: str) -> tuple[int, Callable[[], None]]:
     else:
         group.initialise("gloo", timedelta(minutes=5))
         parallel = join(LayoutConfig(), "cpu", timedelta(minutes=5))
-        ours = build(KNOWN[engine](), objective, settings, "fp32", parallel)
+        ours = build(KNOWN[engine](), objective, settings, PRECISIONS["fp32"], parallel)
         give(ours, initial_weights(config, 1))
 
         def step() -> None:

@@ -20,6 +20,7 @@ from headrace.models.config import load_model_config
 from headrace.models.documents import Documents
 from headrace.models.model import initial_weights
 from headrace.models.parallel.sharding import LocalShard
+from headrace.models.precision import PRECISIONS
 from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.fragments import KINDS
 from headrace.trainer.checkpoints.policy import CheckpointConfig
@@ -72,7 +73,7 @@ def make_engine(layout: str, parallel: Parallel, seed: int = 3, model: str = "ti
     shape = load_model_config(Path(__file__).with_name(f"{model}.yaml"))
     empty = build_meta(shape)
     empty.shard(parallel.axes)
-    engine = build(config, Objective(empty, Z_LOSS), optimizer, precision, parallel)  # type: ignore[arg-type]
+    engine = build(config, Objective(empty, Z_LOSS), optimizer, PRECISIONS[precision], parallel)
     give(engine, initial_weights(shape, seed))
     return engine
 

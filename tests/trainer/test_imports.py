@@ -19,6 +19,7 @@ from headrace.models.config import ModelConfig
 from headrace.models.accounting.count import build_meta
 from headrace.models.model import initial_weights
 from headrace.models.operators import OPTIONS
+from headrace.models.precision import PRECISIONS
 from headrace.trainer.cluster import ranks as group
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.run.config import SyntheticConfig
@@ -37,7 +38,7 @@ parallel = join(LayoutConfig(), "cpu", minute)
 operators = {"a": OPTIONS["attention"](heads=2), "g": OPTIONS["glu"](hidden=32)}
 config = ModelConfig(vocab_size=64, width=32, pattern="[a]*2", mlp="g", operators=operators)
 objective = Objective(build_meta(config))
-engine = build(Fsdp2Config(), objective, OptimizerConfig(), "fp32", parallel)
+engine = build(Fsdp2Config(), objective, OptimizerConfig(), PRECISIONS["fp32"], parallel)
 give(engine, initial_weights(config, 1))
 plan = SyntheticPlan(SyntheticConfig(steps=2, seq_len=32, batch_rows=4), 64, 1)
 def steps(step, rows):

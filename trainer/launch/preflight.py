@@ -54,8 +54,7 @@ def check_disk(job: Job) -> None:
 
 def _layout(job: Job) -> None:
     """What the engine cannot do, and what cannot be divided."""
-    assert job.run.precision != "auto"
-    job.run.engine.check(job.run.layout, job.processes, job.run.precision)
+    job.run.engine.check(job.run.layout, job.processes, job.precision)
     lengths = [phase.seq_len for phase in job.plan.phases]
     if job.run.evaluate is not None and job.run.evaluate.seq_len is not None:
         lengths.append(job.run.evaluate.seq_len)

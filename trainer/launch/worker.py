@@ -159,10 +159,8 @@ def build_engine(job: Job, parallel: Parallel) -> Engine:
     model = build_meta(job.model)
     model.shard(parallel.axes)
     model.checkpointing = job.run.recompute
-    precision = job.run.precision
-    assert precision != "auto"
     objective = Objective(model, job.run.z_loss)
-    return build(job.run.engine, objective, job.run.optimizer, precision, parallel)
+    return build(job.run.engine, objective, job.run.optimizer, job.precision, parallel)
 
 
 def lr_of(job: Job) -> Callable[[int], float]:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ...console import config as reader
-from ...console.config import Data, Lines, OneOf
+from ...console.config import Data, Lines, NameIn, OneOf
+from ...models.precision import PRECISIONS
 from ..checkpoints.policy import CheckpointConfig
 from ..cluster.slurm import SlurmConfig
 from ..engines import ENGINES, EngineConfig
@@ -128,7 +129,7 @@ class InitFrom:
 class RunConfig:
     seed: int = 1
     """Of the initial weights, and of whatever is random in a step."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    precision: Annotated[str, NameIn(PRECISIONS, "auto")] = "auto"
     """bf16: with fp32 masters, moments and sums of gradients. auto: bf16 on GPU, fp32 on CPU."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     z_loss: float = 0.0

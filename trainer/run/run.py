@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...console import config as reader
+from ...models.precision import PRECISIONS, Precision
 from ..checkpoints import store
 from ..folder import RunFolder
 from ..launch.launcher import threads_for
@@ -45,6 +46,10 @@ class Job:
         if self.run.threads is not None:
             return self.run.threads
         return threads_for(int(os.environ.get("LOCAL_WORLD_SIZE", self.processes)))
+
+    @property
+    def precision(self) -> Precision:
+        return PRECISIONS[self.run.precision]
 
     @property
     def dp(self) -> int:

@@ -27,7 +27,7 @@ def test_layouts_that_do_not_fit(ask: Any) -> None:
     with pytest.raises(LayoutError, match="does not divide the 4"):
         checks.check(ask("processes=4", "engine.kind=fsdp2", "engine.shard=3"))
     checks.check(ask("processes=4", "engine.kind=fsdp2", "engine.shard=2"))
-    with pytest.raises(LayoutError, match="gradients of bf16 in bf16") as caught:
+    with pytest.raises(LayoutError, match="sums bf16 gradients in bf16") as caught:
         checks.check(ask("engine.zero=0", "precision=bf16"))
     assert caught.value.hint is not None and "engine.zero=1" in caught.value.hint
     checks.check(ask("engine.zero=0", "precision=fp32"))

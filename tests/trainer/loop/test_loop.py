@@ -13,6 +13,7 @@ from headrace.console.errors import RunError
 from headrace.models.accounting.count import build_meta
 from headrace.models.config import load_model_config
 from headrace.models.model import initial_weights
+from headrace.models.precision import PRECISIONS
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.engines import build, give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
@@ -48,7 +49,9 @@ def steps(step: int, rows: int) -> Iterator[Sequence[MicroBatch]]:
 
 def make(parallel: Parallel, **options: Any) -> tuple[Loop, Kept]:
     model = build_meta(load_model_config(Path(__file__).parents[1].joinpath("tiny.yaml")))
-    engine = build(Fsdp2Config(), Objective(model), OptimizerConfig(lr=1e-2), "fp32", parallel)
+    engine = build(
+        Fsdp2Config(), Objective(model), OptimizerConfig(lr=1e-2), PRECISIONS["fp32"], parallel
+    )
     give(engine, initial_weights(model.config, 3))
     kept = Kept()
     rows = options.pop("steps", steps)
