@@ -41,7 +41,7 @@ def check_disk(job: Job) -> None:
         raise StorageError(
             f"cannot write to the run's folder {job.folder.root}: {there} "
             + ("may not be written to" if there.is_dir() else "is no folder"),
-            hint="choose another --out, or hint its permissions",
+            hint="choose another --out, or fix its permissions",
         )
     free = shutil.disk_usage(there).free
     if need > free:
