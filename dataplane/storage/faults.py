@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from collections.abc import Iterator
 
-from ...console.errors import StorageError
+from ...console.errors import StorageError, UserError
 
 PASSING = (408, 429, 500, 502, 503, 504)
 """Answers of a store that may be others in a while."""
@@ -72,3 +74,13 @@ def said(error: Exception) -> str:
     """The words of an error, or what stands for them."""
     silent = "it took too long" if isinstance(error, TimeoutError) else type(error).__name__
     return str(error) or silent
+
+
+@contextlib.contextmanager
+def located(where: str) -> Iterator[None]:
+    """Add the file `where` to user errors that name none."""
+    try:
+        yield
+    except UserError as error:
+        error.where = error.where or where
+        raise
