@@ -18,7 +18,7 @@ from ...dataplane.datasets.manifest import Shard
 from ...dataplane.shards import shard_format
 from ...dataplane.shards.documents import ShardDocuments
 from ...dataplane.storage import storage
-from ...dataplane.storage.faults import failed
+from ...dataplane.storage.faults import storage_error
 from .settings import BuildJob
 
 
@@ -45,7 +45,7 @@ def write_shard(
             return shard
         stored = _compress(out.read(), job.compression)
     except OSError as error:
-        raise failed("write", storage.join(url, folder), error) from None
+        raise storage_error("write", storage.join(url, folder), error) from None
     finally:
         out.discard()
     storage.write(storage.join(url, f"{name}.zstd"), stored)
