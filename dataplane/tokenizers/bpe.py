@@ -155,8 +155,8 @@ class BpeTokenizer:
                 why = self.slow_because or "it contains the name of a token"
                 raise TextError(
                     number,
-                    f"{len(text):,} characters are too many for the `tokenizers` library, which must encode "
-                    f"this text ({why})",
+                    f"{len(text):,} characters are too many for the `tokenizers` library, which "
+                    f"must encode this text ({why})",
                 )
             try:
                 encoding = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
