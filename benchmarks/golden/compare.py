@@ -13,15 +13,16 @@ Number = float | None
 
 @dataclass(frozen=True)
 class Bounds:
-    """Greatest relative difference that rounding may cause. It grows with the step, as rounding
-    does when a model trains on: start · (1 + step)^power, at most `most`."""
+    """Greatest relative difference that rounding may cause: start · 2^(step / doubling), at most
+    `most`. A difference of rounding grows exponentially while a model trains on."""
 
     start: float
-    power: float
+    doubling: float
+    """Steps in which the bound doubles."""
     most: float
 
     def at(self, step: int) -> float:
-        return min(self.start * (1 + step) ** self.power, self.most)
+        return float(min(self.start * 2 ** min(step / self.doubling, 64.0), self.most))
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,7 @@ def test_initial_taps_of_one_filter_one_percent_larger_fail(shop: Workshop, tmp_
 # Comparison
 
 LIMITS = Limits(loss=Bounds(1e-6, 1.0, 1e-3), norm=Bounds(1e-5, 1.0, 1e-2))
+"""Bounds that double with each step."""
 
 
 def curve(**changes: tuple[int, object]) -> Curve:
@@ -119,8 +120,8 @@ def test_the_ledger_is_compared_to_the_bit(limits: Limits | None) -> None:
 
 
 def test_bounds_grow_with_the_step() -> None:
-    assert difference(curve(), curve(loss=(3, 1.0 + 3.9e-6)), LIMITS) is None
-    found = difference(curve(), curve(loss=(2, 2.0 + 2 * 3.1e-6)), LIMITS)
+    assert difference(curve(), curve(loss=(3, 1.0 + 7.9e-6)), LIMITS) is None
+    found = difference(curve(), curve(loss=(2, 2.0 + 2 * 4.1e-6)), LIMITS)
     assert found is not None and (found.quantity, found.step) == ("loss", 2)
     assert Bounds(1e-6, 1.0, 1e-3).at(10**6) == 1e-3
 
