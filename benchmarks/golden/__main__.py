@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from .bounds import limits_of
-from .cases import FORMS, LAYOUTS, SHORT, THREADS, Case, GoldenError, choose
+from .cases import LAYOUTS, SHORT, THREADS, Case, GoldenError, choose
 from .compare import difference, spread
 from .recordings import FOLDER, Recording, circumstances
 from .trees import Curve, Tree, Workshop, checkout, full_hash, working_tree
@@ -42,7 +42,7 @@ def record(asked: argparse.Namespace) -> int:
         about = {"commit": tree.commit, "circumstances": circumstances(shop)}
         if tree.commit.endswith("+"):
             say("note: the working tree has changes that are not committed")
-        for case, curve, seconds in train(shop, cases, FORMS[form].steps, asked.jobs):
+        for case, curve, seconds in train(shop, cases, form, asked.jobs):
             recording = recordings[case.model]
             recording.put(case, curve, **about, data=shop.digest(case))
             say(f"{case}: {len(curve.loss)} steps in {seconds:.0f} s → {recording.file.name}")
@@ -70,7 +70,7 @@ def against_recordings(asked: argparse.Namespace) -> int:
     with tree_of(None) as tree, workshop(tree, asked.threads) as shop:
         here = circumstances(shop)
         kept = {case: files[case.model].get(case, shop.digest(case)) for case in cases}
-        for case, curve, seconds in train(shop, cases, FORMS[asked.form].steps, asked.jobs):
+        for case, curve, seconds in train(shop, cases, asked.form, asked.jobs):
             recorded = kept[case]
             other = [key for key in here if here[key] != recorded.circumstances.get(key)]
             exact = not other and not asked.rounding
@@ -103,7 +103,6 @@ def against_recordings(asked: argparse.Namespace) -> int:
 def side_by_side(asked: argparse.Namespace) -> int:
     """Train two trees and print a line for each case."""
     cases = choose(asked.form, asked.models, asked.layouts)
-    steps = FORMS[asked.form].steps
     for commit in filter(None, (asked.a, asked.b)):
         full_hash(commit)  # before the first is trained
     curves: list[dict[Case, Curve]] = []
@@ -113,7 +112,7 @@ def side_by_side(asked: argparse.Namespace) -> int:
             names.append(f"{commit or 'working tree'} ({tree.commit[:12]})")
             say(f"{names[-1]}")
             curves.append({})
-            for case, curve, seconds in train(shop, cases, steps, asked.jobs):
+            for case, curve, seconds in train(shop, cases, asked.form, asked.jobs):
                 curves[-1][case] = curve
                 say(f"  {case}: {len(curve.loss)} steps in {seconds:.0f} s, loss {curve.loss[-1]}")
     print(f"A {names[0]}\nB {names[1]}\n")
@@ -152,13 +151,13 @@ def workshop(tree: Tree, threads: int) -> Iterator[Workshop]:
 
 
 def train(
-    shop: Workshop, cases: Iterable[Case], steps: int, jobs: int
+    shop: Workshop, cases: Iterable[Case], form: str, jobs: int
 ) -> Iterator[tuple[Case, Curve, float]]:
     """Train the cases, several at a time; yield each as it ends, with its seconds."""
 
     def timed(case: Case) -> tuple[Case, Curve, float]:
         began = time.monotonic()
-        curve = shop.train(case, steps)
+        curve = shop.train(case, case.steps(form))
         return case, curve, time.monotonic() - began
 
     with ThreadPoolExecutor(jobs) as pool:

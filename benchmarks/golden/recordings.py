@@ -60,7 +60,8 @@ class Recorded:
 
 
 class Recording:
-    """The file of a model and a form. The ledger is stored once: no layout changes it."""
+    """The file of a model and a form. The ledger is stored once: no layout changes it. (A run of
+    fewer steps has its first hashes.)"""
 
     def __init__(self, model: str, form: str, folder: Path = FOLDER) -> None:
         self.model = model
@@ -78,9 +79,8 @@ class Recording:
                 if not self.ledger or not self.runs:
                     raise ValueError("it holds no run")
                 for run in self.runs.values():
-                    sizes = {len(self.ledger), len(run["loss"]), len(run["norm"])}
-                    if len(sizes) > 1:
-                        raise ValueError(f"curves of {sorted(sizes)} steps")
+                    if not 0 < len(run["loss"]) == len(run["norm"]) <= len(self.ledger):
+                        raise ValueError("curves and ledger have other numbers of steps")
                     for key in ("commit", "circumstances", "options", "data"):
                         run[key]
             except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -111,18 +111,19 @@ class Recording:
                 f"take the change back, or renew the recording: `make golden MODELS={case.model}"
                 f"{long}`",
             )
-        curve = Curve(ledger=self.ledger, loss=run["loss"], norm=run["norm"])
+        curve = Curve(ledger=self.ledger[: len(run["loss"])], loss=run["loss"], norm=run["norm"])
         return Recorded(curve, run["commit"], run["circumstances"])
 
     def put(self, case: Case, curve: Curve, **about: Any) -> None:
         """Add a run, and write the file."""
-        if self.runs and curve.ledger != self.ledger:
+        both = min(len(curve.ledger), len(self.ledger))
+        if curve.ledger[:both] != self.ledger[:both]:
             raise GoldenError(
                 f"{case}: the ledger differs from that of {', '.join(self.runs)}",
                 "a layout must not change the ledger; if the data order was changed on purpose, "
                 f"renew all layouts: `make golden MODELS={case.model}`",
             )
-        self.ledger = curve.ledger
+        self.ledger = max(self.ledger, curve.ledger, key=len)
         self.runs[case.layout] = {
             **about,
             "options": case.words(),

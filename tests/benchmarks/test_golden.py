@@ -143,6 +143,17 @@ def test_a_longer_recording_is_compared_by_its_first_steps() -> None:
     assert difference(curve(loss=(0, 4.1)), short, None) is not None
 
 
+def test_runs_of_other_lengths_share_a_ledger(tmp_path: Path) -> None:
+    about = {"commit": "c", "circumstances": {}, "data": "d"}
+    short = Curve(ledger=["a"], loss=[4.0], norm=[1.0])
+    recording = Recording(CASE.model, "short", tmp_path)
+    tp2 = Case(CASE.model, "tp2")
+    for case, each in ((CASE, short), (tp2, curve()), (CASE, short)):
+        recording.put(case, each, **about)
+    read = Recording(CASE.model, "short", tmp_path).load()
+    assert read.get(CASE, "d").curve == short and read.get(tp2, "d").curve == curve()
+
+
 # Recordings
 
 
@@ -150,7 +161,7 @@ def test_each_case_of_the_short_form_is_recorded() -> None:
     for case in choose("short", [], []):
         file = Recording(case.model, "short").load()
         assert case.layout in file.runs, case
-        assert len(file.ledger) == FORMS["short"].steps
+        assert len(file.runs[case.layout]["loss"]) == case.steps("short")
         assert file.runs[case.layout]["options"] == case.words(), "renew the recording"
     assert set(LENGTHS) == set(SHORT)
 
@@ -163,8 +174,9 @@ def test_each_tiny_model_has_a_case() -> None:
 def test_the_forms_begin_alike() -> None:
     """A recording of the short form serves the shorter ones."""
     for name in ("shortest", "quick"):
-        assert FORMS[name].steps <= FORMS["short"].steps
-        assert set(choose(name, [], [])) <= set(choose("short", [], []))
+        cases = choose(name, [], [])
+        assert set(cases) <= set(choose("short", [], []))
+        assert all(case.steps(name) <= case.steps("short") for case in cases)
 
 
 def test_the_corpus_has_the_same_bytes_each_time(tmp_path: Path) -> None:
