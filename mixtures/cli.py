@@ -50,10 +50,10 @@ def new(datasets: tuple[str, ...], out: str | None, force: bool, as_json: bool) 
 def check(ctx: click.Context, file: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Say everything that is wrong with a mixture."""
     from ..console.errors import ConfigError, UserError
-    from .planning.open_plan import open_target
+    from .planning.open_plan import open_plan
 
     try:
-        plan = open_target(file, overrides).plan
+        plan = open_plan(file, overrides).plan
     except UserError as error:
         if not as_json:
             raise
@@ -87,11 +87,11 @@ def plan(
     as_json: bool,
 ) -> None:
     """Show how many rows, tokens and epochs each source gets."""
-    from .planning.open_plan import open_target
+    from .planning.open_plan import open_plan
     from .view.summary import summarize
     from .view.table import as_data, table
 
-    target = open_target(file, overrides)
+    target = open_plan(file, overrides)
     summary = summarize(target.stream, target.branch)
     if out is not None:
         target.plan.save(out)
@@ -109,12 +109,12 @@ def plan(
 @command.json_option
 def plot(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> None:
     """Draw weights, learning rate, tokens and epochs over the tokens of a plan."""
-    from .planning.open_plan import open_target
+    from .planning.open_plan import open_plan
     from .view.curves import curves
     from .view.plot import draw, kind_of
 
     kind_of(out)
-    found = curves(open_target(file, overrides).stream)
+    found = curves(open_plan(file, overrides).stream)
     draw(found, out)
     if as_json:
         command.emit({"file": out, **found.as_data()})
@@ -147,18 +147,18 @@ def audit(
     shows the losses that the run recorded.
     With --document: at which rows a document was, or will be, seen.
     """
-    from .audit.audit import Auditor
-    from .audit.audit_rows import SeenRow
-    from .audit.recorded_step import recorded
-    from .planning.open_plan import open_target
+    from .audit.audit_rows import AuditedRow
+    from .audit.auditor import Auditor
+    from .audit.recorded_step import describe_recorded_step
+    from .planning.open_plan import open_plan
 
     if [rows, step, document].count(None) != 2:
         raise click.UsageError("name one of --rows, --step and --document")
     if source is not None and document is None:
         raise click.UsageError("--source belongs to --document")
     span = _span(rows) if rows is not None else None
-    target = open_target(file, overrides)
-    seen: Iterable[SeenRow]
+    target = open_plan(file, overrides)
+    seen: Iterable[AuditedRow]
     auditor = Auditor(target, text=text)
     if document is not None:
         for found in auditor.find(document, source):
@@ -169,7 +169,7 @@ def audit(
         seen, proven = auditor.step(step)
         if proven and target.run is not None:
             command.say(f"the {len(seen)} rows of step {step:,} hash to what the ledger says")
-            if came_to := recorded(target.run, step):
+            if came_to := describe_recorded_step(target.run, step):
                 command.say(came_to)
         elif target.ledger:
             command.say(f"the run has not taken step {step} yet: this is what it will see")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from ..console.errors import ConfigError, Problem
 from ..console.progress import human
 from ..console.yaml_text import value
-from .planning.sources import Opened, disagreements, open_sources
+from .planning.open_sources import OpenedSource, open_sources, source_mismatches
 from .spec.mixture import SourceSpec
 
 SEQ_LEN = 4096
@@ -53,7 +53,7 @@ def template(urls: Sequence[str]) -> str:
     """The YAML of a mixture of these datasets, each in proportion to its tokens."""
     specs = _named(urls)
     opened, wrong = open_sources(specs)
-    wrong += disagreements(opened, None)
+    wrong += source_mismatches(opened, None)
     if wrong:
         problems = [Problem(specs[str(path[1])].data, what) for path, what in wrong]
         raise ConfigError("the datasets", problems)
@@ -123,7 +123,7 @@ def _word(part: str) -> str:
     return re.sub(r"[\W_]+", "-", part.lower()).strip("-")
 
 
-def _shares(opened: Mapping[str, Opened], total: int) -> dict[str, float]:
+def _shares(opened: Mapping[str, OpenedSource], total: int) -> dict[str, float]:
     """Shares in proportion to tokens, with as few decimals as the smallest source allows (tables
     grow with them), that sum to one."""
     smallest = min(source.tokens for source in opened.values()) / total

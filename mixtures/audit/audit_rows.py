@@ -10,7 +10,7 @@ from ...dataplane.shards import DocumentOrigin
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeenDocument:
+class DocumentInRow:
     """A document of a row."""
 
     document: int
@@ -23,13 +23,13 @@ class SeenDocument:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeenRow:
+class AuditedRow:
     row: int
     step: int
     phase: str
     source: str
     epoch: int
-    documents: tuple[SeenDocument, ...]
+    documents: tuple[DocumentInRow, ...]
     tokens_hash: str
     text: str | None = None
 
@@ -57,7 +57,7 @@ class SeenRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sighting:
+class Occurrence:
     """A row that has tokens of a document."""
 
     row: int
@@ -72,14 +72,14 @@ class Sighting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Whereabouts:
+class AuditedDocument:
     """A document, and all rows of the plan that have it."""
 
     source: str
     document: int
     origin: DocumentOrigin
     tokens: int
-    sightings: tuple[Sighting, ...]
+    sightings: tuple[Occurrence, ...]
     text: str | None = None
 
     def as_json(self) -> Iterator[str]:

@@ -8,7 +8,7 @@ from ...dataplane.runlog.reader import METRICS, StepLines
 from ...dataplane.storage import storage
 
 
-def recorded(run: str, step: int) -> str | None:
+def describe_recorded_step(run: str, step: int) -> str | None:
     """A step's losses beside those of the step before, for a person; None if there are none."""
     file = storage.join(run, METRICS)
     if not storage.exists(file):

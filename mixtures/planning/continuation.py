@@ -13,11 +13,11 @@ import numpy as np
 from ...dataplane.order.permutation import Int64
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
-from .branch import Branch, debts
+from .branch_point import BranchPoint, inherited_debts
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceInherited:
+class InheritedSource:
     """What a source brings along from the run that a plan continues."""
 
     source: str
@@ -40,21 +40,21 @@ class Continuation:
     row: int
     step: int
     token: int
-    sources: tuple[SourceInherited, ...]
+    sources: tuple[InheritedSource, ...]
 
 
-def standing(order: SourceOrder, position: Position, length: int) -> float:
+def epochs_consumed(order: SourceOrder, position: Position, length: int) -> float:
     """Epochs behind a position."""
     left = order.rows(position.epoch, 1) - position.row * length
     return position.epoch + 1 - left / max(order.tokens - 1, 1)
 
 
-def continuation(stream: Stream, branch: Branch) -> Continuation:
+def continuation(stream: Stream, branch: BranchPoint) -> Continuation:
     """What the plan of `stream` inherits from the run that it branches from."""
     plan, before = stream.plan, branch.plan
     length, first = branch.last_phase.seq_len, plan.phases[0].seq_len
     names = [source.name for source in plan.sources]
-    owed = debts(branch, plan)
+    owed = inherited_debts(branch, plan)
     found = []
     for index, source in enumerate(before.sources):
         number = names.index(source.name)
@@ -68,9 +68,9 @@ def continuation(stream: Stream, branch: Branch) -> Continuation:
         sibling = _taken(branch.stream, index, branch.row)
         mine = _taken(stream, number, plan.first_row)
         found.append(
-            SourceInherited(
+            InheritedSource(
                 source=source.name,
-                stands_at=standing(source.order, here, length),
+                stands_at=epochs_consumed(source.order, here, length),
                 passed_over=left if heir.start.epoch > here.epoch else left - taken_up,
                 sibling_tokens=sum(_length(spans) for spans in sibling.values()),
                 shared_tokens=sum(

@@ -14,26 +14,26 @@ from ...dataplane.runlog import ledger
 from ...dataplane.storage import storage
 from ..spec.mixture import After
 from ..spec.tolerant_read import read
-from .branch import PLAN, Branch, open_branch
-from .resolve import resolve_draft
+from .branch_point import PLAN, BranchPoint, open_branch_point
+from .resolve_mixture import resolve_draft
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Target:
+class OpenedPlan:
     stream: Stream
     run: str | None = None
     """The run's folder, where it is one."""
 
     @cached_property
-    def branch(self) -> Branch | None:
+    def branch(self) -> BranchPoint | None:
         """What the plan continues, if it does and that can still be read."""
         parent = self.plan.parent
         if parent is None:
             return None
         try:
-            branch = open_branch(After(run=parent.run, step=self.plan.first_step))
+            branch = open_branch_point(After(run=parent.run, step=self.plan.first_step))
             if (branch.plan.hash, branch.row) != (parent.hash, parent.row):
                 raise PlanError(f"the run {parent.run} follows another plan now")
             return branch
@@ -52,7 +52,7 @@ class Target:
         return file if file and storage.exists(file) else None
 
 
-def open_target(name: str, overrides: Sequence[str] = ()) -> Target:
+def open_plan(name: str, overrides: Sequence[str] = ()) -> OpenedPlan:
     """Resolve a YAML; load a plan, or the plan of a run. Plans and runs may lie at any URL."""
     run = name if _is_folder(name) else None
     if run and not storage.exists(storage.join(run, PLAN)):
@@ -61,11 +61,11 @@ def open_target(name: str, overrides: Sequence[str] = ()) -> Target:
             hint="name a mixture YAML, a plan.json or the folder of a run",
         )
     if not run and not name.endswith(".json"):
-        return Target(resolve_draft(read(name, overrides)))
+        return OpenedPlan(resolve_draft(read(name, overrides)))
     if overrides:
         problem = Problem(overrides[0].partition("=")[0], "a plan is fixed: change its mixture")
         raise ConfigError("the overrides on the command line", [problem])
-    return Target(Stream(Plan.load(storage.join(run, PLAN) if run else name)), run=run)
+    return OpenedPlan(Stream(Plan.load(storage.join(run, PLAN) if run else name)), run=run)
 
 
 def _is_folder(name: str) -> bool:

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from ...console.errors import PlanError
 from ...dataplane.order.plan import Phase, Stretch
-from ..spec.mixture import PhaseSpec, ends
+from ..spec.mixture import PhaseSpec, endpoints, exact_fraction
 
 PERIODS = (1 << 14, 1 << 17, 1 << 20)
 """Sizes of tables. A small one is made sooner: a million rows take some ten seconds."""
@@ -26,23 +26,18 @@ RAMP_END = 1 << 7
 Shares = tuple[Fraction, ...]
 
 
-def exact(value: float) -> Fraction:
-    """The decimal that was written: 0.1 is one tenth."""
-    return Fraction(repr(value))
-
-
 def phase_shares(
     phase: PhaseSpec, sources: Sequence[str], replays: Mapping[str, Shares]
 ) -> tuple[Shares, Shares]:
     """Each source's share at the phase's beginning and at its end, replayed phases dissolved."""
     shares = ([Fraction(0)] * len(sources), [Fraction(0)] * len(sources))
     for name, weight in phase.weights.items():
-        for side, value in enumerate(ends(weight)):
+        for side, value in enumerate(endpoints(weight)):
             if name in replays:
                 for index, part in enumerate(replays[name]):
-                    shares[side][index] += exact(value) * part
+                    shares[side][index] += exact_fraction(value) * part
             else:
-                shares[side][sources.index(name)] += exact(value)
+                shares[side][sources.index(name)] += exact_fraction(value)
     first, last = (_normal(side) for side in shares)
     return first, last
 

@@ -16,8 +16,15 @@ from typing import NamedTuple
 from ...console.explain import nearest
 from ...console.yaml_text import Path
 from ...dataplane.storage import storage
-from ..planning.shares import exact
-from .mixture import LearningRate, Mixture, PhaseSpec, Settled, ends, settled
+from .mixture import (
+    LearningRate,
+    Mixture,
+    PhaseSpec,
+    SizedPhase,
+    endpoints,
+    exact_fraction,
+    sized_phases,
+)
 
 TOLERANCE = 1e-6
 """How far from 1 a phase's shares may be: 0.333 three times is refused, 0.3333333 is not."""
@@ -43,8 +50,12 @@ class Inherited:
     batch: int
 
 
-def findings(
-    mixture: Mixture, inherited: Inherited | None, *, lost: Sequence[str] = (), blind: bool = False
+def check_mixture(
+    mixture: Mixture,
+    inherited: Inherited | None,
+    *,
+    unreadable: Sequence[str] = (),
+    names_incomplete: bool = False,
 ) -> Iterator[Finding]:
     """`lost` are names of sources and phases that cannot be read. With `blind` there are more, of
     which not even the names are known."""
@@ -56,17 +67,22 @@ def findings(
             yield Finding((name,), f"is {value:,}; it must be at least 1")
     replayable = list(inherited.phases) if inherited else []
     for name, phase in mixture.phases.items():
-        known = [*mixture.sources, *(inherited.sources if inherited else ()), *replayable, *lost]
+        known = [
+            *mixture.sources,
+            *(inherited.sources if inherited else ()),
+            *replayable,
+            *unreadable,
+        ]
         if inherited and name in inherited.phases:
             yield Finding(
                 ("phases", name),
                 "the run that this continues has a phase of this name; replay it under another",
             )
-        yield from _weight_findings(name, phase, mixture, None if blind else known)
+        yield from _weight_findings(name, phase, mixture, None if names_incomplete else known)
         replayable.append(name)
     before = (inherited.seq_len, inherited.batch) if inherited else (None, None)
-    for each in settled(mixture, *before):
-        yield from _size_findings(each, mixture.chunk, needed=not (blind or lost))
+    for each in sized_phases(mixture, *before):
+        yield from _size_findings(each, mixture.chunk, needed=not (names_incomplete or unreadable))
         yield from _rate_findings(each.name, each.spec)
 
 
@@ -111,13 +127,13 @@ def _weight_findings(
             yield Finding((*place, key), "a changing share has both `from` and `to`")
             sums = None
             continue
-        for edge, value in enumerate(ends(weight)):
+        for edge, value in enumerate(endpoints(weight)):
             if not math.isfinite(value) or value < 0:
                 yield Finding((*place, key), f"is {value:g}; a share is 0 or more")
                 sums = None
                 break
             if sums is not None:
-                sums[edge] += exact(value)
+                sums[edge] += exact_fraction(value)
     if sums is None:
         return
     edges = {"": sums[0]}
@@ -130,7 +146,7 @@ def _weight_findings(
             yield Finding(place, f"the shares sum to {float(total):.6g}{when}; they must sum to 1")
 
 
-def _size_findings(phase: Settled, chunk: int | None, *, needed: bool) -> Iterator[Finding]:
+def _size_findings(phase: SizedPhase, chunk: int | None, *, needed: bool) -> Iterator[Finding]:
     place: Path = ("phases", phase.name)
     sound = True
     for key in ("seq_len", "batch"):

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Literal
 
 Weight = float | dict[Literal["from", "to"], float]
@@ -106,7 +107,7 @@ class Mixture:
 
 
 @dataclass(frozen=True)
-class Settled:
+class SizedPhase:
     """A phase with the sequence length and batch that hold in it; None where none was given."""
 
     name: str
@@ -115,16 +116,21 @@ class Settled:
     batch: int | None
 
 
-def settled(mixture: Mixture, seq_len: int | None, batch: int | None) -> Iterator[Settled]:
+def sized_phases(mixture: Mixture, seq_len: int | None, batch: int | None) -> Iterator[SizedPhase]:
     """The phases in order, after one with this sequence length and batch."""
     for name, spec in mixture.phases.items():
         seq_len = seq_len if spec.seq_len is None else spec.seq_len
         batch = batch if spec.batch is None else spec.batch
-        yield Settled(name, spec, seq_len, batch)
+        yield SizedPhase(name, spec, seq_len, batch)
 
 
-def ends(weight: Weight) -> tuple[float, float]:
+def endpoints(weight: Weight) -> tuple[float, float]:
     """A share at the phase's beginning and at its end."""
     if isinstance(weight, Mapping):
         return weight["from"], weight["to"]
     return weight, weight
+
+
+def exact_fraction(value: float) -> Fraction:
+    """Return the decimal as it was written: 0.1 is one tenth."""
+    return Fraction(repr(value))

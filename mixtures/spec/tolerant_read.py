@@ -32,28 +32,28 @@ class Draft:
     lines: Lines = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     """What has the wrong shape."""
-    missing: list[Path] = field(default_factory=list)
+    removed: list[Path] = field(default_factory=list)
     """What was taken out therefore."""
     damaged: list[Path] = field(default_factory=list)
     """Entries in which something was; they are there, whatever is left of them."""
 
     @property
-    def lost(self) -> list[str]:
+    def unreadable_names(self) -> list[str]:
         """Sources and phases that the YAML has and that could not be read at all."""
-        return [str(path[1]) for path in self.missing if len(path) == 2]
+        return [str(path[1]) for path in self.removed if len(path) == 2]
 
     @property
-    def headless(self) -> bool:
+    def lacks_section(self) -> bool:
         """Whether a whole section is missing: nobody knows what it would have brought."""
-        return any(len(path) == 1 for path in self.missing)
+        return any(len(path) == 1 for path in self.removed)
 
     def problem(self, finding: Finding) -> Problem | None:
         """A finding with its line, unless it only follows from what has the wrong shape."""
         path = finding.path
-        gone = any(path[: len(other)] == other for other in self.missing)
-        emptied = len(path) == 1 and any(other[0] == path[0] for other in self.missing)
+        gone = any(path[: len(other)] == other for other in self.removed)
+        emptied = len(path) == 1 and any(other[0] == path[0] for other in self.removed)
         # What is not there may be there, misspelt.
-        torn = self.headless or any(path[: len(entry)] == entry for entry in self.damaged)
+        torn = self.lacks_section or any(path[: len(entry)] == entry for entry in self.damaged)
         if gone or emptied or (torn and path not in self.lines):
             return None
         return Problem(dotted(path), finding.what, line_of(self.lines, path))
@@ -61,10 +61,10 @@ class Draft:
 
 def read(file: str | FilePath, overrides: Sequence[str] = ()) -> Draft:
     data, lines = config.read_yaml(file)
-    return draft(config.apply_overrides(data, overrides, lines), str(file), lines)
+    return build_draft(config.apply_overrides(data, overrides, lines), str(file), lines)
 
 
-def draft(data: dict[str, Any], source: str, lines: Lines) -> Draft:
+def build_draft(data: dict[str, Any], source: str, lines: Lines) -> Draft:
     """Build what can be built. If too little is left, what has the wrong shape is all there is."""
     data, found = deepcopy(data), Draft(Mixture(), source, lines)
     while True:
@@ -84,7 +84,7 @@ def draft(data: dict[str, Any], source: str, lines: Lines) -> Draft:
             for place in sorted(bad, key=len):
                 if at(data, place[:-1]) is not None:  # else it went with what it is a part of
                     del at(data, place[:-1])[place[-1]]
-                    found.missing.append(place)
+                    found.removed.append(place)
                     found.damaged += [place[:2]] if place[0] in NAMED else []
 
 

@@ -13,7 +13,7 @@ from ...dataplane.order.permutation import Int64
 from ...dataplane.order.plan import Plan
 from ...dataplane.order.stream import Stream
 from ..learning_rate import lr_at
-from ..planning.continuation import standing
+from ..planning.continuation import epochs_consumed
 
 Float64 = npt.NDArray[np.float64]
 
@@ -70,7 +70,10 @@ def curves(stream: Stream) -> Curves:
     taken, tokens = _taken(stream, rows)
     sizes = np.array([source.order.tokens for source in plan.sources], np.float64)
     begun = np.array(
-        [standing(source.order, source.start, plan.phases[0].seq_len) for source in plan.sources]
+        [
+            epochs_consumed(source.order, source.start, plan.phases[0].seq_len)
+            for source in plan.sources
+        ]
     )
     edges, shares = _shares(plan)
     lr_tokens, lr = _rates(plan)

@@ -16,8 +16,8 @@ from ...dataplane.order.permutation import Int64
 from ...dataplane.order.plan import Phase, Plan
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
-from ..planning.branch import Branch
-from ..planning.continuation import Continuation, continuation, standing
+from ..planning.branch_point import BranchPoint
+from ..planning.continuation import Continuation, continuation, epochs_consumed
 from ..planning.shares import drawn_shares
 
 
@@ -73,7 +73,7 @@ class Summary:
     """What is inherited; known where what is continued is at hand."""
 
 
-def summarize(stream: Stream, branch: Branch | None = None) -> Summary:
+def summarize(stream: Stream, branch: BranchPoint | None = None) -> Summary:
     """What a plan takes. `branch` is what it continues, as far as that is at hand."""
     plan = stream.plan
     edges = [phase.first_row for phase in plan.phases] + [plan.last_row]
@@ -119,7 +119,7 @@ def _phase_use(stream: Stream, phase: Phase, rows: Int64, skipped: Int64 | None)
                 rows=int(rows[index]),
                 tokens=int(rows[index]) * length,
                 epochs=int(rows[index]) * length / source.order.tokens,
-                stands_at=standing(source.order, ended[index], length),
+                stands_at=epochs_consumed(source.order, ended[index], length),
                 share_asked=float(asked[index]),
                 share=int(rows[index]) / phase.rows,
                 left_over=_left_over(source.order, begun[index], ended[index], length),

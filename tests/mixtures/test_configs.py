@@ -11,7 +11,7 @@ import headrace.configs
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
 from headrace.mixtures.learning_rate import lr_factor
-from headrace.mixtures.planning.resolve import resolve_file
+from headrace.mixtures.planning.resolve_mixture import resolve_file
 from headrace.mixtures.spec.tolerant_read import read
 from headrace.mixtures.view.summary import summarize
 

@@ -9,7 +9,7 @@ from plan_data import write_head
 
 from headrace.console import yaml_text
 from headrace.console.errors import ConfigError
-from headrace.mixtures.planning.resolve import resolve_file
+from headrace.mixtures.planning.resolve_mixture import resolve_file
 from headrace.mixtures.template import _count, template
 
 

@@ -137,7 +137,7 @@ def _unnamed_model(run: RunConfig, folder: RunFolder) -> ModelConfig:
 
 def _planned(request: Request, folder: RunFolder) -> Plan | None:
     """The mixture's plan; a run that has begun has its own."""
-    from ...mixtures.planning.resolve import resolve_file
+    from ...mixtures.planning.resolve_mixture import resolve_file
 
     if request.mixture is None or folder.begun:
         return None

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from headrace.console.errors import PlanError
 from headrace.dataplane.order.plan import Phase
-from headrace.mixtures.planning.shares import average, drawn_shares, exact, phase_shares, stretches
-from headrace.mixtures.spec.mixture import PhaseSpec
+from headrace.mixtures.planning.shares import average, drawn_shares, phase_shares, stretches
+from headrace.mixtures.spec.mixture import PhaseSpec, exact_fraction
 
 F = Fraction
 
 
 def test_a_share_is_the_decimal_that_was_written():
-    assert exact(0.1) == F(1, 10)
-    assert exact(1e-7) == F(1, 10**7)
-    assert sum(map(exact, (0.1, 0.2, 0.7))) == 1  # as floats they do not
+    assert exact_fraction(0.1) == F(1, 10)
+    assert exact_fraction(1e-7) == F(1, 10**7)
+    assert sum(map(exact_fraction, (0.1, 0.2, 0.7))) == 1  # as floats they do not
 
 
 def test_a_replay_dissolves_into_its_sources():

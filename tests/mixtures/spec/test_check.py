@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace.console.errors import ConfigError
-from headrace.mixtures.planning.resolve import resolve_file
+from headrace.mixtures.planning.resolve_mixture import resolve_file
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from headrace.console.errors import ConfigError
 from headrace.dataplane.order.stream import Stream
 from headrace.mixtures.learning_rate import lr_at
-from headrace.mixtures.planning.resolve import resolve
+from headrace.mixtures.planning.resolve_mixture import resolve
 from headrace.mixtures.spec.mixture import LearningRate, Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.view.curves import MOST, curves
 from headrace.mixtures.view.plot import _apart, draw

@@ -8,8 +8,8 @@ from plan_data import served, write_run
 
 from headrace.dataplane.order.stream import Stream
 from headrace.mixtures.planning.continuation import _common
-from headrace.mixtures.planning.open_plan import Target
-from headrace.mixtures.planning.resolve import resolve
+from headrace.mixtures.planning.open_plan import OpenedPlan
+from headrace.mixtures.planning.resolve_mixture import resolve
 from headrace.mixtures.spec.mixture import After, Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.view.summary import summarize
 from headrace.mixtures.view.table import as_data, table
@@ -116,7 +116,7 @@ def test_a_branch_says_what_it_inherits_and_shares_with_its_sibling(
             },
         )
     )
-    target = Target(Stream(plan))
+    target = OpenedPlan(Stream(plan))
     summary = summarize(target.stream, target.branch)
     assert summary.continues is not None
     assert (summary.continues.step, summary.continues.row) == (21, row)

@@ -23,15 +23,15 @@ from ...dataplane.order.stream import Stream
 from ...dataplane.storage import storage
 from ..spec.check import Finding, Inherited
 from ..spec.mixture import After, Mixture, SourceSpec
+from .open_sources import OpenedSource
 from .shares import Shares, drawn_shares
-from .sources import Opened
 
 PLAN = "plan.json"
 CHECKPOINT = re.compile(r"^step-(\d+)$")
 
 
 @dataclass(frozen=True)
-class Branch:
+class BranchPoint:
     """The plan that is continued, and the row from which on it is not followed."""
 
     plan: Plan
@@ -78,7 +78,7 @@ class Branch:
         return found
 
 
-def open_branch(after: After) -> Branch:
+def open_branch_point(after: After) -> BranchPoint:
     """Where in another run a mixture begins."""
     plan = Plan.load(storage.join(after.run, PLAN))
     step = _newest_checkpoint(after.run) if after.step is None else after.step
@@ -92,7 +92,7 @@ def open_branch(after: After) -> Branch:
     else:
         at = plan.step(step)
         row, token = at.first_row, at.first_token
-    return Branch(plan, Stream(plan), row, step, token, after.run)
+    return BranchPoint(plan, Stream(plan), row, step, token, after.run)
 
 
 def _newest_checkpoint(run: str) -> int:
@@ -104,7 +104,7 @@ def _newest_checkpoint(run: str) -> int:
     return max(steps)
 
 
-def with_inherited_sources(mixture: Mixture, branch: Branch) -> Mixture:
+def with_inherited_sources(mixture: Mixture, branch: BranchPoint) -> Mixture:
     """The mixture with those of the run's sources that it weighs, by name or by a replay."""
     weighed = {name for phase in mixture.phases.values() for name in phase.weights}
     for phase, shares in branch.shares().items():
@@ -120,7 +120,7 @@ def with_inherited_sources(mixture: Mixture, branch: Branch) -> Mixture:
     return replace(mixture, sources={**mixture.sources, **missing})
 
 
-def findings(branch: Branch, opened: Mapping[str, Opened]) -> Iterator[Finding]:
+def source_conflicts(branch: BranchPoint, opened: Mapping[str, OpenedSource]) -> Iterator[Finding]:
     """Sources that are not what they were in the run that is continued."""
     before = {source.name: source for source in branch.plan.sources}
     consumed = {source.dataset: source.name for source in branch.plan.sources}
@@ -145,8 +145,8 @@ def findings(branch: Branch, opened: Mapping[str, Opened]) -> Iterator[Finding]:
             )
 
 
-def continued(
-    fresh: SourceOrder, branch: Branch, index: int, length: int, lengths: Sequence[int]
+def continued_order(
+    fresh: SourceOrder, branch: BranchPoint, index: int, length: int, lengths: Sequence[int]
 ) -> tuple[SourceOrder, Position]:
     """A source's order after the run, and where it begins: that of the run where it fits, else
     one of what that left."""
@@ -168,7 +168,7 @@ def continued(
     return replace(fresh, rest=rest), Position(epoch=position.epoch)
 
 
-def debts(branch: Branch, plan: Plan) -> tuple[Fraction, ...]:
+def inherited_debts(branch: BranchPoint, plan: Plan) -> tuple[Fraction, ...]:
     """The tokens that each source of a plan after the run is still owed. What the sources that are
     weighed no more were owed is taken from those that were owed the other way, so that none is
     owed more than it was."""
@@ -187,7 +187,7 @@ def debts(branch: Branch, plan: Plan) -> tuple[Fraction, ...]:
     return tuple(owed)
 
 
-def replayed(branch: Branch, names: Sequence[str]) -> dict[str, Shares]:
+def replayed_shares(branch: BranchPoint, names: Sequence[str]) -> dict[str, Shares]:
     """By phase of the run, the shares of this mixture's sources when it is replayed."""
     return {
         phase: tuple(shares.get(name, Fraction(0)) for name in names)

@@ -16,8 +16,8 @@ from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
 from headrace.dataplane.storage import storage
 from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
-from headrace.mixtures.audit.audit import Auditor
-from headrace.mixtures.planning.open_plan import Target, open_target
+from headrace.mixtures.audit.auditor import Auditor
+from headrace.mixtures.planning.open_plan import OpenedPlan, open_plan
 
 DOCUMENTS = {"web": random_documents(1, 120), "code": random_documents(2, 90, longest=40)}
 
@@ -82,7 +82,7 @@ def expected_rows(plan: Plan) -> list[dict]:
 
 
 def test_rows_hold_what_the_documents_say(plan):
-    seen = list(Auditor(Target(Stream(plan))).rows(range(plan.first_row, plan.last_row)))
+    seen = list(Auditor(OpenedPlan(Stream(plan))).rows(range(plan.first_row, plan.last_row)))
     assert len(seen) == plan.rows
     for row, wanted in zip(seen, expected_rows(plan), strict=True):
         data = json.loads(row.as_json())
@@ -98,7 +98,7 @@ def test_rows_hold_what_the_documents_say(plan):
 
 
 def test_rows_outside_of_the_plan_are_refused(plan):
-    auditor = Auditor(Target(Stream(plan)))
+    auditor = Auditor(OpenedPlan(Stream(plan)))
     for rows in (range(plan.last_row, plan.last_row + 1), range(plan.last_row + 1)):
         with pytest.raises(PlanError, match=f"rows 0 up to {plan.last_row}"):
             list(auditor.rows(rows))
@@ -108,7 +108,7 @@ def test_rows_outside_of_the_plan_are_refused(plan):
 
 def test_a_document_is_found_in_every_row_that_has_it(plan):
     rows = expected_rows(plan)
-    auditor = Auditor(Target(Stream(plan)))
+    auditor = Auditor(OpenedPlan(Stream(plan)))
     for name, documents in DOCUMENTS.items():
         for number in range(0, len(documents), 7):
             (found,) = auditor.find(str(number), name)
@@ -132,7 +132,7 @@ def test_a_document_is_found_in_every_row_that_has_it(plan):
 
 
 def test_a_document_is_found_by_its_own_id(plan):
-    auditor = Auditor(Target(Stream(plan)))
+    auditor = Auditor(OpenedPlan(Stream(plan)))
     both = list(auditor.find("id-41", None))
     assert [(found.source, found.document) for found in both] == [("web", 41), ("code", 41)]
     assert [found.document for found in auditor.find("id:id-41", "code")] == [41]
@@ -165,7 +165,7 @@ def run(tmp_path: Path, plan: Plan) -> Path:
 
 
 def test_a_run_s_steps_are_proven_by_its_ledger(run, plan):
-    auditor = Auditor(open_target(str(run)))
+    auditor = Auditor(open_plan(str(run)))
     for number in range(12):
         step = plan.step(number)
         rows, proven = auditor.step(number)
@@ -175,7 +175,7 @@ def test_a_run_s_steps_are_proven_by_its_ledger(run, plan):
 
 def test_documents_of_a_run_were_seen_or_will_be(run, plan):
     taken = plan.step(10).first_row
-    found = next(iter(Auditor(open_target(str(run))).find("3", "code")))
+    found = next(iter(Auditor(open_plan(str(run))).find("3", "code")))
     assert len(found.sightings) > 1
     assert [at.seen for at in found.sightings] == [at.row < taken for at in found.sightings]
     assert "seen in row" in found.as_text()
@@ -196,7 +196,7 @@ def test_a_ledger_that_does_not_fit_is_an_error(run, step):
         lines[step] = json.dumps({**entry, **changed})
         file.write_text("\n".join(lines) + "\n")
         with pytest.raises(IntegrityError, match=message):
-            Auditor(open_target(str(run))).step(step)
+            Auditor(open_plan(str(run))).step(step)
 
 
 def test_the_first_step_of_a_child_goes_on_from_its_parent_s_ledger(run, plan, tmp_path):
@@ -211,13 +211,15 @@ def test_the_first_step_of_a_child_goes_on_from_its_parent_s_ledger(run, plan, t
     folder.mkdir()
     child.save(folder / "plan.json")
     last = json.loads((run / "ledger.jsonl").read_text().splitlines()[-1])
-    rows = list(Auditor(Target(Stream(child))).rows(range(child.first_row, child.first_row + 8)))
+    rows = list(
+        Auditor(OpenedPlan(Stream(child))).rows(range(child.first_row, child.first_row + 8))
+    )
     state = hashlib.blake2b(bytes.fromhex(last["hash"]), digest_size=16)
     for row in rows:
         state.update(bytes.fromhex(row.tokens_hash))
     entry = {"step": 10, "first_row": child.first_row, "rows": 8, "hash": state.hexdigest()}
     (folder / "ledger.jsonl").write_text(json.dumps(entry) + "\n")
-    _, proven = Auditor(open_target(str(folder))).step(10)
+    _, proven = Auditor(open_plan(str(folder))).step(10)
     assert proven
 
 
@@ -225,10 +227,10 @@ def test_a_run_on_an_object_store_is_audited_where_it_is(run, tmp_path):
     url = f"memory://{tmp_path.name}/runs/audited"
     for name in ("plan.json", "ledger.jsonl"):
         storage.write(f"{url}/{name}", (run / name).read_bytes())
-    here, there = Auditor(open_target(str(run))), Auditor(open_target(url))
+    here, there = Auditor(open_plan(str(run))), Auditor(open_plan(url))
     assert there.step(3) == here.step(3) and there.step(3)[1]
     with pytest.raises(PlanError, match="no plan in the folder memory://"):
-        open_target(f"memory://{tmp_path.name}/runs")
+        open_plan(f"memory://{tmp_path.name}/runs")
 
 
 def test_text_is_what_was_written(tmp_path):
@@ -244,7 +246,7 @@ def test_text_is_what_was_written(tmp_path):
             "phases": {"p": {"tokens": 512, "seq_len": 64, "batch": 64, "weights": {"a": 1}}},
         }
     )
-    auditor = Auditor(Target(Stream(plan)), text=True)
+    auditor = Auditor(OpenedPlan(Stream(plan)), text=True)
     for row in auditor.rows(range(4)):
         assert row.text is not None
         assert json.loads(row.as_json())["text"] == row.text

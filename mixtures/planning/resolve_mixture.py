@@ -18,15 +18,20 @@ from ...dataplane.order.apportionment import carried
 from ...dataplane.order.plan import Phase, Plan, PlanSource
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
-from ..spec import check
-from ..spec.check import Finding
-from ..spec.mixture import Mixture, settled
+from ..spec.check import Finding, check_mixture
+from ..spec.mixture import Mixture, sized_phases
 from ..spec.tolerant_read import Draft, read
-from . import branch as branches
-from . import sources
-from .branch import Branch
+from .branch_point import (
+    BranchPoint,
+    continued_order,
+    inherited_debts,
+    open_branch_point,
+    replayed_shares,
+    source_conflicts,
+    with_inherited_sources,
+)
+from .open_sources import OpenedSource, open_sources, source_mismatches, sources_too_short
 from .shares import Shares, average, phase_shares, stretches
-from .sources import Opened
 
 CHUNK_TOKENS = 1 << 23
 SMALL_CHUNKS = 256
@@ -53,23 +58,25 @@ def resolve_draft(draft: Draft) -> Stream:
     found: list[Finding] = []
     if mixture.after is not None:
         try:
-            branch = branches.open_branch(mixture.after)
+            branch = open_branch_point(mixture.after)
         except UserError as error:
             found.append(Finding(("after",), error.what))
-    blind = draft.headless or (mixture.after is not None and branch is None)
+    names_incomplete = draft.lacks_section or (mixture.after is not None and branch is None)
     inherited = branch.inherited if branch else None
-    found += check.findings(mixture, inherited, lost=draft.lost, blind=blind)
+    found += check_mixture(
+        mixture, inherited, unreadable=draft.unreadable_names, names_incomplete=names_incomplete
+    )
     if branch:
-        mixture = branches.with_inherited_sources(mixture, branch)
-    opened, wrong = sources.open_sources(mixture.sources)
+        mixture = with_inherited_sources(mixture, branch)
+    opened, wrong = open_sources(mixture.sources)
     found += wrong
     told = {finding.path for finding in found}
     meant = (branch.plan.tokenizer, branch.plan.vocab_size) if branch else None
-    clashes = sources.disagreements(opened, meant)
+    clashes = source_mismatches(opened, meant)
     found += [clash for clash in clashes if clash.path not in told]
-    found += sources.too_short(mixture, opened, inherited.seq_len if inherited else None)
+    found += sources_too_short(mixture, opened, inherited.seq_len if inherited else None)
     if branch:
-        found += branches.findings(branch, opened)
+        found += source_conflicts(branch, opened)
     problems = [*draft.problems, *filter(None, map(draft.problem, found))]
     if problems:
         raise ConfigError(draft.source, problems)
@@ -88,7 +95,7 @@ def resolve_draft(draft: Draft) -> Stream:
     return stream
 
 
-def _plan(mixture: Mixture, opened: Mapping[str, Opened], branch: Branch | None) -> Plan:
+def _plan(mixture: Mixture, opened: Mapping[str, OpenedSource], branch: BranchPoint | None) -> Plan:
     before = {source.name: source for source in branch.plan.sources} if branch else {}
     # What the run before has read and this mixture does not weigh is carried along.
     names = [*mixture.sources, *(name for name in before if name not in mixture.sources)]
@@ -97,14 +104,14 @@ def _plan(mixture: Mixture, opened: Mapping[str, Opened], branch: Branch | None)
     planned = []
     for name in names:
         tokens = opened[name].tokens if name in opened else before[name].order.tokens
-        chunk, window = _grain(
+        chunk, window = _chunking(
             mixture, tokens, lengths, before[name].order if name in before else None
         )
         order = SourceOrder(seed=mixture.seed, name=name, tokens=tokens, chunk=chunk, window=window)
         start = Position()
         if branch and name in before:
             index = branch.plan.sources.index(before[name])
-            order, start = branches.continued(order, branch, index, phases[0].seq_len, lengths)
+            order, start = continued_order(order, branch, index, phases[0].seq_len, lengths)
         source = opened.get(name)
         planned.append(
             PlanSource(
@@ -129,17 +136,17 @@ def _plan(mixture: Mixture, opened: Mapping[str, Opened], branch: Branch | None)
     )
     if branch is None:
         return plan
-    return replace(plan, debts=tuple(carried(plan.segments(), branches.debts(branch, plan))))
+    return replace(plan, debts=tuple(carried(plan.segments(), inherited_debts(branch, plan))))
 
 
-def _phases(mixture: Mixture, names: Sequence[str], branch: Branch | None) -> list[Phase]:
+def _phases(mixture: Mixture, names: Sequence[str], branch: BranchPoint | None) -> list[Phase]:
     """The phases in rows, each rounded to whole updates."""
     row, step, token = (branch.row, branch.step, branch.token) if branch else (0, 0, 0)
     before = (branch.inherited.seq_len, branch.inherited.batch) if branch else (None, None)
-    replays: dict[str, Shares] = branches.replayed(branch, names) if branch else {}
+    replays: dict[str, Shares] = replayed_shares(branch, names) if branch else {}
     phases = []
     for name, spec, seq_len, batch in (
-        (each.name, each.spec, each.seq_len, each.batch) for each in settled(mixture, *before)
+        (each.name, each.spec, each.seq_len, each.batch) for each in sized_phases(mixture, *before)
     ):
         assert seq_len and batch, name
         batch_rows = max(1, round(Fraction(batch, seq_len)))
@@ -164,7 +171,7 @@ def _phases(mixture: Mixture, names: Sequence[str], branch: Branch | None) -> li
     return phases
 
 
-def _grain(
+def _chunking(
     mixture: Mixture, tokens: int, lengths: Sequence[int], before: SourceOrder | None
 ) -> tuple[int, int]:
     """Tokens of a source's chunks, and chunks of its windows: what is asked for, what the run

@@ -14,14 +14,14 @@ from ...console.errors import UserError
 from ...dataplane.datasets import manifest as manifests
 from ...dataplane.datasets.manifest import Generation, Manifest
 from ..spec.check import Finding
-from ..spec.mixture import Mixture, SourceSpec, ends, settled
+from ..spec.mixture import Mixture, SourceSpec, endpoints, sized_phases
 
 READERS = 16
 """Manifests read at once: on an object store each is one request."""
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedSource:
     """A source with the generations that the plan pins."""
 
     spec: SourceSpec
@@ -37,7 +37,7 @@ class Opened:
         return self.generations[-1].hash
 
 
-def open_sources(specs: Mapping[str, SourceSpec]) -> tuple[dict[str, Opened], list[Finding]]:
+def open_sources(specs: Mapping[str, SourceSpec]) -> tuple[dict[str, OpenedSource], list[Finding]]:
     """The sources that can be opened, and what is wrong with the others."""
 
     def open_one(spec: SourceSpec) -> Manifest | UserError:
@@ -48,7 +48,7 @@ def open_sources(specs: Mapping[str, SourceSpec]) -> tuple[dict[str, Opened], li
 
     with ThreadPoolExecutor(READERS) as pool:
         found = list(pool.map(open_one, specs.values()))
-    opened: dict[str, Opened] = {}
+    opened: dict[str, OpenedSource] = {}
     wrong: list[Finding] = []
     for (name, spec), manifest in zip(specs.items(), found, strict=True):
         place = ("sources", name, "data")
@@ -61,7 +61,7 @@ def open_sources(specs: Mapping[str, SourceSpec]) -> tuple[dict[str, Opened], li
             wrong.append(Finding(("sources", name, "generations"), what))
             continue
         # A number below one is reported by check.py.
-        source = Opened(spec, manifest, manifest.generations[: wanted and max(wanted, 1)])
+        source = OpenedSource(spec, manifest, manifest.generations[: wanted and max(wanted, 1)])
         if source.generations and source.tokens:
             opened[name] = source
         else:
@@ -69,8 +69,8 @@ def open_sources(specs: Mapping[str, SourceSpec]) -> tuple[dict[str, Opened], li
     return opened, wrong
 
 
-def disagreements(
-    opened: Mapping[str, Opened], tokenizer: tuple[str, int] | None
+def source_mismatches(
+    opened: Mapping[str, OpenedSource], tokenizer: tuple[str, int] | None
 ) -> Iterator[Finding]:
     """Sources whose ids do not mean the same, or that are one dataset. `tokenizer` is the
     fingerprint and vocabulary of the run before; without one, all must have what most have."""
@@ -102,16 +102,16 @@ def disagreements(
         seen.update(dict.fromkeys(hashes, name))
 
 
-def too_short(
-    mixture: Mixture, opened: Mapping[str, Opened], seq_len: int | None
+def sources_too_short(
+    mixture: Mixture, opened: Mapping[str, OpenedSource], seq_len: int | None
 ) -> Iterator[Finding]:
     """Sources that do not hold a single row of a phase that draws from them. `seq_len` is that of
     the run that is continued."""
     drawn: dict[str, set[str]] = {}
-    for phase in settled(mixture, seq_len, None):
+    for phase in sized_phases(mixture, seq_len, None):
         names: set[str] = set()
         for name, weight in phase.spec.weights.items():
-            if not (isinstance(weight, dict) and len(weight) < 2) and any(ends(weight)):
+            if not (isinstance(weight, dict) and len(weight) < 2) and any(endpoints(weight)):
                 names |= drawn.get(name, {name})
         drawn[phase.name] = names
         for name in sorted(names & set(opened)):

@@ -11,8 +11,8 @@ from headrace.console.errors import ConfigError
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
 from headrace.dataplane.storage import storage
-from headrace.mixtures.planning.open_plan import Target
-from headrace.mixtures.planning.resolve import resolve
+from headrace.mixtures.planning.open_plan import OpenedPlan
+from headrace.mixtures.planning.resolve_mixture import resolve
 from headrace.mixtures.spec.mixture import After, Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.view.summary import summarize
 from headrace.mixtures.view.table import table
@@ -217,7 +217,9 @@ def test_no_source_is_off_by_a_row_whatever_a_branch_asks_for(tmp_path, head):
     late = [name for name, debt in zip(names, owed, strict=True) if debt > 0]
     assert len(late) == 2 and max(owed) == Fraction(9, 10) * 16
     shares = {name: 0.41 if name in late else 0.01 for name in names}
-    target = Target(Stream(resolve(branch_of(tmp_path, 9, phases={"uneven": phase(640, shares)}))))
+    target = OpenedPlan(
+        Stream(resolve(branch_of(tmp_path, 9, phases={"uneven": phase(640, shares)})))
+    )
     rows = range(target.plan.first_row, target.plan.last_row + 1)
     assert max(abs(debt) for row in rows for debt in target.stream.debts(row)) < 16
     summary = summarize(target.stream, target.branch)

@@ -16,9 +16,15 @@ from plan_data import served, write_head
 from headrace.console.errors import ConfigError
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
-from headrace.mixtures.planning.resolve import CHUNK_TOKENS, WINDOW_CHUNKS, resolve
-from headrace.mixtures.planning.shares import exact
-from headrace.mixtures.spec.mixture import LearningRate, Mixture, PhaseSpec, SourceSpec, ends
+from headrace.mixtures.planning.resolve_mixture import CHUNK_TOKENS, WINDOW_CHUNKS, resolve
+from headrace.mixtures.spec.mixture import (
+    LearningRate,
+    Mixture,
+    PhaseSpec,
+    SourceSpec,
+    endpoints,
+    exact_fraction,
+)
 
 
 @st.composite
@@ -64,13 +70,13 @@ def asked_shares(mixture: Mixture) -> dict[str, tuple[dict, dict]]:
     for name, phase in mixture.phases.items():
         both: tuple[Counter, Counter] = (Counter(), Counter())
         for key, weight in phase.weights.items():
-            for side, value in zip(both, ends(weight), strict=True):
+            for side, value in zip(both, endpoints(weight), strict=True):
                 if key in found:
                     for source in mixture.sources:
                         mean = (found[key][0][source] + found[key][1][source]) / 2
-                        side[source] += exact(value) * mean
+                        side[source] += exact_fraction(value) * mean
                 else:
-                    side[key] += exact(value)
+                    side[key] += exact_fraction(value)
         found[name] = both
     return found
 

@@ -23,8 +23,8 @@ from ...dataplane.runlog import ledger
 from ...dataplane.runlog.ledger import Entry
 from ...dataplane.storage import storage
 from ...dataplane.tokenizers import Tokenizer
-from ..planning.open_plan import Target
-from .audit_rows import SeenDocument, SeenRow, Sighting, Whereabouts
+from ..planning.open_plan import OpenedPlan
+from .audit_rows import AuditedDocument, AuditedRow, DocumentInRow, Occurrence
 
 BLOCK = 256
 """Rows read at once."""
@@ -33,14 +33,14 @@ BLOCK = 256
 class Auditor:
     """Answers questions about one plan."""
 
-    def __init__(self, target: Target, *, text: bool = False) -> None:
+    def __init__(self, target: OpenedPlan, *, text: bool = False) -> None:
         self.target = target
         self.plan = target.plan
         self.text = text
         self.reader = RowReader(target.plan, stream=target.stream)
         self._tokenizer = cache(self._load_tokenizer)
 
-    def rows(self, rows: range) -> Iterator[SeenRow]:
+    def rows(self, rows: range) -> Iterator[AuditedRow]:
         """What rows hold."""
         if rows.start < self.plan.first_row or rows.stop > self.plan.last_row:
             before = " (those before it belong to the run that it continues)"
@@ -53,7 +53,7 @@ class Auditor:
             for start in range(first, last, BLOCK):
                 yield from self._block(np.arange(start, min(start + BLOCK, last)), phase)
 
-    def step(self, number: int) -> tuple[list[SeenRow], bool]:
+    def step(self, number: int) -> tuple[list[AuditedRow], bool]:
         """The rows of an update, and whether they were proven to be those that a run took."""
         planned = self._planned_step(number)
         before, entry = (
@@ -78,7 +78,7 @@ class Auditor:
             )
         return seen, True
 
-    def find(self, document: str, source: str | None) -> Iterator[Whereabouts]:
+    def find(self, document: str, source: str | None) -> Iterator[AuditedDocument]:
         """A document by its number in a dataset, or by the user's own id (`id:7` if that is a
         number, too), in one source or in all."""
         names = [planned.name for planned in self.plan.sources]
@@ -100,13 +100,13 @@ class Auditor:
                 hint="name it by its number in the dataset (from 0), or by its own id",
             )
 
-    def _block(self, rows: Int64, phase: Phase) -> Iterator[SeenRow]:
+    def _block(self, rows: Int64, phase: Phase) -> Iterator[AuditedRow]:
         located = self.reader.stream.locate(rows)
         block = self.reader.read(located)
         for place, row in enumerate(rows.tolist()):
             source, start = int(located.sources[place]), int(located.tokens[place])
             tokens = block.arrays.tokens[place]
-            yield SeenRow(
+            yield AuditedRow(
                 row=row,
                 step=phase.first_step + (row - phase.first_row) // phase.batch_rows,
                 phase=phase.name,
@@ -119,14 +119,14 @@ class Auditor:
                 text=self._decode(source, tokens[:-1].tolist()) if self.text else None,
             )
 
-    def _documents(self, dataset: Dataset, start: int, end: int) -> Iterator[SeenDocument]:
+    def _documents(self, dataset: Dataset, start: int, end: int) -> Iterator[DocumentInRow]:
         spans = dataset.documents(start, end)
         first = spans[0].number
         origins = dataset.origins(first, spans[-1].number + 1)
         for span in spans:
             origin = origins[span.number - first]
             last = span.first_token + span.tokens
-            yield SeenDocument(
+            yield DocumentInRow(
                 document=span.number,
                 id=origin.id,
                 file=origin.file,
@@ -177,7 +177,7 @@ class Auditor:
             if origin.id == wanted
         )
 
-    def _whereabouts(self, source: int, number: int) -> Whereabouts:
+    def _whereabouts(self, source: int, number: int) -> AuditedDocument:
         dataset, name = self.reader.dataset(source), self.plan.sources[source].name
         start, end = dataset.document(number)
         rows = self.reader.stream.rows_with(source, start, end)
@@ -186,7 +186,7 @@ class Auditor:
             tokens = np.empty(end - start, np.int64)
             dataset.fill(start, tokens)
             text = self._decode(source, tokens.tolist())
-        return Whereabouts(
+        return AuditedDocument(
             source=name,
             document=number,
             origin=dataset.origins(number, number + 1)[0],
@@ -195,11 +195,11 @@ class Auditor:
             text=text,
         )
 
-    def _sighting(self, row: int, start: int, end: int) -> Sighting:
+    def _sighting(self, row: int, start: int, end: int) -> Occurrence:
         located = self.reader.stream.locate(np.array([row], np.int64))
         step, token = self.plan.step_at(row), int(located.tokens[0])
         first = max(token, start)
-        return Sighting(
+        return Occurrence(
             row=row,
             step=step.number,
             phase=step.phase.name,

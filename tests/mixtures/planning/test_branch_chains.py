@@ -14,7 +14,7 @@ from plan_data import served, write_head, write_run
 
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
-from headrace.mixtures.planning.resolve import resolve
+from headrace.mixtures.planning.resolve_mixture import resolve
 from headrace.mixtures.spec.mixture import After, Mixture, SourceSpec
 
 
