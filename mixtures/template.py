@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from ..console.errors import ConfigError, Problem
 from ..console.progress import human
 from ..console.yaml_text import value
+from .lr_shapes import DEFAULT_SHAPE, SHAPES
 from .planning.open_sources import OpenedSource, open_sources, source_mismatches
 from .spec.mixture import SourceSpec
 
@@ -40,7 +41,7 @@ phases:                        # trained on one after the other; edges are round
     weights:                   # shares of the phase's tokens; they sum to 1
 {weights}    lr:                        # in multiples of the run's peak
       warmup: {warmup}
-      shape: constant          # or linear, cosine, exponential, wsd
+      shape: {shape:<18}# or {other_shapes}
   anneal:
     tokens: {anneal}
     weights:                   # an earlier phase's name replays its mixture, unseen tokens first
@@ -93,6 +94,8 @@ def _written(
         stable=_count(_rounded(tokens * STABLE // 100)),
         anneal=_count(_rounded(tokens * ANNEAL // 100)),
         warmup=_count(_rounded(tokens // 100)),
+        shape=DEFAULT_SHAPE,
+        other_shapes=", ".join(name for name in SHAPES if name != DEFAULT_SHAPE),
     )
 
 

@@ -17,7 +17,6 @@ from ...console.explain import nearest
 from ...console.yaml_text import Path
 from ...dataplane.storage import storage
 from .mixture import (
-    LearningRate,
     Mixture,
     PhaseSpec,
     SizedPhase,
@@ -83,7 +82,7 @@ def check_mixture(
     before = (inherited.seq_len, inherited.batch) if inherited else (None, None)
     for each in sized_phases(mixture, *before):
         yield from _size_findings(each, mixture.chunk, needed=not (names_incomplete or unreadable))
-        yield from _rate_findings(each.name, each.spec)
+        yield from _lr_findings(each.name, each.spec)
 
 
 def _source_findings(mixture: Mixture, inherited: Inherited | None) -> Iterator[Finding]:
@@ -175,25 +174,9 @@ def _size_findings(phase: SizedPhase, chunk: int | None, *, needed: bool) -> Ite
         yield Finding(("chunk",), what)
 
 
-def _rate_findings(name: str, phase: PhaseSpec) -> Iterator[Finding]:
-    place: Path = ("phases", name, "lr")
-    lr: LearningRate = phase.lr
-    for key in ("peak", "warmup", "warmup_from", "end", "decay"):
-        value = getattr(lr, key)
-        if value is not None and (value < 0 or not math.isfinite(value)):
-            yield Finding((*place, key), f"is {value:g}; it must be a number that is not negative")
-    if lr.shape == "exponential" and not (lr.end > 0 and lr.peak > 0):
-        yield Finding((*place, "end"), "exponential decay needs an `end` and a `peak` above 0")
-    if lr.shape == "constant" and lr.end:
-        yield Finding((*place, "end"), "a constant rate ends where its warm-up does")
-    if lr.warmup_from and not lr.warmup:
-        yield Finding((*place, "warmup_from"), "there is no `warmup` that it could begin")
-    if (lr.shape == "wsd") != (lr.decay is not None):
-        yield Finding((*place, "decay"), "belongs to shape wsd, which needs it (in tokens)")
-    elif lr.decay == 0:
-        yield Finding((*place, "decay"), "is 0; wsd decays over at least one token")
-    if 0 < phase.tokens < lr.warmup + (lr.decay or 0):
-        yield Finding(place, f"warm-up and decay are longer than the phase ({phase.tokens:,})")
+def _lr_findings(name: str, phase: PhaseSpec) -> Iterator[Finding]:
+    for key, what in phase.lr.problems(phase.tokens):
+        yield Finding(("phases", name, "lr", *([key] if key else [])), what)
 
 
 def _one_url(url: str) -> str:

@@ -22,8 +22,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Literal
+from typing import Annotated, Literal
 
+from ...console.config import OneOf
+from ..lr_shapes import DEFAULT_SHAPE, SHAPES
+from ..lr_shapes.shape import LearningRate
+
+Lr = Annotated[LearningRate, OneOf(SHAPES, tag="shape", default=DEFAULT_SHAPE)]
 Weight = float | dict[Literal["from", "to"], float]
 
 
@@ -40,24 +45,6 @@ class SourceSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearningRate:
-    """The learning rate over a phase, in multiples of the run's peak."""
-
-    peak: float = 1.0
-    """Where the warm-up ends."""
-    warmup: int = 0
-    """Tokens over which the rate rises linearly to `peak`."""
-    warmup_from: float = 0.0
-    """Where the warm-up begins."""
-    shape: Literal["constant", "linear", "cosine", "exponential", "wsd"] = "constant"
-    """How it goes on after the warm-up. wsd: constant, then linear over the last `decay` tokens."""
-    end: float = 0.0
-    """Where the phase ends, for every shape but constant."""
-    decay: int | None = None
-    """Tokens of wsd's decay."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class PhaseSpec:
     """A span of training with its own weights, sequence length, batch and learning rate."""
 
@@ -70,7 +57,7 @@ class PhaseSpec:
     """Tokens of a row; the phase before's, if left out."""
     batch: int | None = None
     """Tokens of an update; the phase before's, if left out."""
-    lr: LearningRate = field(default_factory=LearningRate)
+    lr: Lr = field(default_factory=SHAPES[DEFAULT_SHAPE])
     """The learning rate, in multiples of the run's peak."""
 
 

@@ -13,6 +13,7 @@ from ...dataplane.order.permutation import Int64
 from ...dataplane.order.plan import Plan
 from ...dataplane.order.stream import Stream
 from ..learning_rate import lr_at
+from ..lr_shapes import shape_of
 from ..planning.continuation import epochs_consumed
 
 Float64 = npt.NDArray[np.float64]
@@ -140,7 +141,7 @@ def _rates(plan: Plan) -> tuple[list[int], list[float]]:
     tokens, rates = [], []
     for phase in plan.phases:
         points = np.linspace(0, phase.tokens, max(50, POINTS * phase.tokens // plan.tokens))
-        corners = [phase.lr["warmup"], phase.tokens - (phase.lr["decay"] or 0)]
+        corners = shape_of(phase.lr).corners(phase.tokens)
         for token in sorted({int(point) for point in (*points, *corners)}):
             tokens.append(phase.first_token + token)
             rates.append(lr_at(phase, token))

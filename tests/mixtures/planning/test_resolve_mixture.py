@@ -16,9 +16,9 @@ from plan_data import served, write_head
 from headrace.console.errors import ConfigError
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
+from headrace.mixtures.lr_shapes import Constant
 from headrace.mixtures.planning.resolve_mixture import CHUNK_TOKENS, WINDOW_CHUNKS, resolve
 from headrace.mixtures.spec.mixture import (
-    LearningRate,
     Mixture,
     PhaseSpec,
     SourceSpec,
@@ -233,7 +233,7 @@ def test_what_does_not_change_the_order_does_not_change_the_hash(mixture, tmp_pa
         moved,
         renamed,
         with_phase(moved, batch=2_048),
-        with_phase(moved, lr=LearningRate(warmup=1_000, peak=0.5)),
+        with_phase(moved, lr=Constant(warmup=1_000, peak=0.5)),
         with_phase(moved, weights={"code": 0.25, "web": 0.75}),
         with_phase(moved, tokens=32_800),  # the same number of updates
     ):

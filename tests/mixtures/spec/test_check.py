@@ -80,8 +80,8 @@ phases:
         "phases.early.weights": (26, "the shares sum to 0.8; they must sum to 1"),
         "phases.late.tokens": (28, "100 tokens are less than one update (1,024)"),
         "phases.late.weights.web": (29, "a changing share has both"),
-        "phases.late.lr.peak": (30, "is -1; it must be a number that is not negative"),
-        "phases.late.lr.decay": (30, "belongs to shape wsd"),
+        "phases.late.lr.peak": (30, "is -1; it must be a finite number of at least 0"),
+        "phases.late.lr.decay": (30, "is required by shape wsd"),
     }
     for path, (line, what) in expected.items():
         assert path in found, path
@@ -148,10 +148,17 @@ def good(head, tmp_path) -> str:
         ("phases.stable.seq_len=0", "phases.stable.seq_len", "is 0; it must be at least 1"),
         ("phases.stable.batch=-5", "phases.stable.batch", "is -5"),
         ("phases.stable.lr.warmup=65K", "phases.stable.lr", "longer than the phase"),
-        ("phases.stable.lr.end=0.1", "phases.stable.lr.end", "a constant rate ends where"),
-        ("phases.stable.lr={warmup_from: 0.5}", "phases.stable.lr.warmup_from", "no `warmup`"),
+        ("phases.stable.lr.end=0.1", "phases.stable.lr.end", "is not used by shape constant"),
+        ("phases.stable.lr={warmup_from: 0.5}", "phases.stable.lr.warmup_from", "needs a `warmup`"),
         ("phases.stable.lr.shape=exponential", "phases.stable.lr.end", "above 0"),
         ("phases.stable.lr={shape: wsd, decay: 0}", "phases.stable.lr.decay", "is 0"),
+        (
+            "phases.stable.lr={shape: cosine, decay: 9}",
+            "phases.stable.lr.decay",
+            "is not used by shape cosine",
+        ),
+        ("phases.stable.lr={decay: 9}", "phases.stable.lr.decay", "is not used by shape constant"),
+        ("phases.stable.lr.shape=cosin", "phases.stable.lr.shape", "did you mean `cosine`?"),
         ("phases.web={tokens: 2048, weights: {code: 1}}", "sources.web", "a phase has this name"),
         ("chunk=100", "chunk", "is not a multiple of phase stable's 64"),
         ("window=0", "window", "it must be at least 1"),

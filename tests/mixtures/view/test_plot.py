@@ -9,8 +9,9 @@ import pytest
 from headrace.console.errors import ConfigError
 from headrace.dataplane.order.stream import Stream
 from headrace.mixtures.learning_rate import lr_at
+from headrace.mixtures.lr_shapes import Constant, Cosine
 from headrace.mixtures.planning.resolve_mixture import resolve
-from headrace.mixtures.spec.mixture import LearningRate, Mixture, PhaseSpec, SourceSpec
+from headrace.mixtures.spec.mixture import Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.view.curves import MOST, curves
 from headrace.mixtures.view.plot import _apart, draw
 
@@ -29,7 +30,7 @@ def plan(head):
                     seq_len=64,
                     batch=1_024,
                     weights={"web": 0.75, "code": 0.25},
-                    lr=LearningRate(warmup=4_096),
+                    lr=Constant(warmup=4_096),
                 ),
                 "ramp": PhaseSpec(
                     tokens=16_384,
@@ -39,7 +40,7 @@ def plan(head):
                     tokens=8_192,
                     seq_len=128,
                     weights={"ramp": 1},
-                    lr=LearningRate(shape="cosine", peak=0.75),
+                    lr=Cosine(peak=0.75),
                 ),
             },
         )
