@@ -14,7 +14,7 @@ from headrace.dataplane.datasets.manifest import ChunkHasher, Manifest, Shard, T
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.shards import ShardDocuments, shard_format
 from headrace.dataplane.storage import storage
-from headrace.mixtures.planning.resolve import resolve
+from headrace.mixtures.planning.resolve_mixture import resolve
 from headrace.mixtures.spec.mixture import Mixture
 
 END = 0

@@ -140,7 +140,7 @@ def _unnamed_model(run: RunConfig, folder: RunFolder) -> ModelConfig:
 
 def _planned(request: Request, folder: RunFolder) -> Plan | None:
     """Return the mixture's plan; None for a run that has started, which has its own."""
-    from ...mixtures.planning.resolve import resolve_file
+    from ...mixtures.planning.resolve_mixture import resolve_file
 
     if request.mixture is None or folder.begun:
         return None
