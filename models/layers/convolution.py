@@ -83,7 +83,7 @@ def convolution_flops(reach: int, length: int, method: Method = "auto") -> float
     return (2 * 2.5 * size * math.log2(size) + 6 * (size / 2 + 1)) / length
 
 
-def convolution_layouts(reach: int, length: int, method: Method = "auto") -> set[int]:
+def convolution_chunks(reach: int, length: int, method: Method = "auto") -> set[int]:
     """The chunks in whose layouts the form that is used wants packed rows."""
     form = choose(reach, length, outputs=length) if method == "auto" else method
     return {min(CHUNK, length)} if form == "toeplitz" else set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .attention import Attention
-from .base import Context, Operator, OperatorOptions, SharedOperator, State
+from .base import BatchContext, Operator, OperatorOptions, SharedOperator, State
 from .hyena_li import HyenaLI
 from .hyena_li_freeform import HyenaLIFreeform
 from .hyena_mlp import HyenaMLP
@@ -35,7 +35,7 @@ OPTIONS: dict[str, type[OperatorOptions]] = {name: kind.Options for name, kind i
 __all__ = [
     "OPERATORS",
     "OPTIONS",
-    "Context",
+    "BatchContext",
     "Operator",
     "OperatorOptions",
     "SharedOperator",

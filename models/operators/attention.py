@@ -19,7 +19,7 @@ from ..parallel.heads import from_heads, to_heads
 from ..parallel.ring import ring_attention
 from ..parallel.sharding import ShardingSpec, inputs, outputs
 from ..parallel.tensor import own_groups
-from .base import Context, FusedOptions, Operator, State, divides
+from .base import BatchContext, FusedOptions, Operator, State, divides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +85,11 @@ class Attention(Operator):
         self.out = OutputLinear(dim * options.heads, width, bias=options.output_bias)
         self.scale = dim**-0.5
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: BatchContext) -> Tensor:
         q, k, v = self.qkv(x)
         return self.attend(q, k, v, context)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: BatchContext) -> Tensor:
         heads = self.options.heads
         shared = (self.options.kv_heads or heads, heads, context.axes.tensor)
         q = q.unflatten(-1, (-1, self.head_dim))
@@ -112,7 +112,7 @@ class Attention(Operator):
         result: Tensor = self.out(y.flatten(2))
         return result
 
-    def whole_rows(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+    def whole_rows(self, q: Tensor, k: Tensor, v: Tensor, context: BatchContext) -> Tensor:
         if context.state is not None:
             k, v = remember(k, v, context.state)
         if context.documents is None or context.state is not None or is_compiling():
@@ -124,7 +124,9 @@ class Attention(Operator):
 
     def alone(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         positions = torch.arange(q.shape[1], device=q.device).unsqueeze(0)
-        return self.product(q, k, v, visible(Context(positions), q.shape[1], self.options.window))
+        return self.product(
+            q, k, v, visible(BatchContext(positions), q.shape[1], self.options.window)
+        )
 
     def product(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         y = F.scaled_dot_product_attention(
@@ -165,12 +167,12 @@ def remember(k: Tensor, v: Tensor, state: State) -> tuple[Tensor, Tensor]:
     return state.tensors["keys"][:, :end], state.tensors["values"][:, :end]
 
 
-def reach(context: Context, window: int | None) -> Tensor:
+def reach(context: BatchContext, window: int | None) -> Tensor:
     """int64 [rows or 1, length]: how many places before it each query sees."""
     return context.positions if window is None else context.positions.clamp(max=window - 1)
 
 
-def visible(context: Context, queries: int, window: int | None) -> Tensor | None:
+def visible(context: BatchContext, queries: int, window: int | None) -> Tensor | None:
     """bool [rows or 1, 1, queries, keys], or None for plain causal attention."""
     seen = context.state.seen if context.state else 0
     if context.documents is None and not seen and (window is None or window >= queries):

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ..documents import Documents
 from ..initializers import Initialiser
-from ..kernels.choice import Kernel
+from ..kernels.choice import Kernel, wanted
+from ..layers.recompute import Recomputable
 from ..parallel.axes import ALONE, Axes
 from ..parallel.sharding import ShardingSpec
 
@@ -58,30 +59,37 @@ class State:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
-@dataclass
-class Context:
-    """What an operator may know beside its input."""
+@dataclass(frozen=True)
+class BatchContext:
+    """Inputs of an operator beside x: those of the whole forward pass, and those of one call."""
 
     positions: Tensor
-    """int64 [rows or 1, length]: of each token in its document, for position embeddings."""
+    """int64 [rows or 1, length]: position of each token in its document (RoPE, learned)."""
     documents: Documents | None = None
-    """None: each row is one document."""
-    state: State | None = None
-    """Read and updated where given: generation."""
+    """Documents packed into the rows; None: each row is one document."""
     rows: Tensor | None = None
-    """bool [rows]: those that are rows of text. The others fill the batch up, and nothing that is
-    counted over a batch may see them. None: all."""
+    """bool [rows]: True for rows of text. Padding rows are left out of all batch statistics (MoE
+    routers). None: all rows are text."""
     embeddings: Tensor | None = None
-    """What came out of the embedding, for shared blocks."""
-    adapters: Any = None
-    """What the present call of a shared block has of its own."""
+    """Output of the embedding, for shared blocks; None if the model has none."""
     axes: Axes = field(default_factory=Axes)
-    """Among which processes the operator is divided."""
+    """Tensor-parallel and context-parallel axes."""
+    state: State | None = None
+    """Of one call: the operator's state in generation, read and updated."""
+    adapters: Any = None
+    """Of one call: the weights that a call of a shared block adds (LoRA)."""
     losses: list[Tensor] = field(default_factory=list)
-    """Auxiliary losses are added here by those who have one."""
+    """Of one call: operators append their auxiliary losses here."""
 
-    def whole(self, length: int) -> Context:
-        """The same for whole rows, for those who gather them; `length` is that of our part."""
+    def for_call(self, state: State | None) -> BatchContext:
+        """Context of one operator call, with an empty list of losses."""
+        return replace(self, state=state, losses=[])
+
+    def whole(self, length: int) -> BatchContext:
+        """Context of whole rows, for operators that gather them over the context-parallel axis.
+
+        `length` is the length of this rank's part of a row.
+        """
         axis = self.axes.context
         if axis.size == 1:
             return self
@@ -96,7 +104,7 @@ class Context:
 
 
 class Operator(nn.Module, ABC):
-    """Maps x [rows, length, width] to the same shape, given a Context.
+    """Maps x [rows, length, width] to the same shape, given a BatchContext.
 
     Forward passes take sizes from their weights, so that a tensor-parallel layout can put a part
     of the heads or channels in their place. The output is then to be summed over the axis.
@@ -117,7 +125,7 @@ class Operator(nn.Module, ABC):
         self.width = width
 
     @abstractmethod
-    def forward(self, x: Tensor, context: Context) -> Tensor: ...
+    def forward(self, x: Tensor, context: BatchContext) -> Tensor: ...
 
     @abstractmethod
     def init_weights(self, init: Initialiser) -> None: ...
@@ -126,8 +134,12 @@ class Operator(nn.Module, ABC):
     def sharding_spec(self, ranks: int) -> ShardingSpec:
         """How tensor parallelism divides the parameters among so many processes."""
 
-    def layouts(self, length: int) -> set[int]:
-        """The chunks in whose layouts it wants packed rows of this length."""
+    def fused(self, device: torch.device) -> bool:
+        """True if fused kernels are asked for on this device."""
+        return isinstance(self.options, FusedOptions) and wanted(self.options.kernel, device)
+
+    def packing_chunks(self, length: int) -> set[int]:
+        """Chunk sizes in whose layouts plain torch needs packed rows of this length."""
         return set()
 
     def flops(self, length: int) -> dict[str, float]:
@@ -142,14 +154,14 @@ class Operator(nn.Module, ABC):
         return self.flops(seen)
 
 
-class Call(nn.Module, ABC):
+class Call(Recomputable, ABC):
     """One call of a shared operator: `forward(operator, x, context)` with weights of its own.
 
     What comes in and goes out is a part of every sequence, where tensor parallelism divides them.
     """
 
     @abstractmethod
-    def forward(self, operator: nn.Module, x: Tensor, context: Context) -> Tensor: ...
+    def forward(self, operator: nn.Module, x: Tensor, context: BatchContext) -> Tensor: ...
 
     @abstractmethod
     def init_weights(self, init: Initialiser) -> None: ...

@@ -21,7 +21,7 @@ from ..layers.gated_convolution import gated_input
 from ..layers.linear import OutputLinear, SplitLinear
 from ..parallel.channels import by_channels
 from ..parallel.sharding import Shard, ShardingSpec, inputs, outputs
-from .base import Context, FusedOptions, Operator
+from .base import BatchContext, FusedOptions, Operator
 from .short_conv import ShortConvolution, remembered_convolution
 
 
@@ -59,16 +59,16 @@ class Hyena(Operator):
         self.skip = nn.Parameter(torch.empty(width)) if skip else None
         self.output = OutputLinear(width, width, bias=options.output_bias)
 
-    def forward(self, u: Tensor, context: Context) -> Tensor:
+    def forward(self, u: Tensor, context: BatchContext) -> Tensor:
         z = self.featurizer(self.qkv(u, joined=True), context, kernel=self.options.kernel)
         result: Tensor = self.output(self.mix(z, context))
         return result
 
     @abstractmethod
-    def mix(self, z: Tensor, context: Context) -> Tensor:
+    def mix(self, z: Tensor, context: BatchContext) -> Tensor:
         """q ⊙ (h ∗ w + d·w) of z, which holds q, k and v one after the other."""
 
-    def convolved(self, z: Tensor, taps: Tensor, context: Context, **options: Any) -> Tensor:
+    def convolved(self, z: Tensor, taps: Tensor, context: BatchContext, **options: Any) -> Tensor:
         """`mix` by a filter whose taps are known."""
         return remembered_convolution(
             z,
@@ -82,7 +82,10 @@ class Hyena(Operator):
         )
 
     def mix_by_channels(
-        self, z: Tensor, whole_rows: Callable[[Tensor, slice, Context], Tensor], context: Context
+        self,
+        z: Tensor,
+        whole_rows: Callable[[Tensor, slice, BatchContext], Tensor],
+        context: BatchContext,
     ) -> Tensor:
         """`mix` where `whole_rows` filters some channels of w, on rows that are not divided."""
         w = gated_input(z)

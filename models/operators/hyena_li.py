@@ -25,7 +25,7 @@ from ..layers.scan import real
 from ..parallel.channels import ALL
 from ..parallel.sharding import Shard, ShardingSpec
 from ..precision import widen
-from .base import Context
+from .base import BatchContext
 from .hyena import Hyena, HyenaOptions
 
 
@@ -81,18 +81,18 @@ class HyenaLI(Hyena):
         powers = torch.exp(-rates.unsqueeze(-1) * time)
         return real(torch.einsum("dn,dnt->dt", residues, powers))
 
-    def mix(self, z: Tensor, context: Context) -> Tensor:
+    def mix(self, z: Tensor, context: BatchContext) -> Tensor:
         axis = context.axes.context
         by_states = axis.size > 1 and context.axes.hyena_li == "states"
         if by_states or (axis.size == 1 and self.scans(context)):
             return self.scan(z, context, skip=self.skip, gated=True)
         return self.mix_by_channels(z, self.whole_rows, context)
 
-    def scans(self, context: Context) -> bool:
+    def scans(self, context: BatchContext) -> bool:
         """Whether whole rows are scanned; in generation they always are."""
         return self.options.method == "scan" or context.state is not None
 
-    def whole_rows(self, w: Tensor, channels: slice, context: Context) -> Tensor:
+    def whole_rows(self, w: Tensor, channels: slice, context: BatchContext) -> Tensor:
         """Some of the channels, on rows that are not divided."""
         if self.scans(context):
             return self.scan(w, context, channels)
@@ -103,7 +103,7 @@ class HyenaLI(Hyena):
     def scan(
         self,
         x: Tensor,
-        context: Context,
+        context: BatchContext,
         channels: slice = ALL,
         *,
         skip: Tensor | None = None,
@@ -127,7 +127,7 @@ class HyenaLI(Hyena):
             tensors["modes"] = state
         return y
 
-    def layouts(self, length: int) -> set[int]:
+    def packing_chunks(self, length: int) -> set[int]:
         return {min(self.options.chunk, length)} if self.options.method == "scan" else set()
 
     def init_weights(self, init: Initialiser) -> None:

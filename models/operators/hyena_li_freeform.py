@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..initializers import Initialiser
-from ..layers.convolution import convolution_flops, convolution_layouts
+from ..layers.convolution import convolution_chunks, convolution_flops
 from ..parallel.axes import ALONE, Axis
 from ..parallel.channels import ALL
 from ..parallel.sharding import Shard, ShardingSpec
 from ..precision import widen
-from .base import Context
+from .base import BatchContext
 from .hyena import Hyena, HyenaOptions
 from .short_conv import remembered_convolution
 
@@ -87,12 +87,14 @@ class HyenaLIFreeform(Hyena):
         decay = decay[axis.part(self.width)][channels].abs()
         return (widen(self.last(hidden, channels)) * torch.exp(-time * decay)).T
 
-    def mix(self, z: Tensor, context: Context) -> Tensor:
+    def mix(self, z: Tensor, context: BatchContext) -> Tensor:
         if context.axes.context.size == 1:
             return self.whole_rows(z, ALL, context, gated=True, skip=self.skip)
         return self.mix_by_channels(z, self.whole_rows, context)
 
-    def whole_rows(self, x: Tensor, channels: slice, context: Context, **options: Any) -> Tensor:
+    def whole_rows(
+        self, x: Tensor, channels: slice, context: BatchContext, **options: Any
+    ) -> Tensor:
         """Some of the channels, on rows that are not divided."""
         state = context.state
         longest = state.capacity if state is not None else x.shape[1]
@@ -101,8 +103,8 @@ class HyenaLIFreeform(Hyena):
         options["kernel"] = self.options.kernel
         return remembered_convolution(x, taps, context, "filter", **options)
 
-    def layouts(self, length: int) -> set[int]:
-        return convolution_layouts(min(length, self.options.filter_horizon), length)
+    def packing_chunks(self, length: int) -> set[int]:
+        return convolution_chunks(min(length, self.options.filter_horizon), length)
 
     def init_weights(self, init: Initialiser) -> None:
         super().init_weights(init)

@@ -17,7 +17,7 @@ from ..initializers import Initialiser
 from ..layers.linear import OutputLinear, SplitLinear
 from ..parallel.sharding import ShardingSpec, filters, inputs, outputs
 from ..parallel.tensor import own_filters
-from .base import Context, FusedOptions, Operator, divides
+from .base import BatchContext, FusedOptions, Operator, divides
 from .short_conv import remembered_convolution
 
 
@@ -54,7 +54,7 @@ class HyenaMLP(Operator):
         self.taps = nn.Parameter(torch.empty(options.groups, options.taps))
         self.down = OutputLinear(options.hidden, width, bias=options.bias)
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: BatchContext) -> Tensor:
         options, axis = self.options, context.axes.tensor
         taps = own_filters(self.taps, options.groups, options.hidden, axis)
         z = self.qkv(x, joined=True)

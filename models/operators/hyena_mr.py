@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from ..initializers import Initialiser
-from ..layers.convolution import Method, convolution_flops, convolution_layouts
+from ..layers.convolution import Method, convolution_chunks, convolution_flops
 from ..parallel.axes import ALONE, Axis
 from ..parallel.sharding import ShardingSpec, filters
 from ..parallel.tensor import own_filters
 from ..precision import widen
-from .base import Context, divides
+from .base import BatchContext, divides
 from .hyena import Hyena, HyenaOptions
 
 DECAYS = {"weak": (-2.0, 2.0), "normal": (-1.0, 2.0), "strong": (0.0, 2.0)}
@@ -66,12 +66,12 @@ class HyenaMR(Hyena):
         taps = decayed(self.taps, self.options, axis)
         return own_filters(taps, self.options.groups, self.width, axis)
 
-    def mix(self, z: Tensor, context: Context) -> Tensor:
+    def mix(self, z: Tensor, context: BatchContext) -> Tensor:
         taps = self.filter(context.axes.tensor)
         return self.convolved(z, taps, context, method=self.options.method)
 
-    def layouts(self, length: int) -> set[int]:
-        return convolution_layouts(self.options.taps, length, self.options.method)
+    def packing_chunks(self, length: int) -> set[int]:
+        return convolution_chunks(self.options.taps, length, self.options.method)
 
     def init_weights(self, init: Initialiser) -> None:
         super().init_weights(init)

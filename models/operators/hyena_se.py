@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..initializers import Initialiser
 from ..parallel.sharding import ShardingSpec, filters
 from ..parallel.tensor import own_filters
-from .base import Context, divides
+from .base import BatchContext, divides
 from .hyena import Hyena, HyenaOptions
 
 
@@ -40,7 +40,7 @@ class HyenaSE(Hyena):
         super().__init__(options, width, skip=False)
         self.taps = nn.Parameter(torch.empty(options.groups, options.taps))
 
-    def mix(self, z: Tensor, context: Context) -> Tensor:
+    def mix(self, z: Tensor, context: BatchContext) -> Tensor:
         taps = own_filters(self.taps, self.options.groups, self.width, context.axes.tensor)
         return self.convolved(z, taps, context)
 

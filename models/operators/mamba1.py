@@ -23,7 +23,7 @@ from ..layers.linear import OutputLinear, SplitLinear
 from ..parallel.sharding import Shard, ShardingSpec, inputs, outputs
 from ..parallel.tensor import reduce
 from ..precision import widen
-from .base import Context, FusedOptions, Operator, divides
+from .base import BatchContext, FusedOptions, Operator, divides
 from .mamba2 import init_dt_bias
 from .short_conv import ShortConvolution
 
@@ -80,7 +80,7 @@ class Mamba1(Operator):
         self.D = nn.Parameter(torch.empty(heads, channels))
         self.output = OutputLinear(inner, width, bias=False)
 
-    def forward(self, u: Tensor, context: Context) -> Tensor:
+    def forward(self, u: Tensor, context: BatchContext) -> Tensor:
         x, z = self.input(u)
         x = self.conv(x, context, silu=True, kernel=self.options.kernel)
         x = x.unflatten(-1, (self.select.shape[0], -1))

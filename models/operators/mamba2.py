@@ -25,7 +25,7 @@ from ..layers.scan import ssd
 from ..parallel.sharding import Shard, ShardingSpec, inputs, outputs
 from ..parallel.tensor import own_groups
 from ..precision import widen
-from .base import Context, FusedOptions, Operator, divides
+from .base import BatchContext, FusedOptions, Operator, divides
 from .short_conv import ShortConvolution
 
 
@@ -89,7 +89,7 @@ class Mamba2(Operator):
         self.norm = GatedRMSNorm(inner, options.norm_eps, groups=norm_groups, kernel=options.kernel)
         self.output = OutputLinear(inner, width, bias=options.bias)
 
-    def forward(self, u: Tensor, context: Context) -> Tensor:
+    def forward(self, u: Tensor, context: BatchContext) -> Tensor:
         z, x, B, C, dt = self.input(u)
         sizes = [x.shape[-1], B.shape[-1], C.shape[-1]]
         mixed = torch.cat([x, B, C], dim=-1)
@@ -106,7 +106,7 @@ class Mamba2(Operator):
         return result
 
     def scan(
-        self, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, context: Context
+        self, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, context: BatchContext
     ) -> Tensor:
         axis = context.axes.context
         beyond = kernel.beyond(x, B)

@@ -22,7 +22,7 @@ from ..parallel.axes import ALONE, Axis
 from ..parallel.sharding import Shard, ShardingSpec
 from ..parallel.tensor import highest, reduce
 from ..precision import widen
-from .base import Context, Operator, OperatorOptions
+from .base import BatchContext, Operator, OperatorOptions
 from .mlp import ACTIVATIONS, Activation
 
 SINKHORN_ROUNDS = 32
@@ -72,7 +72,7 @@ class MoE(Operator):
         self.gate_up = nn.Parameter(torch.empty(options.experts, 2 * options.hidden, width))
         self.down = nn.Parameter(torch.empty(options.experts, width, options.hidden))
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: BatchContext) -> Tensor:
         flat = x.flatten(0, 1)
         logits = widen(self.router(flat))
         everything = logits.new_ones(len(x), dtype=torch.bool)
@@ -89,7 +89,7 @@ class MoE(Operator):
         weighted = y * weights.flatten()[order].unsqueeze(-1).to(x.dtype)
         return torch.zeros_like(flat).index_add(0, token, weighted).view_as(x)
 
-    def route(self, logits: Tensor, context: Context, text: Tensor) -> tuple[Tensor, Tensor]:
+    def route(self, logits: Tensor, context: BatchContext, text: Tensor) -> tuple[Tensor, Tensor]:
         """Which experts [tokens, k], and how much of each. What is counted over all tokens is
         counted over those of `text` (bool [tokens])."""
         options, axis = self.options, context.axes.context

@@ -12,7 +12,7 @@ from ..kernels.choice import Kernel
 from ..layers.convolution import next_history
 from ..layers.gated_convolution import gated_convolution, gated_input
 from ..parallel.halo import preceding
-from .base import Context
+from .base import BatchContext
 
 
 class ShortConvolution(nn.Module):
@@ -26,7 +26,7 @@ class ShortConvolution(nn.Module):
     def forward(
         self,
         x: Tensor,
-        context: Context,
+        context: BatchContext,
         name: str = "short",
         *,
         silu: bool = False,
@@ -43,7 +43,13 @@ class ShortConvolution(nn.Module):
 
 
 def remembered_convolution(
-    x: Tensor, taps: Tensor, context: Context, name: str, *, gated: bool = False, **options: Any
+    x: Tensor,
+    taps: Tensor,
+    context: BatchContext,
+    name: str,
+    *,
+    gated: bool = False,
+    **options: Any,
 ) -> Tensor:
     """A (gated) convolution that keeps its last inputs in the context's state, if there is one.
 

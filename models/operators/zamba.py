@@ -11,7 +11,7 @@ and in some models of q, k and v.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -24,7 +24,7 @@ from ..layers.rope import Rope
 from ..parallel.sharding import Shard, ShardingSpec, inputs, outputs
 from ..parallel.tensor import gather, scatter
 from .attention import Attention, AttentionOptions
-from .base import Call, Context, FusedOptions, SharedOperator, divides
+from .base import BatchContext, Call, FusedOptions, SharedOperator, divides
 from .mlp import Activation, gated
 
 
@@ -77,7 +77,7 @@ class ZambaBlock(SharedOperator):
         self.gate_up = SplitLinear(width, {"gate": options.hidden, "up": options.hidden})
         self.down = OutputLinear(options.hidden, width, bias=False)
 
-    def forward(self, h: Tensor, context: Context) -> Tensor:
+    def forward(self, h: Tensor, context: BatchContext) -> Tensor:
         assert context.embeddings is not None and context.adapters is not None
         adapters, axis = context.adapters, context.axes.tensor
         x = gather(self.norm(torch.cat([h, context.embeddings], dim=-1)), axis)
@@ -139,9 +139,8 @@ class ZambaCall(Call):
         )
         self.gate_up = LowRank(width, rank, 2 * options.hidden) if rank else None
 
-    def forward(self, operator: nn.Module, x: Tensor, context: Context) -> Tensor:
-        context.adapters = self
-        result: Tensor = self.project(operator(x, context))
+    def forward(self, operator: nn.Module, x: Tensor, context: BatchContext) -> Tensor:
+        result: Tensor = self.project(operator(x, replace(context, adapters=self)))
         return result
 
     def init_weights(self, init: Initialiser) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.models.operators import Context
+from headrace.models.operators import BatchContext
 from headrace.models.operators.moe import MoE, MoEOptions, balance, sinkhorn
 from headrace.models.parallel.axes import Axes
 
@@ -20,8 +20,8 @@ def experts(**options: Any) -> MoE:
     return moe
 
 
-def context() -> Context:
-    return Context(torch.zeros(1, 1))
+def context() -> BatchContext:
+    return BatchContext(torch.zeros(1, 1))
 
 
 def all_of(tokens: int) -> Tensor:
@@ -153,7 +153,7 @@ def test_compiled_without_a_break(options: dict[str, Any], monkeypatch: pytest.M
     axes = Axes()
 
     def run(x: Tensor) -> Tensor:
-        where = Context(x, rows=rows, axes=axes)
+        where = BatchContext(x, rows=rows, axes=axes)
         return moe(x, where).sum() + sum(where.losses)
 
     x.requires_grad_()
