@@ -34,7 +34,7 @@ def make(kind: str, width: int = 8, seed: int = 0, **options: Any) -> Any:
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         # Rates and decays stay where a state remembers; matrices keep the size of what they map.
         scale = (
-            0.3 if parameter.ndim < 2 or name in operator.undecayed else parameter.shape[-1] ** -0.5
+            0.3 if parameter.ndim < 2 or name in operator.no_decay else parameter.shape[-1] ** -0.5
         )
         parameter.data = scale * noise
     return operator.eval()

@@ -115,7 +115,7 @@ class Operator(nn.Module, ABC):
     """Whether each token is mapped by itself, so that no state is carried along."""
     once: ClassVar[tuple[str, ...]] = ()
     """Children that run once for a batch, such as the network behind a filter."""
-    undecayed: ClassVar[tuple[str, ...]] = ()
+    no_decay: ClassVar[tuple[str, ...]] = ()
     """Parameters that weight decay must leave alone though they have several dimensions: rates,
     gains and biases of each channel, which a pull towards 0 would not make smaller but other."""
 

@@ -54,7 +54,7 @@ class HyenaLIOptions(HyenaOptions):
 
 class HyenaLI(Hyena):
     Options = HyenaLIOptions
-    undecayed = ("rates", "angles", "residues", "residues_i")
+    no_decay = ("rates", "angles", "residues", "residues_i")
 
     def __init__(self, options: HyenaLIOptions, width: int) -> None:
         super().__init__(options, width, skip=True)
