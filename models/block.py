@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .config import ModelConfig
-from .initializers import Initialiser
+from .initializers import Initializers
 from .layers.norms import build_norm
 from .layers.recompute import Recomputable, Recompute
 from .operators import OPERATORS, BatchContext, Operator, SharedOperator, State
@@ -46,7 +46,7 @@ class ResidualBranch(Recomputable):
         losses = sum(call.losses, start=u.new_zeros((), dtype=torch.float32))
         return u, y, losses / axis.size
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.norm(self.norm)
         self.operator.init_weights(init)
 
@@ -95,7 +95,7 @@ class Block(Recomputable):
         calls = len(self.branches()) + (self.call is not None)
         return [State(capacity) for _ in range(calls)]
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         if self.call is not None:
             self.call.init_weights(init)
         for branch in self.branches():

@@ -14,7 +14,7 @@ from .block import Block, build_operator
 from .config import ModelConfig
 from .documents import Documents
 from .embedding import Embedding, Table, Unembedding
-from .initializers import Initialiser
+from .initializers import Initializers
 from .layers.norms import build_norm
 from .layers.recompute import Recompute
 from .operators import BatchContext, Operator, SharedOperator, State
@@ -167,10 +167,10 @@ class Model(nn.Module):
             shard = self.local_shards.get(name)
             parameter.copy_(weights[name] if shard is None else shard.take(weights[name]))
 
-    def initializers(self) -> Initialiser:
+    def initializers(self) -> Initializers:
         """The initial distribution of each parameter, for a model that is not sharded."""
         config = self.config
-        init = Initialiser(
+        init = Initializers(
             self,
             config.init,
             width=config.width,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import functional as F
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear
 from ..layers.norms import RMSNorm
 from ..layers.rope import Rope, rotate, rotation
@@ -140,7 +140,7 @@ class Attention(Operator):
         )
         return y.transpose(1, 2)
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.linear(self.qkv)
         init.output(self.out)
         for norm in (self.q_norm, self.k_norm):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..documents import Documents
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..kernels.choice import Kernel, wanted
 from ..layers.recompute import Recomputable
 from ..parallel.axes import ALONE, Axes
@@ -128,7 +128,7 @@ class Operator(nn.Module, ABC):
     def forward(self, x: Tensor, context: BatchContext) -> Tensor: ...
 
     @abstractmethod
-    def init_weights(self, init: Initialiser) -> None: ...
+    def init_weights(self, init: Initializers) -> None: ...
 
     @abstractmethod
     def sharding_spec(self, ranks: int) -> ShardingSpec:
@@ -164,7 +164,7 @@ class Call(Recomputable, ABC):
     def forward(self, operator: nn.Module, x: Tensor, context: BatchContext) -> Tensor: ...
 
     @abstractmethod
-    def init_weights(self, init: Initialiser) -> None: ...
+    def init_weights(self, init: Initializers) -> None: ...
 
     @abstractmethod
     def sharding_spec(self, ranks: int) -> ShardingSpec:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..layers.gated_convolution import gated_input
 from ..layers.linear import OutputLinear, SplitLinear
 from ..parallel.channels import by_channels
@@ -95,7 +95,7 @@ class Hyena(Operator):
         assert self.skip is not None
         return z[..., : w.shape[-1]] * (y + self.skip * w)
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.linear(self.qkv)
         self.featurizer.init_weights(init)
         init.output(self.output)

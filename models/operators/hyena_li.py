@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..layers.convolution import convolution_flops
 from ..layers.gated_convolution import gated_convolution, gated_modal
 from ..layers.scan import real
@@ -130,7 +130,7 @@ class HyenaLI(Hyena):
     def packing_chunks(self, length: int) -> set[int]:
         return {min(self.options.chunk, length)} if self.options.method == "scan" else set()
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         super().init_weights(init)
         # γ is the logarithm of a uniform number, p = −1: the rate is e^{p+γ}.
         logs = self.options.rates == "log"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..layers.convolution import convolution_chunks, convolution_flops
 from ..parallel.axes import ALONE, Axis
 from ..parallel.channels import ALL
@@ -106,7 +106,7 @@ class HyenaLIFreeform(Hyena):
     def packing_chunks(self, length: int) -> set[int]:
         return convolution_chunks(min(length, self.options.filter_horizon), length)
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         super().init_weights(init)
         for layer in (*self.layers, self.last):
             assert isinstance(layer, nn.Linear)
@@ -114,7 +114,7 @@ class HyenaLIFreeform(Hyena):
             init.uniform(layer.weight, -bound, bound)
             if layer.bias is not None:
                 init.uniform(layer.bias, -bound, bound)
-        init.put(self.frequency, 1.0)
+        init.constant(self.frequency, 1.0)
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
         return {**super().sharding_spec(ranks), "last.weight": Shard(0)}

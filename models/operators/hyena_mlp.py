@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear
 from ..parallel.sharding import ShardingSpec, filters, inputs, outputs
 from ..parallel.tensor import own_filters
@@ -62,7 +62,7 @@ class HyenaMLP(Operator):
         result: Tensor = self.down(y)
         return result
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.linear(self.qkv)
         init.short_filter(self.taps, self.taps.shape[1])
         init.output(self.down)

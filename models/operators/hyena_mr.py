@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..layers.convolution import Method, convolution_chunks, convolution_flops
 from ..parallel.axes import ALONE, Axis
 from ..parallel.sharding import ShardingSpec, filters
@@ -73,7 +73,7 @@ class HyenaMR(Hyena):
     def packing_chunks(self, length: int) -> set[int]:
         return convolution_chunks(self.options.taps, length, self.options.method)
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         super().init_weights(init)
         init.normal(self.taps, 1e-5 / math.sqrt(self.options.filter_horizon))
 

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..parallel.sharding import ShardingSpec, filters
 from ..parallel.tensor import own_filters
 from .base import BatchContext, divides
@@ -44,7 +44,7 @@ class HyenaSE(Hyena):
         taps = own_filters(self.taps, self.options.groups, self.width, context.axes.tensor)
         return self.convolved(z, taps, context)
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         super().init_weights(init)
         init.short_filter(self.taps, self.featurizer.taps.shape[1])
 

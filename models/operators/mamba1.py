@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..layers.gated_scan import gated_scan
 from ..layers.linear import OutputLinear, SplitLinear
 from ..parallel.sharding import Shard, ShardingSpec, inputs, outputs
@@ -107,15 +107,15 @@ class Mamba1(Operator):
         result: Tensor = self.output(y)
         return result
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.linear(self.input)
         self.conv.init_weights(init)
         init.matrix(self.select)
         bound = self.dt.shape[-1] ** -0.5
         init.uniform(self.dt, -bound, bound)
         init_dt_bias(self.dt_bias, init)
-        init.put(self.A_log, torch.arange(1, self.options.state_size + 1).log())
-        init.put(self.D, 1.0)
+        init.constant(self.A_log, torch.arange(1, self.options.state_size + 1).log())
+        init.constant(self.D, 1.0)
         init.output(self.output)
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..kernels import ssd as kernel
 from ..kernels.choice import chosen
 from ..layers.linear import OutputLinear, SplitLinear
@@ -128,12 +128,12 @@ class Mamba2(Operator):
         )
         return y
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.linear(self.input)
         self.conv.init_weights(init)
         init_dt_bias(self.dt_bias, init)
         init.uniform(self.A_log, 1, 16, torch.log)
-        init.put(self.D, 1.0)
+        init.constant(self.D, 1.0)
         init.norm(self.norm)
         init.output(self.output)
 
@@ -165,7 +165,7 @@ class Mamba2(Operator):
 
 
 def init_dt_bias(
-    bias: Tensor, init: Initialiser, low: float = 1e-3, high: float = 0.1, floor: float = 1e-4
+    bias: Tensor, init: Initializers, low: float = 1e-3, high: float = 0.1, floor: float = 1e-4
 ) -> None:
     """Such that softplus(bias) is log-uniform in [low, high)."""
 

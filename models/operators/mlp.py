@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..kernels import glu
 from ..kernels.choice import Kernel, chosen
 from ..layers.linear import OutputLinear, SplitLinear
@@ -83,7 +83,7 @@ class MLP(Operator):
         result: Tensor = self.down(ACTIVATIONS[self.options.activation](self.up(x)))
         return result
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.linear(self.up)
         init.output(self.down)
 
@@ -106,7 +106,7 @@ class GLU(Operator):
         result: Tensor = self.down(hidden)
         return result
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.linear(self.gate_up)
         init.output(self.down)
 

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..layers.grouped import grouped_product
 from ..parallel.axes import ALONE, Axis
 from ..parallel.sharding import Shard, ShardingSpec
@@ -111,7 +111,7 @@ class MoE(Operator):
             context.losses.append(options.z_loss * mean)
         return chosen, weights
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.linear(self.router)
         init.matrix(self.gate_up)
         init.output_matrix(self.down)

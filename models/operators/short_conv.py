@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..kernels.choice import Kernel
 from ..layers.convolution import next_history
 from ..layers.gated_convolution import gated_convolution, gated_input
@@ -36,7 +36,7 @@ class ShortConvolution(nn.Module):
             x, self.taps, context, name, bias=self.bias, silu=silu, kernel=kernel
         )
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.short_filter(self.taps, self.taps.shape[1])
         if self.bias is not None:
             init.short_filter(self.bias, self.taps.shape[1])

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear
 from ..layers.norms import RMSNorm
 from ..layers.rope import Rope
@@ -96,7 +96,7 @@ class ZambaBlock(SharedOperator):
         """What one call of this block has of its own."""
         return ZambaCall(self.options, self.width)
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.norm(self.norm)
         init.norm(self.mlp_norm)
         self.attention.init_weights(init)
@@ -143,12 +143,12 @@ class ZambaCall(Call):
         result: Tensor = self.project(operator(x, replace(context, adapters=self)))
         return result
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.output(self.project)
         for low in self.modules():
             if isinstance(low, LowRank):
                 init.linear(low.down)
-                init.put(low.up.weight, 0.0)
+                init.constant(low.up.weight, 0.0)
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
         """The corrections follow what they correct; the map into the layer is everyone's."""
