@@ -92,10 +92,10 @@ class ModelConfig:
         """The numbers of the layers in which the operator takes part."""
         return [number for number, layer in enumerate(self.layers) if name in layer.names]
 
-    def undivided(self, tp: int) -> Iterator[str]:
+    def tp_problems(self, tp: int) -> Iterator[str]:
         """What so many tensor-parallel processes cannot share out."""
         for name, options in self.operators.items():
-            for what, number in options.shares(self.width).items():
+            for what, number in options.tp_sizes(self.width).items():
                 if number % tp:
                     yield f"operators.{name}: tp={tp} does not divide its {number} {what}"
 

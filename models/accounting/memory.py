@@ -80,7 +80,7 @@ def memory(
 
 def largest_part(config: ModelConfig, tp: int) -> int:
     """Parameters on the last process of a tensor axis, which has the most."""
-    wrong = list(config.undivided(tp))
+    wrong = list(config.tp_problems(tp))
     if wrong:
         raise LayoutError("\n  ".join([f"tp={tp} does not divide this model", *wrong]))
     model = build_meta(config)

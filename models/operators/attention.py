@@ -58,7 +58,7 @@ class AttentionOptions(FusedOptions):
         if self.window is not None and self.window < 1:
             yield f"the window must hold at least 1 token, not {self.window}"
 
-    def shares(self, width: int) -> dict[str, int]:
+    def tp_sizes(self, width: int) -> dict[str, int]:
         channels = (self.kv_heads or self.heads) * self.dim(width)
         return {"heads": self.heads, "channels of keys": channels}
 

@@ -28,7 +28,7 @@ class OperatorOptions:
         """What is wrong with these options at this model width, with the numbers."""
         yield from ()
 
-    def shares(self, width: int) -> dict[str, int]:
+    def tp_sizes(self, width: int) -> dict[str, int]:
         """What tensor parallelism must divide evenly, by name."""
         return {}
 

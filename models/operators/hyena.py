@@ -42,7 +42,7 @@ class HyenaOptions(FusedOptions):
         if self.featurizer < 1:
             yield f"featurizer must be at least 1, not {self.featurizer}"
 
-    def shares(self, width: int) -> dict[str, int]:
+    def tp_sizes(self, width: int) -> dict[str, int]:
         return {"channels": width}
 
 

@@ -40,7 +40,7 @@ class HyenaMLPOptions(FusedOptions):
         if not 1 <= self.taps <= 16:
             yield f"a short filter has 1 to 16 taps, not {self.taps}"
 
-    def shares(self, width: int) -> dict[str, int]:
+    def tp_sizes(self, width: int) -> dict[str, int]:
         return {"hidden channels": self.hidden}
 
 

@@ -54,7 +54,7 @@ class Mamba1Options(FusedOptions):
         if self.dt_rank is not None and self.dt_rank < 1:
             yield f"dt_rank must be at least 1, not {self.dt_rank}"
 
-    def shares(self, width: int) -> dict[str, int]:
+    def tp_sizes(self, width: int) -> dict[str, int]:
         return {"channels of a head": self.expand * width // self.heads}
 
     def rank(self, width: int) -> int:

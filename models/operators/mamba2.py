@@ -66,7 +66,7 @@ class Mamba2Options(FusedOptions):
         if not self.norm_eps > 0:
             yield f"norm_eps must be above 0, not {self.norm_eps}"
 
-    def shares(self, width: int) -> dict[str, int]:
+    def tp_sizes(self, width: int) -> dict[str, int]:
         heads = self.expand * width // self.head_dim
         return {"heads": heads, "channels of B": self.groups * self.state_size}
 

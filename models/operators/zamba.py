@@ -56,7 +56,7 @@ class ZambaBlockOptions(FusedOptions):
         if self.lora_rank < 0 or (self.attention_lora and not self.lora_rank):
             yield f"lora_rank must be above 0 for corrections, not {self.lora_rank}"
 
-    def shares(self, width: int) -> dict[str, int]:
+    def tp_sizes(self, width: int) -> dict[str, int]:
         return {"heads": self.heads}
 
     @property
