@@ -95,7 +95,7 @@ def look_up(table: Table, index: Tensor, axis: Axis) -> Tensor:
     if axis.size == 1:
         rows: Tensor = table(index, F.embedding)
         return rows
-    here = axis.share(table.rows)
+    here = axis.part_range(table.rows)
     known = (index >= here.start) & (index < here.stop)
     rows = table(torch.where(known, index - here.start, 0), F.embedding)
     return rows * known.unsqueeze(-1)

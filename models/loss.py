@@ -41,7 +41,7 @@ def cross_entropy(
         log_z = torch.logsumexp(wide, dim=-1) if z_loss else None
     else:
         assert vocab_size is not None
-        target, log_z = _divided(wide, flat, axis, axis.share(vocab_size))
+        target, log_z = _divided(wide, flat, axis, axis.part_range(vocab_size))
         losses = log_z - target
         own = axis.part(len(flat))
         counted, weights = counted[own], weights[own]

@@ -22,16 +22,16 @@ class Axis:
     rank: int
     size: int
 
-    def share(self, number: int) -> range:
+    def part_range(self, number: int) -> range:
         """Which of so many things, dealt out in contiguous parts, are this process's."""
         return range(number * self.rank // self.size, number * (self.rank + 1) // self.size)
 
     def part(self, number: int) -> slice:
         """The same as a slice."""
-        share = self.share(number)
+        share = self.part_range(number)
         return slice(share.start, share.stop)
 
-    def seats(self) -> list[Axis]:
+    def ranks(self) -> list[Axis]:
         """The axis as each of its processes sees it."""
         return [replace(self, rank=rank) for rank in range(self.size)]
 

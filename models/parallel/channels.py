@@ -21,7 +21,7 @@ def by_channels(x: Tensor, function: Callable[[Tensor, slice], Tensor], axis: Ax
     """`function(x, channels)` of whole rows, for x [rows, part, width]."""
     if axis.size == 1:
         return function(x, ALL)
-    parts = [seat.part(x.shape[2]) for seat in axis.seats()]
+    parts = [rank.part(x.shape[2]) for rank in axis.ranks()]
     ours = whole_rows([x[:, :, part] for part in parts], axis)
     y = function(ours, parts[axis.rank])
     return own_parts(y, [part.stop - part.start for part in parts], axis)

@@ -23,10 +23,10 @@ def to_heads(q: Tensor, k: Tensor, v: Tensor, axis: Axis) -> tuple[Tensor, Tenso
         return q, k, v
     heads, kv_heads = q.shape[2], k.shape[2]
     assert heads % axis.size == 0, "layouts whose heads do not divide are refused beforehand"
-    runs = [group_runs(kv_heads, heads, seat) for seat in axis.seats()]
+    runs = [group_runs(kv_heads, heads, rank) for rank in axis.ranks()]
     pieces = [
-        torch.cat([q[:, :, seat.part(heads)], k[:, :, shared], v[:, :, shared]], dim=2)
-        for seat, shared in zip(axis.seats(), runs, strict=True)
+        torch.cat([q[:, :, rank.part(heads)], k[:, :, shared], v[:, :, shared]], dim=2)
+        for rank, shared in zip(axis.ranks(), runs, strict=True)
     ]
     few = len(runs[axis.rank])
     q, k, v = whole_rows(pieces, axis).split([heads // axis.size, few, few], dim=2)

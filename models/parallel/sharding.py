@@ -36,7 +36,7 @@ class Shard:
         sizes = self.parts or (size,)
         assert sum(sizes) == size, "the parts make up the dimension"
         begins = accumulate(sizes, initial=0)
-        shares = [axis.share(part) for part in sizes]
+        shares = [axis.part_range(part) for part in sizes]
         return tuple(
             range(begin + share.start, begin + share.stop)
             for begin, share in zip(begins, shares, strict=False)
@@ -130,7 +130,7 @@ def shard_parameters(model: nn.Module, axis: Axis) -> dict[str, LocalShard]:
             setattr(holder, leaf, nn.Parameter(part.take(whole.detach())))
     for module in model.modules():
         if isinstance(module, SplitLinear):
-            module.parts = {name: len(axis.share(size)) for name, size in module.parts.items()}
+            module.parts = {name: len(axis.part_range(size)) for name, size in module.parts.items()}
         elif isinstance(module, OutputLinear):
             module.processes = axis.size
     return parts

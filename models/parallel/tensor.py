@@ -140,7 +140,7 @@ def own_filters(filters: Tensor, groups: int, members: int, axis: Axis) -> Tenso
 def group_runs(groups: int, members: int, axis: Axis) -> list[int]:
     """This process's members as equal runs, as long as can be, of members of one group: each
     run's group."""
-    own = axis.share(members)
+    own = axis.part_range(members)
     run = math.gcd(members // groups, len(own))
     return [first * groups // members for first in own[::run]]
 

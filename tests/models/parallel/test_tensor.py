@@ -112,6 +112,6 @@ def test_every_member_finds_its_group(groups: int, each: int, size: int, more: i
     for rank in range(size):
         axis = Axis(None, rank, size)
         runs = group_runs(groups, members, axis)
-        run = len(axis.share(members)) // len(runs)
+        run = len(axis.part_range(members)) // len(runs)
         found += [group for group in runs for _ in range(run)]
     assert found == [member * groups // members for member in range(members)]

@@ -153,7 +153,7 @@ def halo_of(axis: Axis, x: Tensor, count: int) -> Tensor:
 
 def exchanged(axis: Axis, x: Tensor) -> Tensor:
     """There and back, with channels that do not divide evenly."""
-    shares = [seat.part(x.shape[2]) for seat in axis.seats()]
+    shares = [rank.part(x.shape[2]) for rank in axis.ranks()]
     whole = whole_rows([x[:, :, mine] for mine in shares], axis)
     return own_parts(whole.cumsum(dim=1), [mine.stop - mine.start for mine in shares], axis)
 
