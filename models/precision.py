@@ -1,9 +1,9 @@
-"""Where the arithmetic must be wider than the tensors that come in."""
+"""Arithmetic in a wider type than that of the inputs."""
 
 import torch
 from torch import Tensor
 
 
 def widen(x: Tensor) -> Tensor:
-    """float32 for half precisions; float32 and float64 stay what they are."""
+    """Convert half precisions to float32; leave float32 and float64 unchanged."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

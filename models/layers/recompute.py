@@ -1,4 +1,4 @@
-"""Recompute: a module keeps its inputs alone for the backward pass, and runs again there."""
+"""Recompute: a module keeps only its inputs for the backward pass, and runs again there."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ Recompute = Literal["none", "operator", "block"]
 
 
 class Recomputable(nn.Module):
-    """A module whose call may be recomputed; its `forward` does not know.
+    """A module whose call may be recomputed, with no change to its `forward`.
 
-    The call as a whole is recomputed, hooks included: engines that shard weights gather them
-    again.
+    The whole call is recomputed, hooks included: engines that shard weights gather them again.
     """
 
     recompute: bool = False

@@ -1,4 +1,4 @@
-"""Every operator, by the name that a YAML gives it. A new one is a file, and a line here."""
+"""Registry of operators by their name in YAML. A new operator is a file and a line here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Hyena operators share: y = (q ⊙ op(k ⊙ v))·W_out + b, behind a short featurizer.
+"""Base of the Hyena operators: y = (q ⊙ op(k ⊙ v))·W_out + b, after a short featurizer.
 
 z = u·W                      D → 3D, no bias
 q, k, v = conv3(z)           a causal filter of three taps for each channel
@@ -27,16 +27,16 @@ from .short_conv import ShortConvolution, remembered_convolution
 
 @dataclass(frozen=True, kw_only=True)
 class HyenaOptions(FusedOptions):
-    """Options of every Hyena operator."""
+    """Options of all Hyena operators."""
 
     featurizer: int = 3
     """Taps of the short filter on q, k and v."""
     featurizer_bias: bool = False
-    """Whether it adds a bias."""
+    """Add a bias in the featurizer."""
     qkv_bias: bool = False
-    """Whether the projection to q, k and v adds one."""
+    """Add a bias in the projection to q, k and v."""
     output_bias: bool = True
-    """Whether the projection of the output adds one."""
+    """Add a bias in the output projection."""
 
     def problems(self, width: int) -> Iterator[str]:
         if self.featurizer < 1:
@@ -47,7 +47,7 @@ class HyenaOptions(FusedOptions):
 
 
 class Hyena(Operator):
-    """Subclasses give `mix`: the gates, and the operator between them."""
+    """Subclasses implement `mix`: the gates, and the operator between them."""
 
     def __init__(self, options: HyenaOptions, width: int, *, skip: bool) -> None:
         super().__init__(options, width)
@@ -66,10 +66,10 @@ class Hyena(Operator):
 
     @abstractmethod
     def mix(self, z: Tensor, context: BatchContext) -> Tensor:
-        """q ⊙ (h ∗ w + d·w) of z, which holds q, k and v one after the other."""
+        """Return q ⊙ (h ∗ w + d·w); z holds q, k and v, concatenated."""
 
     def convolved(self, z: Tensor, taps: Tensor, context: BatchContext, **options: Any) -> Tensor:
-        """`mix` by a filter whose taps are known."""
+        """`mix` with explicit filter taps."""
         return remembered_convolution(
             z,
             taps,
@@ -87,7 +87,7 @@ class Hyena(Operator):
         whole_rows: Callable[[Tensor, slice, BatchContext], Tensor],
         context: BatchContext,
     ) -> Tensor:
-        """`mix` where `whole_rows` filters some channels of w, on rows that are not divided."""
+        """`mix` under context parallelism: `whole_rows` filters some channels of whole rows."""
         w = gated_input(z)
         whole = context.whole(w.shape[1])
         axis = context.axes.context
@@ -103,7 +103,7 @@ class Hyena(Operator):
             init.short_filter(self.skip, self.featurizer.taps.shape[1])
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        """By channels."""
+        """Shard by channels."""
         thrice = Shard(0, (self.width,) * 3)
         return {
             **outputs("qkv", self.qkv),

@@ -3,9 +3,9 @@
     h_t = Σ_n R_n · exp(−e^{r_n} · t)                      real poles: StripedHyena 2
     h_t = Re Σ_n R_n · exp((−e^{r_n} + i·φ_n) · t)         complex poles: StripedHyena 1
 
-It is a diagonal state space, so a chunked scan gives the convolution exactly, in linear time,
-with N numbers of state for each channel, and a document begins by a state of zeros. The FFT form
-gives the same.
+The operator is a diagonal state space: a chunked scan computes the convolution exactly, in linear
+time, with N state elements for each channel; each document starts from a state of zeros. The FFT
+form gives the same result.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class HyenaLIOptions(HyenaOptions):
     poles: Literal["real", "complex"] = "real"
     """Complex poles oscillate as they decay."""
     rates: Literal["log", "plain"] = "log"
-    """What is learned: the logarithm r of a pole's rate, or, in converted models, the rate e^r."""
+    """Learned parameter: the logarithm r of a pole's rate, or (converted models) the rate e^r."""
     method: Literal["scan", "fft"] = "scan"
-    """How the convolution is computed; the result is the same."""
+    """Form of the convolution; the result is the same."""
     chunk: int = 32
-    """Tokens for each block of the scan: changes the speed, not the result."""
+    """Tokens for each block of the scan; affects the speed, not the result."""
 
     def problems(self, width: int) -> Iterator[str]:
         yield from super().problems(width)
@@ -89,11 +89,11 @@ class HyenaLI(Hyena):
         return self.mix_by_channels(z, self.whole_rows, context)
 
     def scans(self, context: BatchContext) -> bool:
-        """Whether whole rows are scanned; in generation they always are."""
+        """True if whole rows are scanned; generation always scans."""
         return self.options.method == "scan" or context.state is not None
 
     def whole_rows(self, w: Tensor, channels: slice, context: BatchContext) -> Tensor:
-        """Some of the channels, on rows that are not divided."""
+        """Filter some of the channels of whole rows."""
         if self.scans(context):
             return self.scan(w, context, channels)
         taps = self.filter(w.shape[1], channels)
@@ -109,7 +109,7 @@ class HyenaLI(Hyena):
         skip: Tensor | None = None,
         gated: bool = False,
     ) -> Tensor:
-        """Of a part of the rows, or of whole ones."""
+        """Scan whole rows, or this rank's part of them."""
         tensors = context.state.tensors if context.state is not None else None
         y, state = gated_modal(
             x,
@@ -132,7 +132,7 @@ class HyenaLI(Hyena):
 
     def init_weights(self, init: Initializers) -> None:
         super().init_weights(init)
-        # γ is the logarithm of a uniform number, p = −1: the rate is e^{p+γ}.
+        # γ = log u for uniform u, p = −1: the rate is e^{p+γ}.
         logs = self.options.rates == "log"
         init.uniform(self.rates, 0.01, 0.1, lambda u: (u / math.e).log() if logs else u / math.e)
         init.normal(self.residues, 0.1 / math.sqrt(self.options.state_size))
@@ -145,7 +145,7 @@ class HyenaLI(Hyena):
         return {**super().sharding_spec(ranks), **modes}
 
     def flops(self, length: int) -> dict[str, float]:
-        """The scan's matrix products: the chunk itself, into the state, and out of it."""
+        """The scan's matrix products: within the chunk, into the state, and out of it."""
         parts = super().flops(length)
         if self.options.method == "fft":
             parts["fft"] = self.width * convolution_flops(length, length, "fft")
@@ -155,7 +155,7 @@ class HyenaLI(Hyena):
         return parts
 
     def step_flops(self, seen: int) -> dict[str, float]:
-        """A product and a sum into each state, and out of it."""
+        """For each state element a product and a sum in, and out."""
         return {**super().flops(1), "scan": 2 * self.product * self.rates.numel()}
 
     @property

@@ -1,4 +1,4 @@
-"""The short-Hyena MLP: a wide Hyena-SE without featurizer, in the place of an MLP.
+"""The short-Hyena MLP: a wide Hyena-SE without featurizer, used in place of an MLP.
 
 q, k, v = split(x·W)                 D → 3·hidden
 y = (q ⊙ (h ∗ (k ⊙ v)))·W_out        h[group, K], as in Hyena-SE
@@ -33,7 +33,7 @@ class HyenaMLPOptions(FusedOptions):
     taps: int = 7
     """K, the filters' length in tokens."""
     bias: bool = False
-    """Whether the projections add a bias."""
+    """Add biases in the projections."""
 
     def problems(self, width: int) -> Iterator[str]:
         yield from divides("groups", self.groups, "hidden", self.hidden)

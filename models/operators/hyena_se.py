@@ -1,4 +1,4 @@
-"""Hyena-SE: a short explicit filter; h[group, K], each row for width/groups channels."""
+"""Hyena-SE: a short explicit filter h[group, K]; width/groups channels share a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mamba-1: a diagonal state space for each channel, whose step and matrices the input selects.
+"""Mamba-1: a diagonal state space for each channel; the input selects Δ, B and C.
 
     x, z = split(u·W)            x ← silu(conv4(x) + b)
     δ, B, C = split(x·W_x)       Δ = softplus(δ·W_Δ + b_Δ)
@@ -34,17 +34,17 @@ class Mamba1Options(FusedOptions):
 
     kind: Literal["mamba1"] = "mamba1"
     state_size: int = 16
-    """N: numbers of state for each channel."""
+    """N: state elements for each channel."""
     heads: int = 1
-    """Zamba has 2: channels in as many parts, each with its own B, C and step."""
+    """Number of heads, each with its own B, C and Δ; Zamba has 2."""
     expand: int = 2
-    """The inner width, in widths."""
+    """Inner width divided by the model's width."""
     conv: int = 4
     """Taps of the short convolution."""
     dt_rank: int | None = None
     """⌈width/16⌉ if unset."""
     chunk: int = 32
-    """Tokens for each block of the scan: changes the speed, not the result."""
+    """Tokens for each block of the scan; affects the speed, not the result."""
 
     def problems(self, width: int) -> Iterator[str]:
         yield from divides("heads", self.heads, "expand · width", self.expand * width)
@@ -119,7 +119,7 @@ class Mamba1(Operator):
         init.output(self.output)
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        """By channels, of every head: its step, B and C are sums over them all."""
+        """Shard by the channels of each head: its dt, B and C are sums over all its channels."""
         heads, _, channels = self.select.shape
         inner = (channels,) * heads
         return {
@@ -128,12 +128,12 @@ class Mamba1(Operator):
             "conv.bias": Shard(0, inner),
             "select": Shard(2),
             **dict.fromkeys(("dt", "dt_bias", "A_log", "D"), Shard(1)),
-            **inputs("output", parts=inner),
+            **inputs("output", blocks=inner),
         }
 
     def flops(self, length: int) -> dict[str, float]:
-        """The scan as a recurrence: for each number of state an exponential, three products and
-        a sum into it, and a product and a sum out of it."""
+        """Count the scan as a recurrence: for each state element an exponential, three products
+        and a sum into it, and a product and a sum out of it."""
         return {
             "projections": 2.0 * (self.select.numel() + self.dt.numel()),
             "convolution": 2.0 * self.conv.taps.numel(),

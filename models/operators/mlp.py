@@ -28,7 +28,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def gated(x: Tensor, activation: Activation, kernel: Kernel = "auto") -> Tensor:
-    """act(gate) ⊙ up of x [..., 2·width], which holds one after the other."""
+    """act(gate) ⊙ up, for x [..., 2·width] = [gate, up]."""
     if chosen(kernel, "glu", x):
         fused: Tensor = glu.glu(x, activation)
         return fused
@@ -44,9 +44,9 @@ class MLPOptions(OperatorOptions):
     hidden: int
     """Width between the two projections."""
     activation: Activation = "gelu-tanh"
-    """Between the two projections."""
+    """Activation between the two projections."""
     bias: bool = False
-    """Whether the projections add a bias."""
+    """Add biases in the projections."""
 
     def problems(self, width: int) -> Iterator[str]:
         if self.hidden < 1:
@@ -61,9 +61,9 @@ class GLUOptions(FusedOptions):
     hidden: int
     """Width between the two projections."""
     activation: Activation = "silu"
-    """silu makes a SwiGLU, gelu a GEGLU; `identity` is the released Evo 2 models' quirk."""
+    """silu for SwiGLU, gelu for GEGLU; `identity` reproduces the released Evo 2 models."""
     bias: bool = False
-    """Whether the projections add a bias."""
+    """Add biases in the projections."""
 
     def problems(self, width: int) -> Iterator[str]:
         if self.hidden < 1:

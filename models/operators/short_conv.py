@@ -1,4 +1,4 @@
-"""The short causal convolution that Mamba and Hyena put behind a projection."""
+"""The short causal convolution that follows a projection in Mamba and Hyena."""
 
 from __future__ import annotations
 
@@ -51,10 +51,8 @@ def remembered_convolution(
     gated: bool = False,
     **options: Any,
 ) -> Tensor:
-    """A (gated) convolution that keeps its last inputs in the context's state, if there is one.
-
-    Of a part of a row, it takes the inputs before it from the parts that have them.
-    """
+    """A (gated) convolution with inputs from before x: in generation those kept in the context's
+    state, under context parallelism a halo from the ranks before."""
     axis, reach, past = context.axes.context, taps.shape[1], None
     if context.state is not None:
         w = gated_input(x) if gated else x
