@@ -39,7 +39,7 @@ def config(operator: dict[str, Any], width: int = 16, **more: Any) -> ModelConfi
         ({"kind": "attention", "heads": 4, "rope": {"factor": 2.0}}, ["factor 2.0", "scaling"]),
         (
             {"kind": "attention", "heads": 4, "rope": {"scaling": "linear", "factor": 0.5}},
-            ["1 or more", "0.5"],
+            ["factor must be at least 1", "0.5"],
         ),
         ({"kind": "mamba1", "heads": 5}, ["heads (5)", "expand · width (32)"]),
         ({"kind": "mamba2", "head_dim": 5}, ["head_dim (5)", "expand · width (32)"]),
