@@ -49,6 +49,22 @@ class OneOf:
         return core_schema.tagged_union_schema(choices, discriminator=self.tag)
 
 
+class NameIn:
+    """Marks a text field that holds a name of a table, or one of `others`.
+
+    precision: Annotated[str, NameIn(PRECISIONS, "auto")]
+    """
+
+    def __init__(self, table: Iterable[str], *others: str) -> None:
+        self.table = table
+        self.others = others
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.literal_schema([*self.others, *self.table])
+
+
 def problems(kind: Any, data: Any, found: Sequence[Any], lines: Lines) -> list[Problem]:
     """One problem for each wrong value. `found` are pydantic's errors for `data` as `kind`."""
     told: dict[Path, list[str]] = {}

@@ -95,7 +95,7 @@ class RunFolder:
         except OSError as error:
             raise StorageError(
                 f"cannot write to the run's folder {self.root}: {error.strerror}",
-                hint="choose another --out, or hint its permissions",
+                hint="choose another --out, or fix its permissions",
             ) from None
 
     def clear(self) -> None:

@@ -18,7 +18,7 @@ from ..sources import BadRecord, Slice, SourceConfig, Texts, source
 NAMED_PROBLEMS = 100
 """How many bad records a task names; it counts all of them."""
 FIELD = "name the right field with --text-field (or --id-field), "
-MENDS = {"missing field": FIELD, "other schema": FIELD}
+HINTS = {"missing field": FIELD, "other schema": FIELD}
 """Hints for a kind of bad record, before the hint for all of them."""
 
 
@@ -49,7 +49,7 @@ class Reader:
             raise InputError(
                 f"{problem.kind}: {problem.what}",
                 where=problem.where(),
-                hint=f"{MENDS.get(problem.kind, '')}hint the file, or leave such records out with "
+                hint=f"{HINTS.get(problem.kind, '')}fix the file, or leave such records out with "
                 "--on-error skip",
             )
 

@@ -173,5 +173,5 @@ def cut(file: File, config: SourceConfig, size: int, *, skip_bad: bool) -> list[
         raise InputError(
             f"damaged file: {error}",
             where=file.name,
-            hint="hint the file, or leave such files out with --on-error skip",
+            hint="fix the file, or leave such files out with --on-error skip",
         ) from None

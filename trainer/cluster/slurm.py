@@ -118,6 +118,6 @@ def submit(file: Path) -> str:
     if done.returncode:
         raise RunError(
             f"sbatch refused {file}: {done.stderr.strip() or done.stdout.strip()}",
-            hint="hint `slurm:` in the run's YAML (--dry-run shows the script)",
+            hint="fix `slurm:` in the run's YAML (--dry-run shows the script)",
         )
     return done.stdout.strip().partition(";")[0]

@@ -68,7 +68,7 @@ def state_memory(job: Job, count: int) -> dict[str, int]:
     """Bytes of the state on a process, by part, for so many parameters that it has a part of.
     Activations come on top."""
     engine = job.run.engine
-    half = job.run.precision == "bf16"
+    half = job.precision.separate_masters
     stage = getattr(engine, "zero", 3)
     shards = getattr(engine, "shard", None) or job.dp * job.run.layout.cp
     weights = (2 if half else 4) * count
@@ -87,8 +87,8 @@ def kept_memory(job: Job) -> dict[str, int]:
     from ...models.accounting.memory import Layout
     from ...models.accounting.memory import memory as of_model
 
-    precision, layout = job.run.precision, job.run.layout
-    assert precision != "auto"
+    layout = job.run.layout
+    precision: Any = job.run.precision
     found = []
     for phase in job.plan.phases:
         rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp, layout.cp)

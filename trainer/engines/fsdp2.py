@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.tensor import DTensor
 
+    from ...models.precision import Precision
     from ..checkpoints.fragments import Fragment
-    from ..layout.layout import LayoutConfig, Parallel
-    from .engine import Precision, Update
+    from ..layout.config import LayoutConfig
+    from ..layout.groups import Parallel
+    from .engine import Update
     from .objective import Objective, Sums
     from .optimizer import OptimizerConfig
 
@@ -102,11 +104,10 @@ class Fsdp2:
         self.clip = optimizer.clip
         self.updates = 0
 
-        half = torch.bfloat16 if precision == "bf16" else None
         wanted: dict[str, Any] = {
             "mesh": self.mesh["replica", "shard"] if shape[0] > 1 else self.mesh["shard"],
             "mp_policy": MixedPrecisionPolicy(
-                param_dtype=half,
+                param_dtype=precision.compute if precision.separate_masters else None,
                 reduce_dtype=torch.float32,
                 cast_forward_inputs=False,  # the weights of the loss stay what they are
             ),

@@ -41,7 +41,7 @@ def check_disk(job: Job) -> None:
         raise StorageError(
             f"cannot write to the run's folder {job.folder.root}: {there} "
             + ("may not be written to" if there.is_dir() else "is no folder"),
-            hint="choose another --out, or hint its permissions",
+            hint="choose another --out, or fix its permissions",
         )
     free = shutil.disk_usage(there).free
     if need > free:
@@ -54,8 +54,7 @@ def check_disk(job: Job) -> None:
 
 def _layout(job: Job) -> None:
     """What the engine cannot do, and what cannot be divided."""
-    assert job.run.precision != "auto"
-    job.run.engine.check(job.run.layout, job.processes, job.run.precision)
+    job.run.engine.check(job.run.layout, job.processes, job.precision)
     lengths = [phase.seq_len for phase in job.plan.phases]
     if job.run.evaluate is not None and job.run.evaluate.seq_len is not None:
         lengths.append(job.run.evaluate.seq_len)
@@ -108,7 +107,7 @@ def _held_out(job: Job) -> None:
 
 
 def _devices(job: Job) -> None:
-    from ..layout.layout import count_gpus
+    from ..layout.devices import count_gpus
 
     if job.run.device == "cuda" and job.processes > count_gpus() and not joined():
         raise LayoutError(
