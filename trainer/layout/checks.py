@@ -35,7 +35,7 @@ def check(layout: LayoutConfig, processes: int, model: ModelConfig, lengths: Seq
 
 def problems(layout: LayoutConfig, model: ModelConfig, lengths: Sequence[int]) -> Iterator[str]:
     tp, cp = layout.tp, layout.cp
-    yield from model.undivided(tp)
+    yield from model.tp_problems(tp)
     for name, options in model.operators.items():
         heads = options.attention_heads
         if layout.attention == "a2a" and heads and heads % tp == 0 and heads % (tp * cp):
