@@ -114,11 +114,11 @@ def held_out(config: EvaluateConfig, plan: Plan) -> dict[str, str]:
     return beside
 
 
-def file_of(config: EvaluateConfig) -> str:
-    """Where a run keeps the plan of its evaluations: the rows stay the same at every start, unless
-    other ones are asked for."""
+def digest_of(config: EvaluateConfig) -> str:
+    """Digest of the settings that choose the held-out rows. It names the file that keeps their
+    plan, so that every start evaluates the same rows unless these settings change."""
     asked = [config.rows, config.seq_len, config.split, sorted(config.sources.items())]
-    return f"held-out-{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:8]}.json"
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:8]
 
 
 def plan_of(config: EvaluateConfig, trained: AnyPlan) -> Plan:

@@ -16,6 +16,7 @@ from ...dataplane.order.timeline import PhaseRows, Step
 from ...dataplane.runlog import ledger
 from ...dataplane.runlog.reader import METRICS
 from ...dataplane.runlog.writer import LineWriter
+from ..folder import EVALUATIONS, EVENTS, TENSORBOARD
 from ..loop.batches import Plan
 from ..run.config import WatchConfig
 
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from ..loop.guard import Harm
     from ..loop.loop import StepRecord
     from ..loop.step_stats import Facts
-
-EVENTS = "events.jsonl"
-EVALUATIONS = "evaluations.jsonl"
-TENSORBOARD = "tensorboard"
 
 
 class Silent:

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 from ...console import config as reader
 from ...console.errors import ConfigError, LayoutError, Problem, RunError, together
 from ..cluster.ranks import joined, speaks
-from ..folder import RunFolder, differences
+from ..folder import RunFolder
 from ..loop.batches import Plan
 from ..weights import source as origins
 from ..weights.source import Checkpoint
 from . import config as run_config
 from .config import RunConfig
+from .differences import differences
 from .request import Request
 from .run import Job
 
