@@ -28,6 +28,7 @@ from .config import RunConfig
 from .differences import differences
 from .request import Request
 from .run import Job
+from .stored import read_run, synthetic_plan
 
 if TYPE_CHECKING:
     from ...models.config import ModelConfig
@@ -51,42 +52,30 @@ def resolve(request: Request) -> Job:
         data, _ = reader.read_yaml(request.mixture)
         mixture = reader.apply_overrides(data, request.part("mixture"))
     if folder.begun:
-        stored = load(folder)
+        stored = read_run(folder)
         run = _with_origin(run, stored.run)
         _check_same(stored, run, model, mixture)
         return replace(stored, run=run)
     run = _with_origin(run, None)
     if speaks():  # the first rank may have written there already
         folder.check_free()
-    plan = planned or _synthetic(run, model)
+    plan = planned or synthetic_plan(run, model)
     return Job(folder=folder, run=run, model=model, plan=plan, mixture=mixture)
 
 
 def load(folder: RunFolder, overrides: Sequence[str] = (), *, slurm: bool = False) -> Job:
-    """The job of a run's folder. Overrides may change what does not make it another run."""
-    from ...models.config import load_model_config
-
-    folder.check_is_run()
+    """The stored job, adapted to this machine for a start. Overrides may change all that does not
+    make it another run."""
+    stored = read_run(folder)
     data, lines = reader.read_yaml(folder.run)
-    stored = run_config.build(data, (), source=str(folder.run), lines=lines)
     changeable = run_config.overridable(data, overrides)
     asked = run_config.build(changeable, overrides, source=str(folder.run), lines=lines)
-    # How many processes the start before had binds no launcher and no batch job.
+    # The ranks of the last start do not bind a launcher or a batch job.
     if (slurm or joined()) and not any(word.startswith("processes=") for word in overrides):
         asked = replace(asked, processes=None)
     run = _here_or_there(asked, slurm=slurm)
-    model = load_model_config(folder.model)
-    mixture = None
-    if stored.synthetic is None:
-        from ...dataplane.order.plan import Plan as MixturePlan
-
-        plan: Plan = MixturePlan.load(folder.plan)
-        mixture, _ = reader.read_yaml(folder.mixture)
-    else:
-        plan = _synthetic(stored, model)
-    job = Job(folder=folder, run=stored, model=model, plan=plan, mixture=mixture)
-    _check_same(job, run, model, mixture)
-    return replace(job, run=run)
+    _check_same(stored, run, stored.model, stored.mixture)
+    return replace(stored, run=run)
 
 
 def _run(request: Request) -> RunConfig:
@@ -143,13 +132,6 @@ def _planned(request: Request, folder: RunFolder) -> Plan | None:
     if request.mixture is None or folder.begun:
         return None
     return resolve_file(request.mixture, request.part("mixture"))
-
-
-def _synthetic(run: RunConfig, model: ModelConfig) -> Plan:
-    from ..loop.synthetic import SyntheticPlan
-
-    assert run.synthetic is not None
-    return SyntheticPlan(run.synthetic, model.vocab_size, run.seed)
 
 
 def _with_origin(run: RunConfig, stored: RunConfig | None) -> RunConfig:
