@@ -22,10 +22,11 @@ from headrace.models.operators import OPTIONS
 from headrace.models.precision import PRECISIONS
 from headrace.trainer.cluster import ranks as group
 from headrace.trainer.checkpoints.store import RunState
-from headrace.trainer.run.config import SyntheticConfig
+from headrace.trainer.loop.synthetic import SyntheticConfig
 from headrace.trainer.engines import build, give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
-from headrace.trainer.layout.layout import LayoutConfig, join
+from headrace.trainer.layout.config import LayoutConfig
+from headrace.trainer.layout.groups import join
 from headrace.trainer.loop.loop import Loop, LoopOptions
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizer import OptimizerConfig

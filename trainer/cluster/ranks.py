@@ -17,12 +17,18 @@ from datetime import timedelta
 from pathlib import Path
 
 from ...console.errors import UserError
+from ...console.machine import cores
 
 INTERRUPTED = 85
 """The exit code of a run that saved and made room: start it again."""
 
 STORE_FD = "HEADRACE_STORE_FD"
 WATCH = "HEADRACE_WATCH"
+
+
+def threads_per_rank(processes: int, available: int | None = None) -> int:
+    """Return the threads of each rank, so that the ranks of this machine use all of its cores."""
+    return max(1, (available or cores()) // processes)
 
 
 def joined() -> bool:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from ...models.parallel.sharding import LocalShard
     from ...models.precision import Precision
     from ..checkpoints.fragments import Fragment
-    from ..layout.layout import LayoutConfig, Parallel
+    from ..layout.config import LayoutConfig
+    from ..layout.groups import Parallel
     from .engine import Update
     from .objective import Objective, Sums
     from .optimizer import OptimizerConfig

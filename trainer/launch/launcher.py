@@ -29,7 +29,6 @@ from typing import IO, Any
 
 from ...console.errors import RunError
 from ...console.log import get_logger
-from ...console.machine import cores
 from ..cluster.ranks import INTERRUPTED, STORE_FD, WATCH, failures_in
 
 GRACE = 10.0
@@ -221,11 +220,6 @@ class Launcher:
             deadline = time.monotonic() + GRACE / 2
             while time.monotonic() < deadline and any(c.poll() is None for c in running):
                 time.sleep(PAUSE)
-
-
-def threads_for(processes: int, available: int | None = None) -> int:
-    """Threads of each process, so that together they fill the machine."""
-    return max(1, (available or cores()) // processes)
 
 
 def python(module: str, *arguments: str) -> list[str]:

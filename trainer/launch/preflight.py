@@ -107,7 +107,7 @@ def _held_out(job: Job) -> None:
 
 
 def _devices(job: Job) -> None:
-    from ..layout.layout import count_gpus
+    from ..layout.devices import count_gpus
 
     if job.run.device == "cuda" and job.processes > count_gpus() and not joined():
         raise LayoutError(

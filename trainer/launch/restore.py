@@ -26,7 +26,7 @@ from ..checkpoints.policy import is_planned
 from ..checkpoints.store import RunState
 from ..engines import give
 from ..engines.engine import Engine
-from ..layout.layout import Parallel
+from ..layout.groups import Parallel
 from ..run.run import Job
 from ..weights.source import Checkpoint
 

@@ -32,8 +32,8 @@ from ..engines import build
 from ..engines.engine import Engine
 from ..engines.objective import Objective
 from ..folder import RunFolder
-from ..layout.layout import Parallel, join
-from ..loop import loaders as rows
+from ..layout.groups import Parallel, join
+from ..loop.loaders import evaluator, training_steps
 from ..loop.loop import Loop, LoopOptions
 from ..loop.profiler import Profiler
 from ..record import speed as peak
@@ -104,7 +104,7 @@ def work(job: Job, watched: group.Watched, wanted: Start) -> int:
 
     loop = Loop(
         job.plan,
-        rows.steps_of(job, parallel),
+        training_steps(job.plan, parallel, run.data),
         lr_of(job),
         engine,
         parallel,
@@ -117,7 +117,9 @@ def work(job: Job, watched: group.Watched, wanted: Start) -> int:
         ),
         recorder=records or Silent(),
         saver=keeper,
-        evaluator=rows.evaluator_of(job, parallel),
+        evaluator=None
+        if run.evaluate is None
+        else evaluator(job.held_out, run.evaluate, parallel, run.data, run.micro_batch_tokens),
         restore=lambda: restore.go_back(job, engine, parallel),
         stop_asked=asked,
         begin=begin,

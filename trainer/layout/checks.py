@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ...console.errors import LayoutError
 from ...models.config import ModelConfig
-from .layout import LayoutConfig
+from .config import LayoutConfig
 
 SHOWN = 4
 

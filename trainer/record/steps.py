@@ -18,13 +18,13 @@ from ...dataplane.runlog.reader import METRICS
 from ...dataplane.runlog.writer import LineWriter
 from ..folder import EVALUATIONS, EVENTS, TENSORBOARD
 from ..loop.batches import Plan
-from ..run.config import WatchConfig
+from .config import WatchConfig
 
 if TYPE_CHECKING:
     from ..loop.evaluate import Evaluation
-    from ..loop.guard import Harm
+    from ..loop.guard import SkippedStep
     from ..loop.loop import StepRecord
-    from ..loop.step_stats import Facts
+    from ..loop.step_stats import StepStats
 
 
 class Silent:
@@ -98,7 +98,7 @@ class Records:
         self.events.write(event(kind, step, **details))
 
     def record(self, record: StepRecord) -> None:
-        step, facts = record.step, record.facts
+        step, stats = record.step, record.stats
         tokens = step.rows * step.phase.seq_len
         speed = tokens / record.seconds
         self.pace = speed if self.pace is None else 0.8 * self.pace + 0.2 * speed
@@ -107,18 +107,18 @@ class Records:
             "row": step.last_row,
             "tokens": step.last_token,
             "phase": step.phase.name,
-            "loss": _number(facts.loss),
+            "loss": _number(stats.loss),
             "lr": record.lr,
             "grad_norm": _number(record.update.grad_norm),
             "tokens_per_second": round(speed, 1),
             "mfu": self.speed.mfu(step.phase.seq_len, speed),
             "hfu": self.speed.hfu(step.phase.seq_len, speed),
             "memory": self.memory(),
-            "data_wait": round(facts.data_wait / record.seconds, 6),
+            "data_wait": round(stats.data_wait / record.seconds, 6),
             "seconds": round(record.seconds, 6),
-            "sources": _by_source([source.name for source in self.plan.sources], facts),
+            "sources": _by_source([source.name for source in self.plan.sources], stats),
         }
-        left_out = _left_out(record.harm)
+        left_out = _left_out(record.skipped)
         entry |= left_out
         self.metrics.write(entry)
         self.ledger.write(
@@ -130,9 +130,9 @@ class Records:
                 **left_out,
             }
         )
-        if record.harm is not None:
-            what, where = record.harm.told(self.plan, step, facts)
-            self.event(record.harm.kind, step.number, what=what, where=where, **left_out)
+        if record.skipped is not None:
+            what, where = record.skipped.message(self.plan, step, stats)
+            self.event(record.skipped.kind, step.number, what=what, where=where, **left_out)
         self._chart(_charts(entry), step.number)
         self._show(entry)
         if self.began is not None:
@@ -142,12 +142,12 @@ class Records:
 
     def evaluated(self, step: Step[PhaseRows], found: Evaluation) -> None:
         """After a step, whose number and tokens it gets."""
-        by_source = _by_source(found.names, found.facts)
+        by_source = _by_source(found.names, found.stats)
         entry = {
             "step": step.number,
             "tokens": step.last_token,
             "phase": step.phase.name,
-            "loss": _number(found.facts.loss),
+            "loss": _number(found.stats.loss),
             "seconds": round(found.seconds, 3),
             "sources": by_source,
         }
@@ -219,9 +219,9 @@ def event(kind: str, step: int, **details: Any) -> dict[str, Any]:
     return {"time": time.time(), "event": kind, "step": step, **details}
 
 
-def _by_source(names: Sequence[str], facts: Facts) -> dict[str, dict[str, Any]]:
+def _by_source(names: Sequence[str], stats: StepStats) -> dict[str, dict[str, Any]]:
     """What each source that gave rows came to."""
-    numbers = zip(names, facts.losses, facts.weights, facts.rows, strict=True)
+    numbers = zip(names, stats.losses, stats.weights, stats.rows, strict=True)
     return {
         name: {"loss": _number(loss / weight) if weight else None, "weight": weight, "rows": rows}
         for name, loss, weight, rows in numbers
@@ -229,12 +229,12 @@ def _by_source(names: Sequence[str], facts: Facts) -> dict[str, dict[str, Any]]:
     }
 
 
-def _left_out(harm: Harm | None) -> dict[str, Any]:
+def _left_out(skipped: SkippedStep | None) -> dict[str, Any]:
     """What the ledger says of a step that is not in the weights."""
-    if harm is None:
+    if skipped is None:
         return {}
-    back = {} if harm.back_to is None else {"back_to": harm.back_to}
-    return {"skipped": True, "why": harm.kind, **back}
+    back = {} if skipped.back_to is None else {"back_to": skipped.back_to}
+    return {"skipped": True, "why": skipped.kind, **back}
 
 
 def _charts(entry: dict[str, Any]) -> dict[str, float]:

@@ -20,109 +20,13 @@ from ..cluster.slurm import SlurmConfig
 from ..engines import ENGINES, EngineConfig
 from ..engines.deepspeed import DeepSpeedConfig
 from ..engines.optimizer import OptimizerConfig
-from ..layout.layout import DeviceKind, LayoutConfig
+from ..layout.config import LayoutConfig
+from ..layout.devices import DeviceKind
 from ..loop.evaluate import EvaluateConfig
-from ..loop.guard import Action, Guard
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """How the rows are read. None of it changes which rows."""
-
-    workers: int = 0
-    """Processes of each rank that read ahead; 0 reads in the step itself."""
-    cache: str | None = None
-    """Folder that keeps what is read from object storage; all processes and runs of a machine may
-    share one. Left out: headrace in the user's cache folder."""
-    cache_bytes: int = 64 << 30
-    """How large the cache may grow. It should hold two windows of every source."""
-
-    def __post_init__(self) -> None:
-        if self.workers < 0:
-            raise ValueError(f"workers must be at least 0, not {self.workers}")
-        if self.cache_bytes < 1:
-            raise ValueError(f"cache_bytes must be at least 1, not {self.cache_bytes}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class WatchConfig:
-    """What is shown of a run, and what ends it."""
-
-    log_seconds: float = 5.0
-    """Seconds between two lines on the terminal, at least."""
-    tensorboard: bool = True
-    """Write TensorBoard's files as well."""
-    wandb: str | None = None
-    """A project of Weights & Biases that gets the same charts (extra `wandb`)."""
-    not_finite: Action = "stop"
-    """A step whose gradients are not finite changes nothing. stop: the run ends; skip: it goes on;
-    rollback: it goes on with the weights of the newest checkpoint."""
-    spike: Action | Literal["none"] = "none"
-    """The same for a step whose loss is a spike; none: it is applied like any other."""
-    spike_bound: float = 10.0
-    """A loss is a spike above the median of those before it by so many of their deviations."""
-    spike_window: int = 100
-    """How many losses before it count; the first quarter of a window is not looked at."""
-    rollbacks: int = 3
-    """How often a run may go back to one checkpoint before it ends."""
-    stall_seconds: float = 1800.0
-    """End the run when no process has begun another step, or part of the start, for so long; 0:
-    never."""
-    peak_flops: float | None = None
-    """Of one device, for MFU; known GPUs need none."""
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("log_seconds", 0),
-            ("stall_seconds", 0),
-            ("spike_bound", 0),
-            ("spike_window", 4),
-            ("rollbacks", 0),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-
-    @property
-    def guard(self) -> Guard:
-        return Guard(
-            not_finite=self.not_finite,
-            spike=self.spike,
-            bound=self.spike_bound,
-            window=self.spike_window,
-            rollbacks=self.rollbacks,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SyntheticConfig:
-    """Random rows instead of a mixture's: to measure a machine, with torch alone."""
-
-    steps: int = 20
-    """Updates of the run."""
-    seq_len: int = 1024
-    """Tokens of a row."""
-    batch_rows: int = 8
-    """Rows of an update."""
-    warmup: int = 2
-    """Steps over which the learning rate rises."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("seq_len", 1), ("batch_rows", 1), ("warmup", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class InitFrom:
-    """Begin with other weights than random ones. The stream begins at its start."""
-
-    path: str
-    """Another run's folder, a checkpoint (its folder or s3:// URL), or a folder of transformers or
-    of Vortex."""
-    step: int | None = None
-    """Which checkpoint of a run; the newest, if left out."""
-    moments: bool = False
-    """Take Adam's moments as well."""
+from ..loop.loaders import DataConfig
+from ..loop.synthetic import SyntheticConfig
+from ..record.config import WatchConfig
+from ..weights.source import InitFrom
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -176,7 +176,7 @@ def _here_or_there(asked: RunConfig, *, slurm: bool) -> RunConfig:
 
 
 def _on_this_machine(run: RunConfig) -> RunConfig:
-    from ..layout.layout import choose_device, count_gpus
+    from ..layout.devices import choose_device, count_gpus
 
     device = choose_device(run.device)
     processes = run.processes or (count_gpus() if device == "cuda" else 1)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ...console import config as reader
 from ...models.precision import PRECISIONS, Precision
 from ..checkpoints import store
+from ..cluster.ranks import threads_per_rank
 from ..folder import RunFolder
-from ..launch.launcher import threads_for
 from ..loop import evaluate
 from ..loop.batches import Plan
 from ..weights import source as origins
@@ -45,7 +45,7 @@ class Job:
         """Of each process; it follows the processes of this start, unless it was asked for."""
         if self.run.threads is not None:
             return self.run.threads
-        return threads_for(int(os.environ.get("LOCAL_WORLD_SIZE", self.processes)))
+        return threads_per_rank(int(os.environ.get("LOCAL_WORLD_SIZE", self.processes)))
 
     @property
     def precision(self) -> Precision:

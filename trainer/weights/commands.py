@@ -11,7 +11,7 @@ from ...console import command
 from ...console.errors import UserError
 
 if TYPE_CHECKING:
-    from ..layout.layout import DeviceKind
+    from ..layout.devices import DeviceKind
 
 SOURCE = "RUN|CHECKPOINT"
 step_option = click.option(

@@ -13,7 +13,7 @@ from ...console.errors import InputError
 from ...dataplane.tokenizers import TextError
 from ...models.generate import Sampling, generate
 from ...models.model import Model
-from ..layout.layout import DeviceKind, choose_device
+from ..layout.devices import DeviceKind, choose_device
 from .source import WeightSource
 
 if TYPE_CHECKING:

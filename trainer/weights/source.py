@@ -38,6 +38,19 @@ class WeightSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class InitFrom:
+    """Begin with other weights than random ones. The stream begins at its start."""
+
+    path: str
+    """Another run's folder, a checkpoint (its folder or s3:// URL), or a folder of transformers or
+    of Vortex."""
+    step: int | None = None
+    """Which checkpoint of a run; the newest, if left out."""
+    moments: bool = False
+    """Take Adam's moments as well."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """One of ours. It has Adam's moments as well."""

@@ -26,7 +26,7 @@ from headrace.trainer.checkpoints.fragments import Fragment
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.folder import RunFolder
-from headrace.trainer.layout.layout import Parallel
+from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.weights import source as origin
 
 Save = Callable[..., RunFolder]

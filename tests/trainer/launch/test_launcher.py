@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from headrace.console.errors import LayoutError, RunError
-from headrace.trainer.cluster.ranks import INTERRUPTED
+from headrace.trainer.cluster.ranks import INTERRUPTED, threads_per_rank
 from headrace.trainer.launch import launcher as launch
-from headrace.trainer.launch.launcher import Launcher, threads_for
+from headrace.trainer.launch.launcher import Launcher
 
 
 def launcher(tmp_path: Path, script: str, processes: int = 2, stall: float = 0) -> Launcher:
@@ -142,8 +142,8 @@ time.sleep(1000)
 
 
 def test_threads_fill_the_machine() -> None:
-    assert threads_for(2, 8) == 4
-    assert threads_for(16, 8) == 1
+    assert threads_per_rank(2, 8) == 4
+    assert threads_per_rank(16, 8) == 1
 
 
 def test_a_rank_that_said_why_is_believed_however_it_died(tmp_path: Path) -> None:

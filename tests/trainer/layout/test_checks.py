@@ -7,7 +7,7 @@ import pytest
 from headrace.console.errors import LayoutError
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.trainer.layout.checks import check, problems
-from headrace.trainer.layout.layout import LayoutConfig
+from headrace.trainer.layout.config import LayoutConfig
 
 FOLDER = Path(__file__).parents[1]
 

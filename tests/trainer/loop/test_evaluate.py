@@ -20,7 +20,7 @@ from headrace.trainer.engines import build, give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizer import OptimizerConfig
-from headrace.trainer.layout.layout import Parallel
+from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.loop.evaluate import EvaluateConfig, Evaluator, digest_of
 from headrace.trainer.loop.evaluate import plan_of as held_out_plan
 
@@ -78,10 +78,10 @@ def test_the_loss_is_that_of_the_rows_by_source(plan: Plan, parallel: Parallel) 
     before = [fragment.data.clone() for fragment in engine.fragments()]
     evaluator = Evaluator(rows, Loader(rows, micro_batch=3), parallel, every=1)
     found = evaluator(engine)
-    assert found.names == ["web", "code"] and found.facts.rows == [5, 5]
-    assert found.facts.losses == pytest.approx(sums, rel=1e-5)
-    assert found.facts.weights == pytest.approx(weights)
-    assert evaluator(engine).facts == found.facts
+    assert found.names == ["web", "code"] and found.stats.rows == [5, 5]
+    assert found.stats.losses == pytest.approx(sums, rel=1e-5)
+    assert found.stats.weights == pytest.approx(weights)
+    assert evaluator(engine).stats == found.stats
     assert objective.training and all(p.grad is None for p in objective.parameters())
     after = [fragment.data for fragment in engine.fragments()]
     assert all(map(torch.equal, before, after))

@@ -13,18 +13,18 @@ import pytest
 from headrace.console.errors import MissingError
 from headrace.trainer.engines.engine import Update
 from headrace.trainer.loop.evaluate import Evaluation
-from headrace.trainer.loop.guard import Harm
+from headrace.trainer.loop.guard import SkippedStep
 from headrace.trainer.loop.loop import StepRecord
-from headrace.trainer.loop.step_stats import Facts
-from headrace.trainer.loop.synthetic import SyntheticPlan
+from headrace.trainer.loop.step_stats import StepStats
+from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticPlan
+from headrace.trainer.record.config import WatchConfig
 from headrace.trainer.record.steps import Records, Speed
-from headrace.trainer.run.config import SyntheticConfig, WatchConfig
 
 PLAN = SyntheticPlan(SyntheticConfig(steps=10, seq_len=8, batch_rows=5), 50, 1)
 
 
-def record(step: int, loss: float = 3.0, *, harm: Harm | None = None) -> StepRecord:
-    facts = Facts(
+def record(step: int, loss: float = 3.0, *, skipped: SkippedStep | None = None) -> StepRecord:
+    stats = StepStats(
         losses=[loss * 40],
         weights=[40.0],
         rows=[5],
@@ -33,8 +33,8 @@ def record(step: int, loss: float = 3.0, *, harm: Harm | None = None) -> StepRec
         save_failed=False,
         digests=[],
     )
-    update = Update(1.5, applied=harm is None)
-    return StepRecord(PLAN.step(step), facts, update, 1e-3, 0.4, f"hash{step}", harm)
+    update = Update(1.5, applied=skipped is None)
+    return StepRecord(PLAN.step(step), stats, update, 1e-3, 0.4, f"hash{step}", skipped)
 
 
 def records(tmp_path: Path, stream: io.StringIO) -> Records:
@@ -82,7 +82,7 @@ def test_the_terminal_hears_of_edges_and_not_of_every_step(tmp_path: Path) -> No
 def test_what_is_not_finite_is_null_and_said(tmp_path: Path) -> None:
     stream = io.StringIO()
     kept = records(tmp_path, stream)
-    kept.record(record(0, math.nan, harm=Harm("not finite", "rollback", back_to=0)))
+    kept.record(record(0, math.nan, skipped=SkippedStep("not finite", "rollback", back_to=0)))
     kept.close()
     for name in ("metrics", "ledger"):
         (entry,) = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").open()]
@@ -97,8 +97,8 @@ def test_what_is_not_finite_is_null_and_said(tmp_path: Path) -> None:
 def test_an_evaluation_is_a_line_of_its_own(tmp_path: Path) -> None:
     stream = io.StringIO()
     kept = records(tmp_path, stream)
-    facts = replace(record(0).facts, losses=[6.0, 9.0], weights=[3.0, 3.0], rows=[1, 1])
-    kept.evaluated(PLAN.step(4), Evaluation(["web", "code"], facts, 0.5))
+    stats = replace(record(0).stats, losses=[6.0, 9.0], weights=[3.0, 3.0], rows=[1, 1])
+    kept.evaluated(PLAN.step(4), Evaluation(["web", "code"], stats, 0.5))
     kept.close()
     (entry,) = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").open()]
     assert (entry["step"], entry["loss"]) == (4, 2.5)

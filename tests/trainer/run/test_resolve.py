@@ -36,7 +36,7 @@ def test_everything_is_resolved_and_comes_back_the_same(ask: Any) -> None:
 def test_threads_follow_the_processes_of_each_start(
     ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "threads_for", lambda processes: 8 // processes)
+    monkeypatch.setattr(jobs, "threads_per_rank", lambda processes: 8 // processes)
     first = saved(ask("processes=2"))
     assert first.threads == 4
     assert resolve.load(first.folder, ["processes=8"]).threads == 1
