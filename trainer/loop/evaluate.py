@@ -19,11 +19,11 @@ import torch
 
 from ...console.errors import PlanError
 from ..engines.engine import Engine
-from ..engines.objective import Sums, compute
+from ..engines.objective import Sums
 from ..layout.groups import Parallel
 from .batches import MicroBatch
 from .batches import Plan as AnyPlan
-from .schedule import execute, forward_only, sequential
+from .schedule import execute, forward_only, forward_pass, sequential
 from .step_stats import StepStats, gather
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Evaluator:
         device, context = self.parallel.device, self.parallel.axes.context
 
         def forward(batch: MicroBatch) -> Sums:
-            return compute(engine, batch, device, context)
+            return forward_pass(engine, batch, device, context)
 
         engine.objective.eval()
         try:
