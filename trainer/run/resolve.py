@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...console import config as reader
 from ...console.errors import ConfigError, LayoutError, Problem, RunError, together
-from ..cluster.ranks import joined, speaks
+from ..cluster.ranks import is_first, joined
 from ..folder import RunFolder
 from ..loop.batches import Plan
 from ..weights import source as origins
@@ -50,14 +50,14 @@ def resolve(request: Request) -> Job:
     mixture = None
     if request.mixture is not None:
         data, _ = reader.read_yaml(request.mixture)
-        mixture = reader.apply_overrides(data, request.part("mixture"))
+        mixture = reader.apply_overrides(data, request.overrides_of("mixture"))
     if folder.begun:
         stored = read_run(folder)
         run = _with_origin(run, stored.run)
         _check_same(stored, run, model, mixture)
         return replace(stored, run=run)
     run = _with_origin(run, None)
-    if speaks():  # the first rank may have written there already
+    if is_first():  # the first rank may have written there already
         folder.check_free()
     plan = planned or synthetic_plan(run, model)
     return Job(folder=folder, run=run, model=model, plan=plan, mixture=mixture)
@@ -81,7 +81,7 @@ def load(folder: RunFolder, overrides: Sequence[str] = (), *, slurm: bool = Fals
 def _run(request: Request) -> RunConfig:
     """Its configuration; a run has rows of one kind."""
     try:
-        asked = run_config.load(request.run, request.own)
+        asked = run_config.load(request.run, request.run_overrides)
     except ConfigError as error:
         unknown = {problem.path for problem in error.problems}
         for option, keys in ANOTHER_KIND.items():
@@ -97,7 +97,7 @@ def _run(request: Request) -> RunConfig:
         )
     if request.mixture is not None and run.synthetic is not None:
         raise RunError("a run has a mixture or synthetic rows, not both")
-    changes = [word.partition("=")[0] for word in request.part("mixture")]
+    changes = [word.partition("=")[0] for word in request.overrides_of("mixture")]
     if request.mixture is None and changes:
         problems = [Problem(f"mixture.{path}", "there is no mixture to change") for path in changes]
         raise ConfigError("the command line", problems)
@@ -108,7 +108,7 @@ def _named_model(request: Request) -> ModelConfig | None:
     """The model that was asked for, if one was."""
     from ...models.config import load_model_config
 
-    changes = request.part("model")
+    changes = request.overrides_of("model")
     if request.model is None and not changes:
         return None
     return load_model_config(request.model or DEFAULT_MODEL, changes)
@@ -131,7 +131,7 @@ def _planned(request: Request, folder: RunFolder) -> Plan | None:
 
     if request.mixture is None or folder.begun:
         return None
-    return resolve_file(request.mixture, request.part("mixture"))
+    return resolve_file(request.mixture, request.overrides_of("mixture"))
 
 
 def _with_origin(run: RunConfig, stored: RunConfig | None) -> RunConfig:

@@ -16,7 +16,7 @@ from headrace.console.errors import (
 )
 from headrace.trainer.launch import preflight as checks
 from headrace.trainer.launch import start
-from headrace.trainer.run.request import Start
+from headrace.trainer.launch.options import StartOptions
 
 
 def test_layouts_that_do_not_fit(ask: Any) -> None:
@@ -71,7 +71,7 @@ def test_a_disk_without_room_for_a_checkpoint(ask: Any, monkeypatch: pytest.Monk
     found = ask()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(StorageError, match="one checkpoint takes"):
-        start.start(found, Start())
+        start.start(found, StartOptions())
     assert not found.folder.root.exists()
     with pytest.raises(StorageError, match="1B free, and one checkpoint takes"):
         checks.check_disk(found)
