@@ -19,10 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...console.errors import MissingError, RunError
+from ..folder import SLURM_LOG
 from .ranks import INTERRUPTED
-
-SCRIPT = "slurm.sh"
-LOG = "slurm-%j.out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +71,7 @@ def script(config: SlurmConfig, name: str, words: Sequence[str], *, logs: Path, 
         "time": config.time,
         "partition": config.partition,
         "account": config.account,
-        "output": logs.absolute() / LOG,
+        "output": logs.absolute() / SLURM_LOG,
         "open-mode": "append",
         "signal": f"USR1@{config.notice}",
         **config.options,

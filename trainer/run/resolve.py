@@ -19,14 +19,16 @@ from typing import TYPE_CHECKING, Any
 from ...console import config as reader
 from ...console.errors import ConfigError, LayoutError, Problem, RunError, together
 from ..cluster.ranks import is_first, joined
-from ..folder import RunFolder, differences
+from ..folder import RunFolder
 from ..loop.batches import Plan
 from ..weights import source as origins
 from ..weights.source import Checkpoint
 from . import config as run_config
 from .config import RunConfig
+from .differences import differences
 from .request import Request
 from .run import Job
+from .stored import read_run, synthetic_plan
 
 if TYPE_CHECKING:
     from ...models.config import ModelConfig
@@ -50,42 +52,32 @@ def resolve(request: Request) -> Job:
         data, _ = reader.read_yaml(request.mixture)
         mixture = reader.apply_overrides(data, request.overrides_of("mixture"))
     if folder.begun:
-        stored = load(folder)
+        stored = read_run(folder)
         run = _with_origin(run, stored.run)
         _check_same(stored, run, model, mixture)
         return replace(stored, run=run)
     run = _with_origin(run, None)
     if is_first():  # the first rank may have written there already
         folder.check_free()
-    plan = planned or _synthetic(run, model)
+    plan = planned or synthetic_plan(run, model)
     return Job(folder=folder, run=run, model=model, plan=plan, mixture=mixture)
 
 
 def load(folder: RunFolder, overrides: Sequence[str] = (), *, slurm: bool = False) -> Job:
-    """Return the job of a run's folder. Overrides may change keys that do not define the run."""
-    from ...models.config import load_model_config
+    """Return the stored job, adapted to this machine for a start.
 
-    folder.check_is_run()
+    Overrides may change keys that do not define the run.
+    """
+    stored = read_run(folder)
     data, lines = reader.read_yaml(folder.run)
-    stored = run_config.build(data, (), source=str(folder.run), lines=lines)
     changeable = run_config.overridable(data, overrides)
     asked = run_config.build(changeable, overrides, source=str(folder.run), lines=lines)
-    # How many processes the start before had binds no launcher and no batch job.
+    # The ranks of the last start do not bind a launcher or a batch job.
     if (slurm or joined()) and not any(word.startswith("processes=") for word in overrides):
         asked = replace(asked, processes=None)
     run = _here_or_there(asked, slurm=slurm)
-    model = load_model_config(folder.model)
-    mixture = None
-    if stored.synthetic is None:
-        from ...dataplane.order.plan import Plan as MixturePlan
-
-        plan: Plan = MixturePlan.load(folder.plan)
-        mixture, _ = reader.read_yaml(folder.mixture)
-    else:
-        plan = _synthetic(stored, model)
-    job = Job(folder=folder, run=stored, model=model, plan=plan, mixture=mixture)
-    _check_same(job, run, model, mixture)
-    return replace(job, run=run)
+    _check_same(stored, run, stored.model, stored.mixture)
+    return replace(stored, run=run)
 
 
 def _run(request: Request) -> RunConfig:
@@ -145,13 +137,6 @@ def _planned(request: Request, folder: RunFolder) -> Plan | None:
     if request.mixture is None or folder.begun:
         return None
     return resolve_file(request.mixture, request.overrides_of("mixture"))
-
-
-def _synthetic(run: RunConfig, model: ModelConfig) -> Plan:
-    from ..loop.synthetic import SyntheticPlan
-
-    assert run.synthetic is not None
-    return SyntheticPlan(run.synthetic, model.vocab_size, run.seed)
 
 
 def _with_origin(run: RunConfig, stored: RunConfig | None) -> RunConfig:

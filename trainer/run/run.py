@@ -93,7 +93,7 @@ class Job:
     def held_out(self) -> Path:
         """File of the plan of held-out rows."""
         assert self.run.evaluate is not None
-        return self.folder.root / evaluate.file_of(self.run.evaluate)
+        return self.folder.held_out(evaluate.digest_of(self.run.evaluate))
 
     @property
     def identity(self) -> str:
