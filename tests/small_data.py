@@ -16,7 +16,7 @@ from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.shards import shard_format
 from headrace.dataplane.shards.documents import ShardDocuments
 from headrace.dataplane.storage import storage
-from headrace.mixtures.planning.resolve import resolve
+from headrace.mixtures.planning.resolve_mixture import resolve
 from headrace.mixtures.spec.mixture import Mixture
 
 END = 0

@@ -30,7 +30,8 @@ from headrace.trainer.engines.engine import Engine
 from headrace.trainer.engines.objective import Objective, parameters
 from headrace.trainer.engines.optimizer import OptimizerConfig
 from headrace.trainer.engines.shares import Shares
-from headrace.trainer.layout.layout import LayoutConfig, Parallel, join
+from headrace.trainer.layout.config import LayoutConfig
+from headrace.trainer.layout.groups import Parallel, join
 
 LR = 1e-2
 PATIENCE = timedelta(minutes=5)
