@@ -56,7 +56,7 @@ class CacheFolder:
     def __init__(self, path: Path, max_bytes: int) -> None:
         """The folder is created, or refused, on first use."""
         self.root, self.max_bytes = path, max_bytes
-        self.ours = False
+        self.marked = False
         """True once the marker was seen; from then on a deleted folder is created again."""
         self.wanted: list[Wanted] = []
         """The chunks that each prefetcher of this process waits for."""
@@ -123,7 +123,7 @@ class CacheFolder:
 
     @cached_property
     def lock_file(self) -> BinaryIO:
-        """The file whose bytes are locked by whoever fetches the chunks that they stand for."""
+        """The file whose bytes stand for chunks; a process locks those that it fetches."""
         try:
             with self.locked() as usage:  # the bound may have been larger before
                 self._make_room(usage, 0)
@@ -151,10 +151,10 @@ class CacheFolder:
         while True:
             with suppress(FileNotFoundError):
                 file = marker.open("r+b")
-                self.ours = True
+                self.marked = True
                 return file
             self.root.mkdir(parents=True, exist_ok=True)
-            others = not self.ours and any(self.root.iterdir())
+            others = not self.marked and any(self.root.iterdir())
             # Check for the marker last: another process may just have created it.
             if others and not marker.exists():
                 raise ConfigError(

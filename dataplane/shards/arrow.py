@@ -260,7 +260,7 @@ def _blocks(read: Reader, size: int) -> tuple[list[Block], int]:
     tail = read(max(0, size - TAIL), size)
     if read(0, min(4, size)) == STREAM:
         raise InputError(
-            "an Arrow IPC stream: where its batches lie is told nowhere",
+            "an Arrow IPC stream, which does not record the offsets of its batches",
             hint="write it again as an Arrow IPC file (pyarrow.ipc.new_file)",
         )
     if len(tail) < 10 or not tail.endswith(MAGIC):
