@@ -35,7 +35,7 @@ LOCKS = ".headrace-turns"
 UNKNOWN = -1
 """Recorded size while the folder is being changed."""
 CHUNK_NAME = re.compile(r"^[0-9a-f]{64}/[0-9]+$")
-HALF_NAME = re.compile(r"^[0-9a-f]{64}/\.[0-9]+\.[0-9a-f]{8}$")
+PARTIAL_NAME = re.compile(r"^[0-9a-f]{64}/\.[0-9]+\.[0-9a-f]{8}$")
 TOUCH_SECONDS = 30.0
 """Age of a chunk's access time after which a read renews it."""
 EVICT_FRACTION = 20
@@ -53,6 +53,8 @@ class Usage:
 
 
 class CacheFolder:
+    """The files of a cache; processes may share the folder."""
+
     def __init__(self, path: Path, max_bytes: int) -> None:
         """The folder is created, or refused, on first use."""
         self.root, self.max_bytes = path, max_bytes
@@ -192,7 +194,7 @@ class CacheFolder:
 
     def _recount(self) -> int:
         for path in self.root.glob("*/.*"):
-            if HALF_NAME.match(path.relative_to(self.root).as_posix()):
+            if PARTIAL_NAME.match(path.relative_to(self.root).as_posix()):
                 path.unlink(missing_ok=True)
         return sum(path.stat().st_size for path in self._chunks())
 

@@ -41,6 +41,8 @@ Block = tuple[int, int, int]
 
 
 class ArrowFormat(ShardFormat):
+    """Arrow IPC files."""
+
     external_files = ".arrow or .feather files"
     index_options = ("column",)
 

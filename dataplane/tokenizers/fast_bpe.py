@@ -58,6 +58,8 @@ class Inexact(Exception):
 
 
 class FastBpe:
+    """A tiktoken encoding that gives the ids of a `tokenizers` tokenizer."""
+
     def __init__(self, ranks: dict[bytes, int], ids: npt.NDArray[np.uint32], pattern: str) -> None:
         """`ids` holds the id of each rank."""
         import tiktoken
