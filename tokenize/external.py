@@ -1,4 +1,4 @@
-"""Datasets that others have written: where their shards lie, and of which type their ids are."""
+"""External datasets: find their shards and the type of their ids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDINGS = {".idx": "megatron", ".arrow": "arrow", ".feather": "arrow"}
 
 
 def format_of(url: str) -> str:
-    """The format of the dataset in a folder."""
+    """Detect the format of the dataset in a folder."""
     names = storage.list_files(url)
     if "index.json" in names:
         return "mds"
@@ -32,20 +32,20 @@ def format_of(url: str) -> str:
 
 
 def shards_of(url: str, format: str, column: str, dtype: str | None) -> tuple[list[Shard], str]:
-    """The shards of a dataset, of which only the files are known, and the type of their ids:
-    `dtype` where the format does not tell it."""
-    found = list(FORMATS[format](url, column, dtype))
-    if not found:
+    """Return the shards of a dataset (their files; documents and tokens are not counted), and the
+    type of their ids: `dtype` if the format does not define it."""
+    pairs = list(FORMATS[format](url, column, dtype))
+    if not pairs:
         raise InputError(f"no {format} shards at {url}")
-    types = {kind for _, kind in found}
+    types = {kind for _, kind in pairs}
     if len(types) > 1:
-        raise InputError(f"the files of {url} hold ids of several types: {sorted(types)}")
-    return [shard for shard, _ in found], types.pop()
+        raise InputError(f"the files of {url} have ids of several types: {sorted(types)}")
+    return [shard for shard, _ in pairs], types.pop()
 
 
 @contextlib.contextmanager
-def named(where: str) -> Iterator[None]:
-    """What is wrong in here is wrong with this file."""
+def errors_in(where: str) -> Iterator[None]:
+    """Add the file to errors raised in the `with` block."""
     try:
         yield
     except UserError as error:
@@ -53,15 +53,15 @@ def named(where: str) -> Iterator[None]:
         raise
 
 
-Found = Iterator[tuple[Shard, str]]
-"""Shards, and the types of their ids."""
+TypedShards = Iterator[tuple[Shard, str]]
+"""Shards, and the type of each shard's ids."""
 
 
 def _shard(name: str, size: int, details: dict[str, object]) -> Shard:
     return Shard(name=name, size=size, documents=0, tokens=0, hash="", chunks=b"", details=details)
 
 
-def _mds(url: str, column: str, dtype: str | None) -> Found:
+def _mds(url: str, column: str, dtype: str | None) -> TypedShards:
     for entry in json.loads(storage.read(storage.join(url, "index.json")))["shards"]:
         raw, packed = entry["raw_data"], entry["zip_data"]
         details: dict[str, object] = {"column": column, "file": raw["basename"]}
@@ -70,7 +70,7 @@ def _mds(url: str, column: str, dtype: str | None) -> Found:
             if not str(entry["compression"]).startswith("zstd"):
                 raise InputError(
                     f"{packed['basename']} is compressed with {entry['compression']}; only zstd "
-                    "is read",
+                    "is supported",
                     hint="decompress the shards",
                 )
             shard = replace(shard, stored_name=packed["basename"], stored_size=packed["bytes"])
@@ -82,37 +82,37 @@ def _mds_type(entry: dict[str, Any], column: str, dtype: str | None) -> str:
     if column not in names:
         raise InputError(
             f"the MDS shards have no column `{column}`",
-            hint=f"choose one with --column: {', '.join(names)}",
+            hint=f"choose a column with --column: {', '.join(names)}",
         )
     encoding = entry["column_encodings"][names.index(column)]
-    kind, told = (*encoding.split(":"), "")[:2]
-    if told and dtype is not None:
+    kind, stored = (*encoding.split(":"), "")[:2]
+    if stored and dtype is not None:
         raise MisuseError(
-            f"the column `{column}` tells the type of its ids itself: {told}",
+            f"the column `{column}` defines the type of its ids: {stored}",
             hint="leave --dtype out",
         )
-    found = told or dtype
-    if kind not in ("ndarray", "bytes") or not found:
+    id_type = stored or dtype
+    if kind not in ("ndarray", "bytes") or not id_type:
         raise InputError(
-            f"the column `{column}` is encoded as `{encoding}`, which does not tell the "
+            f"the column `{column}` is encoded as `{encoding}`, which does not define the "
             "type of its ids",
-            hint="say it with --dtype, for example --dtype uint16",
+            hint="name the type with --dtype, for example --dtype uint16",
         )
-    return str(found)
+    return str(id_type)
 
 
-def _arrow(url: str, column: str, dtype: str | None) -> Found:
+def _arrow(url: str, column: str, dtype: str | None) -> TypedShards:
     for name in storage.list_files(url):
         if not name.endswith((".arrow", ".feather")):
             continue
         where = storage.join(url, name)
         size = storage.size(where)
-        with named(where):
+        with errors_in(where):
             kind = arrow.id_type(partial(storage.read, where), size, column)
         yield _shard(name, size, {"column": column, "file": name}), kind
 
 
-def _megatron(url: str, column: str, dtype: str | None) -> Found:
+def _megatron(url: str, column: str, dtype: str | None) -> TypedShards:
     for name in storage.list_files(url):
         if not name.endswith(".idx"):
             continue
@@ -124,4 +124,4 @@ def _megatron(url: str, column: str, dtype: str | None) -> Found:
 
 FORMATS = {"mds": _mds, "arrow": _arrow, "megatron": _megatron}
 MEANT_FOR = {"column": ("mds", "arrow"), "dtype": ("mds",)}
-"""Settings that mean nothing to other formats."""
+"""Settings that other formats do not use."""

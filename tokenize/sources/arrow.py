@@ -1,4 +1,4 @@
-"""Arrow: IPC files (also called Feather 2) and IPC streams; a row a document."""
+"""Arrow: IPC files (also called Feather 2) and IPC streams; one document per row."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...dataplane.shards.arrow import batch_rows
-from . import BadRecord, Broken, File, Slice, SourceConfig, Texts
-from .columns import other_schema, pieces, texts_of, wanted
-from .files import open_file
+from ..files.input_file import DamagedFile, File
+from ..files.open_file import open_file
+from .columns import columns_to_read, schema_problem, small_batches, texts_of
+from .format import BadRecord, Slice, SourceConfig, Texts
 
 
 def cut(file: File, config: SourceConfig, size: int) -> list[Slice]:
     if not hasattr(_open(file.name), "num_record_batches"):
-        return [Slice(file, 0, -1, 0, file.size)]  # a stream has no index
+        return [Slice(file, 0, -1, 0, file.size)]  # an IPC stream has no index
     with open_file(file.name) as stream:
 
         def read(start: int, end: int) -> bytes:
@@ -37,17 +38,17 @@ def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
     name = part.file.name
     try:
         opened = _open(name)
-    except Broken as error:
+    except DamagedFile as error:
         yield Texts([], [], None, [BadRecord("damaged file", str(error), name)], part.size)
         return
-    if (nothing := other_schema(opened.schema, part, config)) is not None:
-        yield nothing
+    if (problem := schema_problem(opened.schema, part, config)) is not None:
+        yield problem
         return
     number = part.first
     try:
         for batch in _batches(opened, part):
             yield Texts([], [], size=batch.nbytes)
-            for piece in pieces(batch.select(wanted(config)), config):
+            for piece in small_batches(batch.select(columns_to_read(config)), config):
                 yield texts_of(piece, number, config, name, "row", 0)
                 number += len(piece)
     except (pa.ArrowInvalid, OSError) as error:
@@ -71,4 +72,4 @@ def _open(name: str) -> Any:
         stream.seek(0)
         return pa.ipc.open_file(stream) if head == b"ARROW1" else pa.ipc.open_stream(stream)
     except (pa.ArrowInvalid, OSError) as error:
-        raise Broken(f"this is not an Arrow file ({error})") from None
+        raise DamagedFile(f"this is not an Arrow file ({error})") from None

@@ -1,17 +1,18 @@
-"""FASTA: a sequence a document, its lines joined, its name (the header's first word) its id."""
+"""FASTA: one document per sequence, its lines joined; the first word of the header is its id."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from . import BadRecord, File, Slice, SourceConfig, Texts
-from .streams import blocks, cut_bytes
+from ..files.input_file import File
+from .delimited import cut_bytes, record_blocks
+from .format import BadRecord, Slice, SourceConfig, Texts
 
 DELIMITER = b"\n>"
 UNIT = "record"
 BREAKS = b"\n\r \t"
 LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*-.~"
-"""Of sequences: bases or residues, stops and gaps."""
+"""Letters of sequences: bases or residues, stops and gaps."""
 
 
 def cut(file: File, config: SourceConfig, size: int) -> list[Slice]:
@@ -21,14 +22,14 @@ def cut(file: File, config: SourceConfig, size: int) -> list[Slice]:
 def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
     name = part.file.name
     previous: tuple[int, str | None] = (-1, None)
-    for block in blocks(part, DELIMITER, unit=UNIT, split=config.split_large):
+    for block in record_blocks(part, DELIMITER, unit=UNIT, split=config.split_large):
         texts: list[str] = []
         positions: list[int] = []
         ids: list[str | None] = []
         problems = [] if block.problem is None else [block.problem]
         records = block.data.split(DELIMITER) if block.records else []
         for number, data in enumerate(records, start=block.first):
-            if number == previous[0]:  # the next piece of a long sequence has no header
+            if number == previous[0]:  # a further piece of a long sequence: no header
                 id, sequence = previous[1], data
             else:
                 if number == 0:

@@ -1,4 +1,4 @@
-"""JSON lines: an object a line, its text in a field."""
+"""JSON lines: one object per line, with the text in a field."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from . import BadRecord, File, Slice, SourceConfig, Texts
-from .streams import blocks, cut_bytes
+from ..files.input_file import File
+from .delimited import cut_bytes, record_blocks
+from .format import BadRecord, Slice, SourceConfig, Texts
 
 DELIMITER = b"\n"
 UNIT = "line"
@@ -19,7 +20,7 @@ def cut(file: File, config: SourceConfig, size: int) -> list[Slice]:
 
 def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
     name = part.file.name
-    for block in blocks(part, DELIMITER, unit=UNIT, split=False):
+    for block in record_blocks(part, DELIMITER, unit=UNIT, split=False):
         texts: list[str] = []
         positions: list[int] = []
         ids: list[str | None] = []
