@@ -39,11 +39,13 @@ def stepper(engine: str) -> tuple[int, Callable[[], None]]:
     from headrace.models.config import ModelConfig
     from headrace.models.model import initial_weights
     from headrace.models.operators import OPTIONS
+    from headrace.models.precision import PRECISIONS
     from headrace.trainer.cluster import ranks as group
     from headrace.trainer.engines import ENGINES as KNOWN
     from headrace.trainer.engines import build, give, optimizer
     from headrace.trainer.engines.objective import Objective, parameters, undecayed
-    from headrace.trainer.layout.layout import LayoutConfig, join
+    from headrace.trainer.layout.config import LayoutConfig
+    from headrace.trainer.layout.groups import join
 
     torch.set_num_threads(1)  # others would be counted while they wait
     operators = {
@@ -82,7 +84,7 @@ def stepper(engine: str) -> tuple[int, Callable[[], None]]:
     else:
         group.initialise("gloo", timedelta(minutes=5))
         parallel = join(LayoutConfig(), "cpu", timedelta(minutes=5))
-        ours = build(KNOWN[engine](), objective, settings, "fp32", parallel)
+        ours = build(KNOWN[engine](), objective, settings, PRECISIONS["fp32"], parallel)
         give(ours, initial_weights(config, 1))
 
         def step() -> None:

@@ -20,11 +20,12 @@ from typing import Any, TypeVar
 
 from . import yaml_text
 from .errors import ConfigError, Problem, StorageError
-from .explain import OneOf, changed_booleans, line_of, nearest, problems
+from .explain import NameIn, OneOf, changed_booleans, line_of, nearest, problems
 from .yaml_text import Lines, Path, count, dotted
 
 __all__ = [
     "Lines",
+    "NameIn",
     "OneOf",
     "apply_overrides",
     "build",

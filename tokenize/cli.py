@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from ..console import command
+from ..dataplane.shards import FORMATS, writable_formats
 from . import options
 
 
@@ -64,8 +65,10 @@ def train_command(as_json: bool, **values: Any) -> None:
 @main.command("build")
 @click.argument("inputs", nargs=-1, required=True)
 @click.option("--out", required=True, metavar="URL", help="Folder or URL of the dataset.")
-@click.option("--format", type=click.Choice(["arrow", "mds"]), default="arrow", show_default=True)
-@click.option("--compression", metavar="zstd[:LEVEL]", help="MDS only.")
+@click.option("--format", type=click.Choice(writable_formats()), default="arrow", show_default=True)
+@click.option(
+    "--compression", metavar="zstd[:LEVEL]", help="For formats that can be compressed (mds)."
+)
 @click.option("--shard-size", default="64Mi", show_default=True, help="Bytes of tokens per shard.")
 @click.option("--split", multiple=True, metavar="NAME=FRACTION", help="Hold documents out.")
 @click.option("--shuffle", type=int, metavar="SEED", help="Shuffle documents across the build.")
@@ -104,9 +107,9 @@ def build_command(as_json: bool, **values: Any) -> None:
 
 @main.command("index")
 @click.argument("url")
-@click.option("--format", type=click.Choice(["auto", "mds", "arrow", "megatron"]), default="auto")
-@click.option("--column", help="mds, arrow: column of the ids (tokens).")
-@click.option("--dtype", help="mds: type of the ids, if the column does not define it.")
+@click.option("--format", type=click.Choice(["auto", *FORMATS]), default="auto")
+@click.option("--column", help="Column of the ids, in formats with columns (tokens).")
+@click.option("--dtype", help="Type of the ids, if the format does not record it.")
 @click.option("--tokenizer", metavar="byte|FILE", help="Tokenizer that decodes the ids.")
 @click.option("--end-of-document", metavar="TOKEN", help="FILE: token that ends every document.")
 @click.option("--end-id", metavar="ID|none", help="Id that ends every document; none: no end id.")

@@ -7,7 +7,6 @@ again, and only that task is run.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,9 @@ from functools import cached_property
 from ..console.errors import UserError
 from ..console.progress import Progress
 from ..dataplane.datasets import manifest
+from ..dataplane.datasets.chunks import CHUNK_BYTES
 from ..dataplane.datasets.manifest import Manifest, Shard
+from ..dataplane.shards import shard_format
 from ..dataplane.storage import storage
 from . import executors
 from .executors import ExecutorConfig
@@ -72,7 +73,7 @@ class VerifyWorker:
             bad = [
                 k for k in range(len(chunks) // 32) if _chunk(chunks, k) != _chunk(shard.chunks, k)
             ]
-            places = ", ".join(f"{k * manifest.CHUNK_BYTES:,}" for k in bad[:5])
+            places = ", ".join(f"{k * CHUNK_BYTES:,}" for k in bad[:5])
             return f"its bytes differ from those that were written (in the chunks from {places})"
         contents = read_contents(data, held.format, held.dtype, shard.details)
         if (contents.documents, contents.tokens) != (shard.documents, shard.tokens):
@@ -114,25 +115,11 @@ def verify(url: str, engine: ExecutorConfig | None = None) -> list[Damage]:
             progress.advance(checked.size)
             if checked.damage:
                 damage.append(checked.damage)
-    if held.format == "mds" and not damage and storage.is_local(url):
-        damage += _check_with_streaming(url, shards)
+    format = shard_format(held.format)
+    if format.index_name is not None and not damage and storage.is_local(url):
+        what = format.index_problem(storage.local_path(url), shards)
+        damage += [Damage(format.index_name, what, "")] if what else []
     return sorted(damage, key=lambda item: item.name)
-
-
-def _check_with_streaming(url: str, shards: list[Shard]) -> list[Damage]:
-    """Open an MDS dataset with mosaicml's reader, which must read it unmodified."""
-    from streaming.base.format import reader_from_json
-
-    index = storage.local_path(url) / "index.json"
-    try:
-        entries = json.loads(index.read_text())["shards"]
-        counts = [reader_from_json(str(index.parent), None, entry).size for entry in entries]
-    except (OSError, ValueError, KeyError) as error:
-        return [Damage(index.name, f"streaming cannot read it: {error!r}", "")]
-    if counts != [shard.documents for shard in shards]:
-        listed = f"{sum(counts):,} documents in {len(counts):,} shards"
-        return [Damage(index.name, f"it lists {listed}; this differs from the manifest", "")]
-    return []
 
 
 def _chunk(chunks: bytes, number: int) -> bytes:

@@ -24,7 +24,8 @@ from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.saver import Saver
 from headrace.trainer.cluster import ranks as group
 from headrace.trainer.folder import RunFolder
-from headrace.trainer.layout.layout import LayoutConfig, Parallel, join
+from headrace.trainer.layout.config import LayoutConfig
+from headrace.trainer.layout.groups import Parallel, join
 from headrace.trainer.run.request import Request
 from headrace.trainer.run.resolve import resolve
 from headrace.trainer.run.run import Job

@@ -20,6 +20,7 @@ from headrace.models.config import load_model_config
 from headrace.models.documents import Documents
 from headrace.models.model import initial_weights
 from headrace.models.parallel.sharding import LocalShard
+from headrace.models.precision import PRECISIONS
 from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.fragments import KINDS
 from headrace.trainer.checkpoints.policy import CheckpointConfig
@@ -29,7 +30,8 @@ from headrace.trainer.engines.engine import Engine
 from headrace.trainer.engines.objective import Objective, parameters
 from headrace.trainer.engines.optimizer import OptimizerConfig
 from headrace.trainer.engines.shares import Shares
-from headrace.trainer.layout.layout import LayoutConfig, Parallel, join
+from headrace.trainer.layout.config import LayoutConfig
+from headrace.trainer.layout.groups import Parallel, join
 
 LR = 1e-2
 PATIENCE = timedelta(minutes=5)
@@ -72,7 +74,7 @@ def make_engine(layout: str, parallel: Parallel, seed: int = 3, model: str = "ti
     shape = load_model_config(Path(__file__).with_name(f"{model}.yaml"))
     empty = build_meta(shape)
     empty.shard(parallel.axes)
-    engine = build(config, Objective(empty, Z_LOSS), optimizer, precision, parallel)  # type: ignore[arg-type]
+    engine = build(config, Objective(empty, Z_LOSS), optimizer, PRECISIONS[precision], parallel)
     give(engine, initial_weights(shape, seed))
     return engine
 

@@ -1,8 +1,8 @@
 """Commit a build: append a generation with the finished shards to each dataset.
 
 The shards exist already. The shard table and the files that the manifest refers to are written
-next; the manifest is written after them and makes the generation visible. Last, the shards are
-listed in index.json for StreamingDataset.
+next; the manifest is written after them and makes the generation visible. Last, formats that have
+an index file for other readers (index.json of MDS) get it, made from the manifest.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ...console.errors import InputError
 from ...console.log import get_logger
 from ...dataplane.datasets import manifest
 from ...dataplane.datasets.manifest import Manifest, Shard
+from ...dataplane.shards import shard_format
 from ...dataplane.storage import storage
 from ...dataplane.tokenizers import Tokenizer
 from ..files.input_file import File
 from .settings import BuildJob, dataset_url
 from .task_state import TaskState
-from .writing import index_entry
 
 log = get_logger(__name__)
 
@@ -92,19 +92,25 @@ def commit(
     return results
 
 
-def write_streaming_index(job: BuildJob, manifests: Mapping[str, Manifest]) -> None:
-    """List the shards of MDS datasets in index.json, for StreamingDataset."""
-    if job.format != "mds":
+def write_index_files(job: BuildJob, manifests: Mapping[str, Manifest]) -> None:
+    """Write the index file that the shard format has for other readers, from each manifest."""
+    format = shard_format(job.format)
+    if format.index_name is None:
         return
     for name, held in manifests.items():
         url = dataset_url(job.url, name)
-        entries = [
-            index_entry(shard, job, held.dtype, weighted=held.weights is not None)
+        shards = [
+            shard
             for generation in held.generations
             for shard in manifest.load_table(url, generation)
         ]
-        where = storage.join(url, "index.json")
-        data = json.dumps({"version": 2, "shards": entries}, sort_keys=True).encode()
+        where = storage.join(url, format.index_name)
+        data = format.index(
+            shards,
+            dtype=held.dtype,
+            weighted=held.weights is not None,
+            compression=job.compression,
+        )
         if not storage.exists(where) or storage.read(where) != data:
             storage.write(where, data)
 

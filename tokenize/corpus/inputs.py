@@ -105,7 +105,7 @@ def _expand(given: str, config: SourceConfig) -> list[str]:
             return [given]
         return sorted(fs.unstrip_protocol(name) for name in fs.glob(path))
 
-    return remote.ask("list", given, expand)
+    return remote.request("list", given, expand)
 
 
 def _files_below(folder: Path) -> list[str]:

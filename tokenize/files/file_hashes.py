@@ -94,7 +94,7 @@ def information(name: str) -> dict[str, Any]:
     """Return the attributes of an object or a web file."""
     if web.is_web(name):
         return web.information(name)
-    return remote.ask("read", name, lambda fs, path: dict(fs.info(path)))
+    return remote.request("read", name, lambda fs, path: dict(fs.info(path)))
 
 
 class HashCache:

@@ -15,8 +15,9 @@ from .fsdp2 import Fsdp2Config
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..layout.layout import Parallel
-    from .engine import Engine, Precision
+    from ...models.precision import Precision
+    from ..layout.groups import Parallel
+    from .engine import Engine
     from .objective import Objective
     from .optimizer import OptimizerConfig
 

@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 
     import torch
 
+    from ...models.accounting.state import BytesPerParameter, StatePart
     from ...models.parallel.sharding import LocalShard
+    from ...models.precision import Precision
     from ..checkpoints.fragments import Fragment
-    from ..layout.layout import LayoutConfig, Parallel
-    from .engine import Precision, Update
+    from ..layout.config import LayoutConfig
+    from ..layout.groups import Parallel
+    from .engine import Update
     from .objective import Objective, Sums
     from .optimizer import OptimizerConfig
 
@@ -42,14 +45,22 @@ class DeepSpeedConfig:
     2 gradients as well, 3 weights as well."""
 
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
-        if self.zero == 0 and precision == "bf16":
+        if self.zero == 0 and precision.separate_masters:
             raise LayoutError(
-                "DeepSpeed without ZeRO (engine.zero=0) adds up the gradients of bf16 in bf16",
-                hint="use engine.zero=1, which adds them up in fp32, or precision=fp32",
+                "DeepSpeed without ZeRO (engine.zero=0) sums bf16 gradients in bf16",
+                hint="use engine.zero=1, which sums them in fp32, or precision=fp32",
             )
 
     def describe(self) -> str:
         return f"DeepSpeed ZeRO-{self.zero}"
+
+    def state_layout(
+        self, precision: Precision, optimizer_bytes: BytesPerParameter, device: str
+    ) -> list[StatePart]:
+        """Return the parts of the state that a rank holds."""
+        from .deepspeed_memory import state_layout
+
+        return state_layout(self.zero, precision, optimizer_bytes, LARGEST_BUCKET[device])
 
     def build(
         self,
@@ -70,7 +81,6 @@ class DeepSpeed:
         precision: Precision,
         parallel: Parallel,
     ) -> None:
-        import torch
 
         deepspeed = _import(parallel.device.type)
         from . import deepspeed_state
@@ -82,8 +92,8 @@ class DeepSpeed:
         os.environ.setdefault("LOCAL_RANK", str(parallel.device.index or 0))
         here, spared = parts(objective), undecayed(objective)
         settings = _settings(config, optimizer, precision, _bucket(here, parallel.device.type))
-        if precision == "bf16":
-            objective.to(torch.bfloat16)  # on the meta device: what is made has half the bytes
+        if precision.separate_masters:
+            objective.to(precision.compute)  # on the meta device: what is made has half the bytes
         if config.zero == 3:
             _partition(objective, settings, parallel)
         else:
@@ -196,7 +206,7 @@ class Groups:
 def _settings(
     config: DeepSpeedConfig, optimizer: OptimizerConfig, precision: Precision, bucket: int
 ) -> dict[str, Any]:
-    half = precision == "bf16"
+    half = precision.separate_masters
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # counters only: the loop owns the batch
         "gradient_accumulation_steps": 1,
@@ -241,8 +251,10 @@ def _partition(objective: Objective, settings: dict[str, Any], parallel: Paralle
 
 
 def _bucket(parts: Mapping[str, LocalShard], device: str) -> int:
+    from .deepspeed_memory import bucket_elements
+
     numel = sum(math.prod(part.local) for part in parts.values())
-    return min(-(-numel // 256) * 256, LARGEST_BUCKET[device])  # DeepSpeed wants an even number
+    return bucket_elements(numel, LARGEST_BUCKET[device])
 
 
 def _import(device: str) -> Any:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from headrace.console.errors import LayoutError, RunError
-from headrace.trainer.cluster.ranks import INTERRUPTED
+from headrace.trainer.cluster.ranks import INTERRUPTED, threads_per_rank
 from headrace.trainer.launch import launcher as launch
-from headrace.trainer.launch.launcher import Launcher, threads_for
+from headrace.trainer.launch.launcher import Launcher
 
 
 def launcher(tmp_path: Path, script: str, processes: int = 2, stall: float = 0) -> Launcher:
@@ -68,7 +68,7 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path, monkeypatch: pytest.Monke
     script = "os.kill(os.getpid(), 9) if rank else time.sleep(1000)"
     job = launcher(tmp_path, script)
     monkeypatch.setattr(launch, "GRACE", 0.3)
-    with pytest.raises(RunError, match="rank 1 was ended by SIGKILL"):
+    with pytest.raises(RunError, match="rank 1 was killed by SIGKILL"):
         job.run()
     assert all(child.poll() is not None for child in job.children)
 
@@ -134,16 +134,16 @@ time.sleep(1000)
 """
     job = launcher(tmp_path, script, stall=2.0)
     monkeypatch.setattr(launch, "GRACE", 0.3)
-    monkeypatch.setattr(launch, "ANSWER", 3.0)
-    with pytest.raises(RunError, match=r"rank 1 does not even say where") as caught:
+    monkeypatch.setattr(launch, "STACK_TIMEOUT", 3.0)
+    with pytest.raises(RunError, match=r"rank 1 did not write a stack") as caught:
         job.run()
     assert "rank 1, step 3:\n  (it does not answer)" in str(caught.value)
     assert all(child.poll() is not None for child in job.children)
 
 
 def test_threads_fill_the_machine() -> None:
-    assert threads_for(2, 8) == 4
-    assert threads_for(16, 8) == 1
+    assert threads_per_rank(2, 8) == 4
+    assert threads_per_rank(16, 8) == 1
 
 
 def test_a_rank_that_said_why_is_believed_however_it_died(tmp_path: Path) -> None:

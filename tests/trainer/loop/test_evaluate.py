@@ -15,12 +15,13 @@ from headrace.models.accounting.count import build_meta
 from headrace.models.config import load_model_config
 from headrace.models.documents import Documents
 from headrace.models.model import Model
+from headrace.models.precision import PRECISIONS
 from headrace.trainer.engines import build, give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizer import OptimizerConfig
-from headrace.trainer.layout.layout import Parallel
-from headrace.trainer.loop.evaluate import EvaluateConfig, Evaluator, file_of
+from headrace.trainer.layout.groups import Parallel
+from headrace.trainer.loop.evaluate import EvaluateConfig, Evaluator, digest_of
 from headrace.trainer.loop.evaluate import plan_of as held_out_plan
 
 TINY = Path(__file__).parents[1].joinpath("tiny.yaml")
@@ -72,15 +73,15 @@ def test_the_loss_is_that_of_the_rows_by_source(plan: Plan, parallel: Parallel) 
                 sums[batch.sources[0]] += float((each * batch.weights[0]).sum())
                 weights[batch.sources[0]] += float(batch.weights.sum())
     objective = Objective(build_meta(model.config), z_loss=0.5)
-    engine = build(Fsdp2Config(), objective, OptimizerConfig(), "fp32", parallel)
+    engine = build(Fsdp2Config(), objective, OptimizerConfig(), PRECISIONS["fp32"], parallel)
     give(engine, dict(model.named_parameters()))
     before = [fragment.data.clone() for fragment in engine.fragments()]
     evaluator = Evaluator(rows, Loader(rows, micro_batch=3), parallel, every=1)
     found = evaluator(engine)
-    assert found.names == ["web", "code"] and found.facts.rows == [5, 5]
-    assert found.facts.losses == pytest.approx(sums, rel=1e-5)
-    assert found.facts.weights == pytest.approx(weights)
-    assert evaluator(engine).facts == found.facts
+    assert found.names == ["web", "code"] and found.stats.rows == [5, 5]
+    assert found.stats.losses == pytest.approx(sums, rel=1e-5)
+    assert found.stats.weights == pytest.approx(weights)
+    assert evaluator(engine).stats == found.stats
     assert objective.training and all(p.grad is None for p in objective.parameters())
     after = [fragment.data for fragment in engine.fragments()]
     assert all(map(torch.equal, before, after))
@@ -102,7 +103,7 @@ def test_what_cannot_be_evaluated_on_is_refused(plan: Plan, tmp_path: Path) -> N
 
 def test_other_rows_are_another_file() -> None:
     names = [
-        file_of(c) for c in (EvaluateConfig(), EvaluateConfig(every=7), EvaluateConfig(rows=2))
+        digest_of(c) for c in (EvaluateConfig(), EvaluateConfig(every=7), EvaluateConfig(rows=2))
     ]
     assert names[0] == names[1] != names[2]
 

@@ -13,17 +13,17 @@ from headrace.console.errors import RunError
 from headrace.models.accounting.count import build_meta
 from headrace.models.config import load_model_config
 from headrace.models.model import initial_weights
+from headrace.models.precision import PRECISIONS
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.engines import build, give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizer import OptimizerConfig
-from headrace.trainer.layout.layout import Parallel
+from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.loop.batches import MicroBatch, micro_batches, micro_rows
 from headrace.trainer.loop.guard import Guard
 from headrace.trainer.loop.loop import Loop, LoopOptions, StepRecord
-from headrace.trainer.loop.synthetic import SyntheticLoader, SyntheticPlan
-from headrace.trainer.run.config import SyntheticConfig
+from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticLoader, SyntheticPlan
 
 PLAN = SyntheticPlan(SyntheticConfig(steps=4, seq_len=16, batch_rows=6), 37, 1)
 
@@ -48,7 +48,9 @@ def steps(step: int, rows: int) -> Iterator[Sequence[MicroBatch]]:
 
 def make(parallel: Parallel, **options: Any) -> tuple[Loop, Kept]:
     model = build_meta(load_model_config(Path(__file__).parents[1].joinpath("tiny.yaml")))
-    engine = build(Fsdp2Config(), Objective(model), OptimizerConfig(lr=1e-2), "fp32", parallel)
+    engine = build(
+        Fsdp2Config(), Objective(model), OptimizerConfig(lr=1e-2), PRECISIONS["fp32"], parallel
+    )
     give(engine, initial_weights(model.config, 3))
     kept = Kept()
     rows = options.pop("steps", steps)
@@ -75,7 +77,7 @@ def test_how_a_batch_is_cut_changes_nothing(parallel: Parallel) -> None:
     states = [loop.run(begin())[0] for loop, _ in (one, all_at_once)]
     assert states[0].ledger == states[1].ledger
     for a, b in zip(one[1].records, all_at_once[1].records, strict=True):
-        assert a.facts.loss == pytest.approx(b.facts.loss, abs=2e-6)
+        assert a.stats.loss == pytest.approx(b.stats.loss, abs=2e-6)
         assert a.update.grad_norm == pytest.approx(b.update.grad_norm, rel=2e-5)
 
 
@@ -142,9 +144,9 @@ def test_a_spike_is_left_out(parallel: Parallel) -> None:
     state, finished = loop.run(begin())
     assert finished and state.updates == 3
     assert [record.update.applied for record in kept.records] == [True, True, False, True]
-    harm = kept.records[2].harm
-    assert harm is not None and (harm.kind, harm.action) == ("spike", "skip")
-    assert state.losses == tuple(kept.records[n].facts.loss for n in (0, 1, 3))
+    skipped = kept.records[2].skipped
+    assert skipped is not None and (skipped.kind, skipped.action) == ("spike", "skip")
+    assert state.losses == tuple(kept.records[n].stats.loss for n in (0, 1, 3))
     without, _ = make(parallel, steps=spiking)
     assert without.run(begin())[0].ledger == state.ledger, "the rows were seen all the same"
     loop, _ = make(parallel, steps=spiking, guard=Guard(**LEARNS_BY_HEART | {"spike": "stop"}))
@@ -171,12 +173,12 @@ def test_a_spike_takes_the_weights_back_and_never_the_row(parallel: Parallel) ->
     state, _ = loop.run(first)
     assert (state.step, state.row, state.updates, state.rollbacks) == (3, 18, 0, 1)
     assert state.losses == (3.7,), "what was usual there"
-    assert kept.records[2].harm is not None and kept.records[2].harm.back_to == 0
+    assert kept.records[2].skipped is not None and kept.records[2].skipped.back_to == 0
     for key, tensor in everything(loop).items():
         assert torch.equal(tensor, at_first[key]), key
     never, _ = make(parallel, steps=spiking, guard=replace(guard, rollbacks=0))
     with pytest.raises(
-        RunError, match="has gone back to its newest checkpoint 0 times already"
+        RunError, match="has already rolled back to its newest checkpoint 0 times"
     ) as caught:
         never.run(begin())
     assert "rows 12 to 17" in str(caught.value)

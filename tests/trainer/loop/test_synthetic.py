@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from headrace.trainer.loop.batches import PADDING
-from headrace.trainer.loop.synthetic import SyntheticLoader, SyntheticPlan
-from headrace.trainer.run.config import SyntheticConfig
+from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticLoader, SyntheticPlan
 
 PLAN = SyntheticPlan(SyntheticConfig(steps=3, seq_len=8, batch_rows=5), 50, 1)
 

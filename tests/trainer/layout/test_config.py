@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.console.errors import LayoutError
-from headrace.trainer.layout.layout import LayoutConfig
+from headrace.trainer.layout.config import LayoutConfig
 
 
 def test_data_parallelism_takes_what_the_others_leave() -> None:
