@@ -43,7 +43,7 @@ def source_options(function: Any) -> Any:
         click.option(
             "--text-documents",
             type=click.Choice(["file", "line", "separator"]),
-            help="One document of a plain text is a (file).",
+            help="What one document of a plain text is (file).",
         ),
         click.option("--separator", help="Separator of documents in a plain text (\\n\\n)."),
     ]
@@ -111,8 +111,11 @@ def source_of(values: dict[str, Any]) -> dict[str, Any]:
         if given["text_documents"] != "separator":
             raise click.UsageError("--separator needs --text-documents separator")
         given["separator"] = _unescaped("--separator", separator)
+    if (name := values.pop("input_format")) not in ("auto", *CORPUS_FORMATS):
+        known = ", ".join(CORPUS_FORMATS)
+        raise click.UsageError(f"--input-format {name}: no such format; known: auto, {known}")
     return {
-        "format": values.pop("input_format"),
+        "format": name,
         **{name: value for name, value in given.items() if value is not None},
     }
 

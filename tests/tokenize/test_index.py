@@ -150,7 +150,7 @@ def test_what_the_format_tells_cannot_be_said_again(tmp_path: Path) -> None:
             index(IndexConfig(url=str(tmp_path / "megatron"), **option))
     with MDSWriter(columns={"tokens": "ndarray:uint16"}, out=str(tmp_path / "mds")) as writer:
         writer.write({"tokens": np.array([1, 2], np.uint16)})
-    with pytest.raises(MisuseError, match="column `tokens` .*uint16"):
+    with pytest.raises(MisuseError, match=r"column `tokens` .*uint16"):
         index(IndexConfig(url=str(tmp_path / "mds"), dtype="int64"))
     with pytest.raises(ValueError, match="needs a tokenizer"):
         IndexConfig(url="x", tokenizer="byte", end_of_document="</s>")

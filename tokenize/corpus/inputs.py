@@ -15,7 +15,13 @@ from ...dataplane.storage import remote, storage
 from ..files.file_hashes import information
 from ..files.input_file import COMPRESSIONS, File
 from ..files.web import is_web
-from ..sources import CORPUS_FORMATS, ENDINGS, check_settings
+from ..sources import (
+    CORPUS_FORMATS,
+    check_settings,
+    corpus_format,
+    format_of_ending,
+    known_endings,
+)
 from ..sources.format import SourceConfig
 
 log = get_logger(__name__)
@@ -43,7 +49,7 @@ def find_files(inputs: Sequence[str], config: SourceConfig, out: str | None = No
                 InputError(
                     f"no files at {given}",
                     hint="check the path; a folder is searched for files that end in "
-                    + ", ".join(f".{ending}" for ending in ENDINGS),
+                    + ", ".join(f".{ending}" for ending in known_endings()),
                 )
             )
     files = []
@@ -77,7 +83,7 @@ def kind_of(name: str, config: SourceConfig) -> tuple[str | None, str | None]:
         parts.pop()
     if config.format != "auto":
         return config.format, compression
-    return (ENDINGS.get(parts[-1]) if len(parts) > 1 else None), compression
+    return (format_of_ending(parts[-1]) if len(parts) > 1 else None), compression
 
 
 def _expand(given: str, config: SourceConfig) -> list[str]:
@@ -158,7 +164,7 @@ def _file(name: str, config: SourceConfig) -> File:
             f"{name}: its ending names no known format",
             hint=f"name the format with --input-format ({', '.join(CORPUS_FORMATS)})",
         )
-    if compression and kind in ("parquet", "arrow"):
+    if compression and not corpus_format(kind).compressible:
         raise InputError(
             f"{name} is a compressed {kind} file, which cannot be read from its end",
             hint=f"decompress it ({kind} files compress their data themselves)",

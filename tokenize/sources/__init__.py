@@ -1,11 +1,14 @@
-"""Corpus formats, found by name.
+"""Corpus formats by name.
 
-To add one: write a file beside this one, and add it to CORPUS_FORMATS (and its endings to ENDINGS).
+To add a format, write a module beside this one with a subclass of `CorpusFormat` (format.py) and an
+instance of it named FORMAT, and add a line to CORPUS_FORMATS.
+
+This module imports no format: command-line help lists their names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from importlib import import_module
 
 from ...console.errors import InputError, MisuseError
@@ -20,31 +23,20 @@ CORPUS_FORMATS = {
     "fasta": "headrace.tokenize.sources.fasta",
 }
 
-ENDINGS = {
-    **dict.fromkeys(("jsonl", "ndjson", "json"), "jsonl"),
-    **dict.fromkeys(("parquet", "pq"), "parquet"),
-    **dict.fromkeys(("arrow", "feather", "ipc"), "arrow"),
-    **dict.fromkeys(("txt", "text", "md"), "text"),
-    **dict.fromkeys(("fasta", "fa", "fna", "ffn", "faa", "frn"), "fasta"),
-}
 
-MEANT_FOR = {
-    **dict.fromkeys(("text_field", "id_field"), ("jsonl", "parquet", "arrow")),
-    "text_documents": ("text",),
-}
-"""Settings that other formats do not use."""
-
-
-def check_settings(config: SourceConfig, formats: Iterable[str]) -> None:
-    """Raise an error if a setting is used by none of the corpus' formats."""
-    for name, meant in MEANT_FOR.items():
-        if getattr(config, name) != getattr(SourceConfig(), name) and set(meant).isdisjoint(
-            formats
-        ):
-            option = name.replace("_", "-")
+def check_settings(config: SourceConfig, names: Collection[str]) -> None:
+    """Raise an error for a setting that none of these formats uses."""
+    users: dict[str, list[str]] = {}
+    for name in CORPUS_FORMATS:
+        for setting in corpus_format(name).settings:
+            users.setdefault(setting, []).append(name)
+    for setting, formats in users.items():
+        changed = getattr(config, setting) != getattr(SourceConfig(), setting)
+        if changed and set(formats).isdisjoint(names):
+            option = setting.replace("_", "-")
             raise MisuseError(
-                f"--{option} is for {', '.join(meant)}, and no input is one: they are "
-                + ", ".join(sorted(formats)),
+                f"--{option} is for {', '.join(formats)}, and no input is one: they are "
+                + ", ".join(sorted(names)),
                 hint=f"leave --{option} out, or name the inputs' format with --input-format",
             )
 
@@ -55,8 +47,21 @@ def corpus_format(name: str) -> CorpusFormat:
         raise InputError(
             f"there is no corpus format `{name}`", hint=f"known: {', '.join(CORPUS_FORMATS)}"
         )
-    module: CorpusFormat = import_module(CORPUS_FORMATS[name])
-    return module
+    format: CorpusFormat = import_module(CORPUS_FORMATS[name]).FORMAT
+    return format
+
+
+def format_of_ending(ending: str) -> str | None:
+    """Return the name of the format whose files have this ending."""
+    for name in CORPUS_FORMATS:
+        if ending in corpus_format(name).endings:
+            return name
+    return None
+
+
+def known_endings() -> list[str]:
+    """Return the endings of all formats."""
+    return [ending for name in CORPUS_FORMATS for ending in corpus_format(name).endings]
 
 
 def cut(file: File, config: SourceConfig, size: int, *, skip_bad: bool) -> list[Slice]:

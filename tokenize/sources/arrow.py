@@ -9,50 +9,59 @@ from ...dataplane.shards.arrow import batch_rows
 from ..files.input_file import DamagedFile, File
 from ..files.open_file import open_file
 from .columns import columns_to_read, schema_problem, small_batches, texts_of
-from .format import BadRecord, Slice, SourceConfig, Texts
+from .format import BadRecord, CorpusFormat, Slice, SourceConfig, Texts
 
 
-def cut(file: File, config: SourceConfig, size: int) -> list[Slice]:
-    if not hasattr(_open(file.name), "num_record_batches"):
-        return [Slice(file, 0, -1, 0, file.size)]  # an IPC stream has no index
-    with open_file(file.name) as stream:
+class Arrow(CorpusFormat):
+    """Arrow IPC files, sliced by record batches, and streams, which are one slice."""
 
-        def read(start: int, end: int) -> bytes:
-            stream.seek(start)
-            return stream.read(end - start)
+    endings = ("arrow", "feather", "ipc")
+    settings = ("text_field", "id_field")
+    compressible = False
 
-        rows = batch_rows(read, file.size)
-    count = len(rows)
-    step = max(1, count * size // max(1, file.size))
-    slices = []
-    for start in range(0, count, step):
-        end = min(count, start + step)
-        share = file.size * (end - start) // count
-        slices.append(Slice(file, start, end, sum(rows[:start]), share))
-    return slices
+    def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
+        if not hasattr(_open(file.name), "num_record_batches"):
+            return [Slice(file, 0, -1, 0, file.size)]  # an IPC stream has no index
+        with open_file(file.name) as stream:
+
+            def read(start: int, end: int) -> bytes:
+                stream.seek(start)
+                return stream.read(end - start)
+
+            rows = batch_rows(read, file.size)
+        count = len(rows)
+        step = max(1, count * size // max(1, file.size))
+        slices = []
+        for start in range(0, count, step):
+            end = min(count, start + step)
+            share = file.size * (end - start) // count
+            slices.append(Slice(file, start, end, sum(rows[:start]), share))
+        return slices
+
+    def read(self, part: Slice, config: SourceConfig) -> Iterator[Texts]:
+        import pyarrow as pa
+
+        name = part.file.name
+        try:
+            opened = _open(name)
+        except DamagedFile as error:
+            yield Texts([], [], None, [BadRecord("damaged file", str(error), name)], part.size)
+            return
+        if (problem := schema_problem(opened.schema, part, config)) is not None:
+            yield problem
+            return
+        number = part.first
+        try:
+            for batch in _batches(opened, part):
+                yield Texts([], [], size=batch.nbytes)
+                for piece in small_batches(batch.select(columns_to_read(config)), config):
+                    yield texts_of(piece, number, config, name, "row", 0)
+                    number += len(piece)
+        except (pa.ArrowInvalid, OSError) as error:
+            yield Texts([], [], None, [BadRecord("damaged file", str(error), name, number, "row")])
 
 
-def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
-    import pyarrow as pa
-
-    name = part.file.name
-    try:
-        opened = _open(name)
-    except DamagedFile as error:
-        yield Texts([], [], None, [BadRecord("damaged file", str(error), name)], part.size)
-        return
-    if (problem := schema_problem(opened.schema, part, config)) is not None:
-        yield problem
-        return
-    number = part.first
-    try:
-        for batch in _batches(opened, part):
-            yield Texts([], [], size=batch.nbytes)
-            for piece in small_batches(batch.select(columns_to_read(config)), config):
-                yield texts_of(piece, number, config, name, "row", 0)
-                number += len(piece)
-    except (pa.ArrowInvalid, OSError) as error:
-        yield Texts([], [], None, [BadRecord("damaged file", str(error), name, number, "row")])
+FORMAT = Arrow()
 
 
 def _batches(opened: Any, part: Slice) -> Iterator[Any]:

@@ -7,9 +7,10 @@ build has the same tasks on every machine.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import ClassVar, Literal
 
 from ..files.input_file import File
 
@@ -20,8 +21,8 @@ take four bytes for every character; its ids; the shard it goes into) and must s
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig:
-    format: Literal["auto", "jsonl", "parquet", "arrow", "text", "fasta"] = "auto"
-    """Format of the files; `auto` chooses by their endings."""
+    format: str = "auto"
+    """Format of the files: a name in CORPUS_FORMATS; `auto` chooses by their endings."""
     text_field: str = "text"
     """Field or column that holds the text."""
     id_field: str | None = None
@@ -85,13 +86,20 @@ class Texts:
     """Bytes of the file that were read for them."""
 
 
-class CorpusFormat(Protocol):
-    """Interface of each format's module."""
+class CorpusFormat(ABC):
+    """A corpus format."""
 
+    endings: ClassVar[tuple[str, ...]]
+    """Endings of file names, without the dot."""
+    settings: ClassVar[tuple[str, ...]] = ()
+    """Fields of SourceConfig that this format uses and some other formats do not."""
+    compressible: ClassVar[bool] = True
+    """True if whole files may be compressed (.gz, .zst)."""
+
+    @abstractmethod
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
-        """Cut a file into slices of about `size` bytes. Raises DamagedFile if it cannot."""
-        ...
+        """Cut a file into slices of about `size` bytes, or raise DamagedFile."""
 
+    @abstractmethod
     def read(self, part: Slice, config: SourceConfig) -> Iterator[Texts]:
         """Read the documents of a slice. Records that cannot be read are in `problems`."""
-        ...

@@ -10,23 +10,31 @@ from ...dataplane.tokenizers import Raw
 from ..files.input_file import DamagedFile, File
 from ..files.open_file import decompressed
 from .delimited import BOM, RecordBlock, cut_bytes, first_piece, is_utf8, record_blocks
-from .format import LARGEST_DOCUMENT, BadRecord, Slice, SourceConfig, Texts
+from .format import LARGEST_DOCUMENT, BadRecord, CorpusFormat, Slice, SourceConfig, Texts
 
 
-def cut(file: File, config: SourceConfig, size: int) -> list[Slice]:
-    if config.text_documents == "file":
-        return [Slice(file, 0, file.size, 0, file.size)]
-    return cut_bytes(file, _delimiter(config), size)
+class Text(CorpusFormat):
+    """Plain text; `text_documents` says what one document is."""
+
+    endings = ("txt", "text", "md")
+    settings = ("text_documents",)
+
+    def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
+        if config.text_documents == "file":
+            return [Slice(file, 0, file.size, 0, file.size)]
+        return cut_bytes(file, _delimiter(config), size)
+
+    def read(self, part: Slice, config: SourceConfig) -> Iterator[Texts]:
+        if config.text_documents == "file":
+            yield from _file_documents(part.file, config)
+            return
+        delimiter = _delimiter(config)
+        unit = "line" if config.text_documents == "line" else "document"
+        for block in record_blocks(part, delimiter, unit=unit, split=config.split_large):
+            yield _texts(block, delimiter, part.file.name, unit)
 
 
-def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
-    if config.text_documents == "file":
-        yield from _file_documents(part.file, config)
-        return
-    delimiter = _delimiter(config)
-    unit = "line" if config.text_documents == "line" else "document"
-    for block in record_blocks(part, delimiter, unit=unit, split=config.split_large):
-        yield _texts(block, delimiter, part.file.name, unit)
+FORMAT = Text()
 
 
 def _delimiter(config: SourceConfig) -> bytes:

@@ -14,7 +14,7 @@ from headrace.dataplane.shards.documents import ShardDocuments
 from headrace.tokenize.build import shuffle
 from headrace.tokenize.build.shuffle import document_keys
 from headrace.tokenize.files import open_file
-from headrace.tokenize.sources import corpus_format, delimited
+from headrace.tokenize.sources import delimited
 
 Run = Callable[..., Path]
 
@@ -76,8 +76,8 @@ def test_pieces_of_a_text_that_is_read_in_pieces(
     tmp_path: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text too large to be read at once comes as several, each with the same position."""
-    for module in (delimited, corpus_format("text")):
-        monkeypatch.setattr(module, "LARGEST_DOCUMENT", 3000)
+    for module in ("delimited", "text"):
+        monkeypatch.setattr(f"headrace.tokenize.sources.{module}.LARGEST_DOCUMENT", 3000)
     for module in (open_file, delimited):
         monkeypatch.setattr(module, "BLOCK_BYTES", 900)
     count = 2000

@@ -212,8 +212,8 @@ def test_an_archive_without_its_ending_is_read_all_the_same(tmp_path: Path) -> N
 def test_a_document_beyond_the_limit_is_refused_or_split(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (delimited, corpus_format("text")):
-        monkeypatch.setattr(module, "LARGEST_DOCUMENT", 3000)
+    for module in ("delimited", "text"):
+        monkeypatch.setattr(f"headrace.tokenize.sources.{module}.LARGEST_DOCUMENT", 3000)
     for module in (open_file, delimited):
         monkeypatch.setattr(module, "BLOCK_BYTES", 500)
     long = "é à " * 2000
