@@ -34,7 +34,7 @@ check: $(TESTS)  ## lint, format, types, packaging and the rules of the house
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_house.py
+	$(BIN)/python -m pytest tests/test_house.py tests/test_rooms.py
 
 bench: $(TESTS)  ## measure: each benchmark prints one line with a ratio
 	$(BIN)/python -m benchmarks

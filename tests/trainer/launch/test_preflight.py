@@ -60,7 +60,9 @@ def test_all_that_is_wrong_is_told_at_once(ask: Any) -> None:
 
 def test_rows_longer_than_the_table_of_positions(ask: Any) -> None:
     checks.check(ask("model.learned_positions=16"))
-    with pytest.raises(PlanError, match="rows of 16 tokens, and the model's position table") as caught:
+    with pytest.raises(
+        PlanError, match="rows of 16 tokens, and the model's position table"
+    ) as caught:
         checks.check(ask("model.learned_positions=8"))
     assert caught.value.hint is not None and "learned_positions=16" in caught.value.hint
 
