@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from ..console.errors import MissingError, RunError, UserError
 from ..console.machine import cores
-from ..console.signals import deaf
+from ..console.signals import sigint_blocked
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -36,7 +36,7 @@ def run_local(function: Function[T, E], items: Sequence[T], workers: int) -> Ite
         for _ in range(min(workers, len(items))):
             here, there = context.Pipe()
             process = context.Process(target=_work, args=(there, function), daemon=True)
-            with deaf():
+            with sigint_blocked():
                 process.start()
             there.close()
             running[here] = process
