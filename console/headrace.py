@@ -6,6 +6,7 @@ The one file that knows all folders, by the names of their modules.
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -55,6 +56,12 @@ def main() -> None:
     `tokenize` builds datasets from corpora, `mixtures` plans the stream of a run, and `trainer`
     trains a model on it.
     """
+    click.get_current_context().obj = find_engine_state
+
+
+def find_engine_state(*arguments: Any) -> Any:
+    """State of an engine, for `headrace models show`: models/ cannot import the engines."""
+    return import_module("..trainer.costs.state", __package__).find_engine_state(*arguments)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...dataplane.shards import DocumentOrigin
+from ...dataplane.shards.documents import DocumentOrigin
 
 
 @dataclass(frozen=True, kw_only=True)

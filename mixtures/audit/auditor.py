@@ -14,9 +14,9 @@ import numpy as np
 
 from ...console.errors import IntegrityError, PlanError
 from ...dataplane import tokenizers
+from ...dataplane.arrays import Int64
 from ...dataplane.datasets.dataset import Dataset
 from ...dataplane.loader.rows import RowReader
-from ...dataplane.order.permutation import Int64
 from ...dataplane.order.plan import Phase
 from ...dataplane.order.timeline import Step
 from ...dataplane.runlog import ledger

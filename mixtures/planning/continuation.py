@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...dataplane.order.permutation import Int64
+from ...dataplane.arrays import Int64
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
 from .branch_point import BranchPoint, inherited_debts

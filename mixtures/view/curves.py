@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...dataplane.order.permutation import Int64
+from ...dataplane.arrays import Int64
 from ...dataplane.order.plan import Plan
 from ...dataplane.order.stream import Stream
 from ..learning_rate import lr_at

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ...dataplane.order.permutation import Int64
+from ...dataplane.arrays import Int64
 from ...dataplane.order.plan import Phase, Plan
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
