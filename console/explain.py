@@ -67,7 +67,7 @@ class OneOf:
 
 
 class NameIn:
-    """Marks a text field that holds a name of a table, or one of `others`.
+    """Mark a text field that holds a name of a table, or one of `others`.
 
     precision: Annotated[str, NameIn(PRECISIONS, "auto")]
     """

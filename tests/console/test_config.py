@@ -289,7 +289,8 @@ def test_infinity_is_a_number(tmp_path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    shape: Annotated[object, config.OneOf(SHAPES, tag="kind", default="circle")]
+    shape: Annotated[object, config.OneOf(SHAPES, tag="kind", default="circle")] = None
+    name: Annotated[str, config.NameIn(SHAPES, "auto")] = "auto"
 
 
 def draw(text: str) -> Drawing:
@@ -314,3 +315,12 @@ def test_a_kind_added_to_the_registry_is_read(monkeypatch: pytest.MonkeyPatch) -
         draw("shape: {kind: point}")
     monkeypatch.setitem(SHAPES, "point", Point)
     assert draw("shape: {kind: point}").shape == Point()
+
+
+def test_a_name_must_be_in_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert draw("name: square").name == "square"
+    assert draw("name: auto").name == "auto"
+    with pytest.raises(ConfigError, match=r"name: `sqare` is not one of .*did you mean `square`"):
+        draw("name: sqare")
+    monkeypatch.setitem(SHAPES, "sqare", Square)
+    assert draw("name: sqare").name == "sqare"
