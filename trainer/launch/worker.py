@@ -35,8 +35,10 @@ from ..layout.groups import Parallel, join
 from ..loop.loaders import evaluator, training_steps
 from ..loop.loop import Loop, LoopOptions
 from ..loop.profiler import Profiler
-from ..record import speed as peak
-from ..record.steps import Records, Silent
+from ..record import speed
+from ..record.logger import LoggedRun
+from ..record.loggers import open_loggers
+from ..record.steps import NullRecorder, RunRecorder
 from ..run import resolve
 from ..run.run import Job
 from . import restore
@@ -83,7 +85,7 @@ def work(job: Job, watched: ranks.Watched, options: StartOptions) -> int:
     if run.watch.guard.may_roll_back and not resumed:  # a rollback needs a checkpoint
         saver.save(engine.fragments(), state)
         saver.wait()
-    records = _records(job, parallel, options, state.step) if parallel.first else None
+    records = _recorder(job, parallel.world, options.began, state.step) if parallel.first else None
     if records is not None:
         records.event(
             "resume" if resumed else "start",
@@ -114,7 +116,7 @@ def work(job: Job, watched: ranks.Watched, options: StartOptions) -> int:
             save_every=run.checkpoints.every,
             stop_after=options.stop_after,
         ),
-        recorder=records or Silent(),
+        recorder=records or NullRecorder(),
         saver=saver,
         evaluator=None
         if run.evaluate is None
@@ -177,16 +179,20 @@ def lr_of(job: Job) -> Callable[[int], float]:
     return lambda step: top * lr_factor(plan, step)
 
 
-def _records(job: Job, parallel: Parallel, options: StartOptions, first_step: int) -> Records:
-    return Records(
-        job.folder.root,
-        job.plan,
-        peak.speed(job, parallel.world),
-        job.run.watch,
-        first_step=first_step,
-        began=options.began,
-        memory=partial(peak.memory_used, job.run.device),
+def _recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRecorder:
+    watch, device = job.run.watch, job.run.device
+    peak = watch.peak_flops or speed.known_peak(device)
+    counts = speed.speed_of(
+        job.model,
+        {phase.seq_len for phase in job.plan.phases},
+        recomputed=job.run.recompute != "none",
+        peak=peak * ranks if peak else None,
     )
+    run = LoggedRun(
+        folder=job.folder, plan=job.plan, watch=watch, first_step=first_step, stream=sys.stderr
+    )
+    memory = partial(speed.memory_used, device)
+    return RunRecorder(job.plan, open_loggers(run), counts, asked=asked, memory=memory)
 
 
 def _cut_back(folder: RunFolder, step: int) -> None:
