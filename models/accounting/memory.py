@@ -17,11 +17,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...console.errors import LayoutError
-from ..block import Block, Where
+from ..block import Block
 from ..config import ModelConfig
 from ..loss import cross_entropy
 from ..model import Model
-from ..operators import Context, SharedOperator, State
+from ..operators import BatchContext, SharedOperator, State
 from ..parallel.axes import Axes, Axis
 from ..precision import Precision
 from .count import build_meta
@@ -33,7 +33,7 @@ LONGEST = 4096
 
 def rank_shapes(config: ModelConfig, tp: int, rank: int) -> Shapes:
     """Return the shape of each parameter on a rank of the tensor axis."""
-    wrong = list(config.undivided(tp))
+    wrong = list(config.tp_problems(tp))
     if wrong:
         raise LayoutError("\n  ".join([f"tp={tp} does not divide this model", *wrong]))
     model = build_meta(config)
@@ -99,28 +99,28 @@ def measured(
         with FakeTensorMode():
             model = Model(config)
             u = torch.empty(rows, seq_len, config.width, requires_grad=True)
-            where = Where(torch.arange(seq_len).unsqueeze(0), None, u)
+            batch = BatchContext(torch.arange(seq_len).unsqueeze(0), embeddings=u)
             sorts: dict[str, int] = {}
             kept = []
             for layer, block in zip(config.layers, model.typed_blocks(), strict=True):
                 sort = repr(layer)
                 if sort not in sorts:
-                    sorts[sort] = block_bytes(block, u, where, model.shared_block(layer))
+                    sorts[sort] = block_bytes(block, u, batch, model.shared_block(layer))
                 kept.append(sorts[sort])
             targets = torch.zeros(rows, seq_len, dtype=torch.int64)
-            head = model.head or model.embedding
-            logits = kept_bytes(model, lambda: cross_entropy(head(model.norm(u)), targets))
+            logits = kept_bytes(model, lambda: cross_entropy(model.logits(model.norm(u)), targets))
     finally:
         torch.set_default_dtype(standard)
     return kept, logits
 
 
-def block_bytes(block: Block, u: Tensor, where: Where, shared: SharedOperator | None) -> int:
+def block_bytes(block: Block, u: Tensor, batch: BatchContext, shared: SharedOperator | None) -> int:
     total = 0
-    if shared is not None:
-        total += kept_bytes(shared, lambda: block.feed(u, where, None, shared))
+    if block.call is not None:
+        assert shared is not None
+        total += kept_bytes(shared, partial(block.call, shared, u, batch))
     for branch in block.branches():
-        total += kept_bytes(branch, partial(branch, u, where, None))
+        total += kept_bytes(branch, partial(branch, u, batch, None))
     return total
 
 
@@ -150,15 +150,15 @@ def generation_bytes(config: ModelConfig, seq_len: int, *, precision: Precision)
         positions = torch.zeros(1, 1, dtype=torch.int64)
         total = 0
         for layer, block in zip(config.layers, model.typed_blocks(), strict=True):
-            where = Where(positions, None, u)
+            batch = BatchContext(positions, embeddings=u)
             states = []
             shared = model.shared_block(layer)
-            if shared is not None:
+            if block.call is not None:
                 states.append(State(seq_len))
-                block.feed(u, where, states[-1], shared)
+                block.call(shared, u, batch.for_call(states[-1]))
             for branch in block.branches():
                 if not branch.operator.tokenwise:
                     states.append(State(seq_len))
-                    branch.operator(u, Context(positions, state=states[-1]))
+                    branch.operator(u, BatchContext(positions, state=states[-1]))
             total += sum(tensor.nbytes for state in states for tensor in state.tensors.values())
     return total

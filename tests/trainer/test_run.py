@@ -47,7 +47,7 @@ def leave_as_if_killed_at_the_end(run: Path) -> None:
 def test_an_interrupted_run_ends_as_one_that_never_was(trainer: Any, whole: Any) -> None:
     """Two processes; stopped by itself half-way; `resume` goes on, given the folder alone."""
     stderr = trainer.run("--processes", "2", "--stop-after", "3", code=85)
-    assert "saved at step 3 of 6; the same command goes on" in stderr
+    assert "saved at step 3 of 6; the same command resumes it" in stderr
     command = [sys.executable, "-m", "headrace.trainer.cli", "resume", str(trainer.out), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["finished"], "nothing else is needed"
@@ -56,7 +56,7 @@ def test_an_interrupted_run_ends_as_one_that_never_was(trainer: Any, whole: Any)
     events = [event["event"] for event in trainer.lines("events.jsonl")]
     told = ["start", "first step", "stop", "resume", "first step", "finish"]
     assert [name for name in events if name != "checkpoint"] == told
-    assert "the first step has ended" in stderr
+    assert "the first step ended" in stderr
     last = trainer.lines("events.jsonl")[-1]
     held = files(trainer.out)
     leave_as_if_killed_at_the_end(trainer.out)

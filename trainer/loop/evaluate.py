@@ -19,11 +19,11 @@ import torch
 
 from ...console.errors import PlanError
 from ..engines.engine import Engine
-from ..engines.objective import Sums, compute
+from ..engines.objective import Sums
 from ..layout.groups import Parallel
 from .batches import MicroBatch
 from .batches import Plan as AnyPlan
-from .schedule import execute, forward_only, sequential
+from .schedule import execute, forward_only, forward_pass, sequential
 from .step_stats import StepStats, gather
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Evaluator:
         device, context = self.parallel.device, self.parallel.axes.context
 
         def forward(batch: MicroBatch) -> Sums:
-            return compute(engine, batch, device, context)
+            return forward_pass(engine, batch, device, context)
 
         engine.objective.eval()
         try:
@@ -120,13 +120,13 @@ def held_out(config: EvaluateConfig, plan: Plan) -> dict[str, str]:
     return beside
 
 
-def file_of(config: EvaluateConfig) -> str:
-    """Return the file name of the evaluation's plan in the run's folder.
+def digest_of(config: EvaluateConfig) -> str:
+    """Return the digest of the settings that choose the held-out rows.
 
-    The rows stay the same at every start, unless this configuration changes.
+    It names the file of their plan, so that the rows stay the same unless these settings change.
     """
     deciding = [config.rows, config.seq_len, config.split, sorted(config.sources.items())]
-    return f"held-out-{hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:8]}.json"
+    return hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:8]
 
 
 def plan_of(config: EvaluateConfig, trained: AnyPlan) -> Plan:
@@ -134,7 +134,7 @@ def plan_of(config: EvaluateConfig, trained: AnyPlan) -> Plan:
     from ...console import config as reader
     from ...dataplane.datasets import manifest as manifests
     from ...dataplane.order.plan import Plan as MixturePlan
-    from ...mixtures.planning.resolve import resolve
+    from ...mixtures.planning.resolve_mixture import resolve
     from ...mixtures.spec.mixture import Mixture
 
     if not isinstance(trained, MixturePlan):

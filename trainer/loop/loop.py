@@ -25,12 +25,12 @@ from ..checkpoints.policy import is_planned
 from ..checkpoints.saver import Saver
 from ..checkpoints.store import RunState
 from ..engines.engine import Engine, Update
-from ..engines.objective import Sums, compute
+from ..engines.objective import Sums
 from ..layout.groups import Parallel
 from .batches import MicroBatch, Plan, Steps, micro_rows
 from .evaluate import Evaluation, Evaluator
 from .guard import Guard, SkippedStep
-from .schedule import Schedule, execute, sequential
+from .schedule import Schedule, execute, forward_pass, sequential
 from .step_stats import StepStats, gather
 
 
@@ -193,7 +193,7 @@ class Loop:
         limit: float | None = None
 
         def forward(batch: MicroBatch) -> Sums:
-            return compute(self.engine, batch, device, context)
+            return forward_pass(self.engine, batch, device, context)
 
         def decide(losses: list[torch.Tensor]) -> float:
             nonlocal stats, limit

@@ -14,9 +14,24 @@ from typing import Literal, Protocol
 
 import torch
 
+from ...models.documents import Documents
+from ...models.parallel.axes import ALONE, Axis
 from ..engines.engine import Engine
 from ..engines.objective import Sums
 from .batches import MicroBatch
+
+
+def forward_pass(
+    objective: Callable[..., Sums], batch: MicroBatch, device: torch.device, context: Axis = ALONE
+) -> Sums:
+    """Run the objective on this rank's part of a micro-batch."""
+    tokens, targets, weights = (
+        tensor.to(device, non_blocking=True)
+        for tensor in (batch.tokens, batch.targets, batch.weights)
+    )
+    whole = (tokens.shape[0], tokens.shape[1] * context.size)
+    documents = Documents.from_cu_seqlens(batch.cu_seqlens, whole).part(context)
+    return objective(tokens, targets, weights, documents.to(device))
 
 
 @dataclass(frozen=True)

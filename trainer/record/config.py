@@ -17,7 +17,9 @@ class WatchConfig:
     tensorboard: bool = True
     """Write TensorBoard's files as well."""
     wandb: str | None = None
-    """A project of Weights & Biases that gets the same charts (extra `wandb`)."""
+    """Project of Weights & Biases that gets the same curves (extra `wandb`)."""
+    mlflow: str | None = None
+    """Tracking URI of MLflow, or a folder, that gets the same curves (extra `mlflow`)."""
     not_finite: Action = "stop"
     """A step whose gradients are not finite changes nothing. stop: the run ends; skip: it goes on;
     rollback: it goes on with the weights of the newest checkpoint."""

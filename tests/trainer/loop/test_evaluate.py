@@ -21,7 +21,7 @@ from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizer import OptimizerConfig
 from headrace.trainer.layout.groups import Parallel
-from headrace.trainer.loop.evaluate import EvaluateConfig, Evaluator, file_of
+from headrace.trainer.loop.evaluate import EvaluateConfig, Evaluator, digest_of
 from headrace.trainer.loop.evaluate import plan_of as held_out_plan
 
 TINY = Path(__file__).parents[1].joinpath("tiny.yaml")
@@ -103,7 +103,7 @@ def test_what_cannot_be_evaluated_on_is_refused(plan: Plan, tmp_path: Path) -> N
 
 def test_other_rows_are_another_file() -> None:
     names = [
-        file_of(c) for c in (EvaluateConfig(), EvaluateConfig(every=7), EvaluateConfig(rows=2))
+        digest_of(c) for c in (EvaluateConfig(), EvaluateConfig(every=7), EvaluateConfig(rows=2))
     ]
     assert names[0] == names[1] != names[2]
 
