@@ -8,12 +8,13 @@ weights are its parameters, buffers have the size of DeepSpeed's buckets, and th
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from layouts import LENGTH, LR, global_batch, make_engine, place
 
 from headrace.models.accounting.memory import rank_shapes
 from headrace.models.accounting.state import Degrees
@@ -24,7 +25,9 @@ from headrace.trainer.checkpoints.fragments import MASTER
 from headrace.trainer.engines import ENGINES
 from headrace.trainer.engines import deepspeed as deepspeed_engine
 
-TINY = Path(__file__).parents[1] / "tiny.yaml"
+TRAINER = Path(__file__).parents[1]
+sys.path.insert(0, str(TRAINER))
+layouts = import_module("layouts")
 BUCKET = 50_000
 """Elements; below the number of parameters, and the size of no other tensor."""
 deepspeed_engine.LARGEST_BUCKET["cpu"] = BUCKET
@@ -37,11 +40,11 @@ Held = dict[str, int]
 
 def measure(layout: str) -> dict[str, Any]:
     """Measure one layout, such as `deepspeed-1-bf16` or `fsdp2-0-fp32-tp2`."""
-    parallel = place(layout)
+    parallel = layouts.place(layout)
     batches = [batch_of(number, parallel) for number in range(2)]
     alive = list(tensors())  # kept, so that no new storage gets the key of an old one
     before = {key_of(tensor) for tensor in alive}
-    engine = make_engine(layout, parallel)
+    engine = layouts.make_engine(layout, parallel)
     moments: list[Held] = []
     for step in range(2):
         for number, batch in enumerate(batches):
@@ -65,19 +68,19 @@ def measure(layout: str) -> dict[str, Any]:
         "tensor_rank": tensor.rank,
         "held": held,
         "parts": config.state_layout(PRECISIONS[precision], ADAMW, "cpu"),
-        "shapes": rank_shapes(load_model_config(TINY), tensor.size, tensor.rank),
+        "shapes": rank_shapes(load_model_config(TRAINER / "tiny.yaml"), tensor.size, tensor.rank),
         "degrees": Degrees(dp=parallel.dp, tp=tensor.size, cp=context.size),
     }
 
 
 def apply(engine: Any) -> None:
-    engine.update(LR)
+    engine.update(layouts.LR)
 
 
 def batch_of(number: int, parallel: Any) -> tuple[Any, ...]:
-    ours = parallel.axes.context.part(LENGTH)
-    rows = [tensor[number : number + 1][:, ours].clone() for tensor in global_batch(0)[:3]]
-    documents = Documents.from_cu_seqlens(torch.tensor([0, LENGTH]), (1, LENGTH))
+    ours = parallel.axes.context.part(layouts.LENGTH)
+    rows = [tensor[number : number + 1][:, ours].clone() for tensor in layouts.global_batch(0)[:3]]
+    documents = Documents.from_cu_seqlens(torch.tensor([0, layouts.LENGTH]), (1, layouts.LENGTH))
     return (*rows, documents.part(parallel.axes.context))
 
 
