@@ -1,7 +1,7 @@
 """Bytes as tokens: ids 0–255 are the bytes of UTF-8, special tokens follow.
 
 For DNA, lower-case bases (the masked repeats of a genome) become the ids of their upper case and
-weigh less in the loss, because sequences that repeat a million times are not what a model should learn.
+weigh less in the loss: a sequence that repeats a million times is not what a model should learn.
 """
 
 from __future__ import annotations
