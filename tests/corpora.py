@@ -19,10 +19,10 @@ from headrace.tokenize.executors import ExecutorConfig
 from headrace.tokenize.sources import corpus_format
 from headrace.tokenize.sources.format import BadRecord, SourceConfig
 
-Found = tuple[list[tuple[int, str, str | None]], list[BadRecord]]
+Records = tuple[list[tuple[int, str, str | None]], list[BadRecord]]
 
 ONE = ExecutorConfig(workers=1)
-"""The engine of most tests: no processes."""
+"""The executor of most tests: no worker processes."""
 
 WORDS = [*("water", "wheel", "mill", "stream", "水", "roue", "🙂", "naïve", "\n\n   return")]
 
@@ -45,7 +45,7 @@ def write_jsonl(path: Path, documents: Iterable[str]) -> Path:
     return path
 
 
-def read_file(path: Path, size: int = 1 << 30, **options: Any) -> Found:
+def read_file(path: Path, size: int = 1 << 30, **options: Any) -> Records:
     """Read all documents of a file, in slices of about `size` bytes."""
     config = SourceConfig(**options)
     (file,) = find_files([str(path)], config)
