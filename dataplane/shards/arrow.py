@@ -258,7 +258,7 @@ class _File:
 
 
 def _blocks(read: Reader, size: int) -> tuple[list[Block], int]:
-    """Where a file's record batches lie, and where its footer begins."""
+    """Return the record batches of a file, and the offset of its footer."""
     tail = read(max(0, size - TAIL), size)
     if read(0, min(4, size)) == STREAM:
         raise InputError(
