@@ -1,6 +1,6 @@
 """`headrace`: the umbrella command; its subcommands are imported when they are used.
 
-The one file that knows all folders, by the names of their modules.
+This is the one file that names the modules of all folders.
 """
 
 from __future__ import annotations

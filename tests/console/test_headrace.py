@@ -78,10 +78,10 @@ def described_commands() -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("words", described_commands(), ids=" ".join)
 def test_help_has_examples_that_parse_and_names_a_page(words: tuple[str, ...]) -> None:
     text = CliRunner().invoke(main, [*words, "--help"]).stdout
-    _, found, rest = text.partition("Example")
-    assert found, text
-    examples, found, page = rest.partition("More: ")
-    assert found, text
+    _, title, rest = text.partition("Example")
+    assert title, text
+    examples, more, page = rest.partition("More: ")
+    assert more, text
     assert (ROOT / re.split("[;,]", page.strip())[0]).is_file(), page
     lines = [line.split() for line in examples.splitlines()[1:] if line.strip()]
     assert lines
