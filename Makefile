@@ -13,7 +13,7 @@ TESTS  := $(VENV)/.headrace-tests
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-quick test-all check bench setup
+.PHONY: help run test test-quick test-all check bench golden regress setup
 
 help:  ## list these
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -34,10 +34,22 @@ check: $(TESTS)  ## lint, format, types, packaging and the rules of the house
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_house.py
+	$(BIN)/python -m pytest tests/test_house.py tests/test_rooms.py
 
 bench: $(TESTS)  ## measure: each benchmark prints one line with a ratio
 	$(BIN)/python -m benchmarks
+
+# Options of the golden runs: MODELS='tiny-moe hybrid-50m', LAYOUTS='one tp2', LONG=1, JOBS=2; of
+# `make golden` MISSING=1; of `make regress` QUICK=1 and ROUNDING=1. A and B are commits.
+GOLDEN = $(if $(MODELS),--models '$(MODELS)') $(if $(LAYOUTS),--layouts '$(LAYOUTS)') \
+  $(if $(JOBS),--jobs $(JOBS)) $(if $(LONG),--long) $(if $(A),--a $(A))
+
+golden: $(TESTS)  ## train the golden runs and record them in benchmarks/golden/ (docs/golden.md)
+	$(BIN)/python -m benchmarks.golden record $(GOLDEN) $(if $(MISSING),--missing)
+
+regress: $(TESTS)  ## compare with the recordings; A=<commit> B=<commit>: two commits side by side
+	$(BIN)/python -m benchmarks.golden regress $(GOLDEN) \
+	  $(if $(B),--b $(B)) $(if $(QUICK),--quick) $(if $(ROUNDING),--rounding)
 
 setup: $(TESTS)  ## install headrace and everything that testing it needs into .venv
 

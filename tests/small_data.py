@@ -10,11 +10,13 @@ import numpy as np
 
 from headrace.console import config
 from headrace.dataplane.datasets import manifest as manifests
-from headrace.dataplane.datasets.manifest import ChunkHasher, Manifest, Shard, TokenizerInfo
+from headrace.dataplane.datasets.chunks import ChunkHasher
+from headrace.dataplane.datasets.manifest import Manifest, Shard, TokenizerInfo
 from headrace.dataplane.order.plan import Plan
-from headrace.dataplane.shards import ShardDocuments, shard_format
+from headrace.dataplane.shards import shard_format
+from headrace.dataplane.shards.documents import ShardDocuments
 from headrace.dataplane.storage import storage
-from headrace.mixtures.planning.resolve import resolve
+from headrace.mixtures.planning.resolve_mixture import resolve
 from headrace.mixtures.spec.mixture import Mixture
 
 END = 0

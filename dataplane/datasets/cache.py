@@ -20,10 +20,11 @@ import numpy as np
 
 from ...console.errors import IntegrityError
 from ...console.log import get_logger
+from ..arrays import Bytes
 from ..storage import storage
 from .cache_folder import CacheFolder
-from .manifest import CHUNK_BYTES, Shard
-from .shard_file import MEND, Bytes, check_chunk, spans
+from .chunks import CHUNK_BYTES, RESTORE, check_chunk, spans
+from .manifest import Shard
 
 log = get_logger(__name__)
 
@@ -97,7 +98,7 @@ class Cache:
         self._count(len(data))
         if start + len(data) > shard.size:
             raise IntegrityError(
-                f"{where} has more than the {shard.size:,} bytes that it should have", hint=MEND
+                f"{where} has more than the {shard.size:,} bytes that it should have", hint=RESTORE
             )
         return self._checked(where, shard, first, last, data)
 
@@ -110,7 +111,7 @@ class Cache:
         packed = storage.read(where)
         self._count(len(packed))
         if hashlib.sha256(packed).hexdigest() != shard.stored_hash:
-            raise IntegrityError(f"{where} is damaged", hint=MEND)
+            raise IntegrityError(f"{where} is damaged", hint=RESTORE)
         data = zstandard.ZstdDecompressor().decompress(packed, max_output_size=shard.size)
         return self._checked(where, shard, 0, -(-shard.size // CHUNK_BYTES), data)
 

@@ -27,8 +27,8 @@ from typing import BinaryIO
 import numpy as np
 
 from ...console.errors import ConfigError, Problem, StorageError
+from ..arrays import Bytes
 from .manifest import Shard
-from .shard_file import Bytes
 
 MARKER = ".headrace-cache"
 TURNS = ".headrace-turns"

@@ -14,14 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ...console.errors import PlanError
-from ..order.permutation import Int64
-from ..shards import DocumentOrigin, Tokens
+from ..arrays import Bytes, Int64, Tokens
+from ..shards.documents import DocumentOrigin
 from ..storage import storage
 from . import manifest as manifests
 from .cache import Cache
-from .manifest import CHUNK_BYTES, Shard
+from .chunks import CHUNK_BYTES
+from .manifest import Shard
 from .open_shard import OpenShard, OpenShards
-from .shard_file import Bytes, CachedShardFile, LocalShardFile, ShardFile
+from .shard_file import CachedShardFile, LocalShardFile, ShardFile
 
 READERS = 16
 """Shard tables read at once: on an object store each is a request."""

@@ -26,9 +26,6 @@ from ..storage import storage
 
 VERSION = 1
 NAME = "manifest.json"
-CHUNK_BYTES = 1 << 18
-"""Shards are hashed, fetched and cached in chunks of this size, so that one row does not cost a
-shard, and the ends of a shuffled span of 16 MB cost no more than 2% of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,39 +207,6 @@ def load_table(url: str, generation: Generation) -> list[Shard]:
         raise IntegrityError(f"{where} is not the table that the manifest names", hint=_MEND)
     rows = pa.ipc.open_file(pa.BufferReader(data)).read_all().to_pylist()
     return [Shard(**{**row, "details": json.loads(row["details"])}) for row in rows]
-
-
-class ChunkHasher:
-    """Hashes a file while it is written: the digest of each chunk, and their root."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self._digests: list[bytes] = []
-        self._current = hashlib.sha256()
-
-    def update(self, data: bytes | memoryview) -> None:
-        view = memoryview(data).cast("B")
-        while view:
-            room = CHUNK_BYTES - self.size % CHUNK_BYTES
-            part, view = view[:room], view[room:]
-            self._current.update(part)
-            self.size += len(part)
-            if self.size % CHUNK_BYTES == 0:
-                self._close()
-
-    def finish(self) -> tuple[bytes, str]:
-        """The chunks' digests and the file's hash."""
-        begun = [self._current.digest()] if self.size % CHUNK_BYTES else []
-        chunks = b"".join([*self._digests, *begun])
-        return chunks, root_hash(self.size, chunks)
-
-    def _close(self) -> None:
-        self._digests.append(self._current.digest())
-        self._current = hashlib.sha256()
-
-
-def root_hash(size: int, chunks: bytes) -> str:
-    return hashlib.sha256(size.to_bytes(8, "little") + chunks).hexdigest()
 
 
 def _digest(*parts: Any) -> str:

@@ -9,10 +9,12 @@ from collections import deque
 import numpy as np
 
 from ...console.errors import IntegrityError
-from ..order.permutation import Int64
-from ..shards import DocumentOrigin, ShardLayout, Tokens, shard_format
+from ..arrays import Bytes, Int64, Tokens
+from ..shards import shard_format
+from ..shards.documents import DocumentOrigin
+from ..shards.format import ShardLayout
 from .manifest import Manifest, Shard
-from .shard_file import Bytes, ShardFile
+from .shard_file import ShardFile
 
 OPEN_SHARDS = 512
 """Shards that a reader keeps open: each costs a file descriptor, of which a process often has no

@@ -7,25 +7,18 @@ remote or compressed one is read through the cache, which checks chunks as they 
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator
-from itertools import groupby
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from ...console.errors import IntegrityError, StorageError
+from ..arrays import Bytes
 from ..storage import storage
-from .manifest import CHUNK_BYTES, Shard, root_hash
+from .cache import Cache
+from .chunks import CHUNK_BYTES, RESTORE, check_chunk, check_chunk_table, spans
+from .manifest import Shard
 
-if TYPE_CHECKING:
-    from .cache import Cache
-
-Bytes = npt.NDArray[np.uint8]
 NOTHING = np.empty(0, np.uint8)
-
-MEND = "restore the shard from a copy, or build the dataset again: `tokenize verify` says how"
 
 
 class ShardFile(Protocol):
@@ -65,7 +58,8 @@ class LocalShardFile:
         size = self.state[0]
         if size != self.shard.size:
             raise IntegrityError(
-                f"{self.where} has {size:,} bytes, and should have {self.shard.size:,}", hint=MEND
+                f"{self.where} has {size:,} bytes, and should have {self.shard.size:,}",
+                hint=RESTORE,
             )
         try:
             # A plain array over the map: np.memmap's own slicing costs more than a row's copy.
@@ -85,7 +79,7 @@ class LocalShardFile:
 
     def _unreadable(self, error: Exception) -> StorageError:
         reason = getattr(error, "strerror", None) or error
-        return StorageError(f"cannot read the shard {self.where}: {reason}", hint=MEND)
+        return StorageError(f"cannot read the shard {self.where}: {reason}", hint=RESTORE)
 
 
 class CachedShardFile:
@@ -120,32 +114,3 @@ class CachedShardFile:
     def _chunks(self, first: int, last: int) -> dict[int, Bytes]:
         chunks = self.cache.chunks(self.url, self.shard, first, last)
         return dict(zip(range(first, last), chunks, strict=True))
-
-
-def spans(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Ascending numbers as [first, last) of those that lie side by side."""
-    for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        found = [number for _, number in run]
-        yield found[0], found[-1] + 1
-
-
-def check_chunk_table(where: str, shard: Shard) -> None:
-    hashed = len(shard.chunks) // 32
-    if hashed != -(-shard.size // CHUNK_BYTES):
-        raise IntegrityError(
-            f"{where} has {hashed} chunk hashes; {shard.size:,} bytes need one for each "
-            f"{CHUNK_BYTES:,}",
-            hint="build or index the dataset again",
-        )
-    if root_hash(shard.size, shard.chunks) != shard.hash:
-        raise IntegrityError(f"the chunk hashes of {where} do not match its hash", hint=MEND)
-
-
-def check_chunk(where: str, shard: Shard, number: int, data: Bytes) -> None:
-    """Refuse a chunk whose bytes are not the ones that were written."""
-    if hashlib.sha256(data.data).digest() != shard.chunks[number * 32 : number * 32 + 32]:
-        first, last = number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, shard.size)
-        raise IntegrityError(
-            f"{where} is damaged: bytes {first:,} to {last:,} are not the ones that were written",
-            hint=MEND,
-        )

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...console.errors import ConfigError, Problem
+from ..arrays import Int64
 from ..datasets.cache import Cache
-from ..order.permutation import Int64
 from ..order.plan import Plan
 from .rank_rows import GROUP_BYTES, RowGroup, Share, ShareReader
 from .workers import SENT_BYTES, read_ahead

@@ -19,7 +19,8 @@ from ...console.errors import UserError
 from ...console.log import get_logger
 from ..datasets.cache import Cache
 from ..datasets.cache_folder import Wanted
-from ..datasets.manifest import CHUNK_BYTES, Shard
+from ..datasets.chunks import CHUNK_BYTES
+from ..datasets.manifest import Shard
 from ..order.stream import Located
 from .rows import RowReader
 

@@ -15,8 +15,8 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
+from ..arrays import Int64
 from ..datasets.cache import Cache
-from ..order.permutation import Int64
 from ..order.plan import Phase, Plan
 from ..order.stream import Located
 from ..storage.storage import is_local

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..arrays import Int64, Tokens
 from ..datasets.cache import Cache
 from ..datasets.dataset import Dataset, Gathered, copy_all, open_pinned
 from ..datasets.open_shard import OpenShards
-from ..order.permutation import Int64
 from ..order.plan import Plan
 from ..order.stream import Located, Stream
 from ..runlog.ledger import DIGEST_BYTES
-from ..shards import Tokens
 
 Float32 = npt.NDArray[np.float32]
 

@@ -31,8 +31,8 @@ import numpy as np
 
 from ...console.errors import RunError, StorageError
 from ...console.signals import deaf
+from ..arrays import Bytes
 from ..datasets.cache import Cache
-from ..datasets.shard_file import Bytes
 from .rank_rows import RowGroup, Share, ShareReader
 from .rows import RowArrays
 

@@ -32,7 +32,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from ..arrays import Int64
 
 NEVER = 1 << 62
 CLOSING_TABLES = 3

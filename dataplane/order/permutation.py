@@ -15,7 +15,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from ..arrays import Int64
+
 UInt64 = npt.NDArray[np.uint64]
 Step = Callable[[UInt64, np.uint64, np.uint64, UInt64], UInt64]
 

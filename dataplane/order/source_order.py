@@ -20,7 +20,8 @@ from functools import cached_property
 
 import numpy as np
 
-from .permutation import Int64, Permutation, key
+from ..arrays import Int64
+from .permutation import Permutation, key
 
 CHUNKS = -1
 PERMUTATIONS = 64

@@ -15,8 +15,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from ..arrays import Int64
 from .apportionment import Assignment
-from .permutation import Int64
 from .plan import Phase, Plan
 from .source_order import Position
 

@@ -14,18 +14,25 @@ fms-fsdp's, whose column holds plain integers, a record batch a document.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 
 from ...console.errors import InputError, IntegrityError
-from . import DocumentOrigin, Int64, Reader, ShardDocuments, ShardLayout
+from ..arrays import Int64
+from ..storage import storage
+from ..storage.faults import located
+from .documents import DocumentOrigin, ShardDocuments
+from .format import ExternalShard, Reader, ShardFormat, ShardLayout
 
 BATCH_BYTES = 64 << 20
 """A record batch is closed when its tokens exceed this: few batches, each well below the 2^31
 elements that list offsets can count."""
 
+ENDINGS = (".arrow", ".feather")
 MAGIC, STREAM = b"ARROW1", b"\xff\xff\xff\xff"
 TAIL = 4 << 10
 
@@ -33,83 +40,106 @@ Block = tuple[int, int, int]
 """Where a record batch lies: its offset, the bytes of its head, and those of its body."""
 
 
-def write(out: BinaryIO, documents: ShardDocuments) -> None:
-    schema = _schema(documents)
-    with pa.ipc.new_file(out, schema) as writer:
-        for first, last in _batches(documents):
-            part = documents[first:last]
-            offsets = pa.array(part.starts.astype(np.int32))
-            columns = [pa.ListArray.from_arrays(offsets, pa.array(part.tokens))]
-            if part.weights is not None:
-                columns.append(pa.ListArray.from_arrays(offsets, pa.array(part.weights)))
-            names = pa.DictionaryArray.from_arrays(
-                pa.array(part.file), pa.array(part.files, pa.string())
+class ArrowFormat(ShardFormat):
+    external_files = ".arrow or .feather files"
+    index_options = ("column",)
+
+    def write(self, out: BinaryIO, documents: ShardDocuments) -> None:
+        schema = _schema(documents)
+        with pa.ipc.new_file(out, schema) as writer:
+            for first, last in _batches(documents):
+                part = documents[first:last]
+                offsets = pa.array(part.starts.astype(np.int32))
+                columns = [pa.ListArray.from_arrays(offsets, pa.array(part.tokens))]
+                if part.weights is not None:
+                    columns.append(pa.ListArray.from_arrays(offsets, pa.array(part.weights)))
+                names = pa.DictionaryArray.from_arrays(
+                    pa.array(part.file), pa.array(part.files, pa.string())
+                )
+                columns += [names.cast(pa.string()), pa.array(part.position)]
+                ids = part.ids if part.ids is not None else (None,) * len(part)
+                columns.append(pa.array(ids, pa.string()))
+                writer.write_batch(pa.record_batch(columns, schema=schema))
+
+    def layout(
+        self, read: Reader, size: int, *, dtype: str, details: dict[str, object]
+    ) -> ShardLayout:
+        file = _File(read, size)
+        name = str(details.get("column", "tokens"))
+        tokens, nested = file.column(name)
+        has_weights = nested and "weights" in file.schema.names
+        starts: list[Int64] = [np.zeros(1, np.int64)]
+        run_tokens, run_bytes, weight_bytes = [0], [], []
+        for block in file.blocks:
+            buffers, rows = file.buffers(block)
+            if nested:
+                offsets = file.offsets(buffers[tokens + 1], rows, file.schema.field(name).type)
+                base = int(offsets[0])
+                ends = offsets[1:] - base
+                values = buffers[tokens + 3][0] + base * np.dtype(dtype).itemsize
+            else:
+                ends = np.array([rows], np.int64)
+                values = buffers[tokens + 1][0]
+                base = 0
+            file.check_no_nulls(
+                name, buffers[tokens + 2 * nested], base, base + int(ends[-1:].sum())
             )
-            columns += [names.cast(pa.string()), pa.array(part.position)]
-            ids = part.ids if part.ids is not None else (None,) * len(part)
-            columns.append(pa.array(ids, pa.string()))
-            writer.write_batch(pa.record_batch(columns, schema=schema))
+            starts.append(ends + run_tokens[-1])
+            run_bytes.append(values)
+            if has_weights:
+                weight_bytes.append(buffers[file.column("weights")[0] + 3][0] + base)
+            run_tokens.append(int(starts[-1][-1]) if len(ends) else run_tokens[-1])
+        return ShardLayout(
+            document_starts=np.concatenate(starts),
+            run_tokens=np.array(run_tokens, np.int64),
+            run_bytes=np.array(run_bytes, np.int64),
+            weight_bytes=np.array(weight_bytes, np.int64) if has_weights else None,
+        )
 
+    def origins(
+        self, read: Reader, size: int, first: int, last: int, *, details: dict[str, object]
+    ) -> list[DocumentOrigin]:
+        file = _File(read, size)
+        nested = file.column(str(details.get("column", "tokens")))[1]
+        names = [name for name in ("file", "position", "id") if name in file.schema.names]
+        found: list[DocumentOrigin] = []
+        seen = 0
+        for number, block in enumerate(file.blocks):
+            buffers, rows = file.buffers(block)
+            rows = rows if nested else 1
+            low, high = max(first, seen) - seen, min(last, seen + rows) - seen
+            seen += rows
+            if low >= high:
+                continue
+            if not nested or len(names) < 3:
+                name = str(details.get("file", ""))
+                found += [
+                    DocumentOrigin(file=name, position=seen - rows + k) for k in range(low, high)
+                ]
+                continue
+            columns = {name: file.values(name, number, buffers, low, high) for name in names}
+            found += [
+                DocumentOrigin(str(name), int(position), None if id is None else str(id))
+                for name, position, id in zip(
+                    columns["file"], columns["position"], columns["id"], strict=True
+                )
+            ]
+        return found
 
-def layout(read: Reader, size: int, *, dtype: str, details: dict[str, object]) -> ShardLayout:
-    file = _File(read, size)
-    name = str(details.get("column", "tokens"))
-    tokens, nested = file.column(name)
-    has_weights = nested and "weights" in file.schema.names
-    starts: list[Int64] = [np.zeros(1, np.int64)]
-    run_tokens, run_bytes, weight_bytes = [0], [], []
-    for block in file.blocks:
-        buffers, rows = file.buffers(block)
-        if nested:
-            offsets = file.offsets(buffers[tokens + 1], rows, file.schema.field(name).type)
-            base = int(offsets[0])
-            ends = offsets[1:] - base
-            values = buffers[tokens + 3][0] + base * np.dtype(dtype).itemsize
-        else:
-            ends = np.array([rows], np.int64)
-            values = buffers[tokens + 1][0]
-            base = 0
-        file.check_no_nulls(name, buffers[tokens + 2 * nested], base, base + int(ends[-1:].sum()))
-        starts.append(ends + run_tokens[-1])
-        run_bytes.append(values)
-        if has_weights:
-            weight_bytes.append(buffers[file.column("weights")[0] + 3][0] + base)
-        run_tokens.append(int(starts[-1][-1]) if len(ends) else run_tokens[-1])
-    return ShardLayout(
-        document_starts=np.concatenate(starts),
-        run_tokens=np.array(run_tokens, np.int64),
-        run_bytes=np.array(run_bytes, np.int64),
-        weight_bytes=np.array(weight_bytes, np.int64) if has_weights else None,
-    )
+    def recognises(self, names: Sequence[str]) -> bool:
+        return any(name.endswith(ENDINGS) for name in names)
 
-
-def origins(
-    read: Reader, size: int, first: int, last: int, *, details: dict[str, object]
-) -> list[DocumentOrigin]:
-    file = _File(read, size)
-    nested = file.column(str(details.get("column", "tokens")))[1]
-    names = [name for name in ("file", "position", "id") if name in file.schema.names]
-    found: list[DocumentOrigin] = []
-    seen = 0
-    for number, block in enumerate(file.blocks):
-        buffers, rows = file.buffers(block)
-        rows = rows if nested else 1
-        low, high = max(first, seen) - seen, min(last, seen + rows) - seen
-        seen += rows
-        if low >= high:
-            continue
-        if not nested or len(names) < 3:
-            name = str(details.get("file", ""))
-            found += [DocumentOrigin(file=name, position=seen - rows + k) for k in range(low, high)]
-            continue
-        columns = {name: file.values(name, number, buffers, low, high) for name in names}
-        found += [
-            DocumentOrigin(str(name), int(position), None if id is None else str(id))
-            for name, position, id in zip(
-                columns["file"], columns["position"], columns["id"], strict=True
+    def external_shards(self, url: str, column: str, dtype: str | None) -> Iterator[ExternalShard]:
+        for name in storage.list_files(url):
+            if not name.endswith(ENDINGS):
+                continue
+            where = storage.join(url, name)
+            size = storage.size(where)
+            with located(where):
+                kind = id_type(partial(storage.read, where), size, column)
+            yield ExternalShard(
+                name=name, size=size, dtype=kind, details={"column": column, "file": name}
             )
-        ]
-    return found
 
 
 def id_type(read: Reader, size: int, column: str) -> str:
@@ -305,3 +335,6 @@ class _Table:
         start = at + struct.unpack_from("<I", self.data, at)[0]
         count = struct.unpack_from("<I", self.data, start)[0]
         return [start + 4 + stride * k for k in range(count)]
+
+
+FORMAT = ArrowFormat()

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Sequence
-from typing import BinaryIO
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from ...console.errors import InputError, IntegrityError
-from . import DocumentOrigin, Int64, Reader, ShardDocuments, ShardLayout
+from ..arrays import Int64
+from ..storage import storage
+from .documents import DocumentOrigin
+from .format import ExternalShard, Reader, ShardFormat, ShardLayout
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEAD = len(MAGIC) + 8 + 1 + 2 * 8
@@ -21,22 +23,38 @@ HEAD = len(MAGIC) + 8 + 1 + 2 * 8
 TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 
 
-def write(out: BinaryIO, documents: ShardDocuments) -> None:
-    raise InputError("Megatron's format is read, not written", hint="build as arrow or mds")
+class MegatronFormat(ShardFormat):
+    external_files = ".bin files with an .idx each"
 
+    def layout(
+        self, read: Reader, size: int, *, dtype: str, details: dict[str, object]
+    ) -> ShardLayout:
+        data = zlib.decompress(base64.b64decode(str(details["lengths"])))
+        starts = np.cumsum([0, *np.frombuffer(data, np.int64)], dtype=np.int64)
+        if starts[-1] * np.dtype(dtype).itemsize > size:
+            raise IntegrityError("the .bin file ends before the documents of its .idx do")
+        return ShardLayout(starts, starts[[0, -1]], np.zeros(1, np.int64))
 
-def layout(read: Reader, size: int, *, dtype: str, details: dict[str, object]) -> ShardLayout:
-    data = zlib.decompress(base64.b64decode(str(details["lengths"])))
-    starts = np.cumsum([0, *np.frombuffer(data, np.int64)], dtype=np.int64)
-    if starts[-1] * np.dtype(dtype).itemsize > size:
-        raise IntegrityError("the .bin file ends before the documents of its .idx do")
-    return ShardLayout(starts, starts[[0, -1]], np.zeros(1, np.int64))
+    def origins(
+        self, read: Reader, size: int, first: int, last: int, *, details: dict[str, object]
+    ) -> list[DocumentOrigin]:
+        return [DocumentOrigin(str(details["file"]), number) for number in range(first, last)]
 
+    def recognises(self, names: Sequence[str]) -> bool:
+        return any(name.endswith(".idx") for name in names)
 
-def origins(
-    read: Reader, size: int, first: int, last: int, *, details: dict[str, object]
-) -> list[DocumentOrigin]:
-    return [DocumentOrigin(str(details["file"]), number) for number in range(first, last)]
+    def external_shards(self, url: str, column: str, dtype: str | None) -> Iterator[ExternalShard]:
+        for name in storage.list_files(url):
+            if not name.endswith(".idx"):
+                continue
+            data = name.removesuffix(".idx") + ".bin"
+            kind, details = details_of(storage.read(storage.join(url, name)), name)
+            yield ExternalShard(
+                name=data,
+                size=storage.size(storage.join(url, data)),
+                dtype=kind,
+                details={**details, "file": data},
+            )
 
 
 def details_of(index: bytes, name: str) -> tuple[str, dict[str, object]]:
@@ -68,3 +86,6 @@ def details_of(index: bytes, name: str) -> tuple[str, dict[str, object]]:
 def _documents(starts: Int64, documents: Sequence[int] | Int64) -> Int64:
     """The lengths of documents, each some sequences."""
     return np.diff(starts[np.asarray(documents)])
+
+
+FORMAT = MegatronFormat()

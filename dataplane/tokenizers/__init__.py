@@ -22,8 +22,8 @@ from ...console.errors import InputError
 from ..storage import storage
 
 if TYPE_CHECKING:
+    from ..arrays import Int64, Tokens
     from ..datasets.manifest import TokenizerInfo
-    from ..shards import Int64, Tokens
 
 TOKENIZERS = {
     "byte": "headrace.dataplane.tokenizers.byte",

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..arrays import Int64
 from ..datasets.manifest import TokenizerInfo
-from ..shards import Int64
 from . import Encoded, Raw, id_type
 
 END = "<|endoftext|>"

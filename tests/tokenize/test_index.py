@@ -119,7 +119,7 @@ def test_without_a_tokenizer_there_is_no_text(tmp_path: Path) -> None:
 def test_what_cannot_be_indexed_is_told(
     tmp_path: Path, run_build: Callable[..., Path], corpus: Path
 ) -> None:
-    with pytest.raises(InputError, match="neither an index"):
+    with pytest.raises(InputError, match="no dataset of a known format"):
         index(IndexConfig(url=str(tmp_path)))
     with pytest.raises(StorageError, match="has a manifest already"):
         index(IndexConfig(url=str(run_build(corpus))))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from ...models.accounting.state import BytesPerParameter, StatePart
     from ...models.parallel.sharding import LocalShard
     from ...models.precision import Precision
     from ..checkpoints.fragments import Fragment
@@ -52,6 +53,14 @@ class DeepSpeedConfig:
 
     def describe(self) -> str:
         return f"DeepSpeed ZeRO-{self.zero}"
+
+    def state_layout(
+        self, precision: Precision, optimizer_bytes: BytesPerParameter, device: str
+    ) -> list[StatePart]:
+        """Return the parts of the state that a rank holds."""
+        from .deepspeed_memory import state_layout
+
+        return state_layout(self.zero, precision, optimizer_bytes, LARGEST_BUCKET[device])
 
     def build(
         self,
@@ -242,8 +251,10 @@ def _partition(objective: Objective, settings: dict[str, Any], parallel: Paralle
 
 
 def _bucket(parts: Mapping[str, LocalShard], device: str) -> int:
+    from .deepspeed_memory import bucket_elements
+
     numel = sum(math.prod(part.local) for part in parts.values())
-    return min(-(-numel // 256) * 256, LARGEST_BUCKET[device])  # DeepSpeed wants an even number
+    return bucket_elements(numel, LARGEST_BUCKET[device])
 
 
 def _import(device: str) -> Any:

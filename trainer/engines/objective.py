@@ -68,7 +68,7 @@ def undecayed(module: nn.Module) -> set[str]:
         _logical(f"{path}.{name}")
         for path, operator in module.named_modules()
         if isinstance(operator, Operator)
-        for name in operator.undecayed
+        for name in operator.no_decay
     }
 
 

@@ -161,7 +161,7 @@ def _join(job: Job) -> Parallel:
 def build_engine(job: Job, parallel: Parallel) -> Engine:
     model = build_meta(job.model)
     model.shard(parallel.axes)
-    model.checkpointing = job.run.recompute
+    model.set_recompute(job.run.recompute)
     objective = Objective(model, job.run.z_loss)
     return build(job.run.engine, objective, job.run.optimizer, job.precision, parallel)
 

@@ -134,7 +134,7 @@ def plan_of(config: EvaluateConfig, trained: AnyPlan) -> Plan:
     from ...console import config as reader
     from ...dataplane.datasets import manifest as manifests
     from ...dataplane.order.plan import Plan as MixturePlan
-    from ...mixtures.planning.resolve import resolve
+    from ...mixtures.planning.resolve_mixture import resolve
     from ...mixtures.spec.mixture import Mixture
 
     if not isinstance(trained, MixturePlan):

@@ -1,4 +1,4 @@
-"""A run as people write it: everything that is neither the mixture nor the model.
+"""Configuration of a run: everything but the mixture and the model.
 
 optimizer: {lr: 1e-3}
 engine: {kind: deepspeed, zero: 1}
@@ -32,41 +32,41 @@ from ..weights.source import InitFrom
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     seed: int = 1
-    """Of the initial weights, and of whatever is random in a step."""
+    """Seed of the initial weights and of random numbers within a step."""
     precision: Annotated[str, NameIn(PRECISIONS, "auto")] = "auto"
-    """bf16: with fp32 masters, moments and sums of gradients. auto: bf16 on GPU, fp32 on CPU."""
+    """bf16 keeps masters, moments and gradient sums in fp32. auto: bf16 on GPU, fp32 on CPU."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     z_loss: float = 0.0
     """Weight of log²Z in the loss, which keeps logits from drifting."""
     init_from: InitFrom | None = None
-    """Weights of a model of the same shape, to begin with."""
+    """Initial weights from a model of the same shape."""
 
     processes: int | None = None
-    """Processes on this machine. Left out: one for each GPU, or one."""
+    """Ranks on this machine. Default: one for each GPU, or one."""
     device: DeviceKind = "auto"
-    """Left at auto: GPUs where there are any, else the CPU."""
+    """auto: GPUs if torch finds any, else the CPU."""
     threads: int | None = None
-    """Threads of each process on CPU. Left out: the machine's cores, shared out."""
+    """Threads of each rank on CPU. Default: the machine's cores divided by its ranks."""
     deterministic: bool = False
-    """Use deterministic kernels on GPU, so that a resume is equal to the bit there as well."""
+    """Use deterministic kernels on GPU, so that a resume is equal to the bit there too."""
     micro_batch_tokens: int = 8192
-    """Tokens that a process computes on at once, at most (one row at least)."""
+    """Maximum tokens of a rank's micro-batch; a micro-batch has at least one row."""
     recompute: Literal["none", "block", "operator"] = "none"
-    """What backward computes again instead of keeping it in memory."""
+    """Activations that the backward pass recomputes instead of keeping them in memory."""
     engine: Annotated[EngineConfig, OneOf(ENGINES, tag="kind")] = field(
         default_factory=DeepSpeedConfig
     )
     layout: LayoutConfig = field(default_factory=LayoutConfig)
     data: DataConfig = field(default_factory=DataConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
-    """When the run saves, and what it keeps."""
+    """When the run saves, and which checkpoints it keeps."""
     evaluate: EvaluateConfig | None = None
-    """The loss on what was held out, at intervals."""
+    """The loss on held-out rows, at intervals."""
     watch: WatchConfig = field(default_factory=WatchConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
-    """The batch job, where `--slurm` asks for one."""
+    """The batch job that `--slurm` submits."""
     synthetic: SyntheticConfig | None = None
-    """Random rows; a run with a mixture has none."""
+    """Synthetic rows, for a run without a mixture."""
 
     def __post_init__(self) -> None:
         for name in ("processes", "threads", "micro_batch_tokens"):
@@ -78,11 +78,11 @@ class RunConfig:
 
 
 DECIDES = ("seed", "precision", "optimizer", "z_loss", "init_from", "synthetic")
-"""What makes another run of it. All else may change from one start to the next."""
+"""Changing any of these defines a new run; everything else may change on resume."""
 
 
 def load(file: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """A run's configuration: a YAML if there is one, and overrides."""
+    """Return the configuration of a YAML, if there is one, with overrides applied."""
     data, lines = reader.read_yaml(file) if file else ({}, {})
     return build(data, overrides, source=str(file) if file else "the run", lines=lines)
 
@@ -98,8 +98,10 @@ def build(
 
 
 def overridable(stored: Data, overrides: Sequence[str]) -> Data:
-    """A stored run, as overrides may change it: it says every option of its engine, none of which
-    another engine has."""
+    """Return a stored run as overrides may change it.
+
+    An override to another engine drops the stored engine's options, which the other does not have.
+    """
     kinds = [word.partition("=")[2] for word in overrides if word.startswith("engine.kind=")]
     if kinds and kinds[-1] != stored["engine"]["kind"]:
         return {**stored, "engine": {}}

@@ -12,7 +12,7 @@ from small_data import random_documents, write_dataset
 
 from headrace.console.errors import IntegrityError, StorageError
 from headrace.dataplane.datasets import manifest as manifests
-from headrace.dataplane.datasets.manifest import CHUNK_BYTES, ChunkHasher
+from headrace.dataplane.datasets.chunks import CHUNK_BYTES, ChunkHasher
 
 
 def test_round_trip_and_totals(dataset: Callable[..., str]) -> None:

@@ -53,7 +53,7 @@ def test_the_layout_is_that_of_the_job_and_not_of_this_machine(tmp_path: Path) -
     found = resolve(ask)
     assert (found.run.device, found.run.precision, found.processes) == ("cuda", "bf16", 16)
     checks.check(found, elsewhere=True)
-    with pytest.raises(LayoutError, match=r"processes=8, and a batch job of 2 × 8 has 16"):
+    with pytest.raises(LayoutError, match=r"processes=8, but a batch job of 2 × 8 has 16"):
         resolve(Request(**{**vars(ask), "overrides": [*words, "processes=8"]}))
 
 
@@ -61,7 +61,7 @@ def test_without_slurm_the_script_is_there_to_be_submitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MissingError, match="no sbatch here"):
+    with pytest.raises(MissingError, match="sbatch is not installed"):
         slurm.submit(tmp_path / "slurm.sh")
 
 

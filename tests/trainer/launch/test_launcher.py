@@ -68,7 +68,7 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path, monkeypatch: pytest.Monke
     script = "os.kill(os.getpid(), 9) if rank else time.sleep(1000)"
     job = launcher(tmp_path, script)
     monkeypatch.setattr(launch, "GRACE", 0.3)
-    with pytest.raises(RunError, match="rank 1 was ended by SIGKILL"):
+    with pytest.raises(RunError, match="rank 1 was killed by SIGKILL"):
         job.run()
     assert all(child.poll() is not None for child in job.children)
 
@@ -134,8 +134,8 @@ time.sleep(1000)
 """
     job = launcher(tmp_path, script, stall=2.0)
     monkeypatch.setattr(launch, "GRACE", 0.3)
-    monkeypatch.setattr(launch, "ANSWER", 3.0)
-    with pytest.raises(RunError, match=r"rank 1 does not even say where") as caught:
+    monkeypatch.setattr(launch, "STACK_TIMEOUT", 3.0)
+    with pytest.raises(RunError, match=r"rank 1 did not write a stack") as caught:
         job.run()
     assert "rank 1, step 3:\n  (it does not answer)" in str(caught.value)
     assert all(child.poll() is not None for child in job.children)

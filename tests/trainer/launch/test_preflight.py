@@ -20,7 +20,7 @@ from headrace.trainer.launch.options import StartOptions
 
 
 def test_layouts_that_do_not_fit(ask: Any) -> None:
-    with pytest.raises(LayoutError, match="updates on 4 rows, fewer than the 5"):
+    with pytest.raises(LayoutError, match="has 4 rows in a step, fewer than the 5"):
         checks.check(ask("processes=5"))
     with pytest.raises(LayoutError, match="does not divide 1 process"):
         checks.check(ask("layout.tp=2"))
@@ -45,7 +45,7 @@ def test_a_folder_that_could_not_be_made_is_known_before_it_is_tried(
     ask: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match=r"cannot write to the run's folder .*is no folder"):
+    with pytest.raises(StorageError, match=r"cannot write to the run's folder .*is not a folder"):
         checks.check_disk(ask(out=tmp_path / "file" / "run"))
     assert not (tmp_path / "run").exists()
 
@@ -54,13 +54,15 @@ def test_all_that_is_wrong_is_told_at_once(ask: Any) -> None:
     found = ask("processes=5", "model.learned_positions=8", "engine.kind=fsdp2", "engine.shard=3")
     with pytest.raises(SeveralErrors) as caught:
         checks.check(found)
-    for part in ("engine.shard=3 does not divide", "the model's table of positions"):
+    for part in ("engine.shard=3 does not divide", "the model's position table"):
         assert part in str(caught.value)
 
 
 def test_rows_longer_than_the_table_of_positions(ask: Any) -> None:
     checks.check(ask("model.learned_positions=16"))
-    with pytest.raises(PlanError, match="rows of 16 tokens, and the model's table") as caught:
+    with pytest.raises(
+        PlanError, match="rows of 16 tokens, and the model's position table"
+    ) as caught:
         checks.check(ask("model.learned_positions=8"))
     assert caught.value.hint is not None and "learned_positions=16" in caught.value.hint
 

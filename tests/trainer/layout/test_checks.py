@@ -27,7 +27,7 @@ def test_what_does_not_divide_is_named_with_the_layouts_that_would_work(every: M
         check(LayoutConfig(tp=8), 8, every, [48, 50])
     told = str(caught.value)
     assert "operators.few: tp=8 does not divide its 4 heads" in told
-    assert "rows of 50 tokens cannot be cut into tp × cp = 8 equal parts" in told
+    assert "rows of 50 tokens do not divide by tp × cp = 8" in told
     assert "layout.tp=2 layout.cp=1" in told, "4 processes would cut a row of 50"
     assert "layout.tp=4" not in told
 
@@ -40,4 +40,4 @@ def test_a_ring_needs_no_heads_for_each_process(every: ModelConfig) -> None:
 
 def test_a_vocabulary_has_an_id_for_each_process() -> None:
     model = load_model_config(FOLDER / "tiny.yaml", ["vocab_size=2", "width=36"])
-    assert any("there are 2 ids" in line for line in problems(LayoutConfig(tp=3), model, [48]))
+    assert any("2 ids are fewer" in line for line in problems(LayoutConfig(tp=3), model, [48]))

@@ -54,7 +54,7 @@ def test_under_another_launcher_its_number_of_processes_counts(
         lambda: ask("processes=2"),
         lambda: resolve.load(first.folder, ["processes=2"]),
     ):
-        with pytest.raises(LayoutError, match="processes=2, and the launcher"):
+        with pytest.raises(LayoutError, match="processes=2, but the launcher"):
             start_it()
     assert ask("processes=4").processes == ask().processes == 4
 
@@ -110,7 +110,7 @@ def test_a_mixture_that_is_not_there_cannot_be_changed(ask: Any) -> None:
 
 
 def test_a_run_needs_rows_of_one_kind(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="needs rows"):
+    with pytest.raises(RunError, match="no source of rows"):
         resolve.resolve(Request(model=TINY, out=str(tmp_path / "run")))
     with pytest.raises(SeveralErrors, match="not both") as caught:
         words = ["synthetic.steps=2"]
@@ -124,5 +124,5 @@ def test_a_batch_job_has_its_own_number_of_processes_and_not_that_of_the_start_b
     folder = saved(ask("processes=2")).folder
     words = ["slurm.nodes=2", "slurm.processes=2"]
     assert resolve.load(folder, words, slurm=True).processes == 4
-    with pytest.raises(LayoutError, match=r"processes=2, and a batch job of 2 × 2 has 4"):
+    with pytest.raises(LayoutError, match=r"processes=2, but a batch job of 2 × 2 has 4"):
         resolve.load(folder, [*words, "processes=2"], slurm=True)
