@@ -161,7 +161,7 @@ def test_each_case_of_the_short_form_is_recorded() -> None:
     for case in choose("short", [], []):
         file = Recording(case.model, "short").load()
         assert case.layout in file.runs, case
-        assert len(file.runs[case.layout]["loss"]) == case.steps("short")
+        assert len(file.runs[case.layout]["loss"]) >= case.steps("short")
         assert file.runs[case.layout]["options"] == case.words(), "renew the recording"
     assert set(LENGTHS) == set(SHORT)
 
