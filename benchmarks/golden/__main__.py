@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -39,13 +40,18 @@ def record(asked: argparse.Namespace) -> int:
             recording = Recording(model, form, asked.recordings)
         recordings[model] = recording
     if asked.missing:
-        cases = [case for case in cases if case.layout not in recordings[case.model].runs]
+        cases = [
+            case
+            for case in cases
+            if recordings[case.model].steps(case) < wanted_steps(case, form, asked.steps)
+        ]
     failed = 0
     with tree_of(asked.a) as tree, workshop(tree, asked.threads) as shop:
         about = {"commit": tree.commit, "circumstances": circumstances(shop)}
         if tree.commit.endswith("+"):
             say("note: the working tree has changes that are not committed")
-        for case, curve, seconds in train(shop, cases, form, asked.jobs):
+        steps = {case: wanted_steps(case, form, asked.steps) for case in cases}
+        for case, curve, seconds in train(shop, steps, asked.jobs):
             recording = recordings[case.model]
             try:
                 if isinstance(curve, GoldenError):
@@ -80,7 +86,11 @@ def against_recordings(asked: argparse.Namespace) -> int:
     with tree_of(None) as tree, workshop(tree, asked.threads) as shop:
         here = circumstances(shop)
         kept = {case: files[case.model].get(case, shop.digest(case)) for case in cases}
-        for case, curve, seconds in train(shop, cases, asked.form, asked.jobs):
+        steps = {
+            case: min(wanted_steps(case, asked.form, asked.steps), len(kept[case].curve.loss))
+            for case in cases
+        }
+        for case, curve, seconds in train(shop, steps, asked.jobs):
             if isinstance(curve, GoldenError):
                 failed.append(case)
                 say(f"FAILED  {case}: {curve}")
@@ -119,6 +129,7 @@ def side_by_side(asked: argparse.Namespace) -> int:
     cases = choose(asked.form, asked.models, asked.layouts)
     for commit in filter(None, (asked.a, asked.b)):
         full_hash(commit)  # before the first is trained
+    steps = {case: wanted_steps(case, asked.form, asked.steps) for case in cases}
     curves: list[dict[Case, Curve | GoldenError]] = []
     names = []
     for commit in (asked.a, asked.b):
@@ -126,7 +137,7 @@ def side_by_side(asked: argparse.Namespace) -> int:
             names.append(f"{commit or 'working tree'} ({tree.commit[:12]})")
             say(f"{names[-1]}")
             curves.append({})
-            for case, curve, seconds in train(shop, cases, asked.form, asked.jobs):
+            for case, curve, seconds in train(shop, steps, asked.jobs):
                 curves[-1][case] = curve
                 ended = "FAILED" if isinstance(curve, GoldenError) else f"loss {curve.loss[-1]}"
                 say(f"  {case}: {seconds:.0f} s, {ended}")
@@ -172,8 +183,12 @@ def workshop(tree: Tree, threads: int) -> Iterator[Workshop]:
         yield shop
 
 
+def wanted_steps(case: Case, form: str, most: int | None) -> int:
+    return min(case.steps(form), most or case.steps(form))
+
+
 def train(
-    shop: Workshop, cases: Iterable[Case], form: str, jobs: int
+    shop: Workshop, steps: dict[Case, int], jobs: int
 ) -> Iterator[tuple[Case, Curve | GoldenError, float]]:
     """Train the cases, several at a time; yield each as it ends, with its seconds."""
 
@@ -181,13 +196,13 @@ def train(
         began = time.monotonic()
         curve: Curve | GoldenError
         try:
-            curve = shop.train(case, case.steps(form))
+            curve = shop.train(case, steps[case])
         except GoldenError as error:
             curve = error
         return case, curve, time.monotonic() - began
 
     with ThreadPoolExecutor(jobs) as pool:
-        waiting = [pool.submit(timed, case) for case in cases]
+        waiting = [pool.submit(timed, case) for case in steps]
         try:
             for done in as_completed(waiting):
                 yield done.result()
@@ -216,13 +231,18 @@ def main(words: list[str] | None = None) -> int:
         command.add_argument(
             "--jobs", type=int, default=os.cpu_count() or 1, help="cases at a time"
         )
+        command.add_argument("--steps", type=int, help="at most")
         command.add_argument("--threads", type=int, default=THREADS, help="of each rank")
         command.add_argument("--recordings", type=Path, default=FOLDER, help="their folder")
         command.add_argument("--a", metavar="COMMIT", help="train the tree of this commit")
         long = {"action": "store_const", "dest": "form"}
         command.add_argument("--long", **long, const="long", help="2,000 steps, not 200")
         if name == "record":
-            command.add_argument("--missing", action="store_true", help="only what is not recorded")
+            command.add_argument(
+                "--missing",
+                action="store_true",
+                help="only what is not recorded, or with fewer steps",
+            )
         else:
             command.add_argument("--b", metavar="COMMIT", help="… beside this one's")
             command.add_argument("--quick", **long, const="quick", help="a few steps, some cases")
@@ -239,4 +259,5 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `train` ends the runs that it started
     sys.exit(main())

@@ -132,7 +132,8 @@ class Workshop:
         curve = read_run(out)
         if len(curve.loss) != steps:
             raise GoldenError(
-                f"{case}: {out} has {len(curve.loss)} steps, not {steps}", "is the disk full?"
+                f"{case}: the run stopped after {len(curve.loss)} steps, not {steps}",
+                "it was interrupted: start the command again",
             )
         return curve
 
