@@ -26,9 +26,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from small_data import plan_of, write_dataset
 
-from headrace.dataplane.loader import Loader
-from headrace.dataplane.plan import Plan
-from headrace.dataplane.rows import RowReader
+from headrace.dataplane.loader.loader import Loader
+from headrace.dataplane.loader.rows import RowReader
+from headrace.dataplane.order.plan import Plan
 
 SEQ_LENS, STEP_TOKENS, STEPS, ROUNDS = (2048, 4096, 8192), 1 << 15, 600, 5
 TURN = 60

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.dataplane.manifest import CHUNK_BYTES
-from headrace.dataplane.permutation import key, permute
-from headrace.dataplane.source_order import Position, SourceOrder
+from headrace.dataplane.datasets.chunks import CHUNK_BYTES
+from headrace.dataplane.order.permutation import key, permute
+from headrace.dataplane.order.source_order import Position, SourceOrder
 
 TOKENS, SEQ_LEN, RESEMBLE = 8_000_000_000, 4096, 4_000_000
 DISTANCES = (1, 64, 4096)

@@ -61,8 +61,8 @@ def _prose(library: Path) -> Iterator[str]:
 
 
 def ours(corpus: str, tokenizer: str, out: str) -> None:
-    from headrace.tokenize.build import BuildConfig, build
-    from headrace.tokenize.engines import EngineConfig
+    from headrace.tokenize.build.build import BuildConfig, build
+    from headrace.tokenize.executors import EngineConfig
 
     build(
         BuildConfig(inputs=(corpus,), out=out, tokenizer=tokenizer, engine=EngineConfig(workers=1))
@@ -161,7 +161,7 @@ def datatrove(corpus: str, tokenizer: str, out: str) -> None:
 WAYS = (ours, tokenizers, mds_writer, litdata, datatrove)
 IMPORTS = {
     # pyarrow imports pandas, where there is one, with its first array
-    "ours": ("tokenizers", "tiktoken", "pandas", "headrace.tokenize.build"),
+    "ours": ("tokenizers", "tiktoken", "pandas", "headrace.tokenize.build.build"),
     "mds_writer": ("tokenizers", "streaming"),
     "litdata": ("tokenizers", "torch", "litdata"),
     "datatrove": ("tokenizers", "datatrove.executor", "datatrove.pipeline.tokens"),
@@ -239,7 +239,7 @@ def check_ids(folder: str) -> None:
     """That the library and we have written the same ids."""
     import numpy as np
 
-    from headrace.dataplane.dataset import Dataset
+    from headrace.dataplane.datasets.dataset import Dataset
 
     theirs = np.fromfile(f"{folder}/out-tokenizers.bin", np.uint16)
     dataset = Dataset(f"{folder}/out-ours")

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.tokenize.build import BuildConfig, build
-from headrace.tokenize.engines import EngineConfig
+from headrace.tokenize.build.build import BuildConfig, build
+from headrace.tokenize.executors import EngineConfig
 from headrace.tokenize.sources import SourceConfig
 
 MEGABYTES, ROUNDS = 200, 5

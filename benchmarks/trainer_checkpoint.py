@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from headrace.trainer.group import INTERRUPTED
+from headrace.trainer.cluster.ranks import INTERRUPTED
 
 RESTART_LIMIT = 30.0
 EVERY, STEPS, STOP = 4, 11, 10

@@ -35,15 +35,17 @@ def stepper(engine: str) -> tuple[int, Callable[[], None]]:
     """The number of parameters, and what takes a step."""
     import torch
 
+    from headrace.models.accounting.count import build_meta
     from headrace.models.config import ModelConfig
-    from headrace.models.count import build_meta
     from headrace.models.model import initial_weights
     from headrace.models.operators import OPTIONS
-    from headrace.trainer import group, optimizer
+    from headrace.models.precision import PRECISIONS
+    from headrace.trainer.cluster import ranks as group
     from headrace.trainer.engines import ENGINES as KNOWN
-    from headrace.trainer.engines import build, give
-    from headrace.trainer.layout import LayoutConfig, join
-    from headrace.trainer.objective import Objective, parameters, undecayed
+    from headrace.trainer.engines import build, give, optimizer
+    from headrace.trainer.engines.objective import Objective, parameters, undecayed
+    from headrace.trainer.layout.config import LayoutConfig
+    from headrace.trainer.layout.groups import join
 
     torch.set_num_threads(1)  # others would be counted while they wait
     operators = {
@@ -82,7 +84,7 @@ def stepper(engine: str) -> tuple[int, Callable[[], None]]:
     else:
         group.initialise("gloo", timedelta(minutes=5))
         parallel = join(LayoutConfig(), "cpu", timedelta(minutes=5))
-        ours = build(KNOWN[engine](), objective, settings, "fp32", parallel)
+        ours = build(KNOWN[engine](), objective, settings, PRECISIONS["fp32"], parallel)
         give(ours, initial_weights(config, 1))
 
         def step() -> None:
@@ -108,7 +110,7 @@ def loader_wait() -> float:
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from small_data import plan_of, random_documents, write_dataset
 
-    from headrace.dataplane.loader import Loader
+    from headrace.dataplane.loader.loader import Loader
 
     with tempfile.TemporaryDirectory() as folder:
         write_dataset(folder, random_documents(0, 2000, longest=2000))

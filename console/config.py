@@ -20,11 +20,12 @@ from typing import Any, TypeVar
 
 from . import yaml_text
 from .errors import ConfigError, Problem, StorageError
-from .explain import OneOf, changed_booleans, line_of, nearest, problems
+from .explain import NameIn, OneOf, changed_booleans, line_of, nearest, problems
 from .yaml_text import Lines, Path, count, dotted
 
 __all__ = [
     "Lines",
+    "NameIn",
     "OneOf",
     "apply_overrides",
     "build",
@@ -53,14 +54,14 @@ def read_yaml(file: str | pathlib.Path) -> tuple[Data, Lines]:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         near = nearest(path.name, [p.name for p in path.parent.glob("*.y*ml")])
-        mend = f"did you mean {path.parent / near}?" if near else "check the path"
-        raise StorageError(f"there is no file {path}", mend=mend) from None
+        hint = f"did you mean {path.parent / near}?" if near else "check the path"
+        raise StorageError(f"there is no file {path}", hint=hint) from None
     except IsADirectoryError:
-        mend = f"name a file in it, such as {path}/NAME.yaml"
-        raise StorageError(f"{path} is a folder, not a YAML file", mend=mend) from None
+        hint = f"name a file in it, such as {path}/NAME.yaml"
+        raise StorageError(f"{path} is a folder, not a YAML file", hint=hint) from None
     except UnicodeDecodeError as error:
         what = f"{path} is not UTF-8 text: byte 0x{error.object[error.start]:02x} at {error.start}"
-        raise StorageError(what, mend="save it as UTF-8") from None
+        raise StorageError(what, hint="save it as UTF-8") from None
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror or error}") from None
     return yaml_text.parse(text, source=str(file))

@@ -31,10 +31,10 @@ EXTRAS = {"ray": "builds on a cluster, `tokenize build --engine ray`"}
 
 @dataclass(frozen=True)
 class Lack:
-    """Something that is not there, and the command that mends it."""
+    """Something that is not there, and the command that fixes it."""
 
     what: str
-    mend: str
+    hint: str
     needed: bool
     """False: headrace works without it."""
 
@@ -87,7 +87,7 @@ def render(report: Report) -> str:
         lacks = [lack for lack in report.missing if lack.needed == needed]
         lines += [title] if lacks else []
         for lack in lacks:
-            lines += [f"  {lack.what}", f"    mend: {lack.mend}"]
+            lines += [f"  {lack.what}", f"    hint: {lack.hint}"]
     if report.ok:
         lines += ["nothing that headrace needs is missing"]
     return "\n".join(lines)
@@ -124,8 +124,8 @@ def _packages(report: Report) -> None:
             report.missing.append(Lack(what, f"pip install 'headrace[{asking[0]}]'", False))
         else:
             has = f"; {version} is installed" if version else ""
-            mend = f"pip install '{need.name}{need.specifier}'"
-            report.missing.append(Lack(f"{need.name}{need.specifier}{has}", mend, True))
+            hint = f"pip install '{need.name}{need.specifier}'"
+            report.missing.append(Lack(f"{need.name}{need.specifier}{has}", hint, True))
 
 
 def _machine(report: Report) -> None:
@@ -138,9 +138,9 @@ def _machine(report: Report) -> None:
         f"{_gigabytes(disk.free)} free of {_gigabytes(disk.total)} in {Path.cwd()}"
     )
     if disk.free < SMALL_DISK:
-        mend = "work in a folder on a larger disk, or free some space"
+        hint = "work in a folder on a larger disk, or free some space"
         report.missing.append(
-            Lack(f"disk: only {_gigabytes(disk.free)} are free here", mend, False)
+            Lack(f"disk: only {_gigabytes(disk.free)} are free here", hint, False)
         )
 
 
@@ -175,10 +175,10 @@ def _devices(report: Report) -> None:
     report.found["gpu"] = "none that torch can use"
     if Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi"):
         if torch.version.cuda is None:
-            mend = "pip install --force-reinstall torch (the ordinary build, not the one for CPU)"
+            hint = "pip install --force-reinstall torch (the ordinary build, not the one for CPU)"
         else:
-            mend = f"install a driver for CUDA {torch.version.cuda}; `nvidia-smi` shows the present"
-        report.missing.append(Lack("an NVIDIA GPU is here, and torch cannot use it", mend, False))
+            hint = f"install a driver for CUDA {torch.version.cuda}; `nvidia-smi` shows the present"
+        report.missing.append(Lack("an NVIDIA GPU is here, and torch cannot use it", hint, False))
 
 
 def _compiler(report: Report) -> None:
@@ -213,8 +213,8 @@ def _credentials(report: Report) -> None:
     report.found["object stores"] = ", ".join(known) or "no credentials"
     if not known:
         what = "credentials for an object store (local datasets need none)"
-        mend = "export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... (or ~/.aws/credentials)"
-        report.missing.append(Lack(what, mend, False))
+        hint = "export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... (or ~/.aws/credentials)"
+        report.missing.append(Lack(what, hint, False))
 
 
 def _choices(report: Report) -> None:
@@ -224,7 +224,7 @@ def _choices(report: Report) -> None:
     import torch
 
     with contextlib.redirect_stderr(io.StringIO()):
-        run = import_module("..trainer.config", __package__).RunConfig()
+        run = import_module("..trainer.run.config", __package__).RunConfig()
         kernels = import_module("..models.kernels", __package__)
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     fused = kernels.KERNELS if cards else ()

@@ -1,4 +1,4 @@
-"""What can go wrong through no fault of ours, each with what, where and how to mend it.
+"""What can go wrong through no fault of ours, each with what, where and how to fix it.
 
     UserError
     ├── MisuseError        a command is given what contradicts itself, or its inputs
@@ -26,15 +26,15 @@ from typing import Any
 
 
 class UserError(Exception):
-    """An error that a person can mend: what happened, where, and what to do about it."""
+    """An error that a person can fix: what happened, where, and what to do about it."""
 
     exit_code = 1
 
-    def __init__(self, what: str, *, where: str | None = None, mend: str | None = None) -> None:
+    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
         super().__init__(what)
         self.what = what
         self.where = where
-        self.mend = mend
+        self.hint = hint
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross process boundaries (workers, executors); keyword arguments do not survive
@@ -45,8 +45,8 @@ class UserError(Exception):
         lines = [self.what]
         if self.where:
             lines.append(f"  where: {self.where}".replace(" \n", "\n", 1))  # or lines of its own
-        if self.mend:
-            lines.append(f"  mend:  {self.mend}")
+        if self.hint:
+            lines.append(f"  hint:  {self.hint}")
         return "\n".join(lines)
 
 
@@ -81,11 +81,11 @@ class Problems(ValueError):
 class ConfigError(UserError):
     """Everything that is wrong with one configuration, reported together."""
 
-    def __init__(self, source: str, problems: Sequence[Problem], *, mend: str | None = None):
+    def __init__(self, source: str, problems: Sequence[Problem], *, hint: str | None = None):
         ordered = sorted(problems, key=lambda problem: problem.line or 0)
         count = "1 problem" if len(ordered) == 1 else f"{len(ordered)} problems"
         what = "\n".join([f"{count} in {source}", *(f"  {problem}" for problem in ordered)])
-        super().__init__(what, mend=mend)
+        super().__init__(what, hint=hint)
         self.source = source
         self.problems = tuple(ordered)
 

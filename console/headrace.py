@@ -6,10 +6,11 @@ The one file that knows all rooms, by their names: each is imported when it is a
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 import click
 
-from .command import Group, group
+from .command import CommandGroup, group
 
 ROOMS = {
     "tokenize": ("..tokenize.cli", "Corpora in, token datasets out."),
@@ -22,7 +23,7 @@ ROOMS = {
 """What each command is, and the module whose `main` it is."""
 
 
-class House(Group):
+class House(CommandGroup):
     """Knows its commands by the table: a list of them needs none of their modules."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -45,6 +46,12 @@ def main() -> None:
 
     Tokenizers write datasets, mixtures plan the stream, the trainer turns it into models.
     """
+    click.get_current_context().obj = find_engine_state
+
+
+def find_engine_state(*arguments: Any) -> Any:
+    """State of an engine, for `headrace models show`: models/ cannot import the engines."""
+    return import_module("..trainer.costs.state", __package__).find_engine_state(*arguments)
 
 
 if __name__ == "__main__":

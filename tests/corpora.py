@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from headrace.dataplane.dataset import Dataset
-from headrace.dataplane.shards import Origin
+from headrace.dataplane.datasets.dataset import Dataset
+from headrace.dataplane.shards.documents import DocumentOrigin
 from headrace.dataplane.tokenizers import load
 from headrace.tokenize import sources
-from headrace.tokenize.engines import EngineConfig
-from headrace.tokenize.inputs import find
-from headrace.tokenize.sources import Problem, SourceConfig, source
+from headrace.tokenize.corpus.inputs import find
+from headrace.tokenize.executors import EngineConfig
+from headrace.tokenize.sources import BadRecord, SourceConfig, source
 
-Found = tuple[list[tuple[int, str, str | None]], list[Problem]]
+Found = tuple[list[tuple[int, str, str | None]], list[BadRecord]]
 
 ONE = EngineConfig(workers=1)
 """The engine of most tests: no processes."""
@@ -57,7 +57,7 @@ def read_file(path: Path, size: int = 1 << 30, **options: Any) -> Found:
     return found, problems
 
 
-def read_dataset(url: str | Path) -> list[tuple[Origin, str, list[int]]]:
+def read_dataset(url: str | Path) -> list[tuple[DocumentOrigin, str, list[int]]]:
     """Every document of a dataset: where it came from, its text, its ids."""
     dataset = Dataset(str(url))
     tokenizer = load(dataset.manifest.tokenizer, str(url))

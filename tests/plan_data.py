@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.dataplane import manifest as manifests
-from headrace.dataplane import storage
-from headrace.dataplane.manifest import Generation, Manifest, TokenizerInfo
-from headrace.dataplane.plan import Plan
-from headrace.dataplane.stream import Stream
+from headrace.dataplane.datasets import manifest as manifests
+from headrace.dataplane.datasets.manifest import Generation, Manifest, TokenizerInfo
+from headrace.dataplane.order.plan import Plan
+from headrace.dataplane.order.stream import Stream
+from headrace.dataplane.storage import storage
 
 
 def write_head(

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from headrace.mixtures.spec import PhaseSpec, Weight
+from headrace.mixtures.spec.mixture import PhaseSpec, Weight
 
 LENGTHS = (8, 16, 32)
 

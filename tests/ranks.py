@@ -21,7 +21,12 @@ from typing import Any
 
 PATIENCE = 300.0
 """Seconds that a rank waits for another."""
-IMPORTED = ["torch._dynamo", "headrace.models.model", "headrace.trainer.restore", "deepspeed"]
+IMPORTED = [
+    "torch._dynamo",
+    "headrace.models.model",
+    "headrace.trainer.launch.restore",
+    "deepspeed",
+]
 """Once, for the ranks of all pools. (torch imports torch._dynamo when a model is first cut.)"""
 
 

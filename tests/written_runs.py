@@ -9,9 +9,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from headrace.trainer import resolve
 from headrace.trainer.folder import RunFolder
-from headrace.trainer.request import Request
+from headrace.trainer.run import resolve
+from headrace.trainer.run.request import Request
 
 TINY = str(Path(__file__).parent / "trainer" / "tiny.yaml")
 VOID = {"meta", "link", "br", "hr", "img", "input"}

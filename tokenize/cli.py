@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from ..console import command
+from ..dataplane.shards import FORMATS, writable_formats
 from . import options
 
 
@@ -50,8 +51,10 @@ def train(as_json: bool, **values: Any) -> None:
 @main.command()
 @click.argument("inputs", nargs=-1, required=True)
 @click.option("--out", required=True, metavar="URL", help="Where the dataset goes.")
-@click.option("--format", type=click.Choice(["arrow", "mds"]), default="arrow", show_default=True)
-@click.option("--compression", metavar="zstd[:LEVEL]", help="MDS only.")
+@click.option("--format", type=click.Choice(writable_formats()), default="arrow", show_default=True)
+@click.option(
+    "--compression", metavar="zstd[:LEVEL]", help="For formats that can be compressed (mds)."
+)
 @click.option("--shard-size", default="64Mi", show_default=True, help="Bytes of tokens.")
 @click.option("--split", multiple=True, metavar="NAME=SHARE", help="Hold documents out.")
 @click.option("--shuffle", type=int, metavar="SEED", help="Shuffle documents across the build.")
@@ -64,7 +67,7 @@ def train(as_json: bool, **values: Any) -> None:
 @command.json_option
 def build(as_json: bool, **values: Any) -> None:
     """Build a dataset, or add files to it."""
-    from .build import build as run
+    from .build.build import build as run
 
     config = options.build_config(values)
     made = run(config)
@@ -79,9 +82,9 @@ def build(as_json: bool, **values: Any) -> None:
 
 @main.command()
 @click.argument("url")
-@click.option("--format", type=click.Choice(["auto", "mds", "arrow", "megatron"]), default="auto")
-@click.option("--column", help="mds, arrow: what holds the ids (tokens).")
-@click.option("--dtype", help="mds: the ids' type, where the column does not tell it.")
+@click.option("--format", type=click.Choice(["auto", *FORMATS]), default="auto")
+@click.option("--column", help="Column that holds the ids, in formats with columns (tokens).")
+@click.option("--dtype", help="Type of the ids, where the format does not record it.")
 @click.option("--tokenizer", metavar="byte|FILE", help="So that ids can be shown as text.")
 @click.option("--end-of-document", metavar="TOKEN", help="FILE: what ends every document.")
 @click.option("--end-id", metavar="ID|none", help="The same as an id; none: nothing does.")
@@ -162,8 +165,8 @@ def inspect(url: str, number: int | None, documents: int, as_json: bool) -> None
 def verify(url: str, as_json: bool, **values: Any) -> None:
     """Check every byte and every count of a dataset."""
     from ..console.errors import IntegrityError
-    from ..dataplane import manifest
-    from .engines import EngineConfig
+    from ..dataplane.datasets import manifest
+    from .executors import EngineConfig
     from .verify import Damage, describe
     from .verify import verify as run
 
@@ -179,7 +182,7 @@ def verify(url: str, as_json: bool, **values: Any) -> None:
     if damage:
         raise IntegrityError(
             describe(url, damage),
-            mend=("remove these files and run the build's command again: only their tasks are run"),
+            hint=("remove these files and run the build's command again: only their tasks are run"),
         )
     command.say(f"{url} is whole")
 

@@ -17,14 +17,14 @@ import numpy as np
 
 from ..console.errors import InputError
 from ..console.progress import Progress, as_bytes
-from ..dataplane.shards import Int64
-from . import engines
-from .build import BuildConfig, cut, job_of, load_tokenizer
-from .inputs import find
-from .job import Job
-from .records import Record
+from ..dataplane.arrays import Int64
+from . import executors as engines
+from .build.build import BuildConfig, cut, job_of, load_tokenizer
+from .build.settings import BuildJob
+from .build.task_state import Record
+from .build.tasks import BuildTask, Task
+from .corpus.inputs import find
 from .sources import Texts
-from .tasks import BuildTask, Task
 
 BUCKETS = 40
 """Of the histogram: documents of [2^k, 2^(k+1)) tokens."""
@@ -105,7 +105,7 @@ def student(freedom: int) -> float:
 
 @dataclass(frozen=True)
 class CountTask:
-    job: Job
+    job: BuildJob
     share: float
 
     def __call__(self, task: Task) -> Iterator[Counts]:
@@ -178,7 +178,7 @@ def count(config: BuildConfig, share: float = 1.0) -> Counts:
         raise InputError(
             f"the sample holds {total.sampled} of {total.pieces:,} pieces of text: too few to "
             "estimate from",
-            mend="take a larger share with --sample",
+            hint="take a larger share with --sample",
         )
     return total
 

@@ -17,15 +17,18 @@ from typing import Literal
 from ..console.errors import InputError, MisuseError, StorageError
 from ..console.log import get_logger
 from ..console.progress import Progress
-from ..dataplane import manifest, storage
-from ..dataplane.manifest import Manifest, Shard, TokenizerInfo
+from ..dataplane.datasets import manifest
+from ..dataplane.datasets.manifest import Manifest, Shard, TokenizerInfo
+from ..dataplane.shards import FORMATS, shard_format
+from ..dataplane.storage import storage
+from ..dataplane.storage.faults import located
 from ..dataplane.tokenizers import Tokenizer, bpe
 from ..dataplane.tokenizers.bpe import BpeConfig
 from ..dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
-from . import engines
-from .contents import Contents, contents, hash_of, read_shard
-from .engines import EngineConfig
-from .foreign import MEANT_FOR, format_of, named, shards_of
+from . import executors as engines
+from .executors import EngineConfig
+from .external import format_of, shards_of
+from .read_shard import Contents, contents, hash_of, read_shard
 
 log = get_logger(__name__)
 
@@ -34,9 +37,10 @@ log = get_logger(__name__)
 class IndexConfig:
     url: str
     """The folder of the dataset."""
-    format: Literal["auto", "mds", "arrow", "megatron"] = "auto"
+    format: str = "auto"
+    """A name in dataplane.shards.FORMATS; auto: by the files in the folder."""
     column: str | None = None
-    """MDS, Arrow: the column that holds the ids; None: `tokens`."""
+    """The column that holds the ids, in formats with columns (mds, arrow); None: `tokens`."""
     dtype: str | None = None
     """The type of the ids, where the format does not tell it (MDS columns of bytes)."""
     tokenizer: str | None = None
@@ -48,6 +52,8 @@ class IndexConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
+        if self.format not in ("auto", *FORMATS):
+            raise ValueError(f"format is `{self.format}`, not auto, {', '.join(FORMATS)}")
         if self.end_of_document is not None and self.tokenizer in (None, "byte"):
             raise ValueError("end_of_document needs a tokenizer's JSON file")
         if self.end_of_document is not None and self.end_id is not None:
@@ -82,14 +88,14 @@ class IndexTask:
         number, shard = item
         data = read_shard(self.url, shard)
         chunks, digest = hash_of(data)
-        with named(storage.join(self.url, shard.name)):
+        with located(storage.join(self.url, shard.name)):
             held = contents(data, self.format, self.dtype, shard.details)
         stored = shard.stored_name
         if self.end is not None and (others := held.ends - {self.end}):
             raise InputError(
                 f"a document of {shard.name} ends with the id {min(others)}, not with {self.end}",
                 where=self.url,
-                mend="give the id that does end its documents, or --end-id none",
+                hint="give the id that does end its documents, or --end-id none",
             )
         if stored is not None:
             packed = storage.read(storage.join(self.url, stored))
@@ -114,14 +120,15 @@ def index(config: IndexConfig) -> Manifest:
     if storage.exists(storage.join(url, manifest.NAME)):
         raise StorageError(
             f"{url} has a manifest already",
-            mend="`tokenize inspect` shows it; remove manifest.json to index the folder again",
+            hint="`tokenize inspect` shows it; remove manifest.json to index the folder again",
         )
     format = format_of(url) if config.format == "auto" else config.format
-    for name, formats in MEANT_FOR.items():
-        if getattr(config, name) is not None and format not in formats:
+    for name in ("column", "dtype"):
+        if getattr(config, name) is not None and name not in shard_format(format).index_options:
+            formats = [known for known in FORMATS if name in shard_format(known).index_options]
             raise MisuseError(
                 f"--{name} is for {' and '.join(formats)}, and {url} is {format}, which tells it",
-                mend=f"leave --{name} out",
+                hint=f"leave --{name} out",
             )
     shards, dtype = shards_of(url, format, config.name, config.dtype)
     tokenizer = _tokenizer(config)
@@ -177,7 +184,7 @@ def _info(
         raise InputError(
             f"the dataset holds the id {largest}, and {config.tokenizer} has "
             f"{tokenizer.info.vocab_size} ids",
-            mend="name the tokenizer that it was made with",
+            hint="name the tokenizer that it was made with",
         )
     info = TokenizerInfo(
         kind="unknown",

@@ -8,9 +8,10 @@ import numpy as np
 
 from ..console.errors import InputError
 from ..console.progress import as_bytes, human
-from ..dataplane import manifest, tokenizers
-from ..dataplane.dataset import Dataset
-from ..dataplane.shards import Origin
+from ..dataplane import tokenizers
+from ..dataplane.datasets import manifest
+from ..dataplane.datasets.dataset import Dataset
+from ..dataplane.shards.documents import DocumentOrigin
 
 
 def summary(url: str) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def _end(id: int | None) -> str:
     return "documents have no known end" if id is None else f"documents end with {id}"
 
 
-def document(url: str, number: int) -> tuple[Origin, list[int]]:
+def document(url: str, number: int) -> tuple[DocumentOrigin, list[int]]:
     """Where the document `number` of a dataset came from, and its ids."""
     dataset = Dataset(url)
     total = int(dataset.shard_documents[-1])

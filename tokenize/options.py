@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from .build import BuildConfig
+    from .build.build import BuildConfig
 
 T = TypeVar("T")
 
@@ -130,7 +130,7 @@ def checked(kind: type[T], data: dict[str, Any]) -> T:
     try:
         return build(kind, data, source="the command line")
     except ConfigError as error:
-        raise MisuseError(error.what, mend=error.mend) from None
+        raise MisuseError(error.what, hint=error.hint) from None
 
 
 def _unescaped(option: str, text: str) -> str:
@@ -148,7 +148,7 @@ def _unescaped(option: str, text: str) -> str:
 
 def build_config(values: dict[str, Any]) -> BuildConfig:
     """What `build` is asked; `count` knows fewer options."""
-    from .build import BuildConfig
+    from .build.build import BuildConfig
 
     splits = _splits(values.pop("split", ()))
     if "shard_size" in values:
@@ -164,7 +164,7 @@ def build_config(values: dict[str, Any]) -> BuildConfig:
 
 
 def _splits(words: tuple[str, ...]) -> dict[str, float]:
-    from .build import check_splits
+    from .build.build import check_splits
 
     splits: dict[str, float] = {}
     for word in words:

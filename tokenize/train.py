@@ -11,11 +11,11 @@ from typing import Any, Literal
 from ..console.errors import InputError, MisuseError
 from ..console.log import get_logger
 from ..console.progress import Progress, as_bytes
-from ..dataplane import storage
+from ..dataplane.storage import storage
 from ..dataplane.tokenizers.byte import END
-from .inputs import find
-from .reading import Reader
-from .records import Record
+from .build.task_state import Record
+from .corpus.documents import Reader
+from .corpus.inputs import find
 from .sources import File, SourceConfig, cut
 
 log = get_logger(__name__)
@@ -56,7 +56,7 @@ class TrainConfig:
 def train(config: TrainConfig) -> Any:
     """Train a tokenizer, save it, and return it (a `tokenizers.Tokenizer`)."""
     if storage.is_local(config.out) and storage.local_path(config.out).is_dir():
-        raise MisuseError(f"{config.out} is a folder", mend="name a file in it: --out …/bpe.json")
+        raise MisuseError(f"{config.out} is a folder", hint="name a file in it: --out …/bpe.json")
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer: Any = Tokenizer(models.BPE())

@@ -31,8 +31,8 @@ import click
 from ..console import command
 from ..console.errors import RunError, StorageError
 from ..console.progress import duration
-from . import lines
-from .group import INTERRUPTED
+from ..dataplane.runlog import writer as lines
+from .cluster.ranks import INTERRUPTED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,7 +67,7 @@ class Demo:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(
-                f"cannot make {self.folder}: {error.strerror}", mend="choose another --out"
+                f"cannot make {self.folder}: {error.strerror}", hint="choose another --out"
             ) from None
         command.say(f"in {self.folder}, with the commands of {Path(sys.executable).parent}")
         self.collect()
@@ -162,7 +162,7 @@ class Demo:
             raise RunError(
                 f"`{shlex.join(words)}` ended with exit code {code}",
                 where=str(self.folder),
-                mend="its own message stands above; the same command goes on from there",
+                hint="its own message stands above; the same command goes on from there",
             )
 
 

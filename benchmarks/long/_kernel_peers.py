@@ -14,23 +14,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.models.convolution import causal_convolution
-from headrace.models.gated_convolution import gated_convolution, gated_input, gated_modal
-from headrace.models.gated_scan import gated_scan
-from headrace.models.kernels import (
-    fft_convolution,
-    gated_rms_norm,
-    linear_cross_entropy,
-    rms_norm,
-)
+from headrace.models.kernels import fft_convolution, gated_rms_norm, linear_cross_entropy, rms_norm
 from headrace.models.kernels import ssd as ssd_kernel
 from headrace.models.kernels.choice import Kernel
+from headrace.models.layers.convolution import causal_convolution
+from headrace.models.layers.gated_convolution import gated_convolution, gated_input, gated_modal
+from headrace.models.layers.gated_scan import gated_scan
+from headrace.models.layers.norms import GatedRMSNorm, RMSNorm
+from headrace.models.layers.rope import Rope, plain, rotate, rotation
+from headrace.models.layers.scan import ssd
 from headrace.models.loss import cross_entropy
-from headrace.models.norms import GatedRMSNorm, RMSNorm
 from headrace.models.operators.mlp import gated
 from headrace.models.precision import widen
-from headrace.models.rope import Rope, plain, rotate, rotation
-from headrace.models.scan import ssd
 
 Passes = Callable[..., Any]
 

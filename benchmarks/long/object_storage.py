@@ -26,13 +26,13 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from small_data import plan_of, write_dataset
 from swift import Swift, install
 
-from headrace.dataplane import remote, storage
-from headrace.dataplane.cache import Cache
-from headrace.dataplane.dataset import Dataset
-from headrace.dataplane.loader import Loader
-from headrace.dataplane.manifest import CHUNK_BYTES
-from headrace.dataplane.plan import Plan
-from headrace.dataplane.rows import RowReader
+from headrace.dataplane.datasets.cache import Cache
+from headrace.dataplane.datasets.chunks import CHUNK_BYTES
+from headrace.dataplane.datasets.dataset import Dataset
+from headrace.dataplane.loader.loader import Loader
+from headrace.dataplane.loader.rows import RowReader
+from headrace.dataplane.order.plan import Plan
+from headrace.dataplane.storage import remote, storage
 
 TOKENS, SEQ_LEN, BATCH_ROWS = 160_000_000, 4096, 32
 BOUND = 128 << 20
@@ -41,9 +41,9 @@ FIRST_BATCH = f"""
 import sys, time
 import torch
 started = time.perf_counter()
-from headrace.dataplane.cache import Cache
-from headrace.dataplane.loader import Loader
-from headrace.dataplane.plan import Plan
+from headrace.dataplane.datasets.cache import Cache
+from headrace.dataplane.loader.loader import Loader
+from headrace.dataplane.order.plan import Plan
 plan, cache = Plan.load(sys.argv[1]), Cache(sys.argv[2], max_bytes={BOUND})
 next(iter(Loader(plan, micro_batch={BATCH_ROWS}, cache=cache)))
 print(time.perf_counter() - started)

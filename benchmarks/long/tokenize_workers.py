@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from benchmarks.tokenize_bpe import TRAIN_ON, write_corpus
-from headrace.tokenize.build import BuildConfig, build
-from headrace.tokenize.engines import EngineConfig
+from headrace.tokenize.build.build import BuildConfig, build
+from headrace.tokenize.executors import EngineConfig
 from headrace.tokenize.train import TrainConfig, train
 
 COPIES, ROUNDS = 10, 2

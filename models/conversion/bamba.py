@@ -7,19 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import ModelConfig
-from ..operators import Options
+from ..operators import OperatorOptions
 from ..operators.attention import AttentionOptions
 from ..operators.mamba2 import Mamba2Options
 from ..operators.mlp import GLUOptions
-from .family import (
-    Settings,
-    expect,
-    of_layers,
-    plain_decoder,
-    read_rope,
-    require,
-    write_rope,
-)
+from .family import Settings, expect, of_layers, plain_decoder, read_rope, require, write_rope
 from .llama import attention_rules
 from .mamba import mamba2_rules
 from .rules import Rule, rows, same
@@ -39,7 +31,7 @@ class Bamba:
         width, heads = settings["hidden_size"], settings["num_attention_heads"]
         head_dim = width // heads
         rope = read_rope(settings, turning=0.5)
-        operators: dict[str, Options] = {
+        operators: dict[str, OperatorOptions] = {
             "mamba": Mamba2Options(
                 state_size=settings["mamba_d_state"],
                 head_dim=settings["mamba_expand"] * width // settings["mamba_n_heads"],

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from ...console.errors import ConfigError, Problem, Problems
 from ..config import ModelConfig
-from ..norms import NormKind
-from ..operators import Options
+from ..layers.norms import NormKind
+from ..layers.rope import Rope
+from ..operators import OperatorOptions
 from ..operators.attention import AttentionOptions
 from ..pattern import parse_pattern
-from ..rope import Rope
 from .rules import Rule
 
 Settings = dict[str, Any]
@@ -78,7 +78,9 @@ def problems_told(file: Path, settings: Mapping[str, Any]) -> Iterator[None]:
     raise ConfigError(str(file), problems)
 
 
-def alike(config: ModelConfig, mixer: type[Options], mlp: type[Options] | None) -> None:
+def alike(
+    config: ModelConfig, mixer: type[OperatorOptions], mlp: type[OperatorOptions] | None
+) -> None:
     """Require that every layer is of one mixer and one MLP, of these kinds."""
     require(
         len({(layer.mixer, layer.mlp, layer.shared) for layer in config.layers}) == 1,
@@ -95,7 +97,7 @@ def alike(config: ModelConfig, mixer: type[Options], mlp: type[Options] | None) 
 
 
 def of_layers(
-    names: Sequence[str], operators: Mapping[str, Options], *, mlp: str | None = None
+    names: Sequence[str], operators: Mapping[str, OperatorOptions], *, mlp: str | None = None
 ) -> dict[str, Any]:
     """The pattern of layers that are named one by one, and the operators that they need."""
     pattern = f"[{', '.join(names)}]"

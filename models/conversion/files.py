@@ -31,7 +31,7 @@ def read_safetensors(folder: Path) -> Weights:
     if index.exists():
         places = read_json(index).get("weight_map")
         if not isinstance(places, dict):
-            raise StorageError(f"{index} has no `weight_map`", mend=WHOLE)
+            raise StorageError(f"{index} has no `weight_map`", hint=WHOLE)
         files = sorted(set(places.values()))
     shapes: dict[str, Sequence[int]] = {}
     opened: dict[str, Any] = {}
@@ -39,7 +39,7 @@ def read_safetensors(folder: Path) -> Weights:
         try:
             handle: Any = safe_open(folder / file, framework="pt")
         except (OSError, SafetensorError) as error:
-            raise StorageError(f"cannot read {folder / file}: {error}", mend=WHOLE) from None
+            raise StorageError(f"cannot read {folder / file}: {error}", hint=WHOLE) from None
         for name in handle.keys():  # noqa: SIM118 - it is no mapping
             shapes[name] = handle.get_slice(name).get_shape()
             opened[name] = handle
@@ -90,7 +90,7 @@ def write_safetensors(
 def staged(folder: Path) -> Iterator[Path]:
     """A folder beside this one, to write into. It takes the name at the end, whole."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise StorageError(f"{folder} is there already", mend="name a new folder")
+        raise StorageError(f"{folder} is there already", hint="name a new folder")
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was killed
@@ -107,9 +107,9 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise StorageError(f"cannot read {file}: {error}", mend=WHOLE) from None
+        raise StorageError(f"cannot read {file}: {error}", hint=WHOLE) from None
     if not isinstance(data, dict):
-        raise StorageError(f"{file} is not a JSON object", mend=WHOLE)
+        raise StorageError(f"{file} is not a JSON object", hint=WHOLE)
     return data
 
 

@@ -33,7 +33,7 @@ TOKENIZER_FILES = (
 
 
 @dataclass(frozen=True)
-class Format:
+class FolderFormat:
     """One way to keep a model in a folder."""
 
     mark: str
@@ -44,9 +44,9 @@ class Format:
 
 
 FORMATS = {
-    "headrace": Format(native.CONFIG, native.read, native.write),
-    "huggingface": Format(huggingface.CONFIG, huggingface.read, huggingface.write),
-    "vortex": Format(vortex.CONFIG, vortex.read, vortex.write),
+    "headrace": FolderFormat(native.CONFIG, native.read, native.write),
+    "huggingface": FolderFormat(huggingface.CONFIG, huggingface.read, huggingface.write),
+    "vortex": FolderFormat(vortex.CONFIG, vortex.read, vortex.write),
 }
 
 
@@ -74,7 +74,7 @@ def write_model(
     if tokenizer is not None and not tokenizer_files(tokenizer):
         raise StorageError(
             f"there is no tokenizer in {tokenizer}",
-            mend=f"name a folder that holds {', '.join(TOKENIZER_FILES[:2])} or the like",
+            hint=f"name a folder that holds {', '.join(TOKENIZER_FILES[:2])} or the like",
         )
     held = tensors if isinstance(tensors, Weights) else Weights.held(tensors)
     fitting = native.fitting(config, held, source="the model")
@@ -101,7 +101,7 @@ def format_of(folder: Path) -> str:
     marks = ", ".join(f"{format.mark} ({name})" for name, format in FORMATS.items())
     if not found:
         what = "holds no model" if folder.is_dir() else "is no folder"
-        raise StorageError(f"{folder} {what}", mend=f"name a folder with one of {marks}")
+        raise StorageError(f"{folder} {what}", hint=f"name a folder with one of {marks}")
     if len(found) > 1:
         raise UserError(f"{folder} holds several models: {', '.join(found)}")
     return found[0]

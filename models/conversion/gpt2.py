@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import ModelConfig
-from ..initialise import InitConfig
+from ..initializers import InitConfig
 from ..operators.attention import AttentionOptions
 from ..operators.mlp import MLPOptions
 from .family import Settings, alike, expect, one_norm, require

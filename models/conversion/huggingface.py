@@ -62,5 +62,5 @@ def suitable(config: ModelConfig) -> tuple[str, dict[str, Any]]:
     listed = "\n  ".join(reasons)
     raise CheckpointError(
         f"no family of transformers can say this model\n  {listed}",
-        mend="write our own format (--format headrace), or change the model",
+        hint="write our own format (--format headrace), or change the model",
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig
-from ..operators import Options
+from ..operators import OperatorOptions
 from ..operators.attention import AttentionOptions
 from ..operators.mlp import GLUOptions
 from ..operators.moe import MoEOptions
@@ -127,7 +127,7 @@ def join_experts(matrices: Any) -> Tensor:
 
 
 def decoder(
-    settings: Mapping[str, Any], name: str, mlp: Options, *, bias: bool, window: int | None
+    settings: Mapping[str, Any], name: str, mlp: OperatorOptions, *, bias: bool, window: int | None
 ) -> ModelConfig:
     heads = settings["num_attention_heads"]
     width = settings["hidden_size"]

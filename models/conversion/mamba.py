@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import ModelConfig
-from ..initialise import InitConfig
-from ..operators import Options
+from ..initializers import InitConfig
+from ..operators import OperatorOptions
 from ..operators.mamba1 import Mamba1Options
 from ..operators.mamba2 import Mamba2Options
 from .family import Settings, alike, expect, plain_decoder, require
@@ -119,7 +119,7 @@ class Mamba2:
         return result
 
 
-def mamba2_rules(ours: str, theirs: str, options: Options) -> list[Rule]:
+def mamba2_rules(ours: str, theirs: str, options: OperatorOptions) -> list[Rule]:
     assert isinstance(options, Mamba2Options)
     result = conv_rules(ours, theirs)
     for name in ("A_log", "D", "dt_bias"):
@@ -142,7 +142,7 @@ def one_head(ours: str, theirs: str) -> Rule:
     return shaped(ours, theirs, lambda t: t.squeeze(0), lambda t: t.unsqueeze(0))
 
 
-def backbone(settings: Mapping[str, Any], options: Options) -> ModelConfig:
+def backbone(settings: Mapping[str, Any], options: OperatorOptions) -> ModelConfig:
     return ModelConfig(
         vocab_size=settings["vocab_size"],
         width=settings["hidden_size"],

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ...console.errors import CheckpointError
+from ..accounting.count import build_meta
 from ..config import ModelConfig
-from ..count import build_meta
 from ..weights import Weights
 
 Tensors = Mapping[str, Tensor]

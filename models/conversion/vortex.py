@@ -24,7 +24,7 @@ from torch import Tensor
 from ...console import config as reader
 from ...console.errors import CheckpointError, ConfigError, Problem, StorageError
 from ..config import ModelConfig
-from ..operators import Options
+from ..operators import OperatorOptions
 from ..operators.attention import AttentionOptions
 from ..operators.hyena_li import HyenaLIOptions
 from ..operators.hyena_mr import HyenaMROptions, decayed
@@ -110,7 +110,7 @@ def check_frequencies(config: ModelConfig, theirs: Weights, folder: Path) -> Non
             base = float(kept[-1]) ** (-len(kept) / (len(kept) - 1))
             what = f"{name} in {WEIGHTS} has the frequencies of a base of about {base:.3g}"
             problem = Problem("rotary_emb_base", what)
-            raise ConfigError(str(folder / CONFIG), [problem], mend="correct the base")
+            raise ConfigError(str(folder / CONFIG), [problem], hint="correct the base")
 
 
 def read_weights(file: Path) -> Weights:
@@ -119,13 +119,13 @@ def read_weights(file: Path) -> Weights:
 
     if file.exists() and not zipfile.is_zipfile(file):
         raise StorageError(
-            f"{file} is not a file that torch.save has written, or is damaged", mend=AGAIN
+            f"{file} is not a file that torch.save has written, or is damaged", hint=AGAIN
         )
     try:
         with torch.serialization.safe_globals([io.BytesIO]):
             loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-        raise StorageError(f"cannot read {file}: {error}", mend=AGAIN) from None
+        raise StorageError(f"cannot read {file}: {error}", hint=AGAIN) from None
     tensors = {name: tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
     return Weights.held(tensors)
 
@@ -173,7 +173,7 @@ def attention_rules(ours: str, theirs: str, options: AttentionOptions) -> list[R
     return result
 
 
-def hyena_rules(ours: str, theirs: str, options: Options) -> list[Rule]:
+def hyena_rules(ours: str, theirs: str, options: OperatorOptions) -> list[Rule]:
     assert isinstance(options, (HyenaSEOptions, HyenaMROptions, HyenaLIOptions))
     result = []
     for kind in ("weight", "bias") if options.qkv_bias else ("weight",):

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import ModelConfig
-from ..initialise import InitConfig
-from ..operators import Options
+from ..initializers import InitConfig
+from ..layers.rope import Rope
+from ..operators import OperatorOptions
 from ..operators.attention import AttentionOptions
 from ..operators.hyena_li import HyenaLIOptions
 from ..operators.hyena_mr import HyenaMROptions
 from ..operators.hyena_se import HyenaSEOptions
 from ..operators.mlp import GLUOptions
-from ..rope import Rope
 from .family import Settings, expect, of_layers, one_norm, require
 
 SORTS = {"hcs": "se", "hcm": "mr", "hcl": "li", "attn": "attention"}
@@ -48,7 +48,7 @@ def read_config(settings: Mapping[str, Any]) -> ModelConfig:
         "qkv_bias": settings["qkv_proj_bias"],
         "output_bias": settings["hyena_out_proj_bias"],
     }
-    operators: dict[str, Options] = {
+    operators: dict[str, OperatorOptions] = {
         "se": HyenaSEOptions(
             groups=settings["hcs_filter_groups"], taps=settings["hcs_filter_length"], **common
         ),
@@ -100,7 +100,7 @@ def write_config(config: ModelConfig) -> Settings:
     fused = config.norm == "rms"  # the fused norm has eps below the root
     one_norm(config, "rms" if fused else "rms-eps-outside")
     require(config.learned_positions is None, "it has learned positions")
-    kinds: dict[type[Options], Any] = {}
+    kinds: dict[type[OperatorOptions], Any] = {}
     sorts: dict[str, list[int]] = {name: [] for name in SORTS}
     wanted = {
         HyenaSEOptions: "hcs",

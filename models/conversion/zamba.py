@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..config import ModelConfig
-from ..operators import Options
+from ..layers.rope import Rope
+from ..operators import OperatorOptions
 from ..operators.mamba1 import Mamba1Options
 from ..operators.mamba2 import Mamba2Options
 from ..operators.zamba import ZambaBlockOptions
-from ..rope import Rope
 from .family import Settings, expect, of_layers, plain_decoder, read_rope, require
 from .mamba import conv_rules, mamba2_rules
 from .rules import Rule, interleaved, rows, same
@@ -130,7 +130,7 @@ class Zamba2:
         )
         blocks = settings["num_mem_blocks"]
         names = [f"shared{number}" for number in range(blocks)] if blocks > 1 else ["shared"]
-        operators: dict[str, Options] = {"mamba": mamba, **dict.fromkeys(names, block)}
+        operators: dict[str, OperatorOptions] = {"mamba": mamba, **dict.fromkeys(names, block)}
         return hybrid(settings, settings["layers_block_type"], operators, names)
 
     def write(self, config: ModelConfig) -> Settings:
@@ -203,7 +203,7 @@ def call_rules(ours: str, theirs: str, index: int, *, attention: bool) -> list[R
     ]
 
 
-def block_rules(ours: str, theirs: str, options: Options, width: int) -> list[Rule]:
+def block_rules(ours: str, theirs: str, options: OperatorOptions, width: int) -> list[Rule]:
     assert isinstance(options, ZambaBlockOptions)
     qkv = {f"{theirs}.self_attn.{name}_proj.weight": 2 * width for name in "qkv"}
     result = [
@@ -257,7 +257,7 @@ def call_period(config: ModelConfig) -> tuple[int, int]:
 def hybrid(
     settings: Mapping[str, Any],
     types: Sequence[str],
-    operators: dict[str, Options],
+    operators: dict[str, OperatorOptions],
     blocks: Sequence[str],
 ) -> ModelConfig:
     names: list[str] = []
@@ -277,7 +277,9 @@ def block_names(config: ModelConfig) -> list[str]:
     return list(dict.fromkeys(layer.shared for layer in config.layers if layer.shared))
 
 
-def parts_of(config: ModelConfig, kind: type[Options]) -> tuple[Options, list[ZambaBlockOptions]]:
+def parts_of(
+    config: ModelConfig, kind: type[OperatorOptions]
+) -> tuple[OperatorOptions, list[ZambaBlockOptions]]:
     plain_decoder(config)
     mixers = {layer.mixer for layer in config.layers}
     require(len(mixers) == 1, "its mixers differ")

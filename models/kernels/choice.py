@@ -43,7 +43,7 @@ def chosen(kernel: Kernel, name: str, x: Tensor, problem: str | None = None) -> 
     if kernel == "triton":
         raise LayoutError(
             f"the kernel {name} cannot do this: {problem}",
-            mend="`kernel: auto` takes plain torch where the kernel does not reach",
+            hint="`kernel: auto` takes plain torch where the kernel does not reach",
         )
     warnings.warn(f"{name} runs as plain torch: {problem}", RuntimeWarning, stacklevel=3)
     return False

@@ -43,7 +43,7 @@ def op(name: str, **options: Any) -> Callable[[Callable[..., Any]], CustomOpDef]
 def _cannot(name: str, problem: str) -> LayoutError:
     return LayoutError(
         f"the kernel {name} cannot run: {problem}",
-        mend="`kernel: torch` computes the same by plain torch",
+        hint="`kernel: torch` computes the same by plain torch",
     )
 
 

@@ -35,7 +35,7 @@ def show(overrides, as_json):
 @main.command()
 def fail():
     """Fail as a user's mistake fails."""
-    raise StorageError("the disk is full", mend="free some space")
+    raise StorageError("the disk is full", hint="free some space")
 
 @main.command()
 def misuse():
@@ -94,7 +94,7 @@ def test_json_is_one_document_on_stdout(program: Path) -> None:
 def test_a_users_mistake_has_no_traceback(program: Path) -> None:
     result = run(program, "fail")
     assert result.returncode == 1
-    assert result.stderr == "error: the disk is full\n  mend:  free some space\n"
+    assert result.stderr == "error: the disk is full\n  hint:  free some space\n"
     assert result.stdout == ""
 
 

@@ -1,4 +1,4 @@
-"""The doctor: what is there, what will be used, what is missing and how to mend it."""
+"""The doctor: what is there, what will be used, what is missing and how to fix it."""
 
 import importlib.metadata
 import json
@@ -59,7 +59,7 @@ def test_a_package_that_is_missing_fails_with_its_mend(monkeypatch: pytest.Monke
     result = doctor("--json")
     assert result.exit_code == 1
     report = json.loads(result.stdout)
-    needed = {lack["what"]: lack["mend"] for lack in report["missing"] if lack["needed"]}
+    needed = {lack["what"]: lack["hint"] for lack in report["missing"] if lack["needed"]}
     assert needed == {
         "s3fs>=2026": "pip install 's3fs>=2026'",
         "fsspec>=2026; 0.4.2 is installed": "pip install 'fsspec>=2026'",

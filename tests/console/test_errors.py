@@ -1,4 +1,4 @@
-"""Errors say what, where and how to mend it, and survive the way from a worker."""
+"""Errors say what, where and how to fix it, and survive the way from a worker."""
 
 import pickle
 
@@ -25,22 +25,22 @@ KINDS = [
 
 
 def test_what_where_and_mend_stand_on_lines_of_their_own() -> None:
-    error = UserError("the disk is full", where="/data", mend="free some space")
-    assert str(error) == "the disk is full\n  where: /data\n  mend:  free some space"
+    error = UserError("the disk is full", where="/data", hint="free some space")
+    assert str(error) == "the disk is full\n  where: /data\n  hint:  free some space"
     assert str(UserError("the disk is full")) == "the disk is full"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_survives_pickling(kind: type[UserError]) -> None:
-    error = pickle.loads(pickle.dumps(kind("what", where="where", mend="mend")))
+    error = pickle.loads(pickle.dumps(kind("what", where="where", hint="hint")))
     assert type(error) is kind
-    assert (error.what, error.where, error.mend) == ("what", "where", "mend")
-    assert str(error) == str(kind("what", where="where", mend="mend"))
+    assert (error.what, error.where, error.hint) == ("what", "where", "hint")
+    assert str(error) == str(kind("what", where="where", hint="hint"))
     assert error.args == ("what",)
 
 
 def test_a_configuration_error_survives_pickling() -> None:
-    error = ConfigError("run.yaml", [Problem("lr", "is required", 3)], mend="add it")
+    error = ConfigError("run.yaml", [Problem("lr", "is required", 3)], hint="add it")
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is ConfigError
     assert str(copy) == str(error)
@@ -64,11 +64,11 @@ def test_steps_that_do_not_wait_for_each_other_tell_what_is_wrong_at_once() -> N
         raise error
 
     assert together(lambda: 1, lambda: 2) == [1, 2]
-    plan = PlanError("no rows", mend="give some")
+    plan = PlanError("no rows", hint="give some")
     with pytest.raises(PlanError, match="no rows"):
         together(lambda: 1, lambda: fail(plan), lambda: fail(plan))
     with pytest.raises(SeveralErrors) as caught:
         together(lambda: fail(plan), lambda: fail(MisuseError("no word")))
-    assert str(caught.value) == "no rows\n  mend:  give some\nerror: no word"
+    assert str(caught.value) == "no rows\n  hint:  give some\nerror: no word"
     assert caught.value.exit_code == 2
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

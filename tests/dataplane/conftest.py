@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from small_data import plan_of
 
-from headrace.dataplane.plan import Plan
+from headrace.dataplane.order.plan import Plan
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from headrace.models import scan
 from headrace.models.documents import Documents
-from headrace.models.gated_scan import gated_scan
 from headrace.models.kernels.choice import Kernel
 from headrace.models.kernels.ssd import ssd as ssd_kernel
+from headrace.models.layers import scan
+from headrace.models.layers.gated_scan import gated_scan
 
 from .case import KERNEL_AND_TWIN, SHORT, Case, Draw, Inputs, Shape
 

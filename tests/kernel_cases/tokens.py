@@ -13,10 +13,10 @@ from headrace.models.kernels.choice import Kernel
 from headrace.models.kernels.gated_rms_norm import gated_rms_norm
 from headrace.models.kernels.linear_cross_entropy import linear_cross_entropy
 from headrace.models.kernels.rms_norm import add_rms_norm, rms_norm
+from headrace.models.layers.norms import GatedRMSNorm, RMSNorm
+from headrace.models.layers.rope import Rope, rotate, rotation
 from headrace.models.loss import cross_entropy
-from headrace.models.norms import GatedRMSNorm, RMSNorm
 from headrace.models.operators.mlp import Activation, gated
-from headrace.models.rope import Rope, rotate, rotation
 
 from .case import KERNEL_AND_TWIN, Case, Draw, Inputs, Shape
 

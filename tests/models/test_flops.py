@@ -7,17 +7,15 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from headrace.console.errors import LayoutError
-from headrace.models import memory as memory_module
-from headrace.models.config import ModelConfig, load_model_config
-from headrace.models.count import (
+from headrace.models.accounting import memory as memory_module
+from headrace.models.accounting.count import (
     forward_flops_per_token,
     matrix_flops,
     parameters,
     step_flops_per_token,
     training_flops_per_token,
 )
-from headrace.models.loss import cross_entropy
-from headrace.models.memory import (
+from headrace.models.accounting.memory import (
     DTYPES,
     Layout,
     Precision,
@@ -25,8 +23,10 @@ from headrace.models.memory import (
     memory,
     state_bytes,
 )
+from headrace.models.accounting.show import describe
+from headrace.models.config import ModelConfig, load_model_config
+from headrace.models.loss import cross_entropy
 from headrace.models.model import Model
-from headrace.models.show import describe
 
 ROWS, LENGTH = 2, 64
 PRODUCTS_ONLY = {

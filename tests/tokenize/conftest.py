@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from corpora import ONE, texts, write_jsonl
 
-from headrace.tokenize.build import BuildConfig, build
+from headrace.tokenize.build.build import BuildConfig, build
 
 
 @pytest.fixture(autouse=True)

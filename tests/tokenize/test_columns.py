@@ -11,7 +11,7 @@ from corpora import read_file, texts
 
 from headrace.console.errors import InputError
 from headrace.tokenize import sources
-from headrace.tokenize.inputs import find
+from headrace.tokenize.corpus.inputs import find
 from headrace.tokenize.sources import SourceConfig, columns, source
 
 

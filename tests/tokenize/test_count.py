@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.console.errors import InputError
 from headrace.tokenize import count as counting
-from headrace.tokenize.build import BuildConfig
+from headrace.tokenize.build.build import BuildConfig
 from headrace.tokenize.count import PIECE, Counts, as_data, count, describe, student
 
 UNABLE = {

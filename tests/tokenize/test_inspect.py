@@ -7,7 +7,7 @@ import pytest
 from corpora import read_dataset, texts, write_jsonl
 
 from headrace.console.errors import InputError
-from headrace.dataplane import manifest
+from headrace.dataplane.datasets import manifest
 from headrace.tokenize import inspect
 from headrace.tokenize.sources import SourceConfig
 

@@ -20,8 +20,9 @@ from moto.server import ThreadedMotoServer
 from swift import Swift, install
 
 from headrace.console.errors import StorageError
-from headrace.dataplane import manifest, remote, storage
-from headrace.tokenize.build import BuildConfig, build
+from headrace.dataplane.datasets import manifest
+from headrace.dataplane.storage import remote, storage
+from headrace.tokenize.build.build import BuildConfig, build
 
 MOTO = {
     "AWS_ACCESS_KEY_ID": "a",
@@ -206,7 +207,7 @@ def test_credentials_that_expire_and_are_renewed(
     renew()
     with pytest.raises(StorageError, match="the credentials have expired") as caught:
         build(config(str(corpus / "2.jsonl"), "s3://data/again"))
-    assert "run the same command again" in str(caught.value.mend)
+    assert "run the same command again" in str(caught.value.hint)
     renew()
     for name in storage.list_files("s3://data/again/work/claims"):  # could not be taken back
         storage.delete(f"s3://data/again/work/claims/{name}")

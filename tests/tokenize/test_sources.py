@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.tokenize import sources
-from headrace.tokenize.inputs import find
+from headrace.tokenize.corpus.inputs import find
 from headrace.tokenize.sources import SourceConfig, files, source, streams
 
 

@@ -59,7 +59,7 @@ def test_bad_records_are_told_or_left_out(tmp_path: Path, caplog: pytest.LogCapt
     with pytest.raises(InputError, match="no field `text`") as caught:
         taken(path)
     assert caught.value.where == f"{path}, line 2"
-    assert "--on-error skip" in str(caught.value.mend)
+    assert "--on-error skip" in str(caught.value.hint)
     assert taken(path, on_error="skip") == ["one", "three"]
     assert "left out" in caplog.text and "a.jsonl, line 2: missing field" in caplog.text
 

@@ -9,7 +9,7 @@ import pytest
 from corpora import ONE, snapshot
 
 from headrace.console.errors import InputError
-from headrace.dataplane import manifest
+from headrace.dataplane.datasets import manifest
 from headrace.tokenize.verify import verify
 
 Run = Callable[..., Path]
@@ -56,7 +56,7 @@ def test_lost_and_cut_shards_are_found(corpus: Path, run_build: Run) -> None:
 def test_only_the_task_of_a_lost_shard_is_run(
     corpus: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headrace.tokenize import tasks
+    from headrace.tokenize.build import tasks
 
     out = run_build(corpus)
     shard = sorted((out / "shards").iterdir())[0]

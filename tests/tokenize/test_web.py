@@ -20,10 +20,10 @@ import pytest
 from corpora import ONE, read_dataset, texts
 
 from headrace.console.errors import InputError, StorageError
-from headrace.dataplane import remote
-from headrace.tokenize.build import BuildConfig, build
-from headrace.tokenize.fingerprints import fingerprinted
-from headrace.tokenize.inputs import find
+from headrace.dataplane.storage import remote
+from headrace.tokenize.build.build import BuildConfig, build
+from headrace.tokenize.corpus.file_hashes import fingerprinted
+from headrace.tokenize.corpus.inputs import find
 from headrace.tokenize.sources import SourceConfig, files, source
 from headrace.tokenize.sources.web import WebFile
 
@@ -131,7 +131,7 @@ def test_parquet_needs_ranges(web: str) -> None:
     for mode, message in (("plain", "gives no ranges"), ("no-length", "does not tell its size")):
         with pytest.raises(InputError, match=message) as caught:
             read(f"{web}/{mode}/c.parquet")
-        assert "download" in str(caught.value.mend)
+        assert "download" in str(caught.value.hint)
 
 
 def test_an_empty_file(web: str) -> None:

@@ -15,21 +15,23 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from headrace.models.accounting.count import build_meta
 from headrace.models.config import load_model_config
-from headrace.models.count import build_meta
 from headrace.models.documents import Documents
 from headrace.models.model import initial_weights
-from headrace.models.parallel.division import Part
+from headrace.models.parallel.sharding import LocalShard
+from headrace.models.precision import PRECISIONS
 from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.fragments import KINDS
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.engines import ENGINES, build, give
 from headrace.trainer.engines import deepspeed as deepspeed_engine
 from headrace.trainer.engines.engine import Engine
+from headrace.trainer.engines.objective import Objective, parameters
+from headrace.trainer.engines.optimizer import OptimizerConfig
 from headrace.trainer.engines.shares import Shares
-from headrace.trainer.layout import LayoutConfig, Parallel, join
-from headrace.trainer.objective import Objective, parameters
-from headrace.trainer.optimizer import OptimizerConfig
+from headrace.trainer.layout.config import LayoutConfig
+from headrace.trainer.layout.groups import Parallel, join
 
 LR = 1e-2
 PATIENCE = timedelta(minutes=5)
@@ -71,8 +73,8 @@ def make_engine(layout: str, parallel: Parallel, seed: int = 3, model: str = "ti
     optimizer = OptimizerConfig(lr=LR, clip=0.5)
     shape = load_model_config(Path(__file__).with_name(f"{model}.yaml"))
     empty = build_meta(shape)
-    empty.divide(parallel.axes)
-    engine = build(config, Objective(empty, Z_LOSS), optimizer, precision, parallel)  # type: ignore[arg-type]
+    empty.shard(parallel.axes)
+    engine = build(config, Objective(empty, Z_LOSS), optimizer, PRECISIONS[precision], parallel)
     give(engine, initial_weights(shape, seed))
     return engine
 
@@ -142,7 +144,7 @@ def gathered(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
     return whole
 
 
-def numbered(part: Part) -> torch.Tensor:
+def numbered(part: LocalShard) -> torch.Tensor:
     """Where in the whole tensor each element of a part is."""
     return part.take(torch.arange(math.prod(part.shape)).view(part.shape)).flatten()
 
@@ -153,7 +155,7 @@ def oracle(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
 
     mine: dict[str, Any] = {}
     for name, parameter in parameters(engine.objective).items():
-        part = engine.objective.model.parts[name]
+        part = engine.objective.model.local_shards[name]
         for kind in KINDS:
             mine[f"{kind}.{name}"] = (part, _full(engine, parameter, kind, DTensor).clone())
     everyone: list[Any] = [None] * parallel.world
@@ -290,7 +292,7 @@ def load_all(
             assert have.keys() == wanted.keys()
             worst = max(float((have[k].cpu() - wanted[k]).abs().max()) for k in wanted)
             for name, weight in live_weights(engine).items():
-                part = engine.objective.model.parts[name]
+                part = engine.objective.model.local_shards[name]
                 master = part.take(have[f"master.{name}"]).to(weight.dtype)
                 assert torch.equal(weight, master), f"{source} → {target}: {name} is stale"
             # After one step the next source is loaded over other values; a resume has two to show.

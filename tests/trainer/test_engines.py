@@ -7,22 +7,23 @@ from pathlib import Path
 
 import torch
 
+from headrace.models.accounting.count import build_meta
 from headrace.models.config import load_model_config
-from headrace.models.count import build_meta
 from headrace.models.model import initial_weights
+from headrace.models.precision import PRECISIONS
 from headrace.models.weights import Weights
 from headrace.trainer.checkpoints.fragments import masters
 from headrace.trainer.engines import build, give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
-from headrace.trainer.layout import Parallel
-from headrace.trainer.objective import Objective
-from headrace.trainer.optimizer import OptimizerConfig
+from headrace.trainer.engines.objective import Objective
+from headrace.trainer.engines.optimizer import OptimizerConfig
+from headrace.trainer.layout.groups import Parallel
 
 
 def test_whole_tensors_pass_one_at_a_time(parallel: Parallel) -> None:
     """A process that has a part of a model must never hold all of it."""
     model = build_meta(load_model_config(Path(__file__).with_name("tiny.yaml")))
-    engine = build(Fsdp2Config(), Objective(model), OptimizerConfig(), "fp32", parallel)
+    engine = build(Fsdp2Config(), Objective(model), OptimizerConfig(), PRECISIONS["fp32"], parallel)
     drawn = initial_weights(model.config, 3)
     alive: list[weakref.ref[torch.Tensor]] = []
 

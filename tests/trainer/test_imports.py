@@ -1,4 +1,4 @@
-"""The step loop with FSDP2 and random rows needs torch and what torch itself needs: no more."""
+"""The step loop with FSDP2 and synthetic rows needs torch and its own dependencies alone."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ OF_TORCH = "torch torchgen functorch sympy mpmath networkx jinja2 markupsafe fil
 SCRIPT = """
 from datetime import timedelta
 from headrace.models.config import ModelConfig
-from headrace.models.count import build_meta
+from headrace.models.accounting.count import build_meta
 from headrace.models.model import initial_weights
 from headrace.models.operators import OPTIONS
-from headrace.trainer import group
+from headrace.models.precision import PRECISIONS
+from headrace.trainer.cluster import ranks as group
 from headrace.trainer.checkpoints.store import RunState
-from headrace.trainer.config import SyntheticConfig
+from headrace.trainer.loop.synthetic import SyntheticConfig
 from headrace.trainer.engines import build, give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
-from headrace.trainer.layout import LayoutConfig, join
-from headrace.trainer.loop import Loop, Options
-from headrace.trainer.objective import Objective
-from headrace.trainer.optimizer import OptimizerConfig
-from headrace.trainer.records import Silent
-from headrace.trainer.synthetic import SyntheticLoader, SyntheticPlan
+from headrace.trainer.layout.config import LayoutConfig
+from headrace.trainer.layout.groups import join
+from headrace.trainer.loop.loop import Loop, LoopOptions
+from headrace.trainer.engines.objective import Objective
+from headrace.trainer.engines.optimizer import OptimizerConfig
+from headrace.trainer.record.steps import NullRecorder
+from headrace.trainer.loop.synthetic import SyntheticLoader, SyntheticPlan
 
 minute = timedelta(minutes=1)
 group.initialise("gloo", minute)
@@ -37,13 +39,13 @@ parallel = join(LayoutConfig(), "cpu", minute)
 operators = {"a": OPTIONS["attention"](heads=2), "g": OPTIONS["glu"](hidden=32)}
 config = ModelConfig(vocab_size=64, width=32, pattern="[a]*2", mlp="g", operators=operators)
 objective = Objective(build_meta(config))
-engine = build(Fsdp2Config(), objective, OptimizerConfig(), "fp32", parallel)
+engine = build(Fsdp2Config(), objective, OptimizerConfig(), PRECISIONS["fp32"], parallel)
 give(engine, initial_weights(config, 1))
 plan = SyntheticPlan(SyntheticConfig(steps=2, seq_len=32, batch_rows=4), 64, 1)
 def steps(step, rows):
     return iter(SyntheticLoader(plan, rank=0, world=1, micro_batch=rows, start_step=step))
-options = Options(micro_batch_tokens=64, seed=1)
-loop = Loop(plan, steps, plan.lr_factor, engine, parallel, options, recorder=Silent())
+options = LoopOptions(micro_batch_tokens=64, seed=1)
+loop = Loop(plan, steps, plan.lr_factor, engine, parallel, options, recorder=NullRecorder())
 state = RunState(step=0, row=0, tokens=0, plan_hash=plan.hash, updates=0, ledger="", seed=1)
 print(loop.run(state)[0].updates)
 """

@@ -78,7 +78,7 @@ def check_meant(config: SourceConfig, formats: Iterable[str]) -> None:
             raise MisuseError(
                 f"--{option} is for {', '.join(meant)}, and no input is one: they are "
                 + ", ".join(sorted(formats)),
-                mend=f"leave --{option} out, or say with --input-format what the inputs are",
+                hint=f"leave --{option} out, or say with --input-format what the inputs are",
             )
 
 
@@ -109,7 +109,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Problem:
+class BadRecord:
     """A record that cannot be read."""
 
     kind: str
@@ -134,7 +134,7 @@ class Texts:
     texts: Sequence[str]
     positions: Sequence[int]
     ids: list[str | None] | None = None
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[BadRecord] = field(default_factory=list)
     size: int = 0
     """Bytes of the file that were read for them."""
 
@@ -143,7 +143,7 @@ class Broken(Exception):
     """A file that ends before its time, or is not what its name says."""
 
 
-class Source(Protocol):
+class CorpusFormat(Protocol):
     """What each module of this folder provides."""
 
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
@@ -155,11 +155,11 @@ class Source(Protocol):
         ...
 
 
-def source(name: str) -> Source:
+def source(name: str) -> CorpusFormat:
     """The source called `name`."""
     if name not in SOURCES:
-        raise InputError(f"there is no source `{name}`", mend=f"known: {', '.join(SOURCES)}")
-    module: Source = import_module(SOURCES[name])
+        raise InputError(f"there is no source `{name}`", hint=f"known: {', '.join(SOURCES)}")
+    module: CorpusFormat = import_module(SOURCES[name])
     return module
 
 
@@ -173,5 +173,5 @@ def cut(file: File, config: SourceConfig, size: int, *, skip_bad: bool) -> list[
         raise InputError(
             f"damaged file: {error}",
             where=file.name,
-            mend="mend the file, or leave such files out with --on-error skip",
+            hint="fix the file, or leave such files out with --on-error skip",
         ) from None

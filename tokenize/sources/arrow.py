@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...dataplane.shards.arrow import batch_rows
-from . import Broken, File, Problem, Slice, SourceConfig, Texts
+from . import BadRecord, Broken, File, Slice, SourceConfig, Texts
 from .columns import other_schema, pieces, texts_of, wanted
 from .files import open_file
 
@@ -38,7 +38,7 @@ def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
     try:
         opened = _open(name)
     except Broken as error:
-        yield Texts([], [], None, [Problem("damaged file", str(error), name)], part.size)
+        yield Texts([], [], None, [BadRecord("damaged file", str(error), name)], part.size)
         return
     if (nothing := other_schema(opened.schema, part, config)) is not None:
         yield nothing
@@ -51,7 +51,7 @@ def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
                 yield texts_of(piece, number, config, name, "row", 0)
                 number += len(piece)
     except (pa.ArrowInvalid, OSError) as error:
-        yield Texts([], [], None, [Problem("damaged file", str(error), name, number, "row")])
+        yield Texts([], [], None, [BadRecord("damaged file", str(error), name, number, "row")])
 
 
 def _batches(opened: Any, part: Slice) -> Iterator[Any]:

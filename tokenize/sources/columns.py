@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ...dataplane.shards import Int64
-from . import BLOCK_BYTES, LARGEST_DOCUMENT, Problem, Slice, SourceConfig, Texts
+from ...dataplane.arrays import Int64
+from . import BLOCK_BYTES, LARGEST_DOCUMENT, BadRecord, Slice, SourceConfig, Texts
 
 
 def wanted(config: SourceConfig) -> list[str]:
@@ -33,7 +33,7 @@ def other_schema(schema: Any, part: Slice, config: SourceConfig) -> Texts | None
         if any(test(kind) for test in strings):
             return None
         what = f"column `{config.text_field}` holds {kind}, not text"
-    problems = [Problem("other schema", what, part.file.name)] if part.start == 0 else []
+    problems = [BadRecord("other schema", what, part.file.name)] if part.start == 0 else []
     return Texts([], [], None, problems, part.size)
 
 
@@ -74,7 +74,7 @@ def texts_of(
     column = batch.column(config.text_field)
     if len(batch) == 1 and _sizes(column)[0] > LARGEST_DOCUMENT:
         what = f"a document of more than {LARGEST_DOCUMENT >> 20} MiB"
-        return Texts([], [], None, [Problem("too large", what, name, first, unit)], size)
+        return Texts([], [], None, [BadRecord("too large", what, name, first, unit)], size)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     problems = []
@@ -87,7 +87,7 @@ def texts_of(
                 texts.append(value.as_py())
             except UnicodeDecodeError:
                 texts.append(None)
-                problems.append(Problem("invalid UTF-8", "in the text", name, number, unit))
+                problems.append(BadRecord("invalid UTF-8", "in the text", name, number, unit))
     ids = batch.column(config.id_field).to_pylist() if config.id_field else None
     bad = {problem.position for problem in problems}
     kept, positions, own = [], [], []
@@ -95,7 +95,7 @@ def texts_of(
         if text is None:
             if number not in bad:
                 what = f"column `{config.text_field}` is null"
-                problems.append(Problem("missing field", what, name, number, unit))
+                problems.append(BadRecord("missing field", what, name, number, unit))
         else:
             kept.append(text)
             positions.append(number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from . import File, Problem, Slice, SourceConfig, Texts
+from . import BadRecord, File, Slice, SourceConfig, Texts
 from .streams import blocks, cut_bytes
 
 DELIMITER = b"\n>"
@@ -37,19 +37,19 @@ def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
                         continue
                     if not data.startswith(b">"):
                         what = "no `>` at its beginning: this is not FASTA"
-                        problems.append(Problem("broken FASTA", what, name, 0, UNIT))
+                        problems.append(BadRecord("broken FASTA", what, name, 0, UNIT))
                         continue
                 header, _, sequence = data.partition(b"\n")
                 if b"\r" in header.rstrip():
                     what = "its lines end with \\r alone, and shall end with \\n"
-                    problems.append(Problem("broken FASTA", what, name, number, UNIT))
+                    problems.append(BadRecord("broken FASTA", what, name, number, UNIT))
                     continue
                 id = (header.lstrip(b">").split() or [b""])[0].decode(errors="replace") or None
                 previous = (number, id)
             sequence = sequence.translate(None, BREAKS)
             if strange := sequence.translate(None, LETTERS):
                 what = f"`{id}` holds {strange[:1]!r}, which is no letter of a sequence"
-                problems.append(Problem("broken FASTA", what, name, number, UNIT))
+                problems.append(BadRecord("broken FASTA", what, name, number, UNIT))
                 continue
             texts.append(sequence.decode("ascii"))
             positions.append(number)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
 from ...console.errors import InputError
-from ...dataplane import storage
+from ...dataplane.storage import storage
 from . import BLOCK_BYTES, Broken, File
 from .web import WebFile, is_web
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from . import File, Problem, Slice, SourceConfig, Texts
+from . import BadRecord, File, Slice, SourceConfig, Texts
 from .streams import blocks, cut_bytes
 
 DELIMITER = b"\n"
@@ -30,7 +30,7 @@ def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
             try:
                 text, id = _document(line, config)
             except _Bad as bad:
-                problems.append(Problem(bad.kind, str(bad), name, number, UNIT))
+                problems.append(BadRecord(bad.kind, str(bad), name, number, UNIT))
                 continue
             texts.append(text)
             positions.append(number)

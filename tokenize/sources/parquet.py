@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from . import BLOCK_BYTES, Broken, File, Problem, Slice, SourceConfig, Texts
+from . import BLOCK_BYTES, BadRecord, Broken, File, Slice, SourceConfig, Texts
 from .columns import other_schema, pieces, texts_of, wanted
 from .files import open_file
 
@@ -37,7 +37,7 @@ def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
     try:
         opened = _open(name)
     except Broken as error:
-        yield Texts([], [], None, [Problem("damaged file", str(error), name)], part.size)
+        yield Texts([], [], None, [BadRecord("damaged file", str(error), name)], part.size)
         return
     with opened:
         if (nothing := other_schema(opened.schema_arrow, part, config)) is not None:
@@ -59,7 +59,7 @@ def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
                     yield texts_of(piece, number, config, name, "row", size)
                     number += len(piece)
         except (pa.ArrowInvalid, OSError) as error:
-            problem = Problem("damaged file", str(error), name, number, "row")
+            problem = BadRecord("damaged file", str(error), name, number, "row")
             yield Texts([], [], None, [problem])
 
 

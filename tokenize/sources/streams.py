@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from . import BLOCK_BYTES, LARGEST_DOCUMENT, Broken, File, Problem, Slice
+from . import BLOCK_BYTES, LARGEST_DOCUMENT, BadRecord, Broken, File, Slice
 from .files import decompressed, is_packed, open_file, read_full
 from .web import is_web
 
@@ -26,7 +26,7 @@ class Block:
     records: int
     read: int
     """Bytes of the file that were read for it."""
-    problem: Problem | None = None
+    problem: BadRecord | None = None
     """Why a record is missing here."""
 
 
@@ -112,7 +112,7 @@ def _blocks(part: Slice, delimiter: bytes, unit: str, split: bool) -> Iterator[B
         yield Block(whole, number, records, read)
         number += records
     if broken is not None:
-        problem = Problem("damaged file", broken, part.file.name, number, unit)
+        problem = BadRecord("damaged file", broken, part.file.name, number, unit)
         yield Block(b"", number, 0, 0, problem)
     elif carry and not leaving_out:
         yield Block(carry, number, 1, 0)
@@ -177,9 +177,9 @@ def cut_text(data: bytes) -> bytes:
     return data[:end]
 
 
-def _too_large(part: Slice, number: int, unit: str) -> Problem:
+def _too_large(part: Slice, number: int, unit: str) -> BadRecord:
     limit = LARGEST_DOCUMENT >> 20
-    return Problem(
+    return BadRecord(
         "too large", f"a document of more than {limit} MiB", part.file.name, number, unit
     )
 

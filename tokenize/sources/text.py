@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...dataplane.tokenizers import Raw
-from . import LARGEST_DOCUMENT, Broken, File, Problem, Slice, SourceConfig, Texts
+from . import LARGEST_DOCUMENT, BadRecord, Broken, File, Slice, SourceConfig, Texts
 from .files import decompressed
 from .streams import BOM, Block, blocks, cut_bytes, cut_text, is_utf8
 
@@ -51,7 +51,7 @@ def _texts(block: Block, delimiter: bytes, name: str, unit: str) -> Texts:
                 kept.append(number)
             except UnicodeDecodeError as error:
                 what = f"at byte {error.start} of the {unit}"
-                problems.append(Problem("invalid UTF-8", what, name, number, unit))
+                problems.append(BadRecord("invalid UTF-8", what, name, number, unit))
     if delimiter == b"\n" and b"\r" in block.data:
         texts = [text.removesuffix("\r") for text in texts]
     if delimiter == b"\n" and "" in texts:
@@ -62,7 +62,7 @@ def _texts(block: Block, delimiter: bytes, name: str, unit: str) -> Texts:
 
 
 def _raw(block: Block) -> Raw | None:
-    """The lines of a block as they are, unless there is something to mend."""
+    """The lines of a block as they are, unless there is something to repair."""
     if b"\r" in block.data or not is_utf8(block.data):
         return None
     data = block.data + b"\n"
@@ -85,7 +85,7 @@ def _whole(file: File, config: SourceConfig) -> Iterator[Texts]:
             if len(data) > LARGEST_DOCUMENT:
                 if not config.split_large:
                     what = f"a document of more than {LARGEST_DOCUMENT >> 20} MiB"
-                    yield Texts([], [], None, [Problem("too large", what, file.name)], file.size)
+                    yield Texts([], [], None, [BadRecord("too large", what, file.name)], file.size)
                     return
                 piece = cut_text(data)
                 data = data[len(piece) :]
@@ -93,7 +93,7 @@ def _whole(file: File, config: SourceConfig) -> Iterator[Texts]:
             elif len(data) > len(chunk):
                 yield Texts([], [], size=read)
     except Broken as error:
-        yield Texts([], [], None, [Problem("damaged file", str(error), file.name)], read)
+        yield Texts([], [], None, [BadRecord("damaged file", str(error), file.name)], read)
         return
     yield _document(data, file.name, read)
 
@@ -103,4 +103,4 @@ def _document(data: bytes, name: str, read: int) -> Texts:
         return Texts([data.decode()], [0], size=read)
     except UnicodeDecodeError as error:
         what = f"at byte {error.start} of the file"
-        return Texts([], [], None, [Problem("invalid UTF-8", what, name)], read)
+        return Texts([], [], None, [BadRecord("invalid UTF-8", what, name)], read)

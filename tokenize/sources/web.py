@@ -17,7 +17,7 @@ import urllib.request
 from typing import Any
 
 from ...console.errors import InputError, StorageError
-from ...dataplane.remote import tried_again
+from ...dataplane.storage.remote import retry
 
 TIMEOUT = 60.0
 """Seconds without a byte after which a connection is given up."""
@@ -54,7 +54,7 @@ class WebFile(io.RawIOBase):
         if whence == io.SEEK_END:
             self.connect()
             if self.size is None:
-                raise InputError(f"{self.url}: its server does not tell its size", mend=DOWNLOAD)
+                raise InputError(f"{self.url}: its server does not tell its size", hint=DOWNLOAD)
         to = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.size or 0}[whence]
         if to != self.at:
             self._disconnect()
@@ -65,7 +65,7 @@ class WebFile(io.RawIOBase):
         return self.at
 
     def readinto(self, buffer: Any) -> int:
-        data = tried_again("read", self.url, lambda: self._read(len(buffer)))
+        data = retry("read", self.url, lambda: self._read(len(buffer)))
         buffer[: len(data)] = data
         self.at += len(data)
         return len(data)
@@ -73,7 +73,7 @@ class WebFile(io.RawIOBase):
     def connect(self) -> None:
         """Ask for the file, to learn what its server says of it."""
         if self._answer is None:
-            tried_again("read", self.url, self._connect)
+            retry("read", self.url, self._connect)
 
     def close(self) -> None:
         self._disconnect()
@@ -120,7 +120,7 @@ class WebFile(io.RawIOBase):
                 raise InputError(
                     f"{self.url}: its server gives no ranges of bytes, without which such a file "
                     "cannot be read",
-                    mend=DOWNLOAD,
+                    hint=DOWNLOAD,
                 )
             self._skip()
 
@@ -158,7 +158,7 @@ def _told(error: Exception) -> Exception:
     if isinstance(reason, ssl.SSLCertVerificationError):
         return StorageError(
             f"the certificate of the server is not trusted: {reason.verify_message}",
-            mend="name the file of the authority that signed it in SSL_CERT_FILE",
+            hint="name the file of the authority that signed it in SSL_CERT_FILE",
         )
     if isinstance(reason, (TimeoutError, ConnectionError)):
         return reason

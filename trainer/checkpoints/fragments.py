@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...models.parallel.division import Part
+from ...models.parallel.sharding import LocalShard
 
 Shape = tuple[int, ...]
 
@@ -55,7 +55,7 @@ class Fragment:
 
     key: str
     """`master.<parameter>`, `exp_avg.<parameter>` or `exp_avg_sq.<parameter>`."""
-    part: Part
+    part: LocalShard
     """What this rank has of the logical tensor: all of it, without tensor parallelism."""
     start: int
     """Where the range begins in this rank's part of the tensor, in row-major order."""
@@ -88,7 +88,7 @@ class Fragment:
             yield from placed(box, view, self.part)
 
 
-def placed(box: Box, view: torch.Tensor, part: Part) -> Iterator[tuple[Box, torch.Tensor]]:
+def placed(box: Box, view: torch.Tensor, part: LocalShard) -> Iterator[tuple[Box, torch.Tensor]]:
     """A box of a rank's part, as boxes of the logical tensor: one for each run that it meets."""
     if part.runs is None:
         yield box, view

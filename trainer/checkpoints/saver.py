@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from ...console.errors import StorageError, UserError
 from ...console.log import get_logger
-from ...dataplane import storage
+from ...dataplane.storage import storage
 from . import store, tensors
 from .fragments import Fragment
 from .policy import CheckpointConfig

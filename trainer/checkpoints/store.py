@@ -32,8 +32,8 @@ from typing import Any
 
 from ...console.errors import CheckpointError, StorageError
 from ...console.log import get_logger
-from ...dataplane import storage
-from ...dataplane.atomic import sync
+from ...dataplane.storage import storage
+from ...dataplane.storage.atomic import sync
 from .policy import CheckpointConfig
 
 VERSION = 1
@@ -176,7 +176,7 @@ def read_manifest(path: Path | str) -> list[StoredFile]:
     if version != VERSION:
         raise CheckpointError(
             f"{path} has format version {version}; this headrace reads {VERSION}",
-            mend="load it with the headrace that wrote it",
+            hint="load it with the headrace that wrote it",
         )
     return files
 
@@ -213,7 +213,7 @@ def read_state(path: Path | str) -> RunState:
 def damaged(path: Path | str, what: str) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint {path} is damaged: {what}",
-        mend="restore it from a copy, or run again with --fallback to go on from the checkpoint "
+        hint="restore it from a copy, or run again with --fallback to go on from the checkpoint "
         "before it",
     )
 

@@ -46,7 +46,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ...console.errors import CheckpointError, StorageError, UserError
-from ...dataplane import storage
+from ...dataplane.storage import storage
 from .fragments import Box, Fragment, keyed
 from .store import TENSORS, StoredFile
 
@@ -223,12 +223,12 @@ class LoadFragments(DefaultLoadPlanner):
         for fragment in self.fragments:
             stored = self.metadata.state_dict_metadata.get(fragment.key)
             if not isinstance(stored, TensorStorageMetadata):
-                raise CheckpointError(f"it holds no {fragment.key}", mend=_ANOTHER_MODEL)
+                raise CheckpointError(f"it holds no {fragment.key}", hint=_ANOTHER_MODEL)
             if tuple(stored.size) != fragment.shape:
                 raise CheckpointError(
                     f"its {fragment.key} has shape {list(stored.size)}, the model's has "
                     f"{list(fragment.shape)}",
-                    mend=_ANOTHER_MODEL,
+                    hint=_ANOTHER_MODEL,
                 )
             for box, view in fragment.boxes():
                 wanted.setdefault(fragment.key, []).append(_chunk(box))
@@ -312,7 +312,7 @@ def _committed(name: str) -> str:
 
 @contextmanager
 def failures_named(verb: str, what: str) -> Iterator[None]:
-    """Turn what torch or the disk raised, on any rank, into an error that a person can mend."""
+    """Turn what torch or the disk raised, on any rank, into an error that a person can fix."""
     try:
         yield
     except CheckpointException as error:  # a BaseException: the failures of all ranks
@@ -330,8 +330,8 @@ def named(cause: BaseException, verb: str, what: str, rank: int = 0) -> UserErro
     if isinstance(cause, OSError):
         full = cause.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
         reason = "the disk is full" if full else str(cause)
-        mend = "free some space and run the same command again" if full else None
-        return StorageError(f"cannot {verb} {what}: {reason}", where=where, mend=mend)
+        hint = "free some space and run the same command again" if full else None
+        return StorageError(f"cannot {verb} {what}: {reason}", where=where, hint=hint)
     reason = f"{type(cause).__name__}: {cause}"
     return CheckpointError(f"cannot {verb} {what}: {reason}", where=where)
 

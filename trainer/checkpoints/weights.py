@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from ...dataplane import storage
-from ...models.parallel.division import Part
+from ...dataplane.storage import storage
+from ...models.parallel.sharding import LocalShard
 from ...models.weights import Weights
 from . import store, tensors
 from .fragments import MASTER, Fragment, keyed
@@ -21,7 +21,7 @@ def weights(checkpoint: Path | str) -> Weights:
 
     def read(name: str) -> torch.Tensor:
         whole = torch.empty(shapes[name], dtype=torch.float32)
-        stored.read([Fragment(keyed(MASTER, name), Part(shapes[name]), 0, whole.view(-1))])
+        stored.read([Fragment(keyed(MASTER, name), LocalShard(shapes[name]), 0, whole.view(-1))])
         return whole
 
     return Weights(shapes, read)

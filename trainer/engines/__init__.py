@@ -15,10 +15,11 @@ from .fsdp2 import Fsdp2Config
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..layout import Parallel
-    from ..objective import Objective
-    from ..optimizer import OptimizerConfig
-    from .engine import Engine, Precision
+    from ...models.precision import Precision
+    from ..layout.groups import Parallel
+    from .engine import Engine
+    from .objective import Objective
+    from .optimizer import OptimizerConfig
 
 EngineConfig = DeepSpeedConfig | Fsdp2Config
 

@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ...models.parallel.division import Part
+    from ...models.accounting.state import BytesPerParameter, StatePart
+    from ...models.parallel.sharding import LocalShard
+    from ...models.precision import Precision
     from ..checkpoints.fragments import Fragment
-    from ..layout import LayoutConfig, Parallel
-    from ..objective import Objective, Sums
-    from ..optimizer import OptimizerConfig
-    from .engine import Precision, Update
+    from ..layout.config import LayoutConfig
+    from ..layout.groups import Parallel
+    from .engine import Update
+    from .objective import Objective, Sums
+    from .optimizer import OptimizerConfig
 
 LARGEST_BUCKET = {"cuda": 200_000_000, "cpu": 1 << 22}
 """Elements that are reduced or gathered at once, at most: DeepSpeed allocates as many in every
@@ -42,14 +45,22 @@ class DeepSpeedConfig:
     2 gradients as well, 3 weights as well."""
 
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
-        if self.zero == 0 and precision == "bf16":
+        if self.zero == 0 and precision.separate_masters:
             raise LayoutError(
-                "DeepSpeed without ZeRO (engine.zero=0) adds up the gradients of bf16 in bf16",
-                mend="use engine.zero=1, which adds them up in fp32, or precision=fp32",
+                "DeepSpeed without ZeRO (engine.zero=0) sums bf16 gradients in bf16",
+                hint="use engine.zero=1, which sums them in fp32, or precision=fp32",
             )
 
     def describe(self) -> str:
         return f"DeepSpeed ZeRO-{self.zero}"
+
+    def state_layout(
+        self, precision: Precision, optimizer_bytes: BytesPerParameter, device: str
+    ) -> list[StatePart]:
+        """Return the parts of the state that a rank holds."""
+        from .deepspeed_memory import state_layout
+
+        return state_layout(self.zero, precision, optimizer_bytes, LARGEST_BUCKET[device])
 
     def build(
         self,
@@ -70,20 +81,19 @@ class DeepSpeed:
         precision: Precision,
         parallel: Parallel,
     ) -> None:
-        import torch
 
         deepspeed = _import(parallel.device.type)
-        from .. import optimizer as adamw
-        from ..objective import parameters, parts, undecayed
         from . import deepspeed_state
+        from . import optimizer as adamw
+        from .objective import parameters, parts, undecayed
         from .shares import Shares
 
         # DeepSpeed insists on it, and whoever starts a single process does not set it.
         os.environ.setdefault("LOCAL_RANK", str(parallel.device.index or 0))
         here, spared = parts(objective), undecayed(objective)
         settings = _settings(config, optimizer, precision, _bucket(here, parallel.device.type))
-        if precision == "bf16":
-            objective.to(torch.bfloat16)  # on the meta device: what is made has half the bytes
+        if precision.separate_masters:
+            objective.to(precision.compute)  # on the meta device: what is made has half the bytes
         if config.zero == 3:
             _partition(objective, settings, parallel)
         else:
@@ -122,7 +132,7 @@ class DeepSpeed:
         self.engine.backward(loss * self.ranks, scale_wrt_gas=False)
 
     def update(self, lr: float) -> Update:
-        from .. import optimizer as adamw
+        from . import optimizer as adamw
         from .engine import Update
 
         adamw.set_lr(self.optimizer, lr)
@@ -146,7 +156,7 @@ class DeepSpeed:
         return self.state.fragments()
 
     def loaded(self, updates: int) -> None:
-        from .. import optimizer as adamw
+        from . import optimizer as adamw
 
         self.updates = updates
         adamw.set_updates(self.optimizer, updates)
@@ -196,7 +206,7 @@ class Groups:
 def _settings(
     config: DeepSpeedConfig, optimizer: OptimizerConfig, precision: Precision, bucket: int
 ) -> dict[str, Any]:
-    half = precision == "bf16"
+    half = precision.separate_masters
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # counters only: the loop owns the batch
         "gradient_accumulation_steps": 1,
@@ -240,9 +250,11 @@ def _partition(objective: Objective, settings: dict[str, Any], parallel: Paralle
             cut = own[0].convert_to_zero_parameters  # type: ignore[attr-defined]
 
 
-def _bucket(parts: Mapping[str, Part], device: str) -> int:
+def _bucket(parts: Mapping[str, LocalShard], device: str) -> int:
+    from .deepspeed_memory import bucket_elements
+
     numel = sum(math.prod(part.local) for part in parts.values())
-    return min(-(-numel // 256) * 256, LARGEST_BUCKET[device])  # DeepSpeed wants an even number
+    return bucket_elements(numel, LARGEST_BUCKET[device])
 
 
 def _import(device: str) -> Any:
@@ -254,7 +266,7 @@ def _import(device: str) -> Any:
     except ImportError as error:
         raise MissingError(
             f"the engine `deepspeed` needs the package deepspeed ({error})",
-            mend="pip install deepspeed, or set engine.kind=fsdp2, which needs torch alone",
+            hint="pip install deepspeed, or set engine.kind=fsdp2, which needs torch alone",
         ) from None
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     if device == "cpu":

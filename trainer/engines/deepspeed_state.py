@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from ...models.parallel.axes import Axis
-from ...models.parallel.division import Part
-from .. import optimizer as adamw
+from ...models.parallel.sharding import LocalShard
 from ..checkpoints.fragments import MASTER, Fragment, keyed
+from . import optimizer as adamw
 
 Named = Mapping[str, nn.Parameter]
-Parts = Mapping[str, Part]
+Parts = Mapping[str, LocalShard]
 
 
 class State(Protocol):

@@ -13,15 +13,12 @@ weight of the global batch already. An engine that averages undoes it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from ..checkpoints.fragments import Fragment
-from ..objective import Objective, Sums
-
-Precision = Literal["fp32", "bf16"]
-"""bf16: weights and activations in bf16, masters, moments and gradient sums in fp32."""
+from .objective import Objective, Sums
 
 
 @dataclass(frozen=True)

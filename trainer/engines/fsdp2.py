@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.tensor import DTensor
 
+    from ...models.accounting.state import BytesPerParameter, StatePart
+    from ...models.precision import Precision
     from ..checkpoints.fragments import Fragment
-    from ..layout import LayoutConfig, Parallel
-    from ..objective import Objective, Sums
-    from ..optimizer import OptimizerConfig
-    from .engine import Precision, Update
+    from ..layout.config import LayoutConfig
+    from ..layout.groups import Parallel
+    from .engine import Update
+    from .objective import Objective, Sums
+    from .optimizer import OptimizerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,18 +53,39 @@ class Fsdp2Config:
             raise LayoutError(
                 f"engine.shard={self.shard} does not divide the {ranks} processes among which "
                 "the state is divided (dp × cp)",
-                mend=f"choose a divisor of {ranks}, or leave it out to share among all",
+                hint=f"choose a divisor of {ranks}, or leave it out to share among all",
             )
         if self.compile and (layout.tp > 1 or layout.cp > 1):
             raise LayoutError(
                 f"engine.compile does not see through what processes say to each other "
                 f"(layout.tp={layout.tp}, layout.cp={layout.cp})",
-                mend="set engine.compile=false, or layout.tp=1 and layout.cp=1",
+                hint="set engine.compile=false, or layout.tp=1 and layout.cp=1",
             )
 
     def describe(self) -> str:
         shards = f", shards of {self.shard}" if self.shard else ""
         return f"FSDP2{shards}{', compiled' if self.compile else ''}"
+
+    def state_layout(
+        self, precision: Precision, optimizer_bytes: BytesPerParameter, device: str
+    ) -> list[StatePart]:
+        """Return the parts of the state that a rank holds: fp32 parameters, sharded by rows."""
+        from functools import partial
+
+        from ...models.accounting.state import StatePart, by_rows
+
+        sharded = partial(StatePart, sharded_over=("dp", "cp"), shard_ranks=self.shard, cut=by_rows)
+        parts = [
+            sharded(
+                name="masters" if precision.separate_masters else "weights",
+                bytes_per_parameter=4,
+            ),
+            sharded(name="gradients", bytes_per_parameter=4),
+            sharded(name="optimizer", bytes_per_parameter=optimizer_bytes),
+        ]
+        if not self.reshard:  # gathered from the forward pass to the end of the backward pass
+            parts.append(StatePart(name="weights", bytes_per_parameter=precision.weight_bytes))
+        return parts
 
     def build(
         self,
@@ -86,8 +110,8 @@ class Fsdp2:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        from .. import optimizer as adamw
-        from ..objective import parameters, parts, undecayed
+        from . import optimizer as adamw
+        from .objective import parameters, parts, undecayed
         from .shares import Shares
 
         self.parts, spared = parts(objective), undecayed(objective)
@@ -102,11 +126,10 @@ class Fsdp2:
         self.clip = optimizer.clip
         self.updates = 0
 
-        half = torch.bfloat16 if precision == "bf16" else None
         wanted: dict[str, Any] = {
             "mesh": self.mesh["replica", "shard"] if shape[0] > 1 else self.mesh["shard"],
             "mp_policy": MixedPrecisionPolicy(
-                param_dtype=half,
+                param_dtype=precision.compute if precision.separate_masters else None,
                 reduce_dtype=torch.float32,
                 cast_forward_inputs=False,  # the weights of the loss stay what they are
             ),
@@ -135,7 +158,7 @@ class Fsdp2:
     def update(self, lr: float) -> Update:
         import torch
 
-        from .. import optimizer as adamw
+        from . import optimizer as adamw
         from .engine import Update
         from .shares import clip
 
@@ -155,8 +178,8 @@ class Fsdp2:
         return Update(norm, applied)
 
     def fragments(self) -> list[Fragment]:
-        from .. import optimizer as adamw
         from ..checkpoints.fragments import MASTER, Fragment, keyed
+        from . import optimizer as adamw
 
         found = []
         for name, parameter in self.parameters.items():
@@ -177,7 +200,7 @@ class Fsdp2:
         return found
 
     def loaded(self, updates: int) -> None:
-        from .. import optimizer as adamw
+        from . import optimizer as adamw
 
         self.updates = updates
         adamw.set_updates(self.optimizer, updates)

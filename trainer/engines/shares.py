@@ -14,14 +14,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...models.parallel.axes import Axis
-from ...models.parallel.division import Part
+from ...models.parallel.sharding import LocalShard
 
 SMALL = 1e-6
 """Keeps a clipping factor finite, as torch's own does."""
 
 
 class Shares:
-    def __init__(self, parts: Mapping[str, Part], axis: Axis) -> None:
+    def __init__(self, parts: Mapping[str, LocalShard], axis: Axis) -> None:
         self.axis = axis
         self.shared = {name for name, part in parts.items() if part.shared}
 

@@ -6,15 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from ...console.progress import human
-from .data import (
-    Curve,
-    RunData,
-    extremes,
-    planned_over_tokens,
-    realised_over_tokens,
-    smooth,
-    thin,
-)
+from .data import Curve, RunData, extremes, planned_over_tokens, realised_over_tokens, smooth, thin
 from .steps import Outstanding, spells
 from .svg import BOTTOM, LINE, TOP, Chart, bounds, most, ticks
 

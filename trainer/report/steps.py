@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from ...console.progress import human
-from ..guard import usual
+from ..loop.guard import usual
 from .data import RunData, groups
 
 WINDOW = 100

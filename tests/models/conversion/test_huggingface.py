@@ -331,7 +331,7 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"rubbish")
     with pytest.raises(StorageError, match=r"model\.safetensors") as raised:
         read_model(tmp_path)
-    assert raised.value.mend is not None and "every .safetensors file" in raised.value.mend
+    assert raised.value.hint is not None and "every .safetensors file" in raised.value.hint
 
 
 def test_a_model_that_no_family_can_say(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 from headrace.console.config import build
 from headrace.console.errors import CheckpointError, ConfigError, StorageError
+from headrace.models.accounting.count import build_meta
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.conversion.folders import read_model, write_model
 from headrace.models.conversion.rules import to_theirs
 from headrace.models.conversion.vortex import repeated, rules
 from headrace.models.conversion.vortex_config import read_config, write_config
-from headrace.models.count import build_meta
 from headrace.models.model import Model
 from headrace.models.pattern import parse_pattern
 

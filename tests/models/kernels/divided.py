@@ -21,8 +21,8 @@ from headrace.models.config import ModelConfig
 from headrace.models.documents import Documents
 from headrace.models.kernels import gated_rms_norm, modal, selective_scan, ssd
 from headrace.models.kernels.choice import Kernel
+from headrace.models.layers.norms import GatedRMSNorm
 from headrace.models.model import Model
-from headrace.models.norms import GatedRMSNorm
 from headrace.models.parallel.axes import ALONE, Axes, Axis
 
 ROWS, LENGTH = 1, 32
@@ -75,7 +75,7 @@ def gradients(model: Model, total: Tensor) -> dict[str, Tensor]:
     names, parameters = zip(*model.named_parameters(), strict=True)
     found = {}
     for name, own in zip(names, torch.autograd.grad(total, parameters), strict=True):
-        part = model.parts.get(name)
+        part = model.local_shards.get(name)
         found[name] = own.double()
         if part is not None and part.runs is not None:
             index = torch.cat([torch.arange(run.start, run.stop) for run in part.runs])
@@ -90,7 +90,7 @@ def apart(axes: Axes, pattern: str = ALL) -> float:
     _, weights = batch()
     documents = Documents.from_cu_seqlens(CUTS, (ROWS, LENGTH))
     wanted = loss(whole, ALONE, documents, weights.double())
-    divided.divide(axes)
+    divided.shard(axes)
     found = loss(divided, axes.context, documents.part(axes.context), weights)
     ours = gradients(divided, found)
     found = found.detach().double()

@@ -18,11 +18,11 @@ import dataclasses, json
 import torch
 from operator_checks import context, make, normal
 from headrace.console.errors import LayoutError
-from headrace.models.gated_convolution import gated_convolution
-from headrace.models.gated_scan import gated_scan
+from headrace.models.layers.gated_convolution import gated_convolution
+from headrace.models.layers.gated_scan import gated_scan
 from headrace.models.kernels import selective_scan
 from headrace.models.loss import cross_entropy, fused_loss
-from headrace.models.norms import RMSNorm
+from headrace.models.layers.norms import RMSNorm
 
 torch.set_num_threads(1)
 selective_scan.CHUNK, selective_scan.UNROLL = 8, 4

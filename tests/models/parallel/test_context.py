@@ -16,7 +16,7 @@ from ranks import Ranks
 
 from headrace.models.documents import Documents
 from headrace.models.model import Model
-from headrace.models.parallel.division import Part
+from headrace.models.parallel.sharding import LocalShard
 
 ROWS, LENGTH = 3, 48
 CUTS = [0, 1, 2, 9, 46, 48, 60, 72, 73, 144]
@@ -73,7 +73,7 @@ def apart(
     return worst
 
 
-def assembled(held: list[tuple[Part, np.ndarray]]) -> np.ndarray:
+def assembled(held: list[tuple[LocalShard, np.ndarray]]) -> np.ndarray:
     """The whole gradient from what the ranks have: their sum, each at its place."""
     whole = torch.zeros(held[0][0].shape, dtype=torch.float64)
     for part, gradient in held:
@@ -140,12 +140,10 @@ def test_documents_that_see_each_other(four: Ranks, mixed: Model) -> None:
     assert apart(four, together, CUTS, **RING) < BOUND
 
 
-@pytest.mark.parametrize("checkpointing", ["block", "operator"])
-def test_what_is_computed_again_is_sent_again(
-    four: Ranks, mixed: Model, checkpointing: str
-) -> None:
-    assert apart(four, mixed, CUTS, checkpointing=checkpointing) < BOUND
-    assert apart(four, mixed, CUTS, checkpointing=checkpointing, **RING) < BOUND
+@pytest.mark.parametrize("recompute", ["block", "operator"])
+def test_what_is_computed_again_is_sent_again(four: Ranks, mixed: Model, recompute: str) -> None:
+    assert apart(four, mixed, CUTS, recompute=recompute) < BOUND
+    assert apart(four, mixed, CUTS, recompute=recompute, **RING) < BOUND
 
 
 def test_with_tensor_parallelism(four: Ranks, mixed: Model, tiny_of: Callable[..., Model]) -> None:

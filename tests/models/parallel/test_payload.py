@@ -35,7 +35,7 @@ class Network:
 
 def forward_numbers(model: Model, axis: Axis, part: int, **forms: Any) -> int:
     """Sent by one process for one row."""
-    model.divide(Axes(context=axis, **forms))
+    model.shard(Axes(context=axis, **forms))
     with mock.patch.object(dist, "all_to_all_single", Network(axis)) as network:
         model.hidden(torch.zeros(1, part, dtype=torch.int64))
     return int(network.sent)
@@ -59,7 +59,7 @@ class Largest(TorchDispatchMode):
 def largest(model: Model, size: int, part: int, **forms: Any) -> int:
     """In forward and backward of a packed part of a row."""
     axis = Axis(None, size - 1, size)
-    model.divide(Axes(context=axis, **forms))
+    model.shard(Axes(context=axis, **forms))
     length = part * size
     documents = Documents.from_cu_seqlens(torch.tensor([0, 9, length // 3, length]), (1, length))
     with mock.patch.object(dist, "all_to_all_single", Network(axis)), Largest() as mode:

@@ -16,7 +16,7 @@ from headrace.models.config import load_model_config
 from headrace.models.documents import Documents
 from headrace.models.model import Model
 from headrace.models.parallel.axes import Axis
-from headrace.models.parallel.division import Part
+from headrace.models.parallel.sharding import LocalShard
 from headrace.models.parallel.tensor import group_runs
 
 EVERY = Path(__file__).parents[2] / "trainer" / "every.yaml"
@@ -75,7 +75,7 @@ def apart(ranks: Ranks, model: Model, *, summed: bool = True, **options: Any) ->
     return worst
 
 
-def place(whole: torch.Tensor, part: Part, gradient: np.ndarray) -> None:
+def place(whole: torch.Tensor, part: LocalShard, gradient: np.ndarray) -> None:
     index = part.take(torch.arange(whole.numel()).view(whole.shape)).flatten()
     whole.view(-1).index_add_(0, index, torch.from_numpy(gradient).flatten())
 
@@ -91,9 +91,9 @@ def test_an_output_matrix_of_its_own(two: Ranks) -> None:
     assert apart(two, make("tie_embeddings=false", "norm=rms")) < BOUND
 
 
-@pytest.mark.parametrize("checkpointing", ["block", "operator"])
-def test_what_is_computed_again_is_gathered_again(two: Ranks, checkpointing: str) -> None:
-    assert apart(two, make(), checkpointing=checkpointing) < BOUND
+@pytest.mark.parametrize("recompute", ["block", "operator"])
+def test_what_is_computed_again_is_gathered_again(two: Ranks, recompute: str) -> None:
+    assert apart(two, make(), recompute=recompute) < BOUND
 
 
 @pytest.mark.parametrize("fault", ["bias", "norm"])
@@ -112,6 +112,6 @@ def test_every_member_finds_its_group(groups: int, each: int, size: int, more: i
     for rank in range(size):
         axis = Axis(None, rank, size)
         runs = group_runs(groups, members, axis)
-        run = len(axis.share(members)) // len(runs)
+        run = len(axis.part_range(members)) // len(runs)
         found += [group for group in runs for _ in range(run)]
     assert found == [member * groups // members for member in range(members)]

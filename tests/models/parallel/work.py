@@ -16,15 +16,15 @@ from torch.nn import functional as F
 
 from headrace.models.config import ModelConfig
 from headrace.models.documents import Documents
-from headrace.models.linear import OutputLinear
+from headrace.models.layers.linear import OutputLinear
 from headrace.models.model import Model
 from headrace.models.parallel import halo, states
 from headrace.models.parallel import ring as ring_module
 from headrace.models.parallel.axes import ALONE, Axes, Axis
-from headrace.models.parallel.division import Part
 from headrace.models.parallel.exchange import own_parts, whole_rows
 from headrace.models.parallel.halo import preceding
 from headrace.models.parallel.ring import Zigzag, ring_attention
+from headrace.models.parallel.sharding import LocalShard
 
 Arrays = dict[str, np.ndarray]
 
@@ -55,18 +55,18 @@ def model_part(
     tensor: int = 1,
     attention: str = "a2a",
     hyena_li: str = "states",
-    checkpointing: str = "none",
+    recompute: str = "none",
     training: bool = False,
     fault: str | None = None,
-) -> tuple[np.ndarray, float, dict[str, tuple[Part, np.ndarray]]]:
+) -> tuple[np.ndarray, float, dict[str, tuple[LocalShard, np.ndarray]]]:
     """Our part of the logits, the auxiliary losses, and this rank's gradients with what part of
     the whole they are."""
     shared, axis = grid(tensor) if tensor > 1 else (ALONE, context_axis())
     model = Model(config).double().train(training)
     model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
     forms: dict[str, Any] = {"attention": attention, "hyena_li": hyena_li}
-    model.divide(Axes(tensor=shared, context=axis, **forms))
-    model.checkpointing = checkpointing  # type: ignore[assignment]
+    model.shard(Axes(tensor=shared, context=axis, **forms))
+    model.set_recompute(recompute)  # type: ignore[arg-type]
     ours = axis.part(tokens.shape[1])
     with FAULTS[fault]() if fault else nullcontext():
         documents = None
@@ -81,7 +81,7 @@ def model_part(
         names, parameters = zip(*model.named_parameters(), strict=True)
         gradients = torch.autograd.grad(total, parameters, allow_unused=True)
     found = {
-        name: (model.parts[name], gradient.numpy())
+        name: (model.local_shards[name], gradient.numpy())
         for name, gradient in zip(names, gradients, strict=True)
         if gradient is not None
     }
@@ -95,15 +95,15 @@ def share_of_loss(
     counted: np.ndarray,
     cuts: list[int],
     *,
-    checkpointing: str = "none",
+    recompute: str = "none",
     fault: str | None = None,
-) -> tuple[float, dict[str, tuple[Part, np.ndarray]]]:
+) -> tuple[float, dict[str, tuple[LocalShard, np.ndarray]]]:
     """This rank's share of the loss where tensor parallelism divides the model, and its gradients
     with what part of the whole they are."""
     model = Model(config).double()
     model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
-    model.divide(Axes(tensor=context_axis()))
-    model.checkpointing = checkpointing  # type: ignore[assignment]
+    model.shard(Axes(tensor=context_axis()))
+    model.set_recompute(recompute)  # type: ignore[arg-type]
     ids, w = torch.from_numpy(tokens), torch.from_numpy(counted)
     documents = Documents.from_cu_seqlens(torch.tensor(cuts), tuple(w.shape))  # type: ignore[arg-type]
     with FAULTS[fault]() if fault else nullcontext():
@@ -111,7 +111,10 @@ def share_of_loss(
         total = model.loss(hidden, ids[:, 1:], w, z_loss=1e-3)[0] + losses * w.sum()
         names, parameters = zip(*model.named_parameters(), strict=True)
         gradients = torch.autograd.grad(total, parameters)
-    found = {name: (model.parts[name], g.numpy()) for name, g in zip(names, gradients, strict=True)}
+    found = {
+        name: (model.local_shards[name], g.numpy())
+        for name, g in zip(names, gradients, strict=True)
+    }
     return float(total.detach()), found
 
 
@@ -150,7 +153,7 @@ def halo_of(axis: Axis, x: Tensor, count: int) -> Tensor:
 
 def exchanged(axis: Axis, x: Tensor) -> Tensor:
     """There and back, with channels that do not divide evenly."""
-    shares = [seat.part(x.shape[2]) for seat in axis.seats()]
+    shares = [rank.part(x.shape[2]) for rank in axis.ranks()]
     whole = whole_rows([x[:, :, mine] for mine in shares], axis)
     return own_parts(whole.cumsum(dim=1), [mine.stop - mine.start for mine in shares], axis)
 
@@ -189,7 +192,7 @@ def forgotten_states() -> Iterator[None]:
     def wrong(added: Tensor, kept: Tensor, axis: Axis) -> Tensor:
         return right(added, kept, axis) * 0
 
-    with mock.patch("headrace.models.scan.entering", wrong):
+    with mock.patch("headrace.models.layers.scan.entering", wrong):
         yield
 
 
@@ -227,7 +230,7 @@ def whole_biases() -> Iterator[None]:
 @contextmanager
 def norms_alone() -> Iterator[None]:
     """Each process takes a norm's group for its own."""
-    with mock.patch("headrace.models.norms.sums_of_groups", lambda sums, *_: sums):
+    with mock.patch("headrace.models.layers.norms.sums_of_groups", lambda sums, *_: sums):
         yield
 
 

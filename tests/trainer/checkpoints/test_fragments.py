@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.models.parallel.axes import Axis
-from headrace.models.parallel.division import Cut, Part
+from headrace.models.parallel.sharding import LocalShard, Shard
 from headrace.trainer.checkpoints.fragments import Box, Fragment, cover
 
 SHAPES = st.lists(st.integers(1, 6), min_size=0, max_size=4).map(tuple)
@@ -47,7 +47,7 @@ def test_a_part_of_a_tensor_shifts_its_boxes() -> None:
     whole = torch.arange(40.0).view(8, 5)
     data = torch.zeros(6)
     # A tensor-parallel rank's part is rows 4…7; its range begins in the middle of one.
-    part = Part((8, 5), runs=(range(4, 8),))
+    part = LocalShard((8, 5), runs=(range(4, 8),))
     fragment = Fragment("master.w", part, start=3, data=data)
     fragment.take(whole)
     assert data.tolist() == [23, 24, 25, 26, 27, 28]
@@ -65,7 +65,7 @@ def test_all_ranks_boxes_are_the_whole_tensor_once(
     whole = torch.arange(1.0, math.prod(shape) + 1).view(shape)
     found = torch.zeros(shape)
     for rank in range(ranks):
-        part = Part(shape, dim, Cut(dim, sizes).runs(shape[dim], Axis(None, rank, ranks)))
+        part = LocalShard(shape, dim, Shard(dim, sizes).runs(shape[dim], Axis(None, rank, ranks)))
         local = part.take(whole)
         assert tuple(local.shape) == part.local
         middle = data.draw(st.integers(0, local.numel()))
@@ -79,6 +79,6 @@ def test_all_ranks_boxes_are_the_whole_tensor_once(
 
 def test_views_are_live() -> None:
     data = torch.zeros(10)
-    for _, view in Fragment("m", Part((5, 4)), 3, data).boxes():
+    for _, view in Fragment("m", LocalShard((5, 4)), 3, data).boxes():
         view.add_(1)
     assert data.tolist() == [1.0] * 10

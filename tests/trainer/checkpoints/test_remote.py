@@ -17,17 +17,17 @@ import torch
 from swift import Swift, install
 
 from headrace.console.errors import CheckpointError, StorageError
-from headrace.dataplane import storage
+from headrace.dataplane.storage import storage
 from headrace.models.config import load_model_config
 from headrace.models.model import Model
-from headrace.models.parallel.division import Part
-from headrace.trainer import origin
+from headrace.models.parallel.sharding import LocalShard
 from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.fragments import Fragment
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.folder import RunFolder
-from headrace.trainer.layout import Parallel
+from headrace.trainer.layout.groups import Parallel
+from headrace.trainer.weights import source as sources
 
 Save = Callable[..., RunFolder]
 
@@ -50,14 +50,14 @@ def save(folder: Path, group: Any, steps: list[int], **policy: Any) -> None:
     for step in steps:
         where = {"row": step, "tokens": step, "plan_hash": "p", "updates": step, "ledger": ""}
         data = torch.full((30,), float(step))
-        fragment = Fragment("master.w", Part((30,)), 0, data)
+        fragment = Fragment("master.w", LocalShard((30,)), 0, data)
         keeper.save([fragment], RunState(step=step, seed=1, run="me", **where))
     keeper.wait()
 
 
 def read(path: Path | str, group: Any) -> float:
     target = torch.zeros(30)
-    saver.load(path, [Fragment("master.w", Part((30,)), 0, target)], group)
+    saver.load(path, [Fragment("master.w", LocalShard((30,)), 0, target)], group)
     assert target.eq(target[0]).all()
     return float(target[0])
 
@@ -72,7 +72,7 @@ def test_the_files_are_there_and_the_record_here(
     (there,) = store.whole(url)
     assert (record / "remote").read_text() == there and there.startswith(f"{url}/step-00000003.")
     for path in (str(run.root), str(record), there, url):  # the last two need no folder at all
-        found = origin.find(path)
+        found = sources.find(path)
         assert found.model == model.config
         weights = found.weights()
         for name, parameter in model.named_parameters():

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from headrace.console.errors import CheckpointError, StorageError
-from headrace.models.parallel.division import Part
+from headrace.models.parallel.sharding import LocalShard
 from headrace.trainer.checkpoints import saver, store, tensors
 from headrace.trainer.checkpoints.fragments import Fragment
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.store import RunState
-from headrace.trainer.layout import Parallel
+from headrace.trainer.layout.groups import Parallel
 
 
 def state(step: int) -> RunState:
@@ -24,7 +24,7 @@ def state(step: int) -> RunState:
 
 
 def fragment(data: torch.Tensor) -> Fragment:
-    return Fragment("master.w", Part(tuple(data.shape)), 0, data.view(-1))
+    return Fragment("master.w", LocalShard(tuple(data.shape)), 0, data.view(-1))
 
 
 def test_a_save_holds_the_values_of_its_moment(

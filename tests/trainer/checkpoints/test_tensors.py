@@ -7,10 +7,10 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from headrace.console.errors import CheckpointError, StorageError
-from headrace.models.parallel.division import Part
+from headrace.models.parallel.sharding import LocalShard
 from headrace.trainer.checkpoints import tensors
 from headrace.trainer.checkpoints.fragments import Fragment
-from headrace.trainer.layout import Parallel
+from headrace.trainer.layout.groups import Parallel
 
 
 def halves(key: str, whole: torch.Tensor, cut: int) -> list[Fragment]:
@@ -18,8 +18,8 @@ def halves(key: str, whole: torch.Tensor, cut: int) -> list[Fragment]:
     flat = whole.flatten()
     shape = tuple(whole.shape)
     return [
-        Fragment(key, Part(shape), 0, flat[:cut].clone()),
-        Fragment(key, Part(shape), cut, flat[cut:].clone()),
+        Fragment(key, LocalShard(shape), 0, flat[:cut].clone()),
+        Fragment(key, LocalShard(shape), cut, flat[cut:].clone()),
     ]
 
 
@@ -33,7 +33,10 @@ def test_what_is_written_in_one_cut_is_read_in_another(tmp_path: Path, parallel:
 
 def test_torchs_own_tools_read_the_files(tmp_path: Path, parallel: Parallel) -> None:
     whole, scalar = torch.randn(6, 4), torch.tensor(3.5)
-    fragments = [*halves("master.w", whole, 9), Fragment("master.s", Part(()), 0, scalar.view(1))]
+    fragments = [
+        *halves("master.w", whole, 9),
+        Fragment("master.s", LocalShard(()), 0, scalar.view(1)),
+    ]
     tensors.write(tmp_path / "t", fragments, parallel.control)
     dcp_to_torch_save(tmp_path / "t", tmp_path / "one.pt")
     read = torch.load(tmp_path / "one.pt")

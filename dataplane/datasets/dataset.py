@@ -1,0 +1,263 @@
+"""A dataset as one long sequence of tokens: any span of it, and the documents in it."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...console.errors import PlanError
+from ..arrays import Bytes, Int64, Tokens
+from ..shards.documents import DocumentOrigin
+from ..storage import storage
+from . import manifest as manifests
+from .cache import Cache
+from .chunks import CHUNK_BYTES
+from .manifest import Shard
+from .open_shard import OpenShard, OpenShards
+from .shard_file import CachedShardFile, LocalShardFile, ShardFile
+
+TABLE_READERS = 16
+"""Shard tables read in parallel: on an object store each is a request."""
+
+
+@dataclass(frozen=True)
+class DocumentSpan:
+    """A document of which a span of tokens holds at least one token."""
+
+    number: int
+    """Its number in the dataset."""
+    first_token: int
+    """Offset in the dataset."""
+    tokens: int
+    """Length of the whole document, end token included."""
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """Views of the shards that rows lie in, to be copied by one call."""
+
+    tokens: list[Tokens] = field(default_factory=list)
+    starts: list[Int64] = field(default_factory=list)
+    """Token offsets in the shard at which documents begin, after a row's first token."""
+    offsets: list[int] = field(default_factory=list)
+    """Added to each array of `starts`, it gives places in the rows laid side by side."""
+    shards: set[OpenShard] = field(default_factory=set)
+
+    def document_starts(self) -> Int64:
+        """Return the places at which documents begin, in the rows laid side by side."""
+        if not self.starts:
+            return np.empty(0, np.int64)
+        offsets = np.repeat(self.offsets, [len(starts) for starts in self.starts])
+        places: Int64 = np.concatenate(self.starts) + offsets
+        return places
+
+
+class Dataset:
+    """A dataset, opened for reading. Thread-safe."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        generations: int | None = None,
+        cache: Cache | None = None,
+        open_shards: OpenShards | None = None,
+    ) -> None:
+        """Open a dataset, or its first `generations` generations."""
+        self.url = url
+        self.manifest = manifests.load(url)
+        self.generations = self.manifest.generations[:generations]
+        self.cache = cache
+        self._open: dict[int, OpenShard] = {}
+        self._open_shards = open_shards or OpenShards()
+        self._lock = threading.Lock()
+        self._shards: list[Shard] | None = None
+
+    @property
+    def hash(self) -> str:
+        return self.generations[-1].hash
+
+    @cached_property
+    def weight_table(self) -> npt.NDArray[np.float32] | None:
+        """The loss weight of each code, or None if the dataset has no weight codes."""
+        weights = self.manifest.weights
+        return None if weights is None else np.array(weights, np.float32)
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The shard tables, read on first use: chunk hashes take about 8 KB for a 64 MB shard."""
+        with self._lock:
+            if self._shards is None:
+                with ThreadPoolExecutor(TABLE_READERS) as pool:
+                    tables = pool.map(partial(manifests.load_table, self.url), self.generations)
+                    self._shards = [shard for table in tables for shard in table]
+            return self._shards
+
+    @cached_property
+    def shard_tokens(self) -> Int64:
+        """Tokens before each shard, then the total."""
+        return np.cumsum([0, *(shard.tokens for shard in self.shards)], dtype=np.int64)
+
+    @cached_property
+    def _shard_tokens(self) -> list[int]:
+        """The same as a list: bisecting it is several times faster."""
+        tokens: list[int] = self.shard_tokens.tolist()
+        return tokens
+
+    @cached_property
+    def shard_documents(self) -> Int64:
+        """Documents before each shard, then the total."""
+        return np.cumsum([0, *(shard.documents for shard in self.shards)], dtype=np.int64)
+
+    def fill(
+        self, start: int, out: npt.NDArray[Any], codes: npt.NDArray[np.uint8] | None = None
+    ) -> None:
+        """Copy the tokens from `start` on, and optionally their weight codes, into arrays."""
+        parts = list(self._parts(start, start + len(out)))
+        copy_all([view for shard, _, low, high in parts for view in shard.tokens(low, high)], out)
+        if codes is not None:
+            copy_all(self.codes(start, start + len(out)), codes)
+
+    def codes(self, start: int, end: int) -> list[Bytes]:
+        """Return views of the weight codes of the tokens [start, end), in order."""
+        parts = self._parts(start, end)
+        return [view for shard, _, low, high in parts for view in shard.codes(low, high)]
+
+    def document_starts(self, start: int, end: int) -> Int64:
+        """Return the tokens in [start, end) at which a document begins."""
+        starts = [
+            shard.document_starts(low, high) + first
+            for shard, first, low, high in self._parts(start, end)
+        ]
+        return np.concatenate([*starts, np.empty(0, np.int64)])
+
+    def gather(self, start: int, end: int, place: int, into: Gathered) -> None:
+        """Add the row of the tokens [start, end). `place` is the row's own place among the rows."""
+        for shard, first, low, high in self._parts(start, end):
+            if shard not in into.shards:
+                shard.file.refresh()
+                into.shards.add(shard)
+            into.tokens.extend(shard.tokens(low, high))
+            into.starts.append(shard.document_starts(start - first + 1, high))
+            into.offsets.append(first - start + place)
+
+    def documents(self, start: int, end: int) -> list[DocumentSpan]:
+        """Return the documents of which [start, end) holds a token."""
+        spans = []
+        for shard, first, inside, last in self._parts(start, end):
+            starts = shard.layout.document_starts
+            low = int(np.searchsorted(starts, inside, side="right")) - 1
+            high = int(np.searchsorted(starts[:-1], last))
+            before = int(self.shard_documents[shard.number])
+            spans += [
+                DocumentSpan(
+                    number=before + index,
+                    first_token=first + int(starts[index]),
+                    tokens=int(starts[index + 1] - starts[index]),
+                )
+                for index in range(low, high)
+                if starts[index + 1] > starts[index]
+            ]
+        return spans
+
+    def document(self, number: int) -> tuple[int, int]:
+        """Return the tokens [start, end) of a document."""
+        shard = int(np.searchsorted(self.shard_documents, number, side="right")) - 1
+        inside = number - int(self.shard_documents[shard])
+        starts = self.open_shard(shard).layout.document_starts[inside : inside + 2]
+        start, end = (starts + self.shard_tokens[shard]).tolist()
+        return start, end
+
+    def origins(self, first: int, last: int) -> list[DocumentOrigin]:
+        """Return where the documents [first, last) came from."""
+        origins: list[DocumentOrigin] = []
+        while first < last:
+            number = int(np.searchsorted(self.shard_documents, first, side="right")) - 1
+            before = int(self.shard_documents[number])
+            until = min(last, int(self.shard_documents[number + 1]))
+            origins += self.open_shard(number).origins(first - before, until - before)
+            first = until
+        return origins
+
+    def chunks(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the (shard, chunk) pairs whose bytes hold the tokens [start, end)."""
+        pairs = []
+        for shard, _, inside, last in self._parts(start, end):
+            for low, high in shard.byte_ranges(inside, last):
+                chunks = range(low // CHUNK_BYTES, -(-high // CHUNK_BYTES))
+                pairs += [(shard.number, chunk) for chunk in chunks]
+        return pairs
+
+    def shards_with(self, start: int, end: int) -> range:
+        """Return the numbers of the shards that hold the tokens [start, end)."""
+        return range(self._shard_with(start), self._shard_with(end - 1) + 1)
+
+    def open_shard(self, number: int) -> OpenShard:
+        opened = self._open.get(number)
+        if opened is None:
+            shard = self.shards[number]
+            fresh = OpenShard(number, self.file(shard), shard, self.manifest)
+            opened = self._open_shards.keep(self._open, fresh)
+        return opened
+
+    def is_mapped(self, shard: Shard) -> bool:
+        """True if a shard is memory-mapped in place, False if it is read through the cache."""
+        return storage.is_local(self.url) and shard.stored_name is None
+
+    def file(self, shard: Shard) -> ShardFile:
+        if self.is_mapped(shard):
+            return LocalShardFile(self.url, shard)
+        if self.cache is None:
+            self.cache = Cache()
+        return CachedShardFile(self.url, shard, self.cache)
+
+    def _parts(self, start: int, end: int) -> Iterator[tuple[OpenShard, int, int, int]]:
+        """Yield the shards that hold [start, end): shard, its first token in the dataset, and the
+        range [low, high) of its own tokens."""
+        tokens, number = self._shard_tokens, self._shard_with(start)
+        while start < end:
+            first, last = tokens[number], min(end, tokens[number + 1])
+            yield (
+                self._open.get(number) or self.open_shard(number),
+                first,
+                start - first,
+                last - first,
+            )
+            start, number = last, number + 1
+
+    def _shard_with(self, token: int) -> int:
+        return bisect_right(self._shard_tokens, token) - 1
+
+
+def copy_all(views: list[npt.NDArray[Any]], out: npt.NDArray[Any]) -> None:
+    """Copy views side by side into an array, which may have a wider type."""
+    if views:
+        np.concatenate(views, out=out, casting="same_kind")
+
+
+def open_pinned(
+    url: str,
+    *,
+    hash: str,
+    generations: int,
+    name: str,
+    cache: Cache | None = None,
+    open_shards: OpenShards | None = None,
+) -> Dataset:
+    """Open the dataset that a plan names; raise if the one at `url` has another hash."""
+    dataset = Dataset(url, generations=generations, cache=cache, open_shards=open_shards)
+    if len(dataset.generations) < generations or dataset.hash != hash:
+        raise PlanError(
+            f"the dataset of source {name} is not the one that the plan was made for",
+            where=url,
+            hint="put the planned dataset back, or make a new plan with `mixtures plan`",
+        )
+    return dataset

@@ -1,0 +1,237 @@
+"""The manifest: the description of a dataset, and the hashes that prove it complete.
+
+    URL/
+      manifest.json                 the head: tokenizer, settings, generations; written last
+      tables/<hash>.arrow           one per generation: its shards with their hashes
+      shards/<hash>.<format>        tokens
+
+The head takes a few KB whatever the size of the dataset: making a plan reads totals only. Shard
+tables are read when shards are opened. A dataset grows by whole generations, which are only
+appended. Each has a hash that chains its predecessor's, so the hash after g generations identifies
+exactly their tokens, in every mirror of the dataset.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ...console.errors import IntegrityError, StorageError
+from ..storage import storage
+
+VERSION = 1
+NAME = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerInfo:
+    """The tokenizer of a dataset; `spec` holds the arguments that restore it."""
+
+    kind: str
+    fingerprint: str
+    """Hash of the meaning of the ids; all datasets of a mixture have the same."""
+    vocab_size: int
+    end_of_document: int | None
+    """The id that ends every document; None if an indexed dataset has none."""
+    spec: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One file of a dataset."""
+
+    name: str
+    """Relative to the dataset's URL."""
+    size: int
+    """Bytes of the (uncompressed) file."""
+    documents: int
+    tokens: int
+    hash: str
+    """sha256 over the size and the digests of the file's chunks."""
+    chunks: bytes = field(repr=False)
+    """sha256 digests (32 bytes) of the chunks of the (uncompressed) file, in order."""
+    task: str = ""
+    """Id of the build task that wrote it and can write it again."""
+    stored_name: str | None = None
+    """The compressed file, if the dataset is compressed; `hash` is of its decompressed content."""
+    stored_size: int | None = None
+    stored_hash: str | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+    """Further data that the shard format needs, such as the index of a Megatron file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """A complete build, appended to the dataset."""
+
+    documents: int
+    tokens: int
+    size: int
+    """Bytes of all its shards."""
+    shards: int
+    table: str
+    """The shard table's name, relative to the dataset's URL."""
+    table_hash: str
+    provenance: dict[str, Any] = field(default_factory=dict)
+    """Inputs with sizes, counts of dropped documents, versions of programs."""
+    hash: str = ""
+    """Hash over the previous generation's hash and this generation's content."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    format: str
+    """A name in dataplane.shards.FORMATS."""
+    dtype: str
+    """uint16 or uint32."""
+    tokenizer: TokenizerInfo
+    weights: tuple[float, ...] | None = None
+    """The loss-weight table that the shards' weight codes index, if there is one."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    generations: tuple[Generation, ...] = ()
+    version: int = VERSION
+
+    @property
+    def documents(self) -> int:
+        return sum(generation.documents for generation in self.generations)
+
+    @property
+    def tokens(self) -> int:
+        return sum(generation.tokens for generation in self.generations)
+
+    @property
+    def hash(self) -> str:
+        return self.generations[-1].hash if self.generations else self._root()
+
+    def append(self, generation: Generation) -> Manifest:
+        """Return the manifest with one more generation, chained to its predecessors."""
+        chained = _digest(self.hash, generation.table_hash, generation.tokens)
+        return replace(self, generations=(*self.generations, replace(generation, hash=chained)))
+
+    def _root(self) -> str:
+        """Hash of the properties that all generations share and that give tokens their meaning."""
+        return _digest(self.format, self.dtype, self.tokenizer.fingerprint, self.weights)
+
+
+def load(url: str) -> Manifest:
+    """Read a dataset's manifest and verify its seal."""
+    where = storage.join(url, NAME)
+    try:
+        text = storage.read(where)
+    except StorageError as error:
+        relative = storage.is_local(url) and not storage.local_path(url).is_absolute()
+        raise StorageError(
+            f"no dataset at {url}: {error.what}",
+            where=f"below {Path.cwd()}, where this command was run" if relative else None,
+            hint="build one there with `tokenize build`, or index an existing one with "
+            "`tokenize index`",
+        ) from None
+    try:
+        data = json.loads(text)
+        seal = data.pop("seal")
+        if data["version"] != VERSION:
+            raise StorageError(
+                f"{where} has format version {data['version']}; this headrace reads {VERSION}",
+                hint="use the headrace that wrote it, or build the dataset again",
+            )
+        if seal != _digest(data):
+            raise IntegrityError(f"{where} was changed after it was written", hint=_REBUILD)
+        weights = data["weights"]
+        manifest = Manifest(
+            **{
+                **data,
+                "tokenizer": TokenizerInfo(**data["tokenizer"]),
+                "weights": None if weights is None else tuple(weights),
+                "generations": tuple(Generation(**item) for item in data["generations"]),
+            }
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise IntegrityError(f"{where} is not a whole manifest: {error!r}", hint=_REBUILD) from None
+    chained = replace(manifest, generations=())
+    for generation in manifest.generations:
+        chained = chained.append(replace(generation, hash=""))
+    if chained != manifest:
+        raise IntegrityError(f"the generations of {where} do not chain", hint=_REBUILD)
+    return manifest
+
+
+def save(url: str, manifest: Manifest) -> None:
+    """Write the head atomically. This makes the generations of `manifest` part of the dataset."""
+    data = asdict(manifest)
+    data["weights"] = None if manifest.weights is None else list(manifest.weights)
+    data["generations"] = [asdict(generation) for generation in manifest.generations]
+    data = json.loads(json.dumps(data))
+    text = json.dumps({**data, "seal": _digest(data)}, indent=1)
+    storage.write(storage.join(url, NAME), text.encode())
+
+
+def totals(shards: Sequence[Shard]) -> dict[str, Any]:
+    """Return the totals of a generation's shards."""
+    return {
+        "documents": sum(shard.documents for shard in shards),
+        "tokens": sum(shard.tokens for shard in shards),
+        "size": sum(shard.size for shard in shards),
+        "shards": len(shards),
+    }
+
+
+def write_generation(
+    url: str, shards: Sequence[Shard], provenance: dict[str, Any] | None = None
+) -> Generation:
+    """Write the shard table of a generation; return the generation's entry for the head."""
+    import pyarrow as pa
+
+    rows = [{**asdict(shard), "details": json.dumps(shard.details)} for shard in shards]
+    table = pa.Table.from_pylist(rows, schema=_table_schema())
+    sink = io.BytesIO()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    digest = hashlib.sha256(sink.getvalue()).hexdigest()
+    name = f"tables/{digest[:32]}.arrow"
+    storage.write(storage.join(url, name), sink.getvalue())
+    return Generation(**totals(shards), table=name, table_hash=digest, provenance=provenance or {})
+
+
+def load_table(url: str, generation: Generation) -> list[Shard]:
+    """Return the shards of one generation, in order."""
+    import pyarrow as pa
+
+    where = storage.join(url, generation.table)
+    data = storage.read(where)
+    if hashlib.sha256(data).hexdigest() != generation.table_hash:
+        raise IntegrityError(f"{where} does not match the hash in the manifest", hint=_REBUILD)
+    rows = pa.ipc.open_file(pa.BufferReader(data)).read_all().to_pylist()
+    return [Shard(**{**row, "details": json.loads(row["details"])}) for row in rows]
+
+
+def _digest(*parts: Any) -> str:
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _table_schema() -> Any:
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("name", pa.string()),
+            ("size", pa.int64()),
+            ("documents", pa.int64()),
+            ("tokens", pa.int64()),
+            ("hash", pa.string()),
+            ("chunks", pa.binary()),
+            ("task", pa.string()),
+            ("stored_name", pa.string()),
+            ("stored_size", pa.int64()),
+            ("stored_hash", pa.string()),
+            ("details", pa.string()),
+        ]
+    )
+
+
+_REBUILD = "restore it from a copy, or build the dataset again (finished shards are reused)"

@@ -1,0 +1,119 @@
+"""Open shards: their layout in memory, and views of their tokens."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import deque
+
+import numpy as np
+
+from ...console.errors import IntegrityError
+from ..arrays import Bytes, Int64, Tokens
+from ..shards import shard_format
+from ..shards.documents import DocumentOrigin
+from ..shards.format import ShardLayout
+from .manifest import Manifest, Shard
+from .shard_file import ShardFile
+
+OPEN_SHARDS = 512
+"""Shards that a reader keeps open. Each costs its document offsets and a file descriptor, and the
+usual limit is 1,024 descriptors per process."""
+
+
+class OpenShard:
+    """A shard with its layout in memory."""
+
+    def __init__(self, number: int, file: ShardFile, shard: Shard, manifest: Manifest) -> None:
+        self.number = number
+        self.file = file
+        self.shard = shard
+        self.format = shard_format(manifest.format)
+        self.dtype = np.dtype(manifest.dtype).newbyteorder("<")
+        self.layout: ShardLayout = self.format.layout(
+            self._read, shard.size, dtype=manifest.dtype, details=shard.details
+        )
+        # Indexing a list is several times faster than indexing an array.
+        self._width = self.dtype.itemsize
+        self._run_tokens: list[int] = self.layout.run_tokens.tolist()
+        self._run_bytes: list[int] = self.layout.run_bytes.tolist()
+        starts = self.layout.document_starts
+        self._document_starts = starts[:-1]
+        if starts[-1] != shard.tokens or len(starts) != shard.documents + 1:
+            raise IntegrityError(
+                f"{shard.name} holds {int(starts[-1])} tokens in {len(starts) - 1} documents; its "
+                f"manifest says {shard.tokens} in {shard.documents}"
+            )
+
+    def tokens(self, start: int, end: int) -> list[Tokens]:
+        """Return views of the tokens [start, end), in order."""
+        width, views = self._width, []
+        run = bisect_right(self._run_tokens, start) - 1
+        while start < end:
+            last = min(end, self._run_tokens[run + 1])
+            byte = self._run_bytes[run] + (start - self._run_tokens[run]) * width
+            views.append(self.file.read(byte, byte + (last - start) * width).view(self.dtype))
+            start, run = last, run + 1
+        return views
+
+    def codes(self, start: int, end: int) -> list[Bytes]:
+        """Return views of the weight codes of the tokens [start, end), in order."""
+        places = self.layout.weight_bytes
+        assert places is not None, "a dataset with a loss-weight table has codes in every shard"
+        views = []
+        run = bisect_right(self._run_tokens, start) - 1
+        while start < end:
+            last = min(end, self._run_tokens[run + 1])
+            byte = int(places[run]) + start - self._run_tokens[run]
+            views.append(self.file.read(byte, byte + last - start))
+            start, run = last, run + 1
+        return views
+
+    def document_starts(self, start: int, end: int) -> Int64:
+        """Return the tokens in [start, end) at which a document begins."""
+        starts = self._document_starts
+        inside: Int64 = starts[starts.searchsorted(start) : starts.searchsorted(end)]
+        return inside
+
+    def origins(self, first: int, last: int) -> list[DocumentOrigin]:
+        return self.format.origins(
+            self._read, self.shard.size, first, last, details=self.shard.details
+        )
+
+    def byte_ranges(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the byte ranges that hold the tokens [start, end) and their weight codes."""
+        layout, width = self.layout, self._width
+        ranges = []
+        for run in range(bisect_right(self._run_tokens, start) - 1, len(self._run_bytes)):
+            run_start, run_end = self._run_tokens[run], self._run_tokens[run + 1]
+            if run_start >= end:
+                break
+            low, high = max(start, run_start) - run_start, min(end, run_end) - run_start
+            byte = self._run_bytes[run]
+            ranges.append((byte + low * width, byte + high * width))
+            if layout.weight_bytes is not None:
+                byte = int(layout.weight_bytes[run])
+                ranges.append((byte + low, byte + high))
+        return ranges
+
+    def _read(self, start: int, end: int) -> bytes:
+        return self.file.read(start, end).tobytes()
+
+
+class OpenShards:
+    """Limits the open shards of all datasets of a reader together; the oldest is closed first."""
+
+    def __init__(self) -> None:
+        self._order: deque[tuple[dict[int, OpenShard], int]] = deque()
+        self._lock = threading.Lock()
+
+    def keep(self, opened: dict[int, OpenShard], shard: OpenShard) -> OpenShard:
+        """Add a shard to its dataset's open shards, or return the one that is there."""
+        with self._lock:
+            kept = opened.setdefault(shard.number, shard)
+            if kept is shard:
+                self._order.append((opened, shard.number))
+                if len(self._order) > OPEN_SHARDS:
+                    others, number = self._order.popleft()
+                    del others[number]
+            return kept

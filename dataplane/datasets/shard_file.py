@@ -1,0 +1,116 @@
+"""The bytes of one shard, each chunk verified against its hash when it is first read.
+
+A local shard is memory-mapped, so reading copies nothing. Its file may change while it is mapped:
+readers call `refresh` first, and a changed file is mapped and verified anew. A remote or compressed
+shard is read through the cache, which verifies chunks as they arrive.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from ...console.errors import IntegrityError, StorageError
+from ..arrays import Bytes
+from ..storage import storage
+from .cache import Cache
+from .chunks import CHUNK_BYTES, RESTORE, check_chunk, check_chunk_table, spans
+from .manifest import Shard
+
+NOTHING = np.empty(0, np.uint8)
+
+
+class ShardFile(Protocol):
+    """The verified bytes of a shard."""
+
+    def read(self, start: int, end: int) -> Bytes:
+        """Return the bytes [start, end)."""
+
+    def refresh(self) -> None:
+        """Map the file again if it has changed since it was verified."""
+
+
+class LocalShardFile:
+    """A memory-mapped shard."""
+
+    def __init__(self, url: str, shard: Shard) -> None:
+        self.where = storage.join(url, shard.name)
+        self.shard = shard
+        check_chunk_table(self.where, shard)
+        self._path = storage.local_path(self.where)
+        self._map()
+
+    def read(self, start: int, end: int) -> Bytes:
+        first, last = start // CHUNK_BYTES, -(-end // CHUNK_BYTES)
+        while (number := self.unchecked.find(1, first, last)) >= 0:
+            chunk = self.data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+            check_chunk(self.where, self.shard, number, chunk)
+            self.unchecked[number] = 0
+        return self.data[start:end]
+
+    def refresh(self) -> None:
+        if self._state() != self.state:
+            self._map()
+
+    def _map(self) -> None:
+        self.state = self._state()
+        size = self.state[0]
+        if size != self.shard.size:
+            raise IntegrityError(
+                f"{self.where} has {size:,} bytes, and its manifest says {self.shard.size:,}",
+                hint=RESTORE,
+            )
+        try:
+            # A plain array over the map: slicing an np.memmap costs more than copying a row.
+            data: Bytes = np.asarray(np.memmap(self._path, np.uint8, "r")) if size else NOTHING
+        except (OSError, ValueError) as error:  # ValueError: the file has just become empty
+            raise self._unreadable(error) from None
+        self.data = data
+        self.unchecked = bytearray(b"\1" * -(-size // CHUNK_BYTES))
+
+    def _state(self) -> tuple[int, int, int]:
+        """Return what changes with the file: its size, modification time and inode."""
+        try:
+            status = self._path.stat()
+        except OSError as error:
+            raise self._unreadable(error) from None
+        return status.st_size, status.st_mtime_ns, status.st_ino
+
+    def _unreadable(self, error: Exception) -> StorageError:
+        reason = getattr(error, "strerror", None) or error
+        return StorageError(f"cannot read the shard {self.where}: {reason}", hint=RESTORE)
+
+
+class CachedShardFile:
+    """A shard read through the cache."""
+
+    def __init__(self, url: str, shard: Shard, cache: Cache) -> None:
+        check_chunk_table(storage.join(url, shard.name), shard)
+        self.url, self.shard, self.cache = url, shard, cache
+        self.unchecked = bytearray(b"\1" * (len(shard.chunks) // 32))
+
+    def read(self, start: int, end: int) -> Bytes:
+        first, last = start // CHUNK_BYTES, -(-end // CHUNK_BYTES)
+        whole: dict[int, Bytes] = {}
+        for low, high in spans(number for number in range(first, last) if self.unchecked[number]):
+            whole |= self._chunks(low, high)
+            self.unchecked[low:high] = bytes(high - low)
+        parts = []
+        for number in range(first, last):
+            base = number * CHUNK_BYTES
+            low, high = max(start - base, 0), min(end - base, CHUNK_BYTES)
+            part = None
+            if number not in whole:
+                part = self.cache.part(self.shard, number, low, high)
+                if part is None:  # it was evicted
+                    whole |= self._chunks(number, number + 1)
+            parts.append(whole[number][low:high] if part is None else part)
+        return parts[0] if len(parts) == 1 else np.concatenate([*parts, NOTHING])
+
+    def refresh(self) -> None:
+        """Nothing to do: a cached chunk never changes; if fetched again, it is a new file."""
+
+    def _chunks(self, first: int, last: int) -> dict[int, Bytes]:
+        chunks = self.cache.chunks(self.url, self.shard, first, last)
+        return dict(zip(range(first, last), chunks, strict=True))

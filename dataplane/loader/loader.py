@@ -1,0 +1,200 @@
+"""The loader: the micro-batches of one data-parallel rank, step by step.
+
+The plan decides the rows of a step; each rank takes a contiguous range of them. The numbers of
+ranks, workers and micro-batches decide who reads a row, never which rows a step has.
+
+    step → its rows → this rank's rows → micro-batches of `micro_batch` rows, padded to that size
+
+Worker processes read whole steps ahead into shared memory, and batches are views of it. The shared
+memory is unlinked at once, so killed processes leak nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...console.errors import ConfigError, Problem
+from ..arrays import Int64
+from ..datasets.cache import Cache
+from ..order.plan import Plan
+from .rank_rows import GROUP_BYTES, RankReader, RankRows, RowGroup
+from .workers import SENT_BYTES, read_ahead
+
+if TYPE_CHECKING:
+    import torch
+
+PADDING = -1
+ToTensor = Callable[[npt.NDArray[Any]], "torch.Tensor"]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A micro-batch: `B` rows of `L` tokens."""
+
+    tokens: torch.Tensor
+    """int64 [B, L]; with context parallelism [B, L / N], this rank's part of each row."""
+    targets: torch.Tensor
+    """int64, shape of `tokens`."""
+    weights: torch.Tensor
+    """float32, shape of `tokens`; 0 for masked targets and in padding rows."""
+    cu_seqlens: torch.Tensor
+    """int32: document starts in the B·L tokens laid side by side, then B·L. Covers whole rows on
+    every context rank, because documents cross the cuts."""
+    rows: Int64
+    """Row numbers in the stream; PADDING in padding rows."""
+    sources: npt.NDArray[np.int32]
+    """Indices into the plan's sources."""
+    digests: list[bytes]
+    """16 bytes for each row that is not padding, in order."""
+    part: slice
+    """The places of a row that this context rank has, of L."""
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """int32, shape of `tokens`: each token's position in its document's fragment in the row."""
+        import torch
+
+        bounds = self.cu_seqlens.numpy()
+        places = np.arange(bounds[-1], dtype=np.int32) - np.repeat(bounds[:-1], np.diff(bounds))
+        return torch.from_numpy(places).view(len(self.tokens), -1)[:, self.part]
+
+
+class Loader:
+    """Iterates over the plan's steps from `start_step` on. Each item is a list of micro-batches;
+    the number is equal on all ranks. A context rank gets a contiguous part of every row."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        micro_batch: int,
+        rank: int = 0,
+        world: int = 1,
+        context_rank: int = 0,
+        context_size: int = 1,
+        start_step: int | None = None,
+        workers: int = 0,
+        pin_memory: bool = False,
+        digests: bool = True,
+        cache: Cache | None = None,
+    ) -> None:
+        problems = []
+        if not 0 <= rank < world or micro_batch < 1 or workers < 0:
+            problem = f"rank {rank} of {world}, {micro_batch} rows a micro-batch, {workers} workers"
+            problems.append(Problem("", problem))
+        if start_step is not None and not plan.first_step <= start_step <= plan.last_step:
+            problem = f"step {start_step} is not in the plan, whose steps are {plan.first_step} to "
+            problems.append(Problem("", f"{problem}{plan.last_step - 1}"))
+        if not 0 <= context_rank < context_size:
+            problems.append(Problem("", f"context rank {context_rank} of {context_size}"))
+        problems += [
+            Problem(
+                f"phases.{phase.name}.seq_len",
+                f"{phase.seq_len:,} tokens cannot be cut into {context_size} equal parts",
+            )
+            for phase in plan.phases
+            if phase.seq_len % context_size
+        ]
+        if pin_memory and not _has_cuda():
+            problems.append(Problem("pin_memory", "no CUDA device was found"))
+        if problems:
+            raise ConfigError("the loader", problems)
+        first = plan.first_step if start_step is None else start_step
+        self.rank_rows = RankRows(
+            plan=plan,
+            rank=rank,
+            world=world,
+            start_step=first,
+            digests=digests,
+            group_bytes=SENT_BYTES if workers else GROUP_BYTES,
+        )
+        self.micro_batch = micro_batch
+        self.context_rank, self.context_size = context_rank, context_size
+        self.workers = workers
+        self.pin_memory = pin_memory
+        self.cache = cache
+
+    @property
+    def steps(self) -> range:
+        return range(self.rank_rows.start_step, self.rank_rows.plan.last_step)
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        for group in self._groups():
+            yield from self._steps(group)
+
+    def _groups(self) -> Iterator[RowGroup]:
+        if self.workers:
+            yield from read_ahead(self.rank_rows, self.workers, self.cache)
+            return
+        with closing(RankReader(self.rank_rows, self.cache)) as reader:
+            for group in self.rank_rows.groups():
+                yield reader.read(group)
+
+    def _steps(self, group: RowGroup) -> Iterator[list[Batch]]:
+        """Split a group into steps of micro-batches; all ranks get equal numbers."""
+        import torch
+
+        size = self.micro_batch
+        tensor = _pinned if self.pin_memory else torch.from_numpy
+        most = -(-self.rank_rows.plan.step(group.steps[0]).rows // self.rank_rows.world)
+        rows = len(group.labels.rows) // len(group.steps)
+        for number in range(len(group.steps)):
+            first, last = number * rows, (number + 1) * rows
+            yield [
+                self._batch(group, begin, min(begin + size, last), tensor)
+                for begin in range(first, first + most, size)
+            ]
+
+    def _batch(self, group: RowGroup, first: int, last: int, tensor: ToTensor) -> Batch:
+        """Return the rows [first, last) of a group as a micro-batch, padded to its size."""
+        labels, chosen = group.labels, slice(first, last)
+        rows, sources = labels.rows[chosen], labels.sources[chosen]
+        tokens, weights = group.arrays.tokens[chosen], group.arrays.weights[chosen]
+        length = weights.shape[1]
+        begin, end = first * length, last * length
+        low, high = labels.boundaries.searchsorted((begin, end))
+        bounds = labels.boundaries[low : high + 1] - begin
+        missing = self.micro_batch - len(rows)
+        if missing:
+            ends = np.arange(len(rows) + 1, self.micro_batch + 1) * length
+            bounds = np.concatenate([bounds, ends])
+            rows, sources = _padded(rows, missing, PADDING), _padded(sources, missing, 0)
+            tokens, weights = _padded(tokens, missing, 0), _padded(weights, missing, 0)
+        part = slice(
+            self.context_rank * length // self.context_size,
+            (self.context_rank + 1) * length // self.context_size,
+        )
+        return Batch(
+            tokens=tensor(tokens[:, part]),
+            targets=tensor(tokens[:, part.start + 1 : part.stop + 1]),
+            weights=tensor(weights[:, part]),
+            cu_seqlens=tensor(bounds.astype(np.int32)),
+            rows=rows,
+            sources=sources,
+            digests=labels.digests[chosen],
+            part=part,
+        )
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _pinned(array: npt.NDArray[Any]) -> torch.Tensor:
+    import torch
+
+    tensor = torch.from_numpy(array)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
+
+
+def _padded(values: npt.NDArray[Any], missing: int, padding: int) -> npt.NDArray[Any]:
+    """Return the array with `missing` rows of padding appended."""
+    return np.concatenate([values, np.full((missing, *values.shape[1:]), padding, values.dtype)])

@@ -1,0 +1,196 @@
+"""Prefetching in the known order: the chunks of the next steps are fetched before they are read.
+
+The stream gives the chunks of every later block of rows, so nothing is guessed. One thread walks
+ahead of the reader, block by block, and opens datasets and shards. Other threads fetch the chunks,
+those needed soonest first, each together with adjacent chunks that will be needed as well: the
+fixed cost of a request exceeds that of its bytes. The walk is limited to a part of the cache, so
+that prefetched chunks are not evicted before they are read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from logging import DEBUG, WARNING
+
+from ...console.errors import UserError
+from ...console.log import get_logger
+from ..datasets.cache import Cache
+from ..datasets.cache_folder import Wanted
+from ..datasets.chunks import CHUNK_BYTES
+from ..datasets.manifest import Shard
+from ..order.stream import Located
+from .rows import RowReader
+
+log = get_logger(__name__)
+
+Chunk = tuple[str, int]
+"""A shard's hash and the number of a chunk."""
+
+THREADS = 16
+RUN = 16
+"""Most chunks of one request: 4 MiB, which stores serve nearly as fast as whole objects."""
+BURST = 256
+"""Chunks that the walk collects before it starts fetches, so that adjacent ones are joined."""
+CACHE_FRACTION = 2
+"""Chunks fetched and not yet read take at most 1/2 of the cache."""
+MOST_AHEAD = 4 << 30
+"""... and at most these bytes."""
+
+
+class Queue:
+    """Chunks to fetch, first in first out, except that adjacent chunks are taken together."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.order: deque[tuple[str, Shard, int]] = deque()
+        self.waiting: defaultdict[str, set[int]] = defaultdict(set)
+
+    def add(self, url: str, shard: Shard, number: int) -> None:
+        with self.lock:
+            self.order.append((url, shard, number))
+            self.waiting[shard.hash].add(number)
+
+    def take(self) -> tuple[str, Shard, int, int] | None:
+        """Take the first waiting chunk and its waiting neighbours: (url, shard, first, last)."""
+        with self.lock:
+            while self.order:
+                url, shard, number = self.order.popleft()
+                waiting = self.waiting[shard.hash]
+                if number not in waiting:
+                    continue
+                first, last = number, number + 1
+                while last in waiting and last - first < RUN:
+                    last += 1
+                while first - 1 in waiting and last - first < RUN:
+                    first -= 1
+                waiting.difference_update(range(first, last))
+                return url, shard, first, last
+        return None
+
+
+class Prefetcher:
+    """Fetches ahead of a reader that reads `blocks` in order."""
+
+    def __init__(self, reader: RowReader, cache: Cache, blocks: Iterable[Located]) -> None:
+        self.reader, self.cache, self.blocks = reader, cache, blocks
+        self.limit = min(cache.folder.max_bytes // CACHE_FRACTION, MOST_AHEAD)
+        self.ahead: deque[tuple[int, list[Chunk]]] = deque()
+        """Numbers and chunks of the blocks between the reader and the walk."""
+        self.finished = 0
+        self.wanted: Wanted = {}
+        cache.folder.wanted.append(self.wanted)
+        self.queue = Queue()
+        self.opened: set[tuple[int, int]] = set()
+        """Opened shards: (source, shard number)."""
+        self.changed = threading.Condition()
+        self.full = self.stopped = False
+        self.fetchers = ThreadPoolExecutor(THREADS, thread_name_prefix="headrace-fetch")
+        self.openers = ThreadPoolExecutor(THREADS, thread_name_prefix="headrace-open")
+        self.thread = threading.Thread(target=self._walk, name="headrace-prefetch", daemon=True)
+        self.thread.start()
+
+    def done(self) -> None:
+        """Call when the reader has finished a block: its chunks may be evicted."""
+        with self.changed:
+            self.finished += 1
+            while self.ahead and self.ahead[0][0] < self.finished:
+                finished, names = self.ahead.popleft()
+                for name in names:
+                    if self.wanted.get(name) == finished:
+                        del self.wanted[name]
+            self.changed.notify()
+
+    def close(self) -> None:
+        with self.changed:
+            self.stopped = True
+            folder = self.cache.folder
+            folder.wanted = [other for other in folder.wanted if other is not self.wanted]
+            self.changed.notify()
+        for pool in (self.fetchers, self.openers):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _walk(self) -> None:
+        try:
+            added = 0
+            for number, located in enumerate(self.blocks):
+                wanted = self._chunks(located)
+                with self.changed:
+                    if not self._may_go_on():
+                        added = self._fetch_all(added)
+                    self.changed.wait_for(self._may_go_on)
+                    if self.stopped:
+                        return
+                    fresh = [name for name in wanted if name not in self.wanted]
+                    first = not self.ahead
+                    self.wanted.update(dict.fromkeys(wanted, number))
+                    self.ahead.append((number, list(wanted)))
+                for name in fresh:
+                    self.queue.add(*wanted[name])
+                added += len(fresh)
+                if first or added > BURST:  # the reader is waiting for the first
+                    added = self._fetch_all(added)
+            self._fetch_all(added)
+        except Exception as error:
+            self._log("prefetching stopped", error)
+
+    def _may_go_on(self) -> bool:
+        """True below the limit; once reached, not before half of it was read: the more chunks are
+        fetched at once, the more of them are adjacent."""
+        held = len(self.wanted) * CHUNK_BYTES
+        if held >= self.limit:
+            self.full = True
+        elif held < self.limit // 2:
+            self.full = False
+        return self.stopped or not self.ahead or not self.full
+
+    def _fetch_all(self, added: int) -> int:
+        """Start the fetches of all chunks added to the queue; return 0, the new count."""
+        for _ in range(added):
+            self.fetchers.submit(self._fetch)
+        return 0
+
+    def _chunks(self, located: Located) -> dict[Chunk, tuple[str, Shard, int]]:
+        """Return the remote chunks that a block reads, and (url, shard, number) of each."""
+        length = located.length + 1
+        places = list(zip(located.sources.tolist(), located.tokens.tolist(), strict=True))
+        self._open(places, length)
+        chunks = {}
+        for source, token in places:
+            dataset = self.reader.dataset(source)
+            for number, chunk in dataset.chunks(token, token + length):
+                shard = dataset.shards[number]
+                if not dataset.is_mapped(shard):
+                    chunks[shard.hash, chunk] = (dataset.url, shard, chunk)
+        return chunks
+
+    def _open(self, places: list[tuple[int, int]], length: int) -> None:
+        """Open the datasets and shards that rows lie in, in parallel: on an object store each takes
+        several requests in sequence."""
+        sources = {source for source, _ in places} - {source for source, _ in self.opened}
+        if sources:
+            list(self.openers.map(self.reader.dataset, sources))
+        shards = {
+            (source, number)
+            for source, token in places
+            for number in self.reader.dataset(source).shards_with(token, token + length)
+        }
+        fresh = shards - self.opened
+        if fresh:
+            list(self.openers.map(lambda at: self.reader.dataset(at[0]).open_shard(at[1]), fresh))
+            self.opened |= fresh
+
+    def _fetch(self) -> None:
+        try:
+            run = self.queue.take()
+            if run is not None:
+                self.cache.fetch(*run)
+        except Exception as error:
+            self._log("prefetching chunks failed", error)
+
+    def _log(self, what: str, error: Exception) -> None:
+        """Log an error: at DEBUG if the reader will raise it (a user error), else as a warning."""
+        expected = self.stopped or isinstance(error, UserError)
+        log.log(DEBUG if expected else WARNING, "%s: %r", what, error)

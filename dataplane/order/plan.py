@@ -1,0 +1,267 @@
+"""The plan: a mixture resolved against datasets, down to the row; and its hash.
+
+A plan holds everything that decides which tokens row n has, and further settings of a run (URLs,
+batch sizes, learning rates). The hash covers only the former: a new learning rate or a mirror of a
+dataset is not a new order.
+
+A plan that continues another (`parent`) continues its row and step numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ...console.errors import IntegrityError, StorageError
+from ..storage import storage
+from .apportionment import Segment
+from .source_order import Position, Rest, SourceOrder
+from .timeline import PhaseRows, Timeline
+
+VERSION = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSource:
+    """A dataset as the plan uses it."""
+
+    name: str
+    url: str
+    dataset: str
+    """Hash of the dataset's manifest after `generations` generations."""
+    generations: int
+    max_epochs: int
+    order: SourceOrder
+    start: Position = field(default_factory=Position)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """Rows of a phase with constant integer weights, one per source of the plan."""
+
+    rows: int
+    weights: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase(PhaseRows):
+    """A span of rows with its own weights, sequence length, batch and learning rate."""
+
+    stretches: tuple[Stretch, ...]
+    lr: Mapping[str, Any] = field(default_factory=dict)
+    asked_tokens: int = 0
+    """Tokens in the mixture, before rounding to whole steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent:
+    """The plan that this one continues, up to (not including) a row."""
+
+    hash: str
+    row: int
+    run: str = ""
+    """Folder of the run that executed it, as the mixture names it; not part of the order."""
+    phases: Mapping[str, Mapping[str, Fraction]] = field(default_factory=dict)
+    """For each phase of that run and its ancestors, the shares that a replay draws by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Timeline[Phase]):
+    seed: int
+    sources: tuple[PlanSource, ...]
+    phases: tuple[Phase, ...]
+    tokenizer: str
+    """Fingerprint of the tokenizer; equal for all sources."""
+    vocab_size: int
+    isolate_documents: bool = True
+    debts: tuple[Fraction, ...] = ()
+    """Tokens that each source is owed at the start of the plan."""
+    parent: Parent | None = None
+
+    def segments(self) -> list[Segment]:
+        return [
+            Segment(stretch.rows, stretch.weights, phase.seq_len)
+            for phase in self.phases
+            for stretch in phase.stretches
+        ]
+
+    @cached_property
+    def hash(self) -> str:
+        """Identifies the order: plans with equal hashes have equal tokens in every row."""
+        data = self.to_json()
+        order = {
+            "version": VERSION,
+            "parent": self.parent and {"hash": self.parent.hash, "row": self.parent.row},
+            "debts": data["debts"],
+            "isolate_documents": self.isolate_documents,
+            "first_row": self.first_row,
+            "sources": [
+                {name: source[name] for name in ("dataset", "order", "start")}
+                for source in data["sources"]
+            ],
+            "phases": [
+                {name: phase[name] for name in ("rows", "seq_len", "stretches")}
+                for phase in data["phases"]
+            ],
+        }
+        return _digest(order)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "seed": self.seed,
+            "tokenizer": self.tokenizer,
+            "vocab_size": self.vocab_size,
+            "isolate_documents": self.isolate_documents,
+            "debts": [[debt.numerator, debt.denominator] for debt in self.debts],
+            "parent": self.parent and _parent_to_json(self.parent),
+            "sources": [
+                {
+                    **vars(source),
+                    "order": _order_to_json(source.order),
+                    "start": vars(source.start),
+                }
+                for source in self.sources
+            ],
+            "phases": [
+                {
+                    **vars(phase),
+                    "lr": dict(phase.lr),
+                    "stretches": [
+                        {"rows": stretch.rows, "weights": list(stretch.weights)}
+                        for stretch in phase.stretches
+                    ],
+                }
+                for phase in self.phases
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        return cls(
+            seed=data["seed"],
+            tokenizer=data["tokenizer"],
+            vocab_size=data["vocab_size"],
+            isolate_documents=data["isolate_documents"],
+            debts=tuple(Fraction(*pair) for pair in data["debts"]),
+            parent=data["parent"] and _parent_from_json(data["parent"]),
+            sources=tuple(
+                PlanSource(
+                    **{
+                        **source,
+                        "order": _order_from_json(source["order"]),
+                        "start": Position(**source["start"]),
+                    }
+                )
+                for source in data["sources"]
+            ),
+            phases=tuple(
+                Phase(
+                    **{
+                        **phase,
+                        "stretches": tuple(
+                            Stretch(rows=item["rows"], weights=tuple(item["weights"]))
+                            for item in phase["stretches"]
+                        ),
+                    }
+                )
+                for phase in data["phases"]
+            ),
+        )
+
+    def save(self, file: str | Path) -> None:
+        data = {**self.to_json(), "hash": self.hash, "folder": str(Path.cwd())}
+        text = json.dumps({**data, "seal": _digest(data)}, indent=1)
+        storage.write(str(file), text.encode())
+
+    @classmethod
+    def load(cls, file: str | Path) -> Plan:
+        """Read a saved plan and verify its seal.
+
+        A relative path of a dataset is resolved in the current folder, then in the folder where the
+        plan was made.
+        """
+        try:
+            data = json.loads(storage.read(str(file)))
+            seal = data.pop("seal")
+            if seal != _digest(data):
+                raise IntegrityError(
+                    f"{file} was changed after it was written",
+                    hint="change the mixture instead, and make the plan again",
+                )
+            version = data.pop("version")
+            written, folder = data.pop("hash"), data.pop("folder")
+            if version != VERSION:
+                raise StorageError(
+                    f"{file} is a plan of version {version}; this headrace reads {VERSION}",
+                    hint="make the plan again with `mixtures plan`",
+                )
+            plan = cls.from_json(data)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise IntegrityError(
+                f"{file} is not a whole plan: {error!r}",
+                hint="make the plan again with `mixtures plan`",
+            ) from None
+        assert plan.hash == written, "a sealed plan has the hash that it was saved with"
+        return replace(plan, sources=tuple(_resolved(source, folder) for source in plan.sources))
+
+
+def _resolved(source: PlanSource, folder: str) -> PlanSource:
+    if not storage.is_local(source.url):
+        return source
+    here = storage.local_path(source.url)
+    there = Path(folder, here)  # equals `here` if that is absolute
+    return replace(source, url=str(there)) if there.exists() and not here.exists() else source
+
+
+def _digest(data: Any) -> str:
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _parent_to_json(parent: Parent) -> dict[str, Any]:
+    phases = {
+        phase: {name: [share.numerator, share.denominator] for name, share in shares.items()}
+        for phase, shares in parent.phases.items()
+    }
+    return {**vars(parent), "phases": phases}
+
+
+def _parent_from_json(data: Mapping[str, Any]) -> Parent:
+    phases = {
+        phase: {name: Fraction(*share) for name, share in shares.items()}
+        for phase, shares in data["phases"].items()
+    }
+    return Parent(**{**data, "phases": phases})
+
+
+def _order_to_json(order: SourceOrder) -> dict[str, Any]:
+    rest = order.rest
+    return {
+        "seed": order.seed,
+        "name": order.name,
+        "tokens": order.tokens,
+        "chunk": order.chunk,
+        "window": order.window,
+        "rest": rest
+        and {
+            "order": _order_to_json(rest.order),
+            "position": vars(rest.position),
+            "length": rest.length,
+        },
+    }
+
+
+def _order_from_json(data: Mapping[str, Any]) -> SourceOrder:
+    rest = data["rest"] and Rest(
+        order=_order_from_json(data["rest"]["order"]),
+        position=Position(**data["rest"]["position"]),
+        length=data["rest"]["length"],
+    )
+    return SourceOrder(**{**data, "rest": rest})

@@ -1,0 +1,225 @@
+"""The stream: the plan as a function of the row number.
+
+    row n → segment → (source, draw) → epoch, chunk, place → the first token of n in its source
+
+It does not depend on world size, workers or batch size. A restart calls it with another n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays import Int64
+from .apportionment import Assignment
+from .plan import Phase, Plan
+from .source_order import Position
+
+AHEAD = 2048
+"""Rows located by one call: the arithmetic costs little more for many rows than for one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Located:
+    """Locations of rows of one length: row i reads the tokens [tokens[i], tokens[i] + length]."""
+
+    rows: Int64
+    length: int
+    sources: npt.NDArray[np.int32]
+    """Indices into the plan's sources."""
+    epochs: Int64
+    tokens: Int64
+
+    @classmethod
+    def empty(cls, length: int) -> Located:
+        """Return the locations of no rows."""
+        no = np.empty(0, np.int64)
+        return cls(no, length, no.astype(np.int32), no, no)
+
+    def __getitem__(self, part: slice) -> Located:
+        arrays = (self.sources[part], self.epochs[part], self.tokens[part])
+        return Located(self.rows[part], self.length, *arrays)
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """Consecutive phases of one sequence length, with the position of each source at its start."""
+
+    first_row: int
+    last_row: int
+    length: int
+    starts: tuple[Position, ...]
+    counts: Int64
+    """Rows drawn from each source between the plan's start and the span's."""
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A source with too few tokens for the plan."""
+
+    source: str
+    phase: str
+    row: int
+    """The first row that it cannot fill."""
+    why: str
+
+
+class Stream:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.assignment = Assignment(plan.segments(), plan.debts or None)
+        self.spans = self._spans()
+
+    def locate(self, rows: Int64) -> Located:
+        """Locate rows, which must have one length."""
+        span = self.span_at(int(rows[0]))
+        assert rows.min() >= span.first_row and rows.max() < span.last_row, "rows of two lengths"
+        sources, draws = self.assignment.locate(rows - self.plan.first_row)
+        epochs = np.empty(len(rows), np.int64)
+        tokens = np.empty(len(rows), np.int64)
+        for index in np.unique(sources).tolist():
+            chosen = sources == index
+            epochs[chosen], tokens[chosen] = self.plan.sources[index].order.offsets(
+                span.starts[index], span.length, draws[chosen] - span.counts[index]
+            )
+        return Located(rows, span.length, sources, epochs, tokens)
+
+    def locate_blocks(self, blocks: Iterable[Int64]) -> Iterator[Located]:
+        """Locate blocks of rows, each of one length; about AHEAD rows are located by one call."""
+        for batch in self._batches(blocks):
+            located, first = self.locate(np.concatenate(batch)), 0
+            for block in batch:
+                yield located[first : first + len(block)]
+                first += len(block)
+
+    def _batches(self, blocks: Iterable[Int64]) -> Iterator[list[Int64]]:
+        """Group blocks of one length into batches of about AHEAD rows."""
+        batch: list[Int64] = []
+        rows = last = 0
+        for block in blocks:
+            if batch and (rows + len(block) > AHEAD or block[0] >= last):
+                yield batch
+                batch, rows = [], 0
+            if not batch:
+                last = self.span_at(int(block[0])).last_row
+            batch.append(block)
+            rows += len(block)
+        if batch:
+            yield batch
+
+    def rows_with(self, source: int, start: int, end: int) -> Int64:
+        """Return the rows, in order, with an input among the tokens [start, end) of a source."""
+        order = self.plan.sources[source].order
+        rows = [np.empty(0, np.int64)]
+        for span in self.spans:
+            position, before = span.starts[source], int(span.counts[source])
+            drawn = int(self.counts(span.last_row)[source]) - before
+            if not drawn:
+                continue
+            last = order.advance(position, span.length, drawn - 1).epoch
+            passed = -position.row
+            for epoch in range(position.epoch, last + 1):
+                draws = passed + order.rows_with(epoch, span.length, start, end)
+                draws = draws[(draws >= 0) & (draws < drawn)]
+                rows.append(self.assignment.rows_of(source, before + draws))
+                passed += order.rows(epoch, span.length)
+        return np.sort(np.concatenate(rows)) + self.plan.first_row
+
+    def counts(self, row: int) -> Int64:
+        """Return the rows of each source between the plan's start and `row`."""
+        return self.assignment.counts(row - self.plan.first_row)
+
+    def positions(self, row: int) -> tuple[Position, ...]:
+        """Return the position of each source before `row`, in rows of the length before it."""
+        span = self.span_at(max(row - 1, self.plan.first_row))
+        drawn = self.counts(row) - span.counts
+        return tuple(
+            source.order.advance(start, span.length, int(count))
+            for source, start, count in zip(self.plan.sources, span.starts, drawn, strict=True)
+        )
+
+    def debts(self, row: int) -> list[Fraction]:
+        """Return the tokens that each source is owed before `row`."""
+        return self.assignment.debts(row - self.plan.first_row)
+
+    def shortages(self) -> Iterator[Shortage]:
+        """Yield the sources that the plan draws from for more epochs than `max_epochs`."""
+        for index, source in enumerate(self.plan.sources):
+            shortage = self._exhausted_at(index)
+            if shortage is None:
+                continue
+            row, phase = shortage
+            length = phase.seq_len
+            epoch = source.order.rows(source.max_epochs, length)
+            if not epoch:
+                why = (
+                    f"a sequence of {length:,} tokens is longer than the source "
+                    f"({source.order.tokens:,} tokens)"
+                )
+            else:
+                needed = int(self.counts(phase.last_row)[index] - self.counts(row)[index])
+                why = (
+                    f"runs dry at row {row:,}: its {source.max_epochs} "
+                    f"epoch{'s' * (source.max_epochs > 1)} of {epoch * length:,} tokens are used "
+                    f"up, and the phase wants {needed * length:,} tokens more"
+                )
+            yield Shortage(source.name, phase.name, row, why)
+
+    def _exhausted_at(self, index: int) -> tuple[int, Phase] | None:
+        """Return the first row that needs an epoch beyond `max_epochs`, and its phase."""
+        source = self.plan.sources[index]
+        for span in self.spans:
+            start = span.starts[index]
+            last = int(self.counts(span.last_row)[index] - span.counts[index])
+            supply = -start.row + sum(
+                source.order.rows(epoch, span.length)
+                for epoch in range(start.epoch, min(start.epoch + 2, source.max_epochs))
+            )
+            more = source.max_epochs - start.epoch - 2
+            if more > 0:
+                supply += more * source.order.rows(start.epoch + 1, span.length)
+            if last <= max(supply, 0):
+                continue
+            wanted = span.counts[index] + max(supply, 0)
+            low, high = span.first_row, span.last_row
+            while high - low > 1:  # counts(low) <= wanted < counts(high)
+                middle = (low + high) // 2
+                if self.counts(middle)[index] <= wanted:
+                    low = middle
+                else:
+                    high = middle
+            return low, self.plan.phase_at(low)
+        return None
+
+    def span_at(self, row: int) -> Span:
+        return next(span for span in reversed(self.spans) if span.first_row <= row)
+
+    def _spans(self) -> list[Span]:
+        plan = self.plan
+        edges = [plan.first_row]
+        lengths = [plan.phases[0].seq_len]
+        for phase in plan.phases[1:]:
+            if phase.seq_len != lengths[-1]:
+                edges.append(phase.first_row)
+                lengths.append(phase.seq_len)
+        edges.append(plan.last_row)
+        positions = [source.start for source in plan.sources]
+        counts = np.zeros(len(plan.sources), np.int64)
+        spans = []
+        for index, (first, last) in enumerate(pairwise(edges)):
+            length = lengths[index]
+            spans.append(Span(first, last, length, tuple(positions), counts))
+            if last == plan.last_row:
+                break
+            counts = self.counts(last)
+            drawn = counts - spans[-1].counts
+            for number, source in enumerate(plan.sources):
+                here = source.order.advance(positions[number], length, int(drawn[number]))
+                there = source.order.next_window(here, length)
+                positions[number] = source.order.convert(there, length, lengths[index + 1])
+        return spans

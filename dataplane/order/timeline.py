@@ -1,0 +1,144 @@
+"""Consecutive phases, and the steps in them.
+
+rows    0 ─────────────── stable ───────────────┬────── anneal ──────┐
+steps   one step = batch_rows rows of a phase; phases end at the end of a step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseRows:
+    """The rows of a phase."""
+
+    name: str
+    first_row: int
+    first_step: int
+    first_token: int
+    rows: int
+    seq_len: int
+    batch_rows: int
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.seq_len
+
+    @property
+    def steps(self) -> int:
+        return self.rows // self.batch_rows
+
+    @property
+    def last_row(self) -> int:
+        """One past the last row."""
+        return self.first_row + self.rows
+
+    @property
+    def last_step(self) -> int:
+        """One past the last step."""
+        return self.first_step + self.steps
+
+    @property
+    def last_token(self) -> int:
+        """One past the last token."""
+        return self.first_token + self.tokens
+
+
+P = TypeVar("P", bound=PhaseRows, covariant=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Generic[P]):
+    """One optimizer step."""
+
+    number: int
+    first_row: int
+    rows: int
+    phase: P
+    first_token: int
+    """Tokens of all earlier steps."""
+
+    @property
+    def last_row(self) -> int:
+        """One past the last row."""
+        return self.first_row + self.rows
+
+    @property
+    def last_token(self) -> int:
+        """One past the last token."""
+        return self.first_token + self.rows * self.phase.seq_len
+
+
+class Timeline(Generic[P]):
+    """Rows, steps and tokens of a sequence of phases."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def phases(self) -> Sequence[P]: ...
+
+    @property
+    def first_row(self) -> int:
+        return self.phases[0].first_row
+
+    @property
+    def last_row(self) -> int:
+        """One past the last row."""
+        return self.phases[-1].last_row
+
+    @property
+    def rows(self) -> int:
+        return self.last_row - self.first_row
+
+    @property
+    def first_token(self) -> int:
+        return self.phases[0].first_token
+
+    @property
+    def last_token(self) -> int:
+        """One past the last token."""
+        return self.phases[-1].last_token
+
+    @property
+    def first_step(self) -> int:
+        return self.phases[0].first_step
+
+    @property
+    def last_step(self) -> int:
+        """One past the last step."""
+        return self.phases[-1].last_step
+
+    @property
+    def steps(self) -> int:
+        return self.last_step - self.first_step
+
+    @property
+    def tokens(self) -> int:
+        return sum(phase.tokens for phase in self.phases)
+
+    def step(self, number: int) -> Step[P]:
+        """Return the step `number`."""
+        if not self.first_step <= number < self.last_step:
+            raise IndexError(f"step {number} is not in [{self.first_step}, {self.last_step})")
+        phase = next(p for p in reversed(self.phases) if p.first_step <= number)
+        rows_before = (number - phase.first_step) * phase.batch_rows
+        return Step(
+            number=number,
+            first_row=phase.first_row + rows_before,
+            rows=phase.batch_rows,
+            phase=phase,
+            first_token=phase.first_token + rows_before * phase.seq_len,
+        )
+
+    def phase_at(self, row: int) -> P:
+        if not self.first_row <= row < self.last_row:
+            raise IndexError(f"row {row} is not in [{self.first_row}, {self.last_row})")
+        return next(phase for phase in reversed(self.phases) if phase.first_row <= row)
+
+    def step_at(self, row: int) -> Step[P]:
+        """Return the step that trains on `row`."""
+        phase = self.phase_at(row)
+        return self.step(phase.first_step + (row - phase.first_row) // phase.batch_rows)

@@ -1,0 +1,80 @@
+"""Random access to the step lines of a run: JSON lines in the order of steps, by bisection."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...console.errors import IntegrityError, StorageError
+from ..storage import storage
+
+METRICS = "metrics.jsonl"
+"""File of a run with the losses and the speed of each step."""
+
+
+class StepLines:
+    """Complete lines of a file. Only the last line can be incomplete, if the writer was killed."""
+
+    def __init__(self, file: str | Path, fields: Sequence[str] = ("step",)) -> None:
+        """`fields` are required in every line."""
+        self.where = str(file)
+        self.fields = fields
+        self.data: bytes | mmap.mmap
+        if storage.is_local(self.where):
+            try:
+                with storage.local_path(self.where).open("rb") as opened:
+                    empty = not os.fstat(opened.fileno()).st_size
+                    read = mmap.ACCESS_READ
+                    self.data = b"" if empty else mmap.mmap(opened.fileno(), 0, access=read)
+            except OSError as error:
+                raise StorageError(f"cannot read {file}: {error.strerror}") from None
+        else:
+            self.data = storage.read(self.where)
+        self.end = self.data.rfind(b"\n") + 1
+
+    def __enter__(self) -> StepLines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if isinstance(self.data, mmap.mmap):
+            self.data.close()
+
+    def last(self) -> dict[str, Any] | None:
+        return self._line(self._before(self.end)) if self.end else None
+
+    def find(self, step: int) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        """Return the line before a step, and that of the step."""
+        low, high = 0, self.end  # offsets at which a line begins
+        while low < high:
+            place = self._before((low + high) // 2 + 1)
+            if self._line(place)["step"] < step:
+                low = self._after(place)
+            else:
+                high = place
+        before = self._line(self._before(low)) if low else None
+        line = self._line(low) if low < self.end else None
+        return before, line if line is not None and line["step"] == step else None
+
+    def _before(self, place: int) -> int:
+        """Return the start of the line that holds the byte before `place`."""
+        return self.data.rfind(b"\n", 0, place - 1) + 1
+
+    def _after(self, place: int) -> int:
+        return self.data.find(b"\n", place) + 1
+
+    def _line(self, place: int) -> dict[str, Any]:
+        line = self.data[place : self._after(place)]
+        try:
+            data: dict[str, Any] = json.loads(line)
+            for field in self.fields:
+                data[field]
+            return data
+        except (ValueError, KeyError, TypeError):
+            raise IntegrityError(
+                f"{self.where} has an invalid line: {line[:80]!r}",
+                hint="restore it from a copy; without it, audit the run's plan.json",
+            ) from None

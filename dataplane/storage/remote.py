@@ -1,0 +1,79 @@
+"""Object stores through fsspec, with retries on transient errors."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from ...console.errors import MissingError, UserError
+from ...console.log import get_logger
+from .faults import is_transient, message_of, response_of, storage_error
+
+T = TypeVar("T")
+
+log = get_logger(__name__)
+
+ATTEMPTS = 8
+FIRST_PAUSE = 0.2
+LONGEST_PAUSE = 20.0
+SLOWEST, STALLED = 256 << 10, 120.0
+"""A write times out after STALLED seconds plus its size over SLOWEST bytes per second. Without a
+limit, a store that accepts nothing blocks until TCP gives up."""
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system for a URL, and the path in it."""
+    import fsspec
+
+    try:
+        fs, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise MissingError(f"cannot open {url}: {error}", hint="check the URL's scheme") from None
+    return fs, path
+
+
+def request(verb: str, url: str, act: Callable[[Any, str], T]) -> T:
+    """Run `act(fs, path)` with retries on transient errors. A refused request is sent once more
+    with freshly loaded credentials, which may have been renewed."""
+
+    def once() -> T:
+        fs, path = file_system(url)
+        try:
+            return act(fs, path)
+        except Exception as error:
+            if not isinstance(error, PermissionError) and response_of(error)[0] != 400:
+                raise
+            type(fs).clear_instance_cache()
+            return act(*file_system(url))
+
+    return retry(verb, url, once)
+
+
+def retry(verb: str, url: str, act: Callable[[], T]) -> T:
+    """Run `act()`; on transient errors run it again, after growing pauses."""
+    for attempt, pause in enumerate(_pauses(), start=1):
+        try:
+            return act()
+        except UserError:
+            raise
+        except Exception as error:  # fsspec's back ends share no class for transient errors
+            if attempt == ATTEMPTS or not is_transient(error):
+                raise storage_error(verb, url, error) from error
+            reason = message_of(error)
+            log.warning("cannot %s %s (%s); retrying in %.1f s", verb, url, reason, pause)
+            time.sleep(pause)
+    raise AssertionError("unreachable")
+
+
+def limit(fs: Any, size: int) -> dict[str, float]:
+    """Return the time-out of a write as arguments; only fsspec's async back ends take one."""
+    return {"timeout": STALLED + size / SLOWEST} if fs.async_impl else {}
+
+
+def _pauses() -> Iterator[float]:
+    pause = FIRST_PAUSE
+    for _ in range(ATTEMPTS):
+        yield pause * random.uniform(0.5, 1.5)
+        pause = min(pause * 2, LONGEST_PAUSE)

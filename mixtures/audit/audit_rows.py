@@ -1,0 +1,112 @@
+"""Results of an audit, as text and JSON: rows with their documents, documents with their rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...dataplane.shards.documents import DocumentOrigin
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentInRow:
+    """The piece of a document that is in a row."""
+
+    document: int
+    """Number of the document in the dataset."""
+    id: str | None
+    file: str
+    position: int
+    tokens: int
+    """Number of the row's tokens that belong to the document."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditedRow:
+    """A row, with its documents and the hash of its tokens."""
+
+    row: int
+    step: int
+    phase: str
+    source: str
+    epoch: int
+    documents: tuple[DocumentInRow, ...]
+    tokens_hash: str
+    text: str | None = None
+
+    def as_json(self) -> str:
+        names = ("row", "phase", "source", "epoch", "documents", "tokens_hash")
+        data = {name: getattr(self, name) for name in names}
+        data["documents"] = [vars(document) for document in self.documents]
+        if self.text is not None:
+            data["text"] = self.text
+        return json.dumps(data)
+
+    def as_text(self) -> str:
+        lines = [
+            f"row {self.row:,} (step {self.step:,}, phase {self.phase}): source {self.source}, "
+            f"epoch {self.epoch}, tokens {self.tokens_hash}"
+        ]
+        lines += [
+            f"  document {document.document:,}{_in_brackets(document.id)}: "
+            f"{document.tokens:,} tokens, {document.file} at {document.position:,}"
+            for document in self.documents
+        ]
+        if self.text is not None:
+            lines += [f"  | {line}" for line in self.text.splitlines()]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occurrence:
+    """A row that holds tokens of a document."""
+
+    row: int
+    step: int
+    phase: str
+    epoch: int
+    first: int
+    """First token of the document that is in the row."""
+    tokens: int
+    seen: bool | None
+    """True if the run has taken this row; None if there is no ledger."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditedDocument:
+    """A document, and all rows of the plan that hold its tokens."""
+
+    source: str
+    document: int
+    origin: DocumentOrigin
+    tokens: int
+    occurrences: tuple[Occurrence, ...]
+    text: str | None = None
+
+    def as_json(self) -> Iterator[str]:
+        origin = {"id": self.origin.id, "file": self.origin.file, "position": self.origin.position}
+        for occurrence in self.occurrences:
+            data = {"source": self.source, "document": self.document, **origin, **vars(occurrence)}
+            yield json.dumps(data if self.text is None else {**data, "text": self.text})
+
+    def as_text(self) -> str:
+        lines = [
+            f"document {self.document:,}{_in_brackets(self.origin.id)} of {self.source}: "
+            f"{self.tokens:,} tokens, {self.origin.file} at {self.origin.position:,}"
+        ]
+        status = {True: ", trained on", False: ", not trained on yet", None: ""}
+        lines += [
+            f"  row {at.row:,} (step {at.step:,}, phase {at.phase}, epoch {at.epoch}"
+            f"{status[at.seen]}): tokens {at.first:,} to {at.first + at.tokens:,} of the document"
+            for at in self.occurrences
+        ]
+        if not self.occurrences:
+            lines.append("  no row of this plan holds it")
+        if self.text is not None:
+            lines += [f"  | {line}" for line in self.text.splitlines()]
+        return "\n".join(lines)
+
+
+def _in_brackets(id: str | None) -> str:
+    return "" if id is None else f" ({id})"

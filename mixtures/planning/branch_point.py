@@ -1,0 +1,205 @@
+"""Continue another run's stream: its position, and what each source has left.
+
+A source keeps its order and its position if the order still fits: the dataset has not grown, and
+the chunks are multiples of the new sequence lengths. Otherwise it starts a new order over the
+chunks of the epoch that were not started, and over what the dataset has grown by.
+
+Sources that the new mixture does not use stay in the plan, so that a later mixture still knows how
+far they were read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+
+from ...console.errors import PlanError
+from ...dataplane.order.plan import Parent, Phase, Plan
+from ...dataplane.order.source_order import Position, Rest, SourceOrder
+from ...dataplane.order.stream import Stream
+from ...dataplane.storage import storage
+from ..spec.check import Finding, Inherited
+from ..spec.mixture import After, Mixture, SourceSpec
+from .open_sources import OpenedSource
+from .shares import Shares, drawn_shares
+
+PLAN = "plan.json"
+CHECKPOINT = re.compile(r"^step-(\d+)$")
+
+
+@dataclass(frozen=True)
+class BranchPoint:
+    """The plan of another run, and the row at which a mixture continues it."""
+
+    plan: Plan
+    stream: Stream
+    row: int
+    step: int
+    token: int
+    run: str
+
+    @property
+    def parent(self) -> Parent:
+        return Parent(hash=self.plan.hash, row=self.row, run=self.run, phases=self.shares())
+
+    @property
+    def last_phase(self) -> Phase:
+        return self.plan.phase_at(max(self.row - 1, self.plan.first_row))
+
+    @property
+    def inherited(self) -> Inherited:
+        phase = self.last_phase
+        return Inherited(
+            phases=tuple(self.shares()),
+            sources=tuple(source.name for source in self.plan.sources),
+            seq_len=phase.seq_len,
+            batch=phase.batch_rows * phase.seq_len,
+        )
+
+    @cached_property
+    def positions(self) -> tuple[Position, ...]:
+        """Position of each source, in rows of the last phase's length."""
+        return self.stream.positions(self.row)
+
+    def shares(self) -> dict[str, dict[str, Fraction]]:
+        """Return, by phase, the average shares of its sources, by which a replay draws.
+
+        The phases are those of this run and of all runs that it continues.
+        """
+        names = [source.name for source in self.plan.sources]
+        by_phase = {
+            name: dict(shares)
+            for name, shares in (self.plan.parent.phases if self.plan.parent else {}).items()
+        }
+        for phase in self.plan.phases:
+            shares = zip(names, drawn_shares(phase), strict=True)
+            by_phase[phase.name] = {name: share for name, share in shares if share}
+        return by_phase
+
+
+def open_branch_point(after: After) -> BranchPoint:
+    """Find the row of another run at which a mixture continues it."""
+    plan = Plan.load(storage.join(after.run, PLAN))
+    step = _newest_checkpoint(after.run) if after.step is None else after.step
+    if not plan.first_step <= step <= plan.last_step:
+        raise PlanError(
+            f"the run {after.run} has no step {step}: its plan covers steps {plan.first_step} to "
+            f"{plan.last_step}",
+            hint="choose another `after.step`",
+        )
+    if step == plan.last_step:
+        row, token = plan.last_row, plan.last_token
+    else:
+        at = plan.step(step)
+        row, token = at.first_row, at.first_token
+    return BranchPoint(plan, Stream(plan), row, step, token, after.run)
+
+
+def _newest_checkpoint(run: str) -> int:
+    """Return the step of a run's newest checkpoint. A folder step-N exists only once complete."""
+    names = storage.names(storage.join(run, "checkpoints"))
+    steps = [int(match[1]) for match in map(CHECKPOINT.match, names) if match]
+    if not steps:
+        raise PlanError(f"the run {run} has no checkpoint yet; set `after.step`")
+    return max(steps)
+
+
+def with_inherited_sources(mixture: Mixture, branch: BranchPoint) -> Mixture:
+    """Add the run's sources that the mixture uses, by name or by replaying a phase."""
+    used = {name for phase in mixture.phases.values() for name in phase.weights}
+    for phase, shares in branch.shares().items():
+        if phase in used:
+            used |= set(shares)
+    missing = {
+        source.name: SourceSpec(
+            data=source.url, max_epochs=source.max_epochs, generations=source.generations
+        )
+        for source in branch.plan.sources
+        if source.name in used and source.name not in mixture.sources
+    }
+    return replace(mixture, sources={**mixture.sources, **missing})
+
+
+def source_conflicts(branch: BranchPoint, opened: Mapping[str, OpenedSource]) -> Iterator[Finding]:
+    """Yield sources that differ from those of the run that is continued."""
+    before = {source.name: source for source in branch.plan.sources}
+    consumed = {source.dataset: source.name for source in branch.plan.sources}
+    for name, source in opened.items():
+        place = ("sources", name, "data")
+        hashes = [generation.hash for generation in source.generations]
+        if name in before:
+            if before[name].dataset in hashes:
+                continue
+            if before[name].dataset in (g.hash for g in source.manifest.generations):
+                what = f"the run has already used {before[name].generations} generations"
+                yield Finding(("sources", name, "generations"), what)
+            else:
+                yield Finding(place, "is not the dataset that the run uses under this name")
+            continue
+        old_name = next((consumed[hash] for hash in hashes if hash in consumed), None)
+        if old_name is not None:
+            yield Finding(
+                place,
+                f"is the run's source {old_name}: under another name, tokens that the run "
+                "consumed would be served again",
+            )
+
+
+def continued_order(
+    fresh: SourceOrder, branch: BranchPoint, index: int, length: int, lengths: Sequence[int]
+) -> tuple[SourceOrder, Position]:
+    """Return the order of a source after the run, and its first position.
+
+    That is the run's own order where it fits, else `fresh` over what the run has left. `length` is
+    the sequence length of the first new phase, `lengths` are those of all new phases.
+    """
+    before, position = branch.plan.sources[index].order, branch.positions[index]
+    before_length = branch.last_phase.seq_len
+    grown = fresh.tokens > before.tokens
+    same = (fresh.chunk, fresh.window) == (before.chunk, before.window)
+    if same and not grown and all(before.chunk % other == 0 for other in lengths):
+        if length == before_length:
+            return before, position
+        window = before.next_window(position, before_length)
+        return before, before.convert(window, before_length, length)
+    starts_in_epoch = before.rest is not None and before.rest.position.epoch == position.epoch
+    if grown and position.row == 0 and position.epoch > 0 and not starts_in_epoch:
+        # An epoch has just ended: new tokens of the dataset still belong to that epoch.
+        epoch = position.epoch - 1
+        position = Position(epoch=epoch, row=before.rows(epoch, before_length))
+    rest = Rest(order=before, position=position, length=before_length)
+    return replace(fresh, rest=rest), Position(epoch=position.epoch)
+
+
+def inherited_debts(branch: BranchPoint, plan: Plan) -> tuple[Fraction, ...]:
+    """Return the tokens that each source of a continuing plan is owed by its share.
+
+    Debts of sources that the plan no longer draws from are offset against debts of the other
+    sign, so that no source is owed more than before and the debts sum to 0.
+    """
+    weights = zip(
+        *(stretch.weights for phase in plan.phases for stretch in phase.stretches), strict=True
+    )
+    drawn = [any(source_weights) for source_weights in weights]
+    names = [source.name for source in branch.plan.sources]
+    before = dict(zip(names, branch.stream.debts(branch.row), strict=True))
+    owed = [
+        before.get(source.name, Fraction(0)) if is_drawn else Fraction(0)
+        for source, is_drawn in zip(plan.sources, drawn, strict=True)
+    ]
+    total = sum(owed, Fraction(0))
+    if total:
+        side = sum(debt for debt in owed if debt * total > 0)
+        owed = [debt * (1 - total / side) if debt * total > 0 else debt for debt in owed]
+    return tuple(owed)
+
+
+def replayed_shares(branch: BranchPoint, names: Sequence[str]) -> dict[str, Shares]:
+    """Return, by phase of the run, the shares of the sources `names` in a replay."""
+    return {
+        phase: tuple(shares.get(name, Fraction(0)) for name in names)
+        for phase, shares in branch.shares().items()
+    }

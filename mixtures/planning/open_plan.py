@@ -1,0 +1,79 @@
+"""Open the plan of a command's argument: a mixture YAML, a saved plan, or a run's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...console.errors import ConfigError, PlanError, Problem, UserError
+from ...console.log import get_logger
+from ...dataplane.order.plan import Plan
+from ...dataplane.order.stream import Stream
+from ...dataplane.runlog import ledger
+from ...dataplane.storage import storage
+from ..spec.mixture import After
+from ..spec.tolerant_read import read
+from .branch_point import PLAN, BranchPoint, open_branch_point
+from .resolve_mixture import resolve_draft
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class OpenedPlan:
+    """A plan as a stream, and the run that it belongs to, if any."""
+
+    stream: Stream
+    run: str | None = None
+    """Folder or URL of the run; None for a mixture or a saved plan."""
+
+    @cached_property
+    def branch(self) -> BranchPoint | None:
+        """The run that the plan continues; None if there is none, or it cannot be read."""
+        parent = self.plan.parent
+        if parent is None:
+            return None
+        try:
+            branch = open_branch_point(After(run=parent.run, step=self.plan.first_step))
+            if (branch.plan.hash, branch.row) != (parent.hash, parent.row):
+                raise PlanError(f"the run {parent.run} has another plan now")
+            return branch
+        except UserError as error:
+            log.warning("cannot show what the plan inherits: %s", error.what)
+            return None
+
+    @property
+    def plan(self) -> Plan:
+        return self.stream.plan
+
+    @cached_property
+    def ledger(self) -> str | None:
+        """Path of the run's ledger; None if there is none yet."""
+        file = storage.join(self.run, ledger.NAME) if self.run else None
+        return file if file and storage.exists(file) else None
+
+
+def open_plan(name: str, overrides: Sequence[str] = ()) -> OpenedPlan:
+    """Resolve a mixture YAML, or load a saved plan or the plan of a run, from any URL."""
+    run = name if _is_folder(name) else None
+    if run and not storage.exists(storage.join(run, PLAN)):
+        raise PlanError(
+            f"there is no {PLAN} in the folder {run}",
+            hint=f"give a mixture YAML, a {PLAN} or the folder of a run",
+        )
+    if not run and not name.endswith(".json"):
+        return OpenedPlan(resolve_draft(read(name, overrides)))
+    if overrides:
+        problem = Problem(
+            overrides[0].partition("=")[0],
+            "a saved plan cannot be overridden; override its mixture",
+        )
+        raise ConfigError("the overrides on the command line", [problem])
+    return OpenedPlan(Stream(Plan.load(storage.join(run, PLAN) if run else name)), run=run)
+
+
+def _is_folder(name: str) -> bool:
+    if storage.is_local(name):
+        return storage.local_path(name).is_dir()
+    return not name.endswith((".json", ".yaml", ".yml"))

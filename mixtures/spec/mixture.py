@@ -1,0 +1,124 @@
+"""The mixture: the dataclasses of its YAML. `check.py` checks that the values make sense.
+
+seed: 7
+sources:
+  web:  {data: s3://corpus/web}
+  math: {data: s3://corpus/math, max_epochs: 2}
+phases:
+  stable:
+    tokens: 900B
+    seq_len: 4096
+    batch: 4M
+    weights: {web: 1}
+    lr: {warmup: 8B}
+  anneal:
+    tokens: 100B
+    weights: {stable: 0.6, math: 0.4}
+    lr: {peak: 0.75, warmup: 8B, shape: cosine}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Annotated, Literal
+
+from ...console.config import OneOf
+from ..lr_shapes import DEFAULT_SHAPE, SHAPES
+from ..lr_shapes.shape import LearningRate
+
+Lr = Annotated[LearningRate, OneOf(SHAPES, tag="shape", default=DEFAULT_SHAPE)]
+Weight = float | dict[Literal["from", "to"], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSpec:
+    """A dataset, under the name that phases use in their weights."""
+
+    data: str
+    """URL of the dataset."""
+    max_epochs: int = 1
+    """Maximum number of epochs that the plan may take from the dataset."""
+    generations: int | None = None
+    """Use only the first generations of the dataset. Default: all that it has now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseSpec:
+    """A span of training with its own weights, sequence length, batch and learning rate."""
+
+    tokens: int = 0
+    """Tokens of the phase, over all sources; rounded to whole steps."""
+    weights: dict[str, Weight] = field(default_factory=dict)
+    """Share of each source in the phase's tokens; the shares sum to 1. A share is a number, or
+    {from, to} for one that changes linearly over the phase. The name of an earlier phase replays
+    that phase's mixture."""
+    seq_len: int | None = None
+    """Tokens of a row. Default: that of the phase before."""
+    batch: int | None = None
+    """Tokens of a step, rounded to whole rows. Default: that of the phase before."""
+    lr: Lr = field(default_factory=SHAPES[DEFAULT_SHAPE])
+    """Learning rate over the phase, in multiples of the run's peak."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class After:
+    """The run that this mixture continues."""
+
+    run: str
+    """Folder or URL of the run."""
+    step: int | None = None
+    """First step of this mixture. Default: the step of the run's newest checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """Sources, and the phases that draw from them."""
+
+    sources: dict[str, SourceSpec] = field(default_factory=dict)
+    """Datasets by name. Sources of the run that this mixture continues need not be repeated."""
+    phases: dict[str, PhaseSpec] = field(default_factory=dict)
+    """Phases by name, in the order of training."""
+    seed: int = 0
+    """Seed of every permutation."""
+    isolate_documents: bool = True
+    """Hide the documents of a row from each other."""
+    chunk: int | None = None
+    """Tokens that stay together when a source is shuffled: a multiple of every sequence length.
+    Default: about 8 million, or a 256th of a smaller source."""
+    window: int | None = None
+    """Number of chunks whose rows are shuffled together. Default: 32, or an eighth of a smaller
+    source."""
+    after: After | None = None
+    """Continue the stream of another run: tokens that it consumed are not served again."""
+
+
+@dataclass(frozen=True)
+class SizedPhase:
+    """A phase with the sequence length and batch that it uses; None where none is given."""
+
+    name: str
+    spec: PhaseSpec
+    seq_len: int | None
+    batch: int | None
+
+
+def sized_phases(mixture: Mixture, seq_len: int | None, batch: int | None) -> Iterator[SizedPhase]:
+    """Yield the phases in order. `seq_len` and `batch` are those before the first phase."""
+    for name, spec in mixture.phases.items():
+        seq_len = seq_len if spec.seq_len is None else spec.seq_len
+        batch = batch if spec.batch is None else spec.batch
+        yield SizedPhase(name, spec, seq_len, batch)
+
+
+def endpoints(weight: Weight) -> tuple[float, float]:
+    """Return a share at the start and at the end of the phase."""
+    if isinstance(weight, Mapping):
+        return weight["from"], weight["to"]
+    return weight, weight
+
+
+def exact_fraction(value: float) -> Fraction:
+    """Return the decimal as it was written: 0.1 is one tenth."""
+    return Fraction(repr(value))

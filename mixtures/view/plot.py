@@ -1,0 +1,269 @@
+"""Draw the curves of a plan as one picture: PNG, SVG, or a self-contained HTML page."""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from ...console.errors import ConfigError, Problem
+from ...console.progress import human
+from ...dataplane.storage import storage
+from .curves import Curves, PhaseSpan
+
+KINDS = ("png", "svg", "html")
+COLOURS = (
+    "#3b6fb6", "#e08a3c", "#4a9d6e", "#c4545e", "#8166b0", "#3fa7b5",
+    "#b8873b", "#d277a4", "#6d7f94", "#8fb04a", "#5a5fc2", "#a3a3a3",
+)  # fmt: skip
+LETTER = 0.0095
+"""Width of a letter of a phase's name, as a fraction of the panel's width."""
+INK, FAINT, BAND = "#2b2f36", "#8a919c", "#f3f5f8"
+STYLE = {
+    "font.family": "sans-serif",
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": "#c9ced6",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#e3e7ec",
+    "grid.linewidth": 0.8,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "svg.hashsalt": "headrace",
+    "svg.fonttype": "none",
+}
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<style>
+body {{ margin: 2rem auto; max-width: 66rem; padding: 0 1rem; color: {ink};
+  font: 15px/1.5 system-ui, sans-serif; }}
+h1 {{ font-size: 1.3rem; }}
+svg {{ width: 100%; height: auto; }}
+table {{ border-collapse: collapse; margin-top: 1.5rem; }}
+th, td {{ padding: .25rem .9rem; text-align: right; border-bottom: 1px solid #e3e7ec; }}
+th:first-child, td:first-child {{ text-align: left; }}
+th {{ font-weight: 600; color: {faint}; }}
+</style></head><body>
+<h1>{title}</h1>
+{figure}
+<table><tr><th>source</th><th>tokens</th><th>share</th><th>total epochs</th></tr>
+{rows}
+</table></body></html>
+"""
+
+
+def kind_of(file: str) -> str:
+    """Return the format of a picture, from the ending of its file name."""
+    kind = Path(file).suffix.removeprefix(".").lower()
+    if kind not in KINDS:
+        what = f"{file} does not end in .png, .svg or .html"
+        raise ConfigError("the command line", [Problem("--out", what)])
+    return kind
+
+
+def draw(curves: Curves, file: str) -> None:
+    """Write the curves to a file or URL, in the format of its ending."""
+    kind = kind_of(file)
+    image = _picture(curves, "svg" if kind == "html" else kind)
+    storage.write(file, _page(curves, image.decode()).encode() if kind == "html" else image)
+
+
+def _picture(curves: Curves, kind: str) -> bytes:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    out = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        figure, (strip, *panels) = pyplot.subplots(
+            5,
+            1,
+            figsize=(10.5, 9.8),
+            sharex=True,
+            height_ratios=(0.36, 3, 1.6, 2.4, 2.4),
+            layout="constrained",
+        )
+        try:
+            _draw_names(strip, curves)
+            _draw_shares(panels[0], curves)
+            _draw_rates(panels[1], curves)
+            _draw_lines(panels[2], curves, curves.taken, human)
+            _draw_epochs(panels[3], curves)
+            titles = ("share of the tokens", "learning rate, in multiples of the peak",
+                      "tokens taken", "epochs")  # fmt: skip
+            for panel, title in zip(panels, titles, strict=True):
+                panel.set_title(title, loc="left", fontsize=10, color=INK)
+                _draw_phases(panel, curves)
+            for axis in (panels[2].yaxis, panels[3].xaxis):
+                axis.set_major_formatter(lambda value, _: human(float(value)))
+            panels[3].set_xlabel("tokens")
+            panels[3].set_xlim(curves.phases[0].first_token, curves.phases[-1].last_token)
+            figure.legend(
+                *panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize=9.5
+            )
+            metadata = {"Date": None} if kind == "svg" else None
+            figure.savefig(out, format=kind, dpi=160, metadata=metadata)
+        finally:
+            pyplot.close(figure)
+    return out.getvalue()
+
+
+def _colours(curves: Curves) -> Sequence[str]:
+    return COLOURS[: len(curves.sources)]
+
+
+def _draw_shares(panel: Any, curves: Curves) -> None:
+    """Stack the shares: a source that grows visibly takes its share from others."""
+    edges = curves.share_edges
+    twice = [token for token in edges for _ in (0, 1)][1:-1]
+    panel.stackplot(
+        twice,
+        [[share for share in source for _ in (0, 1)] for source in curves.shares],
+        labels=curves.sources,
+        colors=_colours(curves),
+        linewidth=0.6,
+        edgecolor="white",
+        zorder=2,
+    )
+    panel.set_ylim(0, 1)
+    panel.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+
+
+def _draw_rates(panel: Any, curves: Curves) -> None:
+    panel.plot(curves.lr_tokens, curves.lr, color=INK, linewidth=1.6)
+    panel.fill_between(curves.lr_tokens, curves.lr, color=INK, alpha=0.06, linewidth=0)
+    panel.set_ylim(0, max(1.0, *curves.lr) * 1.08)
+
+
+def _draw_lines(
+    panel: Any,
+    curves: Curves,
+    lines: Sequence[Sequence[float]],
+    show: Callable[[float], str],
+    *,
+    room_for: float = 0.0,
+) -> None:
+    """Draw a line for each source, with its last value at the end."""
+    top = max(room_for, *(max(line) for line in lines)) * 1.08
+    panel.set_ylim(0, top)
+    for line, colour in zip(lines, _colours(curves), strict=True):
+        panel.plot(curves.tokens, line, color=colour, linewidth=1.8, solid_capstyle="round")
+    ends = [line[-1] for line in lines]
+    for end, place, colour in zip(ends, _apart(ends, 0.075 * top), _colours(curves), strict=True):
+        panel.annotate(
+            show(end),
+            (1, place),
+            xycoords=("axes fraction", "data"),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            color=colour,
+        )
+
+
+def _apart(heights: Sequence[float], gap: float) -> list[float]:
+    """Move heights up and down until neighbours are about `gap` apart."""
+    order = sorted(range(len(heights)), key=lambda index: heights[index])
+    placed = [heights[index] for index in order]
+    for _ in range(50):
+        for low in range(len(placed) - 1):
+            short = gap - (placed[low + 1] - placed[low])
+            if short > 0:
+                placed[low] = max(placed[low] - short / 2, 0)
+                placed[low + 1] = max(placed[low + 1] + short / 2, placed[low] + gap)
+    by_index = dict(zip(order, placed, strict=True))
+    return [by_index[index] for index in range(len(heights))]
+
+
+def _draw_epochs(panel: Any, curves: Curves) -> None:
+    """Draw the epochs of each source, and its `max_epochs` if it comes near."""
+    near: dict[int, list[str]] = {}
+    for name, line, cap in zip(curves.sources, curves.epochs, curves.max_epochs, strict=True):
+        if cap is not None and line[-1] > 0.6 * cap:
+            near.setdefault(cap, []).append(name)
+    _draw_lines(
+        panel, curves, curves.epochs, lambda value: f"{value:.2f}", room_for=max(near, default=0)
+    )
+    for cap, names in near.items():
+        panel.axhline(cap, color=FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+        panel.annotate(
+            f"{', '.join(names)}: max_epochs {cap}",
+            (0, cap),
+            xycoords=("axes fraction", "data"),
+            xytext=(6, 3),
+            textcoords="offset points",
+            fontsize=8.5,
+            color=FAINT,
+        )
+
+
+def _draw_phases(panel: Any, curves: Curves) -> None:
+    for number, phase in enumerate(curves.phases):
+        if number % 2:
+            panel.axvspan(phase.first_token, phase.last_token, color=BAND, zorder=0, linewidth=0)
+        if number:
+            panel.axvline(phase.first_token, color=FAINT, linewidth=0.8, zorder=3)
+
+
+def _draw_names(strip: Any, curves: Curves) -> None:
+    """Write the names of the phases into a strip above the panels.
+
+    Neighbouring phases that are too narrow for their names share one label: first … last.
+    """
+    strip.set_axis_off()
+    strip.set_ylim(0, 1)
+    lengths = {phase.seq_len for phase in curves.phases}
+    first, last = curves.phases[0].first_token, curves.phases[-1].last_token
+    letter = LETTER * (last - first)
+
+    def narrow(phase: PhaseSpan) -> bool:
+        return phase.last_token - phase.first_token < letter * len(phase.phase)
+
+    groups: list[list[PhaseSpan]] = []
+    for is_narrow, members in groupby(curves.phases, narrow):
+        phases = list(members)
+        groups += [phases] if is_narrow else [[phase] for phase in phases]
+    before, high = float(first), False
+    for group in groups:
+        start, end = group[0].first_token, group[-1].last_token
+        text = group[0].phase if len(group) == 1 else f"{group[0].phase} … {group[-1].phase}"
+        more = f" · {group[0].seq_len:,} tokens a row"
+        if len(lengths) > 1 and len(group) == 1 and letter * len(text + more) < end - start:
+            text += more
+        width = letter * len(text)
+        left = min(max((start + end) / 2 - width / 2, first), last - width)
+        high = not high and left < before
+        before = left + width
+        strip.text(
+            left + width / 2, 0.6 if high else 0.0, text, ha="center", va="bottom",
+            fontsize=9.5, color=INK,
+        )  # fmt: skip
+
+
+def _page(curves: Curves, figure: str) -> str:
+    total = curves.phases[-1].last_token - curves.phases[0].first_token
+    cells = [
+        (
+            html.escape(name),
+            human(taken[-1]),
+            f"{taken[-1] / total:.2%}",
+            f"{epochs[-1]:.3f}",
+        )
+        for name, taken, epochs in zip(curves.sources, curves.taken, curves.epochs, strict=True)
+    ]
+    rows = "\n".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
+    title = f"A mixture of {human(total)} tokens"
+    svg = figure[figure.index("<svg") :]
+    return PAGE.format(title=title, ink=INK, faint=FAINT, figure=svg, rows=rows)

@@ -1,0 +1,190 @@
+"""Summarize a plan: rows, tokens, epochs and shares of each source, phase by phase.
+
+`stands_at` counts all epochs of a source that are consumed, with those of the runs before and with
+skipped tokens. A source whose `stands_at` reaches `max_epochs` is used up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from ...dataplane.arrays import Int64
+from ...dataplane.order.plan import Phase, Plan
+from ...dataplane.order.source_order import Position, SourceOrder
+from ...dataplane.order.stream import Stream
+from ..planning.branch_point import BranchPoint
+from ..planning.continuation import Continuation, continuation, epochs_consumed
+from ..planning.shares import drawn_shares
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceUse:
+    """What a phase or the whole plan takes from a source."""
+
+    source: str
+    rows: int
+    tokens: int
+    epochs: float
+    """Tokens taken, divided by the tokens of the source."""
+    stands_at: float
+    """Epochs of the source that are consumed at the end, since its first use."""
+    share_asked: float
+    """Share that the mixture asks for."""
+    share: float
+    """Share of the tokens that the rows really have."""
+    left_over: int
+    """Tokens at the end of epochs that do not fill a row."""
+    passed_over: int
+    """Tokens of the current epoch that a change of sequence length skips, at the start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseUse:
+    """The rows, steps and tokens of a phase, and what it takes from each source."""
+
+    phase: str
+    first_row: int
+    rows: int
+    first_step: int
+    steps: int
+    seq_len: int
+    batch_rows: int
+    batch_tokens: int
+    tokens_asked: int
+    tokens: int
+    changing: bool
+    """True if the shares change over the phase; the given shares are averages."""
+    sources: tuple[SourceUse, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The rows, steps and tokens of a plan, by phase and in total."""
+
+    hash: str
+    parent: str | None
+    """Hash of the plan that this one continues."""
+    first_row: int
+    rows: int
+    steps: int
+    tokens: int
+    phases: tuple[PhaseUse, ...]
+    total: tuple[SourceUse, ...]
+    continues: Continuation | None
+    """State that the plan inherits; None if it continues no run, or the run cannot be read."""
+
+
+def summarize(stream: Stream, branch: BranchPoint | None = None) -> Summary:
+    """Summarize a plan. `branch` is the run that it continues, if that can be read."""
+    plan = stream.plan
+    edges = [phase.first_row for phase in plan.phases] + [plan.last_row]
+    counts = [stream.counts(row) for row in edges]
+    skipped = _passed_over(stream)
+    phases = []
+    for phase, (before, after) in zip(plan.phases, pairwise(counts), strict=True):
+        phases.append(_phase_use(stream, phase, after - before, skipped.get(phase.first_row)))
+    return Summary(
+        hash=plan.hash,
+        parent=plan.parent.hash if plan.parent else None,
+        first_row=plan.first_row,
+        rows=plan.rows,
+        steps=plan.steps,
+        tokens=plan.tokens,
+        phases=tuple(phases),
+        total=_total(plan, phases),
+        continues=continuation(stream, branch) if branch else None,
+    )
+
+
+def _phase_use(stream: Stream, phase: Phase, rows: Int64, skipped: Int64 | None) -> PhaseUse:
+    plan, length = stream.plan, phase.seq_len
+    span = stream.span_at(phase.first_row)
+    start = span.starts if span.first_row == phase.first_row else stream.positions(phase.first_row)
+    end = stream.positions(phase.last_row)
+    asked = drawn_shares(phase)
+    return PhaseUse(
+        phase=phase.name,
+        first_row=phase.first_row,
+        rows=phase.rows,
+        first_step=phase.first_step,
+        steps=phase.steps,
+        seq_len=length,
+        batch_rows=phase.batch_rows,
+        batch_tokens=phase.batch_rows * length,
+        tokens_asked=phase.asked_tokens,
+        tokens=phase.tokens,
+        changing=len(phase.stretches) > 1,
+        sources=tuple(
+            SourceUse(
+                source=source.name,
+                rows=int(rows[index]),
+                tokens=int(rows[index]) * length,
+                epochs=int(rows[index]) * length / source.order.tokens,
+                stands_at=epochs_consumed(source.order, end[index], length),
+                share_asked=float(asked[index]),
+                share=int(rows[index]) / phase.rows,
+                left_over=_left_over(source.order, start[index], end[index], length),
+                passed_over=0 if skipped is None else int(skipped[index]),
+            )
+            for index, source in enumerate(plan.sources)
+        ),
+    )
+
+
+def _total(plan: Plan, phases: Sequence[PhaseUse]) -> tuple[SourceUse, ...]:
+    total = []
+    for index, source in enumerate(plan.sources):
+        uses = [phase.sources[index] for phase in phases]
+        tokens = sum(use.tokens for use in uses)
+        asked = sum(use.share_asked * phase.tokens for use, phase in zip(uses, phases, strict=True))
+        total.append(
+            SourceUse(
+                source=source.name,
+                rows=sum(use.rows for use in uses),
+                tokens=tokens,
+                epochs=tokens / source.order.tokens,
+                stands_at=uses[-1].stands_at,
+                share_asked=asked / plan.tokens,
+                share=tokens / plan.tokens,
+                left_over=sum(use.left_over for use in uses),
+                passed_over=sum(use.passed_over for use in uses),
+            )
+        )
+    return tuple(total)
+
+
+def _left_over(order: SourceOrder, start: Position, end: Position, length: int) -> int:
+    """Return the tokens that do not fill a row, in the epochs that end between two positions."""
+    if end.epoch == start.epoch:
+        return 0
+
+    def unfilled(epoch: int) -> int:
+        return order.rows(epoch, 1) - order.rows(epoch, length) * length
+
+    full = end.epoch - start.epoch - 1
+    return unfilled(start.epoch) + full * unfilled(start.epoch + 1)
+
+
+def _passed_over(stream: Stream) -> dict[int, Int64]:
+    """Return the tokens of each source that a change of length skips, by the row of the change."""
+    by_row = {}
+    for before, after in pairwise(stream.spans):
+        here = stream.positions(after.first_row)
+        by_row[after.first_row] = np.array(
+            [
+                _skipped(source.order, old, before.length, new, after.length)
+                for source, old, new in zip(stream.plan.sources, here, after.starts, strict=True)
+            ]
+        )
+    return by_row
+
+
+def _skipped(order: SourceOrder, here: Position, length: int, there: Position, other: int) -> int:
+    left = order.rows(here.epoch, 1) - here.row * length
+    if there.epoch > here.epoch:
+        return left
+    return left - (order.rows(there.epoch, 1) - there.row * other)

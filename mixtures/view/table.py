@@ -1,0 +1,149 @@
+"""Print the summary of a plan as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ...console.progress import duration, human
+from ..planning.continuation import Continuation
+from .summary import PhaseUse, SourceUse, Summary
+
+HEAD = (
+    "source",
+    "rows",
+    "tokens",
+    "epochs",
+    "total epochs",
+    "share",
+    "asked",
+    "left over",
+    "skipped",
+)
+
+
+def table(summary: Summary, tokens_per_second: float | None = None) -> str:
+    """Return the table of a whole plan; with a speed, also the time of each source and phase."""
+    lines = [
+        f"plan {summary.hash}: {summary.tokens:,} tokens in {summary.rows:,} rows and "
+        f"{summary.steps:,} steps{_hours(summary.tokens, tokens_per_second)}"
+    ]
+    if summary.continues:
+        lines += ["", *_continuation(summary.continues)]
+    elif summary.parent:
+        lines.append(f"continues plan {summary.parent} at row {summary.first_row:,}")
+    for phase in summary.phases:
+        lines += ["", *_phase(phase, tokens_per_second)]
+    if len(summary.phases) > 1:
+        lines += ["", "total", *_uses(summary.total, tokens_per_second)]
+    lines += ["", *_notes(summary)]
+    return "\n".join(lines).rstrip()
+
+
+def as_data(summary: Summary, tokens_per_second: float | None = None) -> dict[str, Any]:
+    """Return the summary as JSON data; with a speed, also the seconds."""
+    data = asdict(summary)
+    if tokens_per_second:
+        data["seconds"] = summary.tokens / tokens_per_second
+        for uses in (data["total"], *(phase["sources"] for phase in data["phases"])):
+            for use in uses:
+                use["seconds"] = use["tokens"] / tokens_per_second
+        for phase in data["phases"]:
+            phase["seconds"] = phase["tokens"] / tokens_per_second
+    return data
+
+
+def _phase(phase: PhaseUse, speed: float | None) -> Iterator[str]:
+    last_row, last_step = phase.first_row + phase.rows, phase.first_step + phase.steps
+    time = _hours(phase.tokens, speed)
+    yield f"phase {phase.phase}: {phase.tokens:,} tokens{_rounded(phase)}{time}"
+    rows = "1 row" if phase.batch_rows == 1 else f"{phase.batch_rows:,} rows"
+    yield (
+        f"  steps {phase.first_step:,} to {last_step:,}, rows {phase.first_row:,} to {last_row:,}; "
+        f"{rows} of {phase.seq_len:,} tokens per step ({human(phase.batch_tokens)} tokens)"
+    )
+    yield from _uses(phase.sources, speed)
+    if phase.changing:
+        yield "  The shares change over the phase; the table shows averages."
+
+
+def _rounded(phase: PhaseUse) -> str:
+    more = phase.tokens - phase.tokens_asked
+    if not more:
+        return ""
+    word = "more" if more > 0 else "fewer"
+    return f" ({abs(more):,} {word} than asked: rounded to whole steps)"
+
+
+def _uses(uses: Sequence[SourceUse], speed: float | None) -> Iterator[str]:
+    drawn = [use for use in uses if use.rows or use.share_asked]
+    rows = [
+        (
+            use.source,
+            f"{use.rows:,}",
+            human(use.tokens),
+            f"{use.epochs:.3g}" if use.epochs < 1000 else f"{use.epochs:,.0f}",
+            f"{use.stands_at:.3f}",
+            f"{use.share:.2%}",
+            f"{use.share_asked:.2%}",
+            human(use.left_over) if use.left_over else "-",
+            human(use.passed_over) if use.passed_over else "-",
+            *((duration(use.tokens / speed),) if speed else ()),
+        )
+        for use in drawn
+    ]
+    yield from columns((*HEAD, "time") if speed else HEAD, rows)
+
+
+def _continuation(continued: Continuation) -> Iterator[str]:
+    yield (
+        f"continues plan {continued.plan} at step {continued.step:,} (row {continued.row:,}, "
+        f"{continued.token:,} tokens)"
+    )
+    head = ("source", "total epochs", "skipped", "parent would take", "overlap")
+    rows = [
+        (
+            source.source,
+            f"{source.stands_at:.3f}",
+            human(source.passed_over) if source.passed_over else "-",
+            human(source.sibling_tokens),
+            human(source.shared_tokens)
+            + (
+                f" ({source.shared_tokens / source.sibling_tokens:.0%})"
+                if source.shared_tokens
+                else ""
+            ),
+        )
+        for source in continued.sources
+    ]
+    yield from columns(head, rows)
+    written_off = max(abs(source.written_off) for source in continued.sources)
+    if written_off:
+        yield (
+            f"  Up to {written_off:,} tokens that a source was owed are written off: with them, a "
+            "source would be off by more than a row."
+        )
+
+
+def _notes(summary: Summary) -> Iterator[str]:
+    uses = [use for phase in summary.phases for use in phase.sources]
+    if any(use.left_over for use in uses):
+        yield "left over: tokens at the end of an epoch that do not fill a row."
+    if any(use.passed_over for use in uses):
+        yield "skipped: tokens of the current epoch that a change of sequence length skips."
+
+
+def _hours(tokens: int, speed: float | None) -> str:
+    return f", {duration(tokens / speed)}" if speed else ""
+
+
+def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table: first column left-aligned, all others right-aligned."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in (head, *rows):
+        first, *others = (
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  " + "  ".join([first, *others]).rstrip()

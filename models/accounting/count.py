@@ -1,0 +1,102 @@
+"""Exact parameters and floating-point operations, from the module itself."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from ..config import ModelConfig
+from ..layers.linear import SplitLinear
+from ..model import Model
+from ..operators import Operator
+
+TRAINING = 3.0
+"""Forward passes that a forward and a backward pass cost: each product has two in return."""
+
+
+def build_meta(config: ModelConfig) -> Model:
+    """The model without storage: any size is built in a moment."""
+    with torch.device("meta"):
+        return Model(config)
+
+
+def parameters(model: nn.Module) -> int:
+    """Every parameter once, whether or not it is tied or shared."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def parameters_by_part(model: Model) -> dict[str, int]:
+    """By part: the embedding, each operator by its name in the YAML, the norms, the head."""
+    parts: Counter[str] = Counter()
+    parts["embedding"] = model.embedding.weight.numel()
+    if model.positions is not None:
+        parts["positions"] = model.positions.weight.numel()
+    norms = parameters(model.norm)
+    for name, shared in model.shared.items():
+        parts[name] = parameters(shared)
+    for layer, block in zip(model.config.layers, model.typed_blocks(), strict=True):
+        if block.call is not None:
+            parts[f"{layer.shared} (calls)"] += parameters(block.call)
+        for name, branch in zip(layer.branches, block.branches(), strict=True):
+            parts[name] += parameters(branch.operator)
+            norms += parameters(branch.norm)
+    parts["norms"] = norms
+    if model.head is not None:
+        parts["head"] = model.head.weight.numel()
+    assert sum(parts.values()) == parameters(model), "every parameter is in one part"
+    return dict(parts)
+
+
+def forward_flops_per_token(config: ModelConfig, seq_len: int) -> dict[str, float]:
+    """By part: two for each weight of a matrix product, and each operator's own, as it says.
+
+    Attention is counted as the plain kernels compute it: every pair of the row, the causal half
+    that is masked included.
+    """
+    return forward_flops(build_meta(config), seq_len)
+
+
+def step_flops_per_token(config: ModelConfig, seen: int) -> dict[str, float]:
+    """The same for one token of generation after `seen` others."""
+    return step_flops(build_meta(config), seen)
+
+
+def training_flops_per_token(config: ModelConfig, seq_len: int) -> float:
+    """Forward and backward: three times the forward pass; recomputation is not counted."""
+    return TRAINING * sum(forward_flops_per_token(config, seq_len).values())
+
+
+def forward_flops(model: Model, seq_len: int) -> dict[str, float]:
+    return flops_by_part(model, lambda operator: operator.flops(seq_len))
+
+
+def step_flops(model: Model, seen: int) -> dict[str, float]:
+    return flops_by_part(model, lambda operator: operator.step_flops(seen))
+
+
+def flops_by_part(model: Model, own: Callable[[Operator], dict[str, float]]) -> dict[str, float]:
+    parts: defaultdict[str, float] = defaultdict(float)
+    for layer, block in zip(model.config.layers, model.typed_blocks(), strict=True):
+        shared = model.shared_block(layer)
+        if layer.shared and shared is not None and block.call is not None:
+            parts[layer.shared] += matrix_flops(shared) + sum(own(shared).values())
+            parts[f"{layer.shared} (calls)"] += matrix_flops(block.call)
+        for name, branch in zip(layer.branches, block.branches(), strict=True):
+            operator = branch.operator
+            parts[name] += matrix_flops(operator) + sum(own(operator).values())
+    parts["head"] = 2.0 * (model.head or model.embedding).weight.numel()
+    return dict(parts)
+
+
+def matrix_flops(module: nn.Module) -> float:
+    """Two for each weight of the matrices that every token meets."""
+    once = module.once if isinstance(module, Operator) else ()
+    matrices = [
+        part.weight
+        for name, part in module.named_modules()
+        if isinstance(part, (nn.Linear, SplitLinear)) and name.partition(".")[0] not in once
+    ]
+    return 2.0 * sum(weight.numel() for weight in matrices)

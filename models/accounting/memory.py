@@ -1,0 +1,164 @@
+"""Memory of one rank: training state, activations, and the states of generation.
+
+Nothing is allocated. The state follows from what the engine lists (state.py). Activations are
+measured: one layer of each sort runs on fake tensors, and every storage that autograd keeps is
+counted once. That is what the plain operators need; fused kernels need less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ...console.errors import LayoutError
+from ..block import Block
+from ..config import ModelConfig
+from ..loss import cross_entropy
+from ..model import Model
+from ..operators import BatchContext, SharedOperator, State
+from ..parallel.axes import Axes, Axis
+from ..precision import Precision
+from .count import build_meta
+from .state import Degrees, Shapes
+
+LONGEST = 4096
+"""Tokens of the longest row that runs; activations of longer rows are extrapolated."""
+
+
+def rank_shapes(config: ModelConfig, tp: int, rank: int) -> Shapes:
+    """Return the shape of each parameter on a rank of the tensor axis."""
+    wrong = list(config.tp_problems(tp))
+    if wrong:
+        raise LayoutError("\n  ".join([f"tp={tp} does not divide this model", *wrong]))
+    model = build_meta(config)
+    model.shard(Axes(tensor=Axis(None, rank, tp)))
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def activation_memory(
+    config: ModelConfig, seq_len: int, *, rows: int, precision: Precision, degrees: Degrees
+) -> dict[str, Any]:
+    """Return the bytes that a micro-batch keeps for its backward pass: the activations by mode of
+    recompute, and the logits."""
+    kept, logits = activations(config, seq_len, rows=rows, precision=precision)
+    stream = rows * seq_len * config.width * precision.weight_bytes
+    branches = sum(len(layer.branches) + (layer.shared is not None) for layer in config.layers)
+    largest = max(kept)
+    ranks = degrees.tp * degrees.cp
+    return {
+        "activations": {
+            "none": round(sum(kept) / ranks),
+            "operator": round((stream * branches + largest) / ranks),
+            "block": round((stream * len(config.layers) + largest) / ranks),
+        },
+        "logits": round(logits / ranks),
+    }
+
+
+def activations(
+    config: ModelConfig, seq_len: int, *, rows: int, precision: Precision
+) -> tuple[list[int], int]:
+    """Return the bytes kept for the backward pass: of each layer, and of the logits and the loss.
+
+    They grow with the length and, where there is a mask, with its square: for long rows they are
+    extrapolated from three shorter ones.
+    """
+    if seq_len <= LONGEST:
+        return measured(config, seq_len, rows=rows, precision=precision)
+    lengths = (LONGEST // 4, LONGEST // 2, LONGEST)
+    samples = [measured(config, n, rows=rows, precision=precision) for n in lengths]
+    layers = zip(*(kept for kept, _ in samples), strict=True)
+    kept = [extrapolated(lengths, sizes, seq_len) for sizes in layers]
+    return kept, extrapolated(lengths, tuple(logits for _, logits in samples), seq_len)
+
+
+def extrapolated(lengths: tuple[int, ...], sizes: tuple[int, ...], length: int) -> int:
+    """Return the value at `length` of the polynomial through all points."""
+    total = Fraction(0)
+    for n, size in zip(lengths, sizes, strict=True):
+        term = Fraction(size)
+        for other in lengths:
+            if other != n:
+                term *= Fraction(length - other, n - other)
+        total += term
+    return round(total)
+
+
+def measured(
+    config: ModelConfig, seq_len: int, *, rows: int, precision: Precision
+) -> tuple[list[int], int]:
+    standard = torch.get_default_dtype()
+    torch.set_default_dtype(precision.compute)
+    try:
+        with FakeTensorMode():
+            model = Model(config)
+            u = torch.empty(rows, seq_len, config.width, requires_grad=True)
+            batch = BatchContext(torch.arange(seq_len).unsqueeze(0), embeddings=u)
+            sorts: dict[str, int] = {}
+            kept = []
+            for layer, block in zip(config.layers, model.typed_blocks(), strict=True):
+                sort = repr(layer)
+                if sort not in sorts:
+                    sorts[sort] = block_bytes(block, u, batch, model.shared_block(layer))
+                kept.append(sorts[sort])
+            targets = torch.zeros(rows, seq_len, dtype=torch.int64)
+            logits = kept_bytes(model, lambda: cross_entropy(model.logits(model.norm(u)), targets))
+    finally:
+        torch.set_default_dtype(standard)
+    return kept, logits
+
+
+def block_bytes(block: Block, u: Tensor, batch: BatchContext, shared: SharedOperator | None) -> int:
+    total = 0
+    if block.call is not None:
+        assert shared is not None
+        total += kept_bytes(shared, partial(block.call, shared, u, batch))
+    for branch in block.branches():
+        total += kept_bytes(branch, partial(branch, u, batch, None))
+    return total
+
+
+def kept_bytes(module: torch.nn.Module, run: Callable[[], object]) -> int:
+    weights = {p.untyped_storage()._cdata for p in module.parameters()}
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            storages[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        outcome = run()
+    total = sum(storage.nbytes() for storage in storages.values())
+    del outcome
+    return total
+
+
+def generation_bytes(config: ModelConfig, seq_len: int, *, precision: Precision) -> int:
+    """Return the bytes of one sequence in generation: constant states, and caches that grow with
+    the sequence."""
+    model = build_meta(config).to(precision.compute)
+    with torch.device("meta"):
+        u = torch.empty(1, 1, config.width, dtype=precision.compute)
+        positions = torch.zeros(1, 1, dtype=torch.int64)
+        total = 0
+        for layer, block in zip(config.layers, model.typed_blocks(), strict=True):
+            batch = BatchContext(positions, embeddings=u)
+            states = []
+            shared = model.shared_block(layer)
+            if block.call is not None:
+                states.append(State(seq_len))
+                block.call(shared, u, batch.for_call(states[-1]))
+            for branch in block.branches():
+                if not branch.operator.tokenwise:
+                    states.append(State(seq_len))
+                    branch.operator(u, BatchContext(positions, state=states[-1]))
+            total += sum(tensor.nbytes for state in states for tensor in state.tensors.values())
+    return total

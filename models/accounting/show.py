@@ -1,0 +1,185 @@
+"""`models show`: the layers as a stripe; parameters, operations and memory, exactly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from ...console.progress import human
+from ..config import ModelConfig
+from ..model import Model
+from ..precision import Precision
+from .count import TRAINING, build_meta, forward_flops, parameters, parameters_by_part, step_flops
+from .memory import activation_memory, generation_bytes, rank_shapes
+from .state import Degrees, EngineState, state_bytes
+
+LADDER = (2048, 8192, 32768, 131072, 1048576)
+COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "white")
+STRIPE = 64
+
+
+def describe(
+    config: ModelConfig,
+    seq_len: int,
+    engine: EngineState,
+    *,
+    rows: int = 1,
+    precision: Precision,
+    degrees: Degrees,
+) -> dict[str, Any]:
+    """Return everything that is shown, as one JSON document."""
+    model = build_meta(config)
+    count = parameters(model)
+    forward = forward_flops(model, seq_len)
+    training = TRAINING * sum(forward.values())
+    return {
+        "layers": [str(layer) for layer in config.layers],
+        "vocab_size": config.vocab_size,
+        "width": config.width,
+        "parameters": count,
+        "parameters_by_part": parameters_by_part(model),
+        "seq_len": seq_len,
+        "forward_flops_per_token": forward,
+        "step_flops_per_token": step_flops(model, seq_len),
+        "training_flops_per_token": training,
+        "six_n_error": 6 * count / training - 1,
+        "by_seq_len": {str(length): lengths_row(model, length) for length in LADDER},
+        "memory": memory(config, seq_len, engine, rows=rows, precision=precision, degrees=degrees),
+    }
+
+
+def memory(
+    config: ModelConfig,
+    seq_len: int,
+    engine: EngineState,
+    *,
+    rows: int,
+    precision: Precision,
+    degrees: Degrees,
+) -> dict[str, Any]:
+    """Return the bytes on one rank that trains `rows` sequences at once, and the bytes of one
+    sequence in generation."""
+    shapes = rank_shapes(config, degrees.tp, degrees.tp - 1)  # the last rank has the most
+    return {
+        "precision": precision.name,
+        "rows": rows,
+        "seq_len": seq_len,
+        "engine": engine.engine,
+        "layout": asdict(degrees),
+        "state": state_bytes(engine.parts, shapes, degrees),
+        **activation_memory(config, seq_len, rows=rows, precision=precision, degrees=degrees),
+        "generation_state": generation_bytes(config, seq_len, precision=precision),
+    }
+
+
+def lengths_row(model: Model, seq_len: int) -> dict[str, Any]:
+    forward, step = forward_flops(model, seq_len), step_flops(model, seq_len)
+    training = TRAINING * sum(forward.values())
+    return {
+        "training_flops_per_token": training,
+        "step_flops_per_token": sum(step.values()),
+        "six_n_error": 6 * parameters(model) / training - 1,
+        "forward_flops_by_part": forward,
+        "step_flops_by_part": step,
+    }
+
+
+def render(summary: dict[str, Any]) -> str:
+    sections = [title(summary), stripe(summary["layers"]), parts(summary), by_length(summary)]
+    return "\n\n".join([*sections, memory_table(summary["memory"])])
+
+
+def title(summary: dict[str, Any]) -> str:
+    layers = len(summary["layers"])
+    shape = f"width {summary['width']:,}, vocabulary {summary['vocab_size']:,}"
+    return f"{human(summary['parameters'])} parameters: {layers} layers, {shape}"
+
+
+def stripe(layers: list[str]) -> str:
+    """One letter for each layer, and what the letters mean."""
+    import click
+
+    counts = Counter(layers)
+    painted = {
+        name: click.style(mark, fg=COLOURS[number % len(COLOURS)], bold=True)
+        for number, (name, mark) in enumerate(marks(layers).items())
+    }
+    lines = [
+        f"{first:>5}  " + "".join(painted[name] for name in layers[first : first + STRIPE])
+        for first in range(0, len(layers), STRIPE)
+    ]
+    legend = "  ".join(f"{painted[name]} {name} ×{count}" for name, count in counts.items())
+    return "\n".join([*lines, f"       {legend}"])
+
+
+def marks(layers: list[str]) -> dict[str, str]:
+    """A letter for each kind of layer, of its name, and no other's."""
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(layers):
+        letters = [c.upper() for c in name if c.isalnum()] + [c for c in name if c.isalnum()]
+        free = [c for c in letters if c not in found.values()]
+        found[name] = free[0] if free else "?"
+    return found
+
+
+def parts(summary: dict[str, Any]) -> str:
+    total = summary["parameters"]
+    forward, step = summary["forward_flops_per_token"], summary["step_flops_per_token"]
+    length = f"{summary['seq_len']:,}"
+    lines = [
+        f"{'':<20}{'parameters':>16}{'share':>8}{'forward':>12}{'generation':>12}",
+    ]
+    for name in dict.fromkeys([*summary["parameters_by_part"], *forward]):
+        count = summary["parameters_by_part"].get(name, 0)
+        tied = name == "head" and not count
+        lines.append(
+            f"{'head (tied)' if tied else name:<20}{count:>16,}{count / total:>8.1%}"
+            f"{metric(forward.get(name, 0)):>12}{metric(step.get(name, 0)):>12}"
+        )
+    lines.append(
+        f"{'all':<20}{total:>16,}{'':>8}"
+        f"{metric(sum(forward.values())):>12}{metric(sum(step.values())):>12}"
+    )
+    lines.append(f"FLOPs for each token, at {length} tokens; causal attention counts every pair.")
+    return "\n".join(lines)
+
+
+def by_length(summary: dict[str, Any]) -> str:
+    lines = [f"{'tokens':>20}{'training':>16}{'6N is off by':>16}{'generation':>16}"]
+    for length, row in summary["by_seq_len"].items():
+        training = row["training_flops_per_token"]
+        error = row["six_n_error"]
+        step = row["step_flops_per_token"]
+        lines.append(f"{int(length):>20,}{metric(training):>16}{error:>+16.1%}{metric(step):>16}")
+    lines.append("FLOPs for each token by sequence length; training is three forward passes.")
+    return "\n".join(lines)
+
+
+def memory_table(summary: dict[str, Any]) -> str:
+    layout = ", ".join(f"{name} {value}" for name, value in summary["layout"].items())
+    kept = summary["activations"]
+    rows = {
+        **summary["state"],
+        "activations": kept["none"],
+        "  kept by operator": kept["operator"],
+        "  kept by block": kept["block"],
+        "logits and loss": summary["logits"],
+        "generation state": summary["generation_state"],
+    }
+    lines = [f"{name:<20}{size:>16}" for name, size in ((n, gib(b)) for n, b in rows.items())]
+    what = f"{summary['rows']} × {summary['seq_len']:,} tokens in {summary['precision']}"
+    layout = f"{summary['engine']}; {layout}"
+    return "\n".join([*lines, f"For each rank: {what}; {layout}; plain operators."])
+
+
+def metric(number: float) -> str:
+    """12_345_678 → '12.3M'."""
+    for suffix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{suffix}"
+    return f"{number:.3g}"
+
+
+def gib(size: float) -> str:
+    return f"{size / 2**30:.3g} GiB" if size >= 2**27 else f"{size / 2**20:.3g} MiB"

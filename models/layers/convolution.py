@@ -1,0 +1,174 @@
+"""Causal depthwise convolutions: y_t = Σ_j h[j] · x[t−j], separately for each document.
+
+Filters are in the order of this formula: h[0] multiplies the present token. (The correlation order
+of the papers is the reverse.) A filter has `groups` rows, each shared by contiguous channels.
+Three forms give the same result:
+
+    direct     a product and a sum for each tap; short filters
+    toeplitz   chunks of the input times blocks of the filter's Toeplitz matrix; medium filters
+    fft        zero-padded to twice the length; filters as long as the row
+
+`history` holds the inputs before the row: the halo under context parallelism, or the previous
+inputs in generation.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..documents import Documents, plain_layout
+from ..precision import widen
+
+Method = Literal["auto", "direct", "toeplitz", "fft"]
+
+DIRECT_TAPS = 16
+TOEPLITZ_TAPS = 256
+CHUNK = 32
+
+
+def causal_convolution(
+    x: Tensor,
+    taps: Tensor,
+    documents: Documents | None = None,
+    *,
+    history: Tensor | None = None,
+    method: Method = "auto",
+) -> Tensor:
+    """x [rows, length, width], taps [groups, K] → like x, in fp32 or wider.
+
+    `history` [rows, K−1, width] precedes x.
+    """
+    dtype = x.dtype
+    x, taps = widen(x), widen(taps)
+    length, reach = x.shape[1], taps.shape[1]
+    if history is not None:
+        before = reach - 1
+        assert history.shape[1] == before, "the history is K−1 tokens long"
+        history = widen(history)
+        if documents is not None:
+            documents = documents.lengthened(before)
+            history = history * (documents.positions[:, :before] >= 0).unsqueeze(-1)
+        x = torch.cat([history, x], dim=1)
+    form = choose(reach, x.shape[1], outputs=length) if method == "auto" else method
+    y: Tensor = FORMS[form](x, taps, documents, length)
+    return y.to(dtype)
+
+
+def choose(reach: int, length: int, *, outputs: int) -> Method:
+    """Choose the form by the filter's length and the number of outputs."""
+    if reach <= DIRECT_TAPS or outputs * 4 <= reach:
+        return "direct"
+    return "toeplitz" if min(reach, length) <= TOEPLITZ_TAPS else "fft"
+
+
+def convolution_flops(reach: int, length: int, method: Method = "auto") -> float:
+    """Operations for each token and channel, in the chosen form. The filter's own transform is
+    left out: it is computed once for a batch.
+
+    A real transform of n numbers counts 2.5·n·log₂n; there are two of twice the length, and a
+    complex product (6) for every second one of their entries.
+    """
+    form = choose(reach, length, outputs=length) if method == "auto" else method
+    if form == "direct":
+        return 2.0 * reach
+    if form == "toeplitz":
+        chunk = min(CHUNK, length)
+        return 2.0 * chunk * toeplitz_passes(reach, chunk, -(-length // chunk))
+    size = 2 * length
+    return (2 * 2.5 * size * math.log2(size) + 6 * (size / 2 + 1)) / length
+
+
+def convolution_chunks(reach: int, length: int, method: Method = "auto") -> set[int]:
+    """Chunk sizes in whose layouts the chosen form needs packed rows."""
+    form = choose(reach, length, outputs=length) if method == "auto" else method
+    return {min(CHUNK, length)} if form == "toeplitz" else set()
+
+
+def direct(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int) -> Tensor:
+    length, width = x.shape[1:]
+    reach = taps.shape[1]
+    filters = taps.repeat_interleave(width // taps.shape[0], dim=0)
+    first = length - outputs
+    padded = F.pad(x, (0, 0, max(reach - 1 - first, 0), 0))[:, -(outputs + reach - 1) :]
+    if documents is None:
+        folded = padded.transpose(1, 2)
+        return F.conv1d(folded, filters.flip(-1).unsqueeze(1), groups=width).transpose(1, 2)
+    if outputs < reach:
+        windows = padded.unfold(1, reach, 1)  # [rows, outputs, width, reach], oldest first
+        back = torch.arange(reach - 1, -1, -1, device=x.device)
+        seen = documents.positions[:, first:, None] >= back
+        return torch.einsum("blwk,blk,wk->blw", windows, seen.to(x.dtype), filters.flip(-1))
+    positions = documents.positions[:, first:, None]
+    y = padded[:, reach - 1 :] * filters[:, 0]
+    for lag in range(1, reach):
+        shifted = padded[:, reach - 1 - lag : padded.shape[1] - lag]
+        y = y + torch.where(positions >= lag, shifted, 0) * filters[:, lag]
+    return y
+
+
+def toeplitz(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int) -> Tensor:
+    """Chunk n is H₀·Xₙ + H₁·Xₙ₋₁ + …, one term for each chunk that the filter reaches."""
+    rows, length = x.shape[:2]
+    groups, reach = taps.shape
+    chunk = min(CHUNK, length)
+    layout = (
+        documents.aligned(chunk)
+        if documents is not None
+        else plain_layout(rows, length, chunk, x.device)
+    )
+    spread = layout.spread(x)  # [rows, chunks, chunk, width]
+    blocks = spread.unflatten(-1, (groups, -1)).permute(0, 1, 3, 2, 4)  # rows chunks group time w
+    passes = toeplitz_passes(reach, chunk, blocks.shape[1])
+    column = torch.arange(chunk, device=x.device)
+    y = torch.zeros_like(blocks)
+    linked = torch.ones_like(layout.continues)
+    for back in range(passes):
+        if back:
+            # Xₙ₋₁ belongs to the document only if no chunk between begins one.
+            linked = linked & F.pad(layout.continues, (back - 1, 0))[:, : linked.shape[1]]
+            blocks = F.pad(blocks, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1]
+        lag = column[:, None] - column + back * chunk
+        inside = (lag >= 0) & (lag < reach)
+        matrix = taps[:, lag.clamp(0, reach - 1)] * inside  # [groups, chunk, chunk]
+        y = y + matrix @ (blocks * linked[:, :, None, None, None])
+    return layout.collect(y.permute(0, 1, 3, 2, 4).flatten(3))[:, -outputs:]
+
+
+def toeplitz_passes(reach: int, chunk: int, chunks: int) -> int:
+    """Number of input chunks, its own included, that a chunk of outputs depends on."""
+    return min(-(-(reach - 1) // chunk), chunks - 1) + 1
+
+
+def fft(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int) -> Tensor:
+    """Convolve by FFT, one document per row."""
+    if documents is None:
+        return fft_rows(x, taps)[:, -outputs:]
+    buckets = documents.buckets()
+    parts = [fft_rows(part, taps) for part in buckets.spread(x)]
+    return buckets.collect(parts, len(x))[:, -outputs:]
+
+
+def fft_rows(x: Tensor, taps: Tensor) -> Tensor:
+    length = x.shape[1]
+    taps = taps[:, :length]
+    size = 2 * length
+    spectrum = torch.fft.rfft(taps, n=size)
+    spectrum = spectrum.repeat_interleave(x.shape[2] // taps.shape[0], dim=0)
+    product = torch.fft.rfft(x.transpose(1, 2), n=size) * spectrum
+    y: Tensor = torch.fft.irfft(product, n=size)
+    return y[..., :length].transpose(1, 2)
+
+
+FORMS = {"direct": direct, "toeplitz": toeplitz, "fft": fft}
+
+
+def next_history(x: Tensor, history: Tensor | None, reach: int) -> Tensor:
+    """Return the last K−1 inputs, for the next call."""
+    if history is None:
+        history = x.new_zeros(x.shape[0], reach - 1, x.shape[2])
+    return torch.cat([history, x], dim=1)[:, x.shape[1] :].detach()

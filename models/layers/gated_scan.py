@@ -1,0 +1,75 @@
+"""Mamba-1's scan with softplus, D and gate, by the fused kernel or in plain torch.
+
+Δ = softplus(dt + bias),  y = (scan(x, Δ, A, B, C) + D·x)·silu(z)
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..documents import Documents
+from ..kernels import selective_scan as kernels
+from ..kernels.choice import Kernel, chosen
+from ..parallel.axes import ALONE, Axis
+from ..precision import widen
+from .scan import selective_scan
+
+
+def gated_scan(
+    x: Tensor,
+    dt: Tensor,
+    bias: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    z: Tensor,
+    documents: Documents | None = None,
+    *,
+    state: Tensor | None = None,
+    axis: Axis = ALONE,
+    chunk: int = 32,
+    kernel: Kernel = "auto",
+) -> tuple[Tensor, Tensor]:
+    """x and dt [rows, length, heads, channels], B and C [rows, length, heads, N], z
+    [rows, length, heads · channels]; bias and D [heads, channels], A [heads, channels, N] below
+    zero. The state, before and after, is [rows, heads, channels, N]. `axis` is the
+    context-parallel axis. Plain torch alone uses `chunk`.
+    """
+    if not chosen(kernel, "selective_scan", x, kernels.beyond(B)):
+        return plain(x, dt, bias, A, B, C, D, z, documents, state=state, axis=axis, chunk=chunk)
+    positions = documents.positions if documents is not None else None
+    y, final, *_ = kernels.selective_scan(x, dt, bias, A, B, C, D, z, state, positions, axis.name)
+    return y, final
+
+
+def plain(
+    x: Tensor,
+    dt: Tensor,
+    bias: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    z: Tensor,
+    documents: Documents | None = None,
+    *,
+    state: Tensor | None = None,
+    axis: Axis = ALONE,
+    chunk: int = 32,
+) -> tuple[Tensor, Tensor]:
+    """Reference implementation of the kernel in torch."""
+    y, final = selective_scan(
+        widen(x),
+        F.softplus(widen(dt) + widen(bias)),
+        A,
+        widen(B),
+        widen(C),
+        documents,
+        state=state,
+        axis=axis,
+        chunk=chunk,
+    )
+    y = (y + widen(D) * widen(x)).flatten(2).to(x.dtype)
+    return y * F.silu(z), final

@@ -1,0 +1,113 @@
+"""Norms, computed in fp32 (fp64 stays fp64)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..kernels import gated_rms_norm, rms_norm
+from ..kernels.choice import Kernel, chosen
+from ..parallel.axes import ALONE, Axis
+from ..parallel.tensor import group_runs, sums_of_groups
+from ..precision import widen
+
+NormKind = Literal["rms", "rms-eps-outside", "layer"]
+
+
+class RMSNorm(nn.Module):
+    """w · x / √(mean(x²) + eps); StripedHyena adds eps outside the root instead."""
+
+    def __init__(
+        self, width: int, eps: float, *, eps_outside: bool = False, kernel: Kernel = "auto"
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.eps = eps
+        self.eps_outside = eps_outside
+        self.kernel: Kernel = kernel
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """Return norm(x); with a residual, residual + x and norm(residual + x)."""
+        if chosen(self.kernel, "rms_norm", x, rms_norm.beyond(x.shape[-1])):
+            how = (self.weight, self.eps, self.eps_outside)
+            fused: Tensor | tuple[Tensor, Tensor] = (
+                rms_norm.rms_norm(x, *how)
+                if residual is None
+                else rms_norm.add_rms_norm(residual, x, *how)
+            )
+            return fused
+        if residual is None:
+            return self.plain(x)
+        total = residual + x
+        return total, self.plain(total)
+
+    def plain(self, x: Tensor) -> Tensor:
+        """Reference implementation of the kernel in torch."""
+        wide = widen(x)
+        power = wide.square().mean(-1, keepdim=True)
+        if self.eps_outside:
+            normal = wide / (power.sqrt() + self.eps)
+        else:
+            normal = wide * torch.rsqrt(power + self.eps)
+        return self.weight * normal.to(x.dtype)
+
+
+class GatedRMSNorm(nn.Module):
+    """Mamba-2's norm: RMSNorm(y · silu(z)), separately for each of `groups` contiguous groups."""
+
+    def __init__(self, width: int, eps: float, *, groups: int = 1, kernel: Kernel = "auto") -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.eps = eps
+        self.width = width
+        self.groups = groups
+        self.kernel: Kernel = kernel
+
+    def forward(self, y: Tensor, z: Tensor, axis: Axis = ALONE) -> Tensor:
+        """y and z hold this rank's channels of the axis."""
+        beyond = rms_norm.beyond(self.width // self.groups)
+        if chosen(self.kernel, "gated_rms_norm", y, beyond):
+            fused: Tensor = gated_rms_norm.gated_rms_norm(
+                y, z, self.weight, self.eps, self.groups, axis.name
+            )
+            return fused
+        return self.plain(y, z, axis)
+
+    def plain(self, y: Tensor, z: Tensor, axis: Axis = ALONE) -> Tensor:
+        """Reference implementation of the kernel in torch."""
+        gated = widen(y) * F.silu(widen(z))
+        runs = group_runs(self.groups, self.width, axis)
+        parts = gated.unflatten(-1, (len(runs), -1))
+        power = sums_of_groups(parts.square().sum(-1), self.groups, self.width, axis)
+        mean = power.unsqueeze(-1) / (self.width // self.groups)
+        normal: Tensor = parts * torch.rsqrt(mean + self.eps)
+        return self.weight * normal.flatten(-2).to(y.dtype)
+
+
+class LayerNorm(nn.Module):
+    """(x − mean) / √(var + eps) · w + b, as in GPT-2."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """Return norm(x); with a residual, residual + x and norm(residual + x)."""
+        total = x if residual is None else residual + x
+        wide = F.layer_norm(widen(total), self.weight.shape, eps=self.eps)
+        normal = self.weight * wide.to(x.dtype) + self.bias
+        return normal if residual is None else (total, normal)
+
+
+Norm = RMSNorm | LayerNorm
+
+
+def build_norm(kind: NormKind, width: int, eps: float, kernel: Kernel = "auto") -> Norm:
+    if kind == "layer":
+        return LayerNorm(width, eps)
+    return RMSNorm(width, eps, eps_outside=kind == "rms-eps-outside", kernel=kernel)

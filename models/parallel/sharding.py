@@ -1,0 +1,139 @@
+"""Sharding of parameters over the tensor-parallel axis.
+
+Each operator returns a sharding spec for its parameters. A parameter without one is replicated on
+all ranks, and its gradients are summed over them.
+
+    Shard(0)                 rows; each rank has a contiguous part
+    Shard(0, (q, k, v))      rows of several blocks, one after the other: each rank has a part of
+                             each block
+
+From the specs follow which slices of a whole tensor a rank holds, where they lie in a checkpoint,
+and which gradients are summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from ..layers.linear import OutputLinear, SplitLinear
+from .axes import Axis
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Each rank has a part of dimension `dim`; or, given `blocks`, a part of each block."""
+
+    dim: int
+    blocks: tuple[int, ...] = ()
+    """Sizes of the blocks that make up the dimension; empty for one block."""
+
+    def runs(self, size: int, axis: Axis) -> tuple[range, ...]:
+        """Indices along the dimension that this rank holds."""
+        sizes = self.blocks or (size,)
+        assert sum(sizes) == size, "the blocks make up the dimension"
+        starts = accumulate(sizes, initial=0)
+        parts = [axis.part_range(block) for block in sizes]
+        return tuple(
+            range(start + part.start, start + part.stop)
+            for start, part in zip(starts, parts, strict=False)
+        )
+
+
+ShardingSpec = Mapping[str, Shard]
+"""Shards by the parameter's name, relative to the module that returns the spec."""
+
+
+@runtime_checkable
+class Shardable(Protocol):
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
+        """Return how parameters are sharded over this number of tensor-parallel ranks."""
+
+
+@dataclass(frozen=True)
+class LocalShard:
+    """Local shard of one parameter: the part that this rank holds."""
+
+    shape: tuple[int, ...]
+    """Shape of the whole parameter."""
+    dim: int = 0
+    runs: tuple[range, ...] | None = None
+    """Indices along `dim` that this rank holds, in this order; None: all."""
+    shared: bool = False
+    """True if the parameter is replicated on all ranks of the axis."""
+    stored: bool = True
+    """True if this rank writes it to checkpoints."""
+
+    @property
+    def local(self) -> tuple[int, ...]:
+        """Shape of the local shard."""
+        if self.runs is None:
+            return self.shape
+        size = sum(map(len, self.runs))
+        return (*self.shape[: self.dim], size, *self.shape[self.dim + 1 :])
+
+    def take(self, whole: Tensor) -> Tensor:
+        """Slice the local shard out of the whole tensor."""
+        if self.runs is None:
+            return whole
+        pieces = [whole.narrow(self.dim, run.start, len(run)) for run in self.runs]
+        return torch.cat(pieces, dim=self.dim)
+
+
+def outputs(name: str, linear: nn.Linear | SplitLinear, *, blocks: int = 1) -> ShardingSpec:
+    """Shard the matrix `name` by its outputs: each part of a SplitLinear separately, and if a part
+    consists of several `blocks`, each block."""
+    sizes = [len(linear.weight)]
+    if isinstance(linear, SplitLinear):
+        sizes = list(linear.parts.values())
+    shard = Shard(0, tuple(size // blocks for size in sizes for _ in range(blocks)))
+    return {f"{name}.weight": shard, f"{name}.bias": shard}
+
+
+def inputs(name: str, *, blocks: tuple[int, ...] = ()) -> ShardingSpec:
+    """Shard the matrix `name` by its inputs: the ranks' outputs must be summed."""
+    return {f"{name}.weight": Shard(1, blocks)}
+
+
+def filters(name: str, groups: int, ranks: int) -> ShardingSpec:
+    """Shard filters that neighbouring channels share, if the ranks divide them evenly."""
+    return {name: Shard(0)} if groups % ranks == 0 else {}
+
+
+def shard_parameters(model: nn.Module, axis: Axis) -> dict[str, LocalShard]:
+    """Keep this rank's local shard of each parameter. Return the shards by parameter name.
+
+    The model must hold whole parameters, or be on the meta device.
+    """
+    shared = axis.size > 1
+    shards = {
+        name: LocalShard(tuple(p.shape), shared=shared, stored=axis.rank == 0)
+        for name, p in model.named_parameters()
+    }
+    if not shared:
+        return shards
+    for path, module in list(model.named_modules()):
+        if not isinstance(module, Shardable):
+            continue
+        assert isinstance(module, nn.Module)
+        for name, spec in module.sharding_spec(axis.size).items():
+            owner, _, leaf = name.rpartition(".")
+            holder = module.get_submodule(owner)
+            whole = getattr(holder, leaf)
+            if whole is None:
+                continue
+            runs = spec.runs(whole.shape[spec.dim], axis)
+            shard = LocalShard(tuple(whole.shape), spec.dim, runs)
+            shards[f"{path}.{name}" if path else name] = shard
+            setattr(holder, leaf, nn.Parameter(shard.take(whole.detach())))
+    for module in model.modules():
+        if isinstance(module, SplitLinear):
+            module.parts = {name: len(axis.part_range(size)) for name, size in module.parts.items()}
+        elif isinstance(module, OutputLinear):
+            module.ranks = axis.size
+    return shards

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_data import plan_of, random_documents, write_dataset
+
+from headrace.dataplane.datasets.cache import Cache
+from headrace.dataplane.datasets.manifest import Shard
+from headrace.dataplane.loader import prefetch as prefetching
+from headrace.dataplane.loader.prefetch import Prefetcher, Queue
+from headrace.dataplane.loader.rows import RowReader
+from headrace.dataplane.order.plan import Plan
+from headrace.dataplane.order.stream import Located
+
+
+@pytest.fixture
+def plan() -> Plan:
+    """Shards of about 100 KB, each one chunk."""
+    url = f"memory://ahead-{os.urandom(4).hex()}/web"
+    write_dataset(url, random_documents(5, 900, longest=2000))
+    return plan_of(
+        {
+            "chunk": 4096,
+            "window": 4,
+            "sources": {"one": {"data": url}},
+            "phases": {
+                "all": {"tokens": 600_000, "seq_len": 64, "batch": 1024, "weights": {"one": 1}}
+            },
+        }
+    )
+
+
+def blocks(reader: RowReader) -> Iterator[Located]:
+    """Yield the locations of the rows of each step."""
+    steps = map(reader.plan.step, range(reader.plan.last_step))
+    rows = (np.arange(step.first_row, step.first_row + step.rows) for step in steps)
+    return reader.stream.locate_blocks(rows)
+
+
+def reached(ahead: Prefetcher) -> list[int]:
+    with ahead.changed:
+        return [step for step, _ in ahead.ahead]
+
+
+def eventually(condition: object, seconds: float = 300) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_it_fetches_the_chunks_that_are_read_next(plan: Plan, tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    reader = RowReader(plan, cache=cache)
+    ahead = Prefetcher(reader, cache, blocks(reader))
+    try:
+        eventually(lambda: len(ahead.ahead) == plan.last_step)  # everything fits
+        names = [tmp_path / hash / str(number) for hash, number in ahead.wanted]
+        eventually(lambda: all(name.exists() for name in names))
+        before = cache.requests
+        again = RowReader(plan, cache=cache)
+        for located in blocks(again):
+            again.read(located)
+            ahead.done()
+        assert cache.requests == before, "the reader had to fetch"
+        assert not ahead.wanted
+    finally:
+        ahead.close()
+
+
+def test_it_stays_within_its_fraction_of_the_cache(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetching, "MOST_AHEAD", 2 * prefetching.CHUNK_BYTES)
+    cache = Cache(tmp_path)
+    reader = RowReader(plan, cache=cache)
+    ahead = Prefetcher(reader, cache, blocks(reader))
+    try:
+        eventually(lambda: len(ahead.wanted) >= 2)
+        time.sleep(0.3)
+        assert len(reached(ahead)) < plan.last_step
+        for step in range(plan.last_step):  # the walk follows the reader
+            eventually(lambda step=step: step in reached(ahead))  # type: ignore[misc]
+            ahead.done()
+    finally:
+        ahead.close()
+
+
+def test_adjacent_chunks_are_fetched_together() -> None:
+    shard, other = (
+        Shard(name=name, size=0, documents=0, tokens=0, hash=name, chunks=b"") for name in "ab"
+    )
+    queue = Queue()
+    numbers = [40, 3, 5, 4, 41, *range(100, 150), 6]
+    for number in numbers:
+        queue.add("url", shard, number)
+    queue.add("url", other, 7)
+    taken = []
+    while (run := queue.take()) is not None:
+        taken.append(run[1:])
+    assert taken[:3] == [(shard, 40, 42), (shard, 3, 7), (shard, 100, 116)]
+    assert taken[-1] == (other, 7, 8)
+    assert all(last - first <= prefetching.RUN for _, first, last in taken)
+    fetched = [n for owner, first, last in taken if owner is shard for n in range(first, last)]
+    assert sorted(fetched) == sorted(numbers)
+
+
+def test_close_ends_the_walk(plan: Plan, tmp_path: Path) -> None:
+    reader = RowReader(plan)
+    ahead = Prefetcher(reader, Cache(tmp_path), blocks(reader))
+    ahead.close()
+    ahead.thread.join(300)
+    assert not ahead.thread.is_alive()

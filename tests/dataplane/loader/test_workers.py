@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace.console.errors import RunError
+from headrace.dataplane.loader import loader
+from headrace.dataplane.loader.loader import Batch, Loader
+from headrace.dataplane.order.plan import Plan
+
+NAMES = ("tokens", "targets", "weights", "cu_seqlens")
+
+
+def processes() -> list[BaseProcess]:
+    children = multiprocessing.active_children()
+    return [child for child in children if child.name.startswith("headrace-loader")]
+
+
+def wait_until(condition: object) -> None:
+    deadline = time.monotonic() + 300
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def equal(left: Batch, right: Batch) -> bool:
+    return left.digests == right.digests and all(
+        torch.equal(getattr(left, name), getattr(right, name)) for name in NAMES
+    )
+
+
+@pytest.fixture
+def short_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step per slot; otherwise all steps fit into one slot."""
+    monkeypatch.setattr(loader, "SENT_BYTES", 1)
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_batches_do_not_depend_on_workers_whether_kept_or_dropped(
+    two_phases: Plan, number: int
+) -> None:
+    expected = [batch for step in Loader(two_phases, micro_batch=4) for batch in step]
+    dropped = (b for step in Loader(two_phases, micro_batch=4, workers=number) for b in step)
+    assert all(equal(one, other) for one, other in zip(dropped, expected, strict=True))
+    kept = [b for step in Loader(two_phases, micro_batch=4, workers=number) for b in step]
+    assert all(equal(one, other) for one, other in zip(kept, expected, strict=True))
+
+
+def in_shared_memory(tensor: torch.Tensor) -> bool:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(word, 16) for word in line.split()[0].split("-"))
+        if first <= tensor.data_ptr() < last:
+            return line.endswith("(deleted)")
+    raise AssertionError("no memory there")
+
+
+@pytest.mark.usefixtures("short_groups")
+def test_held_batches_are_never_overwritten_and_dropped_ones_not_copied(
+    two_phases: Plan,
+) -> None:
+    expected = [step[0].tokens[2:5, 7:] for step in Loader(two_phases, micro_batch=12)]
+    shared, held = [], {}
+    for number, (batch,) in enumerate(Loader(two_phases, micro_batch=12, workers=1)):
+        shared.append(in_shared_memory(batch.tokens))
+        if number in (10, 11, 30, 31):
+            held[number] = batch.tokens[2:5, 7:]  # a view holds the whole slot
+        if number == 20:
+            held.clear()
+        assert all(torch.equal(part, expected[kept]) for kept, part in held.items())
+    assert len(shared) > 40
+    assert all(shared[:10]) and all(shared[23:30]), "no other slot is held: nothing is copied"
+    assert not any(shared[13:20]), "the worker keeps the slots that it needs"
+
+
+def test_a_killed_worker_is_an_error_not_a_hang(two_phases: Plan) -> None:
+    iterator = iter(Loader(two_phases, micro_batch=4, workers=2))
+    next(iterator)
+    for child in processes():
+        assert child.pid
+        os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(RunError, match="worker died"):
+        for _ in iterator:
+            pass
+
+
+def test_workers_end_with_their_iterator(two_phases: Plan) -> None:
+    iterator: Iterator[list[Batch]] = iter(Loader(two_phases, micro_batch=4, workers=2))
+    next(iterator)
+    assert processes()
+    iterator.close()  # type: ignore[attr-defined]
+    wait_until(lambda: not processes())
+
+
+READER = """
+import os, sys, time
+from headrace.dataplane.loader.loader import Loader
+from headrace.dataplane.order.plan import Plan
+
+if __name__ == "__mp_main__":  # a worker, before it starts
+    os.write(1, b"%d\\n" % os.getpid())  # one write: the other worker writes here as well
+    time.sleep(1)
+elif __name__ == "__main__":
+    iterator = iter(Loader(Plan.load(sys.argv[1]), micro_batch=4, workers=2))
+    next(iterator)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("end", ["exit", "kill", "interrupt"])
+def test_workers_end_with_their_consumer(two_phases: Plan, tmp_path: Path, end: str) -> None:
+    two_phases.save(tmp_path / "plan.json")
+    (tmp_path / "reader.py").write_text(READER)
+    consumer = subprocess.Popen(
+        [sys.executable, tmp_path / "reader.py", tmp_path / "plan.json"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    assert consumer.stdin and consumer.stdout and consumer.stderr
+    children = [int(consumer.stdout.readline()) for _ in range(2)]
+    if end == "exit":
+        consumer.stdin.close()
+    elif end == "kill":
+        consumer.kill()
+    else:
+        os.killpg(consumer.pid, signal.SIGINT)  # as a terminal does: the workers receive it as well
+    code, stderr = consumer.wait(300), consumer.stderr.read()
+    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+    if end == "interrupt":
+        assert stderr.count("Traceback") == 1 and "KeyboardInterrupt" in stderr, stderr
+    else:
+        assert stderr == "" and code == (0 if end == "exit" else -signal.SIGKILL)

@@ -1,0 +1,97 @@
+"""Stores that fail for a while, refuse requests, or accept no data."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import ClassVar
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from headrace.console.errors import MissingError, StorageError
+from headrace.dataplane.storage import remote, storage
+
+
+class Flaky(MemoryFileSystem):
+    """Raises the listed failures before it answers."""
+
+    protocol = "flaky"
+    failures: ClassVar[list[Exception]] = []
+
+    def cat_file(self, path: str, **options: object) -> bytes:
+        if self.failures:
+            raise self.failures.pop()
+        return b"data"
+
+
+@pytest.fixture
+def flaky(monkeypatch: pytest.MonkeyPatch) -> type[Flaky]:
+    fsspec.register_implementation("flaky", Flaky, clobber=True)
+    monkeypatch.setattr(remote, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(remote, "LONGEST_PAUSE", 0.002)
+    Flaky.failures = []
+    return Flaky
+
+
+def test_transient_errors_are_retried(flaky: type[Flaky]) -> None:
+    flaky.failures = [TimeoutError(), ConnectionResetError(), OSError("503 SlowDown")]
+    assert storage.read("flaky://x") == b"data"
+    assert not flaky.failures
+
+
+def test_permanent_errors_are_raised(flaky: type[Flaky]) -> None:
+    flaky.failures = [TimeoutError("no answer")] * 50
+    with pytest.raises(StorageError, match=r"flaky://x: no answer"):
+        storage.read("flaky://x")
+    assert len(flaky.failures) == 50 - remote.ATTEMPTS
+    flaky.failures = [PermissionError()] * 3
+    with pytest.raises(StorageError, match="access is denied"):
+        storage.read("flaky://x")
+    assert len(flaky.failures) == 1  # one more request, with freshly loaded credentials
+
+
+def test_a_write_to_a_stalled_store_times_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server accepts connections and reads nothing; TCP alone would not give up."""
+    monkeypatch.setattr(remote, "STALLED", 0.5)
+    monkeypatch.setattr(remote, "SLOWEST", 1 << 30)
+    monkeypatch.setattr(remote, "ATTEMPTS", 2)
+    monkeypatch.setattr(remote, "FIRST_PAUSE", 0.001)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    source = tmp_path / "large"
+    source.write_bytes(bytes(16 << 20))
+    s3 = fsspec.get_filesystem_class("s3")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        s3.clear_instance_cache()
+        try:
+            for write in (
+                lambda: storage.write("s3://bucket/file", source.read_bytes()),
+                lambda: storage.put(source, "s3://bucket/file"),
+            ):
+                with pytest.raises(StorageError, match="s3://bucket/file: timed out"):
+                    write()
+        finally:
+            s3.clear_instance_cache()
+    assert source.exists()
+
+
+def test_missing_credentials_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    exceptions = pytest.importorskip("botocore.exceptions")
+
+    def refuse(self: MemoryFileSystem, path: str, data: bytes) -> None:
+        raise exceptions.NoCredentialsError
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuse)
+    with pytest.raises(StorageError, match="credentials are missing") as caught:
+        storage.write("memory://x/y", b"")
+    assert "AWS_ACCESS_KEY_ID" in str(caught.value.hint)
+
+
+def test_an_unknown_scheme_is_named() -> None:
+    with pytest.raises(MissingError, match="nonsense"):
+        storage.read("nonsense://x/y")

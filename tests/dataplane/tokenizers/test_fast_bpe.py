@@ -1,0 +1,372 @@
+"""The fast path gives the ids of the `tokenizers` library, or raises Inexact."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiktoken
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
+from tokenizers import pre_tokenizers as pre
+
+from headrace.dataplane.tokenizers import fast_bpe
+from headrace.dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
+from headrace.dataplane.tokenizers.fast_bpe import GPT2, LLAMA3, QWEN2, Inexact, convert
+
+END = "<|endoftext|>"
+WORD = "Qua" + "gga"
+"""A special token that the corpus (this file included) does not contain: no merge produces it."""
+SCRIPTS = [
+    *("aZ", "é", "ß", "ñ", "Ω", "я", "中", "の", "한", "א", "ع", "ह", "ไ", "ༀ", "🙂"),
+    *("👩\u200d👩\u200d👧", "\u0301", "\u200d", "ﬁ", "ſ", "\u212a", "٣", "²", "Ⅷ", "½"),
+]
+PIECES = [
+    *SCRIPTS,
+    *(" ", "  ", "    ", "\t", "\n", "\n\n", "\r\n", "\r", "\x0b", "\x0c", "\x85", "\xa0"),
+    *("\u2003", "\u2028", "\u3000", "\x1c", "\x1e", "\x1f", "\x00", "\ufeff", "\uffff"),
+    *("'s", "'LL", "'Ve", "'ſ", "'", "don't", "x", "the ", "def f(x):\n        return ", "12345"),
+    *("<|endoftext|>", "<tool>", "...", "--", "!=", "https://", "_", "=" * 40, " " * 40),
+]
+TEXTS = st.lists(
+    st.sampled_from([*PIECES, WORD, f" {WORD}"]) | st.text(max_size=6), max_size=30
+).map("".join)
+
+
+def corpus() -> Iterator[str]:
+    """Yield text of many kinds, so that merges of all kinds are learned."""
+    rng = random.Random(0)
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        yield file.read_text()
+    for _ in range(3000):
+        yield "".join(rng.choice(PIECES) for _ in range(30))
+
+
+def train(pattern: str, *, normalizer: Any = None, vocab_size: int = 1500) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    if pattern == GPT2:
+        tokenizer.pre_tokenizer = pre.ByteLevel(add_prefix_space=False, use_regex=True)
+    else:
+        steps = [pre.Split(Regex(pattern), "isolated"), pre.ByteLevel(False, use_regex=False)]
+        tokenizer.pre_tokenizer = pre.Sequence(steps)
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END],
+        initial_alphabet=pre.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus(), trainer)
+    return tokenizer
+
+
+def brought(tokenizer: Tokenizer, **options: Any) -> BpeTokenizer:
+    return BpeTokenizer(tokenizer.to_str().encode(), BpeConfig(**options), source="test")
+
+
+def every_pair(tokenizer: Tokenizer) -> Tokenizer:
+    """Rewrite a tokenizer as converters from tiktoken's files do: merges list every split of each
+    token, and the vocabulary holds special tokens (one of them a word)."""
+    data = json.loads(tokenizer.to_str())
+    model = data["model"]
+    ranks = {token: id for token, id in model["vocab"].items() if token != END}
+    merges = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        parts = [(token[:k], token[k:]) for k in range(1, len(token))]
+        known = [pair for pair in parts if pair[0] in ranks and pair[1] in ranks]
+        merges += sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+    assert len(merges) > len(model["merges"])
+    assert WORD not in model["vocab"]
+    special = {**data["added_tokens"][0], "id": len(model["vocab"]), "content": WORD}
+    model["vocab"][WORD] = special["id"]
+    data["added_tokens"].append(special)
+    model.update(merges=merges, ignore_merges=True)
+    return Tokenizer.from_str(json.dumps(data))
+
+
+STYLES = {
+    "every pair": lambda: every_pair(train(LLAMA3)),
+    "gpt2": lambda: train(GPT2),
+    "llama3": lambda: train(LLAMA3),
+    "qwen2": lambda: train(QWEN2, normalizer=normalizers.NFC()),
+}
+
+
+@pytest.fixture(scope="module", params=list(STYLES))
+def style(request: pytest.FixtureRequest) -> tuple[BpeTokenizer, Tokenizer]:
+    tokenizer = STYLES[request.param]()
+    tokenizer.add_tokens([AddedToken("<tool>", special=False)])
+    reference = Tokenizer.from_str(tokenizer.to_str())
+    reference.encode_special_tokens = True
+    made = brought(tokenizer)
+    assert made.slow_because is None
+    return made, reference
+
+
+def same(made: BpeTokenizer, reference: Tokenizer, texts: list[str]) -> None:
+    found = made.encode(texts)
+    expected = reference.encode_batch_fast(texts, add_special_tokens=False)
+    assert len(found.starts) == len(texts) + 1
+    for number, one in enumerate(expected):
+        ids = found.tokens[found.starts[number] : found.starts[number + 1]].tolist()
+        assert ids == [*one.ids, made.info.end_of_document], repr(texts[number])
+
+
+@settings(deadline=None, max_examples=400)
+@example(texts=["", "a", " ", "  a", "a  ", "\n a", " \n", "a\n\n  b", "a \t b", "\x1ea\x1f  b"])
+@example(texts=[WORD, f"a {WORD}", f"({WORD}", f"{WORD}b"])
+@example(texts=["a  ", "  b", "c\n", "\n d", "e\xa0 f", "  \u3000g", "\u2003\u2003\u2003h"])
+@given(texts=st.lists(TEXTS, max_size=5))
+def test_ids_are_those_of_the_library(
+    style: tuple[BpeTokenizer, Tokenizer], texts: list[str]
+) -> None:
+    same(*style, texts)
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.binary(max_size=200))
+def test_random_bytes(style: tuple[BpeTokenizer, Tokenizer], data: bytes) -> None:
+    same(*style, [data.decode("latin-1"), data.decode(errors="replace")])
+
+
+def with_added(tokenizer: Tokenizer) -> Tokenizer:
+    """Add tokens of every kind: at the edges of words or within, with stripped spaces, searched for
+    before or after normalization."""
+    tokenizer.add_tokens(
+        [
+            AddedToken("<l>", lstrip=True, special=False),
+            AddedToken("<r>", rstrip=True, special=False),
+            AddedToken("<w>", single_word=True, special=False),
+            AddedToken("wheel", single_word=True, special=False),
+            AddedToken("e\u0301x", normalized=True, special=False),
+            AddedToken("\u212b", normalized=False, special=False),
+            AddedToken("  ", normalized=False, special=False),
+        ]
+    )
+    return tokenizer
+
+
+def sentencepiece() -> Tokenizer:
+    """Like Llama 2's: spaces are letters, and unknown characters fall back to bytes."""
+    data = json.loads(train(GPT2, vocab_size=400).to_str())
+    vocabulary = {END: 0, "<unk>": 1, **{f"<0x{byte:02X}>": 2 + byte for byte in range(256)}}
+    letters = ["\u2581", *"abcdefghilmnorstuwx", "\u2581t", "he", "\u2581the"]
+    vocabulary |= {letter: 258 + k for k, letter in enumerate(letters)}
+    data["model"].update(vocab=vocabulary, byte_fallback=True, fuse_unk=True, unk_token="<unk>")
+    data["model"]["merges"] = [["\u2581", "t"], ["h", "e"], ["\u2581t", "he"]]
+    data["normalizer"] = {
+        "type": "Sequence",
+        "normalizers": [
+            {"type": "Prepend", "prepend": "\u2581"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+        ],
+    }
+    data.update(pre_tokenizer=None, decoder=None)
+    return Tokenizer.from_str(json.dumps(data))
+
+
+def digits() -> Tokenizer:
+    """Single digits, as in several code models."""
+    tokenizer = train(GPT2)
+    level = pre.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.pre_tokenizer = pre.Sequence([pre.Digits(individual_digits=True), level])
+    return tokenizer
+
+
+ODD = {
+    "added tokens": lambda: with_added(train(LLAMA3)),
+    "added tokens, NFC": lambda: with_added(train(QWEN2, normalizer=normalizers.NFC())),
+    "added tokens, GPT-2": lambda: with_added(train(GPT2)),
+    "digits": digits,
+    "prefix space": lambda: _prefixed(train(GPT2)),
+    "sentencepiece": sentencepiece,
+}
+
+
+def _prefixed(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.pre_tokenizer = pre.ByteLevel(add_prefix_space=True, use_regex=True)
+    return tokenizer
+
+
+ODD_TEXTS = st.lists(
+    st.sampled_from(
+        [*PIECES, "<l>", "<r>", "<w>", "wheel", "wheels", "\u00e9x", "e\u0301x", "\u212b", "\u00c5"]
+    )
+    | st.text(max_size=4),
+    max_size=20,
+).map("".join)
+
+
+@pytest.fixture(scope="module", params=list(ODD))
+def odd(request: pytest.FixtureRequest) -> tuple[BpeTokenizer, Tokenizer]:
+    tokenizer = ODD[request.param]()
+    reference = Tokenizer.from_str(tokenizer.to_str())
+    reference.encode_special_tokens = True
+    made = brought(tokenizer)
+    assert (made.slow_because is None) is request.param.startswith("added")
+    return made, reference
+
+
+@settings(deadline=None, max_examples=250)
+@example(
+    texts=["\u00e9x", "e\u0301x", "a \u00e9x", "\u00c5", "\u212b", "A\u030a", "a <l> b <r>  c"]
+)
+@example(texts=["wheel", "wheels", "a wheel.", "<w>a <w>", "  ", "1234 5", ""])
+@given(texts=st.lists(ODD_TEXTS, max_size=4))
+def test_unusual_tokenizers_give_equal_ids(
+    odd: tuple[BpeTokenizer, Tokenizer], texts: list[str]
+) -> None:
+    """Equal on the fast or the slow path."""
+    same(*odd, texts)
+
+
+@pytest.mark.parametrize("step", [16, pytest.param(1, marks=pytest.mark.long)])
+def test_every_character_between_words_and_spaces(
+    style: tuple[BpeTokenizer, Tokenizer], step: int
+) -> None:
+    """All characters of most scripts, and each `step`-th of the others (mostly ideographs)."""
+    codes = [*range(0x3400), *range(0x3400, 0x110000, step)]
+    characters = [chr(c) for c in codes if not 0xD800 <= c < 0xE000]
+    texts = []
+    for start in range(0, len(characters), 4096):
+        part = characters[start : start + 4096]
+        texts += ["".join(f"a {c}b  {c} 1{c}'{c}" for c in part), "".join(part)]
+    same(*style, texts)
+
+
+UNITS = {
+    "spaces": "  ",
+    "letters": "ab",
+    "words": "the quick  brown fox ",
+    "lines": "  x\n\n\t",
+    "code": "x = 1;\n    ",
+    "Chinese": "中文",
+    "emoji": "👩\u200d👩\u200d👧 ",
+}
+
+
+@pytest.mark.parametrize("kind", UNITS)
+def test_large_documents(style: tuple[BpeTokenizer, Tokenizer], kind: str) -> None:
+    """More text than one call encodes."""
+    text = UNITS[kind] * (fast_bpe.BATCH // len(UNITS[kind]) + 1)
+    same(*style, ["before", text + "x", "after"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["spaces", "words", "code", "Chinese"])
+def test_documents_of_10_megabytes(style: tuple[BpeTokenizer, Tokenizer], kind: str) -> None:
+    # The library itself gives up on 10 MB of nothing but spaces: its regex runs out of retries.
+    size = 10_000_000 if kind != "spaces" else 3_000_000
+    same(*style, [UNITS[kind] * (size // len(UNITS[kind].encode()))])
+
+
+def test_decode_inverts_encode(style: tuple[BpeTokenizer, Tokenizer]) -> None:
+    made, _ = style
+    text = "Hello, wörld — 中文 🙂\n\n    x"
+    assert made.decode(made.encode([text]).tokens.tolist()) == text + END
+
+
+def test_special_tokens_in_a_text_are_text_by_default() -> None:
+    tokenizer = train(LLAMA3, vocab_size=600)
+    end = tokenizer.token_to_id(END)
+    assert brought(tokenizer).encode([f"a{END}b"]).tokens.tolist().count(end) == 1
+    parsed = brought(tokenizer, parse_special=True).encode([f"a{END}b"])
+    assert parsed.tokens.tolist().count(end) == 2
+    reference = tokenizer.encode(f"a{END}b", add_special_tokens=False).ids
+    assert parsed.tokens.tolist() == [*reference, end]
+
+
+def test_a_token_changed_by_normalization_is_searched_for_before() -> None:
+    """A combining character after its name changes the last character of the name."""
+    tokenizer = train(QWEN2, normalizer=normalizers.NFC(), vocab_size=600)
+    texts = [f"a {END}\u0338b", "c"]
+    assert END not in tokenizer.normalizer.normalize_str(texts[0])
+    parsed = brought(tokenizer, parse_special=True)
+    assert parsed.slow_because is None
+    same(parsed, tokenizer, texts)
+    tokenizer.encode_special_tokens = True
+    same(brought(tokenizer), tokenizer, texts)
+
+
+def test_an_unreachable_token_is_inexact() -> None:
+    """Negative control: a token whose merge never happens would change ids silently."""
+    data = json.loads(train(LLAMA3, vocab_size=400).to_str())
+    broken = copy.deepcopy(data)
+    broken["model"]["merges"].reverse()
+    with pytest.raises(Inexact, match="never produce the token"):
+        convert(broken)
+    convert(data)
+
+
+def test_pairs_of_a_token_listed_apart_are_inexact() -> None:
+    """The pair that produces it is listed at a place that differs from its rank."""
+    data = json.loads(every_pair(train(LLAMA3, vocab_size=600)).to_str())
+    merges = data["model"]["merges"]
+    vocabulary = set(data["model"]["vocab"])
+    assert {"Ġ", "ĠĠ", "ĠĠĠ", "ĠĠĠĠ"} <= vocabulary
+    made = merges.index(["ĠĠ", "ĠĠ"])
+    assert ["Ġ", "ĠĠĠ"] in merges
+    merges.append(merges.pop(made))
+    with pytest.raises(Inexact, match="are not listed together"):
+        convert(data)
+
+
+def test_without_the_marks_ids_would_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the tests above detect where spaces are split."""
+    tokenizer = train(LLAMA3)
+    made = brought(tokenizer)
+    monkeypatch.setattr(fast_bpe.FastBpe, "_mark", lambda self, text: text)
+    with pytest.raises(AssertionError):
+        same(made, tokenizer, ["a   b"])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda data: data["model"].update(byte_fallback=True), "falls back to bytes"),
+        (lambda data: data["model"].update(dropout=0.1), "dropout"),
+        (lambda data: data.update(normalizer={"type": "Lowercase"}), "normalizes"),
+        (lambda data: data.update(pre_tokenizer={"type": "Whitespace"}), "pre-tokenizer"),
+        (lambda data: data["model"]["vocab"].pop("Ā"), "byte 0x0"),
+    ],
+)
+def test_inexact_names_the_reason(change: Any, reason: str) -> None:
+    data = json.loads(train(LLAMA3, vocab_size=300).to_str())
+    change(data)
+    with pytest.raises(Inexact, match=reason):
+        convert(data)
+
+
+def test_a_tokenizer_that_cannot_be_converted_is_used_directly() -> None:
+    tokenizer = train(LLAMA3, normalizer=normalizers.Lowercase())
+    made = brought(tokenizer)
+    assert made.slow_because is not None
+    same(made, tokenizer, ["Hello  THERE", "", "x\n\n  Y"])
+
+
+@pytest.mark.parametrize("name", [r"\s", r"\p{L}", r"\p{N}"])
+def test_both_libraries_have_equal_character_classes(name: str) -> None:
+    characters = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+    split = pre.Split(Regex(name), "removed").pre_tokenize_str("-".join(characters))
+    theirs = set(characters) - set("".join(piece for piece, _ in split))
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    ours = tiktoken.Encoding("test", pat_str=name, mergeable_ranks=ranks, special_tokens={})
+    found = set(bytes(ours.encode_ordinary("".join(characters))).decode())
+    assert found == theirs
+    if name == r"\s":
+        assert set(re.findall(f"[{fast_bpe.SPACES}]", "".join(characters))) == found
+
+
+def test_ids_fit_their_type() -> None:
+    made = brought(train(LLAMA3, vocab_size=300))
+    assert made.encode(["x"]).tokens.dtype == np.uint16

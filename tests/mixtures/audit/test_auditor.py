@@ -1,0 +1,261 @@
+"""The auditor against documents, expected rows and ledgers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_data import plan_of, random_documents, write_dataset
+
+from headrace.console.errors import IntegrityError, PlanError
+from headrace.dataplane.datasets import manifest as manifests
+from headrace.dataplane.order.plan import Plan
+from headrace.dataplane.order.stream import Stream
+from headrace.dataplane.storage import storage
+from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
+from headrace.mixtures.audit.auditor import Auditor
+from headrace.mixtures.planning.open_plan import OpenedPlan, open_plan
+
+DOCUMENTS = {"web": random_documents(1, 120), "code": random_documents(2, 90, longest=40)}
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory) -> Plan:
+    folder = tmp_path_factory.mktemp("data")
+    for name, documents in DOCUMENTS.items():
+        write_dataset(str(folder / name), documents, shard_documents=40)
+    return plan_of(
+        {
+            "seed": 3,
+            "chunk": 128,
+            "window": 4,
+            "sources": {
+                "web": {"data": str(folder / "web")},
+                "code": {"data": str(folder / "code"), "max_epochs": 3},
+            },
+            "phases": {
+                "short": {
+                    "tokens": 8_192,
+                    "seq_len": 32,
+                    "batch": 256,
+                    "weights": {"web": 0.75, "code": 0.25},
+                },
+                "long": {"tokens": 4_096, "seq_len": 64, "weights": {"web": 0.5, "code": 0.5}},
+            },
+        }
+    )
+
+
+def expected_rows(plan: Plan) -> list[dict]:
+    """Return the contents of each row, from the documents written one after the other."""
+    rows = []
+    stream = Stream(plan)
+    for phase in plan.phases:
+        located = stream.locate(np.arange(phase.first_row, phase.last_row))
+        for row, source, epoch, first in zip(
+            located.rows.tolist(),
+            located.sources.tolist(),
+            located.epochs.tolist(),
+            located.tokens.tolist(),
+            strict=True,
+        ):
+            name = plan.sources[source].name
+            documents = DOCUMENTS[name]
+            owner = np.repeat(np.arange(len(documents)), [len(one) for one in documents])
+            tokens = np.concatenate(documents)[first : first + phase.seq_len + 1]
+            own = owner[first : first + phase.seq_len].tolist()
+            digest = hashlib.blake2b(tokens.astype("<u2").tobytes(), digest_size=16).hexdigest()
+            rows.append(
+                {
+                    "row": row,
+                    "phase": phase.name,
+                    "source": name,
+                    "epoch": epoch,
+                    "documents": [(one, own.count(one)) for one in sorted(set(own))],
+                    "tokens_hash": digest,
+                }
+            )
+    return rows
+
+
+def test_rows_hold_the_expected_documents(plan):
+    audited = list(Auditor(OpenedPlan(Stream(plan))).rows(range(plan.first_row, plan.last_row)))
+    assert len(audited) == plan.rows
+    for row, wanted in zip(audited, expected_rows(plan), strict=True):
+        data = json.loads(row.as_json())
+        assert list(data) == ["row", "phase", "source", "epoch", "documents", "tokens_hash"]
+        documents = data.pop("documents")
+        listed = [(each["document"], each["tokens"]) for each in documents]
+        assert {**data, "documents": listed} == wanted
+        for each in documents:
+            assert each["id"] == f"id-{each['document']}"
+            assert each["position"] == each["document"]
+            assert each["file"] == "corpus-0.txt"
+        assert plan.step_at(row.row).number == row.step
+
+
+def test_rows_outside_of_the_plan_are_refused(plan):
+    auditor = Auditor(OpenedPlan(Stream(plan)))
+    for rows in (range(plan.last_row, plan.last_row + 1), range(plan.last_row + 1)):
+        with pytest.raises(PlanError, match=f"rows 0 to {plan.last_row}"):
+            list(auditor.rows(rows))
+    with pytest.raises(PlanError, match=f"steps 0 to {plan.last_step}, not 999"):
+        auditor.step(999)
+
+
+def test_a_document_is_found_in_every_row_that_holds_it(plan):
+    rows = expected_rows(plan)
+    auditor = Auditor(OpenedPlan(Stream(plan)))
+    for name, documents in DOCUMENTS.items():
+        for number in range(0, len(documents), 7):
+            (match,) = auditor.find(str(number), name)
+            wanted = {
+                row["row"]: dict(row["documents"])[number]
+                for row in rows
+                if row["source"] == name and number in dict(row["documents"])
+            }
+            assert {at.row: at.tokens for at in match.occurrences} == wanted
+            assert match.tokens == len(documents[number])
+            assert match.origin.id == f"id-{number}"
+            for at in match.occurrences:
+                assert at.seen is None
+                assert rows[at.row]["epoch"] == at.epoch
+            # Each token is served once per epoch: the spans of the rows do not overlap.
+            for epoch in {at.epoch for at in match.occurrences}:
+                spans = sorted(
+                    (at.first, at.first + at.tokens)
+                    for at in match.occurrences
+                    if at.epoch == epoch
+                )
+                assert all(one[1] <= two[0] for one, two in pairwise(spans))
+
+
+def test_a_document_is_found_by_its_id(plan):
+    auditor = Auditor(OpenedPlan(Stream(plan)))
+    both = list(auditor.find("id-41", None))
+    assert [(match.source, match.document) for match in both] == [("web", 41), ("code", 41)]
+    assert [match.document for match in auditor.find("id:id-41", "code")] == [41]
+    with pytest.raises(PlanError, match="there is no document id-400 in any source that"):
+        list(auditor.find("id-400", None))
+    with pytest.raises(PlanError, match="there is no document 90 in source code"):
+        list(auditor.find("90", "code"))
+    with pytest.raises(PlanError, match="no source cod"):
+        list(auditor.find("1", "cod"))
+
+
+@pytest.fixture
+def run(tmp_path: Path, plan: Plan) -> Path:
+    """A run that took 10 steps, with a ledger like the trainer's."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    plan.save(folder / "plan.json")
+    rows = expected_rows(plan)
+    rolled = plan.hash
+    with (folder / "ledger.jsonl").open("w") as file:
+        for number in range(10):
+            step = plan.step(number)
+            state = hashlib.blake2b(bytes.fromhex(rolled), digest_size=16)
+            for row in rows[step.first_row : step.first_row + step.rows]:
+                state.update(bytes.fromhex(row["tokens_hash"]))
+            rolled = state.hexdigest()
+            entry = {"step": number, "first_row": step.first_row, "rows": step.rows, "hash": rolled}
+            file.write(json.dumps(entry) + "\n")
+    return folder
+
+
+def test_steps_of_a_run_are_proved_by_its_ledger(run, plan):
+    auditor = Auditor(open_plan(str(run)))
+    for number in range(12):
+        step = plan.step(number)
+        rows, proved = auditor.step(number)
+        assert [row.row for row in rows] == list(range(step.first_row, step.first_row + step.rows))
+        assert proved == (number < 10)
+
+
+def test_rows_of_a_document_are_marked_as_trained_on_or_not(run, plan):
+    taken = plan.step(10).first_row
+    match = next(iter(Auditor(open_plan(str(run))).find("3", "code")))
+    assert len(match.occurrences) > 1
+    assert [at.seen for at in match.occurrences] == [at.row < taken for at in match.occurrences]
+    assert ", trained on)" in match.as_text()
+
+
+@pytest.mark.parametrize("step", [0, 4, 9])
+def test_a_changed_ledger_is_an_error(run, step):
+    """Negative control: change one digit of the hash, or the rows."""
+    file = run / "ledger.jsonl"
+    whole = file.read_text().splitlines()
+    entry = json.loads(whole[step])
+    flipped = "0" if entry["hash"][0] != "0" else "1"
+    for changed, message in (
+        ({"hash": flipped + entry["hash"][1:]}, "do not match their hash in the ledger"),
+        ({"first_row": entry["first_row"] + 1}, "by the ledger, but rows"),
+    ):
+        lines = list(whole)
+        lines[step] = json.dumps({**entry, **changed})
+        file.write_text("\n".join(lines) + "\n")
+        with pytest.raises(IntegrityError, match=message):
+            Auditor(open_plan(str(run))).step(step)
+
+
+def test_the_first_step_of_a_continuing_run_is_proved_by_the_parent_ledger(run, plan, tmp_path):
+    child = plan_of(
+        {
+            "after": {"run": str(run), "step": 10},
+            "phases": {"more": {"tokens": 1_024, "weights": {"code": 1}}},
+            "sources": {"code": {"data": plan.sources[1].url, "max_epochs": 9}},
+        }
+    )
+    folder = tmp_path / "child"
+    folder.mkdir()
+    child.save(folder / "plan.json")
+    last = json.loads((run / "ledger.jsonl").read_text().splitlines()[-1])
+    rows = list(
+        Auditor(OpenedPlan(Stream(child))).rows(range(child.first_row, child.first_row + 8))
+    )
+    state = hashlib.blake2b(bytes.fromhex(last["hash"]), digest_size=16)
+    for row in rows:
+        state.update(bytes.fromhex(row.tokens_hash))
+    entry = {"step": 10, "first_row": child.first_row, "rows": 8, "hash": state.hexdigest()}
+    (folder / "ledger.jsonl").write_text(json.dumps(entry) + "\n")
+    _, proved = Auditor(open_plan(str(folder))).step(10)
+    assert proved
+
+
+def test_a_run_on_an_object_store_is_audited(run, tmp_path):
+    url = f"memory://{tmp_path.name}/runs/audited"
+    for name in ("plan.json", "ledger.jsonl"):
+        storage.write(f"{url}/{name}", (run / name).read_bytes())
+    here, there = Auditor(open_plan(str(run))), Auditor(open_plan(url))
+    assert there.step(3) == here.step(3) and there.step(3)[1]
+    with pytest.raises(PlanError, match="no plan.json in the folder memory://"):
+        open_plan(f"memory://{tmp_path.name}/runs")
+
+
+def test_text_of_rows_and_documents(tmp_path):
+    url = str(tmp_path / "text")
+    words = ["Wasser zum Rad, δῶς μοι πᾶ στῶ", "the headrace", "ends here"]
+    tokenizer = ByteTokenizer(ByteConfig())
+    documents = [tokenizer.encode([text]).tokens for text in words * 30]
+    manifest = write_dataset(url, documents, fingerprint=tokenizer.info.fingerprint)
+    manifests.save(url, replace(manifest, tokenizer=tokenizer.info))
+    plan = plan_of(
+        {
+            "sources": {"a": {"data": url}},
+            "phases": {"p": {"tokens": 512, "seq_len": 64, "batch": 64, "weights": {"a": 1}}},
+        }
+    )
+    auditor = Auditor(OpenedPlan(Stream(plan)), text=True)
+    for row in auditor.rows(range(4)):
+        assert row.text is not None
+        assert json.loads(row.as_json())["text"] == row.text
+        assert row.text.splitlines()[0] in row.as_text()
+        pieces = row.text.split("<|endoftext|>")
+        assert all(piece in words for piece in pieces[1:-1]), pieces
+    (match,) = auditor.find("1", None)
+    assert match.text == "the headrace<|endoftext|>"

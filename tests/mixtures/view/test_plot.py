@@ -1,0 +1,123 @@
+"""Curves of a plan, and the pictures of them."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from headrace.console.errors import ConfigError
+from headrace.dataplane.order.stream import Stream
+from headrace.mixtures.learning_rate import lr_at
+from headrace.mixtures.lr_shapes import Constant, Cosine
+from headrace.mixtures.planning.resolve_mixture import resolve
+from headrace.mixtures.spec.mixture import Mixture, PhaseSpec, SourceSpec
+from headrace.mixtures.view.curves import MAX_SOURCES, curves
+from headrace.mixtures.view.plot import _apart, draw
+
+
+@pytest.fixture
+def plan(head):
+    return resolve(
+        Mixture(
+            sources={
+                "web": SourceSpec(data=head("web", 90_000)),
+                "code": SourceSpec(data=head("code", 9_000), max_epochs=3),
+            },
+            phases={
+                "stable <1>": PhaseSpec(
+                    tokens=32_768,
+                    seq_len=64,
+                    batch=1_024,
+                    weights={"web": 0.75, "code": 0.25},
+                    lr=Constant(warmup=4_096),
+                ),
+                "ramp": PhaseSpec(
+                    tokens=16_384,
+                    weights={"web": {"from": 0.75, "to": 0.5}, "code": {"from": 0.25, "to": 0.5}},
+                ),
+                "end": PhaseSpec(
+                    tokens=8_192,
+                    seq_len=128,
+                    weights={"ramp": 1},
+                    lr=Cosine(peak=0.75),
+                ),
+            },
+        )
+    )
+
+
+def test_curves_equal_the_counts_of_the_plan(plan):
+    plan_curves = curves(Stream(plan))
+    stream = Stream(plan)
+    assert plan_curves.sources == ["web", "code"]
+    for phase in plan.phases:
+        last = plan_curves.tokens.index(phase.first_token + phase.tokens)
+        before = plan_curves.tokens.index(phase.first_token)
+        drawn = stream.counts(phase.last_row) - stream.counts(phase.first_row)
+        for source in range(2):
+            assert plan_curves.taken[source][last] - plan_curves.taken[source][before] == (
+                drawn[source] * phase.seq_len
+            )
+    assert sum(line[-1] for line in plan_curves.taken) == plan.tokens
+    assert plan_curves.epochs[1][-1] == pytest.approx(plan_curves.taken[1][-1] / 9_000, abs=1e-3)
+    assert np.allclose(np.sum(plan_curves.shares, axis=0), 1)
+    assert plan_curves.share_edges[-1] == plan.tokens == plan_curves.lr_tokens[-1]
+    assert plan_curves.lr[-1] == pytest.approx(0, abs=1e-9) and max(plan_curves.lr) == 1
+    place = plan_curves.lr_tokens.index(4_096)  # the corner of the warm-up is a point of the curve
+    assert plan_curves.lr[place] == lr_at(plan.phases[0], 4_096) == 1
+
+
+def test_the_smallest_of_many_sources_are_merged(head):
+    names = [f"s{number}" for number in range(MAX_SOURCES + 3)]
+    weights = dict.fromkeys(names, 0.05) | {"s0": 0.3}
+    plan = resolve(
+        Mixture(
+            sources={name: SourceSpec(data=head(name, 50_000)) for name in names},
+            phases={"p": PhaseSpec(tokens=64_000, seq_len=64, batch=640, weights=weights)},
+        )
+    )
+    plan_curves = curves(Stream(plan))
+    assert len(plan_curves.sources) == MAX_SOURCES
+    assert (plan_curves.sources[0], plan_curves.sources[-1]) == ("s0", "4 others")
+    assert sum(line[-1] for line in plan_curves.taken) == plan.tokens
+    assert plan_curves.shares[-1] == [pytest.approx(0.2)]
+
+
+def test_pictures_are_complete_and_self_contained(plan, tmp_path):
+    plan_curves = curves(Stream(plan))
+    for kind in ("png", "svg", "html"):
+        draw(plan_curves, str(tmp_path / f"mixture.{kind}"))
+    assert (tmp_path / "mixture.png").read_bytes().startswith(b"\x89PNG")
+    svg = ElementTree.fromstring((tmp_path / "mixture.svg").read_text())
+    text = " ".join("".join(node.itertext()) for node in svg.iter() if node.tag.endswith("text"))
+    for word in ("web", "code", "stable", "ramp", "learning rate", "epochs", "max_epochs 3"):
+        assert word in text, word
+    page = (tmp_path / "mixture.html").read_text()
+    assert "<svg" in page and "<td>web</td>" in page
+    assert "src=" not in page and "<link" not in page and "<script" not in page
+    assert page.count("http") == page.count("http://www.w3.org") + page.count("http://purl") + (
+        page.count("http://creativecommons")
+    ) + page.count("https://matplotlib.org")
+
+
+def test_drawing_is_deterministic(plan, tmp_path):
+    plan_curves = curves(Stream(plan))
+    for name in ("a.svg", "b.svg"):
+        draw(plan_curves, str(tmp_path / name))
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_other_file_endings_are_refused(plan, tmp_path):
+    with pytest.raises(ConfigError, match=r"does not end in \.png, \.svg or \.html"):
+        draw(curves(Stream(plan)), str(tmp_path / "mixture.jpeg"))
+
+
+def test_labels_are_moved_apart():
+    placed = _apart([1.0, 1.01, 5.0, 0.0], 0.5)
+    in_order = sorted(placed)
+    assert min(two - one for one, two in pairwise(in_order)) > 0.45
+    assert placed[2] == 5.0
+    assert placed.index(min(placed)) == 3

@@ -1,0 +1,48 @@
+"""What transformers does not cover; its scalings are compared in conversion/."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headrace.models.layers.rope import Rope, frequencies, rotate, rotation
+
+CPU = torch.device("cpu")
+
+
+def test_scores_depend_on_distance_alone() -> None:
+    q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64)
+
+    def score(at: int, other: int) -> float:
+        turned = []
+        for x, position in ((q, at), (k, other)):
+            cos, sin = rotation(Rope(base=100.0), torch.tensor([[position]]), 16)
+            turned.append(rotate(x, cos, sin))
+        return float((turned[0] * turned[1]).sum())
+
+    assert score(7, 3) == pytest.approx(score(104, 100), rel=1e-4)
+    assert score(7, 3) != pytest.approx(score(8, 3), rel=1e-2)
+
+
+def test_position_interpolation_divides_positions() -> None:
+    scaled = Rope(scaling="linear", factor=4.0)
+    far, _ = rotation(scaled, torch.tensor([[8]]), 16)
+    near, _ = rotation(Rope(), torch.tensor([[2]]), 16)
+    assert torch.allclose(far, near)
+
+
+def test_ntk_keeps_the_fastest_and_divides_the_slowest() -> None:
+    plain, _ = frequencies(Rope(), 64, CPU)
+    scaled, _ = frequencies(Rope(scaling="ntk", factor=8.0), 64, CPU)
+    assert float(scaled[0]) == float(plain[0])
+    assert float(scaled[-1]) == pytest.approx(float(plain[-1]) / 8, rel=1e-5)
+
+
+def test_only_some_channels_turn() -> None:
+    x = torch.randn(1, 1, 1, 16)
+    cos, sin = rotation(Rope(channels=4), torch.tensor([[5]]), 4)
+    turned = rotate(x, cos, sin)
+    assert torch.equal(turned[..., 4:], x[..., 4:])
+    whole, _ = rotation(Rope(), torch.tensor([[5]]), 4)
+    assert torch.equal(whole, cos)
+    assert not torch.equal(turned[..., :4], x[..., :4])

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.console.errors import BusyError, StorageError
+from headrace.tokenize.build import lock as claims
+from headrace.tokenize.build.lock import Claim
+
+
+def foreign(folder: Path, **values: Any) -> Path:
+    """A claim that another process has left."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "0.json"
+    data = {"host": "elsewhere", "machine": "another", "pid": 1, "started": "1", "holding": True}
+    path.write_text(json.dumps({**data, "beat": time.time(), "begun": "then", **values}))
+    return path
+
+
+def claims_in(folder: str) -> list[Path]:
+    return list(Path(folder).glob("*.json"))
+
+
+def test_a_claim_is_there_while_it_is_held(tmp_path: Path) -> None:
+    folder = tmp_path / "claims"
+    with Claim(str(folder)) as claim:
+        (path,) = folder.iterdir()
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+        claim.check()
+    assert not folder.exists()
+
+
+def test_another_machine_is_believed_for_the_length_of_its_lease(tmp_path: Path) -> None:
+    folder = tmp_path / "claims"
+    path = foreign(folder)
+    with pytest.raises(BusyError, match="process 1 on elsewhere"), Claim(str(folder)):
+        pass
+    assert [one.name for one in folder.iterdir()] == ["0.json"]
+    path = foreign(folder, beat=time.time() - claims.LEASE - 1)
+    with Claim(str(folder)):
+        assert not path.exists()
+
+
+def test_a_dead_process_of_this_machine_blocks_nobody(tmp_path: Path) -> None:
+    folder = str(tmp_path / "claims")
+    code = f"from headrace.tokenize.build.lock import Claim; Claim({folder!r}).__enter__(); input()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    deadline = time.monotonic() + 300
+    while not any(json.loads(path.read_text())["holding"] for path in claims_in(folder)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    with pytest.raises(BusyError, match=f"process {process.pid}"), Claim(folder):
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with Claim(folder):
+        pass
+
+
+def test_a_build_that_was_out_of_touch_stops(tmp_path: Path) -> None:
+    with Claim(str(tmp_path / "claims")) as claim:
+        foreign(tmp_path / "claims")
+        with pytest.raises(BusyError, match="out of touch"):
+            claim.check()
+
+
+def test_of_many_at_once_at_most_one_holds(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    log = tmp_path / "log"
+    log.touch()
+    start = context.Event()
+    processes = [
+        context.Process(target=contend, args=(tmp_path / "claims", log, start)) for _ in range(6)
+    ]
+    for process in processes:
+        process.start()
+    start.set()
+    for process in processes:
+        process.join()
+    events = log.read_text().splitlines()
+    assert events
+    for entered, left in zip(events[::2], events[1::2], strict=True):
+        assert entered == f"+{left[1:]}"
+
+
+def contend(folder: Path, log: Path, start: Any) -> None:
+    start.wait()
+    for _ in range(3):
+        try:
+            with Claim(str(folder)), log.open("a", buffering=1) as file:
+                file.write(f"+{os.getpid()}\n")
+                time.sleep(0.05)
+                file.write(f"-{os.getpid()}\n")
+        except BusyError:
+            time.sleep(0.05)
+
+
+def test_what_is_no_claim_is_told(tmp_path: Path) -> None:
+    for text in ("{", "[]", "{}"):
+        (tmp_path / "0.json").write_text(text)
+        with pytest.raises(StorageError, match=r"0\.json is not the claim"), Claim(str(tmp_path)):
+            pass
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".json"] == ["0.json"]

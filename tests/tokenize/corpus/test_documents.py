@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corpora import write_jsonl
+
+from headrace.dataplane.datasets import manifest
+from headrace.dataplane.tokenizers import Raw
+from headrace.tokenize.corpus.documents import SpecialNames
+from headrace.tokenize.sources import SourceConfig
+
+Run = Callable[..., Path]
+
+
+def raw(lines: list[str]) -> Raw:
+    data = "".join(f"{line}\n" for line in lines).encode()
+    return Raw(data, np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1)
+
+
+@pytest.mark.parametrize("kind", [list, raw])
+def test_texts_that_name_special_tokens_are_counted(
+    kind: Callable[[list[str]], list[str]],
+) -> None:
+    lines = ["a<|end|>b", "<|", "<|end", "<|x|><|x|>", "plain", "é <|end|>"]
+    assert len(SpecialNames(["<|end|>", "<|x|>"]).find(kind(lines))) == 3
+    assert len(SpecialNames(["</s>", "<|end|>", "plain"]).find(kind(lines))) == 3
+    assert len(SpecialNames(["<|nowhere|>"]).find(kind(lines))) == 0
+    assert len(SpecialNames([]).find(kind(lines))) == 0
+
+
+def test_what_was_read_is_told_by_the_manifest(tmp_path: Path, run_build: Run) -> None:
+    """Bad and empty records, and special tokens, which are text."""
+    path = write_jsonl(tmp_path / "c" / "a.jsonl", ["one <|endoftext|>", "", "two"])
+    with path.open("a") as file:
+        file.write("{\n")
+    (tmp_path / "c" / "b.jsonl").touch()
+    out = run_build(tmp_path / "c", on_error="skip", source=SourceConfig())
+    made = manifest.load(str(out)).generations[0]
+    assert made.provenance["counts"] == {
+        "bad: broken JSON": 1,
+        "documents read": 2,
+        "empty documents": 1,
+        "files without documents": 1,
+        "texts that name special tokens": 1,
+    }
+    assert made.provenance["problems"][0].startswith(f"{path}, line 4: broken JSON")
+    assert made.provenance["notes"] == [f"{path}, record 1: names special tokens: <|endoftext|>"]
+    assert made.tokens == len("one <|endoftext|>") + 1 + len("two") + 1

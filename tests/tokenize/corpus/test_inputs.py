@@ -1,0 +1,123 @@
+"""Which files a corpus is made of: names, globs, folders and URLs, and what is none of them."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.console.errors import InputError, MisuseError
+from headrace.tokenize.corpus.inputs import find
+from headrace.tokenize.sources import SourceConfig, source
+
+
+def test_names_globs_folders_and_what_is_left_out(tmp_path: Path) -> None:
+    for name in (
+        *("a.jsonl", "b/c.txt.zst", "b/d.PARQUET", "b/.hidden.txt", "_x/y.txt", "n.bin"),
+        *("odd/a?b=c.txt", "odd/[1] #2*.txt", "odd/水 \n.fa"),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    config = SourceConfig()
+
+    def names(*inputs: str) -> list[str]:
+        files = find([str(tmp_path / one) for one in inputs], config)
+        return [str(Path(file.name).relative_to(tmp_path)) for file in files]
+
+    odd = ["odd/[1] #2*.txt", "odd/a?b=c.txt", "odd/水 \n.fa"]
+    assert names(".") == ["a.jsonl", "b/c.txt.zst", "b/d.PARQUET", *odd]
+    assert names(*odd) == odd
+    assert names("b/*.zst", "a.jsonl", "*.jsonl") == ["b/c.txt.zst", "a.jsonl"]
+    with pytest.raises(InputError, match="no files at"):
+        names("nothing-*.jsonl")
+    with pytest.raises(InputError, match="says nothing of its format"):
+        names("n.bin")
+    with pytest.raises(InputError, match="3 problems with the inputs") as caught:
+        names("n.bin", "nothing", "a.jsonl", "no.txt")
+    assert str(caught.value).count("no files at") == 2
+    assert find([str(tmp_path / "n.bin")], SourceConfig(format="text"))[0].format == "text"
+
+
+def test_what_is_no_file_of_a_folder_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A link to a folder is not followed: it may go in circles."""
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "a.txt").touch()
+    (tmp_path / "b.txt").touch()
+    (corpus / "link.txt").symlink_to(tmp_path / "b.txt")
+    (corpus / "broken.txt").symlink_to(tmp_path / "c.txt")
+    (corpus / "circle").symlink_to(corpus)
+    os.mkfifo(corpus / "pipe.txt")
+    found = find([str(corpus)], SourceConfig())
+    assert [Path(file.name).name for file in found] == ["a.txt", "link.txt"]
+    for name in ("broken.txt", "circle", "pipe.txt"):
+        assert f"{corpus / name} is left out" in caplog.text
+    with pytest.raises(InputError, match="is no file"):
+        find([str(corpus / "pipe.txt")], SourceConfig())
+
+
+def test_a_name_that_is_no_text_is_told(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/caf\xe9.txt"
+    Path(os.fsdecode(path)).write_text("x")
+    with pytest.raises(InputError, match=r"/caf\\xe9.txt: its name is not UTF-8"):
+        find([str(tmp_path)], SourceConfig())
+
+
+def test_the_output_is_no_input(tmp_path: Path) -> None:
+    """A build that is run again would read what it has written."""
+    for name in ("a.jsonl", "out/manifest.json", "out/work/claims/x.json", "outer/b.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    out = str(tmp_path / "out")
+    for given_ in (tmp_path, tmp_path / "**" / "*.json*", f"file://{tmp_path}"):
+        files = find([str(given_)], SourceConfig(), out)
+        assert [Path(file.name).name for file in files] == ["a.jsonl", "b.jsonl"]
+    for given_ in (out, tmp_path / "out" / "*.json", tmp_path / "out" / "manifest.json"):
+        with pytest.raises(MisuseError, match="lies in the output"):
+            find([str(given_)], SourceConfig(), out)
+    with pytest.raises(MisuseError, match="lies in the output"):
+        find([str(tmp_path)], SourceConfig(), str(tmp_path))
+
+
+def test_a_url_of_another_file_system(tmp_path: Path) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/corpus/a.jsonl", b'{"text": "one"}\n{"text": "two"}\n')
+    memory.pipe("/corpus/b.jsonl.gz", gzip.compress(b'{"text": "three"}\n'))
+    memory.pipe("/corpus/c?d=e #1.jsonl", b'{"text": "four"}\n')
+    config = SourceConfig()
+    for given_ in ("memory://corpus", "memory://corpus/*.jsonl*"):
+        files = find([given_], config)
+        found = [
+            text
+            for file in files
+            for part in source(file.format).cut(file, config, 20)
+            for block in source(file.format).read(part, config)
+            for text in block.texts
+        ]
+        assert found == ["one", "two", "three", "four"]
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("a.txt", {"text_field": "body"}),
+        ("a.fa", {"id_field": "name"}),
+        ("a.jsonl", {"text_documents": "line"}),
+    ],
+)
+def test_a_setting_that_means_nothing_to_the_inputs_is_refused(
+    tmp_path: Path, name: str, option: dict[str, Any]
+) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(MisuseError, match="and no input is one"):
+        find([str(tmp_path)], SourceConfig(**option))
+    for other in ("b.txt", "b.jsonl"):
+        (tmp_path / other).touch()
+    assert len(find([str(tmp_path)], SourceConfig(**option))) == 3

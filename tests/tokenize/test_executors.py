@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corpora import ONE, snapshot, texts, write_jsonl
+
+from headrace.console.errors import InputError, RunError
+from headrace.dataplane.datasets import manifest
+from headrace.tokenize import executors as engines
+from headrace.tokenize.executors import EngineConfig
+
+
+def squares(number: int) -> Iterator[int]:
+    yield number
+    yield number * number
+
+
+def fails(number: int) -> Iterator[int]:
+    yield number
+    if number == 3:
+        raise InputError("three is no number", where="here", hint="count differently")
+
+
+def breaks(number: int) -> Iterator[int]:
+    yield 1 // (number - 3)
+
+
+def dies(number: int) -> Iterator[int]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    yield number
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_everything_that_tasks_tell_comes_back(workers: int) -> None:
+    found = list(engines.run(EngineConfig(workers=workers), squares, range(5)))
+    assert sorted(found) == sorted([*range(5), *(k * k for k in range(5))])
+
+
+def test_an_error_of_a_task_is_the_callers(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="three is no number") as caught:
+        list(engines.run(EngineConfig(workers=2), fails, range(6)))
+    assert caught.value.hint == "count differently"
+
+
+def test_a_fault_of_ours_shows_where_it_was() -> None:
+    with pytest.raises(RuntimeError, match="in breaks"):
+        list(engines.run(EngineConfig(workers=2), breaks, range(6)))
+
+
+def test_a_worker_that_dies_is_told() -> None:
+    with pytest.raises(RunError, match="signal 9"):
+        list(engines.run(EngineConfig(workers=2), dies, range(2)))
+
+
+def test_misuse_is_told() -> None:
+    for options, message in (
+        ({"workers": 0}, "at least one"),
+        ({"address": "here:1"}, "needs kind `ray`"),
+        ({"kind": "ray", "workers": 2}, "has its own"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            EngineConfig(**options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def ray() -> Iterator[Any]:
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    yield ray
+    ray.shutdown()
+
+
+@pytest.mark.slow
+def test_ray_builds_the_same_bytes(corpus: Path, run_build: Any, ray: Any) -> None:
+    """With the same word on the same bad lines."""
+    for name in ("bad", "worse"):
+        (corpus / f"{name}.jsonl").write_text('{\n{"text": "good"}\n{"body": "x"}\n')
+    options: dict[str, Any] = {"shuffle": 1, "dedup": "exact", "splits": {"val": 0.1}}
+    there = run_build(
+        corpus, out="ray", on_error="skip", engine=EngineConfig(kind="ray"), **options
+    )
+    local = run_build(corpus, out="local", on_error="skip", engine=ONE, **options)
+    assert snapshot(local) == snapshot(there)
+    told = manifest.load(str(there / "train")).generations[0].provenance
+    assert told["counts"]["bad: broken JSON"] == told["counts"]["bad: missing field"] == 2
+    assert sum("bad.jsonl, line 1: broken JSON" in line for line in told["problems"]) == 1
+    assert sum("worse.jsonl, line 3: missing field" in line for line in told["problems"]) == 1
+    with pytest.raises(InputError, match="broken JSON"):
+        run_build(corpus, out="failed", engine=EngineConfig(kind="ray"), **options)
+
+
+@pytest.mark.slow
+def test_workers_end_when_their_build_is_killed(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "corpus.jsonl", texts(60_000))
+    code = (
+        "from headrace.tokenize.build.build import *\n"
+        "if __name__ == '__main__':\n"
+        f" build(BuildConfig(inputs=({str(tmp_path / 'corpus.jsonl')!r},), tokenizer='byte',"
+        f" out={str(tmp_path / 'out')!r}, engine=EngineConfig(workers=2), slice_size=100_000))\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    process = subprocess.Popen([sys.executable, str(script)], start_new_session=True)
+    deadline = time.monotonic() + 300
+    while not (tmp_path / "out" / "work" / "tasks").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()  # the parent alone
+    process.wait()
+    while _group(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _group(process.pid)
+
+
+def _group(number: int) -> list[str]:
+    """Processes of a process group."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == number and fields[0] != "Z":
+            found.append(path.parent.name)
+    return found

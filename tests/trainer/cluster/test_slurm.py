@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.console.errors import LayoutError, MissingError, RunError
+from headrace.trainer.cluster import slurm
+from headrace.trainer.cluster.slurm import SlurmConfig, script
+from headrace.trainer.launch import preflight as checks
+from headrace.trainer.run.request import Request
+from headrace.trainer.run.resolve import resolve
+
+TINY = str(Path(__file__).parents[1].joinpath("tiny.yaml"))
+
+
+def lines(config: SlurmConfig, *words: str) -> list[str]:
+    return script(config, "x", words, logs=Path("/logs"), cwd=Path("/here")).splitlines()
+
+
+def test_sbatch_directives() -> None:
+    found = lines(SlurmConfig(nodes=4, gpus=8, time="24:00:00", options={"mem": "0"}))
+    for word in (
+        "nodes=4",
+        "ntasks-per-node=8",
+        "gpus-per-node=8",
+        "time=24:00:00",
+        "requeue",
+        "signal=USR1@300",
+        "mem=0",
+        "output=/logs/slurm-%j.out",
+    ):
+        assert f"#SBATCH --{word}" in found
+    assert not any("account" in line or "partition" in line for line in found)
+    assert not any(line.startswith("#SBATCH --gpus") for line in lines(SlurmConfig()))
+
+
+def test_the_script_repeats_the_typed_command(tmp_path: Path) -> None:
+    found = "\n".join(lines(SlurmConfig(setup="module load cuda"), "run", "a b.yaml", "x={1: '2'}"))
+    assert "run 'a b.yaml'" in found and "module load cuda\n" in found
+    file = tmp_path / "script.sh"
+    file.write_text(found)
+    assert subprocess.run(["bash", "-n", str(file)], check=False).returncode == 0
+
+
+def test_the_layout_is_resolved_for_the_batch_job(tmp_path: Path) -> None:
+    words = ["synthetic.batch_rows=32", "slurm.nodes=2", "slurm.gpus=8"]
+    ask = Request(model=TINY, out=str(tmp_path / "run"), overrides=words, slurm=True)
+    found = resolve(ask)
+    assert (found.run.device, found.run.precision, found.processes) == ("cuda", "bf16", 16)
+    checks.check(found, elsewhere=True)
+    with pytest.raises(LayoutError, match=r"processes=8, but a batch job of 2 × 8 has 16"):
+        resolve(Request(**{**vars(ask), "overrides": [*words, "processes=8"]}))
+
+
+def test_without_sbatch_the_script_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingError, match="sbatch is not installed"):
+        slurm.submit(tmp_path / "slurm.sh")
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+    (folder / name).chmod(stat.S_IRWXU)
+
+
+def test_an_error_of_sbatch_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path / "bin", "sbatch", "echo 'invalid partition' >&2; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    with pytest.raises(RunError, match="invalid partition"):
+        slurm.submit(tmp_path / "slurm.sh")
+
+
+@pytest.mark.slow
+def test_a_job_trains_and_requeues_itself(
+    trainer: Any, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stand-ins for Slurm's programs: the script, its tasks with their ranks, the requeue."""
+    bin, said = tmp_path / "bin", tmp_path / "said"
+    program(bin, "sbatch", f"echo 77; SLURM_JOB_ID=77 bash $2 >{said} 2>&1; echo $? >>{said}")
+    program(
+        bin,
+        "srun",
+        "shift\nexport SLURM_NTASKS=2\nfor n in 0 1; do\n"
+        '  SLURM_PROCID=$n SLURM_LOCALID=$n "$@" & tasks+=($!)\ndone\n'
+        "for task in ${tasks[@]}; do wait $task; code=$?; (( code > worst )) && worst=$code; done\n"
+        "exit ${worst:-0}",
+    )
+    program(
+        bin,
+        "scontrol",
+        f'[ $1 = show ] && echo 127.0.0.1 || echo "$@" >>{tmp_path / "asked"}',
+    )
+    monkeypatch.setenv("PATH", f"{bin}:{os.environ['PATH']}")
+    words = ["slurm.processes=2", "--slurm"]
+    stderr = trainer.run(*words, "--stop-after", "4")
+    assert "submitted as job 77" in stderr
+    assert said.read_text().endswith("85\n"), said.read_text()
+    assert (tmp_path / "asked").read_text() == "requeue 77\n"
+    assert len(trainer.losses()) == 4
+    trainer.run(*words)
+    assert said.read_text().endswith("\n0\n"), said.read_text()
+    assert (tmp_path / "asked").read_text() == "requeue 77\n", "not once more"
+    assert trainer.losses() == trainer.losses(whole(2))

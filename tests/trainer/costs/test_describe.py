@@ -1,0 +1,45 @@
+"""What is said of a run before it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.trainer.costs.memory import describe
+
+
+def test_the_description_adds_up(ask: Any) -> None:
+    found = ask("processes=2", "micro_batch_tokens=16", "checkpoints.every=4", "engine.zero=1")
+    about = describe.describe(found)
+    (phase,) = about["batch"]
+    assert (phase["micro_batches"], phase["micro_batch_rows"]) == (2, 1)
+    count = about["model"]["parameters"]
+    assert about["memory"] == {
+        "weights": 4 * count,
+        "gradients": 4 * count,
+        "masters": 2 * count,
+        "moments": 4 * count,
+    }
+    assert about["checkpoints"] == {"bytes": 12 * count, "saved": 2}
+    more = describe.describe(found, activations=True)
+    assert more["memory"]["activations"] > 0 and more["memory"]["logits"] >= 16 * 37 * 4
+    assert "activations" in "\n".join(describe.lines(more))
+    assert "  checkpoints:\n    every: 4\n" in describe.configuration(more)
+    written = "\n".join(describe.lines(about))
+    assert "dp 2 × tp 1 × cp 1" in written
+    assert "2 of 1.49GB each" in "\n".join(
+        describe.lines({**about, "checkpoints": {"bytes": 1_490_000_000, "saved": 2}})
+    )
+
+
+def test_a_kind_of_layer_has_a_letter_of_its_own(ask: Any) -> None:
+    assert describe.stripe(ask(model="tiny-hybrid")) == "[SMLAT]"
+
+
+def test_memory_is_told_by_rank_where_ranks_differ(ask: Any) -> None:
+    """An odd vocabulary: the last of two processes has a row more."""
+    found = ask("processes=2", "layout.tp=2", "model.vocab_size=37", "engine.kind=fsdp2")
+    about = describe.describe(found)
+    first, last = about["memory_by_tensor_rank"]
+    assert last["weights"] > first["weights"] and about["memory"] == last
+    written = "\n".join(describe.lines(about))
+    assert "each process of tensor rank 0 (" in written and "of tensor rank 1 (" in written

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.console.errors import RunError
+from headrace.models.accounting.count import build_meta
+from headrace.models.config import load_model_config
+from headrace.models.model import initial_weights
+from headrace.models.precision import PRECISIONS
+from headrace.trainer.checkpoints.store import RunState
+from headrace.trainer.engines import build, give
+from headrace.trainer.engines.fsdp2 import Fsdp2Config
+from headrace.trainer.engines.objective import Objective
+from headrace.trainer.engines.optimizer import OptimizerConfig
+from headrace.trainer.layout.groups import Parallel
+from headrace.trainer.loop.batches import MicroBatch, micro_batches, micro_rows
+from headrace.trainer.loop.guard import Guard
+from headrace.trainer.loop.loop import Loop, LoopOptions, StepRecord
+from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticLoader, SyntheticPlan
+
+PLAN = SyntheticPlan(SyntheticConfig(steps=4, seq_len=16, batch_rows=6), 37, 1)
+
+
+@dataclass
+class Kept:
+    records: list[StepRecord] = field(default_factory=list)
+
+    def record(self, record: StepRecord) -> None:
+        self.records.append(record)
+
+    def evaluated(self, step: Any, found: Any) -> None:
+        raise AssertionError("nothing is evaluated here")
+
+    def saved(self, step: int, blocked: float) -> None:
+        raise AssertionError("nothing is saved here")
+
+
+def steps(step: int, rows: int) -> Iterator[Sequence[MicroBatch]]:
+    return iter(SyntheticLoader(PLAN, rank=0, world=1, micro_batch=rows, start_step=step))
+
+
+def make(parallel: Parallel, **options: Any) -> tuple[Loop, Kept]:
+    model = build_meta(load_model_config(Path(__file__).parents[1].joinpath("tiny.yaml")))
+    engine = build(
+        Fsdp2Config(), Objective(model), OptimizerConfig(lr=1e-2), PRECISIONS["fp32"], parallel
+    )
+    give(engine, initial_weights(model.config, 3))
+    kept = Kept()
+    rows = options.pop("steps", steps)
+    chosen = LoopOptions(**{"micro_batch_tokens": 32, "seed": 1, **options})
+    loop = Loop(PLAN, rows, lambda step: 1e-2, engine, parallel, chosen, recorder=kept)
+    return loop, kept
+
+
+def begin() -> RunState:
+    return RunState(step=0, row=0, tokens=0, plan_hash=PLAN.hash, updates=0, ledger="", seed=1)
+
+
+def test_the_loop_takes_every_step_once(parallel: Parallel) -> None:
+    loop, kept = make(parallel)
+    state, finished = loop.run(begin())
+    assert finished and [r.step.number for r in kept.records] == [0, 1, 2, 3]
+    assert (state.step, state.row, state.tokens, state.updates) == (4, 24, 24 * 16, 4)
+    assert state.ledger == kept.records[-1].ledger
+
+
+def test_micro_batch_size_changes_nothing(parallel: Parallel) -> None:
+    """Micro-batches of one row, and all rows with padding, give the same losses and rows."""
+    one, all_at_once = make(parallel, micro_batch_tokens=16), make(parallel, micro_batch_tokens=999)
+    states = [loop.run(begin())[0] for loop, _ in (one, all_at_once)]
+    assert states[0].ledger == states[1].ledger
+    for a, b in zip(one[1].records, all_at_once[1].records, strict=True):
+        assert a.stats.loss == pytest.approx(b.stats.loss, abs=2e-6)
+        assert a.update.grad_norm == pytest.approx(b.update.grad_norm, rel=2e-5)
+
+
+def test_the_loop_stops_when_asked_and_resumes(parallel: Parallel) -> None:
+    whole = make(parallel)[0].run(begin())[0]
+    loop, _ = make(parallel, stop_after=2)
+    state, finished = loop.run(begin())
+    assert not finished and state.step == 2
+    after, kept = make(parallel)
+    state, finished = after.run(state)
+    assert finished and state.ledger == whole.ledger
+    assert [record.step.number for record in kept.records] == [2, 3]
+
+
+@dataclass
+class Poisoned:
+    """Rows of one step whose loss is NaN."""
+
+    batch: Any
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.batch, name)
+        return value * math.nan if name == "weights" else value
+
+
+def poisoned(step: int, rows: int) -> Iterator[Sequence[Any]]:
+    for number, batches in enumerate(steps(step, rows), start=step):
+        yield [Poisoned(batch) for batch in batches] if number == 1 else batches
+
+
+def test_a_step_that_is_not_finite_stops_the_run_unchanged(parallel: Parallel) -> None:
+    loop, kept = make(parallel, steps=poisoned)
+    with pytest.raises(RunError, match="step 1: the gradients are not finite") as caught:
+        loop.run(begin())
+    assert "rows 6 to 11" in str(caught.value)
+    assert not kept.records[-1].update.applied
+    for fragment in loop.engine.fragments():
+        assert torch.isfinite(fragment.data).all()
+
+
+def test_a_step_that_is_not_finite_may_be_skipped(parallel: Parallel) -> None:
+    loop, kept = make(parallel, steps=poisoned, guard=Guard(not_finite="skip"))
+    state, finished = loop.run(begin())
+    assert finished and state.updates == 3
+    assert [record.update.applied for record in kept.records] == [True, False, True, True]
+
+
+def spiking(step: int, rows: int) -> Iterator[Sequence[Any]]:
+    """The same rows at every step, which the model memorises, and other rows at step 2."""
+    for number in range(step, PLAN.last_step):
+        first, third = (next(steps(which, rows)) for which in (0, 2))
+        yield third if number == 2 else first
+
+
+def everything(loop: Loop) -> dict[str, torch.Tensor]:
+    return {f.key: f.data.clone() for f in loop.engine.fragments()}
+
+
+LEARNS_BY_HEART = {"spike": "skip", "bound": 0.0, "window": 8}
+
+
+def test_a_spike_is_skipped(parallel: Parallel) -> None:
+    loop, kept = make(parallel, steps=spiking, guard=Guard(**LEARNS_BY_HEART))
+    state, finished = loop.run(begin())
+    assert finished and state.updates == 3
+    assert [record.update.applied for record in kept.records] == [True, True, False, True]
+    skipped = kept.records[2].skipped
+    assert skipped is not None and (skipped.kind, skipped.action) == ("spike", "skip")
+    assert state.losses == tuple(kept.records[n].stats.loss for n in (0, 1, 3))
+    without, _ = make(parallel, steps=spiking)
+    assert without.run(begin())[0].ledger == state.ledger, "the rows were seen all the same"
+    loop, _ = make(parallel, steps=spiking, guard=Guard(**LEARNS_BY_HEART | {"spike": "stop"}))
+    with pytest.raises(RunError, match=r"step 2: the loss is .*, a spike above") as caught:
+        loop.run(begin())
+    assert "rows 12 to 17" in str(caught.value)
+
+
+def test_a_spike_rolls_back_weights_and_never_the_row(parallel: Parallel) -> None:
+    guard = Guard(**LEARNS_BY_HEART | {"spike": "rollback"})
+    loop, kept = make(parallel, steps=spiking, guard=guard, stop_after=3)
+    at_first, first = everything(loop), replace(begin(), losses=(3.7,))
+
+    def restore() -> RunState:
+        fill(loop.engine.fragments(), at_first)
+        loop.engine.loaded(first.updates)
+        return first
+
+    def fill(fragments: Any, tensors: dict[str, torch.Tensor]) -> None:
+        for fragment in fragments:
+            fragment.data.copy_(tensors[fragment.key])
+
+    loop.restore = restore
+    state, _ = loop.run(first)
+    assert (state.step, state.row, state.updates, state.rollbacks) == (3, 18, 0, 1)
+    assert state.losses == (3.7,), "what was usual there"
+    assert kept.records[2].skipped is not None and kept.records[2].skipped.back_to == 0
+    for key, tensor in everything(loop).items():
+        assert torch.equal(tensor, at_first[key]), key
+    never, _ = make(parallel, steps=spiking, guard=replace(guard, rollbacks=0))
+    with pytest.raises(
+        RunError, match="has already rolled back to its newest checkpoint 0 times"
+    ) as caught:
+        never.run(begin())
+    assert "rows 12 to 17" in str(caught.value)
+
+
+def test_batch_arithmetic() -> None:
+    (phase,) = PLAN.phases
+    assert (micro_rows(999, phase, 1), micro_batches(6, phase, 1)) == (6, 1)
+    assert (micro_rows(64, phase, 1), micro_batches(3, phase, 1)) == (3, 2)  # even, not 4 and 2
+    assert (micro_rows(1, phase, 1), micro_batches(1, phase, 1)) == (1, 6)
+    assert (micro_rows(999, phase, 4), micro_batches(2, phase, 4)) == (2, 1)

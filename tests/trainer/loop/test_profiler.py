@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace.trainer.loop.profiler import Profiler
+
+
+def traced(profiler: Profiler) -> list[str]:
+    with gzip.open(profiler.file) as file:
+        return [event.get("name", "") for event in json.load(file)["traceEvents"]]
+
+
+def test_only_the_chosen_steps_are_traced(tmp_path: Path) -> None:
+    profiler = Profiler(tmp_path / "profiles", range(2, 4), rank=1)
+    for step, name in enumerate(("tan", "tan", "cos", "cos", "sin", "sin")):
+        profiler.begin(step)
+        getattr(torch.ones(3), name)()
+    profiler.close()
+    assert profiler.file.name == "steps-2-4.rank-1.json.gz"
+    names = traced(profiler)
+    assert names.count("aten::cos") == 2
+    assert "aten::sin" not in names and "aten::tan" not in names
+
+
+def test_a_trace_cut_short_by_a_kill_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dying(_: object, path: str) -> None:
+        Path(path).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    profiler = Profiler(tmp_path, range(1, 2), rank=0)
+    profiler.begin(1)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(torch.profiler.profile, "export_chrome_trace", dying)
+        profiler.close()
+    again = Profiler(tmp_path, range(1, 2), rank=0)
+    again.begin(1)
+    torch.ones(3).cos()
+    again.close()
+    assert "aten::cos" in traced(again)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_run_that_ends_within_the_steps_writes_its_trace(tmp_path: Path) -> None:
+    profiler = Profiler(tmp_path, range(1, 100), rank=0)
+    profiler.begin(1)
+    torch.ones(3).cos()
+    profiler.close()
+    profiler.close()
+    assert "aten::cos" in traced(profiler)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.console import config as reader
+from headrace.console.errors import ConfigError
+from headrace.trainer.engines import ENGINES
+from headrace.trainer.engines.deepspeed import DeepSpeedConfig
+from headrace.trainer.engines.fsdp2 import Fsdp2Config
+from headrace.trainer.run import config
+
+
+def test_every_key_has_a_default() -> None:
+    found = config.load(None)
+    assert found.engine == DeepSpeedConfig(zero=1) and found.layout.tp == 1
+
+
+def test_the_default_engine_needs_no_kind() -> None:
+    assert config.load(None, ["engine.zero=3"]).engine == DeepSpeedConfig(zero=3)
+    found = config.load(None, ["engine.kind=fsdp2", "engine.shard=4"])
+    assert found.engine == Fsdp2Config(shard=4)
+
+
+def test_every_engine_is_found_by_its_name() -> None:
+    for name, kind in ENGINES.items():
+        assert kind().kind == name
+        assert config.load(None, [f"engine.kind={name}"]).engine == kind()
+
+
+def test_a_written_configuration_is_read_back(tmp_path: Path) -> None:
+    found = config.load(None, ["engine.zero=2", "optimizer.lr=1e-4", "init_from.path=runs/x"])
+    (tmp_path / "run.yaml").write_text(reader.dump(found))
+    assert config.load(tmp_path / "run.yaml") == found
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("engine.kind=megatron", "megatron"),
+        ("engine.shards=2", "shards"),
+        ("checkpoints.every=0", "every must be at least 1"),
+        ("micro_batch_tokens=0", "micro_batch_tokens must be at least 1"),
+        ("optimizer.lr=fast", "optimizer.lr"),
+        ("synthetic.warmup=-1", "warmup must be at least 0"),
+    ],
+)
+def test_a_wrong_value_is_named(word: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config.load(None, [word])
+
+
+def test_the_shipped_runs_load() -> None:
+    folder = Path(config.__file__).parents[2] / "configs" / "runs"
+    files = sorted(folder.glob("*.yaml"))
+    assert files
+    for file in files:
+        config.load(file)

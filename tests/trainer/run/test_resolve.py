@@ -1,0 +1,128 @@
+"""Resolving a request, and resuming only the same run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.console.errors import ConfigError, LayoutError, RunError, SeveralErrors
+from headrace.trainer.engines.deepspeed import DeepSpeedConfig
+from headrace.trainer.folder import RunFolder
+from headrace.trainer.run import resolve
+from headrace.trainer.run import run as jobs
+from headrace.trainer.run.request import Request
+from headrace.trainer.run.run import Job
+
+TINY = str(Path(__file__).parents[1].joinpath("tiny.yaml"))
+
+
+def saved(found: Job) -> Job:
+    found.folder.prepare()
+    found.save()
+    return found
+
+
+def test_a_job_is_resolved_and_loaded_back_equal(ask: Any) -> None:
+    first = saved(ask("optimizer.lr=1e-2", "processes=2"))
+    assert (first.run.precision, first.run.device, first.run.processes) == ("fp32", "cpu", 2)
+    assert first.threads >= 1
+    again = resolve.load(first.folder)
+    assert (again.run, again.model, again.plan.hash) == (first.run, first.model, first.plan.hash)
+    assert ask("optimizer.lr=1e-2", "processes=2").run == first.run
+
+
+def test_threads_follow_the_processes_of_each_start(
+    ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "threads_per_rank", lambda processes: 8 // processes)
+    first = saved(ask("processes=2"))
+    assert first.threads == 4
+    assert resolve.load(first.folder, ["processes=8"]).threads == 1
+    assert resolve.load(first.folder, ["processes=8", "threads=3"]).threads == 3
+
+
+def test_an_external_launcher_decides_the_world_size(
+    ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = saved(ask("processes=2"))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert resolve.load(first.folder).processes == 4  # what is in the folder is of the start before
+    for start_it in (
+        lambda: ask("processes=2"),
+        lambda: resolve.load(first.folder, ["processes=2"]),
+    ):
+        with pytest.raises(LayoutError, match="processes=2, but the launcher"):
+            start_it()
+    assert ask("processes=4").processes == ask().processes == 4
+
+
+def test_another_run_cannot_take_over_the_folder(ask: Any, tmp_path: Path) -> None:
+    saved(ask("optimizer.lr=1e-2"))
+    with pytest.raises(RunError, match="holds another run") as caught:
+        ask("optimizer.lr=1e-3", "model.width=48", "seed=9")
+    with pytest.raises(RunError, match="seed: 1 there, 5 here"):
+        resolve.load(RunFolder(tmp_path / "run"), ["seed=5"])
+    for line in ("optimizer.lr: 0.01 there, 0.001 here", "model.width: 36 there", "seed: 1 there"):
+        assert line in str(caught.value)
+
+
+def test_the_layout_may_change(ask: Any) -> None:
+    saved(ask("processes=2"))
+    found = ask("processes=4", "engine.zero=3", "checkpoints.every=7", "micro_batch_tokens=16")
+    assert found.dp == 4 and found.run.checkpoints.every == 7
+
+
+def test_a_resume_may_change_the_engine(ask: Any) -> None:
+    """The folder stores every option of the first engine."""
+    folder = saved(ask("engine.kind=fsdp2", "engine.reshard=false")).folder
+    assert resolve.load(folder, ["engine.kind=deepspeed"]).run.engine == DeepSpeedConfig()
+    changed = resolve.load(folder, ["engine.kind=deepspeed", "engine.zero=3"])
+    assert changed.run.engine == DeepSpeedConfig(zero=3)
+    with pytest.raises(ConfigError, match="shard"):
+        resolve.load(folder, ["engine.kind=deepspeed", "engine.shard=2"])
+
+
+def test_wrong_keys_are_reported_together(ask: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ask("optimiser.lr=1", "checkpoints.evry=2", "engine.zero=4")
+    for word in ("optimiser", "evry", "zero"):
+        assert word in str(caught.value)
+
+
+def test_wrong_keys_of_all_files_are_reported_together(tmp_path: Path) -> None:
+    mixture = tmp_path / "mixture.yaml"
+    mixture.write_text("sources: {web: {date: x}}")
+    words = ["checkpoints.evry=2", "model.witdh=3", "mixture.phazes.a=1"]
+    asked = Request(model=TINY, mixture=str(mixture), out=str(tmp_path / "run"), overrides=words)
+    with pytest.raises(SeveralErrors) as caught:
+        resolve.resolve(asked)
+    for near in ("`every`", "`width`", "`phases`", "`data`"):
+        assert f"did you mean {near}?" in str(caught.value)
+
+
+def test_mixture_overrides_need_a_mixture(ask: Any) -> None:
+    with pytest.raises(ConfigError, match=r"mixture\.seed.*there is no mixture") as caught:
+        ask("mixture.seed=2", "mixture.phases.a.tokens=1M")
+    assert "mixture.phases.a.tokens" in str(caught.value)
+
+
+def test_a_run_needs_exactly_one_source_of_rows(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no source of rows"):
+        resolve.resolve(Request(model=TINY, out=str(tmp_path / "run")))
+    with pytest.raises(SeveralErrors, match="not both") as caught:
+        words = ["synthetic.steps=2"]
+        resolve.resolve(Request(model=TINY, out=str(tmp_path), mixture="m.yaml", overrides=words))
+    assert "there is no file m.yaml" in str(caught.value)
+
+
+def test_a_batch_job_decides_its_own_world_size(
+    ask: Any,
+) -> None:
+    folder = saved(ask("processes=2")).folder
+    words = ["slurm.nodes=2", "slurm.processes=2"]
+    assert resolve.load(folder, words, slurm=True).processes == 4
+    with pytest.raises(LayoutError, match=r"processes=2, but a batch job of 2 × 2 has 4"):
+        resolve.load(folder, [*words, "processes=2"], slurm=True)

@@ -1,0 +1,157 @@
+"""The end of a build: what the tasks have made becomes a generation of the dataset.
+
+Shards are there already. The shard table follows, and what the manifest refers to; the manifest
+makes them a dataset. Formats that have an index file for other readers (index.json of MDS) get it
+then, from the manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from ... import __version__
+from ...console.errors import InputError
+from ...console.log import get_logger
+from ...dataplane.datasets import manifest
+from ...dataplane.datasets.manifest import Manifest, Shard
+from ...dataplane.shards import shard_format
+from ...dataplane.storage import storage
+from ...dataplane.tokenizers import Tokenizer, module_of
+from ..sources import File
+from .settings import BuildJob, dataset_url
+from .task_state import Record
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What the tasks of a build have noted."""
+
+    read: Sequence[Record]
+    """With the counts of what went in."""
+    written: Sequence[Record]
+    """With the shards that came out."""
+    digests: Sequence[bytes]
+    """Of the documents that were kept, where duplicates were not."""
+
+
+def commit(
+    job: BuildJob,
+    tokenizer: Tokenizer,
+    files: Sequence[File],
+    made: Made,
+    before: dict[str, Manifest],
+) -> dict[str, Manifest]:
+    """Append a generation to each dataset, the first one last; returns them by their names."""
+    assert all(record.done for record in [*made.read, *made.written])
+    counts: Counter[str] = sum((record.counts for record in made.read), Counter())
+    problems = [line for record in made.read for line in record.problems]
+    for line in problems[:20]:
+        log.warning("left out: %s", line)
+    if (more := sum(record.bad for record in made.read) - 20) > 0:
+        log.warning("left out: %d more (`tokenize inspect` counts them)", more)
+    notes = [line for record in made.read for line in record.notes]
+    for line in notes[:5]:
+        log.info("%s", line)
+    shards = {
+        name: [
+            shard
+            for record in made.written
+            if name in record.outputs
+            for shard in record.outputs[name].shards
+        ]
+        for name in job.outputs
+    }
+    for name in job.outputs:
+        if not shards[name] and not before[name].generations:
+            raise InputError(
+                f"no documents for {dataset_url(job.url, name)}",
+                hint="the inputs hold none, or a split is too small to get any",
+            )
+    results = {}
+    for name in reversed(job.outputs):
+        url = dataset_url(job.url, name)
+        provenance: dict[str, Any] = {
+            "inputs": _save_inputs(url, files),
+            "counts": dict(sorted(counts.items())),
+            "problems": problems[:100],
+            "notes": notes[:100],
+            "versions": _versions(job),
+        }
+        if job.dedup:
+            provenance["digests"] = [_save_named(url, "digests", data) for data in made.digests]
+        results[name] = _append(job, name, tokenizer, before[name], shards[name], provenance)
+    return results
+
+
+def write_index_files(job: BuildJob, held: Mapping[str, Manifest]) -> None:
+    """Write the index file that the shard format has for other readers, from each manifest."""
+    format = shard_format(job.format)
+    if format.index_name is None:
+        return
+    for name, found in held.items():
+        url = dataset_url(job.url, name)
+        shards = [
+            shard
+            for generation in found.generations
+            for shard in manifest.load_table(url, generation)
+        ]
+        where = storage.join(url, format.index_name)
+        data = format.index(
+            shards,
+            dtype=found.dtype,
+            weighted=found.weights is not None,
+            compression=job.compression,
+        )
+        if not storage.exists(where) or storage.read(where) != data:
+            storage.write(where, data)
+
+
+def _append(
+    job: BuildJob,
+    output: str,
+    tokenizer: Tokenizer,
+    old: Manifest,
+    shards: Sequence[Shard],
+    provenance: dict[str, Any],
+) -> Manifest:
+    url = dataset_url(job.url, output)
+    inputs = provenance["inputs"]["hash"]
+    if any(made.provenance["inputs"]["hash"] == inputs for made in old.generations):
+        return old  # this dataset was committed before the build was killed
+    new = old.append(manifest.write_generation(url, shards, provenance))
+    for name, data in tokenizer.files.items():
+        storage.write(storage.join(url, name), data)
+    manifest.save(url, new)
+    return new
+
+
+def _save_inputs(url: str, files: Sequence[File]) -> dict[str, Any]:
+    data = json.dumps([[file.name, file.size, file.fingerprint] for file in files]).encode()
+    digest = hashlib.sha256(data).hexdigest()
+    size = sum(file.size for file in files)
+    return {
+        "name": _save_named(url, "inputs", data),
+        "hash": digest,
+        "files": len(files),
+        "bytes": size,
+    }
+
+
+def _save_named(url: str, kind: str, data: bytes) -> str:
+    """Write a file beside the manifest, named by its content."""
+    name = f"tables/{hashlib.sha256(data).hexdigest()[:32]}.{kind}"
+    storage.write(storage.join(url, name), data)
+    return name
+
+
+def _versions(job: BuildJob) -> dict[str, str]:
+    names = ["pyarrow", *module_of(job.tokenizer.kind).PACKAGES]
+    return {"headrace": __version__, **{name: version(name) for name in names}}

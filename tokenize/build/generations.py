@@ -1,0 +1,131 @@
+"""What a dataset holds already, and which files of a corpus are new to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...console.errors import InputError, StorageError
+from ...console.log import get_logger
+from ...dataplane.datasets import manifest
+from ...dataplane.datasets.manifest import Generation, Manifest
+from ...dataplane.storage import storage
+from ...dataplane.tokenizers import Tokenizer, id_type
+from ..sources import File
+from .settings import BuildJob, dataset_url
+
+log = get_logger(__name__)
+
+OPTIONS = {"seed": "shuffle", "splits": "split", "skip_bad": "skipping bad records"}
+"""What people call settings that have another name in a manifest."""
+
+
+def existing(job: BuildJob, output: str, tokenizer: Tokenizer) -> Manifest:
+    """The dataset that a build appends to, or one without generations."""
+    url = dataset_url(job.url, output)
+    settings = job.identity()
+    settings = json.loads(json.dumps(settings))
+    empty = Manifest(
+        format=job.format,
+        dtype=id_type(tokenizer.info.vocab_size),
+        tokenizer=tokenizer.info,
+        weights=tokenizer.weight_table,
+        settings=settings,
+    )
+    if not storage.exists(storage.join(url, manifest.NAME)):
+        return empty
+    old = manifest.load(url)
+    if replace(old, generations=()) != empty:
+        raise StorageError(
+            f"the dataset at {url} was built with other settings: {_difference(old, empty)}",
+            hint="use the same settings to add files to it, or build at another URL",
+        )
+    return old
+
+
+def _difference(old: Manifest, new: Manifest) -> str:
+    pairs: dict[str, Any] = {
+        "tokenizer": (old.tokenizer.fingerprint[:12], new.tokenizer.fingerprint[:12])
+    }
+    specs = (old.tokenizer.spec, new.tokenizer.spec)
+    pairs |= {key: (specs[0].get(key), specs[1].get(key)) for key in specs[1]}
+    were, are = _flat(old.settings), _flat(new.settings)
+    pairs |= {key: (were.get(key), are[key]) for key in are if key != "tokenizer"}
+    told = [
+        f"{OPTIONS.get(key, key)} was {_shown(was)}, is {_shown(now)}"
+        for key, (was, now) in pairs.items()
+        if was != now
+    ]
+    return "; ".join(told) or "its format has changed"
+
+
+def _shown(setting: Any) -> str:
+    return "not given" if setting is None else str(setting)
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """How the corpus is read stands among the other settings; its format is not the dataset's."""
+    source = dict(settings.get("source", {}))
+    return {**settings, "source": None, "input_format": source.pop("format", None), **source}
+
+
+def new_files(files: Sequence[File], job: BuildJob, old: Manifest) -> list[File]:
+    """Files that no generation holds. One that has changed since is refused."""
+    url = dataset_url(job.url, job.outputs[0])
+    known: dict[str, str] = {}
+    for generation in old.generations:
+        known.update(_inputs(url, generation))
+    held = set(known.values())
+    new = []
+    for file in files:
+        if file.fingerprint in held:
+            if file.name not in known:
+                log.warning("%s is left out: %s holds its content already", file.name, url)
+        elif file.name in known:
+            raise InputError(
+                f"{file.name} has changed since it was built into {url}",
+                hint="a dataset only grows: give new documents in new files, or build at "
+                "another URL",
+            )
+        else:
+            new.append(file)
+    return new
+
+
+def missing(job: BuildJob, before: dict[str, Manifest]) -> dict[int, set[str]]:
+    """Shards that are named by a manifest and are not there: by generation, the tasks that make
+    them."""
+    lost: dict[int, set[str]] = {}
+    for name, held in before.items():
+        url = dataset_url(job.url, name)
+        there = set(storage.list_files(storage.join(url, "shards"))) if held.generations else set()
+        for number, generation in enumerate(held.generations):
+            for shard in manifest.load_table(url, generation):
+                file = shard.stored_name or shard.name
+                if file.removeprefix("shards/") not in there:
+                    lost.setdefault(number, set()).add(shard.task)
+    return lost
+
+
+def files_of(job: BuildJob, output: str, made: Generation, found: Sequence[File]) -> list[File]:
+    """The files that a generation of a dataset was built from, among those that were found."""
+    url = dataset_url(job.url, output)
+    by_name = {(file.name, file.fingerprint): file for file in found}
+    files = []
+    for name, mark in _inputs(url, made).items():
+        if (name, mark) not in by_name:
+            raise InputError(
+                f"{url} has lost shards, or was not finished, and needs {name} again, which is "
+                "not among the inputs as it was",
+                hint="give the same inputs as when the dataset was built",
+            )
+        files.append(by_name[name, mark])
+    return files
+
+
+def _inputs(url: str, generation: Generation) -> dict[str, str]:
+    """The names of the files that a generation was built from, and their fingerprints."""
+    data = storage.read(storage.join(url, generation.provenance["inputs"]["name"]))
+    return {name: mark for name, _, mark in json.loads(data)}

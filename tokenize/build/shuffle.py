@@ -1,0 +1,165 @@
+"""Shuffling the documents of a whole build, with the memory of one shard.
+
+Each document, and each piece of one that is split, has a key: a hash of the seed and of where it
+came from. Tasks write what they tokenize as spills, sorted by key, with the keys beside them; then
+each shard of the dataset is a range of keys, picked from all spills. The order depends on the seed
+and the corpus alone.
+
+    tasks → spills (sorted by key, with an index of key ranges) → one shard for each range
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dataplane.datasets.manifest import Shard
+from ...dataplane.order.permutation import mix
+from ...dataplane.shards import shard_format
+from ...dataplane.shards.documents import ShardDocuments
+from ...dataplane.storage import storage
+from .settings import SPILLS, WORK, BuildJob, dataset_url
+from .task_state import Event, Record
+from .writing import take, write_shard
+
+RANGES = 1 << 16
+"""How finely the keys of a spill are indexed. A shard is a whole number of these."""
+
+Keys = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Range:
+    """The task that makes one shard: a range of keys of all spills."""
+
+    id: str
+    output: str
+    first: int
+    last: int
+    spills: tuple[Shard, ...]
+    size: int
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Some documents of a spill, and their keys."""
+
+    documents: ShardDocuments
+    keys: Keys
+
+
+@dataclass(frozen=True)
+class GatherTask:
+    """Makes shards from spills."""
+
+    job: BuildJob
+
+    def __call__(self, task: Range) -> Iterator[Event]:
+        record = Record.load(self.job.url, task.id, [task.output])
+        if not record.done:
+            picked = [part for spill in task.spills if (part := self._pick(spill, task))]
+            if picked:
+                documents = ShardDocuments.concatenate([part.documents for part in picked])
+                keys = np.concatenate([part.keys for part in picked])
+                shuffled = take(documents, np.argsort(keys, kind="stable"))
+                url = dataset_url(self.job.url, task.output)
+                shard = write_shard(url, shuffled, self.job, task.id)
+                record.outputs[task.output].shards.append(shard)
+            record.done = True
+            record.save(self.job.url, task.id)
+        yield Event(task.id, bytes=task.size, done=True)
+
+    def _pick(self, spill: Shard, task: Range) -> Picked | None:
+        """The documents of a spill whose keys are in the range, if there are any."""
+        url = dataset_url(self.job.url, task.output)
+        where = storage.join(url, spill.name)
+        index = storage.read(f"{where}.keys", 8 * task.first, 8 * task.last + 8)
+        bounds = np.frombuffer(index, np.int64)
+        first, last = int(bounds[0]), int(bounds[-1])
+        if first == last:
+            return None
+        keys = storage.read(f"{where}.keys", 8 * (RANGES + 1 + first), 8 * (RANGES + 1 + last))
+        documents = read_documents(where, spill, first, last)
+        return Picked(documents, np.frombuffer(keys, np.uint64))
+
+
+def ranges(job: BuildJob, records: Sequence[Record]) -> list[Range]:
+    """The tasks that turn the spills of finished tasks into shards."""
+    made = []
+    for name in job.outputs:
+        spills = tuple(shard for record in records for shard in record.outputs[name].shards)
+        total = sum(shard.details["bytes"] for shard in spills)
+        count = min(RANGES, max(1, -(-total // job.shard_size)))
+        names = [shard.name for shard in spills]
+        for number in range(count if spills else 0):
+            first, last = number * RANGES // count, (number + 1) * RANGES // count
+            text = json.dumps([names, name, first, last, job.identity()], sort_keys=True)
+            id = hashlib.sha256(text.encode()).hexdigest()[:32]
+            made.append(Range(id, name, first, last, spills, total // count))
+    return made
+
+
+def write_spill(url: str, documents: ShardDocuments, job: BuildJob, task: str) -> Shard:
+    """Write documents sorted by key; beside them where each range of keys begins, and the keys."""
+    keys = document_keys(documents, job.seed)
+    order = np.argsort(keys, kind="stable")
+    plain = replace(job, format="arrow", compression=None)
+    spill = write_shard(url, take(documents, order), plain, task, folder=f"{WORK}/{SPILLS}")
+    edges = (np.arange(1, RANGES, dtype=np.uint64) * np.uint64(2**64 // RANGES)).astype(np.uint64)
+    keys = keys[order]
+    index = np.concatenate([[0], np.searchsorted(keys, edges), [len(keys)]]).astype(np.int64)
+    storage.write(storage.join(url, f"{spill.name}.keys"), index.tobytes() + keys.tobytes())
+    details = {"bytes": documents.size, "dtype": documents.tokens.dtype.name}
+    return replace(spill, details=details)
+
+
+def document_keys(documents: ShardDocuments, seed: int | None) -> Keys:
+    """A key for each document: from the seed, its file, its position, and which piece it is."""
+    names = [f"{seed}\0{name}".encode() for name in documents.files]
+    digests = [hashlib.blake2b(name, digest_size=8).digest() for name in names]
+    files = np.frombuffer(b"".join(digests), np.uint64)[documents.file]
+    position = documents.position.astype(np.uint64)
+    piece = np.uint64(0) if documents.piece is None else documents.piece.astype(np.uint64)
+    with np.errstate(over="ignore"):
+        return mix(mix(position * np.uint64(0x9E3779B97F4A7C15) + files) + piece)
+
+
+def read_documents(where: str, shard: Shard, first: int, last: int) -> ShardDocuments:
+    """The documents [first, last) of an Arrow shard, reading little more than those."""
+    form = shard_format("arrow")
+    dtype = np.dtype(str(shard.details["dtype"]))
+    read = partial(storage.read, where)
+    layout = form.layout(read, shard.size, dtype=dtype.name, details={})
+    starts = layout.document_starts[first : last + 1]
+    low, high = int(starts[0]), int(starts[-1])
+    tokens, codes = [np.empty(0, dtype)], [np.empty(0, np.uint8)]
+    for run in range(len(layout.run_bytes)):
+        begin = max(low, int(layout.run_tokens[run])) - int(layout.run_tokens[run])
+        count = min(high, int(layout.run_tokens[run + 1])) - int(layout.run_tokens[run]) - begin
+        if count <= 0:
+            continue
+        at = int(layout.run_bytes[run]) + begin * dtype.itemsize
+        tokens.append(np.frombuffer(read(at, at + count * dtype.itemsize), dtype))
+        if layout.weight_bytes is not None:
+            at = int(layout.weight_bytes[run]) + begin
+            codes.append(np.frombuffer(read(at, at + count), np.uint8))
+    origins = form.origins(read, shard.size, first, last, details={})
+    names = dict.fromkeys(origin.file for origin in origins)
+    number = {name: k for k, name in enumerate(names)}
+    found: Any = np.concatenate(tokens)
+    return ShardDocuments(
+        tokens=found,
+        starts=starts - low,
+        files=tuple(names),
+        file=np.array([number[origin.file] for origin in origins], np.int32),
+        position=np.array([origin.position for origin in origins], np.int64),
+        ids=tuple(origin.id for origin in origins),
+        weights=None if layout.weight_bytes is None else np.concatenate(codes),
+    )

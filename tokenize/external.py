@@ -1,0 +1,48 @@
+"""Datasets that others have written: where their shards lie, and of which type their ids are."""
+
+from __future__ import annotations
+
+from ..console.errors import InputError
+from ..dataplane.datasets.manifest import Shard
+from ..dataplane.shards import FORMATS, shard_format
+from ..dataplane.storage import storage
+
+
+def format_of(url: str) -> str:
+    """Return the name of the format of the dataset in a folder."""
+    names = storage.list_files(url)
+    for name in FORMATS:
+        if shard_format(name).recognises(names):
+            return name
+    known = [
+        f"{files} ({name})" for name in FORMATS if (files := shard_format(name).external_files)
+    ]
+    raise InputError(
+        f"no dataset of a known format at {url}",
+        hint=f"name the folder that holds the shards themselves: {', or '.join(known)}",
+    )
+
+
+def shards_of(url: str, format: str, column: str, dtype: str | None) -> tuple[list[Shard], str]:
+    """Return the shards of a dataset, without their hashes and counts, and the type of their ids:
+    `dtype` where the format does not record it."""
+    shards = list(shard_format(format).external_shards(url, column, dtype))
+    if not shards:
+        raise InputError(f"no {format} shards at {url}")
+    types = {shard.dtype for shard in shards}
+    if len(types) > 1:
+        raise InputError(f"the files of {url} hold ids of several types: {sorted(types)}")
+    return [
+        Shard(
+            name=shard.name,
+            size=shard.size,
+            documents=0,
+            tokens=0,
+            hash="",
+            chunks=b"",
+            stored_name=shard.stored_name,
+            stored_size=shard.stored_size,
+            details=shard.details,
+        )
+        for shard in shards
+    ], types.pop()

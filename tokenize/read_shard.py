@@ -1,0 +1,111 @@
+"""What shards hold, read whole: for whoever checks, counts or indexes them."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..console.errors import InputError, IntegrityError, StorageError
+from ..dataplane.arrays import Int64
+from ..dataplane.datasets.chunks import ChunkHasher
+from ..dataplane.datasets.manifest import Shard
+from ..dataplane.shards import shard_format
+from ..dataplane.shards.format import ShardLayout
+from ..dataplane.storage import storage
+
+Bytes = bytes | mmap.mmap
+
+LARGEST_REMOTE = 1 << 30
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What was found in a shard."""
+
+    documents: int
+    tokens: int
+    largest_id: int
+    """-1 in a shard without tokens."""
+    ends: frozenset[int]
+    """The ids with which its documents end; at most two of them are told."""
+
+
+def read_shard(url: str, shard: Shard) -> Bytes:
+    """The bytes of a whole shard, decompressed. A local file is mapped: others' may be larger
+    than memory."""
+    if shard.stored_name is None:
+        where = storage.join(url, shard.name)
+        size = storage.size(where)
+        if storage.is_local(where) and size:
+            with storage.local_path(where).open("rb") as file:
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if size > LARGEST_REMOTE:
+            raise StorageError(
+                f"{where} has {size:,} bytes: too many to read at once from a remote store",
+                hint="do this where the file is on a local disk",
+            )
+        return storage.read(where)
+    import zstandard
+
+    where = storage.join(url, shard.stored_name)
+    try:
+        return zstandard.ZstdDecompressor().decompress(
+            storage.read(where), max_output_size=shard.size
+        )
+    except zstandard.ZstdError as error:
+        raise IntegrityError(f"{where} cannot be decompressed: {error}") from None
+
+
+def hash_of(data: Bytes) -> tuple[bytes, str]:
+    """The digests of a file's chunks, and the file's hash."""
+    hasher = ChunkHasher()
+    hasher.update(memoryview(data))
+    return hasher.finish()
+
+
+def contents(data: Bytes, format: str, dtype: str, details: dict[str, object]) -> Contents:
+    """Read every token of a shard."""
+    view = memoryview(data)
+
+    def read(start: int, end: int) -> bytes:
+        return bytes(view[start:end])
+
+    layout = shard_format(format).layout(read, len(data), dtype=dtype, details=details)
+    largest = -1
+    for run in _runs(layout, data, dtype):
+        if len(run):
+            largest = max(largest, int(run.max()))
+            if (least := int(run.min())) < 0:
+                raise InputError(f"it holds {least}, which is no id")
+    ends = _last_tokens(layout, data, dtype)
+    return Contents(
+        documents=len(layout.document_starts) - 1,
+        tokens=int(layout.document_starts[-1]),
+        largest_id=largest,
+        ends=frozenset(np.unique(ends)[:2].tolist()),
+    )
+
+
+def _runs(layout: ShardLayout, data: Bytes, dtype: str) -> Iterator[Any]:
+    width = np.dtype(dtype).itemsize
+    counts = np.diff(layout.run_tokens).tolist()
+    for count, start in zip(counts, layout.run_bytes.tolist(), strict=False):
+        if start + count * width > len(data):
+            raise IntegrityError("its tokens reach beyond its end")
+        yield np.frombuffer(data, dtype, count, start)
+
+
+def _last_tokens(layout: ShardLayout, data: Bytes, dtype: str) -> Int64:
+    """The last id of each document that has any."""
+    width = np.dtype(dtype).itemsize
+    starts = layout.document_starts
+    last = starts[1:][np.diff(starts) > 0] - 1
+    run = np.searchsorted(layout.run_tokens, last, side="right") - 1
+    places = layout.run_bytes[run] + (last - layout.run_tokens[run]) * width
+    octets = np.frombuffer(data, np.uint8)
+    picked = octets[places[:, None] + np.arange(width)]
+    return np.ascontiguousarray(picked).view(dtype).reshape(-1).astype(np.int64)

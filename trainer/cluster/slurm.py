@@ -1,0 +1,121 @@
+"""A run as a Slurm batch job that requeues itself until the run is finished.
+
+    sbatch ─► srun ─► one process for each GPU of each node: the same command, as rank n of N
+                │ exit code 85: saved, time limit reached
+                └─► scontrol requeue: the same job resumes the run
+
+The script repeats the command that was typed. Values that depend on the machine, such as the
+device, are resolved on the node where the job runs.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...console.errors import MissingError, RunError
+from ..folder import SLURM_LOG
+from .ranks import INTERRUPTED
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmConfig:
+    """The batch job that `--slurm` submits."""
+
+    nodes: int = 1
+    """Nodes of the job."""
+    gpus: int | None = None
+    """GPUs of each node, one rank for each. Default: the run is on CPU."""
+    processes: int | None = None
+    """Ranks of each node. Default: one for each GPU, or one."""
+    time: str | None = None
+    """Time limit of a job, as sbatch takes it: 24:00:00. The requeued job resumes the run."""
+    partition: str | None = None
+    """Partition of the cluster."""
+    account: str | None = None
+    """Account that is charged."""
+    notice: int = 300
+    """Seconds before the time limit at which the run saves and stops."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """More options of sbatch by their long names: {mem: 0, constraint: h100}."""
+    setup: str = ""
+    """Shell lines that run first: modules, environment."""
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "gpus", "processes", "notice"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+
+    @property
+    def per_node(self) -> int:
+        return self.processes or self.gpus or 1
+
+    @property
+    def world(self) -> int:
+        return self.nodes * self.per_node
+
+
+def script(config: SlurmConfig, name: str, words: Sequence[str], *, logs: Path, cwd: Path) -> str:
+    """Return the batch script that runs `trainer` with these words."""
+    options = {
+        "job-name": name,
+        "nodes": config.nodes,
+        "ntasks-per-node": config.per_node,
+        "gpus-per-node": config.gpus,
+        "time": config.time,
+        "partition": config.partition,
+        "account": config.account,
+        "output": logs.absolute() / SLURM_LOG,
+        "open-mode": "append",
+        "signal": f"USR1@{config.notice}",
+        **config.options,
+    }
+    directives = [f"#SBATCH --{key}={value}" for key, value in options.items() if value is not None]
+    command = shlex.join([sys.executable, "-m", "headrace.trainer.cli", *words])
+    setup = f"\n{config.setup.strip()}\n" if config.setup else ""
+    return f"""#!/bin/bash
+{chr(10).join(directives)}
+#SBATCH --requeue
+
+cd {shlex.quote(str(cwd.absolute()))} || exit 1
+{setup}
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
+
+srun --kill-on-bad-exit=1 bash -c '
+  export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS
+  export LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE={config.per_node}
+  exec "$@"
+' rank {command}
+code=$?
+
+# Exit code {INTERRUPTED}: saved before the end of the plan. The requeued job resumes the run.
+if [ $code -eq {INTERRUPTED} ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit $code
+"""
+
+
+def submit(file: Path) -> str:
+    """Submit the script. Return the job number that sbatch prints."""
+    if shutil.which("sbatch") is None:
+        raise MissingError(
+            "sbatch is not installed on this machine",
+            hint=f"submit from a login node of the cluster: sbatch {file}",
+        )
+    done = subprocess.run(
+        ["sbatch", "--parsable", str(file)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RunError(
+            f"sbatch refused {file}: {done.stderr.strip() or done.stdout.strip()}",
+            hint="fix `slurm:` in the run's YAML (--dry-run shows the script)",
+        )
+    return done.stdout.strip().partition(";")[0]

@@ -1,0 +1,94 @@
+"""What a job is and costs, before it runs: for `--dry-run`, the terminal and the report."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from ...console import config as reader
+from ...console.progress import as_bytes, human
+from ...models.accounting.show import marks
+from ..run.run import Job
+from . import memory as costs
+
+GIGABYTE = 1 << 30
+
+
+def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
+    """Activations take a moment to count: they are for who asks before the run."""
+    kept = costs.kept_memory(job) if activations else {}
+    by_rank = [state | kept for state in costs.state_memory(job)]
+    return {
+        "run": str(job.folder.root),
+        "begun": job.folder.begun,
+        "model": {
+            "stripe": stripe(job),
+            "parameters": costs.parameters(job),
+            "vocab_size": job.model.vocab_size,
+        },
+        "plan": {
+            "hash": job.plan.hash,
+            "tokens": job.plan.tokens,
+            "steps": job.plan.steps,
+            "sources": [source.name for source in job.plan.sources],
+        },
+        "layout": job.layout,
+        "batch": costs.batches(job),
+        "memory": max(by_rank, key=lambda parts: sum(parts.values())),
+        "memory_by_tensor_rank": by_rank,
+        "checkpoints": {"bytes": costs.checkpoint_bytes(job), "saved": costs.checkpoints(job)},
+        "configuration": reader.plain(job.run),
+    }
+
+
+def stripe(job: Job) -> str:
+    """The model's pattern, a letter for each layer, as `models show` has it: `[SMLAT]`."""
+    kinds = [str(layer) for layer in job.model.layers]
+    letters = marks(kinds)
+    return f"[{''.join(letters[kind] for kind in kinds)}]"
+
+
+def lines(about: dict[str, Any]) -> list[str]:
+    """The description as a person reads it."""
+    model, plan, layout = about["model"], about["plan"], about["layout"]
+    found = [
+        f"run          {about['run']}{' (goes on)' if about['begun'] else ''}",
+        f"model        {model['stripe']}  {model['parameters']:,} parameters, vocabulary "
+        f"{model['vocab_size']:,}",
+        f"plan         {plan['hash']}: {human(plan['tokens'])} tokens, {plan['steps']:,} steps, "
+        f"sources {', '.join(plan['sources'])}",
+        f"layout       {layout['engine']}, {layout['processes']} × {layout['device']} = "
+        f"dp {layout['dp']} × tp {layout['tp']} × cp {layout['cp']}, {layout['precision']}",
+    ]
+    for phase in about["batch"]:
+        found.append(
+            f"phase        {phase['phase']}: {human(phase['tokens'])} tokens, {phase['steps']:,} "
+            f"steps of {phase['rows']} rows × {phase['seq_len']:,}; each process "
+            f"{phase['micro_batches']} × {phase['micro_batch_rows']} rows"
+        )
+    found += [f"memory       {line}" for line in _memory(about["memory_by_tensor_rank"])]
+    saved = about["checkpoints"]
+    found.append(f"checkpoints  {saved['saved']} of {as_bytes(saved['bytes'])} each")
+    return found
+
+
+def _memory(by_rank: list[dict[str, int]]) -> list[str]:
+    """A line for each rank along the tensor axis, or one if they have the same."""
+    alike = all(parts == by_rank[0] for parts in by_rank)
+    found = []
+    for rank, parts in enumerate(by_rank[:1] if alike else by_rank):
+        where = "each process" if alike else f"each process of tensor rank {rank}"
+        named = ", ".join(f"{part} {_size(size)}" for part, size in parts.items() if size)
+        more = "" if "activations" in parts else ", and activations"
+        found.append(f"{_size(sum(parts.values()))} on {where} ({named}){more}")
+    return found
+
+
+def configuration(about: dict[str, Any]) -> str:
+    """What the run's YAML comes to, with everything that was left out."""
+    return f"configuration\n{textwrap.indent(reader.dump(about['configuration']), '  ')}"
+
+
+def _size(size: int) -> str:
+    unit, name = (GIGABYTE, "GiB") if size >= GIGABYTE / 10 else (1 << 20, "MiB")
+    return f"{size / unit:.3g} {name}"

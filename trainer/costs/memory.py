@@ -1,0 +1,95 @@
+"""What a job costs, counted before it runs: parameters, batches, memory, checkpoints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..loop.batches import micro_batches, micro_rows
+from ..run.run import Job
+
+if TYPE_CHECKING:
+    from ...models.accounting.state import Degrees
+
+STATE_BYTES = 12
+"""Of a checkpoint, for each parameter: master, exp_avg, exp_avg_sq in fp32."""
+
+
+def parameters(job: Job) -> int:
+    from ...models.accounting.count import build_meta
+    from ...models.accounting.count import parameters as count
+
+    return count(build_meta(job.model))
+
+
+def checkpoint_bytes(job: Job) -> int:
+    return STATE_BYTES * parameters(job)
+
+
+def checkpoints(job: Job) -> int:
+    """How many the run saves."""
+    first, last = job.plan.first_step, job.plan.last_step
+    planned = {step for step in range(first + 1, last) if step % job.run.checkpoints.every == 0}
+    return len(planned | set(job.ends))
+
+
+def batches(job: Job) -> list[dict[str, Any]]:
+    """Each phase's rows, micro-batches and steps."""
+    found = []
+    for phase in job.plan.phases:
+        rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp, job.run.layout.cp)
+        found.append(
+            {
+                "phase": phase.name,
+                "tokens": phase.tokens,
+                "steps": phase.steps,
+                "seq_len": phase.seq_len,
+                "rows": phase.batch_rows,
+                "micro_batches": micro_batches(rows, phase, job.dp),
+                "micro_batch_rows": rows,
+            }
+        )
+    return found
+
+
+def state_memory(job: Job) -> list[dict[str, int]]:
+    """Return the bytes of the state on a rank, by part, for each tensor rank."""
+    from ...models.accounting.count import build_meta
+    from ...models.accounting.memory import rank_shapes
+    from ...models.accounting.state import state_bytes
+    from .state import engine_state
+
+    degrees, device = _degrees(job), job.run.device
+    assert device != "auto"
+    state = engine_state(job.run, build_meta(job.model), job.precision, device)
+    return [
+        state_bytes(state.parts, rank_shapes(job.model, degrees.tp, rank), degrees)
+        for rank in range(degrees.tp)
+    ]
+
+
+def kept_memory(job: Job) -> dict[str, int]:
+    """Return the bytes that a micro-batch keeps for its backward pass, in the phase that keeps
+    most."""
+    from ...models.accounting.memory import activation_memory
+
+    degrees = _degrees(job)
+    kept = [
+        activation_memory(
+            job.model,
+            phase.seq_len,
+            rows=micro_rows(job.run.micro_batch_tokens, phase, job.dp, degrees.cp),
+            precision=job.precision,
+            degrees=degrees,
+        )
+        for phase in job.plan.phases
+    ]
+    return {
+        "activations": max(phase["activations"][job.run.recompute] for phase in kept),
+        "logits": max(phase["logits"] for phase in kept),
+    }
+
+
+def _degrees(job: Job) -> Degrees:
+    from ...models.accounting.state import Degrees
+
+    return Degrees(dp=job.dp, tp=job.run.layout.tp, cp=job.run.layout.cp)

@@ -1,0 +1,124 @@
+"""Load the weights of a start, or of a rollback.
+
+A start takes the first of these that exists:
+
+1. the newest checkpoint of the run
+2. the parent's checkpoint, for a mixture that branches (`after`)
+3. `init_from`: a run, a checkpoint or another program's folder, with or without moments
+4. freshly initialised weights
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ... import __version__
+from ...console import log as logs
+from ...console.errors import CheckpointError
+from ...models.model import initial_weights
+from ..checkpoints import saver as savers
+from ..checkpoints import store
+from ..checkpoints.fragments import masters
+from ..checkpoints.policy import is_planned
+from ..checkpoints.store import RunState
+from ..engines import give
+from ..engines.engine import Engine
+from ..layout.groups import Parallel
+from ..run.run import Job
+from ..weights.source import Checkpoint
+
+log = logs.get_logger(__name__)
+
+
+def begin(
+    job: Job, engine: Engine, parallel: Parallel, *, fallback: bool
+) -> tuple[RunState, str | None]:
+    """Load the weights. Return the run's state and the source of its weights. Collective."""
+    found = store.committed(job.folder.checkpoints)
+    if found:
+        state, path = _load_newest(job, engine, parallel, found, fallback=fallback)
+        return state, str(path)
+    state = _first_state(job)
+    origin = job.origin()
+    if origin is None:
+        give(engine, initial_weights(job.model, job.run.seed))
+        return state, None
+    if not isinstance(origin, Checkpoint):
+        give(engine, origin.weights())
+        return state, origin.where
+    fragments = engine.fragments()
+    source = job.run.init_from
+    with_moments = source is None or source.moments
+    if not with_moments:
+        fragments = masters(fragments)
+    there = savers.load(origin.where, fragments, parallel.checkpoint)
+    engine.loaded(there.updates if with_moments else 0)
+    ledger = there.ledger if job.parent is not None else state.ledger
+    return replace(state, updates=engine.updates, ledger=ledger), origin.where
+
+
+def go_back(job: Job, engine: Engine, parallel: Parallel) -> RunState:
+    """Load the newest planned checkpoint. Collective.
+
+    Checkpoints of interruptions do not count, so a run that was stopped and resumed rolls back to
+    the same step as an undisturbed run.
+    """
+    every, edges = job.run.checkpoints.every, [job.plan.first_step, *job.ends]
+    found = store.committed(job.folder.checkpoints)
+    planned = [path for path in found if is_planned(store.step_of(path), every, edges)]
+    newest = (planned or found)[-1]
+    state = savers.load(newest, engine.fragments(), parallel.checkpoint)
+    engine.loaded(state.updates)
+    return state
+
+
+def _load_newest(
+    job: Job, engine: Engine, parallel: Parallel, found: Sequence[Path], *, fallback: bool
+) -> tuple[RunState, Path]:
+    for path in reversed(found):
+        try:
+            state = savers.load(path, engine.fragments(), parallel.checkpoint)
+        except CheckpointError as error:
+            if not fallback or path is found[0]:
+                raise
+            if parallel.first:
+                log.warning("%s", error.what)
+            continue
+        if state.plan_hash != job.plan.hash:
+            raise CheckpointError(
+                f"{path} was saved by a run with another plan ({state.plan_hash}, not "
+                f"{job.plan.hash})",
+                hint="restore the plan.json of these checkpoints; to continue with another "
+                f"mixture, start a run in another folder with `after: {{run: "
+                f"{job.folder.root}, step: {state.step}}}`",
+            )
+        engine.loaded(state.updates)
+        if parallel.first:
+            log.info("resuming from %s, step %d", path, state.step)
+            store.set_aside(job.folder.checkpoints, state.step)
+        return replace(state, **_saved_by(job)), path
+    raise AssertionError("unreachable")
+
+
+def _first_state(job: Job) -> RunState:
+    first = job.plan.step(job.plan.first_step)
+    state = RunState(
+        step=first.number,
+        row=first.first_row,
+        tokens=first.first_token,
+        plan_hash=job.plan.hash,
+        updates=0,
+        ledger=job.plan.hash,
+        seed=job.run.seed,
+        run=job.identity,
+    )
+    return replace(state, **_saved_by(job))
+
+
+def _saved_by(job: Job) -> dict[str, Any]:
+    return {"layout": job.layout, "headrace": __version__, "torch": torch.__version__}

@@ -1,0 +1,165 @@
+"""Start a resolved job: here, under torchrun, or as a batch job. Write the report at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...console import command
+from ...console.log import get_logger
+from ...console.progress import human
+from ...dataplane.runlog import writer as lines
+from ...dataplane.storage import storage
+from ..checkpoints import store
+from ..cluster import ranks, slurm
+from ..costs.describe import describe
+from ..loop import evaluate
+from ..record.steps import event
+from ..run.run import Job
+from . import launcher, preflight
+from .options import StartOptions
+
+log = get_logger(__name__)
+
+
+def submit(job: Job, words: Sequence[str]) -> str:
+    """Write the batch script into the run's folder and submit it. Return Slurm's job number."""
+    job.folder.prepare()
+    storage.write(str(job.folder.slurm), batch_script(job, words).encode())
+    return slurm.submit(job.folder.slurm)
+
+
+def batch_script(job: Job, words: Sequence[str]) -> str:
+    folder = job.folder
+    name = folder.root.absolute().name
+    return slurm.script(job.run.slurm, name, words, logs=folder.logs, cwd=Path.cwd())
+
+
+def start(job: Job, options: StartOptions) -> int:
+    """Run the job here, or join it as a rank, and write its report. Return the exit code."""
+    if ranks.joined():
+        return _join(job, options)
+    if _finished(job):
+        _finish_again(job)
+        return 0
+    preflight.check_disk(job)
+    job.folder.prepare()
+    with job.folder.locked() as lock:
+        _prepare(job)
+        worker = launcher.python(
+            "headrace.trainer.launch.worker", str(job.folder.root), options.to_json()
+        )
+        code = launcher.Launcher(
+            worker,
+            job.processes,
+            threads=job.threads,
+            logs=job.folder.logs,
+            keep_open=[lock],
+            stall_seconds=job.run.watch.stall_seconds,
+        ).run()
+        _finish(job, code)
+        return code
+
+
+def outcome(job: Job, code: int) -> dict[str, Any]:
+    """Return the outcome of the run, for --json."""
+    entries = list(lines.read(job.folder.metrics))
+    saved = store.committed(job.folder.checkpoints)
+    return {
+        "run": str(job.folder.root),
+        "finished": code == 0,
+        "exit_code": code,
+        "step": store.step_of(saved[-1]) if saved else job.plan.first_step,
+        "last_step": job.plan.last_step,
+        "loss": entries[-1]["loss"] if entries else None,
+        "plan_hash": job.plan.hash,
+        "report": str(job.folder.report),
+    }
+
+
+def _finished(job: Job) -> bool:
+    """Return True, and say so, if the run has taken all of its steps."""
+    saved = store.committed(job.folder.checkpoints)
+    if not saved or store.step_of(saved[-1]) < job.plan.last_step:
+        return False
+    command.say(f"{job.folder.root} has already taken all of its {job.plan.last_step} steps")
+    return True
+
+
+def _finish_again(job: Job) -> None:
+    """Repeat the work after the last step: the run may have been killed before it was done."""
+    if not os.access(job.folder.root, os.W_OK):  # an archived run is read only
+        command.say(f"report: {job.folder.report}")
+        return
+    with job.folder.locked():
+        _clear(job)
+        store.prune(job.folder.checkpoints, job.run.checkpoints, job.ends)
+        events = list(lines.read(job.folder.events))
+        if not events or events[-1]["event"] != "finish":
+            last = store.read_state(store.committed(job.folder.checkpoints)[-1])
+            with contextlib.closing(lines.LineWriter(job.folder.events)) as writer:
+                writer.write(event("finish", last.step, ledger=last.ledger))
+        _finish(job, 0)
+
+
+def _clear(job: Job) -> None:
+    """Remove files that killed starts left half written."""
+    job.folder.clear()
+    store.clean(job.folder.checkpoints)
+
+
+def _prepare(job: Job) -> None:
+    _clear(job)
+    job.save()  # run.yaml first: checkpoints without it cannot be attributed
+    if job.run.checkpoints.url is not None:
+        store.adopt(job.folder.checkpoints, job.run.checkpoints.url, job.identity)
+    if job.run.evaluate is not None and not job.held_out.exists():
+        evaluate.plan_of(job.run.evaluate, job.plan).save(job.held_out)
+    about = describe(job)
+    command.say(
+        f"{about['model']['stripe']}  {human(about['model']['parameters'])} parameters, "
+        f"{human(job.plan.tokens)} tokens in {job.plan.steps} steps, "
+        f"{about['layout']['engine']} on {job.processes} "
+        f"process{'es' * (job.processes > 1)} → {job.folder.root}"
+    )
+
+
+def _finish(job: Job, code: int) -> None:
+    from ..report import write
+
+    saved = store.committed(job.folder.checkpoints)
+    if not saved:
+        command.say(
+            f"stopped before the first step; the same command starts it again (exit code {code})"
+        )
+        return
+    path, _ = write([str(job.folder.root)], None)
+    if code == ranks.INTERRUPTED:
+        command.say(
+            f"saved at step {store.step_of(saved[-1])} of "
+            f"{job.plan.last_step}; the same command resumes it (exit code {code})"
+        )
+    command.say(f"report: {path}")
+
+
+def _join(job: Job, options: StartOptions) -> int:
+    """Run as a rank under torchrun: rank 0 locks the folder, the others wait for it."""
+    from .worker import work
+
+    watched = ranks.Watched()
+    if not ranks.is_first():
+        code = work(job, watched, options)
+        # A rank that stops with all others is no failure: torchrun must not kill rank 0 for it.
+        return 0 if code == ranks.INTERRUPTED else code
+    if job.run.watch.stall_seconds:
+        log.info("watch.stall_seconds has no effect under an external launcher")
+    preflight.check_disk(job)
+    job.folder.prepare()
+    with job.folder.locked():
+        _prepare(job)
+        code = work(job, watched, options)
+        _finish(job, code)
+        return code

@@ -1,0 +1,225 @@
+"""One rank of a run: join the process group, build the engine, load the checkpoint, train.
+
+The launcher starts it as `python -m headrace.trainer.launch.worker FOLDER OPTIONS`. Under torchrun
+the `trainer` command itself becomes a rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from ...console import config as reader
+from ...console import log as logs
+from ...console.errors import StorageError, UserError
+from ...dataplane.runlog import writer as lines
+from ...models.accounting.count import build_meta
+from ..checkpoints import store
+from ..checkpoints.saver import Saver
+from ..cluster import ranks
+from ..engines import build
+from ..engines.engine import Engine
+from ..engines.objective import Objective
+from ..folder import RunFolder
+from ..layout.groups import Parallel, join
+from ..loop.loaders import evaluator, training_steps
+from ..loop.loop import Loop, LoopOptions
+from ..loop.profiler import Profiler
+from ..record import speed
+from ..record.logger import LoggedRun
+from ..record.loggers import open_loggers
+from ..record.steps import NullRecorder, RunRecorder
+from ..run import resolve
+from ..run.run import Job
+from . import restore
+from .options import StartOptions
+
+MINIMUM_TIMEOUT = timedelta(minutes=30)
+
+log = logs.get_logger(__name__)
+
+
+class StopAsked:
+    """True once SIGTERM or SIGUSR1 asked the run to save and stop."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+
+    def __call__(self) -> bool:
+        return self.asked
+
+
+def work(job: Job, watched: ranks.Watched, options: StartOptions) -> int:
+    """Train until the plan's end, or until asked to stop. Return the exit code."""
+    joined = time.time()
+    asked = StopAsked()
+    run, folder = job.run, job.folder
+    watched.beat("joining the process group")
+    parallel = _join(job)
+    watched.beat("building the model")
+    engine = build_engine(job, parallel)
+    watched.beat("loading weights")
+    resumed = bool(store.committed(folder.checkpoints))
+    state, came_from = restore.begin(job, engine, parallel, fallback=options.fallback)
+    if parallel.first:
+        _cut_back(folder, state.step)
+    dist.barrier(parallel.control)
+
+    texts = {store.MODEL: reader.dump(job.model)}
+    saver = Saver(folder.checkpoints, run.checkpoints, parallel.checkpoint, job.ends, texts)
+    if run.watch.guard.may_roll_back and not resumed:  # a rollback needs a checkpoint
+        saver.save(engine.fragments(), state)
+        saver.wait()
+    records = _recorder(job, parallel.world, options.began, state.step) if parallel.first else None
+    if records is not None:
+        records.event(
+            "resume" if resumed else "start",
+            state.step,
+            layout=job.layout,
+            checkpoint=came_from,
+            seconds=round(time.time() - joined, 2),
+        )
+    profiler = None
+    if options.profiled_steps is not None:
+        profiler = Profiler(folder.profiles, options.profiled_steps, parallel.rank)
+
+    def begin(step: int) -> None:
+        watched.beat(f"step {step}")
+        if profiler is not None:
+            profiler.begin(step)
+
+    loop = Loop(
+        job.plan,
+        training_steps(job.plan, parallel, run.data),
+        lr_of(job),
+        engine,
+        parallel,
+        LoopOptions(
+            micro_batch_tokens=run.micro_batch_tokens,
+            seed=run.seed,
+            guard=run.watch.guard,
+            save_every=run.checkpoints.every,
+            stop_after=options.stop_after,
+        ),
+        recorder=records or NullRecorder(),
+        saver=saver,
+        evaluator=None
+        if run.evaluate is None
+        else evaluator(job.held_out, run.evaluate, parallel, run.data, run.micro_batch_tokens),
+        restore=lambda: restore.go_back(job, engine, parallel),
+        stop_asked=asked,
+        begin=begin,
+    )
+    try:
+        state, finished = loop.run(state)
+        if records is not None:
+            records.event("finish" if finished else "stop", state.step, ledger=state.ledger)
+    except UserError as error:
+        if records is not None:
+            with contextlib.suppress(StorageError):  # a full disk may have caused the failure
+                records.event("fail", _step_reached(folder), error=str(error))
+        raise
+    finally:
+        if profiler is not None:
+            profiler.close()
+        if records is not None:
+            records.close()
+    dist.barrier(parallel.control)
+    dist.destroy_process_group()
+    return 0 if finished else ranks.INTERRUPTED
+
+
+def _join(job: Job) -> Parallel:
+    """Join the process group as one rank of the run."""
+    run = job.run
+    assert run.device != "auto"
+    torch.set_num_threads(job.threads)
+    if run.deterministic and run.device == "cuda":  # on CPU a fixed number of threads is enough
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS refuses
+        torch.use_deterministic_algorithms(True)
+    # The launcher times out first: it can report the stack of each rank.
+    timeout = max(MINIMUM_TIMEOUT, timedelta(seconds=run.watch.stall_seconds + 60))
+    ranks.initialise("cpu:gloo,cuda:nccl" if run.device == "cuda" else "gloo", timeout)
+    return join(run.layout, run.device, timeout)
+
+
+def build_engine(job: Job, parallel: Parallel) -> Engine:
+    model = build_meta(job.model)
+    model.shard(parallel.axes)
+    model.set_recompute(job.run.recompute)
+    objective = Objective(model, job.run.z_loss)
+    return build(job.run.engine, objective, job.run.optimizer, job.precision, parallel)
+
+
+def lr_of(job: Job) -> Callable[[int], float]:
+    from ..loop.synthetic import SyntheticPlan
+
+    plan, top = job.plan, job.run.optimizer.lr
+    if isinstance(plan, SyntheticPlan):
+        return lambda step: top * plan.lr_factor(step)
+    from ...dataplane.order.plan import Plan as MixturePlan
+    from ...mixtures.learning_rate import lr_factor
+
+    assert isinstance(plan, MixturePlan)
+    return lambda step: top * lr_factor(plan, step)
+
+
+def _recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRecorder:
+    watch, device = job.run.watch, job.run.device
+    peak = watch.peak_flops or speed.known_peak(device)
+    counts = speed.speed_of(
+        job.model,
+        {phase.seq_len for phase in job.plan.phases},
+        recomputed=job.run.recompute != "none",
+        peak=peak * ranks if peak else None,
+    )
+    run = LoggedRun(
+        folder=job.folder, plan=job.plan, watch=watch, first_step=first_step, stream=sys.stderr
+    )
+    memory = partial(speed.memory_used, device)
+    return RunRecorder(job.plan, open_loggers(run), counts, asked=asked, memory=memory)
+
+
+def _cut_back(folder: RunFolder, step: int) -> None:
+    """Cut records after the checkpoint; the tail is kept beside each file."""
+    for path in (folder.metrics, folder.ledger, folder.evaluations):
+        kept = lines.cut(path, step)
+        if kept is not None:
+            log.info("cut %s back to step %d; the tail is in %s", path.name, step, kept.name)
+
+
+def _step_reached(folder: RunFolder) -> int:
+    steps = [int(entry["step"]) for entry in lines.read(folder.ledger)]
+    return steps[-1] if steps else 0
+
+
+def main() -> None:
+    folder, words = sys.argv[1:]
+    options = StartOptions.from_json(words)
+    logs.setup(debug=options.debug)
+    watched = ranks.Watched()
+    try:
+        code = work(resolve.load(RunFolder(folder)), watched, options)
+    except Exception as error:
+        watched.fail(error)  # the launcher reports it
+        sys.exit(1)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

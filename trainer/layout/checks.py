@@ -1,0 +1,61 @@
+"""Check before the start that a layout shards the model and its rows evenly.
+
+tp      must divide each operator's heads or channels, and with cp the tokens of a row
+cp      must divide the tokens of a row, and for attention=a2a the heads that tp leaves
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ...console.errors import LayoutError
+from ...models.config import ModelConfig
+from .config import LayoutConfig
+
+SHOWN = 4
+
+
+def check(layout: LayoutConfig, processes: int, model: ModelConfig, lengths: Sequence[int]) -> None:
+    """Raise unless the layout fits; `lengths` are the sequence lengths of all phases."""
+    reasons = list(problems(layout, model, lengths))
+    if not reasons:
+        return
+    others = [
+        other for other in layouts(layout, processes) if not any(problems(other, model, lengths))
+    ]
+    others.sort(key=lambda other: ((other.tp != layout.tp) + (other.cp != layout.cp), -other.tp))
+    shown = "; ".join(f"layout.tp={other.tp} layout.cp={other.cp}" for other in others[:SHOWN])
+    raise LayoutError(
+        f"layout.tp={layout.tp} and layout.cp={layout.cp} do not shard this model and its rows",
+        where="\n" + "\n".join(f"    {line}" for line in reasons),
+        hint=f"layouts that work on {processes} ranks: {shown}",
+    )
+
+
+def problems(layout: LayoutConfig, model: ModelConfig, lengths: Sequence[int]) -> Iterator[str]:
+    tp, cp = layout.tp, layout.cp
+    yield from model.tp_problems(tp)
+    for name, options in model.operators.items():
+        heads = options.attention_heads
+        if layout.attention == "a2a" and heads and heads % tp == 0 and heads % (tp * cp):
+            yield (
+                f"operators.{name}: tp={tp} × cp={cp} does not divide its {heads} heads, as "
+                "layout.attention=a2a requires (ring does not)"
+            )
+    if model.vocab_size < tp:
+        yield f"vocab_size: {model.vocab_size} ids are fewer than tp={tp} ranks"
+    for length in sorted(set(lengths)):
+        if length % (tp * cp):
+            yield f"rows of {length:,} tokens do not divide by tp × cp = {tp * cp}"
+
+
+def layouts(layout: LayoutConfig, processes: int) -> list[LayoutConfig]:
+    """Return all layouts of so many ranks."""
+    degrees = [n for n in range(1, processes + 1) if processes % n == 0]
+    return [
+        replace(layout, tp=tp, cp=cp)
+        for tp in degrees
+        for cp in degrees
+        if processes % (tp * cp) == 0
+    ]

@@ -1,0 +1,87 @@
+"""Protocols between the loop and the data: a plan, micro-batches, and how many rows they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from ...dataplane.order.timeline import PhaseRows, Step
+
+if TYPE_CHECKING:
+    import torch
+
+PADDING = -1
+"""Row number of padding."""
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class Plan(Protocol):
+    """The plan of a run: of a mixture, or of synthetic rows."""
+
+    @property
+    def phases(self) -> Sequence[PhaseRows]: ...
+    @property
+    def sources(self) -> Sequence[Named]: ...
+    @property
+    def hash(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def first_step(self) -> int: ...
+    @property
+    def last_step(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def first_token(self) -> int: ...
+    @property
+    def last_token(self) -> int: ...
+    def step(self, number: int) -> Step[PhaseRows]: ...
+
+
+class MicroBatch(Protocol):
+    """Rows that one rank computes on at once; padding rows have weight 0."""
+
+    @property
+    def tokens(self) -> torch.Tensor: ...
+    @property
+    def targets(self) -> torch.Tensor: ...
+    @property
+    def weights(self) -> torch.Tensor: ...
+    @property
+    def cu_seqlens(self) -> torch.Tensor: ...
+    @property
+    def rows(self) -> Iterable[int]: ...
+    @property
+    def sources(self) -> Iterable[int]: ...
+    @property
+    def digests(self) -> list[bytes]: ...
+
+
+Steps = Callable[[int, int], Iterator[Sequence[MicroBatch]]]
+"""Maps (first step, rows of a micro-batch) to this rank's micro-batches, step by step."""
+
+
+def micro_rows(tokens: int, phase: PhaseRows, dp: int, cp: int = 1) -> int:
+    """Return the rows of a micro-batch: at most `tokens` tokens per rank, evenly divided.
+
+    A rank holds 1/cp of the tokens of each row.
+    """
+    rank_rows = ceil_div(phase.batch_rows, dp)
+    most = max(1, min(tokens * cp // phase.seq_len, rank_rows))
+    return ceil_div(rank_rows, ceil_div(rank_rows, most))
+
+
+def micro_batches(rows: int, phase: PhaseRows, dp: int) -> int:
+    """Return how many micro-batches of `rows` rows each rank has in a step."""
+    return ceil_div(ceil_div(phase.batch_rows, dp), rows)
+
+
+def ceil_div(a: int, b: int) -> int:
+    return (a + b - 1) // b

@@ -1,0 +1,173 @@
+"""Evaluation: the loss on held-out rows, by source, at intervals.
+
+    data/web/train ─ the mixture        data/web/val ─ a plan of its own, the same rows each time
+
+Evaluation reads by a plan as training does, with one phase of one step for each source, so ranks
+divide the rows in the same way. It changes neither weights nor the stream, random state or ledger.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...console.errors import PlanError
+from ..engines.engine import Engine
+from ..engines.objective import Sums
+from ..layout.groups import Parallel
+from .batches import MicroBatch
+from .batches import Plan as AnyPlan
+from .schedule import execute, forward_only, forward_pass, sequential
+from .step_stats import StepStats, gather
+
+if TYPE_CHECKING:
+    from ...dataplane.order.plan import Plan
+
+TRAIN = "train"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """The loss on rows that no step trains on."""
+
+    every: int = 500
+    """Steps between two evaluations. The end of each phase is evaluated too."""
+    rows: int = 64
+    """Maximum rows of each source."""
+    seq_len: int | None = None
+    """Tokens of a row. Default: the plan's shortest sequence length."""
+    split: str = "val"
+    """Name that `tokenize build --split` gave to the held-out split."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Datasets by name. Default: the split beside each `…/train` of the mixture."""
+
+    def __post_init__(self) -> None:
+        for name in ("every", "rows", "seq_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Result of one evaluation."""
+
+    names: Sequence[str]
+    stats: StepStats
+    seconds: float
+
+
+class Evaluator:
+    """Evaluate an engine on the rows of a plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        steps: Iterable[Sequence[MicroBatch]],
+        parallel: Parallel,
+        every: int,
+    ) -> None:
+        """Each iteration over `steps` yields this rank's micro-batches of every step."""
+        self.names = [source.name for source in plan.sources]
+        self.steps = steps
+        self.parallel = parallel
+        self.every = every
+
+    def __call__(self, engine: Engine) -> Evaluation:
+        """Return the loss of the present weights. Collective."""
+        began = time.perf_counter()
+        batches: list[MicroBatch] = []
+        losses: list[torch.Tensor] = []
+        device, context = self.parallel.device, self.parallel.axes.context
+
+        def forward(batch: MicroBatch) -> Sums:
+            return forward_pass(engine, batch, device, context)
+
+        engine.objective.eval()
+        try:
+            with torch.no_grad():
+                for step in self.steps:
+                    actions = forward_only(sequential(len(step)))
+                    losses += execute(actions, step, forward, engine, divisor=1.0)
+                    batches += step
+        finally:
+            engine.objective.train()
+        stats = gather(batches, losses, len(self.names), self.parallel)
+        return Evaluation(self.names, stats, time.perf_counter() - began)
+
+
+def held_out(config: EvaluateConfig, plan: Plan) -> dict[str, str]:
+    """Return the datasets to evaluate on, by name."""
+    if config.sources:
+        return dict(config.sources)
+    beside = {
+        source.name: f"{source.url.rstrip('/').removesuffix(TRAIN)}{config.split}"
+        for source in plan.sources
+        if source.url.rstrip("/").endswith(f"/{TRAIN}")
+    }
+    if not beside:
+        raise PlanError(
+            f"evaluate is set, and no source of the mixture has a `{config.split}` beside it",
+            hint=f"build the datasets with `tokenize build --split {config.split}=0.01` and name "
+            f"their `…/{TRAIN}` in the mixture, or name datasets: evaluate.sources.NAME=URL",
+        )
+    return beside
+
+
+def digest_of(config: EvaluateConfig) -> str:
+    """Return the digest of the settings that choose the held-out rows.
+
+    It names the file of their plan, so that the rows stay the same unless these settings change.
+    """
+    deciding = [config.rows, config.seq_len, config.split, sorted(config.sources.items())]
+    return hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:8]
+
+
+def plan_of(config: EvaluateConfig, trained: AnyPlan) -> Plan:
+    """Return the plan of the rows to evaluate on: a phase of one step for each source."""
+    from ...console import config as reader
+    from ...dataplane.datasets import manifest as manifests
+    from ...dataplane.order.plan import Plan as MixturePlan
+    from ...mixtures.planning.resolve_mixture import resolve
+    from ...mixtures.spec.mixture import Mixture
+
+    if not isinstance(trained, MixturePlan):
+        raise PlanError(
+            "evaluate needs a mixture: synthetic rows have no held-out split",
+            hint="remove evaluate, or give --mixture FILE.yaml",
+        )
+    length = config.seq_len or min(phase.seq_len for phase in trained.phases)
+    sources = held_out(config, trained)
+    phases = {}
+    for name, url in sources.items():
+        rows = min(config.rows, (manifests.load(url).tokens - 1) // length)
+        if rows < 1:
+            raise PlanError(
+                f"{url} has too few tokens to evaluate on a row of {length:,}",
+                hint="hold out more, or set a shorter evaluate.seq_len",
+            )
+        tokens = rows * length
+        phases[f"evaluate {name}"] = {
+            "tokens": tokens,
+            "seq_len": length,
+            "batch": tokens,
+            "weights": {name: 1},
+        }
+    spec = {
+        "isolate_documents": trained.isolate_documents,
+        "sources": {name: {"data": url} for name, url in sources.items()},
+        "phases": phases,
+    }
+    evaluation = resolve(reader.build(Mixture, spec, source="evaluate"))
+    if evaluation.tokenizer != trained.tokenizer:
+        raise PlanError(
+            "the held-out datasets were built with another tokenizer than the mixture",
+            hint="hold out a split of the mixture's own datasets, or build one with its tokenizer",
+        )
+    return evaluation

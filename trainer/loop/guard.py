@@ -1,0 +1,95 @@
+"""Skipped steps: gradients that are not finite, and loss spikes.
+
+    loss ─ known to all ranks before the last backward pass ─► a spike? ─► its gradients are made
+    not finite, so that no engine applies the step ─► skip · roll back · stop
+
+A rollback restores the weights of the newest checkpoint, never the row: the stream goes on, and the
+ledger records the skipped step and the steps that were rolled back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from ...dataplane.order.timeline import PhaseRows, Step
+from .batches import Plan
+from .step_stats import StepStats
+
+Action = Literal["stop", "skip", "rollback"]
+
+DEVIATION = 1.4826
+"""Ratio of the standard deviation to the median absolute deviation, for normal values."""
+LEAST_SPREAD = 1e-3
+"""Least deviation, relative to the median: nearly equal losses do not make the next a spike."""
+
+
+def usual(losses: Sequence[float]) -> tuple[float, float]:
+    """Return the median and a robust deviation; one outlier moves neither."""
+    middle = median(losses)
+    spread = DEVIATION * median([abs(loss - middle) for loss in losses])
+    return middle, max(spread, LEAST_SPREAD * abs(middle))
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Which steps are skipped, and what happens then."""
+
+    not_finite: Action = "stop"
+    spike: Action | Literal["none"] = "none"
+    bound: float = 10.0
+    window: int = 100
+    rollbacks: int = 3
+
+    @property
+    def may_roll_back(self) -> bool:
+        return "rollback" in (self.not_finite, self.spike)
+
+    def is_spike(self, losses: Sequence[float], loss: float) -> bool:
+        """Return True if the loss stands out from the losses before it."""
+        return self.spike != "none" and loss > self.limit(losses)
+
+    def limit(self, losses: Sequence[float]) -> float:
+        """Return the largest loss that is not a spike; infinite while there are few losses."""
+        if len(losses) < max(2, self.window // 4):
+            return math.inf
+        middle, deviation = usual(losses)
+        return middle + self.bound * deviation
+
+    def remember(self, losses: Sequence[float], loss: float) -> tuple[float, ...]:
+        """Return the latest losses of applied steps, with `loss` at the end."""
+        if self.spike == "none":
+            return ()
+        return (*losses, loss)[-self.window :]
+
+
+@dataclass(frozen=True)
+class SkippedStep:
+    """Why a step was not applied, and what the run did."""
+
+    kind: Literal["spike", "not finite"]
+    action: Action
+    limit: float | None = None
+    """The limit that a spike's loss exceeds."""
+    back_to: int | None = None
+    """Step of the checkpoint whose weights were restored."""
+
+    def message(self, plan: Plan, step: Step[PhaseRows], stats: StepStats) -> tuple[str, str]:
+        """Return what happened and where, for an error."""
+        names = [source.name for source in plan.sources]
+        by_source = ", ".join(
+            f"{name} {loss / weight:.4g}"
+            for name, loss, weight in zip(names, stats.losses, stats.weights, strict=True)
+            if weight
+        )
+        what = f"the gradients are not finite (loss {stats.loss:.4g})"
+        if self.kind == "spike":
+            what = f"the loss is {stats.loss:.4g}, a spike above {self.limit:.4g}"
+        where = (
+            f"rows {step.first_row} to {step.last_row - 1}, phase "
+            f"{step.phase.name}; loss by source: {by_source}"
+        )
+        return f"step {step.number}: {what}; the step changed nothing", where

@@ -1,0 +1,295 @@
+"""The step loop: read rows, run forward and backward passes, step the optimizer, record the step.
+
+    rows of the step ─► micro-batches ─► schedule: forward, backward ─► optimizer step ─► record
+                             Σ w over all ranks first: the loss is divided by the global weight
+
+The loop imports torch alone. It works with any engine and any source of micro-batches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from ...console.errors import RunError
+from ...dataplane.order.timeline import PhaseRows, Step
+from ...dataplane.runlog.ledger import roll
+from ..checkpoints.policy import is_planned
+from ..checkpoints.saver import Saver
+from ..checkpoints.store import RunState
+from ..engines.engine import Engine, Update
+from ..engines.objective import Sums
+from ..layout.groups import Parallel
+from .batches import MicroBatch, Plan, Steps, micro_rows
+from .evaluate import Evaluation, Evaluator
+from .guard import Guard, SkippedStep
+from .schedule import Schedule, execute, forward_pass, sequential
+from .step_stats import StepStats, gather
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """Everything that is logged of one step."""
+
+    step: Step[PhaseRows]
+    stats: StepStats
+    update: Update
+    lr: float
+    seconds: float
+    ledger: str
+    skipped: SkippedStep | None = None
+    """Why the step was not applied."""
+
+
+class Recorder(Protocol):
+    """Step logger; rank 0 writes, other ranks use a no-op."""
+
+    def record(self, record: StepRecord) -> None: ...
+
+    def evaluated(self, step: Step[PhaseRows], evaluation: Evaluation) -> None: ...
+
+    def saved(self, step: int, blocked: float) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """Settings of the loop."""
+
+    micro_batch_tokens: int
+    seed: int
+    guard: Guard = field(default_factory=Guard)
+    save_every: int = 500
+    stop_after: int | None = None
+    """Interrupt the run after this step of the plan."""
+
+
+def _no_checkpoint() -> RunState:
+    raise RunError("there is no checkpoint to roll back to")
+
+
+class Loop:
+    def __init__(
+        self,
+        plan: Plan,
+        steps: Steps,
+        lr: Callable[[int], float],
+        engine: Engine,
+        parallel: Parallel,
+        options: LoopOptions,
+        *,
+        recorder: Recorder,
+        schedule: Schedule = sequential,
+        saver: Saver | None = None,
+        evaluator: Evaluator | None = None,
+        restore: Callable[[], RunState] = _no_checkpoint,
+        stop_asked: Callable[[], bool] = lambda: False,
+        begin: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        """`lr` returns the learning rate of a step; `begin` is called when a step begins; `restore`
+        loads the newest checkpoint into the engine."""
+        self.plan = plan
+        self.steps = steps
+        self.lr = lr
+        self.engine = engine
+        self.parallel = parallel
+        self.options = options
+        self.recorder = recorder
+        self.schedule = schedule
+        self.saver = saver
+        self.evaluator = evaluator
+        self.restore = restore
+        self.stop_asked = stop_asked
+        self.begin = begin
+        self.clock = 0.0
+        """Time at which the previous step ended."""
+
+    def run(self, state: RunState) -> tuple[RunState, bool]:
+        """Train from `state` on. Return the state reached, and True if the plan is finished."""
+        last = self.plan.last_step
+        stop_after = self.options.stop_after
+        if stop_after is not None and state.step >= stop_after:
+            return state, state.step == last
+        self.clock = time.perf_counter()
+        for phase in self.plan.phases:
+            end = phase.last_step
+            if state.step >= end:
+                continue
+            cp = self.parallel.axes.context.size
+            size = micro_rows(self.options.micro_batch_tokens, phase, self.parallel.dp, cp)
+            rows = self.steps(state.step, size)
+            try:
+                while state.step < end:
+                    state, stop = self._step(state, rows)
+                    finished = state.step == last
+                    self._evaluate(state, edge=state.step == end)
+                    planned = is_planned(state.step, self.options.save_every, [end])
+                    if planned:
+                        state = replace(state, rollbacks=0)  # rollbacks are counted per checkpoint
+                    if planned or stop:
+                        self._save(state, wait=stop or finished)
+                    if stop and not finished:
+                        return state, False
+            finally:
+                _close(rows)
+        if self.saver is not None:
+            self.saver.wait()
+        return state, True
+
+    def _step(self, state: RunState, rows: Iterator[Sequence[MicroBatch]]) -> tuple[RunState, bool]:
+        step = self.plan.step(state.step)
+        self.begin(step.number)
+        asked = time.perf_counter()
+        batches = next(rows)
+        waited = time.perf_counter() - asked
+        torch.manual_seed(self._seed(step.number))
+
+        stats, limit = self._gradients(batches, waited, state)
+        rate = self.lr(step.number)
+        update = self.engine.update(rate)
+        skipped = None if update.applied else self._skipped(limit)
+        restored = None
+        if skipped is not None and skipped.action == "rollback":
+            restored = self._roll_back(state, skipped, stats)
+            skipped = replace(skipped, back_to=restored.step)
+        ledger = roll(state.ledger, stats.digests)
+        now = time.perf_counter()
+        seconds, self.clock = now - self.clock, now
+        self.recorder.record(StepRecord(step, stats, update, rate, seconds, ledger, skipped))
+        if skipped is not None and skipped.action == "stop":
+            raise self._stopped(skipped, step, stats)
+        losses = (restored or state).losses  # recent losses of the weights that the run keeps
+        if skipped is None:
+            losses = self.options.guard.remember(losses, stats.loss)
+        after = replace(
+            state,
+            step=step.number + 1,
+            row=step.last_row,
+            tokens=step.last_token,
+            updates=self.engine.updates,
+            ledger=ledger,
+            losses=losses,
+            rollbacks=state.rollbacks + (restored is not None),
+        )
+        return after, stats.stop or after.step == self.options.stop_after
+
+    def _gradients(
+        self, batches: Sequence[MicroBatch], waited: float, state: RunState
+    ) -> tuple[StepStats, float | None]:
+        """Run the forward and backward passes of a step.
+
+        Return the statistics of all ranks, and the limit that the loss exceeds if it is a spike:
+        the gradients of a spike are made not finite, so no engine applies them.
+        """
+        guard, weight = self.options.guard, self._total_weight(batches)
+        device, context = self.parallel.device, self.parallel.axes.context
+        stats: StepStats | None = None
+        limit: float | None = None
+
+        def forward(batch: MicroBatch) -> Sums:
+            return forward_pass(self.engine, batch, device, context)
+
+        def decide(losses: list[torch.Tensor]) -> float:
+            nonlocal stats, limit
+            stats = self._gather(batches, losses, waited)
+            if guard.is_spike(state.losses, stats.loss):
+                limit = guard.limit(state.losses)
+                return math.nan
+            return weight
+
+        execute(self.schedule(len(batches)), batches, forward, self.engine, weight, decide)
+        assert stats is not None, "every schedule has a backward pass"
+        return stats, limit
+
+    def _gather(
+        self, batches: Sequence[MicroBatch], losses: Sequence[torch.Tensor], waited: float
+    ) -> StepStats:
+        stats = gather(
+            batches,
+            losses,
+            len(self.plan.sources),
+            self.parallel,
+            data_wait=waited,
+            stop=self.stop_asked(),
+            save_failed=self.saver is not None and self.saver.failed,
+        )
+        if stats.save_failed:
+            assert self.saver is not None
+            self.saver.wait()  # raises the error of the failed save
+        return stats
+
+    def _total_weight(self, batches: Sequence[MicroBatch]) -> float:
+        """Return Σ w of the global batch, before its first forward pass. Collective."""
+        total = torch.zeros((), dtype=torch.float64)
+        for batch in batches if self.parallel.counts_tokens else ():
+            total += batch.weights.sum(dtype=torch.float64).cpu()
+        dist.all_reduce(total, group=self.parallel.control)
+        return float(total) or 1.0  # the loss of a fully masked batch is 0
+
+    def _evaluate(self, state: RunState, *, edge: bool) -> None:
+        """Evaluate if it is due. A step is saved after this, so a resume does not repeat it."""
+        if self.evaluator is None or not (edge or state.step % self.evaluator.every == 0):
+            return
+        self.recorder.evaluated(self.plan.step(state.step - 1), self.evaluator(self.engine))
+        self.clock = time.perf_counter()  # evaluation is not part of a step's time
+
+    def _save(self, state: RunState, *, wait: bool) -> None:
+        if self.saver is None:
+            return
+        self.saver.save(self.engine.fragments(), state)
+        if wait:
+            self.saver.wait()
+        self.recorder.saved(state.step, self.saver.blocked)
+
+    def _seed(self, step: int) -> int:
+        """Return the random seed of a step: a resume draws the same numbers, and ranks that shard
+        one model replica draw alike."""
+        text = f"{self.options.seed} {step} {self.parallel.data.rank}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
+
+    def _skipped(self, limit: float | None) -> SkippedStep:
+        """Return why a step was not applied, and the action that the configuration asks for."""
+        guard = self.options.guard
+        if limit is None:
+            return SkippedStep("not finite", guard.not_finite)
+        assert guard.spike != "none"
+        return SkippedStep("spike", guard.spike, limit)
+
+    def _roll_back(self, state: RunState, skipped: SkippedStep, stats: StepStats) -> RunState:
+        """Restore the weights of the newest checkpoint; the stream continues."""
+        if state.rollbacks >= self.options.guard.rollbacks:
+            what, where = skipped.message(self.plan, self.plan.step(state.step), stats)
+            raise RunError(
+                f"{what}; the run has already rolled back to its newest checkpoint "
+                f"{state.rollbacks} times",
+                where=where,
+                hint="start again from an earlier checkpoint with a lower optimizer.lr "
+                "(--init-from), or allow more with watch.rollbacks",
+            )
+        if self.saver is not None:
+            self.saver.wait()
+        return self.restore()
+
+    def _stopped(self, skipped: SkippedStep, step: Step[PhaseRows], stats: StepStats) -> RunError:
+        what, where = skipped.message(self.plan, step, stats)
+        key = "spike" if skipped.kind == "spike" else "not_finite"
+        return RunError(
+            what,
+            where=where,
+            hint=f"`mixtures audit RUN --step {step.number}` shows the rows; watch.{key}=skip "
+            f"continues without the step, watch.{key}=rollback from the newest checkpoint's "
+            "weights; a lower optimizer.lr in a new run may avoid it",
+        )
+
+
+def _close(rows: Iterator[Sequence[MicroBatch]]) -> None:
+    """Stop the loader's workers now, not at garbage collection."""
+    close = getattr(rows, "close", None)
+    if close is not None:
+        close()

@@ -1,0 +1,137 @@
+"""Random rows instead of a mixture, to measure a machine or to try a model with torch alone.
+
+A row is a function of the seed and the row number, as a mixture's row is of its plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ...dataplane.order.timeline import PhaseRows, Timeline
+from .batches import PADDING, micro_batches
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticConfig:
+    """Random rows instead of a mixture, to measure a machine with torch alone."""
+
+    steps: int = 20
+    """Optimizer steps of the run."""
+    seq_len: int = 1024
+    """Tokens of a row."""
+    batch_rows: int = 8
+    """Rows of an optimizer step."""
+    warmup: int = 2
+    """Steps over which the learning rate rises."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("seq_len", 1), ("batch_rows", 1), ("warmup", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class SyntheticSource:
+    name: str = "synthetic"
+
+
+@dataclass(frozen=True)
+class SyntheticPlan(Timeline[PhaseRows]):
+    config: SyntheticConfig
+    vocab_size: int
+    seed: int
+    sources = (SyntheticSource(),)
+
+    @property
+    def phases(self) -> tuple[PhaseRows, ...]:
+        config = self.config
+        return (
+            PhaseRows(
+                name="synthetic",
+                first_row=0,
+                first_step=0,
+                first_token=0,
+                rows=config.steps * config.batch_rows,
+                seq_len=config.seq_len,
+                batch_rows=config.batch_rows,
+            ),
+        )
+
+    @property
+    def hash(self) -> str:
+        text = f"synthetic {self.seed} {self.vocab_size} {self.config}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def lr_factor(self, step: int) -> float:
+        return min(1.0, (step + 1) / (self.config.warmup + 1))
+
+
+@dataclass(frozen=True, eq=False)
+class SyntheticBatch:
+    tokens: torch.Tensor
+    targets: torch.Tensor
+    weights: torch.Tensor
+    cu_seqlens: torch.Tensor
+    rows: list[int]
+    sources: list[int]
+    digests: list[bytes]
+
+
+class SyntheticLoader:
+    """Yield this rank's micro-batches of each step, as dataplane's Loader does."""
+
+    def __init__(
+        self,
+        plan: SyntheticPlan,
+        *,
+        rank: int,
+        world: int,
+        micro_batch: int,
+        start_step: int,
+        context_rank: int = 0,
+        context_size: int = 1,
+    ) -> None:
+        self.plan = plan
+        self.rank, self.world = rank, world
+        self.context_rank, self.context_size = context_rank, context_size
+        self.micro_batch = micro_batch
+        self.start_step = start_step
+
+    def __iter__(self) -> Iterator[list[SyntheticBatch]]:
+        for number in range(self.start_step, self.plan.last_step):
+            step = self.plan.step(number)
+            first = step.first_row + step.rows * self.rank // self.world
+            last = step.first_row + step.rows * (self.rank + 1) // self.world
+            size = self.micro_batch
+            count = micro_batches(size, step.phase, self.world)
+            yield [
+                self._batch(range(first + i * size, min(first + (i + 1) * size, last)))
+                for i in range(count)
+            ]
+
+    def _batch(self, rows: range) -> SyntheticBatch:
+        length = self.plan.config.seq_len
+        tokens = torch.zeros(self.micro_batch, length + 1, dtype=torch.int64)
+        weights = torch.zeros(self.micro_batch, length)
+        digests = []
+        for place, row in enumerate(rows):
+            generator = torch.Generator().manual_seed(self.plan.seed * 1_000_003 + row)
+            drawn = torch.randint(0, self.plan.vocab_size, (length + 1,), generator=generator)
+            tokens[place], weights[place] = drawn, 1.0
+            digests.append(hashlib.blake2b(str(row).encode(), digest_size=16).digest())
+        padding = [PADDING] * (self.micro_batch - len(rows))
+        part = length // self.context_size
+        first, last = self.context_rank * part, (self.context_rank + 1) * part
+        return SyntheticBatch(
+            tokens=tokens[:, first:last],
+            targets=tokens[:, first + 1 : last + 1],
+            weights=weights[:, first:last],
+            cu_seqlens=torch.arange(self.micro_batch + 1, dtype=torch.int32) * length,
+            rows=[*rows, *padding],
+            sources=[0] * self.micro_batch,
+            digests=digests,
+        )

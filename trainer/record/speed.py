@@ -1,0 +1,84 @@
+"""Speed of a run: FLOPs of a token, peak of the devices (for MFU and HFU), and memory in use."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...models.accounting.count import TRAINING, forward_flops_per_token
+
+if TYPE_CHECKING:
+    from ...models.config import ModelConfig
+
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+
+BF16_PEAK = {
+    "A100": 312e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "B200": 2250e12,
+    "L40S": 362e12,
+    "RTX 4090": 165e12,
+}
+"""Dense bf16 FLOP/s of a device, by a part of its driver's name; the longest match counts."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Counts from which MFU and HFU follow."""
+
+    flops_per_token: dict[int, float]
+    """FLOPs that training takes, by sequence length."""
+    executed_per_token: dict[int, float]
+    """The same, with recomputed layers counted a second time."""
+    peak: float | None
+    """FLOP/s of all devices together; None if it is not known."""
+
+    def mfu(self, seq_len: int, tokens_per_second: float) -> float | None:
+        """Model FLOPs utilisation."""
+        return self._utilisation(self.flops_per_token[seq_len], tokens_per_second)
+
+    def hfu(self, seq_len: int, tokens_per_second: float) -> float | None:
+        """Hardware FLOPs utilisation."""
+        return self._utilisation(self.executed_per_token[seq_len], tokens_per_second)
+
+    def _utilisation(self, flops: float, tokens_per_second: float) -> float | None:
+        return None if self.peak is None else flops * tokens_per_second / self.peak
+
+
+def speed_of(
+    model: ModelConfig, lengths: Iterable[int], *, recomputed: bool, peak: float | None
+) -> Speed:
+    """Count the FLOPs of a token for each sequence length. `peak` is that of all devices."""
+    forward = {length: forward_flops_per_token(model, length) for length in lengths}
+    flops = {length: TRAINING * sum(parts.values()) for length, parts in forward.items()}
+    # The backward pass runs every layer's forward pass again; the head is not recomputed.
+    again = {
+        length: sum(parts.values()) - parts["head"] if recomputed else 0.0
+        for length, parts in forward.items()
+    }
+    return Speed(flops, {length: flops[length] + again[length] for length in flops}, peak)
+
+
+def known_peak(device: str) -> float | None:
+    """Return the peak FLOP/s of this machine's device, or None if it is not in the table."""
+    if device != "cuda":
+        return None
+    import torch
+
+    name = torch.cuda.get_device_name()
+    matches = [part for part in BF16_PEAK if part in name]
+    return BF16_PEAK[max(matches, key=len)] if matches else None
+
+
+def memory_used(device: str) -> int:
+    """Return the most bytes that this rank has held: of its GPU's memory, or of the host's."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT

@@ -1,0 +1,142 @@
+"""Entries of what a run does: each is made once, on rank 0, and handed to every logger."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ...dataplane.order.timeline import PhaseRows, Step
+from ..loop.batches import Plan
+from .logger import Entry, Logger
+from .speed import Speed
+
+if TYPE_CHECKING:
+    from ..loop.evaluate import Evaluation
+    from ..loop.guard import SkippedStep
+    from ..loop.loop import StepRecord
+    from ..loop.step_stats import StepStats
+
+
+class NullRecorder:
+    """No-op recorder of every rank but the first."""
+
+    def record(self, record: StepRecord) -> None:
+        pass
+
+    def evaluated(self, step: Step[PhaseRows], evaluation: Evaluation) -> None:
+        pass
+
+    def saved(self, step: int, blocked: float) -> None:
+        pass
+
+
+class RunRecorder:
+    """Recorder of rank 0."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        loggers: Sequence[Logger],
+        speed: Speed,
+        *,
+        asked: float | None = None,
+        memory: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`asked` is the time at which a person asked for this start; `memory` returns the most
+        bytes that this rank has held."""
+        self.plan = plan
+        self.loggers = loggers
+        self.speed = speed
+        self.asked = asked
+        self.memory = memory
+
+    def event(self, kind: str, step: int, **details: object) -> None:
+        entry = event(kind, step, **details)
+        for logger in self.loggers:
+            logger.event(entry)
+
+    def record(self, record: StepRecord) -> None:
+        step, stats = record.step, record.stats
+        speed = step.rows * step.phase.seq_len / record.seconds
+        left_out = _left_out(record.skipped)
+        metrics: Entry = {
+            "step": step.number,
+            "row": step.last_row,
+            "tokens": step.last_token,
+            "phase": step.phase.name,
+            "loss": finite(stats.loss),
+            "lr": record.lr,
+            "grad_norm": finite(record.update.grad_norm),
+            "tokens_per_second": round(speed, 1),
+            "mfu": self.speed.mfu(step.phase.seq_len, speed),
+            "hfu": self.speed.hfu(step.phase.seq_len, speed),
+            "memory": self.memory(),
+            "data_wait": round(stats.data_wait / record.seconds, 6),
+            "seconds": round(record.seconds, 6),
+            "sources": by_source([source.name for source in self.plan.sources], stats),
+            **left_out,
+        }
+        ledger: Entry = {
+            "step": step.number,
+            "first_row": step.first_row,
+            "rows": step.rows,
+            "hash": record.ledger,
+            **left_out,
+        }
+        for logger in self.loggers:
+            logger.step(metrics, ledger)
+        if record.skipped is not None:
+            what, where = record.skipped.message(self.plan, step, stats)
+            self.event(record.skipped.kind, step.number, what=what, where=where, **left_out)
+        if self.asked is not None:
+            waited, self.asked = time.time() - self.asked, None
+            self.event("first step", step.number, seconds=round(waited, 2))
+
+    def evaluated(self, step: Step[PhaseRows], evaluation: Evaluation) -> None:
+        """Record an evaluation after `step`."""
+        entry: Entry = {
+            "step": step.number,
+            "tokens": step.last_token,
+            "phase": step.phase.name,
+            "loss": finite(evaluation.stats.loss),
+            "seconds": round(evaluation.seconds, 3),
+            "sources": by_source(evaluation.names, evaluation.stats),
+        }
+        for logger in self.loggers:
+            logger.evaluation(entry)
+
+    def saved(self, step: int, blocked: float) -> None:
+        self.event("checkpoint", step, blocked=round(blocked, 4))
+
+    def close(self) -> None:
+        for logger in self.loggers:
+            logger.close()
+
+
+def event(kind: str, step: int, **details: object) -> Entry:
+    """Return an entry of events.jsonl."""
+    return {"time": time.time(), "event": kind, "step": step, **details}
+
+
+def by_source(names: Sequence[str], stats: StepStats) -> dict[str, Entry]:
+    """Return the loss, the loss weights and the rows of each source that gave rows."""
+    numbers = zip(names, stats.losses, stats.weights, stats.rows, strict=True)
+    return {
+        name: {"loss": finite(loss / weight) if weight else None, "weight": weight, "rows": rows}
+        for name, loss, weight, rows in numbers
+        if rows
+    }
+
+
+def finite(value: float) -> float | None:
+    """Return None for infinities and NaN, which JSON cannot write."""
+    return value if value - value == 0 else None
+
+
+def _left_out(skipped: SkippedStep | None) -> Entry:
+    """Return the fields that mark a step whose update was not applied."""
+    if skipped is None:
+        return {}
+    back = {} if skipped.back_to is None else {"back_to": skipped.back_to}
+    return {"skipped": True, "why": skipped.kind, **back}

@@ -1,0 +1,113 @@
+"""Configuration of a run: everything but the mixture and the model.
+
+optimizer: {lr: 1e-3}
+engine: {kind: deepspeed, zero: 1}
+checkpoints: {every: 200}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from ...console import config as reader
+from ...console.config import Data, Lines, NameIn, OneOf
+from ...models.precision import PRECISIONS
+from ..checkpoints.policy import CheckpointConfig
+from ..cluster.slurm import SlurmConfig
+from ..engines import ENGINES, EngineConfig
+from ..engines.deepspeed import DeepSpeedConfig
+from ..engines.optimizer import OptimizerConfig
+from ..layout.config import LayoutConfig
+from ..layout.devices import DeviceKind
+from ..loop.evaluate import EvaluateConfig
+from ..loop.loaders import DataConfig
+from ..loop.synthetic import SyntheticConfig
+from ..record.config import WatchConfig
+from ..weights.source import InitFrom
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    seed: int = 1
+    """Seed of the initial weights and of random numbers within a step."""
+    precision: Annotated[str, NameIn(PRECISIONS, "auto")] = "auto"
+    """bf16 keeps masters, moments and gradient sums in fp32. auto: bf16 on GPU, fp32 on CPU."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    z_loss: float = 0.0
+    """Weight of log²Z in the loss, which keeps logits from drifting."""
+    init_from: InitFrom | None = None
+    """Initial weights from a model of the same shape."""
+
+    processes: int | None = None
+    """Ranks on this machine. Default: one for each GPU, or one."""
+    device: DeviceKind = "auto"
+    """auto: GPUs if torch finds any, else the CPU."""
+    threads: int | None = None
+    """Threads of each rank on CPU. Default: the machine's cores divided by its ranks."""
+    deterministic: bool = False
+    """Use deterministic kernels on GPU, so that a resume is equal to the bit there too."""
+    micro_batch_tokens: int = 8192
+    """Maximum tokens of a rank's micro-batch; a micro-batch has at least one row."""
+    recompute: Literal["none", "block", "operator"] = "none"
+    """Activations that the backward pass recomputes instead of keeping them in memory."""
+    engine: Annotated[EngineConfig, OneOf(ENGINES, tag="kind")] = field(
+        default_factory=DeepSpeedConfig
+    )
+    layout: LayoutConfig = field(default_factory=LayoutConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """When the run saves, and which checkpoints it keeps."""
+    evaluate: EvaluateConfig | None = None
+    """The loss on held-out rows, at intervals."""
+    watch: WatchConfig = field(default_factory=WatchConfig)
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    """The batch job that `--slurm` submits."""
+    synthetic: SyntheticConfig | None = None
+    """Synthetic rows, for a run without a mixture."""
+
+    def __post_init__(self) -> None:
+        for name in ("processes", "threads", "micro_batch_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.z_loss < 0:
+            raise ValueError(f"z_loss must be at least 0, not {self.z_loss}")
+
+
+DECIDES = ("seed", "precision", "optimizer", "z_loss", "init_from", "synthetic")
+"""Changing any of these defines a new run; everything else may change on resume."""
+
+
+def load(file: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """Return the configuration of a YAML, if there is one, with overrides applied."""
+    data, lines = reader.read_yaml(file) if file else ({}, {})
+    return build(data, overrides, source=str(file) if file else "the run", lines=lines)
+
+
+def build(
+    data: Data, overrides: Sequence[str], *, source: str, lines: Lines | None = None
+) -> RunConfig:
+    data = reader.apply_overrides(data, overrides, lines)
+    engine = data.get("engine")
+    if isinstance(engine, dict):
+        engine.setdefault("kind", DeepSpeedConfig().kind)
+    return reader.build(RunConfig, data, source=source, lines=lines)
+
+
+def overridable(stored: Data, overrides: Sequence[str]) -> Data:
+    """Return a stored run as overrides may change it.
+
+    An override to another engine drops the stored engine's options, which the other does not have.
+    """
+    kinds = [word.partition("=")[2] for word in overrides if word.startswith("engine.kind=")]
+    if kinds and kinds[-1] != stored["engine"]["kind"]:
+        return {**stored, "engine": {}}
+    return stored
+
+
+def deciding(config: RunConfig) -> dict[str, Any]:
+    plain: dict[str, Any] = reader.plain(config)
+    return {name: plain[name] for name in DECIDES}

@@ -1,0 +1,113 @@
+"""A resolved run: configuration, model, plan and folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...console import config as reader
+from ...models.precision import PRECISIONS, Precision
+from ..checkpoints import store
+from ..cluster.ranks import threads_per_rank
+from ..folder import RunFolder
+from ..loop import evaluate
+from ..loop.batches import Plan
+from ..weights import source as origins
+from ..weights.source import WeightSource
+from . import config as run_config
+from .config import RunConfig
+
+if TYPE_CHECKING:
+    from ...models.config import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    folder: RunFolder
+    run: RunConfig
+    """Configuration with device, processes and precision resolved for this start."""
+    model: ModelConfig
+    plan: Plan
+    mixture: dict[str, Any] | None = None
+    """Contents of the mixture's YAML; None for synthetic rows."""
+
+    @property
+    def processes(self) -> int:
+        assert self.run.processes is not None
+        return self.run.processes
+
+    @property
+    def threads(self) -> int:
+        """Threads of each rank: as configured, or the cores divided by the ranks of this start."""
+        if self.run.threads is not None:
+            return self.run.threads
+        return threads_per_rank(int(os.environ.get("LOCAL_WORLD_SIZE", self.processes)))
+
+    @property
+    def precision(self) -> Precision:
+        return PRECISIONS[self.run.precision]
+
+    @property
+    def dp(self) -> int:
+        return self.run.layout.data_parallel(self.processes)
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """Engine and degrees of parallelism, for logs and reports."""
+        return {
+            "engine": self.run.engine.describe(),
+            "processes": self.processes,
+            "dp": self.dp,
+            "tp": self.run.layout.tp,
+            "cp": self.run.layout.cp,
+            "precision": self.run.precision,
+            "device": self.run.device,
+            "threads": self.threads,
+        }
+
+    @property
+    def ends(self) -> list[int]:
+        """Last steps of the phases, whose checkpoints are kept for good."""
+        return [phase.last_step for phase in self.plan.phases]
+
+    @property
+    def parent(self) -> str | None:
+        """The checkpoint that the mixture branches from."""
+        after = (self.mixture or {}).get("after")
+        if not after:
+            return None
+        return str(RunFolder(after["run"]).checkpoints / store.name(self.plan.first_step))
+
+    def origin(self) -> WeightSource | None:
+        """Return the source of the initial weights: the parent's checkpoint, or `init_from`."""
+        source = self.run.init_from
+        if self.parent is not None:
+            return origins.find(self.parent)
+        return origins.find(source.path, source.step) if source is not None else None
+
+    @property
+    def held_out(self) -> Path:
+        """File of the plan of held-out rows."""
+        assert self.run.evaluate is not None
+        return self.folder.held_out(evaluate.digest_of(self.run.evaluate))
+
+    @property
+    def identity(self) -> str:
+        """Hash of everything that defines the run; equal for all of its starts."""
+        parts = [run_config.deciding(self.run), reader.plain(self.model), self.plan.hash]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+    def save(self) -> None:
+        """Write the job into the run's folder; run.yaml, which marks a run, is written last."""
+        from ...dataplane.order.plan import Plan as MixturePlan
+        from ...dataplane.storage import storage
+
+        if isinstance(self.plan, MixturePlan):
+            self.plan.save(self.folder.plan)
+            storage.write(str(self.folder.mixture), reader.dump(self.mixture).encode())
+        storage.write(str(self.folder.model), reader.dump(self.model).encode())
+        storage.write(str(self.folder.run), reader.dump(self.run).encode())

@@ -1,0 +1,66 @@
+"""Export a checkpoint's weights for other programs.
+
+Tensors are read from the checkpoint's files one after the other, in one process, whatever layout
+saved them.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...models.conversion.folders import write_model
+from ...models.weights import Weights
+from .source import WeightSource
+
+if TYPE_CHECKING:
+    from ...dataplane.tokenizers import Tokenizer
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def export(
+    source: WeightSource, out: str, format: str, *, dtype: str, tokenizer: Tokenizer | None
+) -> dict[str, Any]:
+    """Write the folder `out`. Returns a summary."""
+    weights = source.weights()
+    cast = Weights(weights.shapes, lambda name: weights[name].to(DTYPES[dtype]))
+    with tempfile.TemporaryDirectory() as folder:
+        files = tokenizer_files(tokenizer)
+        for name, data in files.items():
+            (Path(folder) / name).write_bytes(data)
+        family = write_model(
+            source.model, cast, out, format=format, tokenizer=folder if files else None
+        )
+    return {
+        "from": source.where,
+        "out": out,
+        "format": format,
+        "family": family,
+        "dtype": dtype,
+        "tensors": len(weights),
+        "tokenizer": sorted(files),
+    }
+
+
+def tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, bytes]:
+    """Return the files from which transformers loads the tokenizer. transformers has no byte
+    tokenizer: for that one, the only file names the token that ends generation."""
+    if tokenizer is None:
+        return {}
+    info = tokenizer.info
+    files = {"generation_config.json": _json(eos_token_id=info.end_of_document)}
+    if info.kind == "bpe":
+        end = info.spec["end_of_document"]
+        kind = "PreTrainedTokenizerFast"
+        files["tokenizer_config.json"] = _json(tokenizer_class=kind, eos_token=end)
+        (files["tokenizer.json"],) = tokenizer.files.values()
+    return files
+
+
+def _json(**content: object) -> bytes:
+    return json.dumps(content, indent=2).encode()

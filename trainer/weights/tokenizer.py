@@ -1,0 +1,43 @@
+"""Tokenizer of a run, read from the run's datasets."""
+
+from __future__ import annotations
+
+from ...console.errors import CheckpointError, UserError
+from ...dataplane import tokenizers
+from ...dataplane.datasets import manifest as manifests
+from ...dataplane.order.plan import Plan
+from ...dataplane.tokenizers import Tokenizer
+from ..folder import RunFolder
+from .source import Checkpoint, WeightSource
+
+
+def find_tokenizer(source: WeightSource, data: str | None) -> Tokenizer:
+    """Return the tokenizer of the dataset `data`, or of the run that saved the weights."""
+    if data is not None:
+        return dataset_tokenizer(data)
+    return run_tokenizer(source.run if isinstance(source, Checkpoint) else None)
+
+
+def dataset_tokenizer(url: str) -> Tokenizer:
+    return tokenizers.load(manifests.load(url).tokenizer, url)
+
+
+def run_tokenizer(run: RunFolder | None) -> Tokenizer:
+    """Return the tokenizer of the first source that can be read: all sources have the same."""
+    if run is None or not run.plan.exists():
+        raise CheckpointError(
+            "there is no tokenizer: the weights are not of a run with datasets"
+            + (f" ({run.root} has no {run.plan.name})" if run else ""),
+            hint="name a dataset that was built with the same tokenizer: --data URL",
+        )
+    failures = []
+    for source in Plan.load(run.plan).sources:
+        try:
+            return dataset_tokenizer(source.url)
+        except UserError as error:
+            failures.append(f"{source.name}: {error.what}")
+    raise CheckpointError(
+        "the tokenizer cannot be read from any source of the run",
+        where="\n" + "\n".join(f"    {line}" for line in failures),
+        hint="name a dataset that was built with the same tokenizer: --data URL",
+    )
