@@ -18,8 +18,9 @@ from .cases import Case
 from .compare import Bounds, Limits
 
 FP32 = Limits(loss=Bounds(1e-6, 15, 0.3), norm=Bounds(3e-6, 15, 1.0))
-BF16 = Limits(loss=Bounds(1e-3, 40, 0.3), norm=Bounds(2e-2, 40, 1.0))
-"""A weight that rounds to the neighbouring bf16 number is off by 2^-8."""
+BF16 = Limits(loss=Bounds(2e-4, 15, 0.3), norm=Bounds(2e-3, 15, 1.0))
+"""A weight that rounds to the neighbouring bf16 number is off by 2^-8. Measured as above with other
+code paths: loss 1e-5 at step 0, 6e-4 at step 50; norm 1e-4 at step 0, 4e-3 at step 50."""
 LIMITS = {"bf16": BF16}
 """By layout; all others have FP32."""
 

@@ -70,7 +70,7 @@ QUICK = {
     "tiny-transformer": ("one",),
     "tiny-zamba": ("fsdp2",),
 }
-SHORTEST = {"tiny-hybrid": ("one", "tp2")}
+SHORTEST = {"tiny-hybrid": ("one", "fsdp2")}
 
 
 @dataclass(frozen=True)
