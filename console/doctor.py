@@ -53,13 +53,19 @@ class Report:
         return not any(item.needed for item in self.missing)
 
 
-@click.command(epilog=command.epilog("headrace doctor", page="README.md"))
+@click.command()
 @command.json_option
 @click.pass_context
 def main(ctx: click.Context, as_json: bool) -> None:
     """Check this machine: versions, devices, default settings, missing packages.
 
     Exits with 1 if something that headrace needs is missing.
+
+    \b
+    Example:
+      headrace doctor
+
+    More: README.md
     """
     report = examine()
     if as_json:
