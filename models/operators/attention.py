@@ -119,8 +119,8 @@ class Attention(Operator):
             return self.product(q, k, v, visible(batch, q.shape[1], self.options.window))
         # One document per row: plain causal attention never sees the padding at the end.
         buckets = batch.documents.buckets()
-        parts = zip(buckets.spread(q), buckets.spread(k), buckets.spread(v), strict=True)
-        return buckets.collect([self.alone(*part) for part in parts], len(q))
+        qkv = zip(buckets.spread(q), buckets.spread(k), buckets.spread(v), strict=True)
+        return buckets.collect([self.alone(*bucket) for bucket in qkv], len(q))
 
     def alone(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         positions = torch.arange(q.shape[1], device=q.device).unsqueeze(0)

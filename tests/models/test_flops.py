@@ -138,7 +138,7 @@ def test_memory_by_layout() -> None:
     for layout in (Layout(tp=2), Layout(cp=4), Layout(tp=2, cp=2, zero=3, dp=2)):
         part = memory(config, 256, rows=2, precision="bf16", layout=layout)
         here = part["weights"] * (layout.dp * layout.cp if layout.zero == 3 else 1)
-        # Norms and such small things are on every process of a tensor axis.
+        # Norms and other small parameters are replicated on every rank of the tensor axis.
         assert 1 <= here * layout.tp / whole["weights"] < 1.02
         kept = part["activations"]["none"] * layout.tp * layout.cp
         assert abs(kept - whole["activations"]["none"]) <= layout.tp * layout.cp
