@@ -12,12 +12,12 @@ from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from ..initializers import Initializers
-from ..layers.linear import OutputLinear, SplitLinear
+from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import RMSNorm
 from ..layers.rope import Rope, rotate, rotation
 from ..parallel.heads import from_heads, to_heads
 from ..parallel.ring import ring_attention
-from ..parallel.sharding import ShardingSpec, inputs, outputs
+from ..parallel.sharding import ShardingSpec
 from ..parallel.tensor import own_groups
 from .base import BatchContext, FusedOptions, Operator, State, divides
 
