@@ -1,4 +1,4 @@
-"""`headrace models`: the shipped models, what each is made of, and models of other libraries."""
+"""`headrace models`: shipped models, their counts, and conversion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 @command.group("models")
 def main() -> None:
-    """Hybrid models: what is shipped, exact counts of any model, conversion."""
+    """Hybrid models: list, count, convert.
+
+    See docs/models.md.
+    """
 
 
 @main.command("list")
@@ -41,7 +44,9 @@ def list_models(as_json: bool) -> None:
 @click.argument("name_or_file")
 @command.overrides_argument
 @click.option("--seq-len", default=4096, show_default=True, type=click.IntRange(1))
-@click.option("--rows", default=1, show_default=True, type=click.IntRange(1), help="At once.")
+@click.option(
+    "--rows", default=1, show_default=True, type=click.IntRange(1), help="Rows of a micro-batch."
+)
 @click.option("--precision", default="bf16", show_default=True, type=click.Choice(["bf16", "fp32"]))
 @click.option("--zero", type=click.IntRange(0, 3), help="Short for --run engine.zero=N.")
 @click.option(
@@ -105,23 +110,26 @@ def show_model(
     "--format",
     required=True,
     type=click.Choice(["headrace", "huggingface", "vortex"]),
-    help="Of OUT.",
+    help="Format of OUT.",
 )
-@click.option("--tokenizer", type=click.Path(), help="Folder with a tokenizer, if not in SOURCE.")
+@click.option("--tokenizer", type=click.Path(), help="Folder of the tokenizer, if not SOURCE.")
 def convert_model(
     source: str,
     out: str,
     format: Literal["headrace", "huggingface", "vortex"],
     tokenizer: str | None,
 ) -> None:
-    """Convert the model in the folder SOURCE, of any format, to another in the new folder OUT.
+    """Convert the model in folder SOURCE, of any format, to the new folder OUT.
 
     \b
     headrace      model.yaml  and safetensors
     huggingface   config.json and safetensors, which transformers loads
     vortex        config.yml  and model.pt (StripedHyena 2)
 
-    Tensors are only renamed and reordered; a tokenizer in SOURCE goes along.
+    Tensors are only renamed and reordered; a tokenizer in SOURCE is copied. See docs/models.md.
+
+    \b
+    headrace models convert Llama-3.2-1B llama --format headrace
     """
     from .conversion.folders import convert
 

@@ -188,12 +188,12 @@ def test_there_is_a_whole_folder_or_none(tmp_path: Path) -> None:
     write_model(config, tensors, tmp_path / "out", format="headrace")
     assert [file.name for file in tmp_path.iterdir()] == ["out"]
     assert len(list((tmp_path / "out").iterdir())) == 2
-    with pytest.raises(StorageError, match="is there already"):
+    with pytest.raises(StorageError, match="exists already"):
         write_model(config, tensors, tmp_path / "out", format="headrace")
 
 
 def test_folders_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="is no folder"):
+    with pytest.raises(StorageError, match="is not a folder"):
         read_model(tmp_path / "nowhere")
     with pytest.raises(StorageError, match="holds no model") as raised:
         read_model(tmp_path)

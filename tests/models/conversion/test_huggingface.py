@@ -281,8 +281,8 @@ def edited(folder: Path, **changes: Any) -> None:
     ("changes", "error", "words"),
     [
         ({"intermediate_size": 50}, CheckpointError, ["gate_proj", "(100, 32)", "(96, 32)"]),
-        ({"num_hidden_layers": 3}, CheckpointError, ["there is no model.layers.2."]),
-        ({"num_hidden_layers": 1}, CheckpointError, ["model.layers.1.", "not a part"]),
+        ({"num_hidden_layers": 3}, CheckpointError, ["model.layers.2.", "is missing"]),
+        ({"num_hidden_layers": 1}, CheckpointError, ["model.layers.1.", "not part of"]),
         ({"hidden_act": "relu"}, ConfigError, ["hidden_act", "relu", "silu"]),
         ({"model_type": "bert"}, ConfigError, ["bert", "llama", "zamba2"]),
         ({"vocab_size": "REMOVED"}, ConfigError, ["vocab_size", "is required"]),
@@ -297,7 +297,7 @@ def edited(folder: Path, **changes: Any) -> None:
         ),
     ],
 )
-def test_what_does_not_fit(
+def test_unfit_folders_are_refused(
     changes: dict[str, Any], error: type[Exception], words: list[str], tmp_path: Path
 ) -> None:
     save(theirs_of("llama"), tmp_path)
@@ -319,14 +319,14 @@ def test_rotary_settings_are_found_where_newer_versions_keep_them(tmp_path: Path
         read_model(tmp_path)
 
 
-def test_steps_that_are_limited_are_refused(tmp_path: Path) -> None:
+def test_limited_time_steps_are_refused(tmp_path: Path) -> None:
     save(theirs_of("mamba2"), tmp_path)
     edited(tmp_path, time_step_limit=[0.01, 0.1])
     with pytest.raises(ConfigError, match="time_step_limit"):
         read_model(tmp_path)
 
 
-def test_a_folder_without_weights(tmp_path: Path) -> None:
+def test_damaged_weights_are_refused(tmp_path: Path) -> None:
     save(theirs_of("llama"), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"rubbish")
     with pytest.raises(StorageError, match=r"model\.safetensors") as raised:
@@ -334,7 +334,7 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
     assert raised.value.hint is not None and "every .safetensors file" in raised.value.hint
 
 
-def test_a_model_that_no_family_can_say(tmp_path: Path) -> None:
+def test_a_model_of_no_family_is_refused(tmp_path: Path) -> None:
     config = load_model_config("tiny-hybrid")
     with pytest.raises(CheckpointError) as raised:
         write_model(config, Model(config).state_dict(), tmp_path / "out", format="huggingface")

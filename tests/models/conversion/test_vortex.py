@@ -225,7 +225,7 @@ def test_settings_are_those_of_the_released_models() -> None:
         assert read_config(settings) == read_config(write_config(read_config(settings)))
 
 
-def test_the_shipped_models_can_be_said() -> None:
+def test_shipped_models_have_vortex_settings() -> None:
     for name in ("evo2-1b-8k", "evo2-7b-8k", "evo2-7b-1m", "evo2-40b-8k", "evo2-40b-1m"):
         settings = write_config(load_model_config(name))
         assert settings["evo2_style_activations"]
@@ -248,14 +248,14 @@ def test_the_shipped_models_can_be_said() -> None:
         ),
     ],
 )
-def test_what_vortex_cannot_say(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_unsuitable_models_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     other = config(**changes)
     with pytest.raises(CheckpointError, match=words):
         write_model(other, Model(other).state_dict(), tmp_path / "out", format="vortex")
     assert not list(tmp_path.iterdir())
 
 
-def test_folders_that_do_not_fit(tmp_path: Path) -> None:
+def test_unfit_folders_are_refused(tmp_path: Path) -> None:
     ours = model_of(config())
     write_model(ours.config, ours.state_dict(), tmp_path, format="vortex")
     file = tmp_path / "config.yml"
@@ -265,7 +265,7 @@ def test_folders_that_do_not_fit(tmp_path: Path) -> None:
         ({"hyena_flip_x1x2": True}, ConfigError, "hyena_flip_x1x2"),
         ({"rotary_emb_base": 1e11}, ConfigError, "rotary_emb_base: .* a base of about 1e.04"),
         ({"num_attention_heads": 8}, ConfigError, "num_attention_heads: heads have 4 channels"),
-        ({"hcs_layer_idxs": [0]}, ConfigError, r"without a sort: \[4\]"),
+        ({"hcs_layer_idxs": [0]}, ConfigError, r"without a kind: \[4\]"),
         ({"num_layers": "5"}, ConfigError, "num_layers: should be a number, not the text '5'"),
     ):
         file.write_text(yaml.safe_dump({**settings, **changes}))

@@ -34,6 +34,10 @@ deepspeed_engine.LARGEST_BUCKET["cpu"] = BUCKET
 ADAMW = 8
 """Bytes per parameter: two fp32 tensors."""
 
+EMBEDDING = "model.embedding.weight"
+"""Its gradient is the last one of a backward pass: DeepSpeed's bucket exists by then. FSDP2 never
+calls a hook of a sharded parameter, and has no bucket."""
+
 Held = dict[str, int]
 """Bytes of each part."""
 
@@ -45,21 +49,22 @@ def measure(layout: str) -> dict[str, Any]:
     alive = list(tensors())  # kept, so that no new storage gets the key of an old one
     before = {key_of(tensor) for tensor in alive}
     engine = layouts.make_engine(layout, parallel)
-    moments: list[Held] = []
+    last = dict(engine.objective.named_parameters())[EMBEDDING]
+    during: list[Held] = []
+    after: list[Held] = []
+    last.register_hook(lambda _: during.append(parts_of(engine, before)))
     for step in range(2):
         for number, batch in enumerate(batches):
             sums = engine(*batch)
-            sums.total.register_hook(lambda _: moments.append(parts_of(engine, before)))
             engine.backward(sums.total / 100, last=number == 1)
             del sums
-            moments.append(parts_of(engine, before))
+            after.append(parts_of(engine, before))
         if step == 0:
             apply(engine)
-            moments.clear()  # a first step allocates what the next ones reuse
+            after.clear()  # a first step allocates what the next ones reuse
     del alive
-    backward, after = moments[::2], moments[1::2]
     held = {part: max(moment[part] for moment in after) for part in after[0]}
-    held["buffers"] = max(moment["buffers"] for moment in [*backward, *after])
+    held["buffers"] = max(moment["buffers"] for moment in [*during, *after])
     tensor, context = parallel.axes.tensor, parallel.axes.context
     kind, option, precision = layout.split("-")[:3]
     config: Any = ENGINES[kind]
