@@ -1,4 +1,4 @@
-"""Operations against torch's own counter, and the memory that training and generation take."""
+"""Operations compared with torch's own counter, and memory of training and generation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PRODUCTS_ONLY = {
     "mha", "gqa", "window", "llama3", "mamba2", "mamba2-groups", "se", "mr-direct",
     "mr-toeplitz", "hyena-mlp",
 }  # fmt: skip
-"""Those whose every operation is a product that torch counts."""
+"""Operators whose every operation is a product that torch counts."""
 
 
 def counted_by_torch(model: Model, length: int) -> int:
@@ -50,7 +50,7 @@ def counted_by_torch(model: Model, length: int) -> int:
     return int(counter.get_total_flops())
 
 
-def test_agrees_with_torch(tiny_operator: Model) -> None:
+def test_operators_agree_with_torch(tiny_operator: Model) -> None:
     config = tiny_operator.config
     name = config.layers[0].mixer
     ours = sum(forward_flops_per_token(config, LENGTH).values()) * ROWS * LENGTH
@@ -60,7 +60,7 @@ def test_agrees_with_torch(tiny_operator: Model) -> None:
     if name in PRODUCTS_ONLY:
         assert ours == theirs
     elif name.startswith("mamba1"):
-        # torch sees the read-out as a product; the rest of the recurrence it does not count.
+        # torch counts the read-out as a product, and nothing else of the recurrence.
         own = operator.flops(LENGTH)["scan"]
         assert ours - 5 / 7 * own * layers == theirs
     elif name == "li":
@@ -229,7 +229,7 @@ def test_activations_of_long_rows_follow_from_shorter_ones(monkeypatch: pytest.M
             assert abs(one / other - 1) < 0.01
 
 
-def test_states_are_those_that_generation_keeps(tiny: Model) -> None:
+def test_generation_state_is_what_generation_keeps(tiny: Model) -> None:
     states = tiny.float().new_states(50)
     with torch.no_grad():
         tiny(torch.zeros(1, 3, dtype=torch.int64), states=states)
@@ -237,7 +237,7 @@ def test_states_are_those_that_generation_keeps(tiny: Model) -> None:
     assert generation_bytes(tiny.config, 50, precision=PRECISIONS["fp32"]) == real
 
 
-def test_describe_has_what_programs_read() -> None:
+def test_the_json_description_is_complete() -> None:
     engine = EngineState(engine="test", parts=[StatePart(name="weights", bytes_per_parameter=4)])
     fp32 = PRECISIONS["fp32"]
     config = load_model_config("tiny-hybrid")

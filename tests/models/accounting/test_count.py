@@ -1,4 +1,4 @@
-"""Every shipped configuration is the published one, to the parameter."""
+"""Shipped configurations have exactly the published number of parameters."""
 
 import pytest
 
@@ -44,7 +44,7 @@ NOT_COUNTED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_counts_are_the_published_ones(name: str) -> None:
+def test_counts_equal_published_ones(name: str) -> None:
     assert parameters(build_meta(load_model_config(name))) == PUBLISHED[name]
 
 

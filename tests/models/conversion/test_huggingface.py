@@ -1,4 +1,4 @@
-"""Against transformers: logits, every gradient, and folders in both directions."""
+"""Comparison with transformers: logits, every gradient, and folders in both directions."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def theirs_of(case: str) -> Any:
 
 
 def save(model: Any, folder: Path) -> None:
-    """As `save_pretrained`, which refuses a Mamba-2 with tied embeddings."""
+    """Save as `save_pretrained`, which rejects a Mamba-2 with tied embeddings."""
     model.config.save_pretrained(folder)
     tied = model.config.tie_word_embeddings
     tensors = {
@@ -189,7 +189,7 @@ def loss_gradients(model: Any, logits: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_and_gradients(case: str, tmp_path: Path) -> None:
+def test_logits_and_gradients_equal_transformers(case: str, tmp_path: Path) -> None:
     theirs = theirs_of(case)
     save(theirs, tmp_path)
     ours = ours_of(tmp_path)
@@ -210,7 +210,7 @@ def test_logits_and_gradients(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_there_and_back_is_the_same_to_the_bit(case: str, tmp_path: Path) -> None:
+def test_a_round_trip_keeps_every_bit(case: str, tmp_path: Path) -> None:
     theirs = theirs_of(case)
     save(theirs, tmp_path / "theirs")
     config, tensors = read_model(tmp_path / "theirs")
@@ -237,7 +237,7 @@ def test_there_and_back_is_the_same_to_the_bit(case: str, tmp_path: Path) -> Non
         ("zamba", "blocks.0.mixer.operator.conv.taps"),
     ],
 )
-def test_a_reversed_filter_is_seen(case: str, tensor: str, tmp_path: Path) -> None:
+def test_a_reversed_filter_changes_the_logits(case: str, tensor: str, tmp_path: Path) -> None:
     theirs = theirs_of(case)
     save(theirs, tmp_path)
     ours = ours_of(tmp_path)
@@ -247,7 +247,7 @@ def test_a_reversed_filter_is_seen(case: str, tensor: str, tmp_path: Path) -> No
     assert (ours(ids) - theirs(ids, use_cache=False).logits).abs().max() > 1e-4
 
 
-def test_swapped_gates_are_seen(tmp_path: Path) -> None:
+def test_swapped_gates_change_the_logits(tmp_path: Path) -> None:
     theirs = theirs_of("llama")
     save(theirs, tmp_path)
     ours = ours_of(tmp_path)
@@ -257,7 +257,7 @@ def test_swapped_gates_are_seen(tmp_path: Path) -> None:
     assert (ours(ids) - theirs(ids).logits).abs().max() > 1e-3
 
 
-def test_sharded_folders(tmp_path: Path) -> None:
+def test_sharded_folders_are_read(tmp_path: Path) -> None:
     theirs = theirs_of("llama")
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="10KB")
     assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()
@@ -308,7 +308,7 @@ def test_unfit_folders_are_refused(
         assert word in str(raised.value)
 
 
-def test_rotary_settings_are_found_where_newer_versions_keep_them(tmp_path: Path) -> None:
+def test_rotary_settings_of_newer_versions_are_read(tmp_path: Path) -> None:
     save(theirs_of("llama-llama3"), tmp_path)
     together = {**LLAMA3_ROPE, "rope_theta": 5e5}
     edited(tmp_path, rope_parameters=together, rope_theta="REMOVED", rope_scaling="REMOVED")
