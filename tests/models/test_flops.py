@@ -1,4 +1,4 @@
-"""Operations compared with torch's own counter, and memory of training and generation."""
+"""Operation counts against torch's counter, and memory of training and generation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PRODUCTS_ONLY = {
     "mha", "gqa", "window", "llama3", "mamba2", "mamba2-groups", "se", "mr-direct",
     "mr-toeplitz", "hyena-mlp",
 }  # fmt: skip
-"""Operators whose every operation is a product that torch counts."""
+"""Operators whose operations are all products that torch counts."""
 
 
 def counted_by_torch(model: Model, length: int) -> int:
@@ -60,14 +60,14 @@ def test_operators_agree_with_torch(tiny_operator: Model) -> None:
     if name in PRODUCTS_ONLY:
         assert ours == theirs
     elif name.startswith("mamba1"):
-        # torch counts the read-out as a product, and nothing else of the recurrence.
+        # torch counts the read-out as a product, and not the rest of the recurrence.
         own = operator.flops(LENGTH)["scan"]
         assert ours - 5 / 7 * own * layers == theirs
     elif name == "li":
         filters = 2 * 2 * 16 * 4 * 8
         assert ours + filters == theirs
     elif name == "li-complex":
-        # A complex product is 8 operations, which torch counts as 2; the filter is made once.
+        # A complex product is 8 operations, which torch counts as 2; the filter is computed once.
         filters = 2 * 2 * 16 * 2 * 16
         assert ours - 6 * 2 * 16 * 2 * layers + filters == theirs
     elif name in ("li-fft", "mr-fft"):
@@ -90,7 +90,7 @@ def test_whole_models_agree_with_torch(name: str) -> None:
     assert ours == counted_by_torch(model.eval(), LENGTH)
 
 
-def test_experts_are_counted_where_tokens_go() -> None:
+def test_experts_count_the_tokens_they_get() -> None:
     from headrace.console.config import build
 
     data = {
@@ -125,7 +125,7 @@ def test_generation_costs_less_than_attention_over_everything() -> None:
     assert step["li"] == step_flops_per_token(config, 1_000_000)["li"]
 
 
-def test_only_matrices_that_tokens_meet_are_counted() -> None:
+def test_only_matrices_applied_to_tokens_are_counted() -> None:
     linear = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.LayerNorm(5))
     assert matrix_flops(linear) == 2 * 15
 
@@ -229,7 +229,7 @@ def test_activations_of_long_rows_follow_from_shorter_ones(monkeypatch: pytest.M
             assert abs(one / other - 1) < 0.01
 
 
-def test_generation_state_is_what_generation_keeps(tiny: Model) -> None:
+def test_state_bytes_are_those_of_generation(tiny: Model) -> None:
     states = tiny.float().new_states(50)
     with torch.no_grad():
         tiny(torch.zeros(1, 3, dtype=torch.int64), states=states)

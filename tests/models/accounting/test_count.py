@@ -1,4 +1,4 @@
-"""Shipped configurations have exactly the published number of parameters."""
+"""Every shipped configuration has the published number of parameters, exactly."""
 
 import pytest
 
