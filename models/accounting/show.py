@@ -151,7 +151,7 @@ def parts_table(summary: dict[str, Any]) -> str:
 
 
 def lengths_table(summary: dict[str, Any]) -> str:
-    lines = [f"{'tokens':>20}{'training':>16}{'6N error':>16}{'generation':>16}"]
+    lines = [f"{'tokens':>20}{'training':>16}{'6N is off by':>16}{'generation':>16}"]
     for length, row in summary["by_seq_len"].items():
         training = row["training_flops_per_token"]
         error = row["six_n_error"]

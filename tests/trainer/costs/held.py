@@ -49,19 +49,16 @@ def measure(layout: str) -> dict[str, Any]:
     alive = list(tensors())  # kept, so that no new storage gets the key of an old one
     before = {key_of(tensor) for tensor in alive}
     engine = layouts.make_engine(layout, parallel)
-    last = dict(engine.objective.named_parameters())[EMBEDDING]
+    layouts.train(engine, parallel, 0, 1)  # allocates what later steps reuse
     during: list[Held] = []
     after: list[Held] = []
+    last = dict(engine.objective.named_parameters())[EMBEDDING]
     last.register_hook(lambda _: during.append(parts_of(engine, before)))
-    for step in range(2):
-        for number, batch in enumerate(batches):
-            sums = engine(*batch)
-            engine.backward(sums.total / 100, last=number == 1)
-            del sums
-            after.append(parts_of(engine, before))
-        if step == 0:
-            apply(engine)
-            after.clear()  # a first step allocates what the next ones reuse
+    for number, batch in enumerate(batches):
+        sums = engine(*batch)
+        engine.backward(sums.total / 100, last=number == 1)
+        del sums
+        after.append(parts_of(engine, before))
     del alive
     held = {part: max(moment[part] for moment in after) for part in after[0]}
     held["buffers"] = max(moment["buffers"] for moment in [*during, *after])
@@ -76,10 +73,6 @@ def measure(layout: str) -> dict[str, Any]:
         "shapes": rank_shapes(load_model_config(TRAINER / "tiny.yaml"), tensor.size, tensor.rank),
         "degrees": Degrees(dp=parallel.dp, tp=tensor.size, cp=context.size),
     }
-
-
-def apply(engine: Any) -> None:
-    engine.update(layouts.LR)
 
 
 def batch_of(number: int, parallel: Any) -> tuple[Any, ...]:
