@@ -62,7 +62,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def loss(model: Model, axis: Axis, documents: Documents, weights: Tensor) -> Tensor:
-    """Of a part of the rows."""
+    """Return the loss of this rank's shard of the rows."""
     tokens, _ = batch()
     ours = axis.part(LENGTH)
     hidden, _ = model.hidden(tokens[:, :-1][:, ours], documents)
