@@ -71,7 +71,7 @@ def loss(model: Model, axis: Axis, documents: Documents, weights: Tensor) -> Ten
 
 
 def gradients(model: Model, total: Tensor) -> dict[str, Tensor]:
-    """Return the gradients of whole parameters, cut to this rank's shards."""
+    """Return the gradients at the size of whole parameters, zero outside this rank's shards."""
     names, parameters = zip(*model.named_parameters(), strict=True)
     found = {}
     for name, own in zip(names, torch.autograd.grad(total, parameters), strict=True):

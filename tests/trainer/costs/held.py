@@ -30,6 +30,8 @@ sys.path.insert(0, str(TRAINER))
 layouts = import_module("layouts")
 BUCKET = 50_000
 """Elements; below the number of parameters, and the size of no other tensor."""
+BUCKETS = (2 * BUCKET, 4 * BUCKET)
+"""Bytes of a bucket in bf16 and in fp32."""
 deepspeed_engine.LARGEST_BUCKET["cpu"] = BUCKET
 ADAMW = 8
 """Bytes per parameter: two fp32 tensors."""
@@ -98,7 +100,7 @@ def parts_of(engine: Any, before: set[int]) -> Held:
         "masters": take(live, masters),
         "optimizer": take(live, optimizer),
         "weights": take(live, weights),
-        "buffers": take(live, {key for key, size in live.items() if size == 4 * BUCKET}),
+        "buffers": take(live, {k for k, size in live.items() if size in BUCKETS}),
     }
     return {**held, "gradients": sum(live.values())}
 

@@ -39,9 +39,11 @@ def test_both_commands_print_the_same_memory(ask: Any, name: str) -> None:
     words, precision = ENGINES[name]
     layout = ["processes=8", "layout.tp=2", "layout.cp=2"]
     job = ask(*layout, "micro_batch_tokens=16", f"precision={precision}", "device=cpu", *words)
-    planned = describe(job, activations=True)["memory"]
+    about = describe(job, activations=True)
+    planned, (phase,) = about["memory"], about["batch"]
     options = [part for word in [*words, "device=cpu"] for part in ("--run", word)]
-    memory = shown(*LAYOUT, "--seq-len", "16", "--precision", precision, *options)
+    batch = ["--seq-len", "16", "--rows", str(phase["micro_batch_rows"])]
+    memory = shown(*LAYOUT, *batch, "--precision", precision, *options)
     kept = {"activations": memory["activations"]["none"], "logits": memory["logits"]}
     assert planned == memory["state"] | kept
 
