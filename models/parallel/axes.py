@@ -22,6 +22,10 @@ class Axis:
     rank: int
     size: int
 
+    def __reduce__(self) -> tuple[type[Axis], tuple[None, int, int]]:
+        """Pickle rank and size: a process group has no meaning in another process."""
+        return Axis, (None, self.rank, self.size)
+
     def share(self, number: int) -> range:
         """Which of so many things, dealt out in contiguous parts, are this process's."""
         return range(number * self.rank // self.size, number * (self.rank + 1) // self.size)

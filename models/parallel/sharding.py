@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layers.linear import OutputLinear, SplitLinear
-from .axes import Axis
+from .axes import ALONE, Axis
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,14 @@ class LocalShard:
     dim: int = 0
     runs: tuple[range, ...] | None = None
     """The indices along `dim` that are here, in this order; None: all."""
-    shared: bool = False
-    """Every process of the axis has the same."""
-    stored: bool = True
-    """Whether this process stores it in a checkpoint."""
+    copies: Axis = ALONE
+    """The ranks that hold the same parameter, each with a part of its gradient. Its gradient is
+    their sum; the first of them counts it in the norm and stores it."""
+
+    @property
+    def stored(self) -> bool:
+        """True on the one rank of `copies` that counts and stores the parameter."""
+        return self.copies.rank == 0
 
     @property
     def local(self) -> tuple[int, ...]:
@@ -107,12 +111,11 @@ def shard_parameters(model: nn.Module, axis: Axis) -> dict[str, LocalShard]:
 
     The model holds its whole parameters before, or stands on the meta device.
     """
-    shared = axis.size > 1
     parts = {
-        name: LocalShard(tuple(p.shape), shared=shared, stored=axis.rank == 0)
+        name: LocalShard(tuple(p.shape), copies=axis if axis.size > 1 else ALONE)
         for name, p in model.named_parameters()
     }
-    if not shared:
+    if axis.size == 1:
         return parts
     for path, module in list(model.named_modules()):
         if not isinstance(module, Shardable):

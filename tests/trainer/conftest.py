@@ -19,10 +19,11 @@ from headrace.console import config as reader
 from headrace.models.model import Model
 from headrace.models.parallel.sharding import LocalShard
 from headrace.trainer.checkpoints import store
-from headrace.trainer.checkpoints.fragments import KINDS, Fragment, keyed
+from headrace.trainer.checkpoints.fragments import MASTER, Fragment, keyed
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.saver import Saver
 from headrace.trainer.cluster import ranks as group
+from headrace.trainer.engines.optimizers.adamw import STATES
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.layout.layout import LayoutConfig, Parallel, join
 from headrace.trainer.run.request import Request
@@ -148,7 +149,7 @@ def checkpoint_of(tmp_path: Path, parallel: Parallel) -> Callable[..., RunFolder
             Fragment(
                 keyed(kind, name), LocalShard(tuple(p.shape)), 0, p.detach().float().reshape(-1)
             )
-            for kind in KINDS
+            for kind in (MASTER, *STATES)
             for name, p in model.named_parameters()
         ]
         texts = {store.MODEL: reader.dump(model.config)}

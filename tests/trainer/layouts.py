@@ -22,14 +22,15 @@ from headrace.models.model import initial_weights
 from headrace.models.parallel.sharding import LocalShard
 from headrace.models.precision import PRECISIONS
 from headrace.trainer.checkpoints import saver, store
-from headrace.trainer.checkpoints.fragments import KINDS
+from headrace.trainer.checkpoints.fragments import MASTER
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.engines import ENGINES, build, give
+from headrace.trainer.engines import update as steps_of
 from headrace.trainer.engines import deepspeed as deepspeed_engine
 from headrace.trainer.engines.engine import Engine
 from headrace.trainer.engines.objective import Objective, parameters
-from headrace.trainer.engines.optimizer import OptimizerConfig
-from headrace.trainer.engines.shares import Shares
+from headrace.trainer.engines.optimizers.adamw import AdamWConfig
+from headrace.trainer.engines.update import update
 from headrace.trainer.layout.layout import LayoutConfig, Parallel, join
 
 LR = 1e-2
@@ -69,7 +70,7 @@ def make_engine(layout: str, parallel: Parallel, seed: int = 3, model: str = "ti
         config: Any = ENGINES[kind](zero=int(option))  # type: ignore[arg-type,call-arg]
     else:
         config = ENGINES[kind](shard=int(option) or None)  # type: ignore[call-arg]
-    optimizer = OptimizerConfig(lr=LR, clip=0.5)
+    optimizer = AdamWConfig(lr=LR, clip=0.5)
     shape = load_model_config(Path(__file__).with_name(f"{model}.yaml"))
     empty = build_meta(shape)
     empty.shard(parallel.axes)
@@ -124,15 +125,15 @@ def train(
             engine.backward(sums.total / divisor, last=number == len(mine) - 1)
             loss += sums.rows.sum().double()
         dist.all_reduce(loss, group=parallel.control)
-        update = engine.update(LR)
-        assert update.applied
-        found.append([float(loss) / total, update.grad_norm])
+        result = update(engine, LR)
+        assert result.applied
+        found.append([float(loss) / total, result.grad_norm])
     return found
 
 
 def gathered(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
     """The whole state by an independent way: every rank's fragments, element by element."""
-    mine = [(f.key, f.part, f.start, f.data.clone().cpu()) for f in engine.fragments()]
+    mine = [(f.key, f.shard, f.start, f.data.clone().cpu()) for f in engine.fragments()]
     everyone: list[Any] = [None] * parallel.world
     dist.all_gather_object(everyone, mine, group=parallel.control)
     whole: dict[str, torch.Tensor] = {}
@@ -155,7 +156,7 @@ def oracle(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
     mine: dict[str, Any] = {}
     for name, parameter in parameters(engine.objective).items():
         part = engine.objective.model.local_shards[name]
-        for kind in KINDS:
+        for kind in (MASTER, *engine.pieces.states[name]):  # type: ignore[attr-defined]
             mine[f"{kind}.{name}"] = (part, _full(engine, parameter, kind, DTensor).clone())
     everyone: list[Any] = [None] * parallel.world
     dist.all_gather_object(everyone, mine, group=parallel.control)
@@ -227,11 +228,7 @@ def parity(
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         if unsummed:
-            faults = {
-                "sum": lambda self, gradients: None,
-                "summed": lambda self, gradient: gradient,
-            }
-            stack.enter_context(mock.patch.multiple(Shares, **faults))
+            stack.enter_context(mock.patch.object(steps_of, "sum_copies", lambda gradients: None))
         for layout in layouts:
             parallel = place(layout)
             engine = make_engine(layout, parallel, model=model)
@@ -315,7 +312,7 @@ def left_out(folder: Path, layouts: list[str]) -> dict[str, list[bool]]:
         for last, factor in ((False, 1.0), (True, math.nan)):
             sums = engine(tokens, targets, weights, documents)
             engine.backward(sums.total * factor, last=last)
-        applied = engine.update(LR).applied
+        applied = update(engine, LR).applied
         after = gathered(engine, parallel)
         same = all(torch.equal(before[key], after[key]) for key in before)
         goes_on = train(engine, parallel, 1, 1) == never[1:]

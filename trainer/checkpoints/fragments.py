@@ -30,8 +30,6 @@ from ...models.parallel.sharding import LocalShard
 Shape = tuple[int, ...]
 
 MASTER = "master"
-MOMENTS = ("exp_avg", "exp_avg_sq")
-KINDS = (MASTER, *MOMENTS)
 
 CAP = 1 << 22
 """The most elements of one stored box: a reader loads a box whole to use any of it."""
@@ -54,11 +52,11 @@ class Fragment:
     """A range of one logical tensor, in live memory."""
 
     key: str
-    """`master.<parameter>`, `exp_avg.<parameter>` or `exp_avg_sq.<parameter>`."""
-    part: LocalShard
-    """What this rank has of the logical tensor: all of it, without tensor parallelism."""
+    """`master.<parameter>`, or `<state>.<parameter>` of an optimizer's state tensor."""
+    shard: LocalShard
+    """This rank's local shard of the logical tensor: all of it, without tensor parallelism."""
     start: int
-    """Where the range begins in this rank's part of the tensor, in row-major order."""
+    """Index of the range's first element in the local shard, in row-major order."""
     data: torch.Tensor
     """The elements: a one-dimensional view of the engine's own memory."""
     writes: bool = True
@@ -67,7 +65,7 @@ class Fragment:
     @property
     def shape(self) -> Shape:
         """Of the whole logical tensor."""
-        return self.part.shape
+        return self.shard.shape
 
     @property
     def parameter(self) -> str:
@@ -82,10 +80,10 @@ class Fragment:
     def boxes(self, cap: int = CAP) -> Iterator[tuple[Box, torch.Tensor]]:
         """The range as boxes of the logical tensor, each with a view of its elements."""
         taken = 0
-        for box in cover(self.part.local, self.start, self.start + self.data.numel(), cap):
+        for box in cover(self.shard.local, self.start, self.start + self.data.numel(), cap):
             view = self.data.narrow(0, taken, box.numel).view(box.sizes)
             taken += box.numel
-            yield from placed(box, view, self.part)
+            yield from placed(box, view, self.shard)
 
 
 def placed(box: Box, view: torch.Tensor, part: LocalShard) -> Iterator[tuple[Box, torch.Tensor]]:

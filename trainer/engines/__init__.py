@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..layout.layout import Parallel
     from .engine import Engine
     from .objective import Objective
-    from .optimizer import OptimizerConfig
+    from .optimizers.base import OptimizerConfig
 
 EngineConfig = DeepSpeedConfig | Fsdp2Config
 

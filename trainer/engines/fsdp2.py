@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from ...models.precision import Precision
     from ..checkpoints.fragments import Fragment
     from ..layout.layout import LayoutConfig, Parallel
-    from .engine import Update
     from .objective import Objective, Sums
-    from .optimizer import OptimizerConfig
+    from .optimizers.base import OptimizerConfig
+    from .pieces import Piece
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +87,13 @@ class Fsdp2:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        from . import optimizer as adamw
-        from .objective import parameters, parts, undecayed
-        from .shares import Shares
+        from .groups import local_shards, parameter_groups
+        from .objective import parameters
+        from .pieces import Pieces
 
-        self.parts, spared = parts(objective), undecayed(objective)
-        self.shares = Shares(self.parts, parallel.axes.tensor)
+        model = objective.model
+        shards, groups = local_shards(model), parameter_groups(model, optimizer)
+        self.device = parallel.device
         self.ranks = parallel.data.size
         self.shards = config.shard or self.ranks
         shape = (self.ranks // self.shards, self.shards, parallel.axes.tensor.size)
@@ -120,8 +121,8 @@ class Fsdp2:
         objective.to_empty(device=parallel.device)  # its shards alone
         self.objective = objective
         self.parameters = parameters(objective)
-        self.optimizer = adamw.build(self.parameters, spared, optimizer)
-        self.fragments()  # creates Adam's moments before the first update
+        self.optimizer = optimizer.build(model, groups, self.parameters)
+        self.pieces = Pieces(self.optimizer, shards, groups)
 
     def __call__(self, *inputs: Any) -> Sums:
         sums: Sums = self.objective(*inputs)
@@ -132,67 +133,58 @@ class Fsdp2:
         self.objective.set_is_last_backward(last)  # type: ignore[operator]
         (loss * self.ranks).backward()  # FSDP2 averages; the loop wants sums
 
-    def update(self, lr: float) -> Update:
+    def gradients(self) -> list[Fragment]:
         import torch
 
-        from . import optimizer as adamw
-        from .engine import Update
-        from .shares import clip
+        from .pieces import local
 
         for parameter in self.parameters.values():
-            if parameter.grad is None:  # unused: decayed as ZeRO does, not passed over
+            if parameter.grad is None:  # unused: it still decays, as under ZeRO
                 parameter.grad = torch.zeros_like(parameter)
-        gradients = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
-        self.shares.sum({name: _local(gradient) for name, gradient in gradients.items()})
-        norm = self.shares.norm(gradients)
-        applied = math.isfinite(norm)
-        if applied:
-            clip(gradients, norm, self.clip)
-            adamw.set_lr(self.optimizer, lr)
-            self.optimizer.step()
-            self.updates += 1
+        pieces = self._pieces()
+        found = [self.parameters[piece.parameter].grad for piece in pieces]
+        flat = [local(gradient).view(-1) for gradient in found if gradient is not None]
+        return self.pieces.gradients(pieces, flat)
+
+    def step(self, lr: float) -> None:
+        self.optimizer.set_lr(lr)
+        self.optimizer.step()
+        self.discard()
+        self.updates += 1
+
+    def discard(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        return Update(norm, applied)
 
     def fragments(self) -> list[Fragment]:
-        from ..checkpoints.fragments import MASTER, Fragment, keyed
-        from . import optimizer as adamw
+        return self.pieces.fragments(self._pieces())
+
+    def loaded(self, steps: int) -> None:
+        self.updates = steps
+        self.optimizer.loaded(steps)
+
+    def _pieces(self) -> list[Piece]:
+        from .pieces import Piece, local
 
         found = []
         for name, parameter in self.parameters.items():
-            tensors = {MASTER: parameter.data, **adamw.moments(self.optimizer, parameter)}
-            start = self._first_element(parameter)
-            for kind, tensor in tensors.items():
-                local = _local(tensor)
-                if local.numel():
-                    found.append(
-                        Fragment(
-                            key=keyed(kind, name),
-                            part=self.parts[name],
-                            start=start,
-                            data=local.detach().view(-1),
-                            writes=self.replica == 0 and self.parts[name].stored,
-                        )
+            if numel := local(parameter).numel():
+                found.append(
+                    Piece(
+                        parameter=name,
+                        tensor=parameter,
+                        begin=0,
+                        start=self._first_element(parameter),
+                        numel=numel,
+                        writes=self.replica == 0,
                     )
+                )
         return found
-
-    def loaded(self, updates: int) -> None:
-        from . import optimizer as adamw
-
-        self.updates = updates
-        adamw.set_updates(self.optimizer, updates)
 
     def _first_element(self, parameter: nn.Parameter | DTensor) -> int:
         """Rows are dealt in equal pieces, the last ones shorter or empty."""
         rows, *rest = parameter.shape
         piece = -(-rows // self.shards)
         return min(piece * self.shard, rows) * math.prod(rest)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's shard, in its own memory."""
-    local: torch.Tensor = tensor.to_local()  # type: ignore[attr-defined]
-    return local
 
 
 def _blocks(objective: nn.Module) -> Iterator[nn.Module]:

@@ -14,9 +14,7 @@ from torch import nn
 
 from ...models.documents import Documents
 from ...models.model import Model
-from ...models.operators import Operator
 from ...models.parallel.axes import ALONE, Axis
-from ...models.parallel.sharding import LocalShard
 from ...models.parallel.tensor import highest
 
 if TYPE_CHECKING:
@@ -73,24 +71,6 @@ def compute(
 def parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters by their logical names: the model's own, whatever wraps it."""
     return {_logical(name): parameter for name, parameter in module.named_parameters()}
-
-
-def parts(objective: Objective) -> dict[str, LocalShard]:
-    """What is here of each parameter. To be asked before an engine wraps or divides them."""
-    whole = {name: LocalShard(tuple(p.shape)) for name, p in parameters(objective).items()}
-    return objective.model.local_shards or whole
-
-
-def undecayed(module: nn.Module) -> set[str]:
-    """The logical names of what weight decay leaves alone: vectors and scalars, and what operators
-    except. To be asked before an engine wraps or divides them."""
-    flat = {name for name, parameter in parameters(module).items() if parameter.ndim < 2}
-    return flat | {
-        _logical(f"{path}.{name}")
-        for path, operator in module.named_modules()
-        if isinstance(operator, Operator)
-        for name in operator.undecayed
-    }
 
 
 def _logical(name: str) -> str:

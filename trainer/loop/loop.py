@@ -24,8 +24,9 @@ from ...dataplane.runlog.ledger import roll
 from ..checkpoints.policy import is_planned
 from ..checkpoints.saver import Saver
 from ..checkpoints.store import RunState
-from ..engines.engine import Engine, Update
+from ..engines.engine import Engine
 from ..engines.objective import compute
+from ..engines.update import Update, update
 from ..layout.layout import Parallel
 from .batches import MicroBatch, Plan, Steps, micro_rows
 from .evaluate import Evaluation, Evaluator
@@ -149,8 +150,8 @@ class Loop:
 
         facts, limit = self._gradients(batches, waited, state)
         rate = self.lr(step.number)
-        update = self.engine.update(rate)
-        harm = None if update.applied else self._harm(limit)
+        result = update(self.engine, rate)
+        harm = None if result.applied else self._harm(limit)
         restored = None
         if harm is not None and harm.action == "rollback":
             restored = self._roll_back(state, harm, facts)
@@ -158,7 +159,7 @@ class Loop:
         ledger = roll(state.ledger, facts.digests)
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
-        self.recorder.record(StepRecord(step, facts, update, rate, seconds, ledger, harm))
+        self.recorder.record(StepRecord(step, facts, result, rate, seconds, ledger, harm))
         if harm is not None and harm.action == "stop":
             raise self._stopped(harm, step, facts)
         losses = (restored or state).losses  # what is usual for the weights that go on

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.console.errors import MissingError
-from headrace.trainer.engines.engine import Update
+from headrace.trainer.engines.update import Update
 from headrace.trainer.loop.evaluate import Evaluation
 from headrace.trainer.loop.guard import Harm
 from headrace.trainer.loop.loop import StepRecord
