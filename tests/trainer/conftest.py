@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -32,6 +34,16 @@ from headrace.trainer.run.run import Job
 
 TINY = Path(__file__).with_name("tiny.yaml")
 LAYOUTS = Path(__file__).with_name("layouts.py")
+
+
+@pytest.fixture(scope="session")
+def work() -> ModuleType:
+    """layouts.py, for one process."""
+    spec = importlib.util.spec_from_file_location("work", LAYOUTS)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["work"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")

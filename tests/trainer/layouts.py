@@ -29,7 +29,8 @@ from headrace.trainer.engines import update as steps_of
 from headrace.trainer.engines import deepspeed as deepspeed_engine
 from headrace.trainer.engines.engine import Engine
 from headrace.trainer.engines.objective import Objective, parameters
-from headrace.trainer.engines.optimizers.adamw import AdamWConfig
+from headrace.trainer.engines.optimizers import OPTIMIZERS
+from headrace.trainer.engines.optimizers.exchange import Exchange
 from headrace.trainer.engines.update import update
 from headrace.trainer.layout.layout import LayoutConfig, Parallel, join
 
@@ -62,7 +63,14 @@ def place(layout: str) -> Parallel:
     return groups(degree.get("tp", 1), degree.get("cp", 1), attention, hyena_li)
 
 
-def make_engine(layout: str, parallel: Parallel, seed: int = 3, model: str = "tiny") -> Engine:
+def make_engine(
+    layout: str,
+    parallel: Parallel,
+    seed: int = 3,
+    model: str = "tiny",
+    optimizer: str = "adamw",
+    **options: Any,
+) -> Engine:
     """`deepspeed-1-bf16`, `fsdp2-0-fp32`, `deepspeed-3-fp32-tp2`, …"""
     nn.functional.linear = LINEAR
     kind, option, precision = layout.split("-")[:3]
@@ -70,11 +78,11 @@ def make_engine(layout: str, parallel: Parallel, seed: int = 3, model: str = "ti
         config: Any = ENGINES[kind](zero=int(option))  # type: ignore[arg-type,call-arg]
     else:
         config = ENGINES[kind](shard=int(option) or None)  # type: ignore[call-arg]
-    optimizer = AdamWConfig(lr=LR, clip=0.5)
+    settings: Any = OPTIMIZERS[optimizer](**{"lr": LR, "clip": 0.5, **options})  # type: ignore[arg-type]
     shape = load_model_config(Path(__file__).with_name(f"{model}.yaml"))
     empty = build_meta(shape)
     empty.shard(parallel.axes)
-    engine = build(config, Objective(empty, Z_LOSS), optimizer, PRECISIONS[precision], parallel)
+    engine = build(config, Objective(empty, Z_LOSS), settings, PRECISIONS[precision], parallel)
     give(engine, initial_weights(shape, seed))
     return engine
 
@@ -221,22 +229,34 @@ def parity(
     steps: int,
     mean_of_means: bool = False,
     unsummed: bool = False,
+    local: bool = False,
     model: str = "tiny",
+    **optimizer: Any,
 ) -> dict[str, Any]:
     """Losses, norms and the whole state after some steps, for each layout. `unsummed` is the fault
-    that gradients of what all processes of a tensor axis have are left as they are."""
+    that gradients are not summed over copies; `local`, that each rank orthogonalises its own range
+    of a matrix, zeros elsewhere."""
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         if unsummed:
             stack.enter_context(mock.patch.object(steps_of, "sum_copies", lambda gradients: None))
+        if local:
+            stack.enter_context(mock.patch.object(Exchange, "__call__", own_ranges))
         for layout in layouts:
             parallel = place(layout)
-            engine = make_engine(layout, parallel, model=model)
+            engine = make_engine(layout, parallel, model=model, **optimizer)
             found[layout] = train(engine, parallel, 0, steps, mean_of_means=mean_of_means)
             whole = gathered(engine, parallel)
             if parallel.first:
                 torch.save(whole, folder / f"{layout}.pt")
     return found
+
+
+def own_ranges(self: Exchange, fragments: Any, compute: Any) -> None:
+    for each in fragments:
+        whole = torch.zeros(each.shape)
+        each.give(whole)
+        each.take(compute(each.parameter, whole))
 
 
 def scaled(folder: Path, layouts: list[str], scales: list[float]) -> dict[str, Any]:

@@ -46,6 +46,12 @@ class Box:
     def numel(self) -> int:
         return math.prod(self.sizes)
 
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Index of the box in its tensor."""
+        pairs = zip(self.offsets, self.sizes, strict=True)
+        return tuple(slice(offset, offset + size) for offset, size in pairs)
+
 
 @dataclass(frozen=True)
 class Fragment:
@@ -74,8 +80,12 @@ class Fragment:
     def take(self, whole: torch.Tensor) -> None:
         """Copy this range from the whole tensor."""
         for box, view in self.boxes():
-            begins = zip(box.offsets, box.sizes, strict=True)
-            view.copy_(whole[tuple(slice(offset, offset + size) for offset, size in begins)])
+            view.copy_(whole[box.slices])
+
+    def give(self, whole: torch.Tensor) -> None:
+        """Copy this range into the whole tensor."""
+        for box, view in self.boxes():
+            whole[box.slices] = view
 
     def boxes(self, cap: int = CAP) -> Iterator[tuple[Box, torch.Tensor]]:
         """The range as boxes of the logical tensor, each with a view of its elements."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from .adamw import AdamWConfig
 from .base import OptimizerConfig
+from .muon import MuonConfig
 
 OPTIMIZERS: dict[str, type[OptimizerConfig]] = {
     "adamw": AdamWConfig,
+    "muon": MuonConfig,
 }
 
 DEFAULT = AdamWConfig
