@@ -22,9 +22,9 @@ from plan_data import write_head
 from small_data import write_dataset
 
 from headrace.dataplane.order.stream import Stream
-from headrace.mixtures.audit.audit import Auditor
-from headrace.mixtures.planning.open_plan import open_target
-from headrace.mixtures.planning.resolve import resolve
+from headrace.mixtures.audit.auditor import Auditor
+from headrace.mixtures.planning.open_plan import open_plan
+from headrace.mixtures.planning.resolve_mixture import resolve
 from headrace.mixtures.spec.mixture import Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.template import template
 from headrace.mixtures.view.summary import summarize
@@ -57,7 +57,7 @@ def report(what: str, times: Sequence[Times], limit: float) -> None:
 
 
 def table_of(file: Path) -> str:
-    target = open_target(str(file))
+    target = open_plan(str(file))
     return table(summarize(target.stream, target.branch))
 
 
@@ -129,9 +129,9 @@ def local_audit(folder: Path) -> None:
     )
     (folder / "mixture.yaml").write_text(text)
     plan = folder / "plan.json"
-    open_target(str(folder / "mixture.yaml")).plan.save(plan)
+    open_plan(str(folder / "mixture.yaml")).plan.save(plan)
     times = [
-        timed(lambda number: Auditor(open_target(str(plan))).step(number), step)
+        timed(lambda number: Auditor(open_plan(str(plan))).step(number), step)
         for step in range(0, 50, 10)
     ]
     report("audit --step, 64 rows of 4,096 tokens, slowest of 5", times, AUDIT_SECONDS)

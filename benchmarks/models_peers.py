@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from headrace.models.layers.convolution import causal_convolution
 from headrace.models.layers.scan import modal_scan
-from headrace.models.operators import Context
+from headrace.models.operators import BatchContext
 from headrace.models.operators.mamba2 import Mamba2, Mamba2Options
 
 ROWS, LENGTH, WIDTH = 1, 512, 128
@@ -35,7 +35,7 @@ def mamba2() -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
     for parameter in ours.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     u = torch.randn(ROWS, LENGTH, WIDTH, requires_grad=True)
-    where = Context(torch.arange(LENGTH).unsqueeze(0))
+    where = BatchContext(torch.arange(LENGTH).unsqueeze(0))
     return lambda: ours(u, where), lambda: theirs(u)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.dataplane.datasets.manifest import CHUNK_BYTES
+from headrace.dataplane.datasets.chunks import CHUNK_BYTES
 from headrace.dataplane.order.permutation import key, permute
 from headrace.dataplane.order.source_order import Position, SourceOrder
 

@@ -44,7 +44,8 @@ def stepper(engine: str) -> tuple[int, Callable[[], None]]:
     from headrace.trainer.engines import ENGINES as KNOWN
     from headrace.trainer.engines import build, give, optimizer
     from headrace.trainer.engines.objective import Objective, parameters, undecayed
-    from headrace.trainer.layout.layout import LayoutConfig, join
+    from headrace.trainer.layout.config import LayoutConfig
+    from headrace.trainer.layout.groups import join
 
     torch.set_num_threads(1)  # others would be counted while they wait
     operators = {

@@ -1,7 +1,7 @@
-"""The conventions of every command: `--help`, `--debug`, `--json`, and the exit codes.
+"""Conventions of all commands: `--help`, `--debug`, `--json`, and exit codes.
 
-0 done, 1 failed, 2 misuse. What a program may read goes to stdout, everything else to stderr.
-A person's mistake is an error without a traceback; `--debug` shows it.
+Exit codes: 0 done, 1 failed, 2 misuse, 130 interrupted. Results go to stdout, everything else to
+stderr. User errors are printed without a traceback; `--debug` shows it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,19 @@ from .errors import UserError
 
 DEBUG = "headrace.debug"
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable on stdout.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 
 
 def overrides_argument(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Trailing `dotted.path=value` words that override the YAML."""
+    """Add trailing `dotted.path=value` arguments, which override values of the YAML."""
     return click.argument("overrides", nargs=-1, metavar="[PATH.TO.KEY=VALUE]...")(function)
+
+
+def epilog(*examples: str, page: str) -> str:
+    """Return the end of a help text: examples, and the page of the documentation."""
+    title = "Example" if len(examples) == 1 else "Examples"
+    lines = "\n".join(f"  {example}" for example in examples)
+    return f"\b\n{title}:\n{lines}\n\nMore: {page}"  # after \b, click does not wrap lines
 
 
 def emit(value: object) -> None:
@@ -34,21 +41,21 @@ def emit(value: object) -> None:
 
 
 def say(text: str) -> None:
-    """Tell the person something, on stderr."""
+    """Print a line for the user on stderr."""
     click.echo(text, err=True)
 
 
 class CommandGroup(click.Group):
-    """A command with subcommands: keeps the order in which they are written, prints errors."""
+    """A command with subcommands: lists them in the order of their definition, prints errors."""
 
     def main(self, *args: Any, **options: Any) -> Any:
         try:
             return super().main(*args, **options)
-        except OSError as error:  # of a reader that went away, click makes a quiet exit
-            if not _is_of_output(error):
+        except OSError as error:  # click itself handles a closed pipe
+            if not _raised_by_echo(error):
                 raise
             say(f"error: cannot write to stdout: {error.strerror}")
-            # What stdout did not take is dropped: Python would try it once more at its exit.
+            # Drop the rest of the output: Python would try to write it again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
 
@@ -56,7 +63,7 @@ class CommandGroup(click.Group):
         return list(self.commands)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # People add `--debug` at the end of the line that failed: it is understood anywhere.
+        # `--debug` works anywhere on the line: users add it at the end of a command that failed.
         if ctx.parent is None:
             options = args[: args.index("--")] if "--" in args else args
             ctx.meta[DEBUG] = "--debug" in options
@@ -80,24 +87,28 @@ class CommandGroup(click.Group):
             ctx.exit(130)
 
 
-def _is_of_output(error: OSError) -> bool:
-    """Whether it was raised where click prints."""
+def _raised_by_echo(error: OSError) -> bool:
+    """True if click raised the error while printing."""
     *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
     return innermost.f_code is click.echo.__code__
 
 
 def group(
-    name: str, cls: type[CommandGroup] = CommandGroup
+    name: str, cls: type[CommandGroup] = CommandGroup, *, epilog: str | None = None
 ) -> Callable[[Callable[[], None]], CommandGroup]:
-    """A command's root: the function's docstring is its help."""
+    """Make a function the root of a command; its docstring is the help text."""
 
     def decorate(function: Callable[[], None]) -> CommandGroup:
         from .. import __version__
 
         settings = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-        root: CommandGroup = click.group(cls=cls, name=name, context_settings=settings)(function)
+        root: CommandGroup = click.group(
+            cls=cls, name=name, context_settings=settings, epilog=epilog
+        )(function)
         root.params.append(
-            click.Option(["--debug"], is_flag=True, expose_value=False, help="Show tracebacks.")
+            click.Option(
+                ["--debug"], is_flag=True, expose_value=False, help="Show tracebacks of errors."
+            )
         )
         return click.version_option(__version__, prog_name=name)(root)
 

@@ -33,20 +33,37 @@ EXPECTED = {
 
 
 class OneOf:
-    """Marks a field that holds one of several dataclasses, chosen by a key of the YAML.
+    """Mark a field that holds one of several dataclasses, chosen by a key of the YAML.
 
-    operators: dict[str, Annotated[object, OneOf(REGISTRY, tag="kind")]]
+        operators: dict[str, Annotated[object, OneOf(REGISTRY, tag="kind")]]
+
+    The registry is read when a file is read: a kind that is added to it can be used at once.
+    `default` is the kind of a section without the key; without a default the key is required.
     """
 
-    def __init__(self, registry: typing.Mapping[str, type], *, tag: str) -> None:
+    def __init__(
+        self, registry: typing.Mapping[str, type], *, tag: str, default: str | None = None
+    ) -> None:
         self.registry = registry
         self.tag = tag
+        self.default = default
+
+    def chosen(self, data: Any) -> type | None:
+        """Return the dataclass that `data` chooses; None if it names none of them."""
+        name = data.get(self.tag, self.default) if isinstance(data, dict) else self.default
+        return self.registry.get(str(name))
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
 
         choices = {name: handler.generate_schema(kind) for name, kind in self.registry.items()}
-        return core_schema.tagged_union_schema(choices, discriminator=self.tag)
+        union = core_schema.tagged_union_schema(choices, discriminator=self.tag)
+        if self.default is None:
+            return union
+        return core_schema.no_info_before_validator_function(self._with_default, union)
+
+    def _with_default(self, data: Any) -> Any:
+        return {self.tag: self.default, **data} if isinstance(data, dict) else data
 
 
 class NameIn:
@@ -71,6 +88,8 @@ def problems(kind: Any, data: Any, found: Sequence[Any], lines: Lines) -> list[P
     wanted: dict[Path, list[str]] = {}
     for item in found:
         path = _data_path(data, item["loc"], missing=item["type"] in MISSING)
+        if item["type"] == "union_tag_invalid":  # pydantic names the section, not its tag
+            path = (*path, item["ctx"]["discriminator"].strip("'"))
         error = item.get("ctx", {}).get("error")
         if isinstance(error, Problems):
             for problem in error.problems:
@@ -150,7 +169,7 @@ def _tell(kind: Any, data: Any, path: Path, item: Any) -> str:
     if what == "union_tag_invalid":
         known = _quoted(context["expected_tags"])
         tag = context["tag"]
-        return f"there is no `{tag}`{hint(tag, known)} Known: {', '.join(sorted(known))}"
+        return f"`{tag}` is unknown{hint(tag, known)} Known: {', '.join(sorted(known))}"
     if what == "literal_error":
         expected = context["expected"]
         return f"`{given}` is not one of {expected}{hint(str(given), _quoted(expected))}"
@@ -214,8 +233,8 @@ def _choices(kind: Any, data: Any) -> list[Any]:
     if typing.get_origin(kind) is typing.Annotated:
         for mark in kind.__metadata__:
             if isinstance(mark, OneOf):
-                tag = str(data.get(mark.tag)) if isinstance(data, dict) else ""
-                return [mark.registry[tag]] if tag in mark.registry else []
+                choice = mark.chosen(data)
+                return [] if choice is None else [choice]
         return _choices(typing.get_args(kind)[0], data)
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return [part for argument in typing.get_args(kind) for part in _choices(argument, data)]

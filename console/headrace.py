@@ -6,6 +6,7 @@ The one file that knows all rooms, by their names: each is imported when it is a
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -45,6 +46,12 @@ def main() -> None:
 
     Tokenizers write datasets, mixtures plan the stream, the trainer turns it into models.
     """
+    click.get_current_context().obj = find_engine_state
+
+
+def find_engine_state(*arguments: Any) -> Any:
+    """State of an engine, for `headrace models show`: models/ cannot import the engines."""
+    return import_module("..trainer.costs.state", __package__).find_engine_state(*arguments)
 
 
 if __name__ == "__main__":

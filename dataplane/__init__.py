@@ -1,1 +1,1 @@
-"""The ground: storage, shards, manifests, the order, the stream, the loader."""
+"""The data plane: storage, datasets, the order of rows, and the loader."""

@@ -1,1 +1,1 @@
-"""The plan: sources, weights, phases, annealing; what a run will see, and what it saw."""
+"""Plan the data of a run: sources, weights, phases, annealing; and audit it afterwards."""

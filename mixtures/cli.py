@@ -1,4 +1,4 @@
-"""`mixtures`: what a run will see, and what it saw."""
+"""The `mixtures` command: plan the data of a run, and audit it afterwards."""
 
 from __future__ import annotations
 
@@ -10,28 +10,44 @@ import click
 
 from ..console import command
 
-TARGET = "FILE|PLAN.json|RUN"
+PLAN_ARGUMENT = "MIXTURE.yaml|PLAN.json|RUN"
+PAGE = "docs/mixtures.md"
 
 
-@command.group("mixtures")
+@command.group(
+    "mixtures",
+    epilog=command.epilog(
+        "mixtures new s3://corpus/web s3://corpus/code --out mixture.yaml",
+        "mixtures plan mixture.yaml",
+        page=PAGE,
+    ),
+)
 def main() -> None:
-    """Plan what is trained on, see what it does, and prove what it did."""
+    """Plan the data of a run, and audit it afterwards.
+
+    A mixture is a YAML file that names datasets, their shares and the phases of training. Its plan
+    decides every row of a run.
+    """
 
 
-@main.command()
+@main.command(
+    epilog=command.epilog(
+        "mixtures new s3://corpus/web s3://corpus/code --out mixture.yaml", page=PAGE
+    )
+)
 @click.argument("datasets", nargs=-1, metavar="[DATASET]...")
-@click.option("--out", type=click.Path(), help="Write to a file instead of stdout.")
+@click.option("--out", type=click.Path(), help="Write to this file instead of stdout.")
 @click.option("--force", is_flag=True, help="Overwrite the file.")
 @command.json_option
 def new(datasets: tuple[str, ...], out: str | None, force: bool, as_json: bool) -> None:
-    """Write a mixture of some datasets, with comments, ready to edit."""
+    """Write a first mixture of some datasets, with comments, ready to edit."""
     from ..console import yaml_text
     from ..console.errors import StorageError
     from ..dataplane.storage import storage
     from .template import template
 
     if out is not None and Path(out).exists() and not force:
-        raise StorageError(f"{out} exists already", hint="choose another --out, or add --force")
+        raise StorageError(f"{out} already exists", hint="choose another --out, or add --force")
     text = template(datasets)
     if out is not None:
         storage.write(out, text.encode())
@@ -42,41 +58,50 @@ def new(datasets: tuple[str, ...], out: str | None, force: bool, as_json: bool) 
         click.echo(text, nl=False)
 
 
-@main.command()
-@click.argument("file", type=click.Path())
+@main.command(epilog=command.epilog("mixtures check mixture.yaml", page=PAGE))
+@click.argument("file", metavar="MIXTURE.yaml", type=click.Path())
 @command.overrides_argument
 @command.json_option
 @click.pass_context
 def check(ctx: click.Context, file: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Say everything that is wrong with a mixture."""
+    """Report all problems of a mixture, with line numbers.
+
+    Exits with 1 if there are any.
+    """
     from ..console.errors import ConfigError, UserError
-    from .planning.open_plan import open_target
+    from .planning.open_plan import open_plan
 
     try:
-        plan = open_target(file, overrides).plan
+        plan = open_plan(file, overrides).plan
     except UserError as error:
         if not as_json:
             raise
-        found = error.problems if isinstance(error, ConfigError) else ()
+        listed = error.problems if isinstance(error, ConfigError) else ()
         problems: list[dict[str, Any]] = [
-            {"path": problem.path, "what": problem.what, "line": problem.line} for problem in found
+            {"path": problem.path, "what": problem.what, "line": problem.line} for problem in listed
         ] or [{"path": "", "what": error.what, "line": None}]
         command.emit({"ok": False, "problems": problems})
         ctx.exit(1)
     if as_json:
         command.emit({"ok": True, "problems": [], "hash": plan.hash})
     else:
-        click.echo(f"{file} is sound: {plan.tokens:,} tokens, plan {plan.hash}")
+        click.echo(f"{file} has no problems: {plan.tokens:,} tokens, plan {plan.hash}")
 
 
-@main.command()
-@click.argument("file", metavar=TARGET, type=click.Path())
+@main.command(
+    epilog=command.epilog(
+        "mixtures plan mixture.yaml --tokens-per-second 3e6",
+        "mixtures plan mixture.yaml phases.anneal.tokens=50B --out plan.json",
+        page=PAGE,
+    )
+)
+@click.argument("file", metavar=PLAN_ARGUMENT, type=click.Path())
 @command.overrides_argument
 @click.option("--out", type=click.Path(), help="Save the plan as JSON.")
 @click.option(
     "--tokens-per-second",
     type=click.FloatRange(min=0, min_open=True),
-    help="The run's speed: shows the time that each phase and source takes.",
+    help="Speed of the run; adds the time of each phase and source.",
 )
 @command.json_option
 def plan(
@@ -87,14 +112,14 @@ def plan(
     as_json: bool,
 ) -> None:
     """Show how many rows, tokens and epochs each source gets."""
-    from .planning.open_plan import open_target
+    from .planning.open_plan import open_plan
     from .view.summary import summarize
     from .view.table import as_data, table
 
-    target = open_target(file, overrides)
-    summary = summarize(target.stream, target.branch)
+    opened = open_plan(file, overrides)
+    summary = summarize(opened.stream, opened.branch)
     if out is not None:
-        target.plan.save(out)
+        opened.plan.save(out)
         command.say(f"wrote {out}")
     if as_json:
         command.emit(as_data(summary, tokens_per_second))
@@ -102,33 +127,40 @@ def plan(
         click.echo(table(summary, tokens_per_second))
 
 
-@main.command()
-@click.argument("file", metavar=TARGET, type=click.Path())
+@main.command(epilog=command.epilog("mixtures plot mixture.yaml --out mixture.png", page=PAGE))
+@click.argument("file", metavar=PLAN_ARGUMENT, type=click.Path())
 @command.overrides_argument
 @click.option("--out", type=click.Path(), required=True, help="A .png, .svg or .html file.")
 @command.json_option
 def plot(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> None:
     """Draw weights, learning rate, tokens and epochs over the tokens of a plan."""
-    from .planning.open_plan import open_target
+    from .planning.open_plan import open_plan
     from .view.curves import curves
     from .view.plot import draw, kind_of
 
     kind_of(out)
-    found = curves(open_target(file, overrides).stream)
-    draw(found, out)
+    plan_curves = curves(open_plan(file, overrides).stream)
+    draw(plan_curves, out)
     if as_json:
-        command.emit({"file": out, **found.as_data()})
+        command.emit({"file": out, **plan_curves.as_data()})
     else:
         command.say(f"wrote {out}")
 
 
-@main.command()
-@click.argument("file", metavar=TARGET, type=click.Path())
+@main.command(
+    epilog=command.epilog(
+        "mixtures audit runs/first --step 120000",
+        "mixtures audit plan.json --rows 1000:1010 --text",
+        "mixtures audit runs/first --document 17 --source web",
+        page=f"{PAGE}, section Audit",
+    )
+)
+@click.argument("file", metavar=PLAN_ARGUMENT, type=click.Path())
 @command.overrides_argument
-@click.option("--rows", metavar="A:B", help="Rows A up to, not including, B; or one row.")
-@click.option("--step", type=click.IntRange(min=0), help="The rows of an update.")
-@click.option("--document", metavar="ID", help="The rows of a document, by its number or its id.")
-@click.option("--source", metavar="NAME", help="Look for the document in this source alone.")
+@click.option("--rows", metavar="A:B", help="Show rows A to B, without B; or one row.")
+@click.option("--step", type=click.IntRange(min=0), help="Show the rows of a step.")
+@click.option("--document", metavar="ID", help="Show the rows of a document: its number or id.")
+@click.option("--source", metavar="NAME", help="Search the document in this source only.")
 @click.option("--text", is_flag=True, help="Show the tokens as text.")
 @command.json_option
 def audit(
@@ -141,53 +173,52 @@ def audit(
     text: bool,
     as_json: bool,
 ) -> None:
-    """Show what rows hold: source, epoch, documents and their tokens' hash.
+    """Show what rows hold: source, epoch, documents and the hash of their tokens.
 
-    Of a run's folder, --step also proves that the rows hash to what the run's ledger says, and
-    shows the losses that the run recorded.
-    With --document: at which rows a document was, or will be, seen.
+    For a run's folder, --step also proves the rows by the run's ledger, and shows the losses that
+    the run recorded. With --document: the rows in which a document was or will be trained on.
     """
-    from .audit.audit import Auditor
-    from .audit.audit_rows import SeenRow
-    from .audit.recorded_step import recorded
-    from .planning.open_plan import open_target
+    from .audit.audit_rows import AuditedRow
+    from .audit.auditor import Auditor
+    from .audit.recorded_step import describe_recorded_step
+    from .planning.open_plan import open_plan
 
     if [rows, step, document].count(None) != 2:
-        raise click.UsageError("name one of --rows, --step and --document")
+        raise click.UsageError("give exactly one of --rows, --step and --document")
     if source is not None and document is None:
-        raise click.UsageError("--source belongs to --document")
+        raise click.UsageError("--source needs --document")
     span = _span(rows) if rows is not None else None
-    target = open_target(file, overrides)
-    seen: Iterable[SeenRow]
-    auditor = Auditor(target, text=text)
+    opened = open_plan(file, overrides)
+    audited: Iterable[AuditedRow]
+    auditor = Auditor(opened, text=text)
     if document is not None:
-        for found in auditor.find(document, source):
-            for line in found.as_json() if as_json else [found.as_text()]:
+        for match in auditor.find(document, source):
+            for line in match.as_json() if as_json else [match.as_text()]:
                 click.echo(line)
         return
     if step is not None:
-        seen, proven = auditor.step(step)
-        if proven and target.run is not None:
-            command.say(f"the {len(seen)} rows of step {step:,} hash to what the ledger says")
-            if came_to := recorded(target.run, step):
-                command.say(came_to)
-        elif target.ledger:
-            command.say(f"the run has not taken step {step} yet: this is what it will see")
+        audited, proved = auditor.step(step)
+        if proved and opened.run is not None:
+            command.say(f"the {len(audited)} rows of step {step:,} match their hash in the ledger")
+            if metrics := describe_recorded_step(opened.run, step):
+                command.say(metrics)
+        elif opened.ledger:
+            command.say(f"the run has not reached step {step} yet; these rows are planned for it")
     else:
         assert span is not None
-        seen = auditor.rows(span)
-    for row in seen:
+        audited = auditor.rows(span)
+    for row in audited:
         click.echo(row.as_json() if as_json else row.as_text())
 
 
 def _span(text: str) -> range:
-    """`A:B`, or one row."""
+    """Parse `A:B`, or one row."""
     first, colon, last = text.partition(":")
     if not first.isdecimal() or (colon and not last.isdecimal()):
-        raise click.UsageError(f"--rows is A:B or one number, not {text}")
+        raise click.UsageError(f"--rows must be A:B or one number, not {text}")
     span = range(int(first), int(last) if colon else int(first) + 1)
     if not span:
-        raise click.UsageError(f"--rows {text} is no row: the second number is one past the last")
+        raise click.UsageError(f"--rows {text} is empty: A:B goes from A to B, without B")
     return span
 
 

@@ -1,40 +1,23 @@
-"""The learning rate of a step: a phase's warm-up and shape, in multiples of the run's peak.
+"""The learning rate of each step of a plan, in multiples of the run's peak.
 
-A step's rate is the curve's value in the middle of its tokens, so that neither the first step of
-a warm-up nor the last of a decay to zero is an update by nothing.
+A step uses the curve's value in the middle of its tokens. So neither the first step of a warm-up
+from 0 nor the last step of a decay to 0 has a learning rate of 0.
 """
 
 from __future__ import annotations
 
-import math
-
 from ..dataplane.order.plan import Phase, Plan
-from .spec.mixture import LearningRate
+from .lr_shapes import shape_of
 
 
 def lr_factor(plan: Plan, step: int) -> float:
-    """What the run's peak learning rate is multiplied by at a step."""
-    taken = plan.step(step)
-    phase = taken.phase
-    middle = taken.first_token - phase.first_token + taken.rows * phase.seq_len / 2
+    """Return the factor by which a step multiplies the run's peak learning rate."""
+    planned = plan.step(step)
+    phase = planned.phase
+    middle = planned.first_token - phase.first_token + planned.rows * phase.seq_len / 2
     return lr_at(phase, middle)
 
 
 def lr_at(phase: Phase, token: float) -> float:
-    """The curve's value after `token` tokens of a phase."""
-    lr = LearningRate(**phase.lr)
-    if token < lr.warmup:
-        return lr.warmup_from + (lr.peak - lr.warmup_from) * token / lr.warmup
-    after = max(phase.tokens - lr.warmup, 1)
-    done = min((token - lr.warmup) / after, 1.0)
-    if lr.shape == "linear":
-        return lr.peak + (lr.end - lr.peak) * done
-    if lr.shape == "cosine":
-        return lr.end + (lr.peak - lr.end) * (1 + math.cos(math.pi * done)) / 2
-    if lr.shape == "exponential":
-        return lr.peak * math.pow(lr.end / lr.peak, done)
-    if lr.shape == "wsd":
-        assert lr.decay is not None
-        decayed = max(token - (phase.tokens - lr.decay), 0.0) / lr.decay
-        return lr.peak + (lr.end - lr.peak) * min(decayed, 1.0)
-    return lr.peak
+    """Return the factor after `token` tokens of a phase."""
+    return shape_of(phase.lr).factor(token, phase.tokens)

@@ -1,4 +1,4 @@
-"""A mixture to begin with: written from datasets, commented, ready to edit."""
+"""Write a first mixture for some datasets: commented, ready to edit."""
 
 from __future__ import annotations
 
@@ -9,56 +9,58 @@ from collections.abc import Mapping, Sequence
 from ..console.errors import ConfigError, Problem
 from ..console.progress import human
 from ..console.yaml_text import value
-from .planning.sources import Opened, disagreements, open_sources
+from .lr_shapes import DEFAULT_SHAPE, SHAPES
+from .planning.open_sources import OpenedSource, open_sources, source_mismatches
 from .spec.mixture import SourceSpec
 
 SEQ_LEN = 4096
 BATCH = 1 << 22
 STEPS = 2_000
-"""At least so many updates, where the datasets are small."""
+"""Minimum number of steps; small datasets get a smaller batch."""
 STABLE, ANNEAL = 90, 7
-"""Percent of the datasets' tokens that the phases take."""
+"""Percentage of the datasets' tokens that each phase takes."""
 EXAMPLES = {"web": 0.8, "code": 0.2}
 PHASES = ("stable", "anneal")
 
 TEXT = """\
-# A mixture: what is trained on, in which shares, and in which order.
-#   mixtures check THIS      everything that is wrong with it, with lines
-#   mixtures plan THIS       rows, tokens and epochs of every source; nothing is started
-#   mixtures plot THIS --out mixture.png
+# A mixture: the datasets of a run, their shares, and the phases of training.
+#   mixtures check FILE      report all problems, with line numbers
+#   mixtures plan FILE       show rows, tokens and epochs of every source; starts nothing
+#   mixtures plot FILE --out mixture.png
 # Every value can be overridden on the command line: phases.anneal.tokens=50B
+# All keys: docs/mixtures.md
 
-seed: 0                        # decides the order; another seed is another order
+seed: 0                        # seed of the order of the rows
 
-sources:                       # datasets, as `tokenize build` or `tokenize index` made them
+sources:                       # datasets, built by `tokenize build` or `tokenize index`
 {sources}
-phases:                        # trained on one after the other; edges are rounded to whole updates
+phases:                        # trained one after the other; each is rounded to whole steps
   stable:
     tokens: {stable}
-    seq_len: {seq_len:<18}# tokens of a row; later phases keep it
-    batch: {batch:<20}# tokens of an update
-    weights:                   # shares of the phase's tokens; they sum to 1
+    seq_len: {seq_len:<18}# tokens of a row; default of later phases
+    batch: {batch:<20}# tokens of a step
+    weights:                   # shares of the phase's tokens; they must sum to 1
 {weights}    lr:                        # in multiples of the run's peak
       warmup: {warmup}
-      shape: constant          # or linear, cosine, exponential, wsd
+      shape: {shape:<18}# or {other_shapes}
   anneal:
     tokens: {anneal}
-    weights:                   # an earlier phase's name replays its mixture, unseen tokens first
-      stable: 1.0              # give the best sources more: stable: 0.6, math: 0.4
+    weights:                   # the name of an earlier phase replays it, unseen tokens first
+      stable: 1.0              # or give the best sources more: stable: 0.6, math: 0.4
     lr: {{shape: linear, end: 0}}
 """
 
 
 def template(urls: Sequence[str]) -> str:
-    """The YAML of a mixture of these datasets, each in proportion to its tokens."""
+    """Return the YAML of a mixture of these datasets, each with a share of its size."""
     specs = _named(urls)
-    opened, wrong = open_sources(specs)
-    wrong += disagreements(opened, None)
-    if wrong:
-        problems = [Problem(specs[str(path[1])].data, what) for path, what in wrong]
+    opened, findings = open_sources(specs)
+    findings += source_mismatches(opened, None)
+    if findings:
+        problems = [Problem(specs[str(path[1])].data, what) for path, what in findings]
         raise ConfigError("the datasets", problems)
     if not opened:
-        return _written(
+        return _render(
             {name: f"  {name}: {{data: s3://bucket/{name}}}" for name in EXAMPLES},
             EXAMPLES,
             tokens=10**12,
@@ -77,13 +79,13 @@ def template(urls: Sequence[str]) -> str:
         lines[name] = f"  {name}: {{data: {_quoted(source.spec.data)}{more}}}", f"  # {count}"
     width = max(len(line) for line, _ in lines.values())
     aligned = {name: f"{line:<{width}}{count}" for name, (line, count) in lines.items()}
-    return _written(aligned, shares, tokens=total, seq_len=seq_len)
+    return _render(aligned, shares, tokens=total, seq_len=seq_len)
 
 
-def _written(
+def _render(
     sources: Mapping[str, str], shares: Mapping[str, float], *, tokens: int, seq_len: int
 ) -> str:
-    """The text, for datasets of `tokens` tokens in all."""
+    """Fill in the template for datasets of `tokens` tokens in total."""
     rows = max(1, min(BATCH, tokens // STEPS) // seq_len)
     return TEXT.format(
         sources="\n".join(sources.values()) + "\n",
@@ -93,22 +95,24 @@ def _written(
         stable=_count(_rounded(tokens * STABLE // 100)),
         anneal=_count(_rounded(tokens * ANNEAL // 100)),
         warmup=_count(_rounded(tokens // 100)),
+        shape=DEFAULT_SHAPE,
+        other_shapes=", ".join(name for name in SHAPES if name != DEFAULT_SHAPE),
     )
 
 
 def _seq_len(smallest: int) -> int:
-    """A power of two that the smallest source holds a few times."""
+    """Return a power of two that the smallest source holds several times."""
     return min(SEQ_LEN, 1 << max(3, (smallest // 16).bit_length() - 1))
 
 
 def _named(urls: Sequence[str]) -> dict[str, SourceSpec]:
-    """A name for each dataset: the last part of its URL that is not `train`, the split that
-    `tokenize build --split` trains on."""
+    """Name each dataset by the last part of its URL, or the part before if that is `train` (the
+    training split of `tokenize build --split`)."""
     specs: dict[str, SourceSpec] = {}
     for url in urls:
         *_, above, last = map(_word, ["", *url.rstrip("/").split("/")])
         base = (last == "train" and above) or last
-        # `true` and `null` are no words in YAML, and names that begin with a digit may be numbers.
+        # YAML reads `true` and `null` as values, and names that start with a digit as numbers.
         clear = base[:1].isalpha() and isinstance(value(base), str)
         base = base if clear else f"source-{base}".strip("-")
         name, number = base, 1
@@ -123,31 +127,31 @@ def _word(part: str) -> str:
     return re.sub(r"[\W_]+", "-", part.lower()).strip("-")
 
 
-def _shares(opened: Mapping[str, Opened], total: int) -> dict[str, float]:
-    """Shares in proportion to tokens, with as few decimals as the smallest source allows (tables
-    grow with them), that sum to one."""
+def _shares(opened: Mapping[str, OpenedSource], total: int) -> dict[str, float]:
+    """Return shares in proportion to tokens that sum to 1, with as few decimals as the smallest
+    source allows (more decimals make larger tables)."""
     smallest = min(source.tokens for source in opened.values()) / total
     decimals = min(5, max(3, math.ceil(-math.log10(smallest)) + 1))
     units = 10**decimals
     exact = {name: source.tokens * units / total for name, source in opened.items()}
-    whole = {name: max(1, math.floor(part)) for name, part in exact.items()}
+    whole = {name: max(1, math.floor(share)) for name, share in exact.items()}
     largest = sorted(exact, key=lambda name: whole[name] - exact[name])
     for name in largest[: max(units - sum(whole.values()), 0)]:
         whole[name] += 1
-    # The smallest sources may have been rounded up to a unit each: the largest gives it back.
-    giver = max(whole, key=lambda name: whole[name])
-    whole[giver] -= sum(whole.values()) - units
+    # Small sources may have been rounded up to one unit each; the largest source pays for them.
+    biggest = max(whole, key=lambda name: whole[name])
+    whole[biggest] -= sum(whole.values()) - units
     return {name: count / units for name, count in whole.items()}
 
 
 def _rounded(number: int) -> int:
-    """Down to three digits."""
+    """Round down to three digits."""
     size: int = 10 ** max(0, len(str(number)) - 3)
     return number // size * size
 
 
 def _count(number: int) -> str:
-    """As people write it: 900B, 4096, 4Mi."""
+    """Write a count with a suffix: 900B, 4096, 4Mi."""
     for suffix, size in (("T", 10**12), ("B", 10**9), ("M", 10**6)):
         if number >= size and number * 1000 % size == 0:
             return f"{number / size:.10g}{suffix}"

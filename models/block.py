@@ -1,26 +1,25 @@
-"""A layer: u ← u + mixer(norm(u)), then u ← u + mlp(norm(u)) where there is an MLP."""
+"""A layer of the pattern, u ← u + mixer(norm(u)); u ← u + mlp(norm(u)) if it has an MLP.
+
+A shared block (Zamba) that feeds the layer adds to the input of the mixer alone:
+
+    u ← u + mixer(norm(u + call(shared, u)))
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import repeat
-from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor
 
 from .config import ModelConfig
-from .documents import Documents
-from .initializers import Initialiser
+from .initializers import Initializers
 from .layers.norms import build_norm
-from .operators import OPERATORS, Context, Operator, SharedOperator, State
-from .parallel.axes import Axes
+from .layers.recompute import Recomputable, Recompute
+from .operators import OPERATORS, BatchContext, Operator, SharedOperator, State
 from .parallel.tensor import gather, scatter
 from .pattern import Layer
-
-Checkpointing = Literal["none", "operator", "block"]
 
 
 def build_operator(config: ModelConfig, name: str) -> Operator:
@@ -28,29 +27,8 @@ def build_operator(config: ModelConfig, name: str) -> Operator:
     return OPERATORS[options.kind](options, config.width)
 
 
-@dataclass(frozen=True)
-class Where:
-    """What every operator of a batch is told."""
-
-    positions: Tensor
-    documents: Documents | None
-    embeddings: Tensor | None
-    rows: Tensor | None = None
-    axes: Axes = field(default_factory=Axes)
-
-    def context(self, state: State | None) -> Context:
-        return Context(
-            self.positions,
-            self.documents,
-            state,
-            rows=self.rows,
-            embeddings=self.embeddings,
-            axes=self.axes,
-        )
-
-
-class ResidualBranch(nn.Module):
-    """norm → operator: what is added to the residual stream."""
+class ResidualBranch(Recomputable):
+    """norm → operator: a term of the residual stream."""
 
     def __init__(self, config: ModelConfig, name: str) -> None:
         super().__init__()
@@ -58,28 +36,29 @@ class ResidualBranch(nn.Module):
         self.operator = build_operator(config, name)
 
     def forward(
-        self, u: Tensor, where: Where, state: State | None, added: Tensor | None = None
+        self, u: Tensor, batch: BatchContext, state: State | None, added: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """u with what was `added` to it; the branch of that; and the sum of its auxiliary losses,
-        this process's share of it."""
-        context, axis = where.context(state), where.axes.tensor
+        """Return u + `added` (one kernel with its norm), the branch of that sum, and this rank's
+        share of the operator's auxiliary losses."""
+        axis, call = batch.axes.tensor, batch.for_call(state)
         u, normal = (u, self.norm(u)) if added is None else self.norm(added, u)
-        y = scatter(self.operator(gather(normal, axis), context), axis)
-        losses = sum(context.losses, start=u.new_zeros((), dtype=torch.float32))
+        y = scatter(self.operator(gather(normal, axis), call), axis)
+        losses = sum(call.losses, start=u.new_zeros((), dtype=torch.float32))
         return u, y, losses / axis.size
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.norm(self.norm)
         self.operator.init_weights(init)
 
 
-class Block(nn.Module):
+class Block(Recomputable):
     """One layer of the pattern."""
 
     def __init__(
         self, config: ModelConfig, layer: Layer, shared: SharedOperator | None = None
     ) -> None:
         super().__init__()
+        self.layer = layer
         self.call = shared.new_call() if shared is not None else None
         self.mixer = ResidualBranch(config, layer.mixer)
         self.mlp = ResidualBranch(config, layer.mlp) if layer.mlp else None
@@ -87,44 +66,36 @@ class Block(nn.Module):
     def forward(
         self,
         u: Tensor,
-        where: Where,
+        batch: BatchContext,
         states: Sequence[State] | None = None,
         shared: SharedOperator | None = None,
-        recompute: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """The stream, and the sum of auxiliary losses.
-
-        `recompute` keeps only the input of each branch for the backward pass.
-        """
-        own = iter(states) if states is not None else repeat(None)
+        """Return the residual stream after the layer, and the sum of auxiliary losses."""
+        state = iter(states) if states is not None else repeat(None)
         fed = u
         if self.call is not None:
-            fed = u + self.run(recompute, self.feed, u, where, next(own), shared)
-        _, y, losses = self.run(recompute, self.mixer, fed, where, next(own))
-        if self.mlp is not None:  # the sum and its norm are one kernel
-            u, y, loss = self.run(recompute, self.mlp, u, where, next(own), y)
-            losses = losses + loss
+            fed = u + self.call(shared, u, batch.for_call(next(state)))
+        _, y, losses = self.mixer(fed, batch, next(state))
+        if self.mlp is not None:
+            u, y, more = self.mlp(u, batch, next(state), y)
+            losses = losses + more
         return u + y, losses
-
-    def feed(self, u: Tensor, where: Where, state: State | None, shared: SharedOperator) -> Tensor:
-        assert self.call is not None
-        fed: Tensor = self.call(shared, u, where.context(state))
-        return fed
-
-    def run(self, recompute: bool, function: Callable[..., Any], *arguments: Any) -> Any:
-        if recompute:
-            return checkpoint(function, *arguments, use_reentrant=False)
-        return function(*arguments)
 
     def branches(self) -> list[ResidualBranch]:
         return [self.mixer] if self.mlp is None else [self.mixer, self.mlp]
 
+    def set_recompute(self, recompute: Recompute) -> None:
+        self.recompute = recompute == "block"
+        for module in (self.call, *self.branches()):
+            if module is not None:
+                module.recompute = recompute == "operator"
+
     def new_states(self, capacity: int) -> list[State]:
-        """One for each operator that is called here."""
+        """One state for each operator call of this layer."""
         calls = len(self.branches()) + (self.call is not None)
         return [State(capacity) for _ in range(calls)]
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         if self.call is not None:
             self.call.init_weights(init)
         for branch in self.branches():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from ..console import command
+
+if TYPE_CHECKING:
+    from .accounting.state import FindEngineState
 
 
 @command.group("models")
@@ -40,34 +43,55 @@ def list_models(as_json: bool) -> None:
 @click.option("--seq-len", default=4096, show_default=True, type=click.IntRange(1))
 @click.option("--rows", default=1, show_default=True, type=click.IntRange(1), help="At once.")
 @click.option("--precision", default="bf16", show_default=True, type=click.Choice(["bf16", "fp32"]))
-@click.option("--zero", default=0, show_default=True, type=click.IntRange(0, 3))
+@click.option("--zero", type=click.IntRange(0, 3), help="Short for --run engine.zero=N.")
+@click.option(
+    "--run",
+    "run",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="An engine or optimizer key of a run, such as engine.kind=fsdp2; repeatable.",
+)
 @click.option("--dp", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--tp", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--cp", default=1, show_default=True, type=click.IntRange(1))
 @command.json_option
+@click.pass_obj
 def show_model(
+    find_engine_state: FindEngineState | None,
     name_or_file: str,
     overrides: tuple[str, ...],
     seq_len: int,
     rows: int,
-    precision: Literal["bf16", "fp32"],
-    zero: int,
+    precision: str,
+    zero: int | None,
+    run: tuple[str, ...],
     dp: int,
     tp: int,
     cp: int,
     as_json: bool,
 ) -> None:
-    """Show a model: its layers, and exact parameters, operations and memory.
+    """Show a model: its layers, exact parameters, operations and memory on one rank.
 
-    NAME_OR_FILE is a shipped model (`headrace models list`) or a YAML file.
+    NAME_OR_FILE is a shipped model (`headrace models list`) or a YAML file. Memory is that of the
+    trainer's engine, as `trainer run --dry-run` counts it. See docs/models.md.
+
+    \b
+    headrace models show evo2-40b-8k --zero 3 --dp 8 --tp 8
+    headrace models show evo2-40b-8k --run engine.kind=fsdp2 --dp 64
     """
-    from .accounting.memory import Layout
+    from .accounting.count import build_meta
     from .accounting.show import describe, render
+    from .accounting.state import Degrees
     from .config import load_model_config
+    from .precision import PRECISIONS
 
+    if find_engine_state is None:
+        raise click.UsageError("run it as `headrace models show`, which knows the engines")
     config = load_model_config(name_or_file, overrides)
-    layout = Layout(zero=zero, dp=dp, tp=tp, cp=cp)
-    summary = describe(config, seq_len, rows=rows, precision=precision, layout=layout)
+    degrees, number_format = Degrees(dp=dp, tp=tp, cp=cp), PRECISIONS[precision]
+    words = [*run, *([] if zero is None else [f"engine.zero={zero}"])]
+    engine = find_engine_state(words, build_meta(config), number_format, degrees)
+    summary = describe(config, seq_len, engine, rows=rows, precision=number_format, degrees=degrees)
     if as_json:
         command.emit(summary)
     else:

@@ -1,4 +1,4 @@
-"""A model as people write it: widths, named operators, and a pattern of them.
+"""Configuration of a model in YAML: widths, named operators, and a pattern of them.
 
 vocab_size: 512
 width: 256
@@ -34,36 +34,37 @@ SUFFIXES = (".yaml", ".yml")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Everything that decides what a model computes."""
+    """Everything that determines the function of a model, apart from its weights."""
 
     vocab_size: int
     """Rows of the embedding."""
     width: int
-    """Of the residual stream; D in the papers."""
+    """Width of the residual stream; D in the papers."""
     pattern: str
-    """The layers, first to last: names of operators in lists, with `*` to repeat and `+` to join.
-    `name/mlp` has another MLP than the model's, `name/none` has none; `shared>name` is fed by a
-    shared block."""
+    """Layers, first to last: lists of operator names, repeated with `*` and joined with `+`.
+    `name/mlp` has another MLP than the model's, `name/none` has none; the shared block `shared`
+    feeds `shared>name`."""
     mlp: str | None = None
-    """The operator that follows every mixer, behind a norm and a residual of its own."""
+    """Operator that follows every mixer, with its own norm and residual."""
     operators: dict[str, Annotated[OperatorOptions, reader.OneOf(OPTIONS, tag="kind")]]
-    """The operators that the pattern names, with their options."""
+    """Operators that the pattern names, with their options."""
     norm: NormKind = "rms"
-    """`rms-eps-outside` adds eps to the root instead of below it, as StripedHyena does."""
+    """`rms-eps-outside` adds eps outside the root, as StripedHyena does."""
     final_norm: NormKind | None = None
-    """The norm before the logits, where it is of another kind than those of the layers."""
+    """Kind of the norm before the logits; `norm` if unset."""
     norm_eps: float = 1e-5
-    """Keeps a norm from dividing by nothing."""
+    """Epsilon of the norms."""
     tie_embeddings: bool = True
-    """The embedding is the output matrix as well."""
+    """Use the embedding as the output matrix too."""
     learned_positions: int | None = None
-    """Rows of a table of positions that is added to the embeddings, as in GPT-2."""
+    """Rows of a learned table of positions, added to the embeddings as in GPT-2."""
     isolate_documents: bool = True
-    """Documents packed into one row do not see each other, in any operator. false gives the
-    behaviour of published runs that let them."""
+    """Documents packed into one row do not see each other, in any operator. false reproduces
+    published runs in which they do."""
     kernel: Kernel = "auto"
-    """As each operator's, for what is none: the norms of the residual stream, and the loss."""
+    """Kernels of the residual stream's norms and of the loss; each operator has its own option."""
     init: InitConfig = field(default_factory=InitConfig)
+    """Initial distribution of matrices."""
 
     def __post_init__(self) -> None:
         wrong = [
@@ -80,22 +81,22 @@ class ModelConfig:
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """The pattern, layer by layer."""
+        """Layers of the pattern."""
         return parse_pattern(self.pattern, mlp=self.mlp)
 
     @property
     def residual_branches(self) -> int:
-        """How often something is added to the residual stream."""
+        """Number of additions to the residual stream."""
         return sum(1 + (layer.mlp is not None) for layer in self.layers)
 
     def uses(self, name: str) -> list[int]:
-        """The numbers of the layers in which the operator takes part."""
+        """Numbers of the layers that use the operator."""
         return [number for number, layer in enumerate(self.layers) if name in layer.names]
 
-    def undivided(self, tp: int) -> Iterator[str]:
-        """What so many tensor-parallel processes cannot share out."""
+    def tp_problems(self, tp: int) -> Iterator[str]:
+        """Yield each size that this number of tensor-parallel ranks does not divide."""
         for name, options in self.operators.items():
-            for what, number in options.shares(self.width).items():
+            for what, number in options.tp_sizes(self.width).items():
                 if number % tp:
                     yield f"operators.{name}: tp={tp} does not divide its {number} {what}"
 
@@ -121,7 +122,7 @@ class ModelConfig:
                 kind = self.operators[name].kind if name in self.operators else None
                 shared = name == layer.shared
                 if kind is not None and issubclass(OPERATORS[kind], SharedOperator) != shared:
-                    should = "cannot be shared" if shared else "stands before `>` only"
+                    should = "cannot be shared" if shared else "must stand before `>`"
                     wrong.append(f"layer {number}: `{name}` is of kind {kind}, which {should}")
         return [Problem("pattern", what) for what in wrong]
 
@@ -142,12 +143,12 @@ class ModelConfig:
 
 
 def load_model_config(name_or_file: str | Path, overrides: Sequence[str] = ()) -> ModelConfig:
-    """A shipped model by its name (`llama2-7b`), or a YAML file by its path."""
+    """Load a shipped model by name (`llama2-7b`), or a YAML file by path."""
     file = Path(name_or_file)
     if file.suffix not in SUFFIXES and not file.is_file():
         shipped = shipped_models()
         if str(name_or_file) not in shipped:
-            inside = file / "model.yaml"  # of an exported folder, a checkpoint or a run
+            inside = file / "model.yaml"  # in an exported folder, a checkpoint or a run
             near = (
                 [str(inside)]
                 if inside.is_file()
@@ -157,7 +158,7 @@ def load_model_config(name_or_file: str | Path, overrides: Sequence[str] = ()) -
                 "the model",
                 [Problem("", f"there is no shipped model `{name_or_file}`")],
                 hint=(f"did you mean {', '.join(near)}? " if near else "")
-                + "`headrace models list` shows them all; a file's name ends in .yaml",
+                + "`headrace models list` shows all shipped models; a file's name ends in .yaml",
             )
         file = shipped[str(name_or_file)]
     data, lines = reader.read_yaml(file)
@@ -165,7 +166,7 @@ def load_model_config(name_or_file: str | Path, overrides: Sequence[str] = ()) -
     data = reader.apply_overrides(data, overrides, lines)
     after = _named(data)
     if isinstance(data.get("operators"), dict) and after <= data["operators"].keys():
-        # Another pattern on the command line leaves out what it no longer names.
+        # A pattern on the command line removes operators that it no longer names.
         chosen = {word.split(".")[1] for word in overrides if word.startswith("operators.")}
         for name in before - after - chosen:
             data["operators"].pop(name, None)
@@ -173,7 +174,7 @@ def load_model_config(name_or_file: str | Path, overrides: Sequence[str] = ()) -
 
 
 def _named(data: dict[str, Any]) -> set[str]:
-    """The operators that layers name in data as it stands in a file, where it can be read."""
+    """Operators that the pattern names in raw YAML data; empty if it cannot be parsed."""
     pattern, mlp = data.get("pattern"), data.get("mlp")
     if not isinstance(pattern, str) or not isinstance(mlp, str | None):
         return set()
@@ -185,6 +186,6 @@ def _named(data: dict[str, Any]) -> set[str]:
 
 
 def shipped_models() -> dict[str, Path]:
-    """The files of `configs/models/`, by name."""
+    """Files of `configs/models/`, by name."""
     folder = Path(str(resources.files("headrace.configs"))) / "models"
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}

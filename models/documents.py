@@ -1,9 +1,9 @@
-"""Packed rows: which tokens belong together, and the layouts in which operators keep them apart.
+"""Packed rows: the documents of each row, and the layouts in which operators isolate them.
 
-Everything follows from one tensor: for each token, how many tokens of its own document precede
-it. A token sees j steps back if its position is at least j. That holds as well where a row is a
-piece of a longer sequence (its first position is then not zero), as under context parallelism
-and in generation.
+Everything follows from one tensor: for each token, the number of tokens of its document before it.
+A token sees j steps back if its position is at least j. This also holds if a row is a part of a
+longer sequence (its first position is then not zero), as under context parallelism and in
+generation.
 
     row        a a a a b b c c c c c        three documents
     positions  0 1 2 3 0 1 0 1 2 3 4
@@ -23,22 +23,22 @@ from .parallel.axes import Axis
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents of a batch of rows; layouts are made once and kept."""
+    """Documents of a batch of rows; layouts are built once and kept."""
 
     positions: Tensor
-    """int64 [rows, length]: the number of tokens of its document before each token."""
+    """int64 [rows, length]: number of tokens of its document before each token."""
     whole: Documents | None = field(default=None, repr=False, compare=False)
-    """Of the whole rows, where these are a part of each."""
+    """Documents of the whole rows, if these are those of one rank's part (context parallelism)."""
     host: Documents | None = field(default=None, repr=False, compare=False)
-    """The same in host memory, where these are a GPU's: sizes are found there, which nobody has to
-    wait for."""
+    """Copy in host memory, if these are on a GPU: sizes are computed there, without waiting for the
+    GPU."""
     _longer: dict[int, Documents] = field(default_factory=dict, repr=False, compare=False)
     _layouts: dict[int, Aligned] = field(default_factory=dict, repr=False, compare=False)
     _buckets: list[Buckets] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
     def from_cu_seqlens(cls, cu_seqlens: Tensor, shape: tuple[int, int]) -> Documents:
-        """From the boundaries in the flattened rows. Every row start is a boundary as well.
+        """Build from the boundaries in the flattened rows; every row start is a boundary too.
 
         `cu_seqlens` is 0, …, rows·length; repeated values (padding to a fixed size) are allowed.
         """
@@ -51,13 +51,13 @@ class Documents:
         return cls(column - torch.where(starts, column, 0).cummax(dim=1).values)
 
     def part(self, axis: Axis) -> Documents:
-        """Our part of the rows, where context parallelism divides them."""
+        """Documents of this rank's part of the rows, under context parallelism."""
         if axis.size == 1:
             return self
         return Documents(self.positions[:, axis.part(self.positions.shape[1])], self)
 
     def to(self, device: torch.device) -> Documents:
-        """The same on a device."""
+        """Copy to a device."""
         if self.positions.device == device:
             return self
         whole = None if self.whole is None else self.whole.to(device)
@@ -65,21 +65,21 @@ class Documents:
 
     @property
     def index(self) -> Tensor:
-        """int64 [rows, length]: the number of the document in the batch."""
+        """int64 [rows, length]: number of the document in the batch."""
         starts = self.segment_starts().flatten()
         return (starts.cumsum(0) - 1).view_as(self.positions)
 
     def segment_starts(self) -> Tensor:
-        """bool [rows, length]: where a document, or the row, begins."""
+        """bool [rows, length]: True where a document or the row begins."""
         starts = self.positions == 0
         starts[:, 0] = True
         return starts
 
     def lengthened(self, before: int) -> Documents:
-        """The same with `before` tokens of history in front of each row.
+        """Documents with `before` tokens of history in front of each row.
 
-        Where the first document did not begin that far back, the positions there are negative:
-        whoever fills the history must put zeros.
+        Positions are negative before the start of the first document: the history must be zero
+        there.
         """
         if before not in self._longer:
             past = torch.arange(-before, 0, device=self.positions.device)
@@ -88,19 +88,19 @@ class Documents:
         return self._longer[before]
 
     def buckets(self) -> Buckets:
-        """The layout in which each document has a row of its own."""
+        """Layout in which each document has its own row."""
         if not self._buckets:
             built = Buckets.build(self.host or self)
             self._buckets.append(built.to(self.positions.device))
         return self._buckets[0]
 
     def prepare(self, chunks: Iterable[int]) -> None:
-        """Make layouts beforehand: their sizes depend on the data, which a compiler cannot see."""
+        """Build layouts in advance: their sizes depend on the data, which a compiler cannot see."""
         for chunk in chunks:
             self.aligned(chunk)
 
     def aligned(self, chunk: int) -> Aligned:
-        """The layout in which each document begins on a multiple of `chunk`."""
+        """Layout in which each document begins at a multiple of `chunk`."""
         if chunk not in self._layouts:
             built = Aligned.build(self.host or self, chunk)
             self._layouts[chunk] = built.to(self.positions.device)
@@ -111,18 +111,18 @@ class Documents:
 class Aligned:
     """Rows spread out so that no chunk holds two documents.
 
-    It costs less than a chunk of padding for each document, and at most a sixteenth so that the
-    number of chunks takes few values. A chunk is then either the first of its document, and
-    nothing flows into it, or it continues the chunk before.
+    The cost is less than one chunk of padding for each document, and at most a sixteenth more, so
+    that the number of chunks takes few values. A chunk is either the first of its document, and no
+    state enters it, or it continues the chunk before.
     """
 
     chunk: int
     source: Tensor
-    """int64 [rows, chunks · chunk]: the column that stands here; `length` means padding."""
+    """int64 [rows, chunks · chunk]: source column of each position; `length` means padding."""
     place: Tensor
-    """int64 [rows, length]: where each column went."""
+    """int64 [rows, length]: position of each column."""
     continues: Tensor
-    """bool [rows, chunks]: the chunk continues the document of the chunk before."""
+    """bool [rows, chunks]: True if the chunk continues the document of the chunk before."""
 
     @classmethod
     def build(cls, documents: Documents, chunk: int) -> Aligned:
@@ -130,7 +130,7 @@ class Aligned:
         rows, length = starts.shape
         column = torch.arange(length, device=starts.device).expand(rows, length)
         begins = torch.where(starts, column, 0).cummax(dim=1).values
-        # The document before a start is as long as the column says; pad it to whole chunks.
+        # Pad the document before each start to whole chunks.
         previous = column[:, 1:] - begins[:, :-1]
         padding = torch.where(starts[:, 1:], -previous % chunk, 0)
         place = column + F.pad(padding, (1, 0)).cumsum(dim=1)
@@ -138,7 +138,7 @@ class Aligned:
         chunks = -(-(int(place.max()) // chunk + 1) // step) * step
         source = torch.full((rows, chunks * chunk), length, device=starts.device)
         source.scatter_(1, place, column)
-        # A start at position 0 lets nothing in; a row that goes on with a document does.
+        # A chunk that starts at position 0 has no incoming state; a row may continue a document.
         fresh = torch.zeros(rows, chunks, dtype=torch.int64, device=starts.device)
         fresh.scatter_add_(1, place // chunk, (documents.positions == 0).long())
         return cls(chunk, source, place, fresh == 0)
@@ -148,7 +148,7 @@ class Aligned:
         return Aligned(self.chunk, *(_moved(tensor, device) for tensor in tensors))
 
     def spread(self, x: Tensor) -> Tensor:
-        """[rows, length, width] → [rows, chunks, chunk, width], zeros where there is padding."""
+        """[rows, length, width] → [rows, chunks, chunk, width]; padding is zero."""
         padded = F.pad(x, (0, 0, 0, 1))
         index = self.source.unsqueeze(-1).expand(-1, -1, x.shape[-1])
         chunks: Tensor = padded.gather(1, index).unflatten(1, (-1, self.chunk))
@@ -162,16 +162,17 @@ class Aligned:
 
 @dataclass(frozen=True)
 class Buckets:
-    """Each document in a row of its own, those of like lengths together.
+    """Each document in its own row; a bucket holds documents of similar length.
 
-    What is longer than half a power of two and no longer than it is together, in rows as long as
-    the longest and rounded up by an eighth of the power at most: sizes whose transforms are fast.
+    Documents with lengths in (2ⁿ⁻¹, 2ⁿ] share a bucket. Its rows are as long as the longest,
+    rounded up by at most an eighth of 2ⁿ: sizes whose transforms are fast.
     """
 
     sources: list[Tensor]
-    """int64 [documents, size] each: indices into the flattened rows; rows·length means padding."""
+    """For each bucket int64 [documents, size]: indices into the flattened rows; rows·length means
+    padding."""
     place: Tensor
-    """int64 [rows · length]: where each token went, in the buckets one after the other."""
+    """int64 [rows · length]: position of each token in the concatenated buckets."""
 
     @classmethod
     def build(cls, documents: Documents) -> Buckets:
@@ -185,8 +186,8 @@ class Buckets:
         while smaller < longest:
             chosen = (lengths > smaller) & (lengths <= size)
             if bool(chosen.any()):
-                grain = -(-size // 8)
-                width = -(-int(lengths[chosen].max()) // grain) * grain
+                step = -(-size // 8)
+                width = -(-int(lengths[chosen].max()) // step) * step
                 column = torch.arange(width, device=starts.device)
                 index = begins[chosen, None] + column
                 sources.append(torch.where(column < lengths[chosen, None], index, total))
@@ -197,26 +198,27 @@ class Buckets:
         return cls(sources, place[:-1])
 
     def to(self, device: torch.device) -> Buckets:
-        return Buckets([_moved(each, device) for each in self.sources], _moved(self.place, device))
+        sources = [_moved(source, device) for source in self.sources]
+        return Buckets(sources, _moved(self.place, device))
 
     def spread(self, x: Tensor) -> list[Tensor]:
-        """[rows, length, …] → [documents, size, …] of each bucket, zeros where there is padding."""
+        """[rows, length, …] → [documents, size, …] for each bucket; padding is zero."""
         flat = x.flatten(0, 1)
         padded = torch.cat([flat, flat.new_zeros(1, *flat.shape[1:])])
         return [padded[source] for source in self.sources]
 
-    def collect(self, parts: list[Tensor], rows: int) -> Tensor:
-        """The reverse."""
-        flat = torch.cat([part.flatten(0, 1) for part in parts])
+    def collect(self, buckets: list[Tensor], rows: int) -> Tensor:
+        """The reverse of `spread`."""
+        flat = torch.cat([bucket.flatten(0, 1) for bucket in buckets])
         whole: Tensor = flat[self.place].unflatten(0, (rows, -1))
         return whole
 
 
 def plain_layout(rows: int, length: int, chunk: int, device: torch.device) -> Aligned:
-    """The layout of rows that are one document each."""
+    """Layout of rows of one document each."""
     chunks = -(-length // chunk)
     column = torch.arange(chunks * chunk, device=device).clamp(max=length)
-    continues = torch.ones(rows, chunks, dtype=torch.bool, device=device)  # the first, a state
+    continues = torch.ones(rows, chunks, dtype=torch.bool, device=device)  # the first: of a state
     return Aligned(
         chunk,
         column.expand(rows, -1),
@@ -226,7 +228,7 @@ def plain_layout(rows: int, length: int, chunk: int, device: torch.device) -> Al
 
 
 def _moved(x: Tensor, device: torch.device) -> Tensor:
-    """x on a device; on the way to a GPU, nobody waits."""
+    """Copy x to a device; copies to a GPU are asynchronous."""
     if device.type != "cuda" or x.is_cuda:
         return x.to(device)
     return x.pin_memory().to(device, non_blocking=True)

@@ -1,7 +1,7 @@
 """Generation: constant-size states for the recurrent operators, a KV cache for attention.
 
-Prompts of different lengths go together: a shorter one stands at the end of its row, and what
-stands before it is a document of its own, which no operator lets through.
+Prompts of different lengths share a batch: a shorter prompt stands at the end of its row, and the
+padding before it is a document of its own, which no operator lets through.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from .model import Model
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the next token is chosen from the logits."""
+    """Choice of the next token from the logits."""
 
     temperature: float = 1.0
-    """0 takes the likeliest."""
+    """0 takes the most likely token."""
     top_k: int | None = None
-    """Only the k likeliest."""
+    """Sample from the k most likely tokens only."""
     top_p: float | None = None
-    """Only the likeliest that have this probability together."""
+    """Sample from the most likely tokens that reach this probability together."""
     seed: int = 0
+    """Seed of the random generator."""
 
     def __post_init__(self) -> None:
         if self.temperature < 0:
-            raise ValueError(f"temperature must not be below 0: {self.temperature}")
+            raise ValueError(f"temperature must be at least 0, not {self.temperature}")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be at least 1, not {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must lie above 0 and up to 1, not {self.top_p}")
+            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
 
 
 @torch.no_grad()
@@ -48,25 +49,25 @@ def generate(
     stop: int | None = None,
     vocab_size: int | None = None,
 ) -> list[list[int]]:
-    """Up to `tokens` new ones after each prompt; a row ends with `stop`, which is kept. Rows of the
-    embedding from `vocab_size` on stand for nothing and are not chosen."""
+    """Return up to `tokens` new tokens for each prompt. A row ends with `stop`, which is kept. Ids
+    from `vocab_size` on are padding of the embedding and never chosen."""
     sampling = sampling or Sampling()
     longest = max((len(prompt) for prompt in prompts), default=0)
     ragged = any(len(prompt) < longest for prompt in prompts)
     vocabulary = model.config.vocab_size
-    problems = [] if prompts else [Problem("prompts", "there is none")]
+    problems = [] if prompts else [Problem("prompts", "there is no prompt")]
     for number, prompt in enumerate(prompts):
-        strange = [token for token in prompt if not 0 <= token < vocabulary]
+        unknown = [token for token in prompt if not 0 <= token < vocabulary]
         if not prompt:
             problems.append(Problem(f"prompt {number}", "is empty"))
-        if strange:
-            what = f"has the id {strange[0]}; the vocabulary has {vocabulary}"
+        if unknown:
+            what = f"has the id {unknown[0]}; the vocabulary has {vocabulary}"
             problems.append(Problem(f"prompt {number}", what))
     if ragged and not model.config.isolate_documents:
-        what = "without it, prompts of different lengths cannot be generated from together"
+        what = "is false: prompts of different lengths cannot share a batch"
         problems.append(Problem("isolate_documents", what))
     if problems:
-        raise ConfigError("what to generate from", problems)
+        raise ConfigError("generation", problems)
 
     device = model.embedding.weight.device
     generator = torch.Generator(device).manual_seed(sampling.seed)
@@ -100,7 +101,7 @@ def generate(
 
 
 def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
-    """One token of each row of logits."""
+    """Choose one token for each row of logits."""
     if sampling.temperature == 0:
         return logits.argmax(dim=-1)
     scaled = logits.float() / sampling.temperature
@@ -109,7 +110,7 @@ def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Te
         scaled = scaled.masked_fill(scaled < least, float("-inf"))
     if sampling.top_p is not None:
         ordered, order = scaled.sort(dim=-1, descending=True)
-        share = ordered.softmax(dim=-1)
-        beyond = share.cumsum(dim=-1) - share >= sampling.top_p
+        probability = ordered.softmax(dim=-1)
+        beyond = probability.cumsum(dim=-1) - probability >= sampling.top_p
         scaled = scaled.masked_fill(beyond.gather(-1, order.argsort(dim=-1)), float("-inf"))
     return torch.multinomial(scaled.softmax(dim=-1), 1, generator=generator).squeeze(-1)

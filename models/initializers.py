@@ -1,8 +1,8 @@
-"""Initial weights: as published, from a seed, the same whatever the layout or the device.
+"""Initial weights: as published, from a seed, equal in every layout and on every device.
 
-Every tensor has a generator of its own, seeded by the run's seed and the tensor's logical name.
-Modules say by what law each of their parameters begins; numbers are drawn when they are asked for,
-one whole tensor at a time, so that whoever holds a part of a model never holds all of it.
+Each tensor has its own generator, seeded by the run's seed and the tensor's logical name. Modules
+register an initial distribution for each of their parameters. Numbers are drawn one whole tensor
+at a time, when the tensor is read, so that a rank of a sharded model never holds the whole model.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from .layers.norms import GatedRMSNorm, LayerNorm, RMSNorm
 
 @dataclass(frozen=True, kw_only=True)
 class InitConfig:
-    """How matrices begin. Operators with a law of their own (dt, A, filters) follow that."""
+    """Initial distribution of matrices. Operators set those of dt, A and filters themselves."""
 
     weights: Literal["normal", "small", "uniform"] = "normal"
-    """`normal`: N(0, std²); `small`: N(0, 2 / 5·width); `uniform`: U(±1/√inputs), torch's own."""
+    """`normal`: N(0, std²); `small`: N(0, 2 / 5·width); `uniform`: U(±1/√inputs), as in torch."""
     std: float = 0.02
     """The standard deviation under `normal`, and of embeddings under `uniform`."""
     output: Literal["same", "depth", "wang"] = "same"
-    """Matrices that write to the residual stream: as the others; divided by √(number of residual
-    branches); or with a standard deviation of 2 / (layers · √width)."""
+    """Matrices that write to the residual stream: as the others (`same`); divided by √(number of
+    residual branches) (`depth`); or with a standard deviation of 2 / (layers · √width) (`wang`)."""
 
     def __post_init__(self) -> None:
         if not self.std > 0:
             raise ValueError(f"std must be above 0, not {self.std}")
 
 
-Law = Callable[[torch.Generator], Tensor]
-"""Draws a whole tensor, in a precision that may be above the parameter's."""
+Initializer = Callable[[torch.Generator], Tensor]
+"""Draws a whole tensor; its precision may be higher than the parameter's."""
 
 
-class Initialiser:
-    """Takes down by what law each parameter of a whole model begins."""
+class Initializers:
+    """The initial distribution of each parameter of a model that is not sharded."""
 
     def __init__(
         self, root: nn.Module, config: InitConfig, *, width: int, layers: int, branches: int
@@ -52,18 +52,19 @@ class Initialiser:
         self.layers = layers
         self.branches = branches
         self.names = {id(parameter): name for name, parameter in root.named_parameters()}
-        self.laws: dict[str, Law] = {}
+        self.functions: dict[str, Initializer] = {}
 
     def draw(self, name: str, seed: int) -> Tensor:
+        """Draw the initial value of a parameter."""
         digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-        return self.laws[name](torch.Generator().manual_seed(int.from_bytes(digest, "little")))
+        return self.functions[name](torch.Generator().manual_seed(int.from_bytes(digest, "little")))
 
-    def begins(self, parameter: Tensor, law: Law) -> None:
-        self.laws[self.names[id(parameter)]] = law
+    def set(self, parameter: Tensor, function: Initializer) -> None:
+        self.functions[self.names[id(parameter)]] = function
 
     def normal(self, parameter: Tensor, std: float) -> None:
         shape = parameter.shape
-        self.begins(parameter, lambda numbers: torch.randn(shape, generator=numbers).mul_(std))
+        self.set(parameter, lambda numbers: torch.randn(shape, generator=numbers).mul_(std))
 
     def uniform(
         self,
@@ -72,18 +73,18 @@ class Initialiser:
         high: float,
         then: Callable[[Tensor], Tensor] = lambda drawn: drawn,
     ) -> None:
-        """Numbers in [low, high), in fp64 for what is done to them `then`."""
+        """Draw from [low, high) in fp64, then apply `then`."""
         shape = parameter.shape
 
-        def law(numbers: torch.Generator) -> Tensor:
+        def draw(numbers: torch.Generator) -> Tensor:
             drawn = torch.rand(shape, generator=numbers, dtype=torch.float64)
             return then(low + (high - low) * drawn)
 
-        self.begins(parameter, law)
+        self.set(parameter, draw)
 
-    def put(self, parameter: Tensor, value: float | Tensor) -> None:
+    def constant(self, parameter: Tensor, value: float | Tensor) -> None:
         shape = parameter.shape
-        self.begins(parameter, lambda _: torch.as_tensor(value).expand(shape))
+        self.set(parameter, lambda _: torch.as_tensor(value).expand(shape))
 
     def embedding(self, parameter: Tensor) -> None:
         if self.config.weights == "small":
@@ -92,10 +93,10 @@ class Initialiser:
             self.normal(parameter, self.config.std)
 
     def linear(self, linear: nn.Linear | SplitLinear) -> None:
-        """A matrix that reads the residual stream or lies inside an operator."""
+        """A matrix that reads the residual stream, or is internal to an operator."""
         self.matrix(linear.weight)
         if linear.bias is not None:
-            self.put(linear.bias, 0.0)
+            self.constant(linear.bias, 0.0)
 
     def matrix(self, weight: Tensor) -> None:
         if self.config.weights == "uniform":
@@ -110,7 +111,7 @@ class Initialiser:
         """A matrix that writes to the residual stream."""
         self.output_matrix(linear.weight)
         if linear.bias is not None:
-            self.put(linear.bias, 0.0)
+            self.constant(linear.bias, 0.0)
 
     def output_matrix(self, weight: Tensor) -> None:
         if self.config.output == "wang":
@@ -118,8 +119,8 @@ class Initialiser:
             return
         self.matrix(weight)
         if self.config.output == "depth":
-            law, divisor = self.laws[self.names[id(weight)]], math.sqrt(self.branches)
-            self.begins(weight, lambda numbers: law(numbers) / divisor)
+            matrix, divisor = self.functions[self.names[id(weight)]], math.sqrt(self.branches)
+            self.set(weight, lambda numbers: matrix(numbers) / divisor)
 
     def short_filter(self, taps: Tensor, length: int) -> None:
         bound = 1 / math.sqrt(length)
@@ -127,6 +128,6 @@ class Initialiser:
 
     def norm(self, norm: nn.Module) -> None:
         assert isinstance(norm, (RMSNorm, GatedRMSNorm, LayerNorm))
-        self.put(norm.weight, 1.0)
+        self.constant(norm.weight, 1.0)
         if isinstance(norm, LayerNorm):
-            self.put(norm.bias, 0.0)
+            self.constant(norm.bias, 0.0)

@@ -1,4 +1,4 @@
-"""The loss, as sums: the caller divides by the weights of the whole global batch."""
+"""The loss as sums: the caller divides by the total weight of the global batch."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """(Σ w·ℓ, Σ w) in fp32, where ℓ = −log p(target) + z_loss · log²Z.
 
-    logits [..., vocabulary], targets [...], weights [...] (ones if not given). A target whose
-    weight is zero is not read, and may be any number.
+    logits [..., vocabulary], targets [...], weights [...] (ones if not given). A target of weight
+    zero is not read, and may be any number.
 
-    Where the axis divides the vocabulary, of `vocab_size`, the sums are over this process's part
-    of the tokens, laid side by side.
+    If the axis shards the vocabulary (of `vocab_size` rows), the sums are over this rank's part of
+    the flattened tokens.
     """
     wide = widen(logits.flatten(0, -2))
     flat = targets.flatten()
@@ -41,7 +41,7 @@ def cross_entropy(
         log_z = torch.logsumexp(wide, dim=-1) if z_loss else None
     else:
         assert vocab_size is not None
-        target, log_z = _divided(wide, flat, axis, axis.share(vocab_size))
+        target, log_z = _sharded(wide, flat, axis, axis.part_range(vocab_size))
         losses = log_z - target
         own = axis.part(len(flat))
         counted, weights = counted[own], weights[own]
@@ -61,11 +61,11 @@ def fused_loss(
     vocab_size: int,
     axis: Axis = ALONE,
 ) -> tuple[Tensor, Tensor]:
-    """Σ w·ℓ of hidden [rows, length, width] · matrixᵀ, whose logits are never whole; and its parts
-    by rows, which have no gradients. Where the axis divides the vocabulary, an equal share of them.
-    """
+    """Σ w·ℓ of the logits hidden [rows, length, width] · matrixᵀ, which are never whole in memory;
+    and the same sum for each row, without gradients. If the axis shards the vocabulary, each rank
+    returns 1/N of both."""
     device = hidden.device.type
-    if torch.is_autocast_enabled(device):  # as of any product; inside an op nobody would do it
+    if torch.is_autocast_enabled(device):  # autocast does not reach into custom ops
         hidden, matrix = (t.to(torch.get_autocast_dtype(device)) for t in (hidden, matrix))
     total, losses, *_ = linear_cross_entropy.linear_cross_entropy(
         hidden.flatten(0, 1),
@@ -80,9 +80,10 @@ def fused_loss(
     return total / axis.size, losses.view(targets.shape).sum(1) / axis.size
 
 
-def _divided(logits: Tensor, targets: Tensor, axis: Axis, here: range) -> tuple[Tensor, Tensor]:
-    """The target's logit and log Σ exp(logits), of this process's part of the tokens. `logits`
-    [tokens, …] are of the ids that are `here`; only sums of each token cross the axis."""
+def _sharded(logits: Tensor, targets: Tensor, axis: Axis, here: range) -> tuple[Tensor, Tensor]:
+    """The target's logit and log Σ exp(logits), for this rank's part of the tokens.
+
+    `logits` [tokens, …] are those of the ids in `here`; only sums over ids cross the axis."""
     top = highest(logits.detach().amax(dim=-1), axis)
     sums = (logits - top.unsqueeze(-1)).exp().sum(dim=-1)
     known = (targets >= here.start) & (targets < here.stop)

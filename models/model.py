@@ -1,72 +1,45 @@
-"""The model: embedding, the blocks of the pattern, a norm, and logits."""
+"""The model: u = embedding(tokens); u = block(u) for each layer; logits = norm(u) · Wᵀ."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import repeat
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from ..console.errors import ConfigError, Problem
-from .block import Block, Checkpointing, Where, build_operator
+from .block import Block, build_operator
 from .config import ModelConfig
 from .documents import Documents
-from .initializers import Initialiser
-from .kernels.choice import chosen, wanted
+from .embedding import Embedding, Table, Unembedding
+from .initializers import Initializers
 from .layers.norms import build_norm
-from .loss import cross_entropy, fused_loss
-from .operators import Operator, SharedOperator, State
-from .parallel.axes import ALONE, Axes, Axis
-from .parallel.sharding import LocalShard, Shard, ShardingSpec, shard_parameters
-from .parallel.tensor import gather, scatter
+from .layers.recompute import Recompute
+from .operators import BatchContext, Operator, SharedOperator, State
+from .parallel.axes import Axes
+from .parallel.sharding import LocalShard, shard_parameters
 from .pattern import Layer
 from .weights import Weights
-
-
-class Embedding(nn.Module):
-    """One matrix used both ways: ids come in and vectors go out, or vectors in and logits out."""
-
-    def __init__(self, vocab_size: int, width: int) -> None:
-        super().__init__()
-        self.vocab_size = vocab_size
-        self.weight = nn.Parameter(torch.empty(vocab_size, width))
-
-    def forward(self, x: Tensor, axis: Axis = ALONE, project: Callable[..., Any] = F.linear) -> Any:
-        """Where the axis divides the rows: vectors that are to be summed, or this process's part
-        of the logits. `project` may do more with vectors and the matrix than multiply them."""
-        if x.is_floating_point():
-            return project(x, self.weight)
-        if axis.size == 1:
-            return F.embedding(x, self.weight)
-        here = axis.share(self.vocab_size)
-        known = (x >= here.start) & (x < here.stop)
-        rows = F.embedding(torch.where(known, x - here.start, 0), self.weight)
-        return rows * known.unsqueeze(-1)
-
-    def sharding_spec(self, ranks: int) -> ShardingSpec:
-        return {"weight": Shard(0)}
 
 
 class Model(nn.Module):
     """A language model of any pattern.
 
-    Parameters are uninitialised until `init_weights`, or until they are filled from elsewhere, so
-    that a model can be built on the meta device, and divided there.
+    Parameters are uninitialised until `init_weights`, or until they are loaded, so that a model
+    can be built and sharded on the meta device.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.checkpointing: Checkpointing = "none"
         self.axes = Axes()
         self.local_shards: dict[str, LocalShard] = {}
-        self.embedding = Embedding(config.vocab_size, config.width)
+        width = config.width
+        self.embedding = Table(config.vocab_size, width)
         self.positions = (
-            Embedding(config.learned_positions, config.width) if config.learned_positions else None
+            Table(config.learned_positions, width) if config.learned_positions else None
         )
         names = dict.fromkeys(layer.shared for layer in config.layers if layer.shared)
         self.shared = nn.ModuleDict({name: build_operator(config, name) for name in names})
@@ -74,8 +47,10 @@ class Model(nn.Module):
             Block(config, layer, self.shared_block(layer)) for layer in config.layers
         )
         final = config.final_norm or config.norm
-        self.norm = build_norm(final, config.width, config.norm_eps, config.kernel)
-        self.head = None if config.tie_embeddings else Embedding(config.vocab_size, config.width)
+        self.norm = build_norm(final, width, config.norm_eps, config.kernel)
+        self.head = None if config.tie_embeddings else Table(config.vocab_size, width)
+        self.embed = Embedding(self.embedding, self.positions)
+        self.unembed = Unembedding(self.head or self.embedding, config.kernel)
 
     def forward(
         self,
@@ -84,10 +59,11 @@ class Model(nn.Module):
         *,
         states: list[list[State]] | None = None,
     ) -> Tensor:
-        """Logits [rows, length, vocabulary] for int64 tokens [rows, length].
+        """Return logits [rows, length, vocabulary] of int64 tokens [rows, length].
 
-        Without `documents`, each row is one. `states` (from `new_states`) are read and updated.
-        Where `axes.context` divides the rows, tokens and documents are those of our part.
+        Without `documents`, each row is one document. `states` (from `new_states`) are read and
+        updated. Under context parallelism, tokens and documents are this rank's part of the rows;
+        under tensor parallelism, the logits are this rank's part of the vocabulary.
         """
         return self.logits(self.hidden(tokens, documents, states=states)[0])
 
@@ -99,52 +75,58 @@ class Model(nn.Module):
         states: list[list[State]] | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """What `logits` takes, and the sum of the operators' auxiliary losses (MoE routers).
+        """Return the input of `logits`, and the sum of auxiliary losses (MoE routers).
 
-        `rows` (bool) says which rows are text; the others have no part in these losses.
+        `rows` (bool) is False for padding rows, which these losses leave out.
         """
-        if not self.config.isolate_documents:
-            documents = None
-        axis = self.axes.context
-        length = tokens.shape[1]
-        seen = states[0][0].seen if states else axis.rank * length
-        self.check_length(seen + length)
-        if documents is not None:
-            positions = documents.positions
-            if states is None:
-                documents.prepare(self.layouts(length, tokens.device))
-        else:
-            positions = torch.arange(seen, seen + length, device=tokens.device).unsqueeze(0)
-        tensor = self.axes.tensor
-        u = self.embedding(tokens, tensor)
-        if self.positions is not None:
-            u = u + self.positions(positions, tensor)
-        u = scatter(u, tensor)
-        where = Where(positions, documents, u if self.shared else None, rows, self.axes)
+        batch = self.batch_context(tokens, documents, states, rows)
+        u = self.embed(tokens, batch)
+        if self.shared:
+            batch = replace(batch, embeddings=u)
         losses = u.new_zeros((), dtype=torch.float32)
-        for number, (layer, block) in enumerate(zip(self.config.layers, self.blocks, strict=True)):
-            own = states[number] if states else None
-            shared = self.shared_block(layer)
-            if self.checkpointing == "block" and torch.is_grad_enabled():
-                u, loss = checkpoint(block, u, where, own, shared, use_reentrant=False)
-            else:
-                recompute = self.checkpointing == "operator" and torch.is_grad_enabled()
-                u, loss = block(u, where, own, shared, recompute)
+        for block, own in zip(self.typed_blocks(), states or repeat(None), strict=False):
+            u, loss = block(u, batch, own, self.shared_block(block.layer))
             losses = losses + loss
         for state in (state for own in states or () for state in own):
-            state.seen += length
+            state.seen += tokens.shape[1]
         return self.norm(u), losses
 
-    def layouts(self, length: int, device: torch.device) -> list[int]:
-        """The chunks in whose layouts operators want packed rows of this length. Kernels want
-        none, and to make one is to wait for the GPU."""
-        branches = [branch for block in self.typed_blocks() for branch in block.branches()]
-        plain = (
-            branch.operator
-            for branch in branches
-            if not wanted(getattr(branch.operator.options, "kernel", "torch"), device)
-        )
-        return sorted(set().union(*(operator.layouts(length) for operator in plain)))
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits of this rank's part of the vocabulary."""
+        return self.unembed.logits(hidden, self.axes.tensor)
+
+    def loss(
+        self, hidden: Tensor, targets: Tensor, weights: Tensor, z_loss: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """Return Σ w·ℓ, and the same sum for each row, without gradients; this rank's share."""
+        return self.unembed.loss(hidden, targets, weights, z_loss, self.axes.tensor)
+
+    def batch_context(
+        self,
+        tokens: Tensor,
+        documents: Documents | None,
+        states: list[list[State]] | None,
+        rows: Tensor | None,
+    ) -> BatchContext:
+        """Positions and documents of a forward pass, with the layouts that its operators need."""
+        length = tokens.shape[1]
+        seen = states[0][0].seen if states else self.axes.context.rank * length
+        self.check_length(seen + length)
+        if documents is None or not self.config.isolate_documents:
+            positions = torch.arange(seen, seen + length, device=tokens.device).unsqueeze(0)
+            return BatchContext(positions, rows=rows, axes=self.axes)
+        if states is None:
+            documents.prepare(self.packing_chunks(length, tokens.device))
+        return BatchContext(documents.positions, documents, rows=rows, axes=self.axes)
+
+    def packing_chunks(self, length: int, device: torch.device) -> list[int]:
+        """Chunk sizes in whose layouts operators need packed rows of this length.
+
+        Fused kernels need none, and building a layout waits for the GPU.
+        """
+        operators = [b.operator for block in self.typed_blocks() for b in block.branches()]
+        plain = [operator for operator in operators if not operator.fused(device)]
+        return sorted(set().union(*(operator.packing_chunks(length) for operator in plain)))
 
     def check_length(self, length: int) -> None:
         table = self.config.learned_positions
@@ -152,36 +134,17 @@ class Model(nn.Module):
             what = f"the table has {table} rows, and the sequence {length} tokens"
             raise ConfigError("the model", [Problem("learned_positions", what)])
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Of this process's part of the vocabulary, where tensor parallelism divides it."""
-        result: Tensor = (self.head or self.embedding)(gather(hidden, self.axes.tensor))
-        return result
-
-    def loss(
-        self, hidden: Tensor, targets: Tensor, weights: Tensor, z_loss: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
-        """Σ w·ℓ, and its parts by rows, which have no gradients; this process's share of them."""
-        axis = self.axes.tensor
-        options: dict[str, Any] = {
-            "z_loss": z_loss,
-            "axis": axis,
-            "vocab_size": self.config.vocab_size,
-        }
-        if chosen(self.config.kernel, "linear_cross_entropy", hidden):
-            project = partial(fused_loss, targets=targets, weights=weights, **options)
-            head = self.head or self.embedding
-            fused: tuple[Tensor, Tensor] = head(gather(hidden, axis), project=project)
-            return fused
-        per_row = zip(self.logits(hidden), targets, weights, strict=True)
-        rows = torch.stack([cross_entropy(*row, **options)[0] for row in per_row])
-        return rows.sum(), rows.detach()
-
     def new_states(self, capacity: int) -> list[list[State]]:
-        """Empty states for generation: one for each operator of each block."""
+        """Empty states for generation: one for each operator call of each block."""
         return [block.new_states(capacity) for block in self.typed_blocks()]
 
+    def set_recompute(self, recompute: Recompute) -> None:
+        """Choose what the backward pass computes again instead of keeping it in memory."""
+        for block in self.typed_blocks():
+            block.set_recompute(recompute)
+
     def shared_block(self, layer: Layer) -> SharedOperator | None:
-        """What feeds the layer, if something does."""
+        """The shared block that feeds the layer, or None."""
         if layer.shared is None:
             return None
         shared = self.shared[layer.shared]
@@ -192,31 +155,31 @@ class Model(nn.Module):
         return [block for block in self.blocks if isinstance(block, Block)]
 
     def shard(self, axes: Axes) -> None:
-        """Keep this process's part, of what was initialised as a whole."""
+        """Keep this rank's local shard of each parameter of a whole model."""
         self.axes = axes
         self.local_shards = shard_parameters(self, axes.tensor)
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """The published initialisation; the same numbers on any device and in any layout."""
+        """Draw the published initialisation; equal numbers on any device and in any layout."""
         weights = initial_weights(self.config, seed)
         for name, parameter in self.named_parameters():
-            part = self.local_shards.get(name)
-            parameter.copy_(weights[name] if part is None else part.take(weights[name]))
+            shard = self.local_shards.get(name)
+            parameter.copy_(weights[name] if shard is None else shard.take(weights[name]))
 
-    def laws(self) -> Initialiser:
-        """By what law each parameter begins, of a model that is not divided."""
+    def initializers(self) -> Initializers:
+        """The initial distribution of each parameter, for a model that is not sharded."""
         config = self.config
-        init = Initialiser(
+        init = Initializers(
             self,
             config.init,
             width=config.width,
             layers=len(config.layers),
             branches=config.residual_branches,
         )
-        for embedding in (self.embedding, self.positions, self.head):
-            if embedding is not None:
-                init.embedding(embedding.weight)
+        for table in (self.embedding, self.positions, self.head):
+            if table is not None:
+                init.embedding(table.weight)
         for shared in self.shared.values():
             assert isinstance(shared, Operator)
             shared.init_weights(init)
@@ -227,8 +190,8 @@ class Model(nn.Module):
 
 
 def initial_weights(config: ModelConfig, seed: int) -> Weights:
-    """The published initialisation: whole tensors, each drawn when it is asked for."""
+    """The published initialisation: whole tensors, each drawn when it is read."""
     with torch.device("meta"):
         model = Model(config)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    return Weights(shapes, partial(model.laws().draw, seed=seed))
+    return Weights(shapes, partial(model.initializers().draw, seed=seed))

@@ -1,12 +1,12 @@
-"""The pattern of a model: `[se, mr, li] * 3 + [attention]` as a list of layers.
+"""Parser of a model's pattern: `[se, mr, li] * 3 + [attention]` → a list of layers.
 
-    pattern := term ('+' term)*            one after the other
-    term    := part ('*' number)*          repeated
-    part    := '[' pattern, … ']' | '(' pattern ')' | layer
+    pattern := term ('+' term)*            joined
+    term    := item ('*' number)*          repeated
+    item    := '[' pattern, … ']' | '(' pattern ')' | layer
     layer   := [shared '>'] mixer ['/' mlp]
 
-`attention` is a layer of that operator and of the model's own MLP, `attention/moe` has another
-MLP, `mamba/none` has none, and in `block>mamba` the shared block of that name feeds the layer.
+`attention` is a layer of that operator and of the model's default MLP, `attention/moe` has another
+MLP, `mamba/none` has none, and in `block>mamba` the shared block `block` feeds the layer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_LAYERS = 10_000
 
 @dataclass(frozen=True)
 class Layer:
-    """Names of operators: what mixes, what follows it, and which shared block comes before."""
+    """Names of a layer's operators: mixer, MLP, and the shared block that feeds the mixer."""
 
     mixer: str
     mlp: str | None = None
@@ -30,12 +30,12 @@ class Layer:
 
     @property
     def branches(self) -> list[str]:
-        """The operators that add to the residual stream, in order."""
+        """Operators that add to the residual stream, in order."""
         return [self.mixer] if self.mlp is None else [self.mixer, self.mlp]
 
     @property
     def names(self) -> list[str]:
-        """Every operator that takes part."""
+        """All operators of the layer."""
         return [*self.branches, *([self.shared] if self.shared is not None else [])]
 
     def __str__(self) -> str:
@@ -44,11 +44,11 @@ class Layer:
 
 
 def parse_pattern(text: str, *, mlp: str | None) -> tuple[Layer, ...]:
-    """The layers of a pattern; `mlp` is what follows a mixer that names none itself."""
+    """Return the layers of a pattern; `mlp` follows each mixer that names no MLP itself."""
     parser = _Parser(text, mlp)
     layers = parser.sequence()
     if parser.rest():
-        raise parser.error("nothing more")
+        raise parser.error("the end")
     if not layers:
         raise ValueError("the pattern has no layer")
     return tuple(layers)
@@ -67,7 +67,7 @@ class _Parser:
         return layers
 
     def repeated(self) -> list[Layer]:
-        layers = self.part()
+        layers = self.item()
         while self.take("*"):
             number = NUMBER.match(self.text, self.place)
             if not number:
@@ -78,7 +78,7 @@ class _Parser:
             layers *= int(number[1])
         return layers
 
-    def part(self) -> list[Layer]:
+    def item(self) -> list[Layer]:
         if self.take("["):
             layers: list[Layer] = []
             while not self.take("]"):
@@ -116,5 +116,5 @@ class _Parser:
         return True
 
     def error(self, expected: str) -> ValueError:
-        found = f"`{self.rest()[:20]}`" if self.rest() else "the end"
-        return ValueError(f"the pattern is not understood: expected {expected}, found {found}")
+        actual = f"`{self.rest()[:20]}`" if self.rest() else "the end"
+        return ValueError(f"syntax error in the pattern: expected {expected}, got {actual}")

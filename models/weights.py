@@ -1,4 +1,4 @@
-"""Tensors by name, read when they are asked for: a model passes through and is never held whole."""
+"""Tensors by name, read one at a time, so that a whole model never has to be in memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Weights(Mapping[str, Tensor]):
-    """A mapping from names to tensors. Names and shapes are known before anything is read."""
+    """A mapping from names to tensors. Names and shapes are known before any tensor is read."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], read: Callable[[str], Tensor]) -> None:
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
@@ -17,7 +17,7 @@ class Weights(Mapping[str, Tensor]):
 
     @classmethod
     def held(cls, tensors: Mapping[str, Tensor]) -> Weights:
-        """Of tensors that are in memory."""
+        """Weights of tensors in memory."""
         return cls({name: tensor.shape for name, tensor in tensors.items()}, tensors.__getitem__)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -26,7 +26,7 @@ class Weights(Mapping[str, Tensor]):
         return self.read(name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.shapes  # without reading it
+        return name in self.shapes  # does not read the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -35,5 +35,5 @@ class Weights(Mapping[str, Tensor]):
         return len(self.shapes)
 
     def shadow(self, name: str) -> Tensor:
-        """A tensor of this shape without storage."""
+        """Return a tensor of the right shape without storage."""
         return torch.empty(self.shapes[name], device="meta")

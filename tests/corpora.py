@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from headrace.dataplane.datasets.dataset import Dataset
-from headrace.dataplane.shards import DocumentOrigin
+from headrace.dataplane.shards.documents import DocumentOrigin
 from headrace.dataplane.tokenizers import load
 from headrace.tokenize import sources
 from headrace.tokenize.corpus.inputs import find

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from headrace.models.documents import Documents
-from headrace.models.operators import OPERATORS, Context, Operator
+from headrace.models.operators import OPERATORS, BatchContext, Operator
 
 Definition = Callable[[Any, Tensor], Tensor]
 BOUND = 1e-10
@@ -34,7 +34,7 @@ def make(kind: str, width: int = 8, seed: int = 0, **options: Any) -> Any:
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         # Rates and decays stay where a state remembers; matrices keep the size of what they map.
         scale = (
-            0.3 if parameter.ndim < 2 or name in operator.undecayed else parameter.shape[-1] ** -0.5
+            0.3 if parameter.ndim < 2 or name in operator.no_decay else parameter.shape[-1] ** -0.5
         )
         parameter.data = scale * noise
     return operator.eval()
@@ -44,13 +44,13 @@ def normal(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def context(rows: int, length: int, cuts: Sequence[int] | None = None) -> Context:
+def context(rows: int, length: int, cuts: Sequence[int] | None = None) -> BatchContext:
     """Of rows that are one document each, or that are all cut at the same places."""
     if cuts is None:
-        return Context(torch.arange(length).unsqueeze(0))
+        return BatchContext(torch.arange(length).unsqueeze(0))
     edges = [row * length + cut for row in range(rows) for cut in cuts]
     documents = Documents.from_cu_seqlens(torch.tensor(edges), (rows, length))
-    return Context(documents.positions, documents)
+    return BatchContext(documents.positions, documents)
 
 
 def distance(

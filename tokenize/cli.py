@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from ..console import command
+from ..dataplane.shards import FORMATS, writable_formats
 from . import options
 
 
@@ -50,8 +51,10 @@ def train(as_json: bool, **values: Any) -> None:
 @main.command()
 @click.argument("inputs", nargs=-1, required=True)
 @click.option("--out", required=True, metavar="URL", help="Where the dataset goes.")
-@click.option("--format", type=click.Choice(["arrow", "mds"]), default="arrow", show_default=True)
-@click.option("--compression", metavar="zstd[:LEVEL]", help="MDS only.")
+@click.option("--format", type=click.Choice(writable_formats()), default="arrow", show_default=True)
+@click.option(
+    "--compression", metavar="zstd[:LEVEL]", help="For formats that can be compressed (mds)."
+)
 @click.option("--shard-size", default="64Mi", show_default=True, help="Bytes of tokens.")
 @click.option("--split", multiple=True, metavar="NAME=SHARE", help="Hold documents out.")
 @click.option("--shuffle", type=int, metavar="SEED", help="Shuffle documents across the build.")
@@ -79,9 +82,9 @@ def build(as_json: bool, **values: Any) -> None:
 
 @main.command()
 @click.argument("url")
-@click.option("--format", type=click.Choice(["auto", "mds", "arrow", "megatron"]), default="auto")
-@click.option("--column", help="mds, arrow: what holds the ids (tokens).")
-@click.option("--dtype", help="mds: the ids' type, where the column does not tell it.")
+@click.option("--format", type=click.Choice(["auto", *FORMATS]), default="auto")
+@click.option("--column", help="Column that holds the ids, in formats with columns (tokens).")
+@click.option("--dtype", help="Type of the ids, where the format does not record it.")
 @click.option("--tokenizer", metavar="byte|FILE", help="So that ids can be shown as text.")
 @click.option("--end-of-document", metavar="TOKEN", help="FILE: what ends every document.")
 @click.option("--end-id", metavar="ID|none", help="The same as an id; none: nothing does.")

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..console.errors import InputError
 from ..console.progress import Progress, as_bytes
-from ..dataplane.shards import Int64
+from ..dataplane.arrays import Int64
 from . import executors as engines
 from .build.build import BuildConfig, cut, job_of, load_tokenizer
 from .build.settings import BuildJob

@@ -2,126 +2,47 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
-from typing import Any
-
-from ..console.errors import InputError, MisuseError, UserError
+from ..console.errors import InputError
 from ..dataplane.datasets.manifest import Shard
-from ..dataplane.shards import arrow, megatron
+from ..dataplane.shards import FORMATS, shard_format
 from ..dataplane.storage import storage
-
-ENDINGS = {".idx": "megatron", ".arrow": "arrow", ".feather": "arrow"}
 
 
 def format_of(url: str) -> str:
-    """The format of the dataset in a folder."""
+    """Return the name of the format of the dataset in a folder."""
     names = storage.list_files(url)
-    if "index.json" in names:
-        return "mds"
-    for ending, format in ENDINGS.items():
-        if any(name.endswith(ending) for name in names):
-            return format
+    for name in FORMATS:
+        if shard_format(name).recognises(names):
+            return name
+    known = [
+        f"{files} ({name})" for name in FORMATS if (files := shard_format(name).external_files)
+    ]
     raise InputError(
-        f"{url} holds neither an index.json of MDS, nor .arrow files, nor Megatron's .bin and .idx",
-        hint="name the folder that holds the shards themselves",
+        f"no dataset of a known format at {url}",
+        hint=f"name the folder that holds the shards themselves: {', or '.join(known)}",
     )
 
 
 def shards_of(url: str, format: str, column: str, dtype: str | None) -> tuple[list[Shard], str]:
-    """The shards of a dataset, of which only the files are known, and the type of their ids:
-    `dtype` where the format does not tell it."""
-    found = list(FORMATS[format](url, column, dtype))
-    if not found:
+    """Return the shards of a dataset, without their hashes and counts, and the type of their ids:
+    `dtype` where the format does not record it."""
+    shards = list(shard_format(format).external_shards(url, column, dtype))
+    if not shards:
         raise InputError(f"no {format} shards at {url}")
-    types = {kind for _, kind in found}
+    types = {shard.dtype for shard in shards}
     if len(types) > 1:
         raise InputError(f"the files of {url} hold ids of several types: {sorted(types)}")
-    return [shard for shard, _ in found], types.pop()
-
-
-@contextlib.contextmanager
-def named(where: str) -> Iterator[None]:
-    """What is wrong in here is wrong with this file."""
-    try:
-        yield
-    except UserError as error:
-        error.where = error.where or where
-        raise
-
-
-Found = Iterator[tuple[Shard, str]]
-"""Shards, and the types of their ids."""
-
-
-def _shard(name: str, size: int, details: dict[str, object]) -> Shard:
-    return Shard(name=name, size=size, documents=0, tokens=0, hash="", chunks=b"", details=details)
-
-
-def _mds(url: str, column: str, dtype: str | None) -> Found:
-    for entry in json.loads(storage.read(storage.join(url, "index.json")))["shards"]:
-        raw, packed = entry["raw_data"], entry["zip_data"]
-        details: dict[str, object] = {"column": column, "file": raw["basename"]}
-        shard = _shard(raw["basename"], raw["bytes"], details)
-        if packed is not None:
-            if not str(entry["compression"]).startswith("zstd"):
-                raise InputError(
-                    f"{packed['basename']} is compressed with {entry['compression']}; only zstd "
-                    "is read",
-                    hint="decompress the shards",
-                )
-            shard = replace(shard, stored_name=packed["basename"], stored_size=packed["bytes"])
-        yield shard, _mds_type(entry, column, dtype)
-
-
-def _mds_type(entry: dict[str, Any], column: str, dtype: str | None) -> str:
-    names = entry["column_names"]
-    if column not in names:
-        raise InputError(
-            f"the MDS shards have no column `{column}`",
-            hint=f"choose one with --column: {', '.join(names)}",
+    return [
+        Shard(
+            name=shard.name,
+            size=shard.size,
+            documents=0,
+            tokens=0,
+            hash="",
+            chunks=b"",
+            stored_name=shard.stored_name,
+            stored_size=shard.stored_size,
+            details=shard.details,
         )
-    encoding = entry["column_encodings"][names.index(column)]
-    kind, told = (*encoding.split(":"), "")[:2]
-    if told and dtype is not None:
-        raise MisuseError(
-            f"the column `{column}` tells the type of its ids itself: {told}",
-            hint="leave --dtype out",
-        )
-    found = told or dtype
-    if kind not in ("ndarray", "bytes") or not found:
-        raise InputError(
-            f"the column `{column}` is encoded as `{encoding}`, which does not tell the "
-            "type of its ids",
-            hint="say it with --dtype, for example --dtype uint16",
-        )
-    return str(found)
-
-
-def _arrow(url: str, column: str, dtype: str | None) -> Found:
-    for name in storage.list_files(url):
-        if not name.endswith((".arrow", ".feather")):
-            continue
-        where = storage.join(url, name)
-        size = storage.size(where)
-        with named(where):
-            kind = arrow.id_type(partial(storage.read, where), size, column)
-        yield _shard(name, size, {"column": column, "file": name}), kind
-
-
-def _megatron(url: str, column: str, dtype: str | None) -> Found:
-    for name in storage.list_files(url):
-        if not name.endswith(".idx"):
-            continue
-        data = name.removesuffix(".idx") + ".bin"
-        kind, details = megatron.details_of(storage.read(storage.join(url, name)), name)
-        details["file"] = data
-        yield _shard(data, storage.size(storage.join(url, data)), details), kind
-
-
-FORMATS = {"mds": _mds, "arrow": _arrow, "megatron": _megatron}
-MEANT_FOR = {"column": ("mds", "arrow"), "dtype": ("mds",)}
-"""Settings that mean nothing to other formats."""
+        for shard in shards
+    ], types.pop()

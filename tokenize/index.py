@@ -19,13 +19,15 @@ from ..console.log import get_logger
 from ..console.progress import Progress
 from ..dataplane.datasets import manifest
 from ..dataplane.datasets.manifest import Manifest, Shard, TokenizerInfo
+from ..dataplane.shards import FORMATS, shard_format
 from ..dataplane.storage import storage
+from ..dataplane.storage.faults import located
 from ..dataplane.tokenizers import Tokenizer, bpe
 from ..dataplane.tokenizers.bpe import BpeConfig
 from ..dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from . import executors as engines
 from .executors import EngineConfig
-from .external import MEANT_FOR, format_of, named, shards_of
+from .external import format_of, shards_of
 from .read_shard import Contents, contents, hash_of, read_shard
 
 log = get_logger(__name__)
@@ -35,9 +37,10 @@ log = get_logger(__name__)
 class IndexConfig:
     url: str
     """The folder of the dataset."""
-    format: Literal["auto", "mds", "arrow", "megatron"] = "auto"
+    format: str = "auto"
+    """A name in dataplane.shards.FORMATS; auto: by the files in the folder."""
     column: str | None = None
-    """MDS, Arrow: the column that holds the ids; None: `tokens`."""
+    """The column that holds the ids, in formats with columns (mds, arrow); None: `tokens`."""
     dtype: str | None = None
     """The type of the ids, where the format does not tell it (MDS columns of bytes)."""
     tokenizer: str | None = None
@@ -49,6 +52,8 @@ class IndexConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
+        if self.format not in ("auto", *FORMATS):
+            raise ValueError(f"format is `{self.format}`, not auto, {', '.join(FORMATS)}")
         if self.end_of_document is not None and self.tokenizer in (None, "byte"):
             raise ValueError("end_of_document needs a tokenizer's JSON file")
         if self.end_of_document is not None and self.end_id is not None:
@@ -83,7 +88,7 @@ class IndexTask:
         number, shard = item
         data = read_shard(self.url, shard)
         chunks, digest = hash_of(data)
-        with named(storage.join(self.url, shard.name)):
+        with located(storage.join(self.url, shard.name)):
             held = contents(data, self.format, self.dtype, shard.details)
         stored = shard.stored_name
         if self.end is not None and (others := held.ends - {self.end}):
@@ -118,8 +123,9 @@ def index(config: IndexConfig) -> Manifest:
             hint="`tokenize inspect` shows it; remove manifest.json to index the folder again",
         )
     format = format_of(url) if config.format == "auto" else config.format
-    for name, formats in MEANT_FOR.items():
-        if getattr(config, name) is not None and format not in formats:
+    for name in ("column", "dtype"):
+        if getattr(config, name) is not None and name not in shard_format(format).index_options:
+            formats = [known for known in FORMATS if name in shard_format(known).index_options]
             raise MisuseError(
                 f"--{name} is for {' and '.join(formats)}, and {url} is {format}, which tells it",
                 hint=f"leave --{name} out",

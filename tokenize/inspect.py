@@ -11,7 +11,7 @@ from ..console.progress import as_bytes, human
 from ..dataplane import tokenizers
 from ..dataplane.datasets import manifest
 from ..dataplane.datasets.dataset import Dataset
-from ..dataplane.shards import DocumentOrigin
+from ..dataplane.shards.documents import DocumentOrigin
 
 
 def summary(url: str) -> dict[str, Any]:

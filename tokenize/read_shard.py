@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..console.errors import InputError, IntegrityError, StorageError
-from ..dataplane.datasets.manifest import ChunkHasher, Shard
-from ..dataplane.shards import Int64, ShardLayout, shard_format
+from ..dataplane.arrays import Int64
+from ..dataplane.datasets.chunks import ChunkHasher
+from ..dataplane.datasets.manifest import Shard
+from ..dataplane.shards import shard_format
+from ..dataplane.shards.format import ShardLayout
 from ..dataplane.storage import storage
 
 Bytes = bytes | mmap.mmap

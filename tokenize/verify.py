@@ -7,7 +7,6 @@ again, and that task alone is run.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,9 @@ from functools import cached_property
 from ..console.errors import UserError
 from ..console.progress import Progress
 from ..dataplane.datasets import manifest
+from ..dataplane.datasets.chunks import CHUNK_BYTES
 from ..dataplane.datasets.manifest import Manifest, Shard
+from ..dataplane.shards import shard_format
 from ..dataplane.storage import storage
 from . import executors as engines
 from .executors import EngineConfig
@@ -68,7 +69,7 @@ class VerifyTask:
             bad = [
                 k for k in range(len(chunks) // 32) if _chunk(chunks, k) != _chunk(shard.chunks, k)
             ]
-            places = ", ".join(f"{k * manifest.CHUNK_BYTES:,}" for k in bad[:5])
+            places = ", ".join(f"{k * CHUNK_BYTES:,}" for k in bad[:5])
             return f"its bytes are not the ones that were written (in the chunks from {places})"
         held = contents(data, found.format, found.dtype, shard.details)
         if (held.documents, held.tokens) != (shard.documents, shard.tokens):
@@ -101,25 +102,11 @@ def verify(url: str, engine: EngineConfig | None = None) -> list[Damage]:
             progress.advance(checked.size)
             if checked.damage:
                 damage.append(checked.damage)
-    if found.format == "mds" and not damage and storage.is_local(url):
-        damage += _as_streaming_sees(url, shards)
+    format = shard_format(found.format)
+    if format.index_name is not None and not damage and storage.is_local(url):
+        what = format.index_problem(storage.local_path(url), shards)
+        damage += [Damage(format.index_name, what, "")] if what else []
     return sorted(damage, key=lambda one: one.name)
-
-
-def _as_streaming_sees(url: str, shards: list[Shard]) -> list[Damage]:
-    """MDS promises that mosaicml's reader opens the dataset as it is: have it do so."""
-    from streaming.base.format import reader_from_json
-
-    index = storage.local_path(url) / "index.json"
-    try:
-        entries = json.loads(index.read_text())["shards"]
-        counts = [reader_from_json(str(index.parent), None, entry).size for entry in entries]
-    except (OSError, ValueError, KeyError) as error:
-        return [Damage(index.name, f"streaming cannot read it: {error!r}", "")]
-    if counts != [shard.documents for shard in shards]:
-        said = f"{sum(counts):,} documents in {len(counts):,} shards"
-        return [Damage(index.name, f"it lists {said}; the manifest has others", "")]
-    return []
 
 
 def _chunk(chunks: bytes, number: int) -> bytes:

@@ -9,40 +9,32 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console import command
+from .launch.options import StartOptions, command_words, start_options
 from .weights.commands import export, sample
 
 if TYPE_CHECKING:
-    from .run.request import Start
     from .run.run import Job
 
 
 @command.group("trainer")
 def main() -> None:
-    """Train a model on a mixture; go on where it stopped; report what it did."""
+    """Train a model on a mixture, resume runs, and report on them.
+
+    \b
+    trainer run --mixture anneal.yaml --out runs/anneal
+    trainer resume runs/anneal
+
+    Documentation: docs/trainer.md
+    """
 
 
-def start_options(function: Callable[..., None]) -> Callable[..., None]:
-    """What is asked of one start, and is no part of the run."""
+def run_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a command that starts a run with the options of `run` and `resume`."""
     options = (
-        click.option("--processes", type=click.IntRange(1), help="Processes on this machine."),
+        click.option("--processes", type=click.IntRange(1), help="Ranks on this machine."),
+        start_options,
         click.option(
-            "--stop-after",
-            type=click.IntRange(1),
-            metavar="STEP",
-            help="Interrupt the run after so many steps of the plan, as a scheduler would.",
-        ),
-        click.option(
-            "--fallback",
-            is_flag=True,
-            help="Go on from the checkpoint before, if the newest is damaged.",
-        ),
-        click.option(
-            "--profile",
-            metavar="FIRST:LAST",
-            help="Trace these steps with torch's profiler, as in 10:15.",
-        ),
-        click.option(
-            "--slurm", is_flag=True, help="Submit a batch job that goes on until it is finished."
+            "--slurm", is_flag=True, help="Submit a batch job that requeues itself until the end."
         ),
         click.option(
             "--dry-run", is_flag=True, help="Resolve, check and print everything; start nothing."
@@ -62,9 +54,9 @@ def start_options(function: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--init-from",
     metavar="PATH",
-    help="Begin with the weights of a run, a checkpoint, or a folder of transformers or Vortex.",
+    help="Initial weights: a run, a checkpoint, or a folder of transformers or Vortex.",
 )
-@start_options
+@run_options
 def run(
     arguments: tuple[str, ...],
     mixture: str | None,
@@ -73,14 +65,18 @@ def run(
     init_from: str | None,
     processes: int | None,
     slurm: bool,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Start a run; the same command restarts and resumes it.
 
-    Overrides go to the run's own keys; those that begin with `mixture.` or `model.` go into these
-    files. `--dry-run` shows every key with its value.
+    Overrides set keys of the run; overrides that begin with `mixture.` or `model.` set keys of
+    those files. `--dry-run` prints every key with its value.
+
+    \b
+    trainer run --mixture anneal.yaml --out runs/anneal optimizer.lr=1e-3
 
     Exit codes: 0 finished, 85 saved and stopped early (start it again), 1 failed, 2 misuse.
+    Documentation: docs/trainer.md
     """
     from .run.request import Request
     from .run.resolve import resolve
@@ -100,26 +96,32 @@ def run(
         overrides=overrides,
         slurm=slurm,
     )
-    _go(resolve(request), slurm=slurm, **asked)
+    _go(resolve(request), slurm=slurm, **options)
 
 
 @main.command()
 @click.argument("folder", metavar="RUN")
 @command.overrides_argument
-@start_options
+@run_options
 def resume(
     folder: str,
     overrides: tuple[str, ...],
     processes: int | None,
     slurm: bool,
-    **asked: Any,
+    **options: Any,
 ) -> None:
-    """Go on with the run in the folder RUN; nothing else is needed."""
+    """Resume the run in the folder RUN; nothing else is needed.
+
+    \b
+    trainer resume runs/anneal --stop-after 1000
+
+    Documentation: docs/trainer.md
+    """
     from .folder import RunFolder
     from .run.resolve import load
 
     words = [*overrides, *_as_override(processes)]
-    _go(load(RunFolder(folder), words, slurm=slurm), slurm=slurm, **asked)
+    _go(load(RunFolder(folder), words, slurm=slurm), slurm=slurm, **options)
 
 
 @main.command()
@@ -154,54 +156,19 @@ def _as_override(processes: int | None) -> list[str]:
     return [] if processes is None else [f"processes={processes}"]
 
 
-def _asked(
-    context: click.Context, stop_after: int | None, fallback: bool, profile: str | None
-) -> Start:
-    from .run.request import Start, steps_between
-
-    try:
-        steps = steps_between(profile) if profile is not None else None
-    except ValueError as error:
-        raise click.UsageError(f"--profile: {error}") from None
-    debug = bool(context.find_root().meta.get(command.DEBUG))
-    return Start(stop_after=stop_after, fallback=fallback, profile=steps, debug=debug)
-
-
-def _again(context: click.Context) -> list[str]:
-    """The words of this command, for a batch job to say."""
-    found = [context.info_name or ""]
-    for parameter in context.command.params:
-        value = context.params.get(parameter.name or "")
-        if isinstance(parameter, click.Argument):
-            found += value if isinstance(value, tuple) else [str(value)]
-        elif value is True and parameter.name not in ("slurm", "dry_run", "as_json"):
-            found.append(parameter.opts[0])
-        elif value is not None and not isinstance(value, bool):
-            found += [parameter.opts[0], str(value)]
-    return found
-
-
-def _go(
-    job: Job,
-    *,
-    slurm: bool,
-    stop_after: int | None,
-    fallback: bool,
-    profile: str | None,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    """Start the job here, or submit it as a batch job that says the words of this command."""
-    from .cluster import ranks as group
-    from .launch import preflight as checks
-    from .launch import start
+def _go(job: Job, *, slurm: bool, dry_run: bool, as_json: bool, **options: Any) -> None:
+    """Start the job here, or submit a batch job that repeats the words of this command."""
+    from .cluster import ranks
+    from .launch import preflight, start
 
     context = click.get_current_context()
-    asked = _asked(context, stop_after, fallback, profile)
-    checks.check(job, elsewhere=slurm)
-    words = _again(context) if slurm else None
+    debug = bool(context.find_root().meta.get(command.DEBUG))
+    preflight.check(job, elsewhere=slurm)
+    words = None
+    if slurm:
+        words = command_words(context, without=frozenset({"slurm", "dry_run", "as_json"}))
     if dry_run:
-        checks.check_disk(job)
+        preflight.check_disk(job)
         _describe(job, words, as_json)
         return
     if words is not None:
@@ -210,8 +177,8 @@ def _go(
             command.emit({"job": number, "script": str(job.folder.slurm)})
         command.say(f"submitted as job {number}: {job.folder.slurm}")
         return
-    code = start.start(job, asked)
-    if as_json and group.speaks():
+    code = start.start(job, StartOptions(debug=debug, **options))
+    if as_json and ranks.is_first():
         command.emit(start.outcome(job, code))
     sys.exit(code)
 
@@ -225,8 +192,8 @@ def _describe(job: Job, words: list[str] | None, as_json: bool) -> None:
     if as_json:
         command.emit(described | script)
     else:
-        told = [*lines(described), configuration(described), *script.values()]
-        command.say("\n".join(told))
+        text = [*lines(described), configuration(described), *script.values()]
+        command.say("\n".join(text))
 
 
 if __name__ == "__main__":

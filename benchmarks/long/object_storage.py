@@ -27,8 +27,8 @@ from small_data import plan_of, write_dataset
 from swift import Swift, install
 
 from headrace.dataplane.datasets.cache import Cache
+from headrace.dataplane.datasets.chunks import CHUNK_BYTES
 from headrace.dataplane.datasets.dataset import Dataset
-from headrace.dataplane.datasets.manifest import CHUNK_BYTES
 from headrace.dataplane.loader.loader import Loader
 from headrace.dataplane.loader.rows import RowReader
 from headrace.dataplane.order.plan import Plan

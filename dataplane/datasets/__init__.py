@@ -1,0 +1,1 @@
+"""Datasets of tokens: manifests, verified shards, and the cache of remote shards."""

@@ -1,0 +1,1 @@
+"""The loader: micro-batches of a rank, read ahead by workers."""

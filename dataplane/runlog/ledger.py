@@ -1,10 +1,10 @@
-"""The ledger: which rows each step took, and a hash that rolls over their tokens.
+"""The ledger: the rows of each step, and a rolling hash of their tokens.
 
     {"step": 120, "first_row": 960, "rows": 8, "hash": "5d0c…"}
 
-The hash is blake2b over the hash before and the digests of the step's rows in global order; before
-the first step of a plan stands the plan's own hash. No layout changes it: two runs with one hash
-have seen the same tokens in the same order, by the same plan.
+The hash is blake2b over the previous step's hash and the digests of the step's rows in global
+order; the first step of a plan continues from the plan's own hash. No layout changes it:
+two runs with equal hashes have seen the same tokens in the same order, by the same plan.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DIGEST_BYTES = 16
 
 
 def roll(previous: str, digests: Iterable[bytes]) -> str:
-    """The hash after a step. `previous` is the plan's hash before its first step."""
+    """Return the hash after a step. `previous` is the plan's hash at its first step."""
     state = hashlib.blake2b(bytes.fromhex(previous), digest_size=DIGEST_BYTES)
     for digest in digests:
         assert len(digest) == DIGEST_BYTES
@@ -33,7 +33,7 @@ def roll(previous: str, digests: Iterable[bytes]) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """A step that was taken."""
+    """A completed step."""
 
     step: int
     first_row: int
@@ -46,16 +46,16 @@ class Entry:
 
 
 def last(file: str | Path) -> Entry | None:
-    """The newest entry of a ledger."""
+    """Return the newest entry of a ledger."""
     with StepLines(file, FIELDS) as lines:
         return _entry(lines.last())
 
 
 def find(file: str | Path, step: int) -> tuple[Entry | None, Entry | None]:
-    """The entry of a step, and the one before it."""
+    """Return the entry before a step, and that of the step."""
     with StepLines(file, FIELDS) as lines:
-        before, found = lines.find(step)
-    return _entry(before), _entry(found)
+        before, line = lines.find(step)
+    return _entry(before), _entry(line)
 
 
 def _entry(line: dict[str, Any] | None) -> Entry | None:

@@ -1,4 +1,4 @@
-"""What a run wrote down of its steps: JSON lines, one a step and in order, found by bisection."""
+"""Random access to the step lines of a run: JSON lines in the order of steps, by bisection."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ...console.errors import IntegrityError, StorageError
 from ..storage import storage
 
 METRICS = "metrics.jsonl"
-"""What a run writes of each step's losses and speed."""
+"""File of a run with the losses and the speed of each step."""
 
 
 class StepLines:
-    """The whole lines of a file; one that a kill has torn can only be the last."""
+    """Complete lines of a file. Only the last line can be incomplete, if the writer was killed."""
 
     def __init__(self, file: str | Path, fields: Sequence[str] = ("step",)) -> None:
-        """`fields` are what no line may be without."""
+        """`fields` are required in every line."""
         self.where = str(file)
         self.fields = fields
         self.data: bytes | mmap.mmap
@@ -47,8 +47,8 @@ class StepLines:
         return self._line(self._before(self.end)) if self.end else None
 
     def find(self, step: int) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-        """The line before a step, and that of the step."""
-        low, high = 0, self.end  # places where a line begins
+        """Return the line before a step, and that of the step."""
+        low, high = 0, self.end  # offsets at which a line begins
         while low < high:
             place = self._before((low + high) // 2 + 1)
             if self._line(place)["step"] < step:
@@ -56,11 +56,11 @@ class StepLines:
             else:
                 high = place
         before = self._line(self._before(low)) if low else None
-        found = self._line(low) if low < self.end else None
-        return before, found if found is not None and found["step"] == step else None
+        line = self._line(low) if low < self.end else None
+        return before, line if line is not None and line["step"] == step else None
 
     def _before(self, place: int) -> int:
-        """Where the line begins that the byte before `place` belongs to."""
+        """Return the start of the line that holds the byte before `place`."""
         return self.data.rfind(b"\n", 0, place - 1) + 1
 
     def _after(self, place: int) -> int:
@@ -75,6 +75,6 @@ class StepLines:
             return data
         except (ValueError, KeyError, TypeError):
             raise IntegrityError(
-                f"{self.where} has a line that is no entry: {line[:80]!r}",
+                f"{self.where} has an invalid line: {line[:80]!r}",
                 hint="restore it from a copy; without it, audit the run's plan.json",
             ) from None

@@ -1,4 +1,4 @@
-"""Files of JSON lines that a run appends to, and cuts when it goes back to a checkpoint."""
+"""JSON lines of a run: appended by each step, truncated when a run resumes from a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..storage import storage
 
 
 class LineWriter:
-    """Appends objects; each is on disk as far as the operating system is concerned."""
+    """Appends objects. Each line is handed to the operating system at once (no buffer)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        _mend(path)
+        _repair(path)
         self.file = path.open("ab", buffering=0)
 
     def write(self, entry: dict[str, Any]) -> None:
@@ -26,7 +26,7 @@ class LineWriter:
             written = self.file.write(line)
         except OSError as error:
             raise self._failed(error.strerror) from None
-        if written != len(line):  # what fits is written, and nothing is said
+        if written != len(line):  # a full disk takes a part without an error
             raise self._failed("the disk is full")
 
     def close(self) -> None:
@@ -39,8 +39,8 @@ class LineWriter:
         )
 
 
-def _mend(path: Path) -> None:
-    """Take off a line that a kill or a full disk has torn: the next one would go on in it."""
+def _repair(path: Path) -> None:
+    """Remove an incomplete last line, left by a kill or a full disk, before lines are appended."""
     if path.exists():
         data = path.read_bytes()
         whole = data.rfind(b"\n") + 1
@@ -49,7 +49,7 @@ def _mend(path: Path) -> None:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file. A line torn by a kill can only be the last."""
+    """Yield the complete lines of a file. Only the last line can be incomplete."""
     if not path.exists():
         return
     with path.open(encoding="utf-8") as file:
@@ -59,10 +59,10 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def cut(path: Path, step: int) -> Path | None:
-    """Take the entries from `step` on out of the file; returns where they are kept.
+    """Move the entries from `step` on to a file beside this one; return its path.
 
-    What a run did after its checkpoint and will do again is no longer its history, and is still
-    evidence: it stays beside the file.
+    Steps after the checkpoint are repeated, so they leave the run's history. They are kept as
+    evidence.
     """
     if not path.exists():
         return None
@@ -74,11 +74,11 @@ def cut(path: Path, step: int) -> Path | None:
             (kept if whole and json.loads(line)["step"] < step else tail).append(line)
     if not tail:
         return None
-    taken = "".join(tail).encode()
+    removed = "".join(tail).encode()
     place, number = path.with_suffix(f".after-{step}{path.suffix}"), 1
-    while place.exists() and place.read_bytes() != taken:  # else a kill came in between
+    while place.exists() and place.read_bytes() != removed:  # an equal file: a kill came in between
         number += 1
         place = path.with_suffix(f".after-{step}-{number}{path.suffix}")
-    storage.write(str(place), taken)
+    storage.write(str(place), removed)
     storage.write(str(path), "".join(kept).encode())
     return place

@@ -1,165 +1,49 @@
-"""Shard formats, found by name.
+"""Shard formats by name.
 
-A format does three things: it writes documents into one file, it says where in the file the
-tokens lie (its layout), and it gives back where a document came from. Reading, caching and
-verifying bytes is not its business: it is handed a function that reads a range.
+To add a format, write a module beside this one with a subclass of `ShardFormat` (format.py) and an
+instance of it named FORMAT, and add a line to FORMATS.
 
-To add one: write a file beside this one, and add it to FORMATS.
+This module imports no format: command-line help lists their names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
-from typing import BinaryIO, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...console.errors import InputError
 
-Reader = Callable[[int, int], bytes]
-"""Reads the bytes [start, end) of a shard."""
-
-Int64 = npt.NDArray[np.int64]
-Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+if TYPE_CHECKING:
+    from .format import ShardFormat
 
 
-@dataclass(frozen=True)
-class DocumentOrigin:
-    """Where a document came from: its file, its place in it (line, row or record; from 0), and
-    the user's own id where there is one."""
+class Entry(NamedTuple):
+    """A line of FORMATS."""
 
-    file: str
-    position: int
-    id: str | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class ShardDocuments:
-    """Tokenized documents side by side, each with its end-of-document id.
-
-    Arrays, never a list of objects: a corpus of short documents would spend its time on them.
-    """
-
-    tokens: Tokens
-    starts: Int64
-    """Token offsets of the documents, and after the last one: documents + 1 values."""
-    files: tuple[str, ...]
-    file: npt.NDArray[np.int32]
-    """Of each document, the index of its file in `files`."""
-    position: Int64
-    """Of each document, the place in its file."""
-    ids: tuple[str | None, ...] | None = None
-    """The user's own ids, where there are any."""
-    weights: npt.NDArray[np.uint8] | None = None
-    """Of each token, a code into the dataset's palette of loss weights."""
-    piece: Int64 | None = None
-    """Of each document, which piece of one document of the corpus it is, where long ones are
-    split. Not stored: it is for whoever must tell the pieces apart."""
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def __getitem__(self, part: slice) -> ShardDocuments:
-        """A run of documents; copies no tokens."""
-        first, last, step = part.indices(len(self))
-        assert step == 1
-        last = max(first, last)
-        start, end = int(self.starts[first]), int(self.starts[last])
-        return ShardDocuments(
-            tokens=self.tokens[start:end],
-            starts=self.starts[first : last + 1] - start,
-            files=self.files,
-            file=self.file[first:last],
-            position=self.position[first:last],
-            ids=None if self.ids is None else self.ids[first:last],
-            weights=None if self.weights is None else self.weights[start:end],
-            piece=None if self.piece is None else self.piece[first:last],
-        )
-
-    @property
-    def size(self) -> int:
-        """Bytes of tokens and weight codes."""
-        return self.tokens.nbytes + (0 if self.weights is None else self.weights.nbytes)
-
-    @staticmethod
-    def concatenate(parts: Sequence[ShardDocuments]) -> ShardDocuments:
-        """The documents of all parts, in order. At least one part."""
-        if len(parts) == 1:
-            return parts[0]
-        names: dict[str, int] = {}
-        file, starts, offset = [], [np.zeros(1, np.int64)], 0
-        for part in parts:
-            codes = [names.setdefault(name, len(names)) for name in part.files]
-            file.append(np.array(codes, np.int32)[part.file])
-            starts.append(part.starts[1:] + offset)
-            offset += int(part.starts[-1])
-        ids = None
-        if any(part.ids is not None for part in parts):
-            ids = tuple(id for part in parts for id in (part.ids or (None,) * len(part)))
-        weights = [part.weights for part in parts if part.weights is not None]
-        pieces = [part.piece for part in parts if part.piece is not None]
-        assert len(weights) in (0, len(parts)) and len(pieces) in (0, len(parts))
-        return ShardDocuments(
-            tokens=np.concatenate([part.tokens for part in parts]),
-            starts=np.concatenate(starts),
-            files=tuple(names),
-            file=np.concatenate(file),
-            position=np.concatenate([part.position for part in parts]),
-            ids=ids,
-            weights=np.concatenate(weights) if weights else None,
-            piece=np.concatenate(pieces) if pieces else None,
-        )
-
-
-@dataclass(frozen=True)
-class ShardLayout:
-    """Where the tokens of a shard lie in its file.
-
-    A shard is a sequence of runs: tokens that lie side by side. Run k holds tokens
-    [run_tokens[k], run_tokens[k + 1]) at byte run_bytes[k]; their weight codes, one byte each,
-    at weight_bytes[k].
-    """
-
-    document_starts: Int64
-    """Token offsets of the documents, and after the last one: documents + 1 values."""
-    run_tokens: Int64
-    run_bytes: Int64
-    weight_bytes: Int64 | None = None
-
-
-class ShardFormat(Protocol):
-    """What each module of this folder provides, as functions."""
-
-    def write(self, out: BinaryIO, documents: ShardDocuments) -> None:
-        """Write a whole shard, strictly forward. Equal documents give equal bytes."""
-        ...
-
-    def layout(
-        self, read: Reader, size: int, *, dtype: str, details: dict[str, object]
-    ) -> ShardLayout:
-        """Find the tokens of a shard, reading as little of it as possible."""
-        ...
-
-    def origins(
-        self, read: Reader, size: int, first: int, last: int, *, details: dict[str, object]
-    ) -> list[DocumentOrigin]:
-        """Where the documents [first, last) of a shard came from."""
-        ...
+    module: str
+    writable: bool = True
+    """True if `tokenize build` may write the format; False if it is only indexed and read."""
 
 
 FORMATS = {
-    "arrow": "headrace.dataplane.shards.arrow",
-    "mds": "headrace.dataplane.shards.mds",
-    "megatron": "headrace.dataplane.shards.megatron",
+    "mds": Entry("headrace.dataplane.shards.mds"),
+    "megatron": Entry("headrace.dataplane.shards.megatron", writable=False),
+    "arrow": Entry("headrace.dataplane.shards.arrow"),
 }
+"""`tokenize index` asks the formats in this order whether a folder holds their files. Arrow is
+last: the shard tables of every dataset are Arrow files."""
 
 
 def shard_format(name: str) -> ShardFormat:
-    """The format called `name`."""
+    """Return the format called `name`."""
     if name not in FORMATS:
-        raise InputError(f"there is no shard format `{name}`", hint=f"known: {', '.join(FORMATS)}")
-    module: ShardFormat = import_module(FORMATS[name])
-    return module
+        raise InputError(
+            f"there is no shard format `{name}`", hint=f"known formats: {', '.join(FORMATS)}"
+        )
+    format: ShardFormat = import_module(FORMATS[name].module).FORMAT
+    return format
+
+
+def writable_formats() -> list[str]:
+    """Return the names of the formats that `tokenize build` may write, in alphabetical order."""
+    return sorted(name for name, entry in FORMATS.items() if entry.writable)

@@ -1,55 +1,172 @@
-"""MDS files: mosaicml's `streaming.StreamingDataset` reads them unmodified.
+"""MDS files, which mosaicml's `streaming.StreamingDataset` reads unmodified.
 
     count: uint32 | offsets: (count + 1) × uint32 | JSON config | token counts | samples
 
-A sample is the sizes of its variable columns, then the columns: tokens, weights (if any), file,
-position, id (empty where the corpus has none). The token counts between the config and the first
-sample are ours: readers of MDS go by the offsets and never look there, and we find every token
-without touching a sample. Files that others wrote are found out by reading their samples' sizes.
+A sample holds the sizes of its variable columns, then the columns: tokens, weights (if any), file,
+position, id (empty where the corpus has none). headrace adds the token counts between the config
+and the first sample: MDS readers follow the offsets and skip them, and headrace locates every token
+without reading a sample. In files of other programs the sizes of each sample are read instead.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from ...console.errors import InputError, IntegrityError
-from . import DocumentOrigin, Int64, Reader, ShardDocuments, ShardLayout
+from ...console.errors import InputError, IntegrityError, MisuseError
+from ..arrays import Int64
+from ..storage import storage
+from .documents import DocumentOrigin, ShardDocuments
+from .format import ExternalShard, Reader, ShardFormat, ShardLayout, StoredShard
 
 LIMIT = 2**32
-"""Offsets are uint32: a file is smaller than this."""
+"""Upper limit of a file's size: offsets are uint32."""
 
 MARK = "headrace"
 FIXED = {"int": 8, "uint8": 1, "uint16": 2, "uint32": 4, "int32": 4, "int64": 8, "uint64": 8}
 FIXED |= {"int8": 1, "int16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
-def write(out: BinaryIO, documents: ShardDocuments) -> None:
-    config = json.dumps({**columns(documents), MARK: {"counts": len(documents)}}).encode()
-    lengths = np.diff(documents.starts)
-    assert not len(lengths) or lengths.min() > 0, "a document holds at least its end"
-    counts = lengths.astype(np.uint32).tobytes()
-    samples = _samples(documents)
-    sizes = np.fromiter((len(sample) for sample in samples), np.int64, len(samples))
-    head = 4 + 4 * (len(samples) + 1) + len(config) + len(counts)
-    offsets = np.concatenate([[0], np.cumsum(sizes)]) + head
-    if offsets[-1] >= LIMIT:
-        raise InputError(
-            f"a shard of {offsets[-1]} bytes is too large for MDS, whose files end at 4 GiB",
-            hint="choose a smaller --shard-size, or split long documents (--max-document-tokens)",
+class MdsFormat(ShardFormat):
+    compressible = True
+    index_name = "index.json"
+    external_files = "an index.json"
+    index_options = ("column", "dtype")
+
+    def write(self, out: BinaryIO, documents: ShardDocuments) -> None:
+        config = json.dumps(
+            {
+                **index_columns(
+                    documents.tokens.dtype.name, weighted=documents.weights is not None
+                ),
+                MARK: {"counts": len(documents)},
+            }
+        ).encode()
+        lengths = np.diff(documents.starts)
+        assert not len(lengths) or lengths.min() > 0, "a document holds at least its end token"
+        counts = lengths.astype(np.uint32).tobytes()
+        samples = _samples(documents)
+        sizes = np.fromiter((len(sample) for sample in samples), np.int64, len(samples))
+        head = 4 + 4 * (len(samples) + 1) + len(config) + len(counts)
+        offsets = np.concatenate([[0], np.cumsum(sizes)]) + head
+        if offsets[-1] >= LIMIT:
+            raise InputError(
+                f"a shard of {offsets[-1]} bytes is too large: MDS files are limited to 4 GiB",
+                hint="choose a smaller --shard-size, or split documents (--max-document-tokens)",
+            )
+        out.write(np.uint32(len(samples)).tobytes())
+        out.write(offsets.astype(np.uint32).tobytes())
+        out.write(config)
+        out.write(counts)
+        out.writelines(samples)
+
+    def layout(
+        self, read: Reader, size: int, *, dtype: str, details: dict[str, object]
+    ) -> ShardLayout:
+        offsets, config, end = _head(read, size)
+        samples = len(offsets) - 1
+        itemsize = np.dtype(dtype).itemsize
+        if MARK not in config:
+            column = str(details.get("column", "tokens"))
+            return _external_layout(read, offsets, config, itemsize, column)
+        data = read(end, end + 4 * samples)
+        lengths = np.frombuffer(data, np.uint32).astype(np.int64)
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        variable = config["column_sizes"].count(None)
+        # An array's values follow one byte for the kind of shape, and the shape.
+        shape = 1 + np.select([lengths < 1 << 8, lengths < 1 << 16], [1, 2], 4)
+        tokens = offsets[:-1] + 4 * variable + shape
+        weights = tokens + lengths * itemsize + shape
+        return ShardLayout(
+            document_starts=starts,
+            run_tokens=starts,
+            run_bytes=tokens,
+            weight_bytes=weights if "weights" in config["column_names"] else None,
         )
-    out.write(np.uint32(len(samples)).tobytes())
-    out.write(offsets.astype(np.uint32).tobytes())
-    out.write(config)
-    out.write(counts)
-    out.writelines(samples)
 
+    def origins(
+        self, read: Reader, size: int, first: int, last: int, *, details: dict[str, object]
+    ) -> list[DocumentOrigin]:
+        offsets, config, _ = _head(read, size)
+        if MARK not in config:
+            return [
+                DocumentOrigin(str(details.get("file", "")), number)
+                for number in range(first, last)
+            ]
+        origins = []
+        for number in range(first, last):
+            sample = read(int(offsets[number]), int(offsets[number + 1]))
+            place = _places(sample, config)
+            start, end = place["position"]
+            position = int(np.frombuffer(sample[start:end], np.int64)[0])
+            id = sample[slice(*place["id"])].decode()
+            origins.append(
+                DocumentOrigin(sample[slice(*place["file"])].decode(), position, id or None)
+            )
+        return origins
 
-def columns(documents: ShardDocuments) -> dict[str, Any]:
-    """What the dataset's index.json says of each shard's columns."""
-    return index_columns(documents.tokens.dtype.name, weighted=documents.weights is not None)
+    def index(
+        self,
+        shards: Sequence[StoredShard],
+        *,
+        dtype: str,
+        weighted: bool,
+        compression: str | None,
+    ) -> bytes:
+        entries = [
+            {
+                **index_columns(dtype, weighted=weighted),
+                "compression": compression,
+                "hashes": [],
+                "raw_data": {"basename": shard.name, "bytes": shard.size, "hashes": {}},
+                "samples": shard.documents,
+                "size_limit": None,
+                "zip_data": None
+                if shard.stored_name is None
+                else {"basename": shard.stored_name, "bytes": shard.stored_size, "hashes": {}},
+            }
+            for shard in shards
+        ]
+        return json.dumps({"version": 2, "shards": entries}, sort_keys=True).encode()
+
+    def index_problem(self, folder: Path, shards: Sequence[StoredShard]) -> str | None:
+        """Open the index with StreamingDataset's own reader and compare its document counts."""
+        from streaming.base.format import reader_from_json
+
+        try:
+            entries = json.loads((folder / "index.json").read_text())["shards"]
+            counts = [reader_from_json(str(folder), None, entry).size for entry in entries]
+        except (OSError, ValueError, KeyError) as error:
+            return f"streaming cannot read it: {error!r}"
+        if counts != [shard.documents for shard in shards]:
+            listed = f"{sum(counts):,} documents in {len(counts):,} shards"
+            return f"it lists {listed}; the manifest has others"
+        return None
+
+    def recognises(self, names: Sequence[str]) -> bool:
+        return "index.json" in names
+
+    def external_shards(self, url: str, column: str, dtype: str | None) -> Iterator[ExternalShard]:
+        for entry in json.loads(storage.read(storage.join(url, "index.json")))["shards"]:
+            raw, packed = entry["raw_data"], entry["zip_data"]
+            if packed is not None and not str(entry["compression"]).startswith("zstd"):
+                raise InputError(
+                    f"{packed['basename']} is compressed with {entry['compression']}; only zstd "
+                    "is read",
+                    hint="decompress the shards",
+                )
+            yield ExternalShard(
+                name=raw["basename"],
+                size=raw["bytes"],
+                dtype=_id_type(entry, column, dtype),
+                details={"column": column, "file": raw["basename"]},
+                stored_name=None if packed is None else packed["basename"],
+                stored_size=None if packed is None else packed["bytes"],
+            )
 
 
 def index_columns(dtype: str, *, weighted: bool) -> dict[str, Any]:
@@ -66,46 +183,27 @@ def index_columns(dtype: str, *, weighted: bool) -> dict[str, Any]:
     }
 
 
-def layout(read: Reader, size: int, *, dtype: str, details: dict[str, object]) -> ShardLayout:
-    offsets, config, end = _head(read, size)
-    samples = len(offsets) - 1
-    itemsize = np.dtype(dtype).itemsize
-    if MARK not in config:
-        column = str(details.get("column", "tokens"))
-        return _foreign_layout(read, offsets, config, itemsize, column)
-    data = read(end, end + 4 * samples)
-    lengths = np.frombuffer(data, np.uint32).astype(np.int64)
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    variable = config["column_sizes"].count(None)
-    # In front of the values of an array: a byte for its kind of shape, and the shape.
-    shape = 1 + np.select([lengths < 1 << 8, lengths < 1 << 16], [1, 2], 4)
-    tokens = offsets[:-1] + 4 * variable + shape
-    weights = tokens + lengths * itemsize + shape
-    return ShardLayout(
-        document_starts=starts,
-        run_tokens=starts,
-        run_bytes=tokens,
-        weight_bytes=weights if "weights" in config["column_names"] else None,
-    )
-
-
-def origins(
-    read: Reader, size: int, first: int, last: int, *, details: dict[str, object]
-) -> list[DocumentOrigin]:
-    offsets, config, _ = _head(read, size)
-    if MARK not in config:
-        return [
-            DocumentOrigin(str(details.get("file", "")), number) for number in range(first, last)
-        ]
-    found = []
-    for number in range(first, last):
-        sample = read(int(offsets[number]), int(offsets[number + 1]))
-        place = _places(sample, config)
-        start, end = place["position"]
-        position = int(np.frombuffer(sample[start:end], np.int64)[0])
-        id = sample[slice(*place["id"])].decode()
-        found.append(DocumentOrigin(sample[slice(*place["file"])].decode(), position, id or None))
-    return found
+def _id_type(entry: dict[str, Any], column: str, dtype: str | None) -> str:
+    names = entry["column_names"]
+    if column not in names:
+        raise InputError(
+            f"the MDS shards have no column `{column}`",
+            hint=f"choose one with --column: {', '.join(names)}",
+        )
+    encoding = entry["column_encodings"][names.index(column)]
+    kind, recorded = (*encoding.split(":"), "")[:2]
+    if recorded and dtype is not None:
+        raise MisuseError(
+            f"the column `{column}` records the type of its ids: {recorded}",
+            hint="remove --dtype",
+        )
+    if kind not in ("ndarray", "bytes") or not (recorded or dtype):
+        raise InputError(
+            f"the column `{column}` is encoded as `{encoding}`, which does not record the type of "
+            "its ids",
+            hint="give it with --dtype, for example --dtype uint16",
+        )
+    return recorded or str(dtype)
 
 
 def _samples(documents: ShardDocuments) -> list[bytes]:
@@ -132,20 +230,20 @@ def _samples(documents: ShardDocuments) -> list[bytes]:
 
 
 def _shape(length: int) -> bytes:
-    """MDS' header of a one-dimensional array: ndim and the width of the shape, then the shape."""
+    """Return the MDS header of a one-dimensional array: ndim, the width of the shape, the shape."""
     power = 0 if length < 1 << 8 else 1 if length < 1 << 16 else 2
     return bytes([1 << 2 | power]) + length.to_bytes(1 << power, "little")
 
 
 def _head(read: Reader, size: int) -> tuple[Int64, dict[str, Any], int]:
-    """The samples' offsets, the config, and where the config ends."""
+    """Return the samples' offsets, the config, and the offset of its end."""
     count = int.from_bytes(read(0, 4), "little")
     at = 4 + 4 * (count + 1)
     if at > size:
-        raise IntegrityError("not a whole MDS file: its table of offsets is cut off")
+        raise IntegrityError("not a whole MDS file: its table of offsets is truncated")
     offsets = np.frombuffer(read(4, at), np.uint32).astype(np.int64)
     if offsets[-1] != size or np.any(np.diff(offsets) < 0):
-        raise IntegrityError("not a whole MDS file: its offsets do not end where it ends")
+        raise IntegrityError("not a whole MDS file: its last offset is not its size")
     text = read(at, int(offsets[0])).decode("latin-1")
     try:
         config, length = json.JSONDecoder().raw_decode(text)
@@ -154,10 +252,10 @@ def _head(read: Reader, size: int) -> tuple[Int64, dict[str, Any], int]:
     return offsets, config, at + length
 
 
-def _foreign_layout(
+def _external_layout(
     read: Reader, offsets: Int64, config: dict[str, Any], itemsize: int, column: str
 ) -> ShardLayout:
-    """The layout of a file that others wrote: each sample's tokens are looked up in it."""
+    """Return the layout of a file of another program, from the sizes in each sample."""
     names = config["column_names"]
     if column not in names:
         raise InputError(
@@ -177,7 +275,7 @@ def _foreign_layout(
 
 
 def _array_head(data: bytes, encoding: str) -> int:
-    """Bytes in front of the values of an encoded array."""
+    """Return the bytes before the values of an encoded array."""
     _, *rest = encoding.split(":")
     head = 0 if rest else 1
     if len(rest) < 2:
@@ -187,7 +285,7 @@ def _array_head(data: bytes, encoding: str) -> int:
 
 
 def _places(sample: bytes, config: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Where each column lies in a sample."""
+    """Return the range of each column in a sample."""
     variable = config["column_sizes"].count(None)
     sizes = iter(np.frombuffer(sample[: 4 * variable], np.uint32).tolist())
     place, at = {}, 4 * variable
@@ -196,3 +294,6 @@ def _places(sample: bytes, config: dict[str, Any]) -> dict[str, tuple[int, int]]
         place[name] = (at, at + size)
         at += size
     return place
+
+
+FORMAT = MdsFormat()

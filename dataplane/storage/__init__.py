@@ -1,0 +1,1 @@
+"""Files by URL: local paths and object stores, with atomic writes and retries."""

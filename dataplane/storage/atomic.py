@@ -1,8 +1,8 @@
-"""Files on a local disk that appear whole or not at all.
+"""Atomic writes on a local disk.
 
-What is written lies beside its place until it is on the disk, and is then moved there, by one
-rename. Its name is always the same, so that whoever writes there next takes up what a killed
-process has left; only what a living process is writing has a name of its own beside that.
+A file is written beside its target, synced, and renamed over the target. The temporary name is
+fixed, so that the next writer reuses a file that a killed process has left; if a living process is
+writing that file, a unique name is used instead.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 HALF_WRITTEN = re.compile(r"\..+\.tmp")
-"""The name of a file that is being written, or was when its process was killed."""
-EMPTIED_LATER = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Names of temporary files, of living and of killed writers."""
+OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
-def becoming(target: Path) -> Iterator[BinaryIO]:
-    """A file to write into, that then takes the place of `target`."""
-    temporary, file = _beside(target)
+def replacing(target: Path) -> Iterator[BinaryIO]:
+    """Yield a new file that replaces `target` when the block ends without an error."""
+    temporary, file = _open_temporary(target)
     try:
         with file:
             yield file
@@ -33,13 +33,13 @@ def becoming(target: Path) -> Iterator[BinaryIO]:
             temporary.replace(target)
         sync(target.parent)
     except OSError:
-        with contextlib.suppress(OSError):  # it may be `target` by now
+        with contextlib.suppress(OSError):  # it may have been renamed already
             temporary.unlink()
         raise
 
 
 def sync(path: Path) -> None:
-    """Make what a file holds, or the names in a folder, survive a power cut."""
+    """fsync a file or a folder, so that it survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -47,12 +47,12 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _beside(target: Path) -> tuple[Path, BinaryIO]:
-    """An empty file that nobody else writes to, and its path."""
+def _open_temporary(target: Path) -> tuple[Path, BinaryIO]:
+    """Open an empty temporary file that no other process writes to; return it with its path."""
     usual = target.with_name(f".{target.name}.tmp")
     with contextlib.suppress(OSError):
-        file = os.fdopen(os.open(usual, EMPTIED_LATER, 0o666), "wb")
-        if _is_ours(file, usual):
+        file = os.fdopen(os.open(usual, OPEN_FLAGS, 0o666), "wb")
+        if _lock(file, usual):
             file.truncate(0)
             return usual, file
         file.close()
@@ -60,10 +60,10 @@ def _beside(target: Path) -> tuple[Path, BinaryIO]:
     return other, other.open("xb")
 
 
-def _is_ours(file: BinaryIO, path: Path) -> bool:
-    """Whether we alone write to a file, and nobody has moved it into its place meanwhile."""
+def _lock(file: BinaryIO, path: Path) -> bool:
+    """Lock a file. False if another process holds it, or has renamed it meanwhile."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except OSError:  # it is held, or gone; or there are no locks on this disk
+    except OSError:  # held or gone; or the file system has no locks
         return False

@@ -1,4 +1,4 @@
-"""Stores behind a network: anything that fsspec knows, asked again where a fault may pass."""
+"""Object stores through fsspec, with retries on transient errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ...console.errors import MissingError, UserError
 from ...console.log import get_logger
-from .faults import answer, failed, passes, said
+from .faults import is_transient, message_of, response_of, storage_error
 
 T = TypeVar("T")
 
@@ -19,12 +19,12 @@ ATTEMPTS = 8
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 20.0
 SLOWEST, STALLED = 256 << 10, 120.0
-"""Bytes a second that a store must take of what is written to it, and the seconds on top of that:
-one that takes nothing would be waited for until TCP gives up."""
+"""A write times out after STALLED seconds plus its size over SLOWEST bytes per second. Without a
+limit, a store that accepts nothing blocks until TCP gives up."""
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """fsspec's file system for a URL, and the path in it."""
+    """Return fsspec's file system for a URL, and the path in it."""
     import fsspec
 
     try:
@@ -34,41 +34,41 @@ def file_system(url: str) -> tuple[Any, str]:
     return fs, path
 
 
-def ask(verb: str, url: str, act: Callable[[Any, str], T]) -> T:
-    """What `act` gives for a file system and a path in it, through faults that pass. A store that
-    refuses is asked once more: credentials are read anew, and may have been renewed."""
+def request(verb: str, url: str, act: Callable[[Any, str], T]) -> T:
+    """Run `act(fs, path)` with retries on transient errors. A refused request is sent once more
+    with freshly loaded credentials, which may have been renewed."""
 
     def once() -> T:
         fs, path = file_system(url)
         try:
             return act(fs, path)
         except Exception as error:
-            if not isinstance(error, PermissionError) and answer(error)[0] != 400:
+            if not isinstance(error, PermissionError) and response_of(error)[0] != 400:
                 raise
             type(fs).clear_instance_cache()
             return act(*file_system(url))
 
-    return tried_again(verb, url, once)
+    return retry(verb, url, once)
 
 
-def tried_again(verb: str, url: str, act: Callable[[], T]) -> T:
-    """What `act` gives, which is called again, after growing pauses, where a fault may pass."""
+def retry(verb: str, url: str, act: Callable[[], T]) -> T:
+    """Run `act()`; on transient errors run it again, after growing pauses."""
     for attempt, pause in enumerate(_pauses(), start=1):
         try:
             return act()
         except UserError:
             raise
-        except Exception as error:  # fsspec's back ends share no class for a passing fault
-            if attempt == ATTEMPTS or not passes(error):
-                raise failed(verb, url, error) from error
-            why = said(error)
-            log.warning("could not %s %s (%s); trying again in %.1f s", verb, url, why, pause)
+        except Exception as error:  # fsspec's back ends share no class for transient errors
+            if attempt == ATTEMPTS or not is_transient(error):
+                raise storage_error(verb, url, error) from error
+            reason = message_of(error)
+            log.warning("cannot %s %s (%s); retrying in %.1f s", verb, url, reason, pause)
             time.sleep(pause)
     raise AssertionError("unreachable")
 
 
 def limit(fs: Any, size: int) -> dict[str, float]:
-    """How long a write may take. fsspec's own back ends for stores are those that can be told."""
+    """Return the time-out of a write as arguments; only fsspec's async back ends take one."""
     return {"timeout": STALLED + size / SLOWEST} if fs.async_impl else {}
 
 

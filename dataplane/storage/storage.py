@@ -1,8 +1,7 @@
-"""Files by URL: the same verbs for local paths and for stores, and every write atomic.
+"""Files by URL: one interface for local paths and object stores, with atomic writes.
 
-A write is visible whole or not at all. On a local disk that is one rename (atomic.py); on an object
-store one PUT, or a completed multipart upload. What cannot be done is a StorageError that names the
-URL.
+A write becomes visible whole or not at all: by a rename on a local disk (atomic.py), by one PUT or
+a completed multipart upload on an object store. Failures raise a StorageError that names the URL.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import Any
 
 from ...console.errors import StorageError
 from . import remote
-from .atomic import becoming, sync
-from .faults import failed
+from .atomic import replacing, sync
+from .faults import storage_error
 
 
 def is_local(url: str) -> bool:
@@ -23,10 +22,10 @@ def is_local(url: str) -> bool:
 
 
 def local_path(url: str) -> Path:
-    """The path of a local URL."""
+    """Return the path of a local URL."""
     assert is_local(url), url
     if "\0" in url:
-        raise StorageError(f"{url!r} is no path: it holds a NUL", hint="write it without")
+        raise StorageError(f"{url!r} is not a path: it contains a NUL byte", hint="remove the byte")
     return Path(url.removeprefix("file://")).expanduser()
 
 
@@ -35,17 +34,19 @@ def join(url: str, *names: str) -> str:
 
 
 def read(url: str, start: int = 0, end: int | None = None) -> bytes:
-    """The bytes [start, end) of a file, or all of it."""
+    """Read the bytes [start, end) of a file, or the whole file."""
     if is_local(url):
         try:
             with local_path(url).open("rb") as file:
                 file.seek(start)
                 return file.read() if end is None else file.read(end - start)
         except OSError as error:
-            raise failed("read", url, error) from None
+            raise storage_error("read", url, error) from None
     if start == 0 and end is None:
-        return remote.ask("read", url, lambda fs, path: bytes(fs.cat_file(path)))
-    return remote.ask("read", url, lambda fs, path: bytes(fs.cat_file(path, start=start, end=end)))
+        return remote.request("read", url, lambda fs, path: bytes(fs.cat_file(path)))
+    return remote.request(
+        "read", url, lambda fs, path: bytes(fs.cat_file(path, start=start, end=end))
+    )
 
 
 def size(url: str) -> int:
@@ -53,14 +54,14 @@ def size(url: str) -> int:
         try:
             return local_path(url).stat().st_size
         except OSError as error:
-            raise failed("read", url, error) from None
-    return int(remote.ask("read", url, lambda fs, path: fs.info(path)["size"]))
+            raise storage_error("read", url, error) from None
+    return int(remote.request("read", url, lambda fs, path: fs.info(path)["size"]))
 
 
 def exists(url: str) -> bool:
     if is_local(url):
         return local_path(url).exists()
-    return bool(remote.ask("look for", url, lambda fs, path: fs.exists(path)))
+    return bool(remote.request("look for", url, lambda fs, path: fs.exists(path)))
 
 
 def write(url: str, data: bytes) -> None:
@@ -70,32 +71,32 @@ def write(url: str, data: bytes) -> None:
         def send(fs: Any, path: str) -> None:
             fs.pipe_file(path, data, **remote.limit(fs, len(data)))
 
-        remote.ask("write", url, send)
+        remote.request("write", url, send)
         return
     target = local_path(url)
     try:
         try:
             _write_local(target, data)
-        except FileNotFoundError:  # another process has just cleared the folder
+        except FileNotFoundError:  # another process has just removed the folder
             _write_local(target, data)
     except OSError as error:
-        raise failed("write", url, error) from None
+        raise storage_error("write", url, error) from None
 
 
 def _write_local(target: Path, data: bytes) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    with becoming(target) as file:
+    with replacing(target) as file:
         file.write(data)
 
 
 def put(source: Path, url: str) -> None:
-    """Move a finished local file to `url`, atomically."""
+    """Move a finished local file to `url` atomically."""
     if not is_local(url):
 
         def send(fs: Any, path: str) -> None:
             fs.put_file(str(source), path, **remote.limit(fs, source.stat().st_size))
 
-        remote.ask("write", url, send)
+        remote.request("write", url, send)
         source.unlink()
         return
     target = local_path(url)
@@ -108,20 +109,20 @@ def put(source: Path, url: str) -> None:
         except OSError as error:
             if error.errno != errno.EXDEV:  # it is on another disk
                 raise
-            with source.open("rb") as file, becoming(target) as copy:
+            with source.open("rb") as file, replacing(target) as copy:
                 shutil.copyfileobj(file, copy)
             source.unlink()
     except OSError as error:
-        raise failed("write", url, error) from None
+        raise storage_error("write", url, error) from None
 
 
 def delete(url: str) -> None:
-    """Remove one file; one that is not there is no error."""
+    """Remove one file if it exists."""
     if is_local(url):
         try:
             local_path(url).unlink(missing_ok=True)
         except OSError as error:
-            raise failed("delete", url, error) from None
+            raise storage_error("delete", url, error) from None
         return
 
     def remove(fs: Any, path: str) -> None:
@@ -130,11 +131,11 @@ def delete(url: str) -> None:
         except FileNotFoundError:
             return
 
-    remote.ask("delete", url, remove)
+    remote.request("delete", url, remove)
 
 
 def list_files(url: str) -> list[str]:
-    """The names of all files below a folder, relative to it, sorted."""
+    """List all files below a folder: sorted names relative to it."""
     if is_local(url):
         root = local_path(url)
         return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
@@ -144,11 +145,11 @@ def list_files(url: str) -> list[str]:
         root = path.rstrip("/") + "/"
         return sorted(str(name)[len(root) :] for name in fs.find(path))
 
-    return remote.ask("list", url, find)
+    return remote.request("list", url, find)
 
 
 def names(url: str) -> list[str]:
-    """What is in a folder, by name, sorted; nothing, where there is no folder."""
+    """List the names in a folder, sorted; empty if there is no folder."""
     if is_local(url):
         folder = local_path(url)
         return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
@@ -156,9 +157,9 @@ def names(url: str) -> list[str]:
     def look(fs: Any, path: str) -> list[str]:
         fs.invalidate_cache()
         try:
-            found = fs.ls(path, detail=False)
+            paths = fs.ls(path, detail=False)
         except FileNotFoundError:
             return []
-        return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in found)
+        return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in paths)
 
-    return remote.ask("list", url, look)
+    return remote.request("list", url, look)

@@ -1,4 +1,4 @@
-"""What an audit finds: rows and what they hold, documents and the rows that have them."""
+"""Results of an audit, as text and JSON: rows with their documents, documents with their rows."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...dataplane.shards import DocumentOrigin
+from ...dataplane.shards.documents import DocumentOrigin
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeenDocument:
-    """A document of a row."""
+class DocumentInRow:
+    """The piece of a document that is in a row."""
 
     document: int
-    """Its number in the dataset."""
+    """Number of the document in the dataset."""
     id: str | None
     file: str
     position: int
     tokens: int
-    """How many of the row's tokens are its own."""
+    """Number of the row's tokens that belong to the document."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeenRow:
+class AuditedRow:
+    """A row, with its documents and the hash of its tokens."""
+
     row: int
     step: int
     phase: str
     source: str
     epoch: int
-    documents: tuple[SeenDocument, ...]
+    documents: tuple[DocumentInRow, ...]
     tokens_hash: str
     text: str | None = None
 
@@ -47,8 +49,8 @@ class SeenRow:
             f"epoch {self.epoch}, tokens {self.tokens_hash}"
         ]
         lines += [
-            f"  document {document.document:,}{_name(document.id)}: {document.tokens:,} tokens, "
-            f"{document.file} at {document.position:,}"
+            f"  document {document.document:,}{_in_brackets(document.id)}: "
+            f"{document.tokens:,} tokens, {document.file} at {document.position:,}"
             for document in self.documents
         ]
         if self.text is not None:
@@ -57,54 +59,54 @@ class SeenRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sighting:
-    """A row that has tokens of a document."""
+class Occurrence:
+    """A row that holds tokens of a document."""
 
     row: int
     step: int
     phase: str
     epoch: int
     first: int
-    """The first of the document's tokens that the row takes."""
+    """First token of the document that is in the row."""
     tokens: int
     seen: bool | None
-    """Whether the run has taken this row; None where there is no ledger."""
+    """True if the run has taken this row; None if there is no ledger."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Whereabouts:
-    """A document, and all rows of the plan that have it."""
+class AuditedDocument:
+    """A document, and all rows of the plan that hold its tokens."""
 
     source: str
     document: int
     origin: DocumentOrigin
     tokens: int
-    sightings: tuple[Sighting, ...]
+    occurrences: tuple[Occurrence, ...]
     text: str | None = None
 
     def as_json(self) -> Iterator[str]:
         origin = {"id": self.origin.id, "file": self.origin.file, "position": self.origin.position}
-        for sighting in self.sightings:
-            data = {"source": self.source, "document": self.document, **origin, **vars(sighting)}
+        for occurrence in self.occurrences:
+            data = {"source": self.source, "document": self.document, **origin, **vars(occurrence)}
             yield json.dumps(data if self.text is None else {**data, "text": self.text})
 
     def as_text(self) -> str:
         lines = [
-            f"document {self.document:,}{_name(self.origin.id)} of {self.source}: {self.tokens:,} "
-            f"tokens, {self.origin.file} at {self.origin.position:,}"
+            f"document {self.document:,}{_in_brackets(self.origin.id)} of {self.source}: "
+            f"{self.tokens:,} tokens, {self.origin.file} at {self.origin.position:,}"
         ]
-        words = {True: "seen", False: "will be seen", None: "is"}
+        status = {True: ", trained on", False: ", not trained on yet", None: ""}
         lines += [
-            f"  {words[at.seen]} in row {at.row:,} (step {at.step:,}, phase {at.phase}, epoch "
-            f"{at.epoch}): its tokens {at.first:,} to {at.first + at.tokens:,}"
-            for at in self.sightings
+            f"  row {at.row:,} (step {at.step:,}, phase {at.phase}, epoch {at.epoch}"
+            f"{status[at.seen]}): tokens {at.first:,} to {at.first + at.tokens:,} of the document"
+            for at in self.occurrences
         ]
-        if not self.sightings:
-            lines.append("  no row of this plan has it")
+        if not self.occurrences:
+            lines.append("  no row of this plan holds it")
         if self.text is not None:
             lines += [f"  | {line}" for line in self.text.splitlines()]
         return "\n".join(lines)
 
 
-def _name(id: str | None) -> str:
+def _in_brackets(id: str | None) -> str:
     return "" if id is None else f" ({id})"

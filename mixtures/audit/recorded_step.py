@@ -1,4 +1,4 @@
-"""What a run has recorded of a step: what its rows came to."""
+"""Describe what a run recorded of a step: loss, gradient norm and learning rate."""
 
 from __future__ import annotations
 
@@ -8,34 +8,35 @@ from ...dataplane.runlog.reader import METRICS, StepLines
 from ...dataplane.storage import storage
 
 
-def recorded(run: str, step: int) -> str | None:
-    """A step's losses beside those of the step before, for a person; None if there are none."""
+def describe_recorded_step(run: str, step: int) -> str | None:
+    """Return a step's metrics beside those of the step before; None if none were recorded."""
     file = storage.join(run, METRICS)
     if not storage.exists(file):
         return None
     with StepLines(file) as lines:
-        before, found = lines.find(step)
-    return None if found is None else _told(found, before or {})
+        previous, entry = lines.find(step)
+    return None if entry is None else _describe(entry, previous or {})
 
 
-def _told(entry: dict[str, Any], before: dict[str, Any]) -> str:
-    left_out = f"; left out: {entry.get('why')}" if entry.get("skipped") else ""
-    sources, earlier = entry["sources"], before.get("sources", {})
+def _describe(entry: dict[str, Any], previous: dict[str, Any]) -> str:
+    skipped = f"; step skipped: {entry.get('why')}" if entry.get("skipped") else ""
+    sources, previous_sources = entry["sources"], previous.get("sources", {})
     width = max(map(len, sources), default=0)
     return "\n".join(
         [
-            f"loss {_beside(entry['loss'], before.get('loss'))}, gradient norm "
-            f"{_beside(entry['grad_norm'], before.get('grad_norm'))}, learning rate "
-            f"{entry['lr']:.3g}{left_out}",
+            f"loss {_compared(entry['loss'], previous.get('loss'))}, gradient norm "
+            f"{_compared(entry['grad_norm'], previous.get('grad_norm'))}, learning rate "
+            f"{entry['lr']:.3g}{skipped}",
             *(
-                f"  {name:<{width}}  {each['rows']:>3} row{'s' if each['rows'] != 1 else ' '}  "
-                f"loss {_beside(each['loss'], earlier.get(name, {}).get('loss'))}"
-                for name, each in sources.items()
+                f"  {name:<{width}}  {metrics['rows']:>3} "
+                f"row{'s' if metrics['rows'] != 1 else ' '}  "
+                f"loss {_compared(metrics['loss'], previous_sources.get(name, {}).get('loss'))}"
+                for name, metrics in sources.items()
             ),
         ]
     )
 
 
-def _beside(value: float | None, before: float | None) -> str:
-    told = "not finite" if value is None else f"{value:.4g}"
-    return told if before is None else f"{told} (the step before: {before:.4g})"
+def _compared(value: float | None, previous: float | None) -> str:
+    text = "not finite" if value is None else f"{value:.4g}"
+    return text if previous is None else f"{text} (step before: {previous:.4g})"

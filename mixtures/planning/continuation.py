@@ -1,7 +1,7 @@
-"""What a plan inherits from the run that it continues, and how far the two then overlap.
+"""Compare a plan with the run that it continues: what it inherits, and how far they overlap.
 
-The run may go on with its own plan beside this one: siblings draw from the same sources, and may
-take the same tokens.
+The run may go on with its own plan beside this one. The two plans draw from the same sources, and
+may take the same tokens.
 """
 
 from __future__ import annotations
@@ -10,87 +10,95 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...dataplane.order.permutation import Int64
+from ...dataplane.arrays import Int64
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
-from .branch import Branch, debts
+from .branch_point import BranchPoint, inherited_debts
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceInherited:
-    """What a source brings along from the run that a plan continues."""
+class InheritedSource:
+    """The state of a source in the run that a plan continues."""
 
     source: str
     stands_at: float
+    """Epochs that the run has consumed."""
     passed_over: int
-    """Tokens of the current epoch that the run had left and this plan cannot take up."""
+    """Tokens of the current epoch that the run has not consumed and this plan skips."""
     sibling_tokens: int
-    """What the run itself takes if it goes on with its own plan."""
+    """Tokens that the run takes if it goes on with its own plan."""
     shared_tokens: int
-    """Of those, what this plan takes as well, in the same epoch."""
+    """Tokens of these that this plan takes as well, in the same epoch."""
     owed: int
-    """Tokens that the source is still to be given, or has been given too many."""
+    """Tokens that the source is owed by its share; negative if it has been given too many."""
     written_off: int
-    """What was owed besides: with it, some source would be off by more than a row."""
+    """Tokens that it was owed besides. With them, a source would be off by more than a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Continuation:
+    """The point at which a plan continues another, and the state of its sources there."""
+
     plan: str
+    """Hash of the plan that is continued."""
     row: int
     step: int
     token: int
-    sources: tuple[SourceInherited, ...]
+    sources: tuple[InheritedSource, ...]
 
 
-def standing(order: SourceOrder, position: Position, length: int) -> float:
-    """Epochs behind a position."""
+def epochs_consumed(order: SourceOrder, position: Position, length: int) -> float:
+    """Return the number of epochs consumed at a position."""
     left = order.rows(position.epoch, 1) - position.row * length
     return position.epoch + 1 - left / max(order.tokens - 1, 1)
 
 
-def continuation(stream: Stream, branch: Branch) -> Continuation:
-    """What the plan of `stream` inherits from the run that it branches from."""
+def continuation(stream: Stream, branch: BranchPoint) -> Continuation:
+    """Compare the plan of `stream` with the run that it continues."""
     plan, before = stream.plan, branch.plan
     length, first = branch.last_phase.seq_len, plan.phases[0].seq_len
     names = [source.name for source in plan.sources]
-    owed = debts(branch, plan)
-    found = []
+    owed = inherited_debts(branch, plan)
+    inherited = []
     for index, source in enumerate(before.sources):
         number = names.index(source.name)
-        heir, carried = plan.sources[number], plan.debts[number]
+        successor, carried = plan.sources[number], plan.debts[number]
         here = branch.positions[index]
         left = source.order.rows(here.epoch, 1) - here.row * length
-        left += heir.order.tokens - source.order.tokens
-        if here.row == 0 and heir.start.epoch < here.epoch:
-            left = heir.order.tokens - source.order.tokens  # an epoch that was over
-        taken_up = heir.order.rows(heir.start.epoch, 1) - heir.start.row * first
+        left += successor.order.tokens - source.order.tokens
+        if here.row == 0 and successor.start.epoch < here.epoch:
+            left = successor.order.tokens - source.order.tokens  # the epoch had ended
+        available = successor.order.rows(successor.start.epoch, 1) - successor.start.row * first
         sibling = _taken(branch.stream, index, branch.row)
-        mine = _taken(stream, number, plan.first_row)
-        found.append(
-            SourceInherited(
+        own = _taken(stream, number, plan.first_row)
+        inherited.append(
+            InheritedSource(
                 source=source.name,
-                stands_at=standing(source.order, here, length),
-                passed_over=left if heir.start.epoch > here.epoch else left - taken_up,
+                stands_at=epochs_consumed(source.order, here, length),
+                passed_over=left if successor.start.epoch > here.epoch else left - available,
                 sibling_tokens=sum(_length(spans) for spans in sibling.values()),
                 shared_tokens=sum(
-                    _length(_common(spans, mine[epoch]))
+                    _length(_common(spans, own[epoch]))
                     for epoch, spans in sibling.items()
-                    if epoch in mine
+                    if epoch in own
                 ),
                 owed=round(carried),
                 written_off=round(owed[number] - carried),
             )
         )
     return Continuation(
-        plan=before.hash, row=branch.row, step=branch.step, token=branch.token, sources=tuple(found)
+        plan=before.hash,
+        row=branch.row,
+        step=branch.step,
+        token=branch.token,
+        sources=tuple(inherited),
     )
 
 
 def _taken(stream: Stream, source: int, first: int) -> dict[int, Int64]:
-    """By epoch, the tokens of a source that the rows from `first` on take, as spans in order."""
+    """Return, by epoch, the tokens of a source that rows from `first` on take, as sorted spans."""
     order = stream.plan.sources[source].order
-    found: dict[int, list[Int64]] = {}
+    by_epoch: dict[int, list[Int64]] = {}
     for span in stream.spans:
         if span.last_row <= first:
             continue
@@ -98,15 +106,15 @@ def _taken(stream: Stream, source: int, first: int) -> dict[int, Int64]:
         ended = int(stream.counts(span.last_row)[source] - span.counts[source])
         position = order.advance(span.starts[source], span.length, begun)
         for epoch, spans in order.taken(position, span.length, ended - begun):
-            found.setdefault(epoch, []).append(spans)
+            by_epoch.setdefault(epoch, []).append(spans)
     return {
-        epoch: (whole := np.concatenate(parts))[np.argsort(whole[:, 0])]
-        for epoch, parts in found.items()
+        epoch: (whole := np.concatenate(spans))[np.argsort(whole[:, 0])]
+        for epoch, spans in by_epoch.items()
     }
 
 
 def _common(one: Int64, other: Int64) -> Int64:
-    """What two lists of spans, each in order and without overlaps, have in common."""
+    """Return the intersection of two lists of spans, each sorted and without overlaps."""
     edges = np.unique(np.concatenate([one.ravel(), other.ravel()]))
     inside = [
         np.searchsorted(spans[:, 0], edges[:-1], side="right")

@@ -1,4 +1,4 @@
-"""What a command is pointed at: a mixture YAML, a plan that was saved, or a run's folder."""
+"""Open the plan of a command's argument: a mixture YAML, a saved plan, or a run's folder."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ from ...dataplane.runlog import ledger
 from ...dataplane.storage import storage
 from ..spec.mixture import After
 from ..spec.tolerant_read import read
-from .branch import PLAN, Branch, open_branch
-from .resolve import resolve_draft
+from .branch_point import PLAN, BranchPoint, open_branch_point
+from .resolve_mixture import resolve_draft
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Target:
+class OpenedPlan:
+    """A plan as a stream, and the run that it belongs to, if any."""
+
     stream: Stream
     run: str | None = None
-    """The run's folder, where it is one."""
+    """Folder or URL of the run; None for a mixture or a saved plan."""
 
     @cached_property
-    def branch(self) -> Branch | None:
-        """What the plan continues, if it does and that can still be read."""
+    def branch(self) -> BranchPoint | None:
+        """The run that the plan continues; None if there is none, or it cannot be read."""
         parent = self.plan.parent
         if parent is None:
             return None
         try:
-            branch = open_branch(After(run=parent.run, step=self.plan.first_step))
+            branch = open_branch_point(After(run=parent.run, step=self.plan.first_step))
             if (branch.plan.hash, branch.row) != (parent.hash, parent.row):
-                raise PlanError(f"the run {parent.run} follows another plan now")
+                raise PlanError(f"the run {parent.run} has another plan now")
             return branch
         except UserError as error:
-            log.warning("what the plan inherits is not shown: %s", error.what)
+            log.warning("cannot show what the plan inherits: %s", error.what)
             return None
 
     @property
@@ -47,25 +49,28 @@ class Target:
 
     @cached_property
     def ledger(self) -> str | None:
-        """The run's ledger, if it has one yet."""
+        """Path of the run's ledger; None if there is none yet."""
         file = storage.join(self.run, ledger.NAME) if self.run else None
         return file if file and storage.exists(file) else None
 
 
-def open_target(name: str, overrides: Sequence[str] = ()) -> Target:
-    """Resolve a YAML; load a plan, or the plan of a run. Plans and runs may lie at any URL."""
+def open_plan(name: str, overrides: Sequence[str] = ()) -> OpenedPlan:
+    """Resolve a mixture YAML, or load a saved plan or the plan of a run, from any URL."""
     run = name if _is_folder(name) else None
     if run and not storage.exists(storage.join(run, PLAN)):
         raise PlanError(
-            f"there is no plan in the folder {run}",
-            hint="name a mixture YAML, a plan.json or the folder of a run",
+            f"there is no {PLAN} in the folder {run}",
+            hint=f"give a mixture YAML, a {PLAN} or the folder of a run",
         )
     if not run and not name.endswith(".json"):
-        return Target(resolve_draft(read(name, overrides)))
+        return OpenedPlan(resolve_draft(read(name, overrides)))
     if overrides:
-        problem = Problem(overrides[0].partition("=")[0], "a plan is fixed: change its mixture")
+        problem = Problem(
+            overrides[0].partition("=")[0],
+            "a saved plan cannot be overridden; override its mixture",
+        )
         raise ConfigError("the overrides on the command line", [problem])
-    return Target(Stream(Plan.load(storage.join(run, PLAN) if run else name)), run=run)
+    return OpenedPlan(Stream(Plan.load(storage.join(run, PLAN) if run else name)), run=run)
 
 
 def _is_folder(name: str) -> bool:

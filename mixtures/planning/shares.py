@@ -1,8 +1,8 @@
-"""Shares: what a person wrote, made exact fractions, and then the integer weights of a plan.
+"""Turn the shares of a mixture into exact fractions, and those into integer weights of a plan.
 
-Shares are read as the decimals that were written. A phase's integer weights reproduce them
-exactly where a table of PERIODS[1] rows can; where none can, the smallest table is used that keeps
-the phase within a row of what was asked for, and the plan is refused if there is none.
+Shares are read as the decimals that were written. The integer weights of a phase reproduce them
+exactly if a table of PERIODS[1] rows can. Otherwise the smallest table is used that keeps every
+source within a row of its share over the phase; if no table does, the plan is refused.
 """
 
 from __future__ import annotations
@@ -14,46 +14,44 @@ from itertools import pairwise
 
 from ...console.errors import PlanError
 from ...dataplane.order.plan import Phase, Stretch
-from ..spec.mixture import PhaseSpec, ends
+from ..spec.mixture import PhaseSpec, endpoints, exact_fraction
 
 PERIODS = (1 << 14, 1 << 17, 1 << 20)
-"""Sizes of tables. A small one is made sooner: a million rows take some ten seconds."""
+"""Table sizes in rows. Small tables are built faster: a million rows take about ten seconds."""
 RAMP_STRETCHES = 128
 RAMP_PERIOD = 1 << 10
 RAMP_END = 1 << 7
-"""Rows of a ramp's last stretch: few enough for its weights to settle every account."""
+"""Maximum rows of a ramp's last stretch, so that its weights can settle all debts."""
 
 Shares = tuple[Fraction, ...]
-
-
-def exact(value: float) -> Fraction:
-    """The decimal that was written: 0.1 is one tenth."""
-    return Fraction(repr(value))
 
 
 def phase_shares(
     phase: PhaseSpec, sources: Sequence[str], replays: Mapping[str, Shares]
 ) -> tuple[Shares, Shares]:
-    """Each source's share at the phase's beginning and at its end, replayed phases dissolved."""
+    """Return each source's share at the start and at the end of a phase.
+
+    Replayed phases are replaced by their sources: `replays` has the shares of earlier phases.
+    """
     shares = ([Fraction(0)] * len(sources), [Fraction(0)] * len(sources))
     for name, weight in phase.weights.items():
-        for side, value in enumerate(ends(weight)):
+        for side, value in enumerate(endpoints(weight)):
             if name in replays:
-                for index, part in enumerate(replays[name]):
-                    shares[side][index] += exact(value) * part
+                for index, share in enumerate(replays[name]):
+                    shares[side][index] += exact_fraction(value) * share
             else:
-                shares[side][sources.index(name)] += exact(value)
+                shares[side][sources.index(name)] += exact_fraction(value)
     first, last = (_normal(side) for side in shares)
     return first, last
 
 
 def average(first: Shares, last: Shares) -> Shares:
-    """A phase's shares of its tokens: what replaying it draws by."""
-    return tuple((one + two) / 2 for one, two in zip(first, last, strict=True))
+    """Return the average shares of a phase. A phase that replays it draws by these."""
+    return tuple((start + end) / 2 for start, end in zip(first, last, strict=True))
 
 
 def drawn_shares(phase: Phase) -> Shares:
-    """The shares by which a planned phase draws, over all of it."""
+    """Return the average shares of a planned phase, from its integer weights."""
     sums = [Fraction(0)] * len(phase.stretches[0].weights)
     for stretch in phase.stretches:
         total = sum(stretch.weights)
@@ -64,15 +62,15 @@ def drawn_shares(phase: Phase) -> Shares:
 
 
 def stretches(name: str, rows: int, first: Shares, last: Shares) -> tuple[Stretch, ...]:
-    """A phase's rows as stretches of constant integer weights."""
+    """Split the rows of a phase into stretches of constant integer weights."""
     if first == last:
         return (_constant(name, rows, first),)
     period = max(RAMP_PERIOD, 4 * len(first))
     taken = [Fraction(0)] * len(first)
     result = []
     for start, end in pairwise(_ramp_edges(rows)):
-        # What is still owed at the stretch's end, so that rounding does not add up; and what can
-        # be owed at the phase's, so that it can be made good.
+        # wanted: rows that each source is owed at the end of the stretch, so that rounding errors
+        # do not add up. later: rows that it is still owed after that, until the phase ends.
         wanted = [
             one * end + (two - one) * Fraction(end * end, 2 * rows) - so_far
             for one, two, so_far in zip(first, last, taken, strict=True)
@@ -93,20 +91,24 @@ def stretches(name: str, rows: int, first: Shares, last: Shares) -> tuple[Stretc
 def _ramp_weights(
     wanted: Sequence[Fraction], later: Sequence[Fraction], period: int
 ) -> tuple[int, ...]:
-    """Integers with the sum `period` in proportion to what sources want of a stretch. Nobody gets
-    more than a unit above that, or what he wants later."""
+    """Return integers that sum to `period`, in proportion to the `wanted` rows of a stretch.
+
+    No source gets more than one unit above that, or more than it is owed until the end of the
+    phase (`later`).
+    """
     unit = sum(wanted) / period
-    weights = [max(math.floor(part / unit), 0) for part in wanted]
+    weights = [max(math.floor(rows / unit), 0) for rows in wanted]
     room = [
-        (part + more) / unit - weight
-        for part, more, weight in zip(wanted, later, weights, strict=True)
+        (rows + more) / unit - weight
+        for rows, more, weight in zip(wanted, later, weights, strict=True)
     ]
     short = period - sum(weights)
     nearest = sorted(range(len(wanted)), key=lambda index: weights[index] - wanted[index] / unit)
     for index in [index for index in nearest if room[index] >= 1][:short]:
         weights[index] += 1
         room[index] -= 1
-    while sum(weights) < period:  # few have room: near the end, or where sources outnumber units
+    # Near the end, and with more sources than units, too few sources have room for a whole unit.
+    while sum(weights) < period:
         index = max(nearest, key=lambda index: room[index])
         weights[index] += 1
         room[index] -= 1
@@ -128,14 +130,15 @@ def _constant(name: str, rows: int, shares: Shares) -> Stretch:
         if error < 1:
             return Stretch(rows=rows, weights=weights)
     raise PlanError(
-        f"the weights of phase {name} need a finer table than there is: over its {rows:,} rows "
-        f"a source would be off by {float(error):.1f} rows",
+        f"the weights of phase {name} need a larger table than {PERIODS[-1]:,} rows: over the "
+        f"phase's {rows:,} rows a source would be off by {float(error):.1f} rows",
         hint="write the weights with fewer decimals",
     )
 
 
 def _ramp_edges(rows: int) -> list[int]:
-    """Stretches of even length; the last ones ever shorter, so that the phase ends within a row."""
+    """Return the edges of a ramp's stretches: of equal length, then shorter and shorter, so that
+    every source ends within a row of its share."""
     count = min(RAMP_STRETCHES, rows)
     edges = [rows * number // count for number in range(count)]
     while rows - edges[-1] > RAMP_END:
@@ -143,13 +146,14 @@ def _ramp_edges(rows: int) -> list[int]:
     return [*edges, rows]
 
 
-def _rounded(parts: Sequence[Fraction], period: int) -> tuple[int, ...]:
-    """Integers in proportion to `parts` with about `period` as sum: none that is wanted is 0."""
-    total = sum(parts)
-    scaled = [part / total * period for part in parts]
-    floors = [max(math.floor(part), 1 if part else 0) for part in scaled]
+def _rounded(shares: Sequence[Fraction], period: int) -> tuple[int, ...]:
+    """Return integers in proportion to `shares` that sum to about `period`. Only a share of 0
+    becomes 0."""
+    total = sum(shares)
+    scaled = [share / total * period for share in shares]
+    floors = [max(math.floor(weight), 1 if weight else 0) for weight in scaled]
     short = period - sum(floors)
-    order = sorted(range(len(parts)), key=lambda index: floors[index] - scaled[index])
+    order = sorted(range(len(shares)), key=lambda index: floors[index] - scaled[index])
     for index in order[: max(short, 0)]:
         floors[index] += 1
     return tuple(floors)

@@ -1,7 +1,7 @@
-"""What can be wrong with a mixture before any dataset is opened: everything, at once.
+"""Check a mixture before any dataset is opened, and report all problems at once.
 
-The dataclasses of spec.py only know what a mixture is made of. Whether it makes sense is asked
-here, so that a negative weight and a source that does not exist are reported together.
+The dataclasses of `mixture.py` only check types. The meaning of the values is checked here, so
+that a negative weight and an unknown source are reported together.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from typing import NamedTuple
 from ...console.explain import nearest
 from ...console.yaml_text import Path
 from ...dataplane.storage import storage
-from ..planning.shares import exact
-from .mixture import LearningRate, Mixture, PhaseSpec, Settled, ends, settled
+from .mixture import Mixture, PhaseSpec, SizedPhase, endpoints, exact_fraction, sized_phases
 
 TOLERANCE = 1e-6
-"""How far from 1 a phase's shares may be: 0.333 three times is refused, 0.3333333 is not."""
+"""Maximum distance of a sum of shares from 1: three times 0.333 is refused, 0.3333333 is not."""
 
-MOST_TOKENS = 1 << 60
-"""A phase's, so that rows and tokens are counted in 64 bits."""
+MAX_TOKENS = 1 << 60
+"""Limit on the tokens of a phase, so that rows and tokens are counted in 64 bits."""
 
 
 class Finding(NamedTuple):
-    """Something wrong, and the place in the YAML."""
+    """A problem, and its place in the YAML."""
 
     path: Path
     what: str
@@ -35,7 +34,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Inherited:
-    """What the run that a mixture continues has settled."""
+    """Names and sizes that a mixture inherits from the run that it continues."""
 
     phases: tuple[str, ...]
     sources: tuple[str, ...]
@@ -43,11 +42,18 @@ class Inherited:
     batch: int
 
 
-def findings(
-    mixture: Mixture, inherited: Inherited | None, *, lost: Sequence[str] = (), blind: bool = False
+def check_mixture(
+    mixture: Mixture,
+    inherited: Inherited | None,
+    *,
+    unreadable: Sequence[str] = (),
+    names_incomplete: bool = False,
 ) -> Iterator[Finding]:
-    """`lost` are names of sources and phases that cannot be read. With `blind` there are more, of
-    which not even the names are known."""
+    """Yield the problems of a mixture.
+
+    `unreadable` are names of sources and phases whose YAML could not be read. `names_incomplete`
+    means that not even all names are known, so no name is reported as unknown.
+    """
     yield from _source_findings(mixture, inherited)
     if not mixture.phases:
         yield Finding(("phases",), "is empty; a mixture needs at least one phase")
@@ -56,18 +62,22 @@ def findings(
             yield Finding((name,), f"is {value:,}; it must be at least 1")
     replayable = list(inherited.phases) if inherited else []
     for name, phase in mixture.phases.items():
-        known = [*mixture.sources, *(inherited.sources if inherited else ()), *replayable, *lost]
+        inherited_sources = inherited.sources if inherited else ()
+        known = [*mixture.sources, *inherited_sources, *replayable, *unreadable]
         if inherited and name in inherited.phases:
             yield Finding(
                 ("phases", name),
-                "the run that this continues has a phase of this name; replay it under another",
+                "the run that this mixture continues has a phase of this name; choose another "
+                "name, and replay that phase in `weights`",
             )
-        yield from _weight_findings(name, phase, mixture, None if blind else known)
+        yield from _weight_findings(name, phase, mixture, None if names_incomplete else known)
         replayable.append(name)
     before = (inherited.seq_len, inherited.batch) if inherited else (None, None)
-    for each in settled(mixture, *before):
-        yield from _size_findings(each, mixture.chunk, needed=not (blind or lost))
-        yield from _rate_findings(each.name, each.spec)
+    for sized in sized_phases(mixture, *before):
+        yield from _size_findings(
+            sized, mixture.chunk, required=not (names_incomplete or unreadable)
+        )
+        yield from _lr_findings(sized.name, sized.spec)
 
 
 def _source_findings(mixture: Mixture, inherited: Inherited | None) -> Iterator[Finding]:
@@ -76,12 +86,12 @@ def _source_findings(mixture: Mixture, inherited: Inherited | None) -> Iterator[
     urls: dict[str, str] = {}
     for name, source in mixture.sources.items():
         place = ("sources", name)
-        url = _one_url(source.data)
+        url = _normal_url(source.data)
         if url in urls:
-            yield Finding((*place, "data"), f"is the URL of source {urls[url]} too")
+            yield Finding((*place, "data"), f"is also the URL of source {urls[url]}")
         urls.setdefault(url, name)
         if name in mixture.phases or (inherited and name in inherited.phases):
-            yield Finding(place, "a phase has this name too")
+            yield Finding(place, "a phase has the same name")
         for key, value in (("max_epochs", source.max_epochs), ("generations", source.generations)):
             if value is not None and value < 1:
                 yield Finding((*place, key), f"is {value}; it must be at least 1")
@@ -90,10 +100,10 @@ def _source_findings(mixture: Mixture, inherited: Inherited | None) -> Iterator[
 def _weight_findings(
     name: str, phase: PhaseSpec, mixture: Mixture, known: list[str] | None
 ) -> Iterator[Finding]:
-    """`known` are the sources and earlier phases that may be weighed, if they are known."""
+    """Check the weights of a phase. `known` are its possible keys; None if they are not known."""
     place: Path = ("phases", name, "weights")
     if not phase.weights:
-        yield Finding(place, "is empty; it names the sources of the phase")
+        yield Finding(place, "is empty; name the sources of the phase and their shares")
         return
     sums: list[Fraction] | None = [Fraction(0), Fraction(0)]
     for key, weight in phase.weights.items():
@@ -101,28 +111,28 @@ def _weight_findings(
             yield Finding((*place, key), "a phase cannot replay itself")
         elif known is not None and key not in known:
             if key in mixture.phases:
-                what = "is a later phase; only earlier ones can be replayed"
+                what = "is a later phase; only earlier phases can be replayed"
             else:
                 near = nearest(key, known)
                 hint = f"; did you mean `{near}`?" if near else f". Known: {', '.join(known)}"
                 what = f"there is no such source or earlier phase{hint}"
             yield Finding((*place, key), what)
         if isinstance(weight, dict) and set(weight) != {"from", "to"}:
-            yield Finding((*place, key), "a changing share has both `from` and `to`")
+            yield Finding((*place, key), "a changing share needs both `from` and `to`")
             sums = None
             continue
-        for edge, value in enumerate(ends(weight)):
+        for edge, value in enumerate(endpoints(weight)):
             if not math.isfinite(value) or value < 0:
-                yield Finding((*place, key), f"is {value:g}; a share is 0 or more")
+                yield Finding((*place, key), f"is {value:g}; a share must be at least 0")
                 sums = None
                 break
             if sums is not None:
-                sums[edge] += exact(value)
+                sums[edge] += exact_fraction(value)
     if sums is None:
         return
     edges = {"": sums[0]}
     if sums[0] != sums[1]:
-        edges = {" at its beginning": sums[0], " at its end": sums[1]}
+        edges = {" at the start": sums[0], " at the end": sums[1]}
     for when, total in edges.items():
         if total == 0:
             yield Finding(place, f"all shares are 0{when}")
@@ -130,58 +140,42 @@ def _weight_findings(
             yield Finding(place, f"the shares sum to {float(total):.6g}{when}; they must sum to 1")
 
 
-def _size_findings(phase: Settled, chunk: int | None, *, needed: bool) -> Iterator[Finding]:
+def _size_findings(phase: SizedPhase, chunk: int | None, *, required: bool) -> Iterator[Finding]:
     place: Path = ("phases", phase.name)
     sound = True
     for key in ("seq_len", "batch"):
         value = getattr(phase, key)
-        if value is None and needed:
+        if value is None and required:
             yield Finding((*place, key), "is required in the first phase")
         if value is not None and value < 1:
             yield Finding((*place, key), f"is {value:,}; it must be at least 1")
             sound = False
     tokens, seq_len, batch = phase.spec.tokens, phase.seq_len, phase.batch
     if tokens == 0:
-        yield Finding((*place, "tokens"), "is required: how many tokens the phase takes")
-    elif not 0 < tokens < MOST_TOKENS:
-        what = f"is {tokens:,}; it must be at least 1, and less than {MOST_TOKENS:,}"
+        yield Finding((*place, "tokens"), "is required: the number of tokens of the phase")
+    elif not 0 < tokens < MAX_TOKENS:
+        what = f"is {tokens:,}; it must be at least 1 and less than {MAX_TOKENS:,}"
         yield Finding((*place, "tokens"), what)
     if not sound:
         return
     if seq_len and batch and batch < seq_len:
-        what = f"an update of {batch:,} tokens holds no row of {seq_len:,} tokens"
+        what = f"a step of {batch:,} tokens is shorter than a row of {seq_len:,} tokens"
         yield Finding((*place, "batch"), what)
     elif batch and 0 < tokens < batch:
-        what = f"{tokens:,} tokens are less than one update ({batch:,})"
+        what = f"{tokens:,} tokens are less than one step ({batch:,})"
         yield Finding((*place, "tokens"), what)
     if chunk and seq_len and chunk % seq_len:
-        what = f"{chunk:,} is not a multiple of phase {phase.name}'s {seq_len:,} tokens"
+        what = f"{chunk:,} is not a multiple of seq_len {seq_len:,} of phase {phase.name}"
         yield Finding(("chunk",), what)
 
 
-def _rate_findings(name: str, phase: PhaseSpec) -> Iterator[Finding]:
-    place: Path = ("phases", name, "lr")
-    lr: LearningRate = phase.lr
-    for key in ("peak", "warmup", "warmup_from", "end", "decay"):
-        value = getattr(lr, key)
-        if value is not None and (value < 0 or not math.isfinite(value)):
-            yield Finding((*place, key), f"is {value:g}; it must be a number that is not negative")
-    if lr.shape == "exponential" and not (lr.end > 0 and lr.peak > 0):
-        yield Finding((*place, "end"), "exponential decay needs an `end` and a `peak` above 0")
-    if lr.shape == "constant" and lr.end:
-        yield Finding((*place, "end"), "a constant rate ends where its warm-up does")
-    if lr.warmup_from and not lr.warmup:
-        yield Finding((*place, "warmup_from"), "there is no `warmup` that it could begin")
-    if (lr.shape == "wsd") != (lr.decay is not None):
-        yield Finding((*place, "decay"), "belongs to shape wsd, which needs it (in tokens)")
-    elif lr.decay == 0:
-        yield Finding((*place, "decay"), "is 0; wsd decays over at least one token")
-    if 0 < phase.tokens < lr.warmup + (lr.decay or 0):
-        yield Finding(place, f"warm-up and decay are longer than the phase ({phase.tokens:,})")
+def _lr_findings(name: str, phase: PhaseSpec) -> Iterator[Finding]:
+    for key, what in phase.lr.problems(phase.tokens):
+        yield Finding(("phases", name, "lr", *([key] if key else [])), what)
 
 
-def _one_url(url: str) -> str:
-    """One way to write a URL."""
+def _normal_url(url: str) -> str:
+    """Return one spelling of a URL."""
     if storage.is_local(url):
         return str(FilePath(storage.local_path(url)).absolute())
     return url.rstrip("/")

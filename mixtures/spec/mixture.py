@@ -1,4 +1,4 @@
-"""The mixture: the YAML that a person writes. check.py says what is wrong with one.
+"""The mixture: the dataclasses of its YAML. `check.py` checks that the values make sense.
 
 seed: 7
 sources:
@@ -21,39 +21,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from fractions import Fraction
+from typing import Annotated, Literal
 
+from ...console.config import OneOf
+from ..lr_shapes import DEFAULT_SHAPE, SHAPES
+from ..lr_shapes.shape import LearningRate
+
+Lr = Annotated[LearningRate, OneOf(SHAPES, tag="shape", default=DEFAULT_SHAPE)]
 Weight = float | dict[Literal["from", "to"], float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSpec:
-    """A dataset, under the name by which phases weigh it."""
+    """A dataset, under the name that phases use in their weights."""
 
     data: str
-    """The dataset's URL."""
+    """URL of the dataset."""
     max_epochs: int = 1
-    """How many times the plan may go through it."""
+    """Maximum number of epochs that the plan may take from the dataset."""
     generations: int | None = None
-    """Use the dataset's first generations only; all that it has now, if left out."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearningRate:
-    """The learning rate over a phase, in multiples of the run's peak."""
-
-    peak: float = 1.0
-    """Where the warm-up ends."""
-    warmup: int = 0
-    """Tokens over which the rate rises linearly to `peak`."""
-    warmup_from: float = 0.0
-    """Where the warm-up begins."""
-    shape: Literal["constant", "linear", "cosine", "exponential", "wsd"] = "constant"
-    """How it goes on after the warm-up. wsd: constant, then linear over the last `decay` tokens."""
-    end: float = 0.0
-    """Where the phase ends, for every shape but constant."""
-    decay: int | None = None
-    """Tokens of wsd's decay."""
+    """Use only the first generations of the dataset. Default: all that it has now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,27 +49,27 @@ class PhaseSpec:
     """A span of training with its own weights, sequence length, batch and learning rate."""
 
     tokens: int = 0
-    """How many tokens the phase takes, of all sources together: rounded to whole updates."""
+    """Tokens of the phase, over all sources; rounded to whole steps."""
     weights: dict[str, Weight] = field(default_factory=dict)
-    """The share of each source in the phase's tokens; together 1. A number, or {from, to} for a
-    share that changes evenly. The name of an earlier phase replays its mixture."""
+    """Share of each source in the phase's tokens; the shares sum to 1. A share is a number, or
+    {from, to} for one that changes linearly over the phase. The name of an earlier phase replays
+    that phase's mixture."""
     seq_len: int | None = None
-    """Tokens of a row; the phase before's, if left out."""
+    """Tokens of a row. Default: that of the phase before."""
     batch: int | None = None
-    """Tokens of an update; the phase before's, if left out."""
-    lr: LearningRate = field(default_factory=LearningRate)
-    """The learning rate, in multiples of the run's peak."""
+    """Tokens of a step, rounded to whole rows. Default: that of the phase before."""
+    lr: Lr = field(default_factory=SHAPES[DEFAULT_SHAPE])
+    """Learning rate over the phase, in multiples of the run's peak."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class After:
-    """The run from which this mixture branches."""
+    """The run that this mixture continues."""
 
     run: str
-    """The run's folder."""
+    """Folder or URL of the run."""
     step: int | None = None
-    """The first step that is this mixture's; where the run's newest checkpoint stands, if left
-    out."""
+    """First step of this mixture. Default: the step of the run's newest checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,25 +77,26 @@ class Mixture:
     """Sources, and the phases that draw from them."""
 
     sources: dict[str, SourceSpec] = field(default_factory=dict)
-    """Datasets by name. Those of the run that this mixture continues need not be repeated."""
+    """Datasets by name. Sources of the run that this mixture continues need not be repeated."""
     phases: dict[str, PhaseSpec] = field(default_factory=dict)
-    """In the order in which they are trained on."""
+    """Phases by name, in the order of training."""
     seed: int = 0
-    """Decides every permutation."""
+    """Seed of every permutation."""
     isolate_documents: bool = True
-    """Whether the documents of a row are kept from seeing each other."""
+    """Hide the documents of a row from each other."""
     chunk: int | None = None
     """Tokens that stay together when a source is shuffled: a multiple of every sequence length.
-    About 8 million, or a 256th of a smaller source, if left out."""
+    Default: about 8 million, or a 256th of a smaller source."""
     window: int | None = None
-    """Chunks among which rows are shuffled: 32, or an eighth of a smaller source, if left out."""
+    """Number of chunks whose rows are shuffled together. Default: 32, or an eighth of a smaller
+    source."""
     after: After | None = None
-    """Continue another run's stream: what it consumed is not served again."""
+    """Continue the stream of another run: tokens that it consumed are not served again."""
 
 
 @dataclass(frozen=True)
-class Settled:
-    """A phase with the sequence length and batch that hold in it; None where none was given."""
+class SizedPhase:
+    """A phase with the sequence length and batch that it uses; None where none is given."""
 
     name: str
     spec: PhaseSpec
@@ -115,16 +104,21 @@ class Settled:
     batch: int | None
 
 
-def settled(mixture: Mixture, seq_len: int | None, batch: int | None) -> Iterator[Settled]:
-    """The phases in order, after one with this sequence length and batch."""
+def sized_phases(mixture: Mixture, seq_len: int | None, batch: int | None) -> Iterator[SizedPhase]:
+    """Yield the phases in order. `seq_len` and `batch` are those before the first phase."""
     for name, spec in mixture.phases.items():
         seq_len = seq_len if spec.seq_len is None else spec.seq_len
         batch = batch if spec.batch is None else spec.batch
-        yield Settled(name, spec, seq_len, batch)
+        yield SizedPhase(name, spec, seq_len, batch)
 
 
-def ends(weight: Weight) -> tuple[float, float]:
-    """A share at the phase's beginning and at its end."""
+def endpoints(weight: Weight) -> tuple[float, float]:
+    """Return a share at the start and at the end of the phase."""
     if isinstance(weight, Mapping):
         return weight["from"], weight["to"]
     return weight, weight
+
+
+def exact_fraction(value: float) -> Fraction:
+    """Return the decimal as it was written: 0.1 is one tenth."""
+    return Fraction(repr(value))

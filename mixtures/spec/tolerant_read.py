@@ -1,7 +1,7 @@
-"""A mixture's YAML as far as it can be read, so that all that is wrong with it is told in one go.
+"""Read a mixture's YAML despite errors, so that all problems are reported at once.
 
-What has the wrong shape (a misspelt key, a word for a number) is taken out, and the rest is built
-and asked whether it makes sense. Nothing is said of what was taken out, or would have been there.
+Values of the wrong type and unknown keys are removed; the rest is built and checked. Problems that
+only follow from a removed value are not reported.
 """
 
 from __future__ import annotations
@@ -20,78 +20,86 @@ from ...console.yaml_text import Path, dotted
 from .check import Finding
 from .mixture import Mixture
 
-NAMED = ("sources", "phases")
-"""Sections whose keys are names: what is wrong in one entry says nothing of the others."""
+NAMED_SECTIONS = ("sources", "phases")
+"""Sections whose keys are names: a problem in one entry does not affect the others."""
 
 
 @dataclass
 class Draft:
+    """A mixture as far as its YAML could be built, and the problems of the rest."""
+
     mixture: Mixture
     source: str
-    """What the mixture is read from, for people."""
+    """Name of the YAML in error messages."""
     lines: Lines = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
-    """What has the wrong shape."""
-    missing: list[Path] = field(default_factory=list)
-    """What was taken out therefore."""
+    """Values of the wrong type, and unknown keys."""
+    removed: list[Path] = field(default_factory=list)
+    """Paths that were removed because of these problems."""
     damaged: list[Path] = field(default_factory=list)
-    """Entries in which something was; they are there, whatever is left of them."""
+    """Entries of named sections from which a key was removed."""
 
     @property
-    def lost(self) -> list[str]:
-        """Sources and phases that the YAML has and that could not be read at all."""
-        return [str(path[1]) for path in self.missing if len(path) == 2]
+    def unreadable_names(self) -> list[str]:
+        """Sources and phases that the YAML names and that were removed as a whole."""
+        return [str(path[1]) for path in self.removed if len(path) == 2]
 
     @property
-    def headless(self) -> bool:
-        """Whether a whole section is missing: nobody knows what it would have brought."""
-        return any(len(path) == 1 for path in self.missing)
+    def lacks_section(self) -> bool:
+        """True if a whole section was removed, with names that nobody knows."""
+        return any(len(path) == 1 for path in self.removed)
 
     def problem(self, finding: Finding) -> Problem | None:
-        """A finding with its line, unless it only follows from what has the wrong shape."""
+        """Add the line to a finding; return None if it only follows from a removed value."""
         path = finding.path
-        gone = any(path[: len(other)] == other for other in self.missing)
-        emptied = len(path) == 1 and any(other[0] == path[0] for other in self.missing)
-        # What is not there may be there, misspelt.
-        torn = self.headless or any(path[: len(entry)] == entry for entry in self.damaged)
-        if gone or emptied or (torn and path not in self.lines):
+        within_removed = any(path[: len(other)] == other for other in self.removed)
+        emptied = len(path) == 1 and any(other[0] == path[0] for other in self.removed)
+        # A key that seems to be missing may be there, misspelt.
+        uncertain = self.lacks_section or any(path[: len(entry)] == entry for entry in self.damaged)
+        if within_removed or emptied or (uncertain and path not in self.lines):
             return None
         return Problem(dotted(path), finding.what, line_of(self.lines, path))
 
 
 def read(file: str | FilePath, overrides: Sequence[str] = ()) -> Draft:
+    """Read a mixture's YAML, with `dotted.path=value` overrides."""
     data, lines = config.read_yaml(file)
-    return draft(config.apply_overrides(data, overrides, lines), str(file), lines)
+    return build_draft(config.apply_overrides(data, overrides, lines), str(file), lines)
 
 
-def draft(data: dict[str, Any], source: str, lines: Lines) -> Draft:
-    """Build what can be built. If too little is left, what has the wrong shape is all there is."""
-    data, found = deepcopy(data), Draft(Mixture(), source, lines)
+def build_draft(data: dict[str, Any], source: str, lines: Lines) -> Draft:
+    """Build as much of a mixture as possible.
+
+    Raises ConfigError with the problems found so far if the data as a whole cannot be used.
+    """
+    data, draft = deepcopy(data), Draft(Mixture(), source, lines)
     while True:
         try:
-            found.mixture = config.build(Mixture, data, source=source, lines=lines)
-            return found
+            draft.mixture = config.build(Mixture, data, source=source, lines=lines)
+            return draft
         except ConfigError as error:
-            known = {problem.path for problem in found.problems}
-            found.problems += [each for each in error.problems if each.path not in known]
-            places = list(_places(data))
+            known = {problem.path for problem in draft.problems}
+            draft.problems += [problem for problem in error.problems if problem.path not in known]
+            removable = list(_removable(data))
             bad = {
-                next((place for place in places if _within(problem.path, place)), ())
+                next((place for place in removable if _within(problem.path, place)), ())
                 for problem in error.problems
             }
-            if () in bad:  # of the whole
-                raise ConfigError(source, found.problems) from None
+            if () in bad:  # a problem of the whole file
+                raise ConfigError(source, draft.problems) from None
             for place in sorted(bad, key=len):
-                if at(data, place[:-1]) is not None:  # else it went with what it is a part of
+                if at(data, place[:-1]) is not None:  # else its parent was removed already
                     del at(data, place[:-1])[place[-1]]
-                    found.missing.append(place)
-                    found.damaged += [place[:2]] if place[0] in NAMED else []
+                    draft.removed.append(place)
+                    draft.damaged += [place[:2]] if place[0] in NAMED_SECTIONS else []
 
 
-def _places(data: dict[str, Any]) -> Iterator[Path]:
-    """What can be taken out, the smallest first: settings of entries, entries, sections. (An entry
-    without what it must have is found when its own place is all that is left of the path.)"""
-    for section in NAMED:
+def _removable(data: dict[str, Any]) -> Iterator[Path]:
+    """Yield the paths that can be removed, smallest first: settings, entries, sections.
+
+    A required key that is missing has no path of its own, so its entry is removed.
+    """
+    for section in NAMED_SECTIONS:
         entries = data.get(section)
         if isinstance(entries, dict):
             for name, entry in entries.items():

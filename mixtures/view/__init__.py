@@ -1,0 +1,1 @@
+"""Show a plan: summary per source and phase, table, curves, plot."""

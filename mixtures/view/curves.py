@@ -1,4 +1,4 @@
-"""A plan as curves over its tokens: shares, learning rate, tokens and epochs of each source."""
+"""Curves of a plan over its tokens: shares, learning rate, tokens and epochs of each source."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...dataplane.order.permutation import Int64
+from ...dataplane.arrays import Int64
 from ...dataplane.order.plan import Plan
 from ...dataplane.order.stream import Stream
 from ..learning_rate import lr_at
-from ..planning.continuation import standing
+from ..lr_shapes import shape_of
+from ..planning.continuation import epochs_consumed
 
 Float64 = npt.NDArray[np.float64]
 
 POINTS = 400
-"""Of each curve, besides the phases' edges."""
-MOST = 12
-"""Sources that are drawn by themselves; smaller ones are drawn together."""
+"""Number of points of each curve, without the edges of phases."""
+MAX_SOURCES = 12
+"""Maximum number of curves; beyond it, the smallest sources are drawn as one."""
 
 
 @dataclass(frozen=True)
 class PhaseSpan:
+    """The tokens of a phase, counted over the whole plan."""
+
     phase: str
     first_token: int
     last_token: int
@@ -33,35 +36,37 @@ class PhaseSpan:
 
 @dataclass(frozen=True)
 class Curves:
+    """The curves of a plan: what `mixtures plot` draws, and prints with --json."""
+
     phases: list[PhaseSpan]
     sources: list[str]
     max_epochs: list[int | None]
     share_edges: list[int]
-    """Token numbers; the shares are constant between two of them."""
+    """Token numbers; shares are constant between two of them."""
     shares: list[list[float]]
-    """[source][stretch]"""
+    """Share of each source in each stretch: [source][stretch]."""
     lr_tokens: list[int]
     lr: list[float]
     """In multiples of the run's peak."""
     tokens: list[int]
     """Token numbers at which `taken` and `epochs` are given."""
     taken: list[list[int]]
-    """[source][point], since the plan began."""
+    """Tokens of each source since the start of the plan: [source][point]."""
     epochs: list[list[float]]
-    """[source][point], with what was consumed before the plan."""
+    """Epochs of each source, including those consumed before the plan: [source][point]."""
 
     def as_data(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def curves(stream: Stream) -> Curves:
-    """The curves of a plan, the smallest of many sources drawn as one."""
+    """Return the curves of a plan; the smallest of many sources are merged into one."""
     plan = stream.plan
     drawn = stream.counts(plan.last_row)
     order = [int(index) for index in np.argsort(-drawn, kind="stable") if drawn[index]]
     groups = [[index] for index in order]
-    if len(groups) > MOST:
-        groups = [*groups[: MOST - 1], order[MOST - 1 :]]
+    if len(groups) > MAX_SOURCES:
+        groups = [*groups[: MAX_SOURCES - 1], order[MAX_SOURCES - 1 :]]
     names = [
         plan.sources[group[0]].name if len(group) == 1 else f"{len(group)} others"
         for group in groups
@@ -69,8 +74,11 @@ def curves(stream: Stream) -> Curves:
     rows = _rows(plan)
     taken, tokens = _taken(stream, rows)
     sizes = np.array([source.order.tokens for source in plan.sources], np.float64)
-    begun = np.array(
-        [standing(source.order, source.start, plan.phases[0].seq_len) for source in plan.sources]
+    before = np.array(
+        [
+            epochs_consumed(source.order, source.start, plan.phases[0].seq_len)
+            for source in plan.sources
+        ]
     )
     edges, shares = _shares(plan)
     lr_tokens, lr = _rates(plan)
@@ -90,7 +98,7 @@ def curves(stream: Stream) -> Curves:
         tokens=tokens,
         taken=[taken[group].sum(axis=0).tolist() for group in groups],
         epochs=[
-            (taken[group].sum(axis=0) / sizes[group].sum() + _mean(begun, sizes, group)).tolist()
+            (taken[group].sum(axis=0) / sizes[group].sum() + _mean(before, sizes, group)).tolist()
             for group in groups
         ],
     )
@@ -101,23 +109,23 @@ def _mean(values: Float64, weights: Float64, group: Sequence[int]) -> float:
 
 
 def _rows(plan: Plan) -> list[list[int]]:
-    """Rows at which to look, by phase: its edges among them."""
-    found = []
+    """Return the rows at which the curves are evaluated, by phase, with the phase's edges."""
+    by_phase = []
     for phase in plan.phases:
         points = max(2, round(POINTS * phase.tokens / plan.tokens))
         rows = np.linspace(phase.first_row, phase.last_row, points).round()
-        found.append(sorted({int(row) for row in rows}))
-    return found
+        by_phase.append(sorted({int(row) for row in rows}))
+    return by_phase
 
 
 def _taken(stream: Stream, rows: Sequence[Sequence[int]]) -> tuple[Int64, list[int]]:
-    """[source, point] tokens taken, and the token numbers of the points."""
+    """Return the tokens taken, [source, point], and the token numbers of the points."""
     columns: list[Int64] = []
     tokens: list[int] = []
     so_far = np.zeros(len(stream.plan.sources), np.int64)
-    for phase, places in zip(stream.plan.phases, rows, strict=True):
+    for phase, phase_rows in zip(stream.plan.phases, rows, strict=True):
         first = stream.counts(phase.first_row)
-        for row in places:
+        for row in phase_rows:
             columns.append(so_far + (stream.counts(row) - first) * phase.seq_len)
             tokens.append(phase.first_token + (row - phase.first_row) * phase.seq_len)
         so_far = columns[-1]
@@ -137,7 +145,7 @@ def _rates(plan: Plan) -> tuple[list[int], list[float]]:
     tokens, rates = [], []
     for phase in plan.phases:
         points = np.linspace(0, phase.tokens, max(50, POINTS * phase.tokens // plan.tokens))
-        corners = [phase.lr["warmup"], phase.tokens - (phase.lr["decay"] or 0)]
+        corners = shape_of(phase.lr).corners(phase.tokens)
         for token in sorted({int(point) for point in (*points, *corners)}):
             tokens.append(phase.first_token + token)
             rates.append(lr_at(phase, token))

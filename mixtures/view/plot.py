@@ -1,4 +1,4 @@
-"""The curves of a plan as one picture: PNG, SVG, or an HTML page that needs nothing else."""
+"""Draw the curves of a plan as one picture: PNG, SVG, or a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLOURS = (
     "#b8873b", "#d277a4", "#6d7f94", "#8fb04a", "#5a5fc2", "#a3a3a3",
 )  # fmt: skip
 LETTER = 0.0095
-"""The width of a letter of a phase's name, as a part of a panel's."""
+"""Width of a letter of a phase's name, as a fraction of the panel's width."""
 INK, FAINT, BAND = "#2b2f36", "#8a919c", "#f3f5f8"
 STYLE = {
     "font.family": "sans-serif",
@@ -56,22 +56,23 @@ th {{ font-weight: 600; color: {faint}; }}
 </style></head><body>
 <h1>{title}</h1>
 {figure}
-<table><tr><th>source</th><th>tokens</th><th>share</th><th>epochs at the end</th></tr>
+<table><tr><th>source</th><th>tokens</th><th>share</th><th>total epochs</th></tr>
 {rows}
 </table></body></html>
 """
 
 
 def kind_of(file: str) -> str:
-    """What to draw, by the file's ending."""
+    """Return the format of a picture, from the ending of its file name."""
     kind = Path(file).suffix.removeprefix(".").lower()
     if kind not in KINDS:
-        what = f"{file} ends in none of .png, .svg and .html"
+        what = f"{file} does not end in .png, .svg or .html"
         raise ConfigError("the command line", [Problem("--out", what)])
     return kind
 
 
 def draw(curves: Curves, file: str) -> None:
+    """Write the curves to a file or URL, in the format of its ending."""
     kind = kind_of(file)
     image = _picture(curves, "svg" if kind == "html" else kind)
     storage.write(file, _page(curves, image.decode()).encode() if kind == "html" else image)
@@ -123,7 +124,7 @@ def _colours(curves: Curves) -> Sequence[str]:
 
 
 def _draw_shares(panel: Any, curves: Curves) -> None:
-    """Stacked, so that what is there for one source is seen to be taken from another."""
+    """Stack the shares: a source that grows visibly takes its share from others."""
     edges = curves.share_edges
     twice = [token for token in edges for _ in (0, 1)][1:-1]
     panel.stackplot(
@@ -153,7 +154,7 @@ def _draw_lines(
     *,
     room_for: float = 0.0,
 ) -> None:
-    """A line for each source, and what it comes to at its end."""
+    """Draw a line for each source, with its last value at the end."""
     top = max(room_for, *(max(line) for line in lines)) * 1.08
     panel.set_ylim(0, top)
     for line, colour in zip(lines, _colours(curves), strict=True):
@@ -173,8 +174,7 @@ def _draw_lines(
 
 
 def _apart(heights: Sequence[float], gap: float) -> list[float]:
-    """The heights, the lower ones moved down and the higher ones up until none are nearer than
-    `gap`."""
+    """Move heights up and down until neighbours are about `gap` apart."""
     order = sorted(range(len(heights)), key=lambda index: heights[index])
     placed = [heights[index] for index in order]
     for _ in range(50):
@@ -183,12 +183,12 @@ def _apart(heights: Sequence[float], gap: float) -> list[float]:
             if short > 0:
                 placed[low] = max(placed[low] - short / 2, 0)
                 placed[low + 1] = max(placed[low + 1] + short / 2, placed[low] + gap)
-    found = dict(zip(order, placed, strict=True))
-    return [found[index] for index in range(len(heights))]
+    by_index = dict(zip(order, placed, strict=True))
+    return [by_index[index] for index in range(len(heights))]
 
 
 def _draw_epochs(panel: Any, curves: Curves) -> None:
-    """Each source's epochs, and where it would be used up, if it comes near."""
+    """Draw the epochs of each source, and its `max_epochs` if it comes near."""
     near: dict[int, list[str]] = {}
     for name, line, cap in zip(curves.sources, curves.epochs, curves.max_epochs, strict=True):
         if cap is not None and line[-1] > 0.6 * cap:
@@ -199,7 +199,7 @@ def _draw_epochs(panel: Any, curves: Curves) -> None:
     for cap, names in near.items():
         panel.axhline(cap, color=FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
         panel.annotate(
-            f"{', '.join(names)}: no more than {cap}",
+            f"{', '.join(names)}: max_epochs {cap}",
             (0, cap),
             xycoords=("axes fraction", "data"),
             xytext=(6, 3),
@@ -218,8 +218,10 @@ def _draw_phases(panel: Any, curves: Curves) -> None:
 
 
 def _draw_names(strip: Any, curves: Curves) -> None:
-    """The phases' names in a strip of their own; neighbours that are too narrow for theirs share a
-    place: the first one's and the last one's name."""
+    """Write the names of the phases into a strip above the panels.
+
+    Neighbouring phases that are too narrow for their names share one label: first … last.
+    """
     strip.set_axis_off()
     strip.set_ylim(0, 1)
     lengths = {phase.seq_len for phase in curves.phases}
@@ -230,9 +232,9 @@ def _draw_names(strip: Any, curves: Curves) -> None:
         return phase.last_token - phase.first_token < letter * len(phase.phase)
 
     groups: list[list[PhaseSpan]] = []
-    for together, members in groupby(curves.phases, narrow):
+    for is_narrow, members in groupby(curves.phases, narrow):
         phases = list(members)
-        groups += [phases] if together else [[phase] for phase in phases]
+        groups += [phases] if is_narrow else [[phase] for phase in phases]
     before, high = float(first), False
     for group in groups:
         start, end = group[0].first_token, group[-1].last_token

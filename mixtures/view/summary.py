@@ -1,7 +1,7 @@
-"""What a plan gives each source: rows, tokens, epochs and shares, phase by phase.
+"""Summarize a plan: rows, tokens, epochs and shares of each source, phase by phase.
 
-`stands at` says how far through its dataset a source is, in epochs, with what was consumed by the
-runs before and what was passed over: where it reaches `max_epochs`, a source is used up.
+`stands_at` counts all epochs of a source that are consumed, with those of the runs before and with
+skipped tokens. A source whose `stands_at` reaches `max_epochs` is used up.
 """
 
 from __future__ import annotations
@@ -12,37 +12,40 @@ from itertools import pairwise
 
 import numpy as np
 
-from ...dataplane.order.permutation import Int64
+from ...dataplane.arrays import Int64
 from ...dataplane.order.plan import Phase, Plan
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
-from ..planning.branch import Branch
-from ..planning.continuation import Continuation, continuation, standing
+from ..planning.branch_point import BranchPoint
+from ..planning.continuation import Continuation, continuation, epochs_consumed
 from ..planning.shares import drawn_shares
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceUse:
-    """What a phase, or the whole plan, takes of a source."""
+    """What a phase or the whole plan takes from a source."""
 
     source: str
     rows: int
     tokens: int
     epochs: float
-    """Tokens taken, as a part of the source's."""
+    """Tokens taken, divided by the tokens of the source."""
     stands_at: float
-    """How many epochs are behind the source when this ends."""
+    """Epochs of the source that are consumed at the end, since its first use."""
     share_asked: float
+    """Share that the mixture asks for."""
     share: float
-    """Of the tokens."""
+    """Share of the tokens that the rows really have."""
     left_over: int
-    """Tokens of the epochs that ended here which filled no row."""
+    """Tokens at the end of epochs that do not fill a row."""
     passed_over: int
-    """Tokens that the change of sequence length at the beginning skips in the current epoch."""
+    """Tokens of the current epoch that a change of sequence length skips, at the start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseUse:
+    """The rows, steps and tokens of a phase, and what it takes from each source."""
+
     phase: str
     first_row: int
     rows: int
@@ -54,15 +57,17 @@ class PhaseUse:
     tokens_asked: int
     tokens: int
     changing: bool
-    """Whether the shares change over the phase; those given are its average."""
+    """True if the shares change over the phase; the given shares are averages."""
     sources: tuple[SourceUse, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
+    """The rows, steps and tokens of a plan, by phase and in total."""
+
     hash: str
     parent: str | None
-    """The plan that this one continues."""
+    """Hash of the plan that this one continues."""
     first_row: int
     rows: int
     steps: int
@@ -70,11 +75,11 @@ class Summary:
     phases: tuple[PhaseUse, ...]
     total: tuple[SourceUse, ...]
     continues: Continuation | None
-    """What is inherited; known where what is continued is at hand."""
+    """State that the plan inherits; None if it continues no run, or the run cannot be read."""
 
 
-def summarize(stream: Stream, branch: Branch | None = None) -> Summary:
-    """What a plan takes. `branch` is what it continues, as far as that is at hand."""
+def summarize(stream: Stream, branch: BranchPoint | None = None) -> Summary:
+    """Summarize a plan. `branch` is the run that it continues, if that can be read."""
     plan = stream.plan
     edges = [phase.first_row for phase in plan.phases] + [plan.last_row]
     counts = [stream.counts(row) for row in edges]
@@ -98,8 +103,8 @@ def summarize(stream: Stream, branch: Branch | None = None) -> Summary:
 def _phase_use(stream: Stream, phase: Phase, rows: Int64, skipped: Int64 | None) -> PhaseUse:
     plan, length = stream.plan, phase.seq_len
     span = stream.span_at(phase.first_row)
-    begun = span.starts if span.first_row == phase.first_row else stream.positions(phase.first_row)
-    ended = stream.positions(phase.last_row)
+    start = span.starts if span.first_row == phase.first_row else stream.positions(phase.first_row)
+    end = stream.positions(phase.last_row)
     asked = drawn_shares(phase)
     return PhaseUse(
         phase=phase.name,
@@ -119,10 +124,10 @@ def _phase_use(stream: Stream, phase: Phase, rows: Int64, skipped: Int64 | None)
                 rows=int(rows[index]),
                 tokens=int(rows[index]) * length,
                 epochs=int(rows[index]) * length / source.order.tokens,
-                stands_at=standing(source.order, ended[index], length),
+                stands_at=epochs_consumed(source.order, end[index], length),
                 share_asked=float(asked[index]),
                 share=int(rows[index]) / phase.rows,
-                left_over=_left_over(source.order, begun[index], ended[index], length),
+                left_over=_left_over(source.order, start[index], end[index], length),
                 passed_over=0 if skipped is None else int(skipped[index]),
             )
             for index, source in enumerate(plan.sources)
@@ -131,12 +136,12 @@ def _phase_use(stream: Stream, phase: Phase, rows: Int64, skipped: Int64 | None)
 
 
 def _total(plan: Plan, phases: Sequence[PhaseUse]) -> tuple[SourceUse, ...]:
-    found = []
+    total = []
     for index, source in enumerate(plan.sources):
         uses = [phase.sources[index] for phase in phases]
         tokens = sum(use.tokens for use in uses)
         asked = sum(use.share_asked * phase.tokens for use, phase in zip(uses, phases, strict=True))
-        found.append(
+        total.append(
             SourceUse(
                 source=source.name,
                 rows=sum(use.rows for use in uses),
@@ -149,33 +154,33 @@ def _total(plan: Plan, phases: Sequence[PhaseUse]) -> tuple[SourceUse, ...]:
                 passed_over=sum(use.passed_over for use in uses),
             )
         )
-    return tuple(found)
+    return tuple(total)
 
 
-def _left_over(order: SourceOrder, begun: Position, ended: Position, length: int) -> int:
-    """What filled no row in the epochs that ended between two positions."""
-    if ended.epoch == begun.epoch:
+def _left_over(order: SourceOrder, start: Position, end: Position, length: int) -> int:
+    """Return the tokens that do not fill a row, in the epochs that end between two positions."""
+    if end.epoch == start.epoch:
         return 0
 
     def unfilled(epoch: int) -> int:
         return order.rows(epoch, 1) - order.rows(epoch, length) * length
 
-    full = ended.epoch - begun.epoch - 1
-    return unfilled(begun.epoch) + full * unfilled(begun.epoch + 1)
+    full = end.epoch - start.epoch - 1
+    return unfilled(start.epoch) + full * unfilled(start.epoch + 1)
 
 
 def _passed_over(stream: Stream) -> dict[int, Int64]:
-    """By the row of each change of length, the tokens of each source that it skips."""
-    found = {}
+    """Return the tokens of each source that a change of length skips, by the row of the change."""
+    by_row = {}
     for before, after in pairwise(stream.spans):
         here = stream.positions(after.first_row)
-        found[after.first_row] = np.array(
+        by_row[after.first_row] = np.array(
             [
                 _skipped(source.order, old, before.length, new, after.length)
                 for source, old, new in zip(stream.plan.sources, here, after.starts, strict=True)
             ]
         )
-    return found
+    return by_row
 
 
 def _skipped(order: SourceOrder, here: Position, length: int, there: Position, other: int) -> int:

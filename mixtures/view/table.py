@@ -1,4 +1,4 @@
-"""A plan's summary as a table for people."""
+"""Print the summary of a plan as a table."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ from ...console.progress import duration, human
 from ..planning.continuation import Continuation
 from .summary import PhaseUse, SourceUse, Summary
 
-HEAD = ("source", "rows", "tokens", "epochs", "stands at", "share", "asked", "left over", "skipped")
+HEAD = (
+    "source",
+    "rows",
+    "tokens",
+    "epochs",
+    "total epochs",
+    "share",
+    "asked",
+    "left over",
+    "skipped",
+)
 
 
 def table(summary: Summary, tokens_per_second: float | None = None) -> str:
-    """The whole plan. With a speed, the hours that each source and phase take."""
+    """Return the table of a whole plan; with a speed, also the time of each source and phase."""
     lines = [
         f"plan {summary.hash}: {summary.tokens:,} tokens in {summary.rows:,} rows and "
         f"{summary.steps:,} steps{_hours(summary.tokens, tokens_per_second)}"
@@ -22,7 +32,7 @@ def table(summary: Summary, tokens_per_second: float | None = None) -> str:
     if summary.continues:
         lines += ["", *_continuation(summary.continues)]
     elif summary.parent:
-        lines.append(f"after row {summary.first_row:,} of plan {summary.parent}")
+        lines.append(f"continues plan {summary.parent} at row {summary.first_row:,}")
     for phase in summary.phases:
         lines += ["", *_phase(phase, tokens_per_second)]
     if len(summary.phases) > 1:
@@ -32,7 +42,7 @@ def table(summary: Summary, tokens_per_second: float | None = None) -> str:
 
 
 def as_data(summary: Summary, tokens_per_second: float | None = None) -> dict[str, Any]:
-    """The same, for programs."""
+    """Return the summary as JSON data; with a speed, also the seconds."""
     data = asdict(summary)
     if tokens_per_second:
         data["seconds"] = summary.tokens / tokens_per_second
@@ -51,11 +61,11 @@ def _phase(phase: PhaseUse, speed: float | None) -> Iterator[str]:
     rows = "1 row" if phase.batch_rows == 1 else f"{phase.batch_rows:,} rows"
     yield (
         f"  steps {phase.first_step:,} to {last_step:,}, rows {phase.first_row:,} to {last_row:,}; "
-        f"{rows} of {phase.seq_len:,} tokens an update ({human(phase.batch_tokens)} tokens)"
+        f"{rows} of {phase.seq_len:,} tokens per step ({human(phase.batch_tokens)} tokens)"
     )
     yield from _uses(phase.sources, speed)
     if phase.changing:
-        yield "  The shares change over the phase; these are its averages."
+        yield "  The shares change over the phase; the table shows averages."
 
 
 def _rounded(phase: PhaseUse) -> str:
@@ -63,7 +73,7 @@ def _rounded(phase: PhaseUse) -> str:
     if not more:
         return ""
     word = "more" if more > 0 else "fewer"
-    return f" ({abs(more):,} {word} than asked: its edge is rounded to a whole update)"
+    return f" ({abs(more):,} {word} than asked: rounded to whole steps)"
 
 
 def _uses(uses: Sequence[SourceUse], speed: float | None) -> Iterator[str]:
@@ -88,10 +98,10 @@ def _uses(uses: Sequence[SourceUse], speed: float | None) -> Iterator[str]:
 
 def _continuation(continued: Continuation) -> Iterator[str]:
     yield (
-        f"after step {continued.step:,} (row {continued.row:,}, {continued.token:,} tokens) of "
-        f"plan {continued.plan}"
+        f"continues plan {continued.plan} at step {continued.step:,} (row {continued.row:,}, "
+        f"{continued.token:,} tokens)"
     )
-    head = ("source", "stood at", "passed over", "the run would take", "both take")
+    head = ("source", "total epochs", "skipped", "parent would take", "overlap")
     rows = [
         (
             source.source,
@@ -108,20 +118,20 @@ def _continuation(continued: Continuation) -> Iterator[str]:
         for source in continued.sources
     ]
     yield from columns(head, rows)
-    lost = max(abs(source.written_off) for source in continued.sources)
-    if lost:
+    written_off = max(abs(source.written_off) for source in continued.sources)
+    if written_off:
         yield (
-            f"  Of what sources were owed, up to {lost:,} tokens are written off: more cannot be "
-            "made good within a row."
+            f"  Up to {written_off:,} tokens that a source was owed are written off: with them, a "
+            "source would be off by more than a row."
         )
 
 
 def _notes(summary: Summary) -> Iterator[str]:
     uses = [use for phase in summary.phases for use in phase.sources]
     if any(use.left_over for use in uses):
-        yield "left over: tokens of the epochs that ended there which filled no row."
+        yield "left over: tokens at the end of an epoch that do not fill a row."
     if any(use.passed_over for use in uses):
-        yield "skipped: tokens of the current epoch that a change of sequence length passes over."
+        yield "skipped: tokens of the current epoch that a change of sequence length skips."
 
 
 def _hours(tokens: int, speed: float | None) -> str:
@@ -129,11 +139,11 @@ def _hours(tokens: int, speed: float | None) -> str:
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines with the first column to the left and all others to the right."""
+    """Yield the lines of a table: first column left-aligned, all others right-aligned."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for row in (head, *rows):
         first, *others = (
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         yield "  " + "  ".join([first, *others]).rstrip()

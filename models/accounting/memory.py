@@ -1,100 +1,73 @@
-"""Memory, from the module itself: what autograd would keep, and what generation carries along.
+"""Memory of one rank: training state, activations, and the states of generation.
 
-Nothing is allocated: the model is built of fake tensors, one layer of each sort is run, and every
-storage that autograd keeps is counted once. It is what the plain operators need; fused kernels
-need less.
+Nothing is allocated. The state follows from what the engine lists (state.py). Activations are
+measured: one layer of each sort runs on fake tensors, and every storage that autograd keeps is
+counted once. That is what the plain operators need; fused kernels need less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...console.errors import LayoutError
-from ..block import Block, Where
+from ..block import Block
 from ..config import ModelConfig
 from ..loss import cross_entropy
 from ..model import Model
-from ..operators import Context, SharedOperator, State
+from ..operators import BatchContext, SharedOperator, State
 from ..parallel.axes import Axes, Axis
-from .count import build_meta, parameters
+from ..precision import Precision
+from .count import build_meta
+from .state import Degrees, Shapes
 
-Precision = Literal["bf16", "fp32"]
 LONGEST = 4096
-"""Of the rows that are run; the activations of longer ones are computed from these."""
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+"""Tokens of the longest row that runs; activations of longer rows are extrapolated."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """What is divided among devices."""
-
-    zero: int = 0
-    dp: int = 1
-    tp: int = 1
-    cp: int = 1
-
-    def __post_init__(self) -> None:
-        if self.zero not in range(4) or min(self.dp, self.tp, self.cp) < 1:
-            raise ValueError(f"zero is 0, 1, 2 or 3, and dp, tp and cp at least 1: {self}")
-
-
-def memory(
-    config: ModelConfig, seq_len: int, *, rows: int, precision: Precision, layout: Layout
-) -> dict[str, Any]:
-    """Bytes on one device that trains `rows` sequences at once, and of one sequence's states."""
-    size = DTYPES[precision].itemsize
-    count = largest_part(config, layout.tp)
-    copies = layout.dp * layout.cp
-    # bf16 keeps an fp32 master beside the two moments of AdamW.
-    optimizer = count * (8 if precision == "fp32" else 12)
-    kept, logits = activations(config, seq_len, rows=rows, precision=precision)
-    stream = rows * seq_len * config.width * size
-    branches = sum(len(layer.branches) + (layer.shared is not None) for layer in config.layers)
-    largest = max(kept)
-    divided = layout.tp * layout.cp
-    return {
-        "precision": precision,
-        "rows": rows,
-        "seq_len": seq_len,
-        "layout": {"zero": layout.zero, "dp": layout.dp, "tp": layout.tp, "cp": layout.cp},
-        "weights": round(count * size / (copies if layout.zero >= 3 else 1)),
-        "gradients": round(count * 4 / (copies if layout.zero >= 2 else 1)),
-        "optimizer": round(optimizer / (copies if layout.zero >= 1 else 1)),
-        "activations": {
-            "none": round(sum(kept) / divided),
-            "operator": round((stream * branches + largest) / divided),
-            "block": round((stream * len(config.layers) + largest) / divided),
-        },
-        "logits": round(logits / divided),
-        "generation_state": state_bytes(config, seq_len, precision=precision),
-    }
-
-
-def largest_part(config: ModelConfig, tp: int) -> int:
-    """Parameters on the last process of a tensor axis, which has the most."""
-    wrong = list(config.undivided(tp))
+def rank_shapes(config: ModelConfig, tp: int, rank: int) -> Shapes:
+    """Return the shape of each parameter on a rank of the tensor axis."""
+    wrong = list(config.tp_problems(tp))
     if wrong:
         raise LayoutError("\n  ".join([f"tp={tp} does not divide this model", *wrong]))
     model = build_meta(config)
-    model.shard(Axes(tensor=Axis(None, tp - 1, tp)))
-    return parameters(model)
+    model.shard(Axes(tensor=Axis(None, rank, tp)))
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def activation_memory(
+    config: ModelConfig, seq_len: int, *, rows: int, precision: Precision, degrees: Degrees
+) -> dict[str, Any]:
+    """Return the bytes that a micro-batch keeps for its backward pass: the activations by mode of
+    recompute, and the logits."""
+    kept, logits = activations(config, seq_len, rows=rows, precision=precision)
+    stream = rows * seq_len * config.width * precision.weight_bytes
+    branches = sum(len(layer.branches) + (layer.shared is not None) for layer in config.layers)
+    largest = max(kept)
+    ranks = degrees.tp * degrees.cp
+    return {
+        "activations": {
+            "none": round(sum(kept) / ranks),
+            "operator": round((stream * branches + largest) / ranks),
+            "block": round((stream * len(config.layers) + largest) / ranks),
+        },
+        "logits": round(logits / ranks),
+    }
 
 
 def activations(
     config: ModelConfig, seq_len: int, *, rows: int, precision: Precision
 ) -> tuple[list[int], int]:
-    """What is kept for the backward pass: of each layer; and of the logits and the loss.
+    """Return the bytes kept for the backward pass: of each layer, and of the logits and the loss.
 
-    It grows with the length and, where there is a mask, with its square: of long rows, three
-    shorter ones tell.
+    They grow with the length and, where there is a mask, with its square: for long rows they are
+    extrapolated from three shorter ones.
     """
     if seq_len <= LONGEST:
         return measured(config, seq_len, rows=rows, precision=precision)
@@ -106,14 +79,14 @@ def activations(
 
 
 def extrapolated(lengths: tuple[int, ...], sizes: tuple[int, ...], length: int) -> int:
-    """The value at `length` of the polynomial through all of the points."""
+    """Return the value at `length` of the polynomial through all points."""
     total = Fraction(0)
     for n, size in zip(lengths, sizes, strict=True):
-        share = Fraction(size)
+        term = Fraction(size)
         for other in lengths:
             if other != n:
-                share *= Fraction(length - other, n - other)
-        total += share
+                term *= Fraction(length - other, n - other)
+        total += term
     return round(total)
 
 
@@ -121,33 +94,33 @@ def measured(
     config: ModelConfig, seq_len: int, *, rows: int, precision: Precision
 ) -> tuple[list[int], int]:
     standard = torch.get_default_dtype()
-    torch.set_default_dtype(DTYPES[precision])
+    torch.set_default_dtype(precision.compute)
     try:
         with FakeTensorMode():
             model = Model(config)
             u = torch.empty(rows, seq_len, config.width, requires_grad=True)
-            where = Where(torch.arange(seq_len).unsqueeze(0), None, u)
+            batch = BatchContext(torch.arange(seq_len).unsqueeze(0), embeddings=u)
             sorts: dict[str, int] = {}
             kept = []
             for layer, block in zip(config.layers, model.typed_blocks(), strict=True):
                 sort = repr(layer)
                 if sort not in sorts:
-                    sorts[sort] = block_bytes(block, u, where, model.shared_block(layer))
+                    sorts[sort] = block_bytes(block, u, batch, model.shared_block(layer))
                 kept.append(sorts[sort])
             targets = torch.zeros(rows, seq_len, dtype=torch.int64)
-            head = model.head or model.embedding
-            logits = kept_bytes(model, lambda: cross_entropy(head(model.norm(u)), targets))
+            logits = kept_bytes(model, lambda: cross_entropy(model.logits(model.norm(u)), targets))
     finally:
         torch.set_default_dtype(standard)
     return kept, logits
 
 
-def block_bytes(block: Block, u: Tensor, where: Where, shared: SharedOperator | None) -> int:
+def block_bytes(block: Block, u: Tensor, batch: BatchContext, shared: SharedOperator | None) -> int:
     total = 0
-    if shared is not None:
-        total += kept_bytes(shared, lambda: block.feed(u, where, None, shared))
+    if block.call is not None:
+        assert shared is not None
+        total += kept_bytes(shared, partial(block.call, shared, u, batch))
     for branch in block.branches():
-        total += kept_bytes(branch, partial(branch, u, where, None))
+        total += kept_bytes(branch, partial(branch, u, batch, None))
     return total
 
 
@@ -168,23 +141,24 @@ def kept_bytes(module: torch.nn.Module, run: Callable[[], object]) -> int:
     return total
 
 
-def state_bytes(config: ModelConfig, seq_len: int, *, precision: Precision) -> int:
-    """Of one sequence in generation: constant states, and caches as long as the sequence."""
-    model = build_meta(config).to(DTYPES[precision])
+def generation_bytes(config: ModelConfig, seq_len: int, *, precision: Precision) -> int:
+    """Return the bytes of one sequence in generation: constant states, and caches that grow with
+    the sequence."""
+    model = build_meta(config).to(precision.compute)
     with torch.device("meta"):
-        u = torch.empty(1, 1, config.width, dtype=DTYPES[precision])
+        u = torch.empty(1, 1, config.width, dtype=precision.compute)
         positions = torch.zeros(1, 1, dtype=torch.int64)
         total = 0
         for layer, block in zip(config.layers, model.typed_blocks(), strict=True):
-            where = Where(positions, None, u)
+            batch = BatchContext(positions, embeddings=u)
             states = []
             shared = model.shared_block(layer)
-            if shared is not None:
+            if block.call is not None:
                 states.append(State(seq_len))
-                block.feed(u, where, states[-1], shared)
+                block.call(shared, u, batch.for_call(states[-1]))
             for branch in block.branches():
                 if not branch.operator.tokenwise:
                     states.append(State(seq_len))
-                    branch.operator(u, Context(positions, state=states[-1]))
+                    branch.operator(u, BatchContext(positions, state=states[-1]))
             total += sum(tensor.nbytes for state in states for tensor in state.tensors.values())
     return total

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 from ...console.progress import human
 from ..config import ModelConfig
 from ..model import Model
+from ..precision import Precision
 from .count import TRAINING, build_meta, forward_flops, parameters, parameters_by_part, step_flops
-from .memory import Layout, Precision, memory
+from .memory import activation_memory, generation_bytes, rank_shapes
+from .state import Degrees, EngineState, state_bytes
 
 LADDER = (2048, 8192, 32768, 131072, 1048576)
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "white")
@@ -19,12 +22,13 @@ STRIPE = 64
 def describe(
     config: ModelConfig,
     seq_len: int,
+    engine: EngineState,
     *,
     rows: int = 1,
-    precision: Precision = "bf16",
-    layout: Layout | None = None,
+    precision: Precision,
+    degrees: Degrees,
 ) -> dict[str, Any]:
-    """Everything that is shown, as one JSON document."""
+    """Return everything that is shown, as one JSON document."""
     model = build_meta(config)
     count = parameters(model)
     forward = forward_flops(model, seq_len)
@@ -41,9 +45,31 @@ def describe(
         "training_flops_per_token": training,
         "six_n_error": 6 * count / training - 1,
         "by_seq_len": {str(length): lengths_row(model, length) for length in LADDER},
-        "memory": memory(
-            config, seq_len, rows=rows, precision=precision, layout=layout or Layout()
-        ),
+        "memory": memory(config, seq_len, engine, rows=rows, precision=precision, degrees=degrees),
+    }
+
+
+def memory(
+    config: ModelConfig,
+    seq_len: int,
+    engine: EngineState,
+    *,
+    rows: int,
+    precision: Precision,
+    degrees: Degrees,
+) -> dict[str, Any]:
+    """Return the bytes on one rank that trains `rows` sequences at once, and the bytes of one
+    sequence in generation."""
+    shapes = rank_shapes(config, degrees.tp, degrees.tp - 1)  # the last rank has the most
+    return {
+        "precision": precision.name,
+        "rows": rows,
+        "seq_len": seq_len,
+        "engine": engine.engine,
+        "layout": asdict(degrees),
+        "state": state_bytes(engine.parts, shapes, degrees),
+        **activation_memory(config, seq_len, rows=rows, precision=precision, degrees=degrees),
+        "generation_state": generation_bytes(config, seq_len, precision=precision),
     }
 
 
@@ -134,18 +160,17 @@ def memory_table(summary: dict[str, Any]) -> str:
     layout = ", ".join(f"{name} {value}" for name, value in summary["layout"].items())
     kept = summary["activations"]
     rows = {
-        "weights": summary["weights"],
-        "gradients": summary["gradients"],
-        "optimizer (AdamW)": summary["optimizer"],
+        **summary["state"],
         "activations": kept["none"],
         "  kept by operator": kept["operator"],
         "  kept by block": kept["block"],
         "logits and loss": summary["logits"],
-        "states of a sequence": summary["generation_state"],
+        "generation state": summary["generation_state"],
     }
     lines = [f"{name:<20}{size:>16}" for name, size in ((n, gib(b)) for n, b in rows.items())]
     what = f"{summary['rows']} × {summary['seq_len']:,} tokens in {summary['precision']}"
-    return "\n".join([*lines, f"For each device: {what}; {layout}; plain operators."])
+    layout = f"{summary['engine']}; {layout}"
+    return "\n".join([*lines, f"For each rank: {what}; {layout}; plain operators."])
 
 
 def metric(number: float) -> str:

@@ -64,7 +64,7 @@ def linear_cross_entropy(
     that divides the vocabulary of `vocab_size`, if one does; all its processes get the same losses.
     """
     processes = named(axis)
-    first = processes.share(vocab_size).start
+    first = processes.part_range(vocab_size).start
     targets, weights = targets.contiguous(), weights.contiguous()
     tokens = len(hidden)
     losses = torch.empty(tokens, dtype=torch.float32, device=hidden.device)

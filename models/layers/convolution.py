@@ -1,15 +1,15 @@
-"""Causal depthwise convolutions: y_t = Σ_j h[j] · x[t−j], each document on its own.
+"""Causal depthwise convolutions: y_t = Σ_j h[j] · x[t−j], separately for each document.
 
-Filters are given in the order of that formula: h[0] meets the present token. (What the papers
-call correlation order is this, reversed.) A filter has `groups` rows, each shared by contiguous
-channels. Three forms give the same result:
+Filters are in the order of this formula: h[0] multiplies the present token. (The correlation order
+of the papers is the reverse.) A filter has `groups` rows, each shared by contiguous channels.
+Three forms give the same result:
 
     direct     a product and a sum for each tap; short filters
     toeplitz   chunks of the input times blocks of the filter's Toeplitz matrix; medium filters
     fft        zero-padded to twice the length; filters as long as the row
 
-`history` holds the inputs before the row: a context-parallel neighbour's, or, in generation,
-what was seen before.
+`history` holds the inputs before the row: the halo under context parallelism, or the previous
+inputs in generation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def causal_convolution(
 ) -> Tensor:
     """x [rows, length, width], taps [groups, K] → like x, in fp32 or wider.
 
-    `history` [rows, K−1, width] stands before x.
+    `history` [rows, K−1, width] precedes x.
     """
     dtype = x.dtype
     x, taps = widen(x), widen(taps)
@@ -60,18 +60,18 @@ def causal_convolution(
 
 
 def choose(reach: int, length: int, *, outputs: int) -> Method:
-    """By the filter's length, and by how many outputs are wanted."""
+    """Choose the form by the filter's length and the number of outputs."""
     if reach <= DIRECT_TAPS or outputs * 4 <= reach:
         return "direct"
     return "toeplitz" if min(reach, length) <= TOEPLITZ_TAPS else "fft"
 
 
 def convolution_flops(reach: int, length: int, method: Method = "auto") -> float:
-    """For each token and channel, of the form that is used. A filter's own transform is left out:
-    it is done once for a batch.
+    """Operations for each token and channel, in the chosen form. The filter's own transform is
+    left out: it is computed once for a batch.
 
-    A real transform of n numbers is counted as 2.5·n·log₂n; there are two of twice the length,
-    and a product of two complex numbers (6) for every second one of their entries.
+    A real transform of n numbers counts 2.5·n·log₂n; there are two of twice the length, and a
+    complex product (6) for every second one of their entries.
     """
     form = choose(reach, length, outputs=length) if method == "auto" else method
     if form == "direct":
@@ -83,8 +83,8 @@ def convolution_flops(reach: int, length: int, method: Method = "auto") -> float
     return (2 * 2.5 * size * math.log2(size) + 6 * (size / 2 + 1)) / length
 
 
-def convolution_layouts(reach: int, length: int, method: Method = "auto") -> set[int]:
-    """The chunks in whose layouts the form that is used wants packed rows."""
+def convolution_chunks(reach: int, length: int, method: Method = "auto") -> set[int]:
+    """Chunk sizes in whose layouts the chosen form needs packed rows."""
     form = choose(reach, length, outputs=length) if method == "auto" else method
     return {min(CHUNK, length)} if form == "toeplitz" else set()
 
@@ -112,7 +112,7 @@ def direct(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int) -
 
 
 def toeplitz(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int) -> Tensor:
-    """Chunk n is H₀·Xₙ + H₁·Xₙ₋₁ + …, with as many terms as the filter reaches back chunks."""
+    """Chunk n is H₀·Xₙ + H₁·Xₙ₋₁ + …, one term for each chunk that the filter reaches."""
     rows, length = x.shape[:2]
     groups, reach = taps.shape
     chunk = min(CHUNK, length)
@@ -140,12 +140,12 @@ def toeplitz(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int)
 
 
 def toeplitz_passes(reach: int, chunk: int, chunks: int) -> int:
-    """How many chunks, its own included, a chunk of outputs depends on."""
+    """Number of input chunks, its own included, that a chunk of outputs depends on."""
     return min(-(-(reach - 1) // chunk), chunks - 1) + 1
 
 
 def fft(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int) -> Tensor:
-    """Each document in a row of its own."""
+    """Convolve by FFT, one document per row."""
     if documents is None:
         return fft_rows(x, taps)[:, -outputs:]
     buckets = documents.buckets()
@@ -168,7 +168,7 @@ FORMS = {"direct": direct, "toeplitz": toeplitz, "fft": fft}
 
 
 def next_history(x: Tensor, history: Tensor | None, reach: int) -> Tensor:
-    """The last K−1 inputs, for the next call."""
+    """Return the last K−1 inputs, for the next call."""
     if history is None:
         history = x.new_zeros(x.shape[0], reach - 1, x.shape[2])
     return torch.cat([history, x], dim=1)[:, x.shape[1] :].detach()

@@ -1,8 +1,8 @@
-"""A causal convolution and the gates around it, by the fused kernel that reaches its filter.
+"""A causal convolution and the gates around it, by the fused kernel for its filter length.
 
     y = q ⊙ act(h ∗ w + bias + skip ⊙ w),  w = k ⊙ v
 
-A token of x holds q, k and v one after the other; where nothing is gated, it is w.
+x holds q, k and v, concatenated; without gates, x is w.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def gated_convolution(
 ) -> Tensor:
     """x [rows, length, width or 3·width], taps [groups, K] → [rows, length, width].
 
-    `history` [rows, K−1, width] is what w was before the row. `method` is of the plain form.
+    `history` [rows, K−1, width] is w before the row. Plain torch alone uses `method`.
     """
     positions = documents.positions if documents is not None else None
     fused: Tensor
@@ -83,7 +83,7 @@ def plain(
     history: Tensor | None = None,
     method: Method = "auto",
 ) -> Tensor:
-    """What the kernels compute, in torch."""
+    """Reference implementation of the kernels in torch."""
     w = gated_input(x) if gated else x
     y = causal_convolution(w, taps, documents, history=history, method=method)
     if bias is not None:
@@ -109,10 +109,11 @@ def gated_modal(
     chunk: int = 32,
     kernel: Kernel = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """The same by a filter Σ_n residues_n · exp(−rates_n · t), as a scan; and its last state.
+    """`gated_convolution` with the filter Σ_n residues_n · exp(−rates_n · t), as a scan; and its
+    last state.
 
-    rates and residues [width, N], state [rows, width, N]. `axis` is what divides the rows. `chunk`
-    is of the plain form.
+    rates and residues [width, N], state [rows, width, N]. `axis` is the context-parallel axis.
+    Plain torch alone uses `chunk`.
     """
     problem = modal.beyond(rates, x.shape[1], axis.name)
     if chosen(kernel, "modal", x, problem):
@@ -142,7 +143,7 @@ def _fused_modal(
     axis: Axis,
     gated: bool,
 ) -> tuple[Tensor, Tensor]:
-    """By the kernel, which takes whole blocks; the few tokens that are none, all with all."""
+    """The kernel takes whole blocks; the remaining tokens are computed all with all."""
     whole = x.shape[1] // modal.BLOCK * modal.BLOCK
     positions = documents.positions if documents is not None else None
     blocks, rest = (None, None) if positions is None else positions.tensor_split([whole], 1)
@@ -169,6 +170,6 @@ def _finished(x: Tensor, w: Tensor, y: Tensor, skip: Tensor | None, gated: bool)
 
 
 def gated_input(x: Tensor) -> Tensor:
-    """k ⊙ v."""
+    """Return k ⊙ v."""
     _, k, v = x.chunk(3, dim=-1)
     return k * v

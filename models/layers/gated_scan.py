@@ -1,4 +1,4 @@
-"""Mamba-1's scan with what stands around it, by the fused kernel where that reaches.
+"""Mamba-1's scan with softplus, D and gate, by the fused kernel or in plain torch.
 
 Δ = softplus(dt + bias),  y = (scan(x, Δ, A, B, C) + D·x)·silu(z)
 """
@@ -34,8 +34,8 @@ def gated_scan(
 ) -> tuple[Tensor, Tensor]:
     """x and dt [rows, length, heads, channels], B and C [rows, length, heads, N], z
     [rows, length, heads · channels]; bias and D [heads, channels], A [heads, channels, N] below
-    zero. The state, before and after, is [rows, heads, channels, N]. `axis` is what divides the
-    rows. `chunk` is of the plain form.
+    zero. The state, before and after, is [rows, heads, channels, N]. `axis` is the
+    context-parallel axis. Plain torch alone uses `chunk`.
     """
     if not chosen(kernel, "selective_scan", x, kernels.beyond(B)):
         return plain(x, dt, bias, A, B, C, D, z, documents, state=state, axis=axis, chunk=chunk)
@@ -59,7 +59,7 @@ def plain(
     axis: Axis = ALONE,
     chunk: int = 32,
 ) -> tuple[Tensor, Tensor]:
-    """What the kernel computes, in torch."""
+    """Reference implementation of the kernel in torch."""
     y, final = selective_scan(
         widen(x),
         F.softplus(widen(dt) + widen(bias)),

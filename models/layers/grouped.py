@@ -1,7 +1,7 @@
-"""Products of groups of rows, each group with a matrix of its own: what experts are made of.
+"""Grouped matrix products for experts: each group of rows is multiplied by its own matrix.
 
-How many rows a group has is data, which no compiler and no fake tensor can know, so the product is
-one operation to them: the shapes of its results follow from those of its inputs.
+The number of rows of a group is data, which compilers and fake tensors cannot know. The product is
+therefore one custom op: the shapes of its results follow from the shapes of its inputs.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 WAITS = (torch.Tag.cudagraph_unsafe,)
-"""For the counts: CUDA graphs must leave these operations out."""
+"""These ops wait for the counts on the host, so CUDA graphs must leave them out."""
 
 
 @torch.library.custom_op("headrace::grouped_product", mutates_args=(), tags=WAITS)
 def grouped_product(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """x [tokens, in], the rows of group after group; weights [groups, out, in]; int64 counts."""
+    """x [tokens, in] is sorted by group; weights [groups, out, in]; int64 counts of rows."""
     parts = zip(x.split(counts.tolist()), weights, strict=True)
     return torch.cat([part @ weight.T for part, weight in parts])
 
 
 @torch.library.custom_op("headrace::grouped_outer", mutates_args=(), tags=WAITS)
 def grouped_outer(y: Tensor, x: Tensor, counts: Tensor) -> Tensor:
-    """Σ y⊗x over the rows of each group: [groups, out, in]. Zeros for a group without rows."""
+    """Σ y⊗x over the rows of each group, [groups, out, in]; zeros for an empty group."""
     sizes = counts.tolist()
     return torch.stack([a.T @ b for a, b in zip(y.split(sizes), x.split(sizes), strict=True)])
 

@@ -1,4 +1,4 @@
-"""The two ends of an operator: several named projections of one input, and the way back."""
+"""Projections at the two ends of an operator: several named ones of one input, and the output."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.nn import functional as F
 class SplitLinear(nn.Module):
     """Returns one tensor for each part: `q, k, v = SplitLinear(d, {"q": d, "k": d, "v": d})(x)`.
 
-    The names say which rows of the weight belong to what, so that a tensor-parallel layout can
-    cut every part by itself and a converter can take it out.
+    `parts` names the rows of the weight, so that tensor parallelism can shard each part
+    separately and conversion can extract it.
     """
 
     def __init__(self, width: int, parts: Mapping[str, int], *, bias: bool = False) -> None:
@@ -24,8 +24,8 @@ class SplitLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(size)) if bias else None
 
     def forward(self, x: Tensor, *, joined: bool = False) -> Tensor | tuple[Tensor, ...]:
-        """`joined` leaves the parts one after the other, for kernels that take them so. (Only a
-        module's call brings its weights along where an engine has divided them.)"""
+        """`joined` returns the parts concatenated, for kernels that take them so. (ZeRO-3 gathers
+        weights at a module's call, so nothing else may read them.)"""
         y = F.linear(x, self.weight, self.bias)
         return y if joined else torch.split(y, list(self.parts.values()), dim=-1)
 
@@ -33,13 +33,13 @@ class SplitLinear(nn.Module):
 class OutputLinear(nn.Linear):
     """The projection back to the residual stream.
 
-    Under tensor parallelism each process has some of the inputs, and what comes out of all is
-    summed: each adds its share of the bias.
+    Under tensor parallelism each rank has some of the inputs, and the ranks' outputs are summed:
+    each rank adds bias / ranks.
     """
 
-    processes: int = 1
+    ranks: int = 1
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.bias is None or self.processes == 1:
+        if self.bias is None or self.ranks == 1:
             return F.linear(x, self.weight, self.bias)
-        return F.linear(x, self.weight, self.bias / self.processes)
+        return F.linear(x, self.weight, self.bias / self.ranks)

@@ -1,4 +1,4 @@
-"""Normalisations, computed in fp32 (fp64 stays fp64)."""
+"""Norms, computed in fp32 (fp64 stays fp64)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NormKind = Literal["rms", "rms-eps-outside", "layer"]
 
 
 class RMSNorm(nn.Module):
-    """w · x / √(mean(x²) + eps); StripedHyena adds eps outside of the root instead."""
+    """w · x / √(mean(x²) + eps); StripedHyena adds eps outside the root instead."""
 
     def __init__(
         self, width: int, eps: float, *, eps_outside: bool = False, kernel: Kernel = "auto"
@@ -30,7 +30,7 @@ class RMSNorm(nn.Module):
         self.kernel: Kernel = kernel
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """The norm of x; or, where there is a residual, residual + x and the norm of that."""
+        """Return norm(x); with a residual, residual + x and norm(residual + x)."""
         if chosen(self.kernel, "rms_norm", x, rms_norm.beyond(x.shape[-1])):
             how = (self.weight, self.eps, self.eps_outside)
             fused: Tensor | tuple[Tensor, Tensor] = (
@@ -45,7 +45,7 @@ class RMSNorm(nn.Module):
         return total, self.plain(total)
 
     def plain(self, x: Tensor) -> Tensor:
-        """What the kernel computes, in torch."""
+        """Reference implementation of the kernel in torch."""
         wide = widen(x)
         power = wide.square().mean(-1, keepdim=True)
         if self.eps_outside:
@@ -56,7 +56,7 @@ class RMSNorm(nn.Module):
 
 
 class GatedRMSNorm(nn.Module):
-    """Mamba-2's: RMSNorm(y · silu(z)), each of `groups` contiguous parts on its own."""
+    """Mamba-2's norm: RMSNorm(y · silu(z)), separately for each of `groups` contiguous groups."""
 
     def __init__(self, width: int, eps: float, *, groups: int = 1, kernel: Kernel = "auto") -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class GatedRMSNorm(nn.Module):
         self.kernel: Kernel = kernel
 
     def forward(self, y: Tensor, z: Tensor, axis: Axis = ALONE) -> Tensor:
-        """y and z are this process's channels, where the axis divides them."""
+        """y and z hold this rank's channels of the axis."""
         beyond = rms_norm.beyond(self.width // self.groups)
         if chosen(self.kernel, "gated_rms_norm", y, beyond):
             fused: Tensor = gated_rms_norm.gated_rms_norm(
@@ -77,7 +77,7 @@ class GatedRMSNorm(nn.Module):
         return self.plain(y, z, axis)
 
     def plain(self, y: Tensor, z: Tensor, axis: Axis = ALONE) -> Tensor:
-        """What the kernel computes, in torch."""
+        """Reference implementation of the kernel in torch."""
         gated = widen(y) * F.silu(widen(z))
         runs = group_runs(self.groups, self.width, axis)
         parts = gated.unflatten(-1, (len(runs), -1))
@@ -97,7 +97,7 @@ class LayerNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """The norm of x; or, where there is a residual, residual + x and the norm of that."""
+        """Return norm(x); with a residual, residual + x and norm(residual + x)."""
         total = x if residual is None else residual + x
         wide = F.layer_norm(widen(total), self.weight.shape, eps=self.eps)
         normal = self.weight * wide.to(x.dtype) + self.bias

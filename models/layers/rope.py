@@ -1,6 +1,6 @@
-"""Rotary positions: pairs (i, i + d/2) of a head turn by position · frequency_i.
+"""Rotary position embedding: pairs (i, i + d/2) of a head turn by position · frequency_i.
 
-Frequencies are base^(−2i/d); each scaling changes them to reach contexts beyond those trained.
+Frequencies are base^(−2i/d); a scaling changes them for contexts longer than those trained.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ class Rope:
     base: float = 10_000.0
     """Also called theta."""
     channels: int | None = None
-    """How many channels of a head turn, from the first; all if unset."""
+    """Number of channels of a head that turn, from the first; all if unset."""
     scaling: Literal["none", "linear", "ntk", "yarn", "llama3"] = "none"
     """`linear`: positions divided by `factor`; `ntk`: a larger base; `yarn`: slow frequencies
-    divided, fast ones kept, a ramp between; `llama3`: the same by wavelength."""
+    divided by `factor`, fast ones kept, a ramp between; `llama3`: the same by wavelength."""
     factor: float = 1.0
-    """How much longer than `original_length` the context becomes."""
+    """Length of the new context divided by `original_length`."""
     original_length: int = 8192
-    """The context of the first training; used by `yarn` and `llama3`."""
+    """Context length of the first training; used by `yarn` and `llama3`."""
     beta_fast: float = 32.0
     """`yarn`: turns within `original_length` above which a frequency is kept."""
     beta_slow: float = 1.0
     """`yarn`: turns within `original_length` below which a frequency is divided."""
     low_freq_factor: float = 1.0
-    """`llama3`: wavelengths above `original_length` / this are stretched in full."""
+    """`llama3`: wavelengths above `original_length` / low_freq_factor are stretched in full."""
     high_freq_factor: float = 4.0
-    """`llama3`: wavelengths below `original_length` / this are kept."""
+    """`llama3`: wavelengths below `original_length` / high_freq_factor are kept."""
 
     def __post_init__(self) -> None:
         if self.factor < 1:
-            raise ValueError(f"the factor of a RoPE scaling is 1 or more, not {self.factor}")
+            raise ValueError(f"factor must be at least 1, not {self.factor}")
         if self.scaling == "none" and self.factor != 1:
             raise ValueError(f"factor {self.factor} needs a `scaling`: linear, ntk, yarn or llama3")
         if not self.base > 1:
-            raise ValueError(f"the base of rotary positions is above 1, not {self.base}")
+            raise ValueError(f"base must be above 1, not {self.base}")
         if self.original_length < 1:
             raise ValueError(f"original_length must be at least 1, not {self.original_length}")
         for high, low in (("beta_fast", "beta_slow"), ("high_freq_factor", "low_freq_factor")):
             if not getattr(self, high) > getattr(self, low) > 0:
                 ends = f"{high} ({getattr(self, high)}) and {low} ({getattr(self, low)})"
-                raise ValueError(f"{ends}: both are above 0, and the first is the larger")
+                raise ValueError(f"{ends} must be above 0, and the first the larger")
 
 
 def frequencies(rope: Rope, dim: int, device: torch.device) -> tuple[Tensor, float]:
-    """fp32 [dim / 2], and the factor by which the rotated vectors are lengthened (yarn)."""
+    """Frequencies, fp32 [dim / 2], and the factor that scales rotated vectors (yarn)."""
     exponent = torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim
     if rope.scaling == "ntk":
         base = rope.base * rope.factor ** (dim / (dim - 2))
@@ -91,7 +91,7 @@ def rotation(rope: Rope, positions: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, kernel: Kernel = "auto") -> Tensor:
-    """x [rows, length, heads, dim]. The angles are fp32; the product has at least that."""
+    """Rotate x [rows, length, heads, dim]; angles are fp32, products fp32 or wider."""
     if chosen(kernel, "rope", x):
         fused: Tensor = rope_kernel.rope(x, cos, sin, False)
         return fused
@@ -99,7 +99,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, kernel: Kernel = "auto") -> Tens
 
 
 def plain(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """What the kernel computes, in torch."""
+    """Reference implementation of the kernel in torch."""
     half = cos.shape[-1]
     a, b, still = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     turned = torch.cat([a * cos - b * sin, b * cos + a * sin, still], dim=-1)

@@ -1,8 +1,8 @@
 """Linear recurrences as chunks of matrix products, with a state carried from chunk to chunk.
 
-A document's first token meets a state of zeros. `state` is what came before the row, in
-generation. Where rows are divided, the parts on `axis` pass it on: each runs from zeros, says what
-it adds and keeps, and what comes in is added in proportion to what is left of it at each chunk.
+A document starts from a state of zeros. `state` is the state before the row, in generation. Under
+context parallelism the ranks of `axis` pass states on: each part runs from zeros and computes what
+it adds to a state and keeps of it; the incoming state is then added to each chunk, decayed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def ssd(
         incoming.append(current)
         current = current * keep[:, step, :, :, None, None] + added[:, step]
     states = torch.stack(incoming, dim=1)
-    # Of what came before the row: how much is left at each chunk, and behind the last.
+    # Decay of the state before the row, at each chunk and after the last.
     faded = F.pad(total[..., -1].cumsum(dim=1), (0, 0, 0, 0, 1, 0)).exp()
     faded = faded * F.pad(unbroken.cumprod(dim=1), (0, 0, 1, 0), value=1)[..., None]
     faded = faded[..., None, None]
@@ -115,9 +115,9 @@ def modal_scan(
 ) -> tuple[Tensor, Tensor | None]:
     """Hyena-LI's modal form: the convolution with h_t = Σ_n residues_n · exp(−rates_n · t).
 
-    It is a diagonal state space with real poles: S_t = exp(−rates)·S_{t−1} + x_t,
-    y_t = residues·S_t. x [rows, length, width]; rates and residues [width, N]; the state is
-    [rows, width, N]. Where rates and residues are complex, y is the real part.
+    A diagonal state space: S_t = exp(−rates)·S_{t−1} + x_t, y_t = residues·S_t. x
+    [rows, length, width]; rates and residues [width, N]; the state is [rows, width, N]. If rates
+    and residues are complex, y is the real part.
     """
     rows, length = x.shape[:2]
     chunk = min(chunk, length)
@@ -136,7 +136,7 @@ def modal_scan(
     matrix = taps[:, lag.clamp(min=0)] * (lag >= 0)
     y = torch.bmm(spread.flatten(1, 2), matrix)
 
-    # Between chunks: N numbers for each channel.
+    # Between chunks: N state elements for each channel.
     inputs = spread.flatten(1, 2).to(powers.dtype)
     added = torch.bmm(inputs, powers.flip(-1).transpose(1, 2))
     added = added.unflatten(1, spread.shape[1:3]).permute(2, 1, 0, 3)  # [chunks, rows, width, N]
@@ -172,7 +172,7 @@ def modal_few(
     *,
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """modal_scan of a few tokens, each with all before it: no shape depends on the documents."""
+    """`modal_scan` of a few tokens, all with all: no shape depends on the documents."""
     length = x.shape[1]
     time = torch.arange(length, device=x.device)
     lag = time[:, None] - time
@@ -194,7 +194,7 @@ def modal_few(
 
 
 def _state_at_the_end(last: Tensor, spread: Tensor, states: Tensor, rates: Tensor) -> Tensor:
-    """The state after each row's last token, which need not end a chunk."""
+    """State after each row's last token, which may lie inside a chunk."""
     chunk = spread.shape[-1]
     row = torch.arange(len(last), device=last.device)
     step, column = last // chunk, last % chunk
@@ -225,8 +225,8 @@ def selective_scan(
     """Mamba-1: S_t = exp(dt_t·A)·S_{t−1} + dt_t·x_t·B_t, y_t = S_t·C_t, for each channel.
 
     x and dt [rows, length, heads, channels], A [heads, channels, N] below zero, B and C
-    [rows, length, heads, N]; the state is [rows, heads, channels, N]. Each chunk is done by
-    doubling, and done again in the backward pass, so that only one is ever held in full.
+    [rows, length, heads, N]; the state is [rows, heads, channels, N]. Each chunk is computed by
+    doubling, and recomputed in the backward pass, so that memory holds one chunk at a time.
     """
     begins = documents.positions == 0 if documents is not None else None
     if axis.size > 1:
@@ -244,7 +244,7 @@ def selective_scan(
 
 
 def _recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Kept by its arguments alone for the backward pass."""
+    """Call the function; keep only its arguments for the backward pass."""
     if torch.is_grad_enabled():
         return checkpoint(function, *arguments, use_reentrant=False)
     return function(*arguments)
@@ -253,9 +253,9 @@ def _recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
 def _selective_summary(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, begins: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """What the rows leave behind if nothing comes in, and how much they keep of what does.
+    """Return what this part adds to a state, and the factor that it keeps of an incoming one.
 
-    A part of the scan's work: no state is computed but the last.
+    Cheaper than the scan: only the last state is computed.
     """
     after = dt.flip(1).cumsum(1).flip(1) - dt  # Σ of the steps behind each token
     inputs, kept = dt * x, torch.exp(dt.sum(1).unsqueeze(-1) * A)

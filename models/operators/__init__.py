@@ -1,9 +1,9 @@
-"""Every operator, by the name that a YAML gives it. A new one is a file, and a line here."""
+"""Registry of operators by their name in YAML. A new operator is a file and a line here."""
 
 from __future__ import annotations
 
 from .attention import Attention
-from .base import Context, Operator, OperatorOptions, SharedOperator, State
+from .base import BatchContext, Operator, OperatorOptions, SharedOperator, State
 from .hyena_li import HyenaLI
 from .hyena_li_freeform import HyenaLIFreeform
 from .hyena_mlp import HyenaMLP
@@ -35,7 +35,7 @@ OPTIONS: dict[str, type[OperatorOptions]] = {name: kind.Options for name, kind i
 __all__ = [
     "OPERATORS",
     "OPTIONS",
-    "Context",
+    "BatchContext",
     "Operator",
     "OperatorOptions",
     "SharedOperator",

@@ -1,4 +1,4 @@
-"""Attention: softmax(q·kᵀ/√d)·v over the document's past; heads may share keys and values."""
+"""Attention: softmax(q·kᵀ/√d)·v over the document's past; query heads may share keys and values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import functional as F
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear
 from ..layers.norms import RMSNorm
 from ..layers.rope import Rope, rotate, rotation
@@ -19,7 +19,7 @@ from ..parallel.heads import from_heads, to_heads
 from ..parallel.ring import ring_attention
 from ..parallel.sharding import ShardingSpec, inputs, outputs
 from ..parallel.tensor import own_groups
-from .base import Context, FusedOptions, Operator, State, divides
+from .base import BatchContext, FusedOptions, Operator, State, divides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,21 +28,21 @@ class AttentionOptions(FusedOptions):
 
     kind: Literal["attention"] = "attention"
     heads: int
-    """Of queries."""
+    """Heads of queries."""
     kv_heads: int | None = None
-    """Heads of keys and values, each for heads/kv_heads queries; as many as heads if unset."""
+    """Heads of keys and values, each shared by heads/kv_heads query heads; all if unset."""
     head_dim: int | None = None
     """width / heads if unset."""
     rope: Rope | None = field(default_factory=Rope)
     """null for none."""
     window: int | None = None
-    """How many tokens a query sees, itself included; all of its past if unset."""
+    """Number of tokens that a query sees, itself included; its whole past if unset."""
     qk_norm: bool = False
-    """RMSNorm of each head's queries and keys before they are rotated."""
+    """Apply RMSNorm to each head's queries and keys before rotating them."""
     qkv_bias: bool = False
-    """Whether the projections to queries, keys and values add a bias."""
+    """Add a bias in the projections to queries, keys and values."""
     output_bias: bool = False
-    """Whether the projection of the output adds one."""
+    """Add a bias in the output projection."""
 
     def problems(self, width: int) -> Iterator[str]:
         if self.head_dim is None:
@@ -56,9 +56,9 @@ class AttentionOptions(FusedOptions):
             if turning % 2 or turning > self.dim(width):
                 yield f"rope turns an even number of channels, up to {self.dim(width)}: {turning}"
         if self.window is not None and self.window < 1:
-            yield f"the window must hold at least 1 token, not {self.window}"
+            yield f"window must be at least 1 token, not {self.window}"
 
-    def shares(self, width: int) -> dict[str, int]:
+    def tp_sizes(self, width: int) -> dict[str, int]:
         channels = (self.kv_heads or self.heads) * self.dim(width)
         return {"heads": self.heads, "channels of keys": channels}
 
@@ -74,7 +74,7 @@ class Attention(Operator):
     Options = AttentionOptions
 
     def __init__(self, options: AttentionOptions, width: int, input_width: int = 0) -> None:
-        """`input_width` where what comes in is wider than what goes out."""
+        """`input_width`: width of the input, if it differs from that of the output."""
         super().__init__(options, width)
         self.head_dim = dim = options.dim(input_width or width)
         kv = dim * (options.kv_heads or options.heads)
@@ -85,11 +85,11 @@ class Attention(Operator):
         self.out = OutputLinear(dim * options.heads, width, bias=options.output_bias)
         self.scale = dim**-0.5
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: BatchContext) -> Tensor:
         q, k, v = self.qkv(x)
         return self.attend(q, k, v, context)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: BatchContext) -> Tensor:
         heads = self.options.heads
         shared = (self.options.kv_heads or heads, heads, context.axes.tensor)
         q = q.unflatten(-1, (-1, self.head_dim))
@@ -103,8 +103,8 @@ class Attention(Operator):
         axis = context.axes.context
         whole = context.whole(q.shape[1])
         if axis.size > 1 and context.axes.attention == "ring":
-            all_of_it = whole.documents is None and self.options.window is None
-            past = None if all_of_it else reach(whole, self.options.window)
+            unmasked = whole.documents is None and self.options.window is None
+            past = None if unmasked else reach(whole, self.options.window)
             y = ring_attention(q, k, v, past, axis, scale=self.scale)
         else:
             q, k, v = to_heads(q, k, v, axis)
@@ -112,19 +112,21 @@ class Attention(Operator):
         result: Tensor = self.out(y.flatten(2))
         return result
 
-    def whole_rows(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+    def whole_rows(self, q: Tensor, k: Tensor, v: Tensor, context: BatchContext) -> Tensor:
         if context.state is not None:
             k, v = remember(k, v, context.state)
         if context.documents is None or context.state is not None or is_compiling():
             return self.product(q, k, v, visible(context, q.shape[1], self.options.window))
-        # Each document in a row of its own: plain causal attention hides the padding behind.
+        # One document per row: plain causal attention never sees the padding at the end.
         buckets = context.documents.buckets()
         parts = zip(buckets.spread(q), buckets.spread(k), buckets.spread(v), strict=True)
         return buckets.collect([self.alone(*part) for part in parts], len(q))
 
     def alone(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         positions = torch.arange(q.shape[1], device=q.device).unsqueeze(0)
-        return self.product(q, k, v, visible(Context(positions), q.shape[1], self.options.window))
+        return self.product(
+            q, k, v, visible(BatchContext(positions), q.shape[1], self.options.window)
+        )
 
     def product(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         y = F.scaled_dot_product_attention(
@@ -138,7 +140,7 @@ class Attention(Operator):
         )
         return y.transpose(1, 2)
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.linear(self.qkv)
         init.output(self.out)
         for norm in (self.q_norm, self.k_norm):
@@ -149,14 +151,14 @@ class Attention(Operator):
         return {**outputs("qkv", self.qkv), **inputs("out")}
 
     def flops(self, length: int) -> dict[str, float]:
-        # All pairs of the row, as the plain kernels compute them; causal skipping halves it.
+        # All pairs of the row, as plain torch computes them; skipping masked ones halves this.
         return {"attention": 4.0 * length * self.head_dim * self.options.heads}
 
 
 def remember(k: Tensor, v: Tensor, state: State) -> tuple[Tensor, Tensor]:
-    """Put keys and values into the cache; all of them up to now."""
+    """Append keys and values to the cache. Return all of them so far."""
     end = state.seen + k.shape[1]
-    assert end <= state.capacity, "the cache is as long as the sequence that was announced"
+    assert end <= state.capacity, "the sequence fits into the cache"
     for name, new in (("keys", k), ("values", v)):
         if name not in state.tensors:
             shape = (new.shape[0], state.capacity, *new.shape[2:])
@@ -165,12 +167,12 @@ def remember(k: Tensor, v: Tensor, state: State) -> tuple[Tensor, Tensor]:
     return state.tensors["keys"][:, :end], state.tensors["values"][:, :end]
 
 
-def reach(context: Context, window: int | None) -> Tensor:
-    """int64 [rows or 1, length]: how many places before it each query sees."""
+def reach(context: BatchContext, window: int | None) -> Tensor:
+    """int64 [rows or 1, length]: number of earlier keys that each query sees."""
     return context.positions if window is None else context.positions.clamp(max=window - 1)
 
 
-def visible(context: Context, queries: int, window: int | None) -> Tensor | None:
+def visible(context: BatchContext, queries: int, window: int | None) -> Tensor | None:
     """bool [rows or 1, 1, queries, keys], or None for plain causal attention."""
     seen = context.state.seen if context.state else 0
     if context.documents is None and not seen and (window is None or window >= queries):

@@ -1,4 +1,4 @@
-"""What every operator is: options read from YAML, and a module that maps x to x."""
+"""Base of all operators: options read from YAML, and a module that maps x to x."""
 
 from __future__ import annotations
 
@@ -11,77 +11,85 @@ import torch
 from torch import Tensor, nn
 
 from ..documents import Documents
-from ..initializers import Initialiser
-from ..kernels.choice import Kernel
+from ..initializers import Initializers
+from ..kernels.choice import Kernel, wanted
+from ..layers.recompute import Recomputable
 from ..parallel.axes import ALONE, Axes
 from ..parallel.sharding import ShardingSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorOptions:
-    """The options of one operator; `kind` is its name in the registry."""
+    """Options of an operator; `kind` is its name in the registry."""
 
     kind: str
 
     def problems(self, width: int) -> Iterator[str]:
-        """What is wrong with these options at this model width, with the numbers."""
+        """Yield each error in these options at this model width, with its numbers."""
         yield from ()
 
-    def shares(self, width: int) -> dict[str, int]:
-        """What tensor parallelism must divide evenly, by name."""
+    def tp_sizes(self, width: int) -> dict[str, int]:
+        """Sizes that the number of tensor-parallel ranks must divide, by name."""
         return {}
 
     @property
     def attention_heads(self) -> int | None:
-        """Of queries, where it has attention. Context parallelism by a2a deals them out."""
+        """Number of query heads, if there is attention. Context parallelism by a2a splits them."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class FusedOptions(OperatorOptions):
-    """Of an operator for which there are fused kernels."""
+    """Options of an operator that has fused kernels."""
 
     kernel: Kernel = "auto"
-    """`auto`: fused kernels on a GPU, and plain torch, with a warning, for what they cannot do.
-    `triton` refuses that instead; `torch` takes none. All compute the same. (Generation, token by
-    token, is plain torch.)"""
+    """`auto`: fused kernels on a GPU; unsupported cases run as plain torch, with a warning.
+    `triton`: fused kernels; unsupported cases are errors. `torch`: plain torch. The result is the
+    same. (Generation, token by token, always uses plain torch.)"""
 
 
 @dataclass
 class State:
-    """What an operator keeps between calls: constant-size states, or a cache of keys and values."""
+    """State of an operator between calls: constant-size states, or a cache of keys and values."""
 
     capacity: int
-    """The longest sequence that caches must hold."""
+    """Length of the longest sequence that caches must hold."""
     seen: int = 0
-    """Tokens that have already passed."""
+    """Number of tokens already processed."""
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
-@dataclass
-class Context:
-    """What an operator may know beside its input."""
+@dataclass(frozen=True)
+class BatchContext:
+    """Inputs of an operator beside x: those of the whole forward pass, and those of one call."""
 
     positions: Tensor
-    """int64 [rows or 1, length]: of each token in its document, for position embeddings."""
+    """int64 [rows or 1, length]: position of each token in its document (RoPE, learned)."""
     documents: Documents | None = None
-    """None: each row is one document."""
-    state: State | None = None
-    """Read and updated where given: generation."""
+    """Documents packed into the rows; None: each row is one document."""
     rows: Tensor | None = None
-    """bool [rows]: those that are rows of text. The others fill the batch up, and nothing that is
-    counted over a batch may see them. None: all."""
+    """bool [rows]: True for rows of text. Padding rows are left out of all batch statistics (MoE
+    routers). None: all rows are text."""
     embeddings: Tensor | None = None
-    """What came out of the embedding, for shared blocks."""
-    adapters: Any = None
-    """What the present call of a shared block has of its own."""
+    """Output of the embedding, for shared blocks; None if the model has none."""
     axes: Axes = field(default_factory=Axes)
-    """Among which processes the operator is divided."""
+    """Tensor-parallel and context-parallel axes."""
+    state: State | None = None
+    """Of one call: the operator's state in generation, read and updated."""
+    adapters: Any = None
+    """Of one call: the weights that a call of a shared block adds (LoRA)."""
     losses: list[Tensor] = field(default_factory=list)
-    """Auxiliary losses are added here by those who have one."""
+    """Of one call: operators append their auxiliary losses here."""
 
-    def whole(self, length: int) -> Context:
-        """The same for whole rows, for those who gather them; `length` is that of our part."""
+    def for_call(self, state: State | None) -> BatchContext:
+        """Context of one operator call, with an empty list of losses."""
+        return replace(self, state=state, losses=[])
+
+    def whole(self, length: int) -> BatchContext:
+        """Context of whole rows, for operators that gather them over the context-parallel axis.
+
+        `length` is the length of this rank's part of a row.
+        """
         axis = self.axes.context
         if axis.size == 1:
             return self
@@ -96,20 +104,20 @@ class Context:
 
 
 class Operator(nn.Module, ABC):
-    """Maps x [rows, length, width] to the same shape, given a Context.
+    """Maps x [rows, length, width] to the same shape, given a BatchContext.
 
-    Forward passes take sizes from their weights, so that a tensor-parallel layout can put a part
-    of the heads or channels in their place. The output is then to be summed over the axis.
+    Forward passes take sizes from their weights, so that tensor parallelism can replace the
+    weights by local shards. The outputs must then be summed over the axis.
     """
 
     Options: ClassVar[type[OperatorOptions]]
     tokenwise: ClassVar[bool] = False
-    """Whether each token is mapped by itself, so that no state is carried along."""
+    """True if each token is mapped by itself, so that generation needs no state."""
     once: ClassVar[tuple[str, ...]] = ()
-    """Children that run once for a batch, such as the network behind a filter."""
-    undecayed: ClassVar[tuple[str, ...]] = ()
-    """Parameters that weight decay must leave alone though they have several dimensions: rates,
-    gains and biases of each channel, which a pull towards 0 would not make smaller but other."""
+    """Child modules that run once for a batch, such as the network that computes a filter."""
+    no_decay: ClassVar[tuple[str, ...]] = ()
+    """Parameters without weight decay although they have several dimensions: rates, gains and
+    biases of channels. A pull towards 0 would change the function, not make it smaller."""
 
     def __init__(self, options: Any, width: int) -> None:
         super().__init__()
@@ -117,17 +125,21 @@ class Operator(nn.Module, ABC):
         self.width = width
 
     @abstractmethod
-    def forward(self, x: Tensor, context: Context) -> Tensor: ...
+    def forward(self, x: Tensor, context: BatchContext) -> Tensor: ...
 
     @abstractmethod
-    def init_weights(self, init: Initialiser) -> None: ...
+    def init_weights(self, init: Initializers) -> None: ...
 
     @abstractmethod
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        """How tensor parallelism divides the parameters among so many processes."""
+        """Return how parameters are sharded over this number of tensor-parallel ranks."""
 
-    def layouts(self, length: int) -> set[int]:
-        """The chunks in whose layouts it wants packed rows of this length."""
+    def fused(self, device: torch.device) -> bool:
+        """True if fused kernels are asked for on this device."""
+        return isinstance(self.options, FusedOptions) and wanted(self.options.kernel, device)
+
+    def packing_chunks(self, length: int) -> set[int]:
+        """Chunk sizes in whose layouts plain torch needs packed rows of this length."""
         return set()
 
     def stacks(self) -> dict[str, tuple[int, ...]]:
@@ -138,42 +150,42 @@ class Operator(nn.Module, ABC):
     def flops(self, length: int) -> dict[str, float]:
         """Forward floating-point operations for each token, by part, at this sequence length.
 
-        Only what is not a matrix product with a weight: those are counted from the module.
+        Matrix products with weights are left out: they are counted from the module.
         """
         return {}
 
     def step_flops(self, seen: int) -> dict[str, float]:
-        """The same for one token of generation, after `seen` others."""
+        """Operations for one token of generation, after `seen` others."""
         return self.flops(seen)
 
 
-class Call(nn.Module, ABC):
-    """One call of a shared operator: `forward(operator, x, context)` with weights of its own.
+class Call(Recomputable, ABC):
+    """One call of a shared operator: `forward(operator, x, context)`, with weights of this call.
 
-    What comes in and goes out is a part of every sequence, where tensor parallelism divides them.
+    Under tensor parallelism, input and output are this rank's part of each sequence.
     """
 
     @abstractmethod
-    def forward(self, operator: nn.Module, x: Tensor, context: Context) -> Tensor: ...
+    def forward(self, operator: nn.Module, x: Tensor, context: BatchContext) -> Tensor: ...
 
     @abstractmethod
-    def init_weights(self, init: Initialiser) -> None: ...
+    def init_weights(self, init: Initializers) -> None: ...
 
     @abstractmethod
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        """How tensor parallelism divides the parameters among so many processes."""
+        """Return how parameters are sharded over this number of tensor-parallel ranks."""
 
 
 class SharedOperator(Operator):
-    """Feeds other layers, with one set of weights for all of its calls. It takes and gives parts
-    of sequences, as its calls do."""
+    """Feeds other layers, with one set of weights for all of its calls. Input and output are parts
+    of sequences, as those of its calls."""
 
     @abstractmethod
     def new_call(self) -> Call:
-        """What one call has of its own."""
+        """Return the weights of one call."""
 
 
 def divides(what: str, number: int, into_what: str, total: int) -> Iterator[str]:
-    """A problem unless `number` is positive and divides `total`."""
+    """Yield an error unless `number` is positive and divides `total`."""
     if number < 1 or total % number:
         yield f"{what} ({number}) does not divide {into_what} ({total})"

@@ -1,4 +1,4 @@
-"""What the Hyena operators share: y = (q ⊙ op(k ⊙ v))·W_out + b, behind a short featurizer.
+"""Base of the Hyena operators: y = (q ⊙ op(k ⊙ v))·W_out + b, after a short featurizer.
 
 z = u·W                      D → 3D, no bias
 q, k, v = conv3(z)           a causal filter of three taps for each channel
@@ -16,38 +16,38 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..layers.gated_convolution import gated_input
 from ..layers.linear import OutputLinear, SplitLinear
 from ..parallel.channels import by_channels
 from ..parallel.sharding import Shard, ShardingSpec, inputs, outputs
-from .base import Context, FusedOptions, Operator
+from .base import BatchContext, FusedOptions, Operator
 from .short_conv import ShortConvolution, remembered_convolution
 
 
 @dataclass(frozen=True, kw_only=True)
 class HyenaOptions(FusedOptions):
-    """Options of every Hyena operator."""
+    """Options of all Hyena operators."""
 
     featurizer: int = 3
     """Taps of the short filter on q, k and v."""
     featurizer_bias: bool = False
-    """Whether it adds a bias."""
+    """Add a bias in the featurizer."""
     qkv_bias: bool = False
-    """Whether the projection to q, k and v adds one."""
+    """Add a bias in the projection to q, k and v."""
     output_bias: bool = True
-    """Whether the projection of the output adds one."""
+    """Add a bias in the output projection."""
 
     def problems(self, width: int) -> Iterator[str]:
         if self.featurizer < 1:
             yield f"featurizer must be at least 1, not {self.featurizer}"
 
-    def shares(self, width: int) -> dict[str, int]:
+    def tp_sizes(self, width: int) -> dict[str, int]:
         return {"channels": width}
 
 
 class Hyena(Operator):
-    """Subclasses give `mix`: the gates, and the operator between them."""
+    """Subclasses implement `mix`: the gates, and the operator between them."""
 
     def __init__(self, options: HyenaOptions, width: int, *, skip: bool) -> None:
         super().__init__(options, width)
@@ -59,17 +59,17 @@ class Hyena(Operator):
         self.skip = nn.Parameter(torch.empty(width)) if skip else None
         self.output = OutputLinear(width, width, bias=options.output_bias)
 
-    def forward(self, u: Tensor, context: Context) -> Tensor:
+    def forward(self, u: Tensor, context: BatchContext) -> Tensor:
         z = self.featurizer(self.qkv(u, joined=True), context, kernel=self.options.kernel)
         result: Tensor = self.output(self.mix(z, context))
         return result
 
     @abstractmethod
-    def mix(self, z: Tensor, context: Context) -> Tensor:
-        """q ⊙ (h ∗ w + d·w) of z, which holds q, k and v one after the other."""
+    def mix(self, z: Tensor, context: BatchContext) -> Tensor:
+        """Return q ⊙ (h ∗ w + d·w); z holds q, k and v, concatenated."""
 
-    def convolved(self, z: Tensor, taps: Tensor, context: Context, **options: Any) -> Tensor:
-        """`mix` by a filter whose taps are known."""
+    def convolved(self, z: Tensor, taps: Tensor, context: BatchContext, **options: Any) -> Tensor:
+        """`mix` with explicit filter taps."""
         return remembered_convolution(
             z,
             taps,
@@ -82,9 +82,12 @@ class Hyena(Operator):
         )
 
     def mix_by_channels(
-        self, z: Tensor, whole_rows: Callable[[Tensor, slice, Context], Tensor], context: Context
+        self,
+        z: Tensor,
+        whole_rows: Callable[[Tensor, slice, BatchContext], Tensor],
+        context: BatchContext,
     ) -> Tensor:
-        """`mix` where `whole_rows` filters some channels of w, on rows that are not divided."""
+        """`mix` under context parallelism: `whole_rows` filters some channels of whole rows."""
         w = gated_input(z)
         whole = context.whole(w.shape[1])
         axis = context.axes.context
@@ -92,7 +95,7 @@ class Hyena(Operator):
         assert self.skip is not None
         return z[..., : w.shape[-1]] * (y + self.skip * w)
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.linear(self.qkv)
         self.featurizer.init_weights(init)
         init.output(self.output)
@@ -100,7 +103,7 @@ class Hyena(Operator):
             init.short_filter(self.skip, self.featurizer.taps.shape[1])
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        """By channels."""
+        """Shard by channels."""
         thrice = Shard(0, (self.width,) * 3)
         return {
             **outputs("qkv", self.qkv),

@@ -3,9 +3,9 @@
     h_t = Σ_n R_n · exp(−e^{r_n} · t)                      real poles: StripedHyena 2
     h_t = Re Σ_n R_n · exp((−e^{r_n} + i·φ_n) · t)         complex poles: StripedHyena 1
 
-It is a diagonal state space, so a chunked scan gives the convolution exactly, in linear time,
-with N numbers of state for each channel, and a document begins by a state of zeros. The FFT form
-gives the same.
+The operator is a diagonal state space: a chunked scan computes the convolution exactly, in linear
+time, with N state elements for each channel; each document starts from a state of zeros. The FFT
+form gives the same result.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..layers.convolution import convolution_flops
 from ..layers.gated_convolution import gated_convolution, gated_modal
 from ..layers.scan import real
 from ..parallel.channels import ALL
 from ..parallel.sharding import Shard, ShardingSpec
 from ..precision import widen
-from .base import Context
+from .base import BatchContext
 from .hyena import Hyena, HyenaOptions
 
 
@@ -39,11 +39,11 @@ class HyenaLIOptions(HyenaOptions):
     poles: Literal["real", "complex"] = "real"
     """Complex poles oscillate as they decay."""
     rates: Literal["log", "plain"] = "log"
-    """What is learned: the logarithm r of a pole's rate, or, in converted models, the rate e^r."""
+    """Learned parameter: the logarithm r of a pole's rate, or (converted models) the rate e^r."""
     method: Literal["scan", "fft"] = "scan"
-    """How the convolution is computed; the result is the same."""
+    """Form of the convolution; the result is the same."""
     chunk: int = 32
-    """Tokens for each block of the scan: changes the speed, not the result."""
+    """Tokens for each block of the scan; affects the speed, not the result."""
 
     def problems(self, width: int) -> Iterator[str]:
         yield from super().problems(width)
@@ -54,7 +54,7 @@ class HyenaLIOptions(HyenaOptions):
 
 class HyenaLI(Hyena):
     Options = HyenaLIOptions
-    undecayed = ("rates", "angles", "residues", "residues_i")
+    no_decay = ("rates", "angles", "residues", "residues_i")
 
     def __init__(self, options: HyenaLIOptions, width: int) -> None:
         super().__init__(options, width, skip=True)
@@ -81,19 +81,19 @@ class HyenaLI(Hyena):
         powers = torch.exp(-rates.unsqueeze(-1) * time)
         return real(torch.einsum("dn,dnt->dt", residues, powers))
 
-    def mix(self, z: Tensor, context: Context) -> Tensor:
+    def mix(self, z: Tensor, context: BatchContext) -> Tensor:
         axis = context.axes.context
         by_states = axis.size > 1 and context.axes.hyena_li == "states"
         if by_states or (axis.size == 1 and self.scans(context)):
             return self.scan(z, context, skip=self.skip, gated=True)
         return self.mix_by_channels(z, self.whole_rows, context)
 
-    def scans(self, context: Context) -> bool:
-        """Whether whole rows are scanned; in generation they always are."""
+    def scans(self, context: BatchContext) -> bool:
+        """True if whole rows are scanned; generation always scans."""
         return self.options.method == "scan" or context.state is not None
 
-    def whole_rows(self, w: Tensor, channels: slice, context: Context) -> Tensor:
-        """Some of the channels, on rows that are not divided."""
+    def whole_rows(self, w: Tensor, channels: slice, context: BatchContext) -> Tensor:
+        """Filter some of the channels of whole rows."""
         if self.scans(context):
             return self.scan(w, context, channels)
         taps = self.filter(w.shape[1], channels)
@@ -103,13 +103,13 @@ class HyenaLI(Hyena):
     def scan(
         self,
         x: Tensor,
-        context: Context,
+        context: BatchContext,
         channels: slice = ALL,
         *,
         skip: Tensor | None = None,
         gated: bool = False,
     ) -> Tensor:
-        """Of a part of the rows, or of whole ones."""
+        """Scan whole rows, or this rank's part of them."""
         tensors = context.state.tensors if context.state is not None else None
         y, state = gated_modal(
             x,
@@ -127,12 +127,12 @@ class HyenaLI(Hyena):
             tensors["modes"] = state
         return y
 
-    def layouts(self, length: int) -> set[int]:
+    def packing_chunks(self, length: int) -> set[int]:
         return {min(self.options.chunk, length)} if self.options.method == "scan" else set()
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         super().init_weights(init)
-        # γ is the logarithm of a uniform number, p = −1: the rate is e^{p+γ}.
+        # γ = log u for uniform u, p = −1: the rate is e^{p+γ}.
         logs = self.options.rates == "log"
         init.uniform(self.rates, 0.01, 0.1, lambda u: (u / math.e).log() if logs else u / math.e)
         init.normal(self.residues, 0.1 / math.sqrt(self.options.state_size))
@@ -145,7 +145,7 @@ class HyenaLI(Hyena):
         return {**super().sharding_spec(ranks), **modes}
 
     def flops(self, length: int) -> dict[str, float]:
-        """The scan's matrix products: the chunk itself, into the state, and out of it."""
+        """The scan's matrix products: within the chunk, into the state, and out of it."""
         parts = super().flops(length)
         if self.options.method == "fft":
             parts["fft"] = self.width * convolution_flops(length, length, "fft")
@@ -155,7 +155,7 @@ class HyenaLI(Hyena):
         return parts
 
     def step_flops(self, seen: int) -> dict[str, float]:
-        """A product and a sum into each state, and out of it."""
+        """For each state element a product and a sum in, and out."""
         return {**super().flops(1), "scan": 2 * self.product * self.rates.numel()}
 
     @property

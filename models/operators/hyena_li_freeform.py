@@ -3,8 +3,8 @@
     f(t) = [t/(S−1), cos and −sin of 16 frequencies at 2πt/S]        33 features, fixed
     h(t) = W₃·sin(ω·(W₂·sin(ω·(W₁·sin(ω·(W₀·f(t))))))) · exp(−|α_c|·t/(S−1))
 
-There is no finite state behind such a filter: generation keeps the inputs, and packed documents
-are convolved one by one.
+Such a filter has no finite state: generation keeps the inputs, and packed documents are convolved
+one by one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..initializers import Initialiser
-from ..layers.convolution import convolution_flops, convolution_layouts
+from ..initializers import Initializers
+from ..layers.convolution import convolution_chunks, convolution_flops
 from ..parallel.axes import ALONE, Axis
 from ..parallel.channels import ALL
 from ..parallel.sharding import Shard, ShardingSpec
 from ..precision import widen
-from .base import Context
+from .base import BatchContext
 from .hyena import Hyena, HyenaOptions
 from .short_conv import remembered_convolution
 
@@ -38,9 +38,9 @@ class HyenaLIFreeformOptions(HyenaOptions):
 
     kind: Literal["hyena-li-freeform"] = "hyena-li-freeform"
     filter_width: int = 16
-    """Of the network that computes the filter."""
+    """Width of the network that computes the filter."""
     filter_horizon: int = 8192
-    """S: the filter's length. What lies further back is not seen."""
+    """S: the filter's length. Inputs further back are not seen."""
 
     def problems(self, width: int) -> Iterator[str]:
         yield from super().problems(width)
@@ -52,7 +52,7 @@ class HyenaLIFreeformOptions(HyenaOptions):
 
 
 class SomeOutputs(nn.Linear):
-    """A matrix of which only some outputs may be wanted."""
+    """A linear map that can compute a slice of its outputs."""
 
     def forward(self, x: Tensor, outputs: slice = ALL) -> Tensor:
         return F.linear(x, self.weight[outputs])
@@ -72,8 +72,7 @@ class HyenaLIFreeform(Hyena):
         self.last = SomeOutputs(inner, width, bias=False)
 
     def filter(self, length: int, channels: slice = ALL, axis: Axis = ALONE) -> Tensor:
-        """h [width, length], for a length up to the horizon: of some of the channels that this
-        process of a tensor axis has."""
+        """h [width, length] for some of this rank's channels; the horizon bounds the length."""
         horizon = self.options.filter_horizon
         dtype = torch.promote_types(self.frequency.dtype, torch.float32)
         step = torch.arange(length, device=self.frequency.device, dtype=dtype)
@@ -87,13 +86,15 @@ class HyenaLIFreeform(Hyena):
         decay = decay[axis.part(self.width)][channels].abs()
         return (widen(self.last(hidden, channels)) * torch.exp(-time * decay)).T
 
-    def mix(self, z: Tensor, context: Context) -> Tensor:
+    def mix(self, z: Tensor, context: BatchContext) -> Tensor:
         if context.axes.context.size == 1:
             return self.whole_rows(z, ALL, context, gated=True, skip=self.skip)
         return self.mix_by_channels(z, self.whole_rows, context)
 
-    def whole_rows(self, x: Tensor, channels: slice, context: Context, **options: Any) -> Tensor:
-        """Some of the channels, on rows that are not divided."""
+    def whole_rows(
+        self, x: Tensor, channels: slice, context: BatchContext, **options: Any
+    ) -> Tensor:
+        """Filter some of the channels of whole rows."""
         state = context.state
         longest = state.capacity if state is not None else x.shape[1]
         reach = min(longest, self.options.filter_horizon)
@@ -101,10 +102,10 @@ class HyenaLIFreeform(Hyena):
         options["kernel"] = self.options.kernel
         return remembered_convolution(x, taps, context, "filter", **options)
 
-    def layouts(self, length: int) -> set[int]:
-        return convolution_layouts(min(length, self.options.filter_horizon), length)
+    def packing_chunks(self, length: int) -> set[int]:
+        return convolution_chunks(min(length, self.options.filter_horizon), length)
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         super().init_weights(init)
         for layer in (*self.layers, self.last):
             assert isinstance(layer, nn.Linear)
@@ -112,20 +113,20 @@ class HyenaLIFreeform(Hyena):
             init.uniform(layer.weight, -bound, bound)
             if layer.bias is not None:
                 init.uniform(layer.bias, -bound, bound)
-        init.put(self.frequency, 1.0)
+        init.constant(self.frequency, 1.0)
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
         return {**super().sharding_spec(ranks), "last.weight": Shard(0)}
 
     def flops(self, length: int) -> dict[str, float]:
-        """Without the network that computes the filter: it runs once for a batch."""
+        """Leave out the network that computes the filter: it runs once for a batch."""
         parts = super().flops(length)
         reach = min(length, self.options.filter_horizon)
         parts["convolution"] += self.width * convolution_flops(reach, length)
         return parts
 
     def step_flops(self, seen: int) -> dict[str, float]:
-        """The new output only, against all that is remembered; the filter is computed anew."""
+        """The newest output over all inputs kept; the filter is computed again."""
         parts = super().flops(1)
         reach = min(seen, self.options.filter_horizon)
         parts["convolution"] += 2.0 * self.width * reach

@@ -1,4 +1,4 @@
-"""The short-Hyena MLP: a wide Hyena-SE without featurizer, in the place of an MLP.
+"""The short-Hyena MLP: a wide Hyena-SE without featurizer, used in place of an MLP.
 
 q, k, v = split(x·W)                 D → 3·hidden
 y = (q ⊙ (h ∗ (k ⊙ v)))·W_out        h[group, K], as in Hyena-SE
@@ -13,11 +13,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear
 from ..parallel.sharding import ShardingSpec, filters, inputs, outputs
 from ..parallel.tensor import own_filters
-from .base import Context, FusedOptions, Operator, divides
+from .base import BatchContext, FusedOptions, Operator, divides
 from .short_conv import remembered_convolution
 
 
@@ -33,14 +33,14 @@ class HyenaMLPOptions(FusedOptions):
     taps: int = 7
     """K, the filters' length in tokens."""
     bias: bool = False
-    """Whether the projections add a bias."""
+    """Add biases in the projections."""
 
     def problems(self, width: int) -> Iterator[str]:
         yield from divides("groups", self.groups, "hidden", self.hidden)
         if not 1 <= self.taps <= 16:
             yield f"a short filter has 1 to 16 taps, not {self.taps}"
 
-    def shares(self, width: int) -> dict[str, int]:
+    def tp_sizes(self, width: int) -> dict[str, int]:
         return {"hidden channels": self.hidden}
 
 
@@ -54,7 +54,7 @@ class HyenaMLP(Operator):
         self.taps = nn.Parameter(torch.empty(options.groups, options.taps))
         self.down = OutputLinear(options.hidden, width, bias=options.bias)
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: BatchContext) -> Tensor:
         options, axis = self.options, context.axes.tensor
         taps = own_filters(self.taps, options.groups, options.hidden, axis)
         z = self.qkv(x, joined=True)
@@ -62,7 +62,7 @@ class HyenaMLP(Operator):
         result: Tensor = self.down(y)
         return result
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.linear(self.qkv)
         init.short_filter(self.taps, self.taps.shape[1])
         init.output(self.down)

@@ -1,8 +1,8 @@
-"""Hyena-MR: an explicit filter of medium length under a fixed decay, one for each group.
+"""Hyena-MR: an explicit filter of medium length with a fixed decay for each group.
 
     h_g[t] = ĥ_g[t] · exp(−a_g · t/(S−1)),  t < K        a: logarithmically spaced over groups
 
-S, the horizon, is a constant of the model: the length it was first trained with.
+S, the horizon, is a constant of the model: the length of its first training.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initialiser
-from ..layers.convolution import Method, convolution_flops, convolution_layouts
+from ..initializers import Initializers
+from ..layers.convolution import Method, convolution_chunks, convolution_flops
 from ..parallel.axes import ALONE, Axis
 from ..parallel.sharding import ShardingSpec, filters
 from ..parallel.tensor import own_filters
 from ..precision import widen
-from .base import Context, divides
+from .base import BatchContext, divides
 from .hyena import Hyena, HyenaOptions
 
 DECAYS = {"weak": (-2.0, 2.0), "normal": (-1.0, 2.0), "strong": (0.0, 2.0)}
-"""Exponents of ten between which the decay of the first and of the last group lie."""
+"""Powers of ten: the decay rates of the first and of the last group."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HyenaMROptions(HyenaOptions):
-    """Hyena, medium filter, regularised by decay."""
+    """Hyena, medium filter, regularised by a decay."""
 
     kind: Literal["hyena-mr"] = "hyena-mr"
     groups: int
@@ -38,11 +38,11 @@ class HyenaMROptions(HyenaOptions):
     taps: int = 128
     """K, the filter's length in tokens."""
     decay: Literal["weak", "normal", "strong", "none"] = "weak"
-    """`none` where the filter has its decay in it already, as in converted models."""
+    """`none` if the filter already includes its decay, as in converted models."""
     filter_horizon: int = 8192
-    """S: over how many tokens the decay is defined."""
+    """S: the number of tokens over which the decay is defined."""
     method: Method = "auto"
-    """The form of the convolution; all give the same result."""
+    """Form of the convolution; the result is the same."""
 
     def problems(self, width: int) -> Iterator[str]:
         yield from super().problems(width)
@@ -62,18 +62,18 @@ class HyenaMR(Hyena):
         self.taps = nn.Parameter(torch.empty(options.groups, options.taps))
 
     def filter(self, axis: Axis = ALONE) -> Tensor:
-        """h of each group; of those of this process's channels."""
+        """h for the groups of this rank's channels."""
         taps = decayed(self.taps, self.options, axis)
         return own_filters(taps, self.options.groups, self.width, axis)
 
-    def mix(self, z: Tensor, context: Context) -> Tensor:
+    def mix(self, z: Tensor, context: BatchContext) -> Tensor:
         taps = self.filter(context.axes.tensor)
         return self.convolved(z, taps, context, method=self.options.method)
 
-    def layouts(self, length: int) -> set[int]:
-        return convolution_layouts(self.options.taps, length, self.options.method)
+    def packing_chunks(self, length: int) -> set[int]:
+        return convolution_chunks(self.options.taps, length, self.options.method)
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         super().init_weights(init)
         init.normal(self.taps, 1e-5 / math.sqrt(self.options.filter_horizon))
 
@@ -93,7 +93,7 @@ class HyenaMR(Hyena):
 
 
 def decayed(taps: Tensor, options: HyenaMROptions, axis: Axis = ALONE) -> Tensor:
-    """ĥ under its decay; of this process's part of the groups, where the axis divides them."""
+    """ĥ with its decay, for this rank's part of the groups."""
     taps = widen(taps)
     if options.decay == "none":
         return taps

@@ -1,4 +1,4 @@
-"""Hyena-SE: a short explicit filter; h[group, K], each row for width/groups channels."""
+"""Hyena-SE: a short explicit filter h[group, K]; width/groups channels share a row."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..parallel.sharding import ShardingSpec, filters
 from ..parallel.tensor import own_filters
-from .base import Context, divides
+from .base import BatchContext, divides
 from .hyena import Hyena, HyenaOptions
 
 
@@ -40,11 +40,11 @@ class HyenaSE(Hyena):
         super().__init__(options, width, skip=False)
         self.taps = nn.Parameter(torch.empty(options.groups, options.taps))
 
-    def mix(self, z: Tensor, context: Context) -> Tensor:
+    def mix(self, z: Tensor, context: BatchContext) -> Tensor:
         taps = own_filters(self.taps, self.options.groups, self.width, context.axes.tensor)
         return self.convolved(z, taps, context)
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         super().init_weights(init)
         init.short_filter(self.taps, self.featurizer.taps.shape[1])
 

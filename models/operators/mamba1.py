@@ -1,4 +1,4 @@
-"""Mamba-1: a diagonal state space for each channel, whose step and matrices the input selects.
+"""Mamba-1: a diagonal state space for each channel; the input selects Δ, B and C.
 
     x, z = split(u·W)            x ← silu(conv4(x) + b)
     δ, B, C = split(x·W_x)       Δ = softplus(δ·W_Δ + b_Δ)
@@ -17,13 +17,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..layers.gated_scan import gated_scan
 from ..layers.linear import OutputLinear, SplitLinear
 from ..parallel.sharding import Shard, ShardingSpec, inputs, outputs
 from ..parallel.tensor import reduce
 from ..precision import widen
-from .base import Context, FusedOptions, Operator, divides
+from .base import BatchContext, FusedOptions, Operator, divides
 from .mamba2 import init_dt_bias
 from .short_conv import ShortConvolution
 
@@ -34,17 +34,17 @@ class Mamba1Options(FusedOptions):
 
     kind: Literal["mamba1"] = "mamba1"
     state_size: int = 16
-    """N: numbers of state for each channel."""
+    """N: state elements for each channel."""
     heads: int = 1
-    """Zamba has 2: channels in as many parts, each with its own B, C and step."""
+    """Number of heads, each with its own B, C and Δ; Zamba has 2."""
     expand: int = 2
-    """The inner width, in widths."""
+    """Inner width divided by the model's width."""
     conv: int = 4
     """Taps of the short convolution."""
     dt_rank: int | None = None
     """⌈width/16⌉ if unset."""
     chunk: int = 32
-    """Tokens for each block of the scan: changes the speed, not the result."""
+    """Tokens for each block of the scan; affects the speed, not the result."""
 
     def problems(self, width: int) -> Iterator[str]:
         yield from divides("heads", self.heads, "expand · width", self.expand * width)
@@ -54,7 +54,7 @@ class Mamba1Options(FusedOptions):
         if self.dt_rank is not None and self.dt_rank < 1:
             yield f"dt_rank must be at least 1, not {self.dt_rank}"
 
-    def shares(self, width: int) -> dict[str, int]:
+    def tp_sizes(self, width: int) -> dict[str, int]:
         return {"channels of a head": self.expand * width // self.heads}
 
     def rank(self, width: int) -> int:
@@ -63,7 +63,7 @@ class Mamba1Options(FusedOptions):
 
 class Mamba1(Operator):
     Options = Mamba1Options
-    undecayed = ("dt_bias", "A_log", "D")
+    no_decay = ("dt_bias", "A_log", "D")
 
     def __init__(self, options: Mamba1Options, width: int) -> None:
         super().__init__(options, width)
@@ -80,7 +80,7 @@ class Mamba1(Operator):
         self.D = nn.Parameter(torch.empty(heads, channels))
         self.output = OutputLinear(inner, width, bias=False)
 
-    def forward(self, u: Tensor, context: Context) -> Tensor:
+    def forward(self, u: Tensor, context: BatchContext) -> Tensor:
         x, z = self.input(u)
         x = self.conv(x, context, silu=True, kernel=self.options.kernel)
         x = x.unflatten(-1, (self.select.shape[0], -1))
@@ -107,15 +107,15 @@ class Mamba1(Operator):
         result: Tensor = self.output(y)
         return result
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.linear(self.input)
         self.conv.init_weights(init)
         init.matrix(self.select)
         bound = self.dt.shape[-1] ** -0.5
         init.uniform(self.dt, -bound, bound)
         init_dt_bias(self.dt_bias, init)
-        init.put(self.A_log, torch.arange(1, self.options.state_size + 1).log())
-        init.put(self.D, 1.0)
+        init.constant(self.A_log, torch.arange(1, self.options.state_size + 1).log())
+        init.constant(self.D, 1.0)
         init.output(self.output)
 
     def stacks(self) -> dict[str, tuple[int, ...]]:
@@ -123,7 +123,7 @@ class Mamba1(Operator):
         return {"select": tuple(self.sizes), "dt": (self.dt.shape[1],)}
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        """By channels, of every head: its step, B and C are sums over them all."""
+        """Shard by the channels of each head: its dt, B and C are sums over all its channels."""
         heads, _, channels = self.select.shape
         inner = (channels,) * heads
         return {
@@ -132,12 +132,12 @@ class Mamba1(Operator):
             "conv.bias": Shard(0, inner),
             "select": Shard(2),
             **dict.fromkeys(("dt", "dt_bias", "A_log", "D"), Shard(1)),
-            **inputs("output", parts=inner),
+            **inputs("output", blocks=inner),
         }
 
     def flops(self, length: int) -> dict[str, float]:
-        """The scan as a recurrence: for each number of state an exponential, three products and
-        a sum into it, and a product and a sum out of it."""
+        """Count the scan as a recurrence: for each state element an exponential, three products
+        and a sum into it, and a product and a sum out of it."""
         return {
             "projections": 2.0 * (self.select.numel() + self.dt.numel()),
             "convolution": 2.0 * self.conv.taps.numel(),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..kernels import ssd as kernel
 from ..kernels.choice import chosen
 from ..layers.linear import OutputLinear, SplitLinear
@@ -25,7 +25,7 @@ from ..layers.scan import ssd
 from ..parallel.sharding import Shard, ShardingSpec, inputs, outputs
 from ..parallel.tensor import own_groups
 from ..precision import widen
-from .base import Context, FusedOptions, Operator, divides
+from .base import BatchContext, FusedOptions, Operator, divides
 from .short_conv import ShortConvolution
 
 
@@ -35,23 +35,23 @@ class Mamba2Options(FusedOptions):
 
     kind: Literal["mamba2"] = "mamba2"
     state_size: int = 128
-    """N: numbers of state for each channel."""
+    """N: state elements for each channel."""
     head_dim: int = 64
     """P: channels that share a decay."""
     groups: int = 1
     """B and C are shared by heads/groups heads."""
     norm_groups: int | None = None
-    """The gated norm works on as many parts, each by itself; as many as `groups` if unset."""
+    """Groups of the gated norm, each normalised separately; equal to `groups` if unset."""
     expand: int = 2
-    """The inner width, in widths."""
+    """Inner width divided by the model's width."""
     conv: int = 4
     """Taps of the short convolution."""
     chunk: int = 64
-    """Tokens for each block of the scan: changes the speed, not the result."""
+    """Tokens for each block of the scan; affects the speed, not the result."""
     norm_eps: float = 1e-5
-    """Of the gated norm before the output."""
+    """Epsilon of the gated norm before the output."""
     bias: bool = False
-    """Biases of the input and output projections."""
+    """Add biases in the input and output projections."""
 
     def problems(self, width: int) -> Iterator[str]:
         inner = self.expand * width
@@ -66,7 +66,7 @@ class Mamba2Options(FusedOptions):
         if not self.norm_eps > 0:
             yield f"norm_eps must be above 0, not {self.norm_eps}"
 
-    def shares(self, width: int) -> dict[str, int]:
+    def tp_sizes(self, width: int) -> dict[str, int]:
         heads = self.expand * width // self.head_dim
         return {"heads": heads, "channels of B": self.groups * self.state_size}
 
@@ -89,7 +89,7 @@ class Mamba2(Operator):
         self.norm = GatedRMSNorm(inner, options.norm_eps, groups=norm_groups, kernel=options.kernel)
         self.output = OutputLinear(inner, width, bias=options.bias)
 
-    def forward(self, u: Tensor, context: Context) -> Tensor:
+    def forward(self, u: Tensor, context: BatchContext) -> Tensor:
         z, x, B, C, dt = self.input(u)
         sizes = [x.shape[-1], B.shape[-1], C.shape[-1]]
         mixed = torch.cat([x, B, C], dim=-1)
@@ -106,7 +106,7 @@ class Mamba2(Operator):
         return result
 
     def scan(
-        self, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, context: Context
+        self, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, context: BatchContext
     ) -> Tensor:
         axis = context.axes.context
         beyond = kernel.beyond(x, B)
@@ -128,17 +128,17 @@ class Mamba2(Operator):
         )
         return y
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.linear(self.input)
         self.conv.init_weights(init)
         init_dt_bias(self.dt_bias, init)
         init.uniform(self.A_log, 1, 16, torch.log)
-        init.put(self.D, 1.0)
+        init.constant(self.D, 1.0)
         init.norm(self.norm)
         init.output(self.output)
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        """By heads. B and C are divided like them, and come together where heads need them."""
+        """Shard by heads. B and C are sharded evenly and gathered where heads need them."""
         parts = self.input.parts
         mixed = Shard(0, (parts["x"], parts["B"], parts["C"]))
         return {
@@ -149,7 +149,7 @@ class Mamba2(Operator):
         }
 
     def flops(self, length: int) -> dict[str, float]:
-        """The blocked scan, for each token: C·B, the mixing of the chunk, and the states twice."""
+        """The blocked scan, for each token: C·B, mixing within the chunk, and the states twice."""
         chunk, size = min(self.options.chunk, length), self.options.state_size
         inner = self.heads * self.options.head_dim
         scores = 2.0 * chunk * size * self.options.groups
@@ -159,18 +159,18 @@ class Mamba2(Operator):
         }
 
     def step_flops(self, seen: int) -> dict[str, float]:
-        """The recurrence: the decay, a product and a sum into each state, and out of it."""
+        """The recurrence: for each state element the decay, a product and a sum in, and out."""
         states = self.options.state_size * self.heads * self.options.head_dim
         return {"convolution": 2.0 * self.conv.taps.numel(), "scan": 5.0 * states}
 
 
 def init_dt_bias(
-    bias: Tensor, init: Initialiser, low: float = 1e-3, high: float = 0.1, floor: float = 1e-4
+    bias: Tensor, init: Initializers, low: float = 1e-3, high: float = 0.1, floor: float = 1e-4
 ) -> None:
-    """Such that softplus(bias) is log-uniform in [low, high)."""
+    """Initialise such that softplus(bias) is log-uniform in [low, high)."""
 
-    def law(logs: Tensor) -> Tensor:
+    def inverse_softplus(logs: Tensor) -> Tensor:
         dt = logs.exp().clamp(min=floor)
         return dt + torch.log(-torch.expm1(-dt))
 
-    init.uniform(bias, math.log(low), math.log(high), law)
+    init.uniform(bias, math.log(low), math.log(high), inverse_softplus)

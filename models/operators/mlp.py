@@ -9,12 +9,12 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..kernels import glu
 from ..kernels.choice import Kernel, chosen
 from ..layers.linear import OutputLinear, SplitLinear
 from ..parallel.sharding import ShardingSpec, inputs, outputs
-from .base import Context, FusedOptions, Operator, OperatorOptions
+from .base import BatchContext, FusedOptions, Operator, OperatorOptions
 
 Activation = Literal["silu", "gelu", "gelu-tanh", "relu", "identity"]
 
@@ -28,7 +28,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def gated(x: Tensor, activation: Activation, kernel: Kernel = "auto") -> Tensor:
-    """act(gate) ⊙ up of x [..., 2·width], which holds one after the other."""
+    """act(gate) ⊙ up, for x [..., 2·width] = [gate, up]."""
     if chosen(kernel, "glu", x):
         fused: Tensor = glu.glu(x, activation)
         return fused
@@ -44,9 +44,9 @@ class MLPOptions(OperatorOptions):
     hidden: int
     """Width between the two projections."""
     activation: Activation = "gelu-tanh"
-    """Between the two projections."""
+    """Activation between the two projections."""
     bias: bool = False
-    """Whether the projections add a bias."""
+    """Add biases in the projections."""
 
     def problems(self, width: int) -> Iterator[str]:
         if self.hidden < 1:
@@ -61,9 +61,9 @@ class GLUOptions(FusedOptions):
     hidden: int
     """Width between the two projections."""
     activation: Activation = "silu"
-    """silu makes a SwiGLU, gelu a GEGLU; `identity` is the released Evo 2 models' quirk."""
+    """silu for SwiGLU, gelu for GEGLU; `identity` reproduces the released Evo 2 models."""
     bias: bool = False
-    """Whether the projections add a bias."""
+    """Add biases in the projections."""
 
     def problems(self, width: int) -> Iterator[str]:
         if self.hidden < 1:
@@ -79,11 +79,11 @@ class MLP(Operator):
         self.up = nn.Linear(width, options.hidden, bias=options.bias)
         self.down = OutputLinear(options.hidden, width, bias=options.bias)
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: BatchContext) -> Tensor:
         result: Tensor = self.down(ACTIVATIONS[self.options.activation](self.up(x)))
         return result
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.linear(self.up)
         init.output(self.down)
 
@@ -101,12 +101,12 @@ class GLU(Operator):
         self.gate_up = SplitLinear(width, parts, bias=options.bias)
         self.down = OutputLinear(options.hidden, width, bias=options.bias)
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: BatchContext) -> Tensor:
         hidden = gated(self.gate_up(x, joined=True), self.options.activation, self.options.kernel)
         result: Tensor = self.down(hidden)
         return result
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.linear(self.gate_up)
         init.output(self.down)
 

@@ -2,7 +2,7 @@
 
 softmax     p = softmax(x·W); the k largest, scaled to sum to one (Mixtral, Switch)
 sigmoid     p = sigmoid(x·W + b); the largest (BlackMamba). In training, Sinkhorn's iteration
-            on exp(2·logits) chooses, so that experts get equal numbers of tokens
+            on exp(2·logits) makes the choice, so that experts get equal numbers of tokens
 
 y = Σ_chosen p_e · (act(x·W_gate,e) ⊙ x·W_up,e)·W_down,e
 """
@@ -16,13 +16,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..layers.grouped import grouped_product
 from ..parallel.axes import ALONE, Axis
 from ..parallel.sharding import Shard, ShardingSpec
 from ..parallel.tensor import highest, reduce
 from ..precision import widen
-from .base import Context, Operator, OperatorOptions
+from .base import BatchContext, Operator, OperatorOptions
 from .mlp import ACTIVATIONS, Activation
 
 SINKHORN_ROUNDS = 32
@@ -34,19 +34,19 @@ class MoEOptions(OperatorOptions):
 
     kind: Literal["moe"] = "moe"
     experts: int
-    """How many there are to choose from."""
+    """Number of experts."""
     top_k: int = 2
-    """How many experts a token goes to."""
+    """Number of experts for each token."""
     hidden: int
-    """Of one expert."""
+    """Hidden width of an expert."""
     activation: Activation = "silu"
-    """Of each expert's gate."""
+    """Activation of each expert's gate."""
     router: Literal["softmax", "sigmoid"] = "softmax"
-    """How an expert's score becomes its weight."""
+    """Function from an expert's score to its weight."""
     sinkhorn: bool = False
-    """Balance the choice in training by Sinkhorn's iteration; at evaluation, the plain largest."""
+    """Balance the choice in training by Sinkhorn's iteration; evaluation takes the largest."""
     balance_loss: float = 0.0
-    """Coefficient of experts · Σ (share of tokens) · (mean probability)."""
+    """Coefficient of experts · Σ (fraction of tokens) · (mean probability)."""
     z_loss: float = 0.0
     """Coefficient of the mean of log²Σexp(logits)."""
 
@@ -72,11 +72,11 @@ class MoE(Operator):
         self.gate_up = nn.Parameter(torch.empty(options.experts, 2 * options.hidden, width))
         self.down = nn.Parameter(torch.empty(options.experts, width, options.hidden))
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: BatchContext) -> Tensor:
         flat = x.flatten(0, 1)
         logits = widen(self.router(flat))
-        everything = logits.new_ones(len(x), dtype=torch.bool)
-        rows = everything if context.rows is None else context.rows
+        all_rows = logits.new_ones(len(x), dtype=torch.bool)
+        rows = all_rows if context.rows is None else context.rows
         text = rows.repeat_interleave(x.shape[1], output_size=len(flat))
         chosen, weights = self.route(logits, context, text)
         token = torch.arange(len(flat), device=x.device).repeat_interleave(self.options.top_k)
@@ -89,9 +89,11 @@ class MoE(Operator):
         weighted = y * weights.flatten()[order].unsqueeze(-1).to(x.dtype)
         return torch.zeros_like(flat).index_add(0, token, weighted).view_as(x)
 
-    def route(self, logits: Tensor, context: Context, text: Tensor) -> tuple[Tensor, Tensor]:
-        """Which experts [tokens, k], and how much of each. What is counted over all tokens is
-        counted over those of `text` (bool [tokens])."""
+    def route(self, logits: Tensor, context: BatchContext, text: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the experts of each token and their weights, both [tokens, k].
+
+        Batch statistics count the tokens where `text` (bool [tokens]) is True.
+        """
         options, axis = self.options, context.axes.context
         softmax = options.router == "softmax"
         probabilities = logits.softmax(dim=-1) if softmax else logits.sigmoid()
@@ -111,13 +113,13 @@ class MoE(Operator):
             context.losses.append(options.z_loss * mean)
         return chosen, weights
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.linear(self.router)
         init.matrix(self.gate_up)
         init.output_matrix(self.down)
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        """Each expert by its hidden channels: all processes route all tokens, to the same."""
+        """Shard each expert by its hidden channels: all ranks route all tokens, identically."""
         hidden = self.options.hidden
         return {"gate_up": Shard(1, (hidden, hidden)), "down": Shard(2)}
 
@@ -126,23 +128,24 @@ class MoE(Operator):
         return {"gate_up": (hidden, hidden), "down": (self.width,)}
 
     def flops(self, length: int) -> dict[str, float]:
-        each = self.gate_up[0].numel() + self.down[0].numel()
-        return {"experts": 2.0 * self.options.top_k * each}
+        expert = self.gate_up[0].numel() + self.down[0].numel()
+        return {"experts": 2.0 * self.options.top_k * expert}
 
 
 def visits(chosen: Tensor, experts: int) -> Tensor:
-    """int64 [tokens, experts]: how often each token goes to each."""
+    """int64 [tokens, experts]: how often each token goes to each expert."""
     return (chosen.unsqueeze(-1) == torch.arange(experts, device=chosen.device)).sum(dim=1)
 
 
 def token_count(text: Tensor, axis: Axis) -> Tensor:
-    """How many tokens there are in all parts of the rows. At least 1: of rows that are all padding
-    a sum is nothing, and so shall be the mean."""
+    """Number of text tokens in all parts of the rows, at least 1: the mean over rows of padding
+    alone is then 0, as is their sum."""
     return reduce(text.sum(), axis).clamp(min=1)
 
 
 def balance(probabilities: Tensor, chosen: Tensor, text: Tensor, axis: Axis = ALONE) -> Tensor:
-    """top_k where tokens are spread evenly, up to the number of experts where few get them all."""
+    """Return the balance loss: top_k if tokens are spread evenly, up to the number of experts if
+    few experts get all of them."""
     experts = probabilities.shape[-1]
     counted = text.unsqueeze(-1)
     taken = (visits(chosen, experts) * counted).sum(dim=0).to(probabilities.dtype)
@@ -152,7 +155,7 @@ def balance(probabilities: Tensor, chosen: Tensor, text: Tensor, axis: Axis = AL
 
 
 def sinkhorn(logits: Tensor, text: Tensor, axis: Axis = ALONE) -> Tensor:
-    """exp(2·logits), scaled so that every token of `text` and every expert has the same total."""
+    """exp(2·logits), scaled so that all text tokens, and all experts, have equal totals."""
     experts = logits.shape[1]
     tokens = token_count(text, axis)
     logits = logits.masked_fill(~text.unsqueeze(-1), float("-inf"))

@@ -1,4 +1,4 @@
-"""The short causal convolution that Mamba and Hyena put behind a projection."""
+"""The short causal convolution that follows a projection in Mamba and Hyena."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..kernels.choice import Kernel
 from ..layers.convolution import next_history
 from ..layers.gated_convolution import gated_convolution, gated_input
 from ..parallel.halo import preceding
-from .base import Context
+from .base import BatchContext
 
 
 class ShortConvolution(nn.Module):
@@ -26,7 +26,7 @@ class ShortConvolution(nn.Module):
     def forward(
         self,
         x: Tensor,
-        context: Context,
+        context: BatchContext,
         name: str = "short",
         *,
         silu: bool = False,
@@ -36,19 +36,23 @@ class ShortConvolution(nn.Module):
             x, self.taps, context, name, bias=self.bias, silu=silu, kernel=kernel
         )
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.short_filter(self.taps, self.taps.shape[1])
         if self.bias is not None:
             init.short_filter(self.bias, self.taps.shape[1])
 
 
 def remembered_convolution(
-    x: Tensor, taps: Tensor, context: Context, name: str, *, gated: bool = False, **options: Any
+    x: Tensor,
+    taps: Tensor,
+    context: BatchContext,
+    name: str,
+    *,
+    gated: bool = False,
+    **options: Any,
 ) -> Tensor:
-    """A (gated) convolution that keeps its last inputs in the context's state, if there is one.
-
-    Of a part of a row, it takes the inputs before it from the parts that have them.
-    """
+    """A (gated) convolution with inputs from before x: in generation those kept in the context's
+    state, under context parallelism a halo from the ranks before."""
     axis, reach, past = context.axes.context, taps.shape[1], None
     if context.state is not None:
         w = gated_input(x) if gated else x

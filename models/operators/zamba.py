@@ -1,9 +1,9 @@
-"""Zamba's shared block: one attention and MLP with one set of weights, called at many depths.
+"""Zamba's shared block: attention and MLP with one set of weights, called at many depths.
 
-    a = MLP(norm(Attn(norm([h; e]))))          e: the embeddings; nothing is added inside
-    h ← h + Mixer(norm(h + a·L_i))             the layer that the block feeds; L_i of this call
+    a = MLP(norm(Attn(norm([h; e]))))          e: the embeddings; no residual inside
+    h ← h + Mixer(norm(h + a·L_i))             the layer that the block feeds; L_i per call
 
-Attention works on twice the width: its heads have 2D/H channels and the softmax is scaled by
+Attention has twice the model's width: its heads have 2D/H channels and the softmax is scaled by
 (2D/H / 2)^−½. In Zamba2 each call has low-rank corrections (LoRA) of the MLP's first matrix,
 and in some models of q, k and v.
 """
@@ -11,20 +11,20 @@ and in some models of q, k and v.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initialiser
+from ..initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear
 from ..layers.norms import RMSNorm
 from ..layers.rope import Rope
 from ..parallel.sharding import Shard, ShardingSpec, inputs, outputs
 from ..parallel.tensor import gather, scatter
 from .attention import Attention, AttentionOptions
-from .base import Call, Context, FusedOptions, SharedOperator, divides
+from .base import BatchContext, Call, FusedOptions, SharedOperator, divides
 from .mlp import Activation, gated
 
 
@@ -34,18 +34,18 @@ class ZambaBlockOptions(FusedOptions):
 
     kind: Literal["zamba-block"] = "zamba-block"
     heads: int
-    """Of attention, over twice the model's width."""
+    """Attention heads, over twice the model's width."""
     hidden: int
-    """Of the gated MLP."""
+    """Hidden width of the gated MLP."""
     activation: Activation = "gelu"
-    """Of the MLP's gate."""
+    """Activation of the MLP's gate."""
     rope: Rope | None = None
     lora_rank: int = 0
-    """Rank of the corrections of each call; 0 for none (Zamba-1)."""
+    """Rank of each call's low-rank corrections (LoRA); 0 for none (Zamba-1)."""
     attention_lora: bool = False
-    """Corrections of q, k and v as well as of the MLP."""
+    """Correct q, k and v as well as the MLP."""
     norm_eps: float = 1e-5
-    """Of the block's norms."""
+    """Epsilon of the block's norms."""
 
     def problems(self, width: int) -> Iterator[str]:
         yield from divides("heads", self.heads, "twice the width", 2 * width)
@@ -56,7 +56,7 @@ class ZambaBlockOptions(FusedOptions):
         if self.lora_rank < 0 or (self.attention_lora and not self.lora_rank):
             yield f"lora_rank must be above 0 for corrections, not {self.lora_rank}"
 
-    def shares(self, width: int) -> dict[str, int]:
+    def tp_sizes(self, width: int) -> dict[str, int]:
         return {"heads": self.heads}
 
     @property
@@ -77,7 +77,7 @@ class ZambaBlock(SharedOperator):
         self.gate_up = SplitLinear(width, {"gate": options.hidden, "up": options.hidden})
         self.down = OutputLinear(options.hidden, width, bias=False)
 
-    def forward(self, h: Tensor, context: Context) -> Tensor:
+    def forward(self, h: Tensor, context: BatchContext) -> Tensor:
         assert context.embeddings is not None and context.adapters is not None
         adapters, axis = context.adapters, context.axes.tensor
         x = gather(self.norm(torch.cat([h, context.embeddings], dim=-1)), axis)
@@ -93,10 +93,10 @@ class ZambaBlock(SharedOperator):
         return scatter(self.down(hidden), axis)
 
     def new_call(self) -> ZambaCall:
-        """What one call of this block has of its own."""
+        """Return the weights of one call."""
         return ZambaCall(self.options, self.width)
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.norm(self.norm)
         init.norm(self.mlp_norm)
         self.attention.init_weights(init)
@@ -104,7 +104,7 @@ class ZambaBlock(SharedOperator):
         init.output(self.down)
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        """Attention says its own."""
+        """Shard the MLP; attention has its own spec."""
         return {**outputs("gate_up", self.gate_up), **inputs("down")}
 
     def flops(self, length: int) -> dict[str, float]:
@@ -112,7 +112,7 @@ class ZambaBlock(SharedOperator):
 
 
 class LowRank(nn.Module):
-    """x·A·B, zero at first."""
+    """x·A·B, initially zero."""
 
     def __init__(self, inputs: int, rank: int, outputs: int) -> None:
         super().__init__()
@@ -139,20 +139,19 @@ class ZambaCall(Call):
         )
         self.gate_up = LowRank(width, rank, 2 * options.hidden) if rank else None
 
-    def forward(self, operator: nn.Module, x: Tensor, context: Context) -> Tensor:
-        context.adapters = self
-        result: Tensor = self.project(operator(x, context))
+    def forward(self, operator: nn.Module, x: Tensor, context: BatchContext) -> Tensor:
+        result: Tensor = self.project(operator(x, replace(context, adapters=self)))
         return result
 
-    def init_weights(self, init: Initialiser) -> None:
+    def init_weights(self, init: Initializers) -> None:
         init.output(self.project)
         for low in self.modules():
             if isinstance(low, LowRank):
                 init.linear(low.down)
-                init.put(low.up.weight, 0.0)
+                init.constant(low.up.weight, 0.0)
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        """The corrections follow what they correct; the map into the layer is everyone's."""
+        """Shard corrections like the matrices that they correct; replicate L_i."""
         hidden = self.options.hidden
         return {
             **({f"qkv.{number}.up.weight": Shard(0) for number in range(3)} if self.qkv else {}),

@@ -1,1 +1,1 @@
-"""Operators divided among processes: the axes of a layout, and what crosses between processes."""
+"""Tensor and context parallelism: the axes of a layout, sharding, and communication."""

@@ -1,4 +1,4 @@
-"""Along which axes a model is divided, and where on each this process stands."""
+"""The axes along which a model is sharded, and this rank's position on each."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
 AttentionForm = Literal["a2a", "ring"]
-"""a2a: each process has whole rows of some heads. ring: keys and values go round."""
+"""a2a: each rank has whole rows of some heads. ring: keys and values travel round the ranks."""
 LongFilterForm = Literal["states", "a2a"]
-"""states: what a part leaves behind goes on to the next. a2a: whole rows of some channels."""
+"""states: the final state of a part goes to the later parts. a2a: whole rows of some channels."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a layout: the processes along it, and this one's place among them."""
+    """One axis of a layout: its process group, and this rank's position in it."""
 
     group: ProcessGroup | None
     rank: int
@@ -26,32 +26,32 @@ class Axis:
         """Pickle rank and size: a process group has no meaning in another process."""
         return Axis, (None, self.rank, self.size)
 
-    def share(self, number: int) -> range:
-        """Which of so many things, dealt out in contiguous parts, are this process's."""
+    def part_range(self, number: int) -> range:
+        """Indices of this rank, if `number` items are split into contiguous parts."""
         return range(number * self.rank // self.size, number * (self.rank + 1) // self.size)
 
     def part(self, number: int) -> slice:
-        """The same as a slice."""
-        share = self.share(number)
-        return slice(share.start, share.stop)
+        """`part_range` as a slice."""
+        indices = self.part_range(number)
+        return slice(indices.start, indices.stop)
 
-    def seats(self) -> list[Axis]:
-        """The axis as each of its processes sees it."""
+    def ranks(self) -> list[Axis]:
+        """The axis as each of its ranks sees it."""
         return [replace(self, rank=rank) for rank in range(self.size)]
 
     @property
     def name(self) -> str:
-        """What a custom op is told in place of the axis, which it cannot take; empty where nothing
-        is divided."""
+        """Name of the process group, for custom ops, which cannot take an Axis; empty for one
+        rank."""
         return self.group.group_name if self.group is not None and self.size > 1 else ""
 
 
 ALONE = Axis(None, 0, 1)
-"""An axis that divides nothing."""
+"""An axis of one rank."""
 
 
 def named(name: str) -> Axis:
-    """The axis of that name."""
+    """Return the axis with this `name`."""
     if not name:
         return ALONE
     group = c10d._resolve_process_group(name)  # type: ignore[attr-defined,arg-type]
@@ -60,14 +60,13 @@ def named(name: str) -> Axis:
 
 @dataclass(frozen=True)
 class Axes:
-    """What divides a model itself. (Data parallelism divides the batch, which no model sees.)"""
+    """The axes that shard a model. (Data parallelism splits the batch; the model is unaware.)"""
 
     tensor: Axis = ALONE
-    """Heads, channels and the vocabulary are divided."""
+    """Tensor parallelism: heads, channels and the vocabulary are sharded."""
     context: Axis = ALONE
-    """Rows are divided: each process has a part of every sequence, and the parts follow each
-    other in the order of the ranks."""
+    """Context parallelism: each rank has a contiguous part of every row, in the order of ranks."""
     attention: AttentionForm = "a2a"
-    """How attention sees a row that is divided."""
+    """Form of attention under context parallelism."""
     hyena_li: LongFilterForm = "states"
-    """How a modal filter does. (One of free form has no states, and always takes a2a.)"""
+    """Form of modal Hyena-LI filters. (Free-form filters have no states and always use a2a.)"""

@@ -1,8 +1,8 @@
-"""A long convolution by channels: each process has whole rows of some of the channels.
+"""Long convolutions by channels: each rank has whole rows of some of the channels.
 
-Once there and once back, each process sends (N−1)/N of its part of one tensor; the gates before
-and after the convolution stay where the tokens are. Each process computes the filters of its own
-channels alone, so that their gradients are complete only when summed over the axis.
+There and back, each rank sends (N−1)/N of its part of one tensor; the gates before and after the
+convolution are computed where the tokens are. Each rank computes the filters of its own channels
+only, so their gradients must be summed over the axis.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ ALL = slice(None)
 
 
 def by_channels(x: Tensor, function: Callable[[Tensor, slice], Tensor], axis: Axis) -> Tensor:
-    """`function(x, channels)` of whole rows, for x [rows, part, width]."""
+    """Apply `function(x, channels)` to whole rows of x [rows, part, width]."""
     if axis.size == 1:
         return function(x, ALL)
-    parts = [seat.part(x.shape[2]) for seat in axis.seats()]
+    parts = [rank.part(x.shape[2]) for rank in axis.ranks()]
     ours = whole_rows([x[:, :, part] for part in parts], axis)
     y = function(ours, parts[axis.rank])
     return own_parts(y, [part.stop - part.start for part in parts], axis)

@@ -1,11 +1,11 @@
-"""The exchange: every process of an axis gives a piece to each of the others, and gets one back.
+"""The exchange: every rank of an axis sends a piece to each other rank, and receives one from each.
 
-All that operators say to each other is made of it. A piece may be empty: then nothing is sent, so
-that a message to one neighbour is an exchange as well. Its backward pass is the exchange of the
-gradients, from each receiver to its sender; every process takes part in both, and in the same
-order, because what a process receives is always part of what it computes, be it empty.
+All communication of context parallelism is built from it. An empty piece sends nothing, so a
+message to one neighbour is an exchange too. The backward pass exchanges the gradients, from each
+receiver to its sender. Every rank takes part in both passes, in the same order, because what a
+rank receives always enters its computation, even if empty.
 
-Gradients are those of the sum of all processes' losses.
+Gradients are those of the sum of all ranks' losses.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .axes import Axis
 
 
 def exchange(pieces: Sequence[Tensor], shapes: Sequence[Sequence[int]], axis: Axis) -> list[Tensor]:
-    """`pieces[r]` goes to rank r. Returns what each rank sent to us; `shapes` are theirs."""
+    """Send `pieces[r]` to rank r. Return the pieces received from each rank, of these `shapes`."""
     if axis.size == 1:
         return list(pieces)
     sent = [piece.numel() for piece in pieces]
     due = [prod(shape) for shape in shapes]
     flat = torch.cat([piece.flatten().unsqueeze(0) for piece in pieces], dim=1).squeeze(0)
     received: Tensor = _Exchange.apply(flat, sent, due, axis.group)
-    parts = received.split(due)
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    pieces = received.split(due)
+    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 class _Exchange(torch.autograd.Function):
@@ -51,10 +51,10 @@ def _send(flat: Tensor, sent: list[int], due: list[int], group: Any) -> Tensor:
 
 
 def whole_rows(pieces: Sequence[Tensor], axis: Axis) -> Tensor:
-    """Some channels of every part of a row, to a process that wants those of whole rows.
+    """From all channels of parts of rows to some channels of whole rows.
 
-    `pieces[r]` [rows, part, those that rank r wants, …] → [rows, length, those that we want, …].
-    Each process sends what it does not keep itself: (N−1)/N of a tensor that is divided by N.
+    `pieces[r]` [rows, part, channels of rank r, …] → [rows, length, channels of this rank, …].
+    Each rank sends (N−1)/N of its part of the tensor.
     """
     shape = pieces[axis.rank].shape
     parts = exchange(pieces, [shape] * axis.size, axis)
@@ -62,9 +62,10 @@ def whole_rows(pieces: Sequence[Tensor], axis: Axis) -> Tensor:
 
 
 def own_parts(x: Tensor, channels: Sequence[int], axis: Axis) -> Tensor:
-    """The reverse: all channels of our part of the row, from those who have some of whole rows.
+    """The reverse of `whole_rows`: all channels of this rank's part of the rows.
 
-    [rows, length, ours, …] → [rows, part, all, …]; rank r has `channels[r]` of them.
+    [rows, length, channels of this rank, …] → [rows, part, all channels, …]; rank r has
+    `channels[r]` of them.
     """
     rows, length = x.shape[:2]
     part = length // axis.size
@@ -76,10 +77,10 @@ def own_parts(x: Tensor, channels: Sequence[int], axis: Axis) -> Tensor:
 def rearranged(
     x: Tensor, have: list[list[int]], want: list[list[int]], sizes: Sequence[int], axis: Axis
 ) -> Tensor:
-    """Chunks of rows from one arrangement into another.
+    """Move chunks of rows from one arrangement to another.
 
-    `have[r]` and `want[r]` number the chunks that rank r holds, one after the other, before and
-    after; `sizes` are the chunks' lengths.
+    `have[r]` and `want[r]` are the numbers of the chunks that rank r holds before and after, in
+    order; `sizes` are the chunks' lengths.
     """
     mine = dict(zip(have[axis.rank], x.split([sizes[n] for n in have[axis.rank]], 1), strict=True))
     going = [[n for n in have[axis.rank] if n in wanted] for wanted in want]

@@ -1,11 +1,11 @@
-"""The halo: what a causal filter of K taps sees of the parts of a row before ours.
+"""The halo: the inputs before a part of a row that a causal filter of K taps reads.
 
     rank 0   a b c d                 sends  c d
     rank 1       c d │ e f g h       sends  g h
     rank 2               g h │ …
 
-K−1 places cross each cut, however long the row is. A filter that reaches over more than one part
-gets its halo from as many ranks.
+K−1 positions cross each boundary, whatever the row's length. A filter that reaches over several
+parts gets its halo from several ranks.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from .exchange import exchange
 
 
 def preceding(x: Tensor, count: int, axis: Axis, *, part: int) -> Tensor:
-    """The `count` places before our part of the rows; zeros where there are none.
+    """Return the `count` positions before this rank's part of the rows; zeros before the row.
 
-    Parts have `part` places; x [rows, …] holds the last of ours, `count` or all.
+    A part has `part` positions; x [rows, …] holds this rank's last `count` of them, or all.
     """
     rows, here, *width = x.shape
 
     def owed(distance: int) -> int:
-        """How many places a rank wants of the one that stands so far before it."""
+        """Number of positions that a rank needs from the rank `distance` before it."""
         return min(max(count - (distance - 1) * part, 0), part) if distance > 0 else 0
 
-    others = range(axis.size)
+    ranks = range(axis.size)
     received = exchange(
-        [x[:, here - owed(reader - axis.rank) :] for reader in others],
-        [(rows, owed(axis.rank - owner), *width) for owner in others],
+        [x[:, here - owed(reader - axis.rank) :] for reader in ranks],
+        [(rows, owed(axis.rank - owner), *width) for owner in ranks],
         axis,
     )
     missing = count - sum(piece.shape[1] for piece in received)

@@ -1,21 +1,20 @@
-"""Ring attention: queries stay, keys and values go round, and every rank does the same work.
+"""Ring attention: queries stay, keys and values travel round, and every rank does equal work.
 
-A row is cut into 2N chunks. For the ring, rank r holds chunks r and 2N−1−r, an early one, whose
-queries see little, and a late one, whose queries see much:
+A row is split into 2N chunks. For the ring, rank r holds chunks r and 2N−1−r: an early one, whose
+queries see few keys, and a late one, whose queries see many:
 
-    rank 0   0     7        At each of the N hops, keys of another rank are here. If that rank is
-    rank 1   1     6        before ours, its early chunk is seen by both of our chunks; if it is
-    rank 2   2     5        behind, both of its chunks are seen by our late one. Either way, two
-    rank 3   3     4        chunks of queries times keys, out of four.
+    rank 0   0     7        At each of the N hops, a rank holds the keys of one rank (the owner).
+    rank 1   1     6        If the owner is before it, both of its chunks see the owner's early
+    rank 2   2     5        chunk; if the owner is behind it, its late chunk sees both. Either
+    rank 3   3     4        way: two products of a chunk of queries and a chunk of keys, of four.
 
-The outputs of the hops are joined by the logarithms of their sums. Backward computes the
-probabilities anew from those, in a ring of its own, in which the gradients of keys and values
-travel with them until they are home. A rank never holds more than its own part and another's, and
-the scores of one tile: O(L/N) memory. For each row it sends its part of keys and values N−1 times
-forward; in return, N−1 times again, and their gradients, in fp32 at least, N times.
+The outputs of the hops are merged by log-sum-exp. The backward pass recomputes the probabilities
+from these sums, in a second ring, in which the gradients of keys and values travel with them back
+to their owner. A rank holds its own part, one other rank's, and the scores of one tile: O(L/N)
+memory. For each row it sends its part of keys and values N−1 times forward; backward, N−1 times
+again, and their gradients, in fp32 or wider, N times.
 
-Who sees whom follows from the first key that a query sees, the start of its document or of its
-window, and that is what is passed in here.
+The mask is given by the first key that each query sees: the start of its document or window.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from .axes import Axis
 from .exchange import rearranged
 
 TILE = 256
-"""Queries whose scores are held at once."""
+"""Number of queries whose scores are in memory at once."""
 
 
 def ring_attention(
@@ -41,8 +40,8 @@ def ring_attention(
 ) -> Tensor:
     """q [rows, part, heads, dim], k and v [rows, part, kv_heads, dim] → like q.
 
-    `past` [rows or 1, length] says of each place of whole rows how many before it it sees; None:
-    all.
+    `past` [rows or 1, length] is the number of earlier keys that each position of whole rows sees;
+    None: all.
     """
     zigzag = Zigzag(q.shape[1], axis)
     heads = [q.shape[2], k.shape[2], v.shape[2]]
@@ -57,13 +56,12 @@ def ring_attention(
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a row that a rank holds."""
+    """A piece of a row that a rank holds: positions [first, last) of the row."""
 
     here: int
-    """Where it begins in the rank's tensors."""
+    """Start in the rank's tensors."""
     first: int
     last: int
-    """Where it lies in the row."""
 
 
 class Zigzag:
@@ -77,30 +75,30 @@ class Zigzag:
         self.dealt = [[rank, 2 * axis.size - 1 - rank] for rank in ranks]
 
     def deal(self, x: Tensor) -> Tensor:
-        """From contiguous parts x [rows, part, …]."""
+        """Rearrange contiguous parts x [rows, part, …] into the zigzag."""
         return rearranged(x, self.contiguous, self.dealt, self.sizes, self.axis)
 
     def collect(self, x: Tensor) -> Tensor:
-        """The reverse."""
+        """The reverse of `deal`."""
         return rearranged(x, self.dealt, self.contiguous, self.sizes, self.axis)
 
     def chunks(self, rank: int) -> list[Chunk]:
-        found, here = [], 0
+        chunks, here = [], 0
         for number in self.dealt[rank]:
             first = sum(self.sizes[:number])
-            found.append(Chunk(here, first, first + self.sizes[number]))
+            chunks.append(Chunk(here, first, first + self.sizes[number]))
             here += self.sizes[number]
-        return found
+        return chunks
 
     def index(self, device: torch.device) -> Tensor:
-        """int64 [part]: the place in the row of each place that we hold."""
+        """int64 [part]: position in the row of each position that this rank holds."""
         chunks = self.chunks(self.axis.rank)
         return torch.cat([torch.arange(c.first, c.last, device=device) for c in chunks])
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Some queries, and the keys among those that are here that they may see."""
+    """Some queries, and the keys of the current hop that they may see."""
 
     queries: slice
     keys: slice
@@ -109,7 +107,7 @@ class Tile:
 
 
 class Hops:
-    """What is to be computed at each hop."""
+    """The tiles to compute at each hop."""
 
     def __init__(self, first: Tensor | None, zigzag: Zigzag, device: torch.device) -> None:
         self.first = first
@@ -123,15 +121,18 @@ class Hops:
             for start in range(0, chunk.last - chunk.first, TILE)
         ]
         self.bounds = [(0, 0)] * len(self.queries)
-        """The lowest and the highest first key of each tile's queries."""
+        """Lowest and highest first key of each tile's queries."""
         if first is not None:
             spans = [first[:, q.here : q.here + q.last - q.first] for q in self.queries]
             bounds = torch.stack([torch.stack([s.amin(), s.amax()]) for s in spans])
             self.bounds = [(low, high) for low, high in bounds.tolist()]
 
     def tiles(self, owner: int) -> Iterator[Tile]:
-        """When the keys of `owner` are here. (Our own come first, and the nearest first of all:
-        a query sees itself before it meets keys none of which it sees.)"""
+        """Yield the tiles of the hop that holds the keys of `owner`.
+
+        A rank's own keys come first, the nearest chunk before all: a query then sees itself before
+        it meets keys that it does not see.
+        """
         for chunk in reversed(self.zigzag.chunks(owner)):
             for query, (low, high) in zip(self.queries, self.bounds, strict=True):
                 begin, end = max(chunk.first, low), min(chunk.last, query.last)
@@ -206,7 +207,7 @@ class _Ring(torch.autograd.Function):
         for hop in range(axis.size):
             arriving = pass_on(here, axis) if hop + 1 < axis.size else None
             keys, values = here.unbind()
-            found = torch.zeros_like(widen(here))
+            gradients = torch.zeros_like(widen(here))
             for tile in hops.tiles((axis.rank - hop) % axis.size):
                 at = (..., tile.queries, slice(None))
                 scores = scores_of(queries, keys, tile)
@@ -214,11 +215,13 @@ class _Ring(torch.autograd.Function):
                 dweights = torch.einsum("bhgqd,bkhd->bhgqk", dy[at], widen(values[:, tile.keys]))
                 dscores = weights * (dweights - mean[at])
                 dq[at] += torch.einsum("bhgqk,bkhd->bhgqd", dscores, widen(keys[:, tile.keys]))
-                found[0, :, tile.keys] += torch.einsum("bhgqk,bhgqd->bkhd", dscores, queries[at])
-                found[1, :, tile.keys] += torch.einsum("bhgqk,bhgqd->bkhd", weights, dy[at])
+                dkeys = torch.einsum("bhgqk,bhgqd->bkhd", dscores, queries[at])
+                dvalues = torch.einsum("bhgqk,bhgqd->bkhd", weights, dy[at])
+                gradients[0, :, tile.keys] += dkeys
+                gradients[1, :, tile.keys] += dvalues
             if returning is not None:
-                found += returning()
-            returning = pass_on(found, axis)
+                gradients += returning()
+            returning = pass_on(gradients, axis)
             if arriving is not None:
                 here = arriving()
         assert returning is not None
@@ -227,7 +230,7 @@ class _Ring(torch.autograd.Function):
 
 
 def scores_of(queries: Tensor, keys: Tensor, tile: Tile) -> Tensor:
-    """[rows, kv_heads, heads of each, queries, keys]"""
+    """Scores [rows, kv_heads, heads of each, queries, keys]; −∞ where not seen."""
     near = widen(keys[:, tile.keys])
     scores = torch.einsum("bhgqd,bkhd->bhgqk", queries[..., tile.queries, :], near)
     return scores if tile.seen is None else scores.masked_fill(~tile.seen, float("-inf"))
@@ -240,12 +243,13 @@ def grouped(x: Tensor, kv_heads: int) -> Tensor:
 
 
 def ungrouped(x: Tensor) -> Tensor:
-    """The reverse."""
+    """The reverse of `grouped`."""
     return x.permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
 def pass_on(x: Tensor, axis: Axis) -> Callable[[], Tensor]:
-    """Begin to send x to the next rank, round the ring. Called, the answer is what has come."""
+    """Start to send x to the next rank of the ring. Return a function that waits for the tensor
+    from the previous rank."""
     x = x.contiguous()
     arriving = torch.empty_like(x)
     to, source = ([0] * axis.size for _ in range(2))
@@ -256,7 +260,7 @@ def pass_on(x: Tensor, axis: Axis) -> Callable[[], Tensor]:
 
     assert work is not None
 
-    def wait(_sent: Tensor = x) -> Tensor:  # what is sent must live until then
+    def wait(_sent: Tensor = x) -> Tensor:  # keeps the sent tensor alive until then
         work.wait()
         return arriving
 

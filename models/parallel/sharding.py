@@ -1,12 +1,13 @@
-"""Which part of every parameter a process of the tensor axis has.
+"""Sharding of parameters over the tensor-parallel axis.
 
-Each operator says how its parameters are divided. A parameter of which nothing is said belongs
-to all processes, and its gradients are summed over them.
+Each operator returns a sharding spec for its parameters. A parameter without one is replicated on
+all ranks, and its gradients are summed over them.
 
-    Cut(0)                   rows; a process has a contiguous part
-    Cut(0, (q, k, v))        rows of several things, one behind the other: a part of each
+    Shard(0)                 rows; each rank has a contiguous part
+    Shard(0, (q, k, v))      rows of several blocks, one after the other: each rank has a part of
+                             each block
 
-From these follow what a process takes of a whole tensor, where its part lies in a checkpoint,
+From the specs follow which slices of a whole tensor a rank holds, where they lie in a checkpoint,
 and which gradients are summed.
 """
 
@@ -26,60 +27,62 @@ from .axes import ALONE, Axis
 
 @dataclass(frozen=True)
 class Shard:
-    """A process has a part along `dim`; of each of `parts`, whose sizes they are, if given."""
+    """Each rank has a part of dimension `dim`; or, given `blocks`, a part of each block."""
 
     dim: int
-    parts: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
+    """Sizes of the blocks that make up the dimension; empty for one block."""
 
     def runs(self, size: int, axis: Axis) -> tuple[range, ...]:
-        """The indices along the dimension that are this process's."""
-        sizes = self.parts or (size,)
-        assert sum(sizes) == size, "the parts make up the dimension"
-        begins = accumulate(sizes, initial=0)
-        shares = [axis.share(part) for part in sizes]
+        """Indices along the dimension that this rank holds."""
+        sizes = self.blocks or (size,)
+        assert sum(sizes) == size, "the blocks make up the dimension"
+        starts = accumulate(sizes, initial=0)
+        parts = [axis.part_range(block) for block in sizes]
         return tuple(
-            range(begin + share.start, begin + share.stop)
-            for begin, share in zip(begins, shares, strict=False)
+            range(start + part.start, start + part.stop)
+            for start, part in zip(starts, parts, strict=False)
         )
 
 
 ShardingSpec = Mapping[str, Shard]
-"""By the parameter's name, as seen from the module that says it."""
+"""Shards by the parameter's name, relative to the module that returns the spec."""
 
 
 @runtime_checkable
 class Shardable(Protocol):
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        """How the parameters are divided among so many."""
+        """Return how parameters are sharded over this number of tensor-parallel ranks."""
 
 
 @dataclass(frozen=True)
 class LocalShard:
-    """What a process has of one parameter."""
+    """Local shard of one parameter: the part that this rank holds."""
 
     shape: tuple[int, ...]
-    """Of the whole parameter."""
+    """Shape of the whole parameter."""
     dim: int = 0
     runs: tuple[range, ...] | None = None
-    """The indices along `dim` that are here, in this order; None: all."""
+    """Indices along `dim` that this rank holds, in this order; None: all."""
     copies: Axis = ALONE
-    """The ranks that hold the same parameter, each with a part of its gradient. Its gradient is
-    their sum; the first of them counts it in the norm and stores it."""
+    """Ranks that hold the same parameter, each with a part of its gradient. The gradient is their
+    sum; the first of them counts it in the norm and writes it to checkpoints."""
 
     @property
     def stored(self) -> bool:
-        """True on the one rank of `copies` that counts and stores the parameter."""
+        """True on the rank of `copies` that counts and writes the parameter."""
         return self.copies.rank == 0
 
     @property
     def local(self) -> tuple[int, ...]:
-        """The shape of what is here."""
+        """Shape of the local shard."""
         if self.runs is None:
             return self.shape
-        here = sum(map(len, self.runs))
-        return (*self.shape[: self.dim], here, *self.shape[self.dim + 1 :])
+        size = sum(map(len, self.runs))
+        return (*self.shape[: self.dim], size, *self.shape[self.dim + 1 :])
 
     def take(self, whole: Tensor) -> Tensor:
+        """Slice the local shard out of the whole tensor."""
         if self.runs is None:
             return whole
         pieces = [whole.narrow(self.dim, run.start, len(run)) for run in self.runs]
@@ -87,53 +90,53 @@ class LocalShard:
 
 
 def outputs(name: str, linear: nn.Linear | SplitLinear, *, blocks: int = 1) -> ShardingSpec:
-    """The matrix `name` is divided by what comes out of it, each of its parts by itself; where a
-    part consists of so many blocks, each of these."""
+    """Shard the matrix `name` by its outputs: each part of a SplitLinear separately, and if a part
+    consists of several `blocks`, each block."""
     sizes = [len(linear.weight)]
     if isinstance(linear, SplitLinear):
         sizes = list(linear.parts.values())
-    cut = Shard(0, tuple(size // blocks for size in sizes for _ in range(blocks)))
-    return {f"{name}.weight": cut, f"{name}.bias": cut}
+    shard = Shard(0, tuple(size // blocks for size in sizes for _ in range(blocks)))
+    return {f"{name}.weight": shard, f"{name}.bias": shard}
 
 
-def inputs(name: str, *, parts: tuple[int, ...] = ()) -> ShardingSpec:
-    """The matrix `name` is divided by what goes into it: what comes out is to be summed."""
-    return {f"{name}.weight": Shard(1, parts)}
+def inputs(name: str, *, blocks: tuple[int, ...] = ()) -> ShardingSpec:
+    """Shard the matrix `name` by its inputs: the ranks' outputs must be summed."""
+    return {f"{name}.weight": Shard(1, blocks)}
 
 
-def filters(name: str, groups: int, processes: int) -> ShardingSpec:
-    """Filters that neighbouring channels share are divided where the processes divide them."""
-    return {name: Shard(0)} if groups % processes == 0 else {}
+def filters(name: str, groups: int, ranks: int) -> ShardingSpec:
+    """Shard filters that neighbouring channels share, if the ranks divide them evenly."""
+    return {name: Shard(0)} if groups % ranks == 0 else {}
 
 
 def shard_parameters(model: nn.Module, axis: Axis) -> dict[str, LocalShard]:
-    """Keep this process's part of every parameter. Returns the parts, by the parameters' names.
+    """Keep this rank's local shard of each parameter. Return the shards by parameter name.
 
-    The model holds its whole parameters before, or stands on the meta device.
+    The model must hold whole parameters, or be on the meta device.
     """
-    parts = {
+    shards = {
         name: LocalShard(tuple(p.shape), copies=axis if axis.size > 1 else ALONE)
         for name, p in model.named_parameters()
     }
     if axis.size == 1:
-        return parts
+        return shards
     for path, module in list(model.named_modules()):
         if not isinstance(module, Shardable):
             continue
         assert isinstance(module, nn.Module)
-        for name, rule in module.sharding_spec(axis.size).items():
+        for name, spec in module.sharding_spec(axis.size).items():
             owner, _, leaf = name.rpartition(".")
             holder = module.get_submodule(owner)
             whole = getattr(holder, leaf)
             if whole is None:
                 continue
-            runs = rule.runs(whole.shape[rule.dim], axis)
-            part = LocalShard(tuple(whole.shape), rule.dim, runs)
-            parts[f"{path}.{name}" if path else name] = part
-            setattr(holder, leaf, nn.Parameter(part.take(whole.detach())))
+            runs = spec.runs(whole.shape[spec.dim], axis)
+            shard = LocalShard(tuple(whole.shape), spec.dim, runs)
+            shards[f"{path}.{name}" if path else name] = shard
+            setattr(holder, leaf, nn.Parameter(shard.take(whole.detach())))
     for module in model.modules():
         if isinstance(module, SplitLinear):
-            module.parts = {name: len(axis.share(size)) for name, size in module.parts.items()}
+            module.parts = {name: len(axis.part_range(size)) for name, size in module.parts.items()}
         elif isinstance(module, OutputLinear):
-            module.processes = axis.size
-    return parts
+            module.ranks = axis.size
+    return shards

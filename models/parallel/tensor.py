@@ -1,14 +1,13 @@
-"""What crosses between the processes of a tensor axis, forward and backward.
+"""Communication of tensor parallelism, forward and backward.
 
-Between operators a process has a part of every sequence (sequence parallelism); inside one, all
-of the sequence and a part of the heads or channels:
+Between operators a rank has a part of every sequence (sequence parallelism); inside an operator,
+whole sequences and a part of the heads or channels:
 
     u [rows, L/N, D] ─ norm ─ gather ─► x [rows, L, D] ─ operator ─► partial ─ scatter ─► + u
 
-One rule makes all gradients right: the objective is the *sum* over the processes of what each
-has of the loss, and each function here is differentiated as what it is. What a process then
-finds for a parameter of its own is the gradient; what it finds for a parameter that all have is
-a part of it, to be summed over the axis.
+One rule makes all gradients right: the objective is the *sum* of the ranks' losses, and each
+function here is differentiated as such. The gradient of a sharded parameter is then complete on
+its rank; the gradient of a replicated parameter is a partial sum, to be summed over the axis.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .axes import Axis
 
 
 def gather(x: Tensor, axis: Axis, dim: int = 1) -> Tensor:
-    """The parts of all processes, one behind the other along `dim`."""
+    """Concatenate the parts of all ranks along `dim`."""
     if axis.size == 1:
         return x
     whole: Tensor = _Gather.apply(x, axis, dim)
@@ -32,7 +31,7 @@ def gather(x: Tensor, axis: Axis, dim: int = 1) -> Tensor:
 
 
 def scatter(x: Tensor, axis: Axis, dim: int = 1) -> Tensor:
-    """This process's part along `dim` of the sum over all processes."""
+    """Sum over all ranks; return this rank's part along `dim`."""
     if axis.size == 1:
         return x
     part: Tensor = _Scatter.apply(x, axis, dim)
@@ -40,7 +39,7 @@ def scatter(x: Tensor, axis: Axis, dim: int = 1) -> Tensor:
 
 
 def reduce(x: Tensor, axis: Axis) -> Tensor:
-    """The sum over all processes."""
+    """Sum over all ranks."""
     if axis.size == 1:
         return x
     total: Tensor = _Reduce.apply(x, axis)
@@ -48,7 +47,7 @@ def reduce(x: Tensor, axis: Axis) -> Tensor:
 
 
 def highest(x: Tensor, axis: Axis) -> Tensor:
-    """The greatest of all processes; not differentiated."""
+    """Elementwise maximum over all ranks; not differentiable."""
     if axis.size > 1:
         x = x.clone()
         dist.all_reduce(x, dist.ReduceOp.MAX, group=axis.group)
@@ -110,15 +109,15 @@ def _reduce(x: Tensor, axis: Axis) -> Tensor:
     return total
 
 
-# Things that several members share: heads of keys, groups of B and C, filters of channels
+# Groups whose members share something: heads of keys, groups of B and C, filters of channels
 
 
 def own_groups(x: Tensor, groups: int, members: int, axis: Axis) -> Tensor:
-    """x [..., channels of the groups], divided evenly → [..., groups, channels of one]: those that
-    this process's members belong to.
+    """x [..., channels of all groups], sharded evenly → [..., groups, channels of a group]: the
+    groups of this rank's members.
 
-    Where the processes do not divide the groups, a process has cut into one: then all come
-    together, and each process takes what its members need, once for each run of members.
+    If the axis size does not divide the groups, a rank holds a fraction of a group: then all
+    groups are gathered, and each rank takes those of its members, once for each run of members.
     """
     if groups % axis.size == 0:
         own: Tensor = x.unflatten(-1, (groups // axis.size, -1))
@@ -128,9 +127,10 @@ def own_groups(x: Tensor, groups: int, members: int, axis: Axis) -> Tensor:
 
 
 def own_filters(filters: Tensor, groups: int, members: int, axis: Axis) -> Tensor:
-    """filters [groups, …], each for as many neighbouring members: those of this process's members.
+    """filters [groups, …], each shared by equally many neighbouring members → the filters of this
+    rank's members.
 
-    Where the processes do not divide the groups, every process has all filters.
+    If the axis size does not divide the groups, every rank has all filters.
     """
     if groups % axis.size == 0:
         return filters
@@ -138,15 +138,15 @@ def own_filters(filters: Tensor, groups: int, members: int, axis: Axis) -> Tenso
 
 
 def group_runs(groups: int, members: int, axis: Axis) -> list[int]:
-    """This process's members as equal runs, as long as can be, of members of one group: each
-    run's group."""
-    own = axis.share(members)
+    """Split this rank's members into equal runs, as long as possible, each inside one group.
+    Return the group of each run."""
+    own = axis.part_range(members)
     run = math.gcd(members // groups, len(own))
     return [first * groups // members for first in own[::run]]
 
 
 def sums_of_groups(sums: Tensor, groups: int, members: int, axis: Axis) -> Tensor:
-    """sums [..., runs], of what this process has of groups → those of the whole groups."""
+    """sums [..., runs] over this rank's members → sums over whole groups, for each run."""
     if groups % axis.size == 0:
         return sums
     group = _runs(groups, members, axis, sums.device)

@@ -144,7 +144,7 @@ def test_every_problem_is_told_at_once_with_its_line(tmp_path: Path) -> None:
         "line 5: warmup.tokns: unknown key; did you mean `tokens`? Known: tokens, peak",
         "line 7: shapes.a.side: is required",
         "line 7: shapes.a.sid: unknown key; did you mean `side`? Known: kind, side, colour",
-        "line 8: shapes.b: there is no `sqare`; did you mean `square`? Known: circle, square",
+        "line 8: shapes.b.kind: `sqare` is unknown; did you mean `square`? Known: circle, square",
         "line 9: shapes.c: has no key `kind`",
     ]
 

@@ -1,4 +1,4 @@
-"""Datasets that are only heads: planning reads nothing else, so they may be of any size."""
+"""Datasets without shards, of any size: planning reads only the heads of manifests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plan_data import write_head
 
 @pytest.fixture
 def head(tmp_path: Path) -> Callable[..., str]:
-    """Writes the head of a dataset below the test's folder; returns its URL."""
+    """Return a function that writes a dataset head into the test's folder and returns its URL."""
 
     def make(name: str, *tokens: int, **options: object) -> str:
         return write_head(str(tmp_path / name), *tokens, **options)  # type: ignore[arg-type]

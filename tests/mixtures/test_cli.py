@@ -1,3 +1,5 @@
+"""The `mixtures` commands: output, exit codes, help."""
+
 from __future__ import annotations
 
 import json
@@ -47,21 +49,21 @@ def run(*words: object, code: int = 0) -> Result:
     return result
 
 
-def test_new_writes_a_mixture_that_checks(tmp_path, mixture):
+def test_new_writes_a_mixture_without_problems(tmp_path, mixture):
     shown = run("new", tmp_path / "web", tmp_path / "code")
     out = tmp_path / "made.yaml"
     written = run("new", tmp_path / "web", tmp_path / "code", "--out", out)
     assert written.stdout == "" and "wrote" in written.stderr
     assert out.read_text() == shown.stdout
-    assert "is sound" in run("check", out).stdout
+    assert "has no problems" in run("check", out).stdout
     refused = run("new", "--out", out, code=1)
-    assert "exists already" in refused.stderr and refused.stdout == ""
+    assert "already exists" in refused.stderr and refused.stdout == ""
     run("new", "--out", out, "--force")
     data = json.loads(run("new", tmp_path / "web", "--json").stdout)
     assert data["file"] is None and list(data["mixture"]["sources"]) == ["web"]
 
 
-def test_check_says_all_that_is_wrong(mixture):
+def test_check_reports_all_problems(mixture):
     wrong = ("phases.stable.weights.web=-1", "phases.anneal.tokens=0", "sources.web.max_epochs=0")
     result = run("check", mixture, *wrong, code=1)
     assert result.stdout == ""
@@ -76,7 +78,7 @@ def test_check_says_all_that_is_wrong(mixture):
     assert "runs dry" in dry["problems"][0]["what"]
 
 
-def test_plan_shows_saves_and_takes_overrides(mixture, tmp_path):
+def test_plan_is_shown_saved_and_overridden(mixture, tmp_path):
     out = tmp_path / "plan.json"
     shown = run("plan", mixture, "phases.anneal.tokens=4_096", "--out", out)
     assert "phase anneal: 4,096 tokens" in shown.stdout
@@ -86,21 +88,21 @@ def test_plan_shows_saves_and_takes_overrides(mixture, tmp_path):
     data = json.loads(run("plan", out, "--json", "--tokens-per-second", "1000").stdout)
     assert data["hash"] == plan.hash and data["seconds"] == pytest.approx(plan.tokens / 1_000)
     refused = run("plan", out, "seed=1", code=1)
-    assert "a plan is fixed" in refused.stderr
+    assert "a saved plan cannot be overridden" in refused.stderr
 
 
-def test_plot_draws_what_is_asked_for(mixture, tmp_path):
+def test_plot_draws_every_format(mixture, tmp_path):
     for kind in ("png", "svg", "html"):
         out = tmp_path / f"mixture.{kind}"
         assert run("plot", mixture, "--out", out).stdout == ""
         assert out.stat().st_size > 1_000
     data = json.loads(run("plot", mixture, "--out", out, "--json").stdout)
     assert data["file"] == str(out) and data["sources"] == ["web", "code"]
-    assert "none of .png" in run("plot", mixture, "--out", "x.gif", code=1).stderr
+    assert "does not end in .png" in run("plot", mixture, "--out", "x.gif", code=1).stderr
     run("plot", mixture, code=2)
 
 
-def test_audit_prints_one_object_a_row(mixture, tmp_path):
+def test_audit_prints_one_json_object_per_row(mixture, tmp_path):
     rows = run("audit", mixture, "--rows", "126:130", "--json").stdout.splitlines()
     assert [json.loads(row)["row"] for row in rows] == [126, 127, 128, 129]
     assert {tuple(json.loads(row)) for row in rows} == {
@@ -115,13 +117,13 @@ def test_audit_prints_one_object_a_row(mixture, tmp_path):
     assert one.startswith("row 7 (step 0, phase stable): source ")
     document = json.loads(rows[0])["documents"][0]["document"]
     source = json.loads(rows[0])["source"]
-    sightings = run("audit", mixture, "--document", document, "--source", source, "--json").stdout
-    assert 126 in [json.loads(line)["row"] for line in sightings.splitlines()]
+    occurrences = run("audit", mixture, "--document", document, "--source", source, "--json").stdout
+    assert 126 in [json.loads(line)["row"] for line in occurrences.splitlines()]
     text = run("audit", mixture, "--document", f"id-{document}", "--source", source).stdout
     assert text.startswith(f"document {document:,} (id-{document}) of {source}: ")
 
 
-def test_audit_of_a_run_proves_its_steps(mixture, tmp_path):
+def test_audit_of_a_run_proves_steps_by_the_ledger(mixture, tmp_path):
     from headrace.dataplane.runlog import ledger
     from headrace.dataplane.runlog.reader import METRICS
 
@@ -135,19 +137,19 @@ def test_audit_of_a_run_proves_its_steps(mixture, tmp_path):
     entry = {"step": 0, "first_row": 0, "rows": 16}
     entry["hash"] = ledger.roll(Plan.load(folder / "plan.json").hash, digests)
     (folder / ledger.NAME).write_text(json.dumps(entry) + "\n")
-    assert "hash to what the ledger says" in run("audit", folder, "--step", 0).stderr
-    came_to = {"step": 0, "loss": 2.5, "grad_norm": None, "lr": 1e-3, "skipped": True}
-    came_to |= {"why": "not finite", "sources": {"web": {"rows": 12, "loss": 2.25}}}
-    (folder / METRICS).write_text(json.dumps(came_to) + "\n")
+    assert "match their hash in the ledger" in run("audit", folder, "--step", 0).stderr
+    metrics = {"step": 0, "loss": 2.5, "grad_norm": None, "lr": 1e-3, "skipped": True}
+    metrics |= {"why": "not finite", "sources": {"web": {"rows": 12, "loss": 2.25}}}
+    (folder / METRICS).write_text(json.dumps(metrics) + "\n")
     assert run("audit", folder, "--step", 0).stderr.splitlines()[1:] == [
-        "loss 2.5, gradient norm not finite, learning rate 0.001; left out: not finite",
+        "loss 2.5, gradient norm not finite, learning rate 0.001; step skipped: not finite",
         "  web   12 rows  loss 2.25",
     ]
-    assert "has not taken step 1 yet" in run("audit", folder, "--step", 1).stderr
+    assert "has not reached step 1 yet" in run("audit", folder, "--step", 1).stderr
     entry["hash"] = "0" * 32
     (folder / ledger.NAME).write_text(json.dumps(entry) + "\n")
     refused = run("audit", folder, "--step", 0, code=1)
-    assert "do not hash to what the ledger says" in refused.stderr and refused.stdout == ""
+    assert "do not match their hash in the ledger" in refused.stderr and refused.stdout == ""
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_audit_of_a_run_proves_its_steps(mixture, tmp_path):
         (("plan", "x.yaml", "--tokens-per-second", "0"), 2),
     ],
 )
-def test_misuse_is_two_and_failure_is_one(words, code, tmp_path, monkeypatch):
+def test_misuse_exits_with_2_and_failure_with_1(words, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = run(*words, code=code)
     assert result.stdout == ""
@@ -186,8 +188,8 @@ def test_help_imports_nothing_heavy():
     assert "Draw weights" in done.stdout
 
 
-def test_a_saved_plan_shows_what_a_fresh_one_shows(mixture, tmp_path):
-    """Also what it inherits, as long as the run is there."""
+def test_a_saved_plan_shows_the_same_as_its_mixture(mixture, tmp_path):
+    """With the state that it inherits, as long as the parent run can be read."""
     first = tmp_path / "first"
     (first / "checkpoints" / "step-00000004").mkdir(parents=True)
     run("plan", mixture, "--out", first / "plan.json")
@@ -197,11 +199,11 @@ def test_a_saved_plan_shows_what_a_fresh_one_shows(mixture, tmp_path):
     )
     saved = tmp_path / "second" / "plan.json"
     fresh = run("plan", child, "--out", saved)
-    assert "both take" in fresh.stdout and "after step 4" in fresh.stdout
+    assert "overlap" in fresh.stdout and "at step 4 (row 64," in fresh.stdout
     for again in (saved, saved.parent):
         assert run("plan", again).stdout == fresh.stdout
         assert run("plan", again, "--json").stdout == run("plan", child, "--json").stdout
     shutil.rmtree(first)
     alone = run("plan", saved)
-    assert "after row 64 of plan" in alone.stdout and "both take" not in alone.stdout
-    assert "what the plan inherits is not shown" in alone.stderr
+    assert "at row 64\n" in alone.stdout and "overlap" not in alone.stdout
+    assert "cannot show what the plan inherits" in alone.stderr

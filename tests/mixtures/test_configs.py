@@ -1,4 +1,4 @@
-"""The examples that ship: each plans against datasets of a thousandth of the size."""
+"""The shipped example mixtures, planned for datasets of a thousandth of their size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import headrace.configs
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
 from headrace.mixtures.learning_rate import lr_factor
-from headrace.mixtures.planning.resolve import resolve_file
+from headrace.mixtures.planning.resolve_mixture import resolve_file
 from headrace.mixtures.spec.tolerant_read import read
 from headrace.mixtures.view.summary import summarize
 
@@ -22,7 +22,7 @@ SCALE = 1_000
 
 @pytest.fixture
 def planned(head: Callable[..., str]) -> Callable[[str], Plan]:
-    """Plans an example on made datasets: a thousandth of all tokens, and sources big enough."""
+    """Return a function that plans an example: a thousandth of its tokens, on large enough sources."""
 
     def plan(name: str) -> Plan:
         file = FOLDER / f"{name}.yaml"
@@ -40,18 +40,20 @@ def planned(head: Callable[..., str]) -> Callable[[str], Plan]:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_every_example_plans_and_gives_each_source_its_share(
+def test_every_example_gives_each_source_its_share(
     name: str, planned: Callable[[str], Plan]
 ) -> None:
     plan = planned(name)
     for phase in summarize(Stream(plan)).phases:
         assert abs(phase.tokens - phase.tokens_asked) <= phase.batch_tokens / 2
         for use in phase.sources:
-            # Debts of the phase before are worked off in this one.
+            # Debts of the phase before are settled in this one.
             assert abs(use.rows - use.share_asked * phase.rows) < 2 * max(1, 2**20 / phase.seq_len)
 
 
-def test_the_anneal_replays_rewarms_and_decays_to_zero(planned: Callable[[str], Plan]) -> None:
+def test_the_anneal_replays_warms_up_again_and_decays_to_zero(
+    planned: Callable[[str], Plan],
+) -> None:
     plan = planned("zyphra-anneal")
     stable, anneal = summarize(Stream(plan)).phases
     shares = {use.source: use.share_asked for use in anneal.sources}
@@ -65,7 +67,7 @@ def test_the_anneal_replays_rewarms_and_decays_to_zero(planned: Callable[[str], 
     assert stable.sources[0].epochs < 1
 
 
-def test_the_context_grows_to_a_million_tokens(planned: Callable[[str], Plan]) -> None:
+def test_the_sequence_length_grows_to_a_million_tokens(planned: Callable[[str], Plan]) -> None:
     plan = planned("evo2-two-stages")
     lengths = [phase.seq_len for phase in plan.phases]
     assert lengths == [8_192, 32_768, 131_072, 524_288, 1_048_576]
@@ -74,5 +76,5 @@ def test_the_context_grows_to_a_million_tokens(planned: Callable[[str], Plan]) -
     assert len({tuple(phase.stretches[0].weights) for phase in plan.phases[1:]}) == 1
 
 
-def test_eleven_sources(planned: Callable[[str], Plan]) -> None:
+def test_the_llama_example_has_eleven_sources(planned: Callable[[str], Plan]) -> None:
     assert len(planned("llama-eleven-sources").sources) == 11

@@ -1,3 +1,5 @@
+"""`mixtures new`: the mixture that it writes for some datasets."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -9,7 +11,7 @@ from plan_data import write_head
 
 from headrace.console import yaml_text
 from headrace.console.errors import ConfigError
-from headrace.mixtures.planning.resolve import resolve_file
+from headrace.mixtures.planning.resolve_mixture import resolve_file
 from headrace.mixtures.template import _count, template
 
 
@@ -17,7 +19,7 @@ from headrace.mixtures.template import _count, template
 @settings(max_examples=20, deadline=None)
 @example(sizes=[900, 10**11])
 @example(sizes=[10**13, 10**9, 3_000])
-def test_what_is_written_plans_as_it_is(sizes, tmp_path_factory):
+def test_the_mixture_has_no_problems_and_fits_the_datasets(sizes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("new")
     urls = [write_head(str(folder / f"Set {number}"), size) for number, size in enumerate(sizes)]
     file = folder / "mixture.yaml"
@@ -26,13 +28,13 @@ def test_what_is_written_plans_as_it_is(sizes, tmp_path_factory):
     assert [phase.name for phase in plan.phases] == ["stable", "anneal"]
     assert plan.tokens <= 1.1 * sum(sizes) + 2 * plan.phases[0].batch_rows * plan.phases[0].seq_len
     weights = plan.phases[0].stretches[0].weights
-    assert sum(weights) <= 100_000, "no table that takes seconds to make"
+    assert sum(weights) <= 100_000, "a table that is built in less than a second"
     for weight, size in zip(weights, sizes, strict=True):
         assert weight > 0
         assert weight / sum(weights) == pytest.approx(size / sum(sizes), abs=0.001)
 
 
-def test_names_come_from_urls_and_never_clash(head):
+def test_source_names_come_from_urls_and_are_unique(head):
     names = (
         "a/web",
         "b/web",
@@ -53,13 +55,13 @@ def test_names_come_from_urls_and_never_clash(head):
     assert [source["data"] for source in data["sources"].values()] == urls
 
 
-def test_without_datasets_it_is_a_template():
+def test_without_datasets_it_has_example_sources():
     data, _ = yaml_text.parse(template([]), source="it")
     assert set(data) == {"seed", "sources", "phases"}
     assert sum(data["phases"]["stable"]["weights"].values()) == 1
 
 
-def test_datasets_that_do_not_fit_together_are_named(head, tmp_path):
+def test_datasets_that_do_not_fit_together_are_reported(head, tmp_path):
     good, alien = head("good", 5_000), head("alien", 5_000, fingerprint="other")
     more, missing = head("more", 5_000), str(tmp_path / "missing")
     with pytest.raises(ConfigError) as caught:
@@ -80,6 +82,6 @@ def test_datasets_that_do_not_fit_together_are_named(head, tmp_path):
         (10**13, "10T"),
     ],
 )
-def test_counts_are_written_as_people_write_them(number, text):
+def test_counts_are_written_with_suffixes(number, text):
     assert _count(number) == text
     assert yaml_text.value(text) == number

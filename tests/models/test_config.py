@@ -39,7 +39,7 @@ def config(operator: dict[str, Any], width: int = 16, **more: Any) -> ModelConfi
         ({"kind": "attention", "heads": 4, "rope": {"factor": 2.0}}, ["factor 2.0", "scaling"]),
         (
             {"kind": "attention", "heads": 4, "rope": {"scaling": "linear", "factor": 0.5}},
-            ["1 or more", "0.5"],
+            ["factor must be at least 1", "0.5"],
         ),
         ({"kind": "mamba1", "heads": 5}, ["heads (5)", "expand · width (32)"]),
         ({"kind": "mamba2", "head_dim": 5}, ["head_dim (5)", "expand · width (32)"]),
@@ -167,7 +167,7 @@ def test_a_shared_block_feeds_layers_only() -> None:
         ({"width": 0}, "width: must be at least 1"),
         ({"learned_positions": 0}, "learned_positions: must be at least 1"),
         ({"norm_eps": 0.0}, "norm_eps: must be above 0"),
-        ({"pattern": "[mixer"}, "the pattern is not understood"),
+        ({"pattern": "[mixer"}, "syntax error in the pattern"),
         ({"norms": "rms"}, "did you mean `norm`"),
         ({"norm": "rmss"}, "did you mean `rms`"),
         ({"init": {"std": -1.0}}, "std must be above 0"),

@@ -64,9 +64,8 @@ def test_mixers_take_no_kernel_token_by_token(kind: str, options: dict[str, Any]
     there = context(1, 1)
     with torch.no_grad(), pytest.raises(LayoutError):
         mixer(normal(1, 1, 8), there)
-    there.state = State(4)
     with torch.no_grad():
-        assert mixer(normal(1, 1, 8), there).isfinite().all()
+        assert mixer(normal(1, 1, 8), there.for_call(State(4))).isfinite().all()
 
 
 def test_a_lost_state_is_seen(tiny: Model) -> None:
@@ -131,7 +130,7 @@ def test_what_cannot_be_generated_from(tiny_operator: Model) -> None:
         generate(tiny_operator, [[1], [], [2, 23]], 3)
     assert "prompt 1: is empty" in str(raised.value)
     assert "prompt 2: has the id 23; the vocabulary has 23" in str(raised.value)
-    with pytest.raises(ConfigError, match="there is none"):
+    with pytest.raises(ConfigError, match="there is no prompt"):
         generate(tiny_operator, [], 3)
     tiny_operator.config = dataclasses.replace(tiny_operator.config, isolate_documents=False)
     with pytest.raises(ConfigError, match="isolate_documents"):

@@ -1,4 +1,4 @@
-"""Initialisation, precision, activation checkpointing, and what trains."""
+"""Initialisation, precision, activation recompute, and what trains."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from headrace.console.config import build
 from headrace.console.errors import ConfigError
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.documents import Documents
+from headrace.models.layers.recompute import Recompute
 from headrace.models.loss import cross_entropy
 from headrace.models.model import Model
 from headrace.models.parallel.axes import Axes, Axis
@@ -114,14 +115,14 @@ def test_bf16_is_near_fp32(tiny: Model) -> None:
 
 @pytest.mark.parametrize("mode", ["operator", "block"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_checkpointing_changes_nothing(tiny: Model, mode: str, packed: bool) -> None:
+def test_recompute_changes_nothing(tiny: Model, mode: str, packed: bool) -> None:
     tokens = tokens_of(2, 30)
     cuts = torch.tensor([0, 11, 30, 60])
     documents = Documents.from_cu_seqlens(cuts, (2, 30)) if packed else None
     parameters = list(tiny.parameters())
     kept = tiny(tokens, documents)
     wanted = torch.autograd.grad(kept.square().sum(), parameters)
-    tiny.checkpointing = mode  # type: ignore[assignment]
+    tiny.set_recompute(mode)  # type: ignore[arg-type]
     held = 0
 
     def count(tensor: torch.Tensor) -> torch.Tensor:
@@ -135,14 +136,14 @@ def test_checkpointing_changes_nothing(tiny: Model, mode: str, packed: bool) -> 
     gradients = torch.autograd.grad(logits.square().sum(), parameters)
     for one, other in zip(gradients, wanted, strict=True):
         assert torch.equal(one, other)
-    tiny.checkpointing = "none"
+    tiny.set_recompute("none")
     recomputed, held = held, 0
     with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
         tiny(tokens, documents)
     assert recomputed < held / 2
 
 
-def test_auxiliary_losses_survive_checkpointing() -> None:
+def test_auxiliary_losses_survive_recompute() -> None:
     moe = {"kind": "moe", "experts": 4, "hidden": 12, "balance_loss": 0.1, "z_loss": 0.01}
     data: dict[str, Any] = {
         "vocab_size": 23,
@@ -154,7 +155,7 @@ def test_auxiliary_losses_survive_checkpointing() -> None:
     model.init_weights(0)
     results = []
     for mode in ("none", "operator", "block"):
-        model.checkpointing = mode  # type: ignore[assignment]
+        model.set_recompute(mode)  # type: ignore[arg-type]
         _, loss = model.hidden(tokens_of(2, 9))
         gradients = torch.autograd.grad(loss, [p for p in model.parameters() if p.dim() == 2][1:4])
         results.append((loss, *gradients))
@@ -188,8 +189,8 @@ def test_untied_heads_and_learned_positions() -> None:
 
 
 def test_layouts_are_made_for_plain_torch_alone(everything: Model) -> None:
-    assert everything.layouts(41, torch.device("cpu"))
-    assert not everything.layouts(41, torch.device("cuda"))
+    assert everything.packing_chunks(41, torch.device("cpu"))
+    assert not everything.packing_chunks(41, torch.device("cuda"))
 
 
 def test_the_tiny_hybrid_learns_to_copy() -> None:
@@ -214,13 +215,18 @@ def test_the_tiny_hybrid_learns_to_copy() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packed", [False, True])
-def test_blocks_compile_without_a_break(packed: bool, everything: Model) -> None:
-    """Of every sort, packed rows too; only the FFT, whose layout follows the data, breaks."""
+@pytest.mark.parametrize(
+    ("packed", "recompute"), [(False, "none"), (True, "none"), (True, "operator")]
+)
+def test_blocks_compile_without_a_graph_break(
+    packed: bool, recompute: Recompute, everything: Model
+) -> None:
+    """Every kind of block, packed rows too; only the FFT, whose layout follows the data, breaks."""
     tokens = tokens_of(2, 48)
     cuts = torch.tensor([0, 20, 48, 49, 96])
     documents = Documents.from_cu_seqlens(cuts, (2, 48)) if packed else None
     eager = everything(tokens, documents)
+    everything.set_recompute(recompute)
     torch.compiler.reset()  # as many sorts of blocks as one piece of code may be compiled for
     for block in everything.blocks:
         block.compile(backend="eager", fullgraph=True)

@@ -38,7 +38,7 @@ def test_a_layer_names_its_mlp_and_what_feeds_it() -> None:
         ("[a] * b", ["a number", "`b`"]),
         ("[a] *", ["a number", "the end"]),
         ("[a] + ", ["the name of an operator", "the end"]),
-        ("[a] ]", ["nothing more", "`]`"]),
+        ("[a] ]", ["expected the end", "`]`"]),
         ("([a]", ["`)`"]),
         ("[5]", ["the name of an operator", "`5]`"]),
         ("[a/]", ["`,` or `]`", "`/]`"]),

@@ -112,14 +112,14 @@ def test_without_a_tokenizer_there_is_no_text(tmp_path: Path) -> None:
 
     write_megatron(tmp_path / "a", DOCUMENTS, "uint16")
     index(IndexConfig(url=str(tmp_path), engine=ONE))
-    with pytest.raises(InputError, match="does not say how its ids become text"):
+    with pytest.raises(InputError, match="names no tokenizer"):
         inspect.text(str(tmp_path), [1])
 
 
 def test_what_cannot_be_indexed_is_told(
     tmp_path: Path, run_build: Callable[..., Path], corpus: Path
 ) -> None:
-    with pytest.raises(InputError, match="neither an index"):
+    with pytest.raises(InputError, match="no dataset of a known format"):
         index(IndexConfig(url=str(tmp_path)))
     with pytest.raises(StorageError, match="has a manifest already"):
         index(IndexConfig(url=str(run_build(corpus))))
@@ -136,7 +136,7 @@ def test_a_column_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) 
     with pytest.raises(InputError, match="no column `tokens`") as caught:
         index(IndexConfig(url=str(tmp_path / "d")))
     assert "ids" in str(caught.value)
-    with pytest.raises(InputError, match="does not tell the type"):
+    with pytest.raises(InputError, match="does not record the type"):
         index(IndexConfig(url=str(tmp_path / "d"), column="ids"))
     assert json.loads((tmp_path / "d" / "index.json").read_text())["version"] == 2
 
@@ -150,7 +150,7 @@ def test_what_the_format_tells_cannot_be_said_again(tmp_path: Path) -> None:
             index(IndexConfig(url=str(tmp_path / "megatron"), **option))
     with MDSWriter(columns={"tokens": "ndarray:uint16"}, out=str(tmp_path / "mds")) as writer:
         writer.write({"tokens": np.array([1, 2], np.uint16)})
-    with pytest.raises(MisuseError, match="tells the type of its ids itself: uint16"):
+    with pytest.raises(MisuseError, match="records the type of its ids: uint16"):
         index(IndexConfig(url=str(tmp_path / "mds"), dtype="int64"))
     with pytest.raises(ValueError, match="needs a tokenizer"):
         IndexConfig(url="x", tokenizer="byte", end_of_document="</s>")
@@ -189,8 +189,8 @@ def crossed_index(path: Path) -> None:
         (lambda path: list_file(path, [[1, -1]]), "holds -1, which is no id"),
         (lambda path: list_file(path, []), "holds no tokens"),
         (stream_file, "an Arrow IPC stream"),
-        (lambda path: cut_index(path, 20), "is cut off"),
-        (lambda path: cut_index(path, 70), "is cut off"),
+        (lambda path: cut_index(path, 20), "is truncated"),
+        (lambda path: cut_index(path, 70), "is truncated"),
         (crossed_index, "are not made of its sequences"),
     ],
 )

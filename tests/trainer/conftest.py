@@ -27,7 +27,8 @@ from headrace.trainer.checkpoints.saver import Saver
 from headrace.trainer.cluster import ranks as group
 from headrace.trainer.engines.optimizers.adamw import STATES
 from headrace.trainer.folder import RunFolder
-from headrace.trainer.layout.layout import LayoutConfig, Parallel, join
+from headrace.trainer.layout.config import LayoutConfig
+from headrace.trainer.layout.groups import Parallel, join
 from headrace.trainer.run.request import Request
 from headrace.trainer.run.resolve import resolve
 from headrace.trainer.run.run import Job
@@ -48,7 +49,7 @@ def work() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Callable[[int], Ranks]]:
-    """Pools of so many processes, that do what layouts.py says."""
+    """Pools of processes that run the tasks of layouts.py."""
     with contextlib.ExitStack() as stack:
 
         @functools.cache
@@ -62,7 +63,7 @@ def ranks() -> Iterator[Callable[[int], Ranks]]:
 
 @pytest.fixture
 def in_processes(tmp_path: Path, ranks: Callable[[int], Ranks]) -> Callable[..., Any]:
-    """Run a task of layouts.py on several processes, and return what rank 0 says."""
+    """Run a task of layouts.py on several ranks and return the result of rank 0."""
 
     def run(processes: int, task: str, folder: Path | None = None, **arguments: Any) -> Any:
         return ranks(processes).run(task, folder or tmp_path, **arguments)[0]
@@ -72,14 +73,14 @@ def in_processes(tmp_path: Path, ranks: Callable[[int], Ranks]) -> Callable[...,
 
 @pytest.fixture(scope="session")
 def parallel() -> Iterator[Parallel]:
-    """This process as a group of one."""
+    """This process as the only rank."""
     group.initialise("gloo", timedelta(minutes=5))
     yield join(LayoutConfig(), "cpu", timedelta(minutes=5))
     dist.destroy_process_group()
 
 
 class Trainer:
-    """The command, with a tiny model, FSDP2 (which starts fast) and random rows."""
+    """The command with a tiny model, FSDP2 (which starts fast) and synthetic rows."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -95,7 +96,7 @@ class Trainer:
         ]
 
     def run(self, *words: str, out: Path | None = None, code: int | None = 0) -> str:
-        """The command's stderr."""
+        """Run the command and return its stderr."""
         done = subprocess.run(
             self.command(*words, out=out), capture_output=True, text=True, timeout=580
         )
@@ -103,7 +104,7 @@ class Trainer:
         return done.stderr
 
     def start(self, *words: str, out: Path | None = None) -> subprocess.Popen[bytes]:
-        """In a process group of its own, so that all of it can be killed."""
+        """Start the command in its own process group, so that all of it can be killed."""
         with (self.folder / "started.log").open("wb") as log:
             return subprocess.Popen(
                 self.command(*words, out=out), stdout=log, stderr=log, start_new_session=True
@@ -125,7 +126,7 @@ def trainer(tmp_path: Path) -> Trainer:
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """The folder of a run that nothing disturbed, on so many processes: each is made once."""
+    """Return the folder of an undisturbed run on so many ranks; each is trained once."""
 
     @functools.cache
     def run(processes: int) -> Path:
@@ -138,7 +139,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Callable[..., Job]:
-    """Resolves a run of random rows."""
+    """Resolve a run of synthetic rows."""
 
     def ask(*overrides: str, out: Path | None = None, **more: Any) -> Job:
         words = ["synthetic.steps=6", "synthetic.batch_rows=4", "synthetic.seq_len=16"]
@@ -150,7 +151,7 @@ def ask(tmp_path: Path) -> Callable[..., Job]:
 
 @pytest.fixture
 def checkpoint_of(tmp_path: Path, parallel: Parallel) -> Callable[..., RunFolder]:
-    """Saves a model in a run's folder, as a run of one process would."""
+    """Save a model in a run's folder, as a run of one rank does."""
 
     def save(model: Model, step: int = 3, *, url: str | None = None) -> RunFolder:
         folder = RunFolder(tmp_path / "run")

@@ -32,7 +32,8 @@ from headrace.trainer.engines.objective import Objective, parameters
 from headrace.trainer.engines.optimizers import OPTIMIZERS
 from headrace.trainer.engines.optimizers.exchange import Exchange
 from headrace.trainer.engines.update import update
-from headrace.trainer.layout.layout import LayoutConfig, Parallel, join
+from headrace.trainer.layout.config import LayoutConfig
+from headrace.trainer.layout.groups import Parallel, join
 
 LR = 1e-2
 PATIENCE = timedelta(minutes=5)

@@ -17,7 +17,7 @@ from headrace.trainer.engines import build, give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
-from headrace.trainer.layout.layout import Parallel
+from headrace.trainer.layout.groups import Parallel
 
 
 def test_whole_tensors_pass_one_at_a_time(parallel: Parallel) -> None:

@@ -1,4 +1,4 @@
-"""The step loop with FSDP2 and random rows needs torch and what torch itself needs: no more."""
+"""The step loop with FSDP2 and synthetic rows needs torch and its own dependencies alone."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from headrace.models.operators import OPTIONS
 from headrace.models.precision import PRECISIONS
 from headrace.trainer.cluster import ranks as group
 from headrace.trainer.checkpoints.store import RunState
-from headrace.trainer.run.config import SyntheticConfig
+from headrace.trainer.loop.synthetic import SyntheticConfig
 from headrace.trainer.engines import build, give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
-from headrace.trainer.layout.layout import LayoutConfig, join
+from headrace.trainer.layout.config import LayoutConfig
+from headrace.trainer.layout.groups import join
 from headrace.trainer.loop.loop import Loop, LoopOptions
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
-from headrace.trainer.record.steps import Silent
+from headrace.trainer.record.steps import NullRecorder
 from headrace.trainer.loop.synthetic import SyntheticLoader, SyntheticPlan
 
 minute = timedelta(minutes=1)
@@ -44,7 +45,7 @@ plan = SyntheticPlan(SyntheticConfig(steps=2, seq_len=32, batch_rows=4), 64, 1)
 def steps(step, rows):
     return iter(SyntheticLoader(plan, rank=0, world=1, micro_batch=rows, start_step=step))
 options = LoopOptions(micro_batch_tokens=64, seed=1)
-loop = Loop(plan, steps, plan.lr_factor, engine, parallel, options, recorder=Silent())
+loop = Loop(plan, steps, plan.lr_factor, engine, parallel, options, recorder=NullRecorder())
 state = RunState(step=0, row=0, tokens=0, plan_hash=plan.hash, updates=0, ledger="", seed=1)
 print(loop.run(state)[0].updates)
 """

@@ -1,4 +1,4 @@
-"""A model learns from real text, and what the design is for shows in its report."""
+"""A model learns from real text, and annealing improves its loss."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from ...console.log import get_logger
 from ...console.progress import Progress
 from ...dataplane.datasets.manifest import Generation, Manifest
+from ...dataplane.shards import shard_format, writable_formats
 from ...dataplane.storage import storage
 from ...dataplane.tokenizers import Tokenizer, bpe
 from ...dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
@@ -28,7 +29,7 @@ from ..corpus.file_hashes import check_unchanged, fingerprinted
 from ..corpus.inputs import find
 from ..executors import EngineConfig
 from ..sources import File, Slice, SourceConfig
-from .commit import Made, commit, tell_streaming
+from .commit import Made, commit, write_index_files
 from .dedup import DigestTask, decide
 from .garbage import FOLDERS, clear
 from .generations import existing, files_of, missing, new_files
@@ -51,8 +52,8 @@ class BuildConfig:
     """The URL of the dataset."""
     tokenizer: str
     """`byte`, or the path of a tokenizer.json."""
-    format: Literal["arrow", "mds"] = "arrow"
-    """Of the shards."""
+    format: str = "arrow"
+    """Of the shards: a name in dataplane.shards.FORMATS."""
     source: SourceConfig = field(default_factory=SourceConfig)
     """How the corpus is read."""
     byte: ByteConfig | None = None
@@ -64,7 +65,7 @@ class BuildConfig:
     slice_size: int = 16 << 20
     """Bytes of the corpus that a task reads. Workers end within one slice of each other."""
     compression: str | None = None
-    """`zstd` or `zstd:LEVEL` (MDS only)."""
+    """`zstd` or `zstd:LEVEL` (formats that can be compressed: mds)."""
     splits: dict[str, float] = field(default_factory=dict)
     """Shares of documents held out into datasets of their own, by name."""
     shuffle: int | None = None
@@ -88,12 +89,14 @@ class BuildConfig:
             raise ValueError("`byte` is for the tokenizer `byte`; a JSON file's settings are `bpe`")
         if self.bpe is not None and self.tokenizer == "byte":
             raise ValueError("`bpe` is for a tokenizer's JSON file, and the tokenizer is `byte`")
+        if self.format not in (formats := writable_formats()):
+            raise ValueError(f"format is `{self.format}`, not {' or '.join(formats)}")
         if self.compression is not None:
             name, _, level = self.compression.partition(":")
             if name != "zstd" or not (level.isdigit() or not level):
                 raise ValueError(f"compression is `{self.compression}`, not zstd or zstd:LEVEL")
-            if self.format != "mds":
-                raise ValueError("only the mds format can be compressed")
+            if not shard_format(self.format).compressible:
+                raise ValueError(f"the {self.format} format cannot be compressed")
         check_splits(self.splits)
         for name in ("shard_size", "slice_size"):
             if getattr(self, name) < 1:
@@ -152,7 +155,7 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
             held = append(files)
         else:
             log.info("nothing to do: %s holds every input", config.out)
-        tell_streaming(job, held)
+        write_index_files(job, held)
         clear(job, held)
         return {dataset_url(job.url, name): held[name] for name in job.outputs}
 

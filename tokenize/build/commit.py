@@ -1,7 +1,8 @@
 """The end of a build: what the tasks have made becomes a generation of the dataset.
 
 Shards are there already. The shard table follows, and what the manifest refers to; the manifest
-makes them a dataset. What it says is then repeated in index.json, for StreamingDataset.
+makes them a dataset. Formats that have an index file for other readers (index.json of MDS) get it
+then, from the manifest.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from ...console.errors import InputError
 from ...console.log import get_logger
 from ...dataplane.datasets import manifest
 from ...dataplane.datasets.manifest import Manifest, Shard
+from ...dataplane.shards import shard_format
 from ...dataplane.storage import storage
-from ...dataplane.tokenizers import Tokenizer
+from ...dataplane.tokenizers import Tokenizer, module_of
 from ..sources import File
 from .settings import BuildJob, dataset_url
 from .task_state import Record
-from .writing import index_entry
 
 log = get_logger(__name__)
 
@@ -90,19 +91,25 @@ def commit(
     return results
 
 
-def tell_streaming(job: BuildJob, held: Mapping[str, Manifest]) -> None:
-    """Have the index.json of MDS datasets list the shards of their manifests."""
-    if job.format != "mds":
+def write_index_files(job: BuildJob, held: Mapping[str, Manifest]) -> None:
+    """Write the index file that the shard format has for other readers, from each manifest."""
+    format = shard_format(job.format)
+    if format.index_name is None:
         return
     for name, found in held.items():
         url = dataset_url(job.url, name)
-        entries = [
-            index_entry(shard, job, found.dtype, weighted=found.weights is not None)
+        shards = [
+            shard
             for generation in found.generations
             for shard in manifest.load_table(url, generation)
         ]
-        where = storage.join(url, "index.json")
-        data = json.dumps({"version": 2, "shards": entries}, sort_keys=True).encode()
+        where = storage.join(url, format.index_name)
+        data = format.index(
+            shards,
+            dtype=found.dtype,
+            weighted=found.weights is not None,
+            compression=job.compression,
+        )
         if not storage.exists(where) or storage.read(where) != data:
             storage.write(where, data)
 
@@ -146,5 +153,5 @@ def _save_named(url: str, kind: str, data: bytes) -> str:
 
 
 def _versions(job: BuildJob) -> dict[str, str]:
-    names = ["pyarrow", *(["tokenizers", "tiktoken"] if job.tokenizer.kind == "bpe" else [])]
+    names = ["pyarrow", *module_of(job.tokenizer.kind).PACKAGES]
     return {"headrace": __version__, **{name: version(name) for name in names}}

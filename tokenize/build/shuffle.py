@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 from ...dataplane.datasets.manifest import Shard
 from ...dataplane.order.permutation import mix
-from ...dataplane.shards import ShardDocuments, shard_format
+from ...dataplane.shards import shard_format
+from ...dataplane.shards.documents import ShardDocuments
 from ...dataplane.storage import storage
 from .settings import SPILLS, WORK, BuildJob, dataset_url
 from .task_state import Event, Record

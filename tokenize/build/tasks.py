@@ -19,8 +19,9 @@ from functools import cached_property
 import numpy as np
 
 from ...dataplane import tokenizers
+from ...dataplane.arrays import Int64
 from ...dataplane.datasets.manifest import Shard
-from ...dataplane.shards import Int64, ShardDocuments
+from ...dataplane.shards.documents import ShardDocuments
 from ...dataplane.storage import storage
 from ...dataplane.tokenizers import Encoded, TextError, Tokenizer
 from ..corpus.documents import NAMED_PROBLEMS, Reader, SpecialNames, select

@@ -13,12 +13,12 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
-from ...dataplane.datasets import manifest
+from ...dataplane.datasets.chunks import ChunkHasher
 from ...dataplane.datasets.manifest import Shard
-from ...dataplane.shards import ShardDocuments, shard_format
-from ...dataplane.shards.mds import index_columns
+from ...dataplane.shards import shard_format
+from ...dataplane.shards.documents import ShardDocuments
 from ...dataplane.storage import storage
-from ...dataplane.storage.faults import failed
+from ...dataplane.storage.faults import storage_error
 from .settings import BuildJob
 
 
@@ -45,7 +45,7 @@ def write_shard(
             return shard
         stored = _compress(out.read(), job.compression)
     except OSError as error:
-        raise failed("write", storage.join(url, folder), error) from None
+        raise storage_error("write", storage.join(url, folder), error) from None
     finally:
         out.discard()
     storage.write(storage.join(url, f"{name}.zstd"), stored)
@@ -64,7 +64,7 @@ class _Hashed:
     closed = False
 
     def __init__(self, url: str, folder: str) -> None:
-        self.hasher = manifest.ChunkHasher()
+        self.hasher = ChunkHasher()
         self.path: Path | None = None
         self.file: BinaryIO = io.BytesIO()
         if storage.is_local(url):
@@ -140,21 +140,6 @@ def split_long(documents: ShardDocuments, limit: int) -> ShardDocuments:
         weights=weights,
         piece=before + order,
     )
-
-
-def index_entry(shard: Shard, job: BuildJob, dtype: str, *, weighted: bool) -> dict[str, Any]:
-    """What `index.json` says of a shard, for StreamingDataset."""
-    return {
-        **index_columns(dtype, weighted=weighted),
-        "compression": job.compression,
-        "hashes": [],
-        "raw_data": {"basename": shard.name, "bytes": shard.size, "hashes": {}},
-        "samples": shard.documents,
-        "size_limit": None,
-        "zip_data": None
-        if shard.stored_name is None
-        else {"basename": shard.stored_name, "bytes": shard.stored_size, "hashes": {}},
-    }
 
 
 def take(documents: ShardDocuments, order: npt.NDArray[np.int64]) -> ShardDocuments:

@@ -92,7 +92,7 @@ def information(name: str) -> dict[str, Any]:
     """What a store says of an object."""
     if web.is_web(name):
         return web.information(name)
-    return remote.ask("read", name, lambda fs, path: dict(fs.info(path)))
+    return remote.request("read", name, lambda fs, path: dict(fs.info(path)))
 
 
 class Memory:

@@ -99,7 +99,7 @@ def _expand(given: str, config: SourceConfig) -> list[str]:
             return [given]
         return sorted(fs.unstrip_protocol(name) for name in fs.glob(path))
 
-    return remote.ask("list", given, look)
+    return remote.request("list", given, look)
 
 
 def _files_below(folder: Path) -> list[str]:

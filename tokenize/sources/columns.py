@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...dataplane.shards import Int64
+from ...dataplane.arrays import Int64
 from . import BLOCK_BYTES, LARGEST_DOCUMENT, BadRecord, Slice, SourceConfig, Texts
 
 

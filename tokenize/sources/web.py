@@ -17,7 +17,7 @@ import urllib.request
 from typing import Any
 
 from ...console.errors import InputError, StorageError
-from ...dataplane.storage.remote import tried_again
+from ...dataplane.storage.remote import retry
 
 TIMEOUT = 60.0
 """Seconds without a byte after which a connection is given up."""
@@ -65,7 +65,7 @@ class WebFile(io.RawIOBase):
         return self.at
 
     def readinto(self, buffer: Any) -> int:
-        data = tried_again("read", self.url, lambda: self._read(len(buffer)))
+        data = retry("read", self.url, lambda: self._read(len(buffer)))
         buffer[: len(data)] = data
         self.at += len(data)
         return len(data)
@@ -73,7 +73,7 @@ class WebFile(io.RawIOBase):
     def connect(self) -> None:
         """Ask for the file, to learn what its server says of it."""
         if self._answer is None:
-            tried_again("read", self.url, self._connect)
+            retry("read", self.url, self._connect)
 
     def close(self) -> None:
         self._disconnect()

@@ -1,7 +1,7 @@
-"""A process of a run: it joins the others, and tells the launcher how it fares.
+"""A rank of a run: it joins the process group and sends heartbeats to the launcher.
 
-Under torchrun (or any launcher that sets RANK and WORLD_SIZE) the command itself is one: it starts
-nothing, and has nobody to tell.
+Under torchrun (or any launcher that sets RANK and WORLD_SIZE) the command itself is a rank: it
+starts no processes and sends no heartbeats.
 """
 
 from __future__ import annotations
@@ -17,27 +17,33 @@ from datetime import timedelta
 from pathlib import Path
 
 from ...console.errors import UserError
+from ...console.machine import cores
 
 INTERRUPTED = 85
-"""The exit code of a run that saved and made room: start it again."""
+"""Exit code of a run that saved and stopped early: start it again."""
 
 STORE_FD = "HEADRACE_STORE_FD"
 WATCH = "HEADRACE_WATCH"
 
 
+def threads_per_rank(processes: int, available: int | None = None) -> int:
+    """Return the threads of each rank, so that the ranks of this machine use all of its cores."""
+    return max(1, (available or cores()) // processes)
+
+
 def joined() -> bool:
-    """Whether another launcher has started this process as one of a group."""
+    """Return True if a launcher started this process as a rank."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def speaks() -> bool:
-    """Whether this process is the one that talks and writes: of a group, rank 0."""
+def is_first() -> bool:
+    """Return True on rank 0, which alone prints and writes."""
     return int(os.environ.get("RANK", 0)) == 0
 
 
 @dataclass
 class Failure:
-    """What a process says of its own end."""
+    """The error that ended a rank, as the rank reports it."""
 
     rank: int
     time: float
@@ -46,7 +52,7 @@ class Failure:
 
 
 class Watched:
-    """What a process that a launcher started tells it."""
+    """Heartbeats and the final error of a rank, written for the launcher that started it."""
 
     def __init__(self) -> None:
         folder = os.environ.get(WATCH)
@@ -63,12 +69,12 @@ class Watched:
         self.beat("start")
 
     def beat(self, what: str) -> None:
-        """Say that something has begun: a part of the start, or a step."""
+        """Report progress: the start of a step, or of a stage of the start-up."""
         if self.folder is not None:
             (self.folder / f"beat.{self.rank}").write_text(what)
 
     def fail(self, error: BaseException) -> None:
-        """Leave the reason of this process's end."""
+        """Write the error that ends this rank."""
         if self.folder is None:
             return
         mine = error if isinstance(error, UserError) else None
@@ -80,7 +86,7 @@ class Watched:
 
 
 def initialise(backend: str, timeout: timedelta) -> None:
-    """Join the group that the environment names; alone, be a group of one."""
+    """Join the process group of the environment, or make a group of one rank."""
     import torch.distributed as dist
     from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
 
@@ -98,20 +104,20 @@ def initialise(backend: str, timeout: timedelta) -> None:
         world,
         is_master=rank == 0,
         timeout=timeout,
-        # The launcher has bound the port already: no other program can take it in between.
+        # The launcher has already bound the port, so no other program can take it.
         master_listen_fd=int(fd) if fd else None,
     )
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
 
 
 def failures_in(watch: Path) -> list[Failure]:
-    """What processes have left there, the first one first."""
-    found: list[Failure] = [pickle.loads(p.read_bytes()) for p in watch.glob("failure.*")]
-    return sorted(found, key=lambda failure: failure.time)
+    """Return the failures that ranks have written, earliest first."""
+    failures: list[Failure] = [pickle.loads(p.read_bytes()) for p in watch.glob("failure.*")]
+    return sorted(failures, key=lambda failure: failure.time)
 
 
 def _die_with_parent() -> None:
-    """Ask the kernel for a SIGTERM when the launcher is gone: save, and leave the run's lock."""
+    """Ask the kernel for SIGTERM when the launcher dies: the rank saves and frees the lock."""
     if sys.platform == "linux":
         import ctypes
 

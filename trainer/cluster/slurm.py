@@ -1,11 +1,11 @@
-"""A run as a batch job of Slurm, which starts it again until it is finished.
+"""A run as a Slurm batch job that requeues itself until the run is finished.
 
     sbatch ─► srun ─► one process for each GPU of each node: the same command, as rank n of N
-                │ exit code 85: saved, and time is up
-                └─► scontrol requeue: the same job once more, which goes on
+                │ exit code 85: saved, time limit reached
+                └─► scontrol requeue: the same job resumes the run
 
-The script holds the command that a person typed, and nothing that this machine would decide: what
-is left open is resolved where it runs.
+The script repeats the command that was typed. Values that depend on the machine, such as the
+device, are resolved on the node where the job runs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...console.errors import MissingError, RunError
+from ..folder import SLURM_LOG
 from .ranks import INTERRUPTED
-
-SCRIPT = "slurm.sh"
-LOG = "slurm-%j.out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,23 +28,23 @@ class SlurmConfig:
     """The batch job that `--slurm` submits."""
 
     nodes: int = 1
-    """Machines."""
+    """Nodes of the job."""
     gpus: int | None = None
-    """Of each node; each has a process. Left out: the run is on CPU."""
+    """GPUs of each node, one rank for each. Default: the run is on CPU."""
     processes: int | None = None
-    """Of each node; one for each GPU, or one, if left out."""
+    """Ranks of each node. Default: one for each GPU, or one."""
     time: str | None = None
-    """How long a job may run, as sbatch takes it: 24:00:00. The run goes on in the next."""
+    """Time limit of a job, as sbatch takes it: 24:00:00. The requeued job resumes the run."""
     partition: str | None = None
-    """Where the job queues."""
+    """Partition of the cluster."""
     account: str | None = None
-    """Who pays."""
+    """Account that is charged."""
     notice: int = 300
-    """Seconds before the end of the job at which the run is told to save."""
+    """Seconds before the time limit at which the run saves and stops."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """More of sbatch's options by their long names: {mem: 0, constraint: h100}."""
+    """More options of sbatch by their long names: {mem: 0, constraint: h100}."""
     setup: str = ""
-    """Lines of shell that come first: modules, environment."""
+    """Shell lines that run first: modules, environment."""
 
     def __post_init__(self) -> None:
         for name in ("nodes", "gpus", "processes", "notice"):
@@ -64,7 +62,7 @@ class SlurmConfig:
 
 
 def script(config: SlurmConfig, name: str, words: Sequence[str], *, logs: Path, cwd: Path) -> str:
-    """The batch script that runs `trainer` with these words."""
+    """Return the batch script that runs `trainer` with these words."""
     options = {
         "job-name": name,
         "nodes": config.nodes,
@@ -73,16 +71,16 @@ def script(config: SlurmConfig, name: str, words: Sequence[str], *, logs: Path, 
         "time": config.time,
         "partition": config.partition,
         "account": config.account,
-        "output": logs.absolute() / LOG,
+        "output": logs.absolute() / SLURM_LOG,
         "open-mode": "append",
         "signal": f"USR1@{config.notice}",
         **config.options,
     }
-    asked = [f"#SBATCH --{key}={value}" for key, value in options.items() if value is not None]
+    directives = [f"#SBATCH --{key}={value}" for key, value in options.items() if value is not None]
     command = shlex.join([sys.executable, "-m", "headrace.trainer.cli", *words])
     setup = f"\n{config.setup.strip()}\n" if config.setup else ""
     return f"""#!/bin/bash
-{chr(10).join(asked)}
+{chr(10).join(directives)}
 #SBATCH --requeue
 
 cd {shlex.quote(str(cwd.absolute()))} || exit 1
@@ -97,7 +95,7 @@ srun --kill-on-bad-exit=1 bash -c '
 ' rank {command}
 code=$?
 
-# {INTERRUPTED}: saved before the end of the plan. The same job goes on when it is its turn again.
+# Exit code {INTERRUPTED}: saved before the end of the plan. The requeued job resumes the run.
 if [ $code -eq {INTERRUPTED} ]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi
@@ -106,11 +104,11 @@ exit $code
 
 
 def submit(file: Path) -> str:
-    """Hand the script to sbatch; what it says, the job's number."""
+    """Submit the script. Return the job number that sbatch prints."""
     if shutil.which("sbatch") is None:
         raise MissingError(
-            "there is no sbatch here",
-            hint=f"submit from a machine of the cluster: sbatch {file}",
+            "sbatch is not installed on this machine",
+            hint=f"submit from a login node of the cluster: sbatch {file}",
         )
     done = subprocess.run(
         ["sbatch", "--parsable", str(file)], capture_output=True, text=True, check=False

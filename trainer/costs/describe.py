@@ -17,7 +17,7 @@ GIGABYTE = 1 << 30
 def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
     """Activations take a moment to count: they are for who asks before the run."""
     kept = costs.kept_memory(job) if activations else {}
-    by_rank = [costs.state_memory(job, part) | kept for part in costs.parameters_by_rank(job)]
+    by_rank = [state | kept for state in costs.state_memory(job)]
     return {
         "run": str(job.folder.root),
         "begun": job.folder.begun,

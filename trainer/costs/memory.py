@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..loop.batches import micro_batches, micro_rows
 from ..run.run import Job
 
-STATE_BYTES = 12
-"""Of a checkpoint, for each parameter: master, exp_avg, exp_avg_sq in fp32."""
-CUT_FROM = {"masters": 1, "gradients": 2, "weights": 3}
-"""The ZeRO stage from which on a part is divided among processes."""
+if TYPE_CHECKING:
+    from ...models.accounting.state import Degrees
+
+NUMBER_BYTES = 4
+"""Bytes of a number in a checkpoint: masters and optimizer states are fp32."""
 
 
 def parameters(job: Job) -> int:
@@ -20,22 +21,15 @@ def parameters(job: Job) -> int:
     return count(build_meta(job.model))
 
 
-def parameters_by_rank(job: Job) -> list[int]:
-    """Of the part of the model that each process along the tensor axis has."""
-    from ...models.accounting.count import build_meta
-    from ...models.accounting.count import parameters as count
-    from ...models.parallel.axes import Axes, Axis
-
-    found = []
-    for rank in range(job.run.layout.tp):
-        model = build_meta(job.model)
-        model.shard(Axes(tensor=Axis(None, rank, job.run.layout.tp)))
-        found.append(count(model))
-    return found
-
-
 def checkpoint_bytes(job: Job) -> int:
-    return STATE_BYTES * parameters(job)
+    from ...models.accounting.count import build_meta
+
+    model = build_meta(job.model)
+    states = job.run.optimizer.states(model)
+    return sum(
+        NUMBER_BYTES * (1 + len(states[name])) * parameter.numel()
+        for name, parameter in model.named_parameters()
+    )
 
 
 def checkpoints(job: Job) -> int:
@@ -64,39 +58,45 @@ def batches(job: Job) -> list[dict[str, Any]]:
     return found
 
 
-def state_memory(job: Job, count: int) -> dict[str, int]:
-    """Bytes of the state on a process, by part, for so many parameters that it has a part of.
-    Activations come on top."""
-    engine = job.run.engine
-    half = job.precision.separate_masters
-    stage = getattr(engine, "zero", 3)
-    shards = getattr(engine, "shard", None) or job.dp * job.run.layout.cp
-    weights = (2 if half else 4) * count
-    cut = {part: shards if stage >= least else 1 for part, least in CUT_FROM.items()}
-    separate = half or stage in (1, 2)  # in fp32, the weights are the masters otherwise
-    return {
-        "weights": weights // cut["weights"],
-        "gradients": 4 * count // cut["gradients"],
-        "masters": 4 * count // cut["masters"] if separate else 0,
-        "moments": 8 * count // cut["masters"],
-    }
+def state_memory(job: Job) -> list[dict[str, int]]:
+    """Return the bytes of the state on a rank, by part, for each tensor rank."""
+    from ...models.accounting.count import build_meta
+    from ...models.accounting.memory import rank_shapes
+    from ...models.accounting.state import state_bytes
+    from .state import engine_state
+
+    degrees, device = _degrees(job), job.run.device
+    assert device != "auto"
+    state = engine_state(job.run, build_meta(job.model), job.precision, device)
+    return [
+        state_bytes(state.parts, rank_shapes(job.model, degrees.tp, rank), degrees)
+        for rank in range(degrees.tp)
+    ]
 
 
 def kept_memory(job: Job) -> dict[str, int]:
-    """What a micro-batch keeps for its backward pass, of the phase that keeps most."""
-    from ...models.accounting.memory import Layout
-    from ...models.accounting.memory import memory as of_model
+    """Return the bytes that a micro-batch keeps for its backward pass, in the phase that keeps
+    most."""
+    from ...models.accounting.memory import activation_memory
 
-    layout = job.run.layout
-    precision: Any = job.run.precision
-    found = []
-    for phase in job.plan.phases:
-        rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp, layout.cp)
-        shape = Layout(tp=layout.tp, cp=layout.cp)
-        found.append(
-            of_model(job.model, phase.seq_len, rows=rows, precision=precision, layout=shape)
+    degrees = _degrees(job)
+    kept = [
+        activation_memory(
+            job.model,
+            phase.seq_len,
+            rows=micro_rows(job.run.micro_batch_tokens, phase, job.dp, degrees.cp),
+            precision=job.precision,
+            degrees=degrees,
         )
+        for phase in job.plan.phases
+    ]
     return {
-        "activations": max(each["activations"][job.run.recompute] for each in found),
-        "logits": max(each["logits"] for each in found),
+        "activations": max(phase["activations"][job.run.recompute] for phase in kept),
+        "logits": max(phase["logits"] for phase in kept),
     }
+
+
+def _degrees(job: Job) -> Degrees:
+    from ...models.accounting.state import Degrees
+
+    return Degrees(dp=job.dp, tp=job.run.layout.tp, cp=job.run.layout.cp)

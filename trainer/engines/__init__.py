@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ...models.precision import Precision
-    from ..layout.layout import Parallel
+    from ..layout.groups import Parallel
     from .engine import Engine
     from .objective import Objective
     from .optimizers.base import OptimizerConfig

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
     import torch
 
+    from ...models.accounting.state import BytesPerParameter, StatePart
     from ...models.parallel.sharding import LocalShard
     from ...models.precision import Precision
     from ..checkpoints.fragments import Fragment
-    from ..layout.layout import LayoutConfig, Parallel
+    from ..layout.config import LayoutConfig
+    from ..layout.groups import Parallel
     from .objective import Objective, Sums
     from .optimizers.base import OptimizerConfig
 
@@ -50,6 +52,14 @@ class DeepSpeedConfig:
 
     def describe(self) -> str:
         return f"DeepSpeed ZeRO-{self.zero}"
+
+    def state_layout(
+        self, precision: Precision, optimizer_bytes: BytesPerParameter, device: str
+    ) -> list[StatePart]:
+        """Return the parts of the state that a rank holds."""
+        from .deepspeed_memory import state_layout
+
+        return state_layout(self.zero, precision, optimizer_bytes, LARGEST_BUCKET[device])
 
     def build(
         self,
@@ -226,8 +236,10 @@ def _partition(
 
 
 def _bucket(shards: Mapping[str, LocalShard], device: str) -> int:
+    from .deepspeed_memory import bucket_elements
+
     numel = sum(math.prod(shard.local) for shard in shards.values())
-    return min(-(-numel // 256) * 256, LARGEST_BUCKET[device])  # DeepSpeed wants an even number
+    return bucket_elements(numel, LARGEST_BUCKET[device])
 
 
 def _allow(kind: type) -> None:

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.tensor import DTensor
 
+    from ...models.accounting.state import BytesPerParameter, StatePart
     from ...models.precision import Precision
     from ..checkpoints.fragments import Fragment
-    from ..layout.layout import LayoutConfig, Parallel
+    from ..layout.config import LayoutConfig
+    from ..layout.groups import Parallel
     from .objective import Objective, Sums
     from .optimizers.base import OptimizerConfig
     from .pieces import Piece
@@ -63,6 +65,27 @@ class Fsdp2Config:
     def describe(self) -> str:
         shards = f", shards of {self.shard}" if self.shard else ""
         return f"FSDP2{shards}{', compiled' if self.compile else ''}"
+
+    def state_layout(
+        self, precision: Precision, optimizer_bytes: BytesPerParameter, device: str
+    ) -> list[StatePart]:
+        """Return the parts of the state that a rank holds: fp32 parameters, sharded by rows."""
+        from functools import partial
+
+        from ...models.accounting.state import StatePart, by_rows
+
+        sharded = partial(StatePart, sharded_over=("dp", "cp"), shard_ranks=self.shard, cut=by_rows)
+        parts = [
+            sharded(
+                name="masters" if precision.separate_masters else "weights",
+                bytes_per_parameter=4,
+            ),
+            sharded(name="gradients", bytes_per_parameter=4),
+            sharded(name="optimizer", bytes_per_parameter=optimizer_bytes),
+        ]
+        if not self.reshard:  # gathered from the forward pass to the end of the backward pass
+            parts.append(StatePart(name="weights", bytes_per_parameter=precision.weight_bytes))
+        return parts
 
     def build(
         self,

@@ -29,9 +29,7 @@ def parameter_groups(model: Model, config: OptimizerConfig) -> list[ParameterGro
     for name, shard in shards.items():
         key = (chosen[name], name in constant, states[name], shard.copies.size > 1)
         names.setdefault(key, []).append(name)
-    return [
-        _group(tuple(names[key]), key, config, shards[names[key][0]]) for key in sorted(names)
-    ]
+    return [_group(tuple(names[key]), key, config, shards[names[key][0]]) for key in sorted(names)]
 
 
 def _group(
@@ -82,7 +80,7 @@ def no_decay(model: Model) -> set[str]:
         f"{path}.{name}"
         for path, operator in model.named_modules()
         if isinstance(operator, Operator)
-        for name in operator.undecayed
+        for name in operator.no_decay
     }
 
 

@@ -6,19 +6,14 @@ module gives sums and the loop divides by the weight of all ranks' micro-batches
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from ...models.documents import Documents
 from ...models.model import Model
-from ...models.parallel.axes import ALONE, Axis
 from ...models.parallel.tensor import highest
-
-if TYPE_CHECKING:
-    from ..loop.batches import MicroBatch
 
 PREFIX = "model."
 
@@ -50,22 +45,6 @@ class Objective(nn.Module):
         z_loss = self.z_loss if self.training else 0.0
         total, rows = self.model.loss(hidden, targets, weights, z_loss)
         return Sums(total + auxiliary * weights.sum(), rows)
-
-
-def compute(
-    objective: Callable[..., Sums],
-    batch: MicroBatch,
-    device: torch.device,
-    context: Axis = ALONE,
-) -> Sums:
-    """The objective of one micro-batch, or of this process's part of its rows."""
-    tokens, targets, weights = (
-        tensor.to(device, non_blocking=True)
-        for tensor in (batch.tokens, batch.targets, batch.weights)
-    )
-    whole = (tokens.shape[0], tokens.shape[1] * context.size)
-    documents = Documents.from_cu_seqlens(batch.cu_seqlens, whole).part(context)
-    return objective(tokens, targets, weights, documents.to(device))
 
 
 def parameters(module: nn.Module) -> dict[str, nn.Parameter]:

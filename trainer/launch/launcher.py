@@ -1,14 +1,14 @@
-"""Starting the processes of a run on this machine, and watching over them.
+"""Start the ranks of a run on this machine and watch them.
 
     launcher ──┬─ rank 0 ─┐
-               ├─ rank 1 ─┤  one group
+               ├─ rank 1 ─┤  one process group
                └─ …      ─┘
 
-The launcher forwards SIGTERM and SIGUSR1, and its own death is a SIGTERM to its processes. When a
-rank fails, the others are stopped and its error is the launcher's. When none makes progress for
-too long, each writes down where it stands, and the run ends with a report of that.
+The launcher forwards SIGTERM and SIGUSR1, and its own death sends SIGTERM to the ranks. If a rank
+fails, the launcher stops the others and raises that rank's error. If no rank makes progress for
+`stall_seconds`, each rank writes its stack, and the run ends with these stacks.
 
-The other side, a process that is started, is in group.py.
+The ranks' side is in cluster/ranks.py.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ from typing import IO, Any
 
 from ...console.errors import RunError
 from ...console.log import get_logger
-from ...console.machine import cores
 from ..cluster.ranks import INTERRUPTED, STORE_FD, WATCH, failures_in
 
 GRACE = 10.0
-"""Seconds that the other ranks have to end by themselves when one has failed."""
-PAUSE = 0.05
-ANSWER = 10.0
-"""Seconds that a rank has to say where it stands."""
-READING = 0.2
-"""Seconds in which a rank that has begun to say it is done."""
+"""Seconds for the other ranks to exit after one has failed."""
+POLL = 0.05
+"""Seconds between two looks at the ranks."""
+STACK_TIMEOUT = 10.0
+"""Seconds for a rank to write its stack."""
+STACK_SETTLED = 0.2
+"""Seconds without change after which a stack is complete."""
 
 log = get_logger(__name__)
 
 
 @dataclass
 class Launcher:
-    """Runs one command as the ranks of a group."""
+    """Run one command as the ranks of a process group."""
 
     command: Sequence[str]
     processes: int
     threads: int
     logs: Path
-    """Where all ranks but the first write what they say."""
+    """Folder for the output of all ranks but rank 0."""
     keep_open: Sequence[int] = ()
     """File descriptors that rank 0 inherits (the run's lock)."""
     stall_seconds: float = 0.0
-    """End the run when no rank has made progress for so long; 0: never."""
+    """End the run if no rank makes progress for this time; 0: never."""
     children: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
     asked: bool = field(default=False, init=False)
-    """Whether someone asked the run to save and end."""
+    """True once a signal asked the run to save and stop."""
 
     def run(self) -> int:
-        """Start, watch, and return the exit code. Raises the first rank's error."""
+        """Start and watch the ranks. Return the exit code, or raise the first rank's error."""
         self.logs.mkdir(parents=True, exist_ok=True)
         with (
             tempfile.TemporaryDirectory(prefix="headrace-") as folder,
@@ -119,7 +119,7 @@ class Launcher:
         bad: dict[int, int] = {}
         while True:
             codes = [child.poll() for child in self.children]
-            if not bad:  # later ones follow from these
+            if not bad:  # later failures follow from these
                 bad = {r: c for r, c in enumerate(codes) if c not in (None, 0, INTERRUPTED)}
                 failed_at = time.monotonic() if bad else None
             if all(code is not None for code in codes):
@@ -128,71 +128,73 @@ class Launcher:
                 self._end()
             if self.stall_seconds and failed_at is None:
                 self._check_progress(watch)
-            time.sleep(PAUSE)
+            time.sleep(POLL)
 
     def _verdict(self, codes: Sequence[int | None], bad: dict[int, int], watch: Path) -> int:
-        """The exit code, or the error of the rank that failed first."""
+        """Return the exit code, or raise the error of the rank that failed first."""
         if not bad:
             return INTERRUPTED if INTERRUPTED in codes else 0
         failures = failures_in(watch)
         if self.asked and not failures:
-            return INTERRUPTED  # some were ended before they could listen: nothing was lost
-        spoke = {failure.rank for failure in failures}  # what kills it after that says less
-        killed = [rank for rank, code in bad.items() if code < 0 and rank not in spoke]
+            return (
+                INTERRUPTED  # some ranks were killed before they handled signals: nothing was lost
+            )
+        reported = {failure.rank for failure in failures}
+        killed = [rank for rank, code in bad.items() if code < 0 and rank not in reported]
         if killed or not failures:
             rank = killed[0] if killed else next(iter(bad))
             raise RunError(
-                f"rank {rank} was ended by {_signal_name(bad[rank])} without a word",
-                hint="if it was killed for memory, use a smaller micro_batch_tokens or more "
-                "processes; the same command resumes the run",
+                f"rank {rank} {_ending(bad[rank])} (no error was reported)",
+                hint="if the machine ran out of memory, use a smaller micro_batch_tokens or more "
+                "ranks; the same command resumes the run",
             )
-        first = failures[0]  # the others follow from it, also where they end before it has
+        first = failures[0]  # the other failures follow from it, even if those ranks exited earlier
         if first.error is not None:
             raise first.error
         raise RunError(
             f"rank {first.rank} stopped: {first.text.strip().splitlines()[-1]}",
             where="\n" + first.text.rstrip(),
-            hint="this is a fault of headrace or of a package; the same command resumes the run "
-            "from its last checkpoint",
+            hint="this is a bug in headrace or in a package; the same command resumes the run from "
+            "its last checkpoint",
         )
 
     def _check_progress(self, watch: Path) -> None:
         beats = [watch / f"beat.{rank}" for rank in range(self.processes)]
         if not all(beat.exists() for beat in beats):
-            return  # a process that Python has not begun yet
+            return  # some Python process is still starting
         if time.time() - max(beat.stat().st_mtime for beat in beats) < self.stall_seconds:
             return
         for child in self.children:
             child.send_signal(signal.SIGUSR2)
-        said = self._answers(watch)
+        ranks = self._collect_stacks(watch)
         stacks = [
-            f"rank {rank}, {beats[rank].read_text()}:\n{stack or '  (it does not answer)'}"
-            for rank, stack in said.items()
+            f"rank {rank}, {beats[rank].read_text()}:\n{stack or '  (no answer)'}"
+            for rank, stack in ranks.items()
         ]
-        silent = [f"rank {rank}" for rank, stack in said.items() if not stack]
-        # Python answers a signal wherever it waits: who does not is stopped, or stuck in a driver.
-        who = f"; {' and '.join(silent)} does not even say where" if silent else ""
+        silent = [f"rank {rank}" for rank, stack in ranks.items() if not stack]
+        # Python handles a signal wherever it waits: a silent rank is stopped, or stuck in a driver.
+        who = f"; {' and '.join(silent)} did not write a stack" if silent else ""
         raise RunError(
             f"no rank has made progress for {self.stall_seconds:.0f} seconds{who}",
             where="\n" + "\n".join(stacks),
-            hint="the same command resumes from the last checkpoint; a longer stall_seconds "
-            "allows slower steps, and a slower start",
+            hint="the same command resumes from the last checkpoint; a longer watch.stall_seconds "
+            "allows slower steps and a slower start",
         )
 
-    def _answers(self, watch: Path) -> dict[int, str]:
-        """Where each rank says that it stands; nothing, of one that does not answer."""
-        deadline = time.monotonic() + ANSWER
+    def _collect_stacks(self, watch: Path) -> dict[int, str]:
+        """Return the stack of each rank; empty for a rank that does not answer."""
+        deadline = time.monotonic() + STACK_TIMEOUT
         before: dict[int, str] = {}
         while True:
-            time.sleep(READING)
-            said = {rank: _tail(watch / f"stack.{rank}", 25) for rank in range(self.processes)}
-            if (all(said.values()) and said == before) or time.monotonic() > deadline:
-                return said
-            before = said
+            time.sleep(STACK_SETTLED)
+            stacks = {rank: _head(watch / f"stack.{rank}", 25) for rank in range(self.processes)}
+            if (all(stacks.values()) and stacks == before) or time.monotonic() > deadline:
+                return stacks
+            before = stacks
 
     @contextlib.contextmanager
     def _forwarding(self) -> Iterator[None]:
-        """Pass on what asks a run to save and end. Ctrl-C asks as well; a second one insists."""
+        """Forward signals that ask the run to save and stop. A second Ctrl-C stops at once."""
 
         def forward(number: int, frame: FrameType | None) -> None:
             if number == signal.SIGINT:
@@ -220,25 +222,20 @@ class Launcher:
                 child.send_signal(sent)
             deadline = time.monotonic() + GRACE / 2
             while time.monotonic() < deadline and any(c.poll() is None for c in running):
-                time.sleep(PAUSE)
-
-
-def threads_for(processes: int, available: int | None = None) -> int:
-    """Threads of each process, so that together they fill the machine."""
-    return max(1, (available or cores()) // processes)
+                time.sleep(POLL)
 
 
 def python(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
 
 
-def _signal_name(code: int) -> str:
+def _ending(code: int) -> str:
     if code < 0:
-        return signal.Signals(-code).name
-    return f"exit code {code}"
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with code {code}"
 
 
-def _tail(path: Path, lines: int) -> str:
+def _head(path: Path, lines: int) -> str:
     if not path.exists():
         return ""
     return "\n".join("  " + line for line in path.read_text().splitlines()[:lines])

@@ -1,7 +1,7 @@
-"""What is refused before anything starts: everything that can be known to fail by then.
+"""Preflight checks: everything that can be known to fail is reported before a run starts.
 
-Nothing here writes. What the configuration says by itself has been checked when it was read, and
-that a folder holds this run and no other when it was resolved.
+Nothing here writes. Checks of a single configuration happen when it is read; `resolve` checks that
+a folder holds this run and no other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DISK_RESERVE = 1 << 20
 
 
 def check(job: Job, *, elsewhere: bool = False) -> None:
-    """Everything that can be known to fail before the first step, here or on other machines."""
+    """Raise all errors that are known before the first step, here or on other machines."""
     checks = [_layout, _vocabulary, _weights, _held_out, *[_devices] * (not elsewhere)]
     together(
         *(partial(check, job) for check in checks),
@@ -33,14 +33,14 @@ def check(job: Job, *, elsewhere: bool = False) -> None:
 
 
 def check_disk(job: Job) -> None:
-    """The folder can be written to, and a checkpoint fits beside the ones that are kept."""
+    """Raise if the folder is not writable, or if one more checkpoint does not fit on the disk."""
     need = checkpoint_bytes(job) + DISK_RESERVE
     root = job.folder.root.absolute()
     there = next(path for path in (root, *root.parents) if path.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise StorageError(
             f"cannot write to the run's folder {job.folder.root}: {there} "
-            + ("may not be written to" if there.is_dir() else "is no folder"),
+            + ("is not writable" if there.is_dir() else "is not a folder"),
             hint="choose another --out, or fix its permissions",
         )
     free = shutil.disk_usage(there).free
@@ -53,7 +53,7 @@ def check_disk(job: Job) -> None:
 
 
 def _layout(job: Job) -> None:
-    """What the engine cannot do, and what cannot be divided."""
+    """Raise if the engine does not support the layout, or the layout does not shard the model."""
     job.run.engine.check(job.run.layout, job.processes, job.precision)
     lengths = [phase.seq_len for phase in job.plan.phases]
     if job.run.evaluate is not None and job.run.evaluate.seq_len is not None:
@@ -71,30 +71,30 @@ def _vocabulary(job: Job) -> None:
 
 
 def _rows(job: Job, phase: PhaseRows) -> None:
-    """Rows that the model has positions for, and at least one for each process."""
+    """Raise if rows exceed the table of positions, or if a data-parallel rank has no row."""
     table = job.model.learned_positions
     if table is not None and phase.seq_len > table:
         raise PlanError(
-            f"phase {phase.name} has rows of {phase.seq_len:,} tokens, and the model's table "
-            f"of positions (learned_positions) has {table:,}",
-            hint=f"use rows of {table} tokens at most, or model.learned_positions={phase.seq_len}",
+            f"phase {phase.name} has rows of {phase.seq_len:,} tokens, and the model's "
+            f"position table (learned_positions) has {table:,}",
+            hint=f"use rows of at most {table} tokens, or model.learned_positions={phase.seq_len}",
         )
     if phase.batch_rows < job.dp:
         raise LayoutError(
-            f"phase {phase.name} updates on {phase.batch_rows} rows, fewer than the {job.dp} "
-            "data-parallel processes",
-            hint=f"use processes={phase.batch_rows} at most, or a larger batch",
+            f"phase {phase.name} has {phase.batch_rows} rows in a step, fewer than the {job.dp} "
+            "data-parallel ranks",
+            hint=f"use at most processes={phase.batch_rows}, or a larger batch",
         )
 
 
 def _weights(job: Job) -> None:
-    """Those to begin with are named once, and are of this model."""
+    """Raise unless the initial weights are named once and fit the model."""
     source = job.run.init_from
     if job.parent is not None and source is not None:
         raise RunError(
-            "the mixture continues a run (`after`), whose weights it takes, and init_from names "
-            "others",
-            hint="leave out one of them",
+            "the mixture continues a run (`after`) and takes its weights, and init_from names "
+            "other weights",
+            hint="remove one of them",
         )
     origin = None if job.folder.begun else job.origin()
     if origin is not None:
@@ -107,10 +107,10 @@ def _held_out(job: Job) -> None:
 
 
 def _devices(job: Job) -> None:
-    from ..layout.layout import count_gpus
+    from ..layout.devices import count_gpus
 
     if job.run.device == "cuda" and job.processes > count_gpus() and not joined():
         raise LayoutError(
-            f"{job.processes} processes for {count_gpus()} GPUs",
+            f"{job.processes} processes need {job.processes} GPUs; this machine has {count_gpus()}",
             hint=f"use processes={count_gpus()}",
         )

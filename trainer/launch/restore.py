@@ -1,9 +1,11 @@
-"""Where a start of a run takes its weights from, and where a roll-back takes them.
+"""Load the weights of a start, or of a rollback.
 
-the newest checkpoint, if the run has one
-the parent's, of a mixture that branches (`after`)
-what init_from names: with moments or without, from a run or another program's folder
-nothing: the model as it was initialised
+A start takes the first of these that exists:
+
+1. the newest checkpoint of the run
+2. the parent's checkpoint, for a mixture that branches (`after`)
+3. `init_from`: a run, a checkpoint or another program's folder, with or without moments
+4. freshly initialised weights
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from ..checkpoints.policy import is_planned
 from ..checkpoints.store import RunState
 from ..engines import give
 from ..engines.engine import Engine
-from ..layout.layout import Parallel
+from ..layout.groups import Parallel
 from ..run.run import Job
 from ..weights.source import Checkpoint
 
@@ -36,7 +38,7 @@ log = logs.get_logger(__name__)
 def begin(
     job: Job, engine: Engine, parallel: Parallel, *, fallback: bool
 ) -> tuple[RunState, str | None]:
-    """Fill the engine; returns where the run stands and what its weights are from. Collective."""
+    """Load the weights. Return the run's state and the source of its weights. Collective."""
     found = store.committed(job.folder.checkpoints)
     if found:
         state, path = _load_newest(job, engine, parallel, found, fallback=fallback)
@@ -61,8 +63,11 @@ def begin(
 
 
 def go_back(job: Job, engine: Engine, parallel: Parallel) -> RunState:
-    """Take the weights and moments of the newest checkpoint, but for those of interruptions: a run
-    that was stopped and resumed goes back as far as one that never was. Collective."""
+    """Load the newest planned checkpoint. Collective.
+
+    Checkpoints of interruptions do not count, so a run that was stopped and resumed rolls back to
+    the same step as an undisturbed run.
+    """
     every, edges = job.run.checkpoints.every, [job.plan.first_step, *job.ends]
     found = store.committed(job.folder.checkpoints)
     planned = [path for path in found if is_planned(store.step_of(path), every, edges)]
@@ -88,13 +93,13 @@ def _load_newest(
             raise CheckpointError(
                 f"{path} was saved by a run with another plan ({state.plan_hash}, not "
                 f"{job.plan.hash})",
-                hint="put the folder's own plan.json and checkpoints back together; another "
-                f"mixture goes on from here in a folder of its own, with `after: {{run: "
+                hint="restore the plan.json of these checkpoints; to continue with another "
+                f"mixture, start a run in another folder with `after: {{run: "
                 f"{job.folder.root}, step: {state.step}}}`",
             )
         engine.loaded(state.updates)
         if parallel.first:
-            log.info("going on from %s, step %d", path, state.step)
+            log.info("resuming from %s, step %d", path, state.step)
             store.set_aside(job.folder.checkpoints, state.step)
         return replace(state, **_saved_by(job)), path
     raise AssertionError("unreachable")

@@ -1,4 +1,4 @@
-"""From a resolved job to running processes, and to the report at the end."""
+"""Start a resolved job: here, under torchrun, or as a batch job. Write the report at the end."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ from ...console.progress import human
 from ...dataplane.runlog import writer as lines
 from ...dataplane.storage import storage
 from ..checkpoints import store
-from ..cluster import ranks as group
-from ..cluster import slurm
+from ..cluster import ranks, slurm
 from ..costs.describe import describe
 from ..loop import evaluate
 from ..record.steps import event
-from ..run.request import Start
 from ..run.run import Job
-from . import launcher as launch
-from . import preflight as checks
+from . import launcher, preflight
+from .options import StartOptions
 
 log = get_logger(__name__)
 
 
 def submit(job: Job, words: Sequence[str]) -> str:
-    """Write the batch script into the run's folder and submit it; returns the job's number."""
+    """Write the batch script into the run's folder and submit it. Return Slurm's job number."""
     job.folder.prepare()
     storage.write(str(job.folder.slurm), batch_script(job, words).encode())
     return slurm.submit(job.folder.slurm)
@@ -40,39 +38,41 @@ def batch_script(job: Job, words: Sequence[str]) -> str:
     return slurm.script(job.run.slurm, name, words, logs=folder.logs, cwd=Path.cwd())
 
 
-def start(job: Job, asked: Start) -> int:
-    """Run the job here, or join it, and draw its report. Returns the exit code."""
-    if group.joined():
-        return _join(job, asked)
+def start(job: Job, options: StartOptions) -> int:
+    """Run the job here, or join it as a rank, and write its report. Return the exit code."""
+    if ranks.joined():
+        return _join(job, options)
     if _finished(job):
         _finish_again(job)
         return 0
-    checks.check_disk(job)
+    preflight.check_disk(job)
     job.folder.prepare()
     with job.folder.locked() as lock:
         _prepare(job)
-        launcher = launch.Launcher(
-            launch.python("headrace.trainer.launch.worker", str(job.folder.root), *asked.words()),
+        worker = launcher.python(
+            "headrace.trainer.launch.worker", str(job.folder.root), options.to_json()
+        )
+        code = launcher.Launcher(
+            worker,
             job.processes,
             threads=job.threads,
             logs=job.folder.logs,
             keep_open=[lock],
             stall_seconds=job.run.watch.stall_seconds,
-        )
-        code = launcher.run()
+        ).run()
         _finish(job, code)
         return code
 
 
 def outcome(job: Job, code: int) -> dict[str, Any]:
-    """What became of the run, for a program."""
+    """Return the outcome of the run, for --json."""
     entries = list(lines.read(job.folder.metrics))
-    found = store.committed(job.folder.checkpoints)
+    saved = store.committed(job.folder.checkpoints)
     return {
         "run": str(job.folder.root),
         "finished": code == 0,
         "exit_code": code,
-        "step": store.step_of(found[-1]) if found else job.plan.first_step,
+        "step": store.step_of(saved[-1]) if saved else job.plan.first_step,
         "last_step": job.plan.last_step,
         "loss": entries[-1]["loss"] if entries else None,
         "plan_hash": job.plan.hash,
@@ -81,17 +81,17 @@ def outcome(job: Job, code: int) -> dict[str, Any]:
 
 
 def _finished(job: Job) -> bool:
-    """Whether nothing is left to do; says so."""
-    found = store.committed(job.folder.checkpoints)
-    if not found or store.step_of(found[-1]) < job.plan.last_step:
+    """Return True, and say so, if the run has taken all of its steps."""
+    saved = store.committed(job.folder.checkpoints)
+    if not saved or store.step_of(saved[-1]) < job.plan.last_step:
         return False
-    command.say(f"{job.folder.root} has taken all of its {job.plan.last_step} steps already")
+    command.say(f"{job.folder.root} has already taken all of its {job.plan.last_step} steps")
     return True
 
 
 def _finish_again(job: Job) -> None:
-    """What a run does after its last step, once more: it may have been killed on the way."""
-    if not os.access(job.folder.root, os.W_OK):  # put away, it is only looked at
+    """Repeat the work after the last step: the run may have been killed before it was done."""
+    if not os.access(job.folder.root, os.W_OK):  # an archived run is read only
         command.say(f"report: {job.folder.report}")
         return
     with job.folder.locked():
@@ -106,14 +106,14 @@ def _finish_again(job: Job) -> None:
 
 
 def _clear(job: Job) -> None:
-    """Remove what starts that were killed left half written."""
+    """Remove files that killed starts left half written."""
     job.folder.clear()
     store.clean(job.folder.checkpoints)
 
 
 def _prepare(job: Job) -> None:
     _clear(job)
-    job.save()  # a folder with checkpoints and no run is nobody's
+    job.save()  # run.yaml first: checkpoints without it cannot be attributed
     if job.run.checkpoints.url is not None:
         store.adopt(job.folder.checkpoints, job.run.checkpoints.url, job.identity)
     if job.run.evaluate is not None and not job.held_out.exists():
@@ -130,34 +130,36 @@ def _prepare(job: Job) -> None:
 def _finish(job: Job, code: int) -> None:
     from ..report import write
 
-    found = store.committed(job.folder.checkpoints)
-    if not found:
-        command.say(f"stopped before its first step; the same command begins (exit code {code})")
+    saved = store.committed(job.folder.checkpoints)
+    if not saved:
+        command.say(
+            f"stopped before the first step; the same command starts it again (exit code {code})"
+        )
         return
     path, _ = write([str(job.folder.root)], None)
-    if code == group.INTERRUPTED:
+    if code == ranks.INTERRUPTED:
         command.say(
-            f"saved at step {store.step_of(found[-1])} of "
-            f"{job.plan.last_step}; the same command goes on (exit code {code})"
+            f"saved at step {store.step_of(saved[-1])} of "
+            f"{job.plan.last_step}; the same command resumes it (exit code {code})"
         )
     command.say(f"report: {path}")
 
 
-def _join(job: Job, asked: Start) -> int:
-    """Under torchrun: rank 0 holds the folder; the others wait for its word in the group."""
+def _join(job: Job, options: StartOptions) -> int:
+    """Run as a rank under torchrun: rank 0 locks the folder, the others wait for it."""
     from .worker import work
 
-    watched = group.Watched()
-    if not group.speaks():
-        code = work(job, watched, asked)
-        # Who stops because all do is no failure that a launcher should end rank 0 for.
-        return 0 if code == group.INTERRUPTED else code
+    watched = ranks.Watched()
+    if not ranks.is_first():
+        code = work(job, watched, options)
+        # A rank that stops with all others is no failure: torchrun must not kill rank 0 for it.
+        return 0 if code == ranks.INTERRUPTED else code
     if job.run.watch.stall_seconds:
-        log.info("the launcher watches the processes: watch.stall_seconds does nothing here")
-    checks.check_disk(job)
+        log.info("watch.stall_seconds has no effect under an external launcher")
+    preflight.check_disk(job)
     job.folder.prepare()
     with job.folder.locked():
         _prepare(job)
-        code = work(job, watched, asked)
+        code = work(job, watched, options)
         _finish(job, code)
         return code

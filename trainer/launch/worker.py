@@ -1,12 +1,11 @@
-"""One process of a run: joins the others, builds the engine, finds the checkpoint, trains.
+"""One rank of a run: join the process group, build the engine, load the checkpoint, train.
 
-The launcher starts it as `python -m headrace.trainer.launch.worker FOLDER`; under torchrun, the
-command itself becomes this.
+The launcher starts it as `python -m headrace.trainer.launch.worker FOLDER OPTIONS`. Under torchrun
+the `trainer` command itself becomes a rank.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
@@ -27,29 +26,31 @@ from ...dataplane.runlog import writer as lines
 from ...models.accounting.count import build_meta
 from ..checkpoints import store
 from ..checkpoints.saver import Saver
-from ..cluster import ranks as group
+from ..cluster import ranks
 from ..engines import build
 from ..engines.engine import Engine
 from ..engines.objective import Objective
 from ..folder import RunFolder
-from ..layout.layout import Parallel, join
-from ..loop import loaders as rows
+from ..layout.groups import Parallel, join
+from ..loop.loaders import evaluator, training_steps
 from ..loop.loop import Loop, LoopOptions
 from ..loop.profiler import Profiler
-from ..record import speed as peak
-from ..record.steps import Records, Silent
+from ..record import speed
+from ..record.logger import LoggedRun
+from ..record.loggers import open_loggers
+from ..record.steps import NullRecorder, RunRecorder
 from ..run import resolve
-from ..run.request import Start, steps_between
 from ..run.run import Job
 from . import restore
+from .options import StartOptions
 
-LEAST_PATIENCE = timedelta(minutes=30)
+MINIMUM_TIMEOUT = timedelta(minutes=30)
 
 log = logs.get_logger(__name__)
 
 
 class StopAsked:
-    """Notes that someone asked the run to save and make room."""
+    """True once SIGTERM or SIGUSR1 asked the run to save and stop."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -63,28 +64,28 @@ class StopAsked:
         return self.asked
 
 
-def work(job: Job, watched: group.Watched, wanted: Start) -> int:
-    """Train until the plan's end, or until asked to stop. Returns the exit code."""
+def work(job: Job, watched: ranks.Watched, options: StartOptions) -> int:
+    """Train until the plan's end, or until asked to stop. Return the exit code."""
     joined = time.time()
     asked = StopAsked()
     run, folder = job.run, job.folder
-    watched.beat("joining the others")
+    watched.beat("joining the process group")
     parallel = _join(job)
     watched.beat("building the model")
     engine = build_engine(job, parallel)
-    watched.beat("filling the model")
+    watched.beat("loading weights")
     resumed = bool(store.committed(folder.checkpoints))
-    state, came_from = restore.begin(job, engine, parallel, fallback=wanted.fallback)
+    state, came_from = restore.begin(job, engine, parallel, fallback=options.fallback)
     if parallel.first:
         _cut_back(folder, state.step)
     dist.barrier(parallel.control)
 
     texts = {store.MODEL: reader.dump(job.model)}
-    keeper = Saver(folder.checkpoints, run.checkpoints, parallel.checkpoint, job.ends, texts)
-    if run.watch.guard.may_roll_back and not resumed:  # there must be something to go back to
-        keeper.save(engine.fragments(), state)
-        keeper.wait()
-    records = _records(job, parallel, wanted, state.step) if parallel.first else None
+    saver = Saver(folder.checkpoints, run.checkpoints, parallel.checkpoint, job.ends, texts)
+    if run.watch.guard.may_roll_back and not resumed:  # a rollback needs a checkpoint
+        saver.save(engine.fragments(), state)
+        saver.wait()
+    records = _recorder(job, parallel.world, options.began, state.step) if parallel.first else None
     if records is not None:
         records.event(
             "resume" if resumed else "start",
@@ -94,8 +95,8 @@ def work(job: Job, watched: group.Watched, wanted: Start) -> int:
             seconds=round(time.time() - joined, 2),
         )
     profiler = None
-    if wanted.profile is not None:
-        profiler = Profiler(folder.profiles, wanted.profile, parallel.rank)
+    if options.profiled_steps is not None:
+        profiler = Profiler(folder.profiles, options.profiled_steps, parallel.rank)
 
     def begin(step: int) -> None:
         watched.beat(f"step {step}")
@@ -104,7 +105,7 @@ def work(job: Job, watched: group.Watched, wanted: Start) -> int:
 
     loop = Loop(
         job.plan,
-        rows.steps_of(job, parallel),
+        training_steps(job.plan, parallel, run.data),
         lr_of(job),
         engine,
         parallel,
@@ -113,11 +114,13 @@ def work(job: Job, watched: group.Watched, wanted: Start) -> int:
             seed=run.seed,
             guard=run.watch.guard,
             save_every=run.checkpoints.every,
-            stop_after=wanted.stop_after,
+            stop_after=options.stop_after,
         ),
-        recorder=records or Silent(),
-        saver=keeper,
-        evaluator=rows.evaluator_of(job, parallel),
+        recorder=records or NullRecorder(),
+        saver=saver,
+        evaluator=None
+        if run.evaluate is None
+        else evaluator(job.held_out, run.evaluate, parallel, run.data, run.micro_batch_tokens),
         restore=lambda: restore.go_back(job, engine, parallel),
         stop_asked=asked,
         begin=begin,
@@ -128,7 +131,7 @@ def work(job: Job, watched: group.Watched, wanted: Start) -> int:
             records.event("finish" if finished else "stop", state.step, ledger=state.ledger)
     except UserError as error:
         if records is not None:
-            with contextlib.suppress(StorageError):  # the disk may be what has failed
+            with contextlib.suppress(StorageError):  # a full disk may have caused the failure
                 records.event("fail", _step_reached(folder), error=str(error))
         raise
     finally:
@@ -138,27 +141,27 @@ def work(job: Job, watched: group.Watched, wanted: Start) -> int:
             records.close()
     dist.barrier(parallel.control)
     dist.destroy_process_group()
-    return 0 if finished else group.INTERRUPTED
+    return 0 if finished else ranks.INTERRUPTED
 
 
 def _join(job: Job) -> Parallel:
-    """Make this process one of the run's."""
+    """Join the process group as one rank of the run."""
     run = job.run
     assert run.device != "auto"
     torch.set_num_threads(job.threads)
-    if run.deterministic and run.device == "cuda":  # on CPU they are, given the threads
+    if run.deterministic and run.device == "cuda":  # on CPU a fixed number of threads is enough
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS refuses
         torch.use_deterministic_algorithms(True)
-    # The launcher, who can say where each process stands, is the first to lose patience.
-    patience = max(LEAST_PATIENCE, timedelta(seconds=run.watch.stall_seconds + 60))
-    group.initialise("cpu:gloo,cuda:nccl" if run.device == "cuda" else "gloo", patience)
-    return join(run.layout, run.device, patience)
+    # The launcher times out first: it can report the stack of each rank.
+    timeout = max(MINIMUM_TIMEOUT, timedelta(seconds=run.watch.stall_seconds + 60))
+    ranks.initialise("cpu:gloo,cuda:nccl" if run.device == "cuda" else "gloo", timeout)
+    return join(run.layout, run.device, timeout)
 
 
 def build_engine(job: Job, parallel: Parallel) -> Engine:
     model = build_meta(job.model)
     model.shard(parallel.axes)
-    model.checkpointing = job.run.recompute
+    model.set_recompute(job.run.recompute)
     objective = Objective(model, job.run.z_loss)
     return build(job.run.engine, objective, job.run.optimizer, job.precision, parallel)
 
@@ -176,24 +179,28 @@ def lr_of(job: Job) -> Callable[[int], float]:
     return lambda step: top * lr_factor(plan, step)
 
 
-def _records(job: Job, parallel: Parallel, wanted: Start, first_step: int) -> Records:
-    return Records(
-        job.folder.root,
-        job.plan,
-        peak.speed(job, parallel.world),
-        job.run.watch,
-        first_step=first_step,
-        began=wanted.began,
-        memory=partial(peak.memory_used, job.run.device),
+def _recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRecorder:
+    watch, device = job.run.watch, job.run.device
+    peak = watch.peak_flops or speed.known_peak(device)
+    counts = speed.speed_of(
+        job.model,
+        {phase.seq_len for phase in job.plan.phases},
+        recomputed=job.run.recompute != "none",
+        peak=peak * ranks if peak else None,
     )
+    run = LoggedRun(
+        folder=job.folder, plan=job.plan, watch=watch, first_step=first_step, stream=sys.stderr
+    )
+    memory = partial(speed.memory_used, device)
+    return RunRecorder(job.plan, open_loggers(run), counts, asked=asked, memory=memory)
 
 
 def _cut_back(folder: RunFolder, step: int) -> None:
-    """Take back what was recorded after the checkpoint; it stays beside the file."""
+    """Cut records after the checkpoint; the tail is kept beside each file."""
     for path in (folder.metrics, folder.ledger, folder.evaluations):
         kept = lines.cut(path, step)
         if kept is not None:
-            log.info("%s is cut back to step %d; the rest is in %s", path.name, step, kept.name)
+            log.info("cut %s back to step %d; the tail is in %s", path.name, step, kept.name)
 
 
 def _step_reached(folder: RunFolder) -> int:
@@ -202,27 +209,14 @@ def _step_reached(folder: RunFolder) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder")
-    parser.add_argument("--began", type=float, required=True)
-    parser.add_argument("--stop-after", type=int)
-    parser.add_argument("--fallback", action="store_true")
-    parser.add_argument("--profile", type=steps_between)
-    parser.add_argument("--debug", action="store_true")
-    arguments = parser.parse_args()
-    logs.setup(debug=arguments.debug)
-    wanted = Start(
-        began=arguments.began,
-        stop_after=arguments.stop_after,
-        fallback=arguments.fallback,
-        profile=arguments.profile,
-    )
-    watched = group.Watched()
+    folder, words = sys.argv[1:]
+    options = StartOptions.from_json(words)
+    logs.setup(debug=options.debug)
+    watched = ranks.Watched()
     try:
-        job = resolve.load(RunFolder(arguments.folder))
-        code = work(job, watched, wanted)
+        code = work(resolve.load(RunFolder(folder)), watched, options)
     except Exception as error:
-        watched.fail(error)  # the launcher says it
+        watched.fail(error)  # the launcher reports it
         sys.exit(1)
     sys.exit(code)
 

@@ -1,27 +1,52 @@
-"""What the loop needs of a plan and its loader. A mixture's plan has it, and so do random rows."""
+"""Protocols between the loop and the data: a plan, micro-batches, and how many rows they hold."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
-from ...dataplane.order.timeline import PhaseRows
+from ...dataplane.order.timeline import PhaseRows, Step
 
 if TYPE_CHECKING:
     import torch
 
-    from ...dataplane.order.plan import Plan as MixturePlan
-    from .synthetic import SyntheticPlan
-
-Plan: TypeAlias = "MixturePlan | SyntheticPlan"
-
-
 PADDING = -1
-"""The number of a row that does not exist."""
+"""Row number of padding."""
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class Plan(Protocol):
+    """The plan of a run: of a mixture, or of synthetic rows."""
+
+    @property
+    def phases(self) -> Sequence[PhaseRows]: ...
+    @property
+    def sources(self) -> Sequence[Named]: ...
+    @property
+    def hash(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def first_step(self) -> int: ...
+    @property
+    def last_step(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def first_token(self) -> int: ...
+    @property
+    def last_token(self) -> int: ...
+    def step(self, number: int) -> Step[PhaseRows]: ...
 
 
 class MicroBatch(Protocol):
-    """Some rows of one process; those that do not exist are padding of weight 0."""
+    """Rows that one rank computes on at once; padding rows have weight 0."""
 
     @property
     def tokens(self) -> torch.Tensor: ...
@@ -40,19 +65,21 @@ class MicroBatch(Protocol):
 
 
 Steps = Callable[[int, int], Iterator[Sequence[MicroBatch]]]
-"""From a step on, with micro-batches of so many rows: each step's micro-batches of this rank."""
+"""Maps (first step, rows of a micro-batch) to this rank's micro-batches, step by step."""
 
 
 def micro_rows(tokens: int, phase: PhaseRows, dp: int, cp: int = 1) -> int:
-    """Rows of a micro-batch: as many as `tokens` allows and a rank has, evenly. Of each row, a
-    process has one of `cp` parts."""
-    share = ceil_div(phase.batch_rows, dp)
-    most = max(1, min(tokens * cp // phase.seq_len, share))
-    return ceil_div(share, ceil_div(share, most))
+    """Return the rows of a micro-batch: at most `tokens` tokens per rank, evenly divided.
+
+    A rank holds 1/cp of the tokens of each row.
+    """
+    rank_rows = ceil_div(phase.batch_rows, dp)
+    most = max(1, min(tokens * cp // phase.seq_len, rank_rows))
+    return ceil_div(rank_rows, ceil_div(rank_rows, most))
 
 
 def micro_batches(rows: int, phase: PhaseRows, dp: int) -> int:
-    """How many micro-batches of `rows` rows every rank has in a step."""
+    """Return how many micro-batches of `rows` rows each rank has in a step."""
     return ceil_div(ceil_div(phase.batch_rows, dp), rows)
 
 

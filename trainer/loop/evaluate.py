@@ -1,9 +1,9 @@
-"""Evaluation: the loss on rows that are held out, by source, at intervals.
+"""Evaluation: the loss on held-out rows, by source, at intervals.
 
     data/web/train ─ the mixture        data/web/val ─ a plan of its own, the same rows each time
 
-It reads by a plan as training does, one phase and one step for each source, so that ranks share
-the rows in the same way. Weights, the stream, what is random, and the ledger do not notice it.
+Evaluation reads by a plan as training does, with one phase of one step for each source, so ranks
+divide the rows in the same way. It changes neither weights nor the stream, random state or ledger.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import torch
 
 from ...console.errors import PlanError
 from ..engines.engine import Engine
-from ..engines.objective import compute
-from ..layout.layout import Parallel
+from ..engines.objective import Sums
+from ..layout.groups import Parallel
 from .batches import MicroBatch
 from .batches import Plan as AnyPlan
-from .step_stats import Facts, exchange
+from .schedule import execute, forward_only, forward_pass, sequential
+from .step_stats import StepStats, gather
 
 if TYPE_CHECKING:
     from ...dataplane.order.plan import Plan
@@ -36,15 +37,15 @@ class EvaluateConfig:
     """The loss on rows that no step trains on."""
 
     every: int = 500
-    """Steps between two evaluations. The ends of phases are evaluated as well."""
+    """Steps between two evaluations. The end of each phase is evaluated too."""
     rows: int = 64
-    """Of each source, at most."""
+    """Maximum rows of each source."""
     seq_len: int | None = None
-    """Tokens of a row; those of the plan's shortest, if left out."""
+    """Tokens of a row. Default: the plan's shortest sequence length."""
     split: str = "val"
-    """What `tokenize build --split` has called the part that it held out."""
+    """Name that `tokenize build --split` gave to the held-out split."""
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Datasets by name. Left out: the split beside each of the mixture's `…/train`."""
+    """Datasets by name. Default: the split beside each `…/train` of the mixture."""
 
     def __post_init__(self) -> None:
         for name in ("every", "rows", "seq_len"):
@@ -55,15 +56,15 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one evaluation found."""
+    """Result of one evaluation."""
 
     names: Sequence[str]
-    facts: Facts
+    stats: StepStats
     seconds: float
 
 
 class Evaluator:
-    """Evaluates an engine on the rows of a plan."""
+    """Evaluate an engine on the rows of a plan."""
 
     def __init__(
         self,
@@ -72,32 +73,37 @@ class Evaluator:
         parallel: Parallel,
         every: int,
     ) -> None:
-        """`steps` gives, each time it is iterated, this rank's micro-batches of every step."""
+        """Each iteration over `steps` yields this rank's micro-batches of every step."""
         self.names = [source.name for source in plan.sources]
         self.steps = steps
         self.parallel = parallel
         self.every = every
 
     def __call__(self, engine: Engine) -> Evaluation:
-        """The loss of the weights as they are. Collective."""
+        """Return the loss of the present weights. Collective."""
         began = time.perf_counter()
-        batches, losses = [], []
-        where = (self.parallel.device, self.parallel.axes.context)
+        batches: list[MicroBatch] = []
+        losses: list[torch.Tensor] = []
+        device, context = self.parallel.device, self.parallel.axes.context
+
+        def forward(batch: MicroBatch) -> Sums:
+            return forward_pass(engine, batch, device, context)
+
         engine.objective.eval()
         try:
             with torch.no_grad():
                 for step in self.steps:
-                    for batch in step:
-                        losses.append(compute(engine, batch, *where).rows)
-                        batches.append(batch)
+                    actions = forward_only(sequential(len(step)))
+                    losses += execute(actions, step, forward, engine, divisor=1.0)
+                    batches += step
         finally:
             engine.objective.train()
-        facts = exchange(batches, losses, len(self.names), self.parallel)
-        return Evaluation(self.names, facts, time.perf_counter() - began)
+        stats = gather(batches, losses, len(self.names), self.parallel)
+        return Evaluation(self.names, stats, time.perf_counter() - began)
 
 
 def held_out(config: EvaluateConfig, plan: Plan) -> dict[str, str]:
-    """The datasets to evaluate on, by name."""
+    """Return the datasets to evaluate on, by name."""
     if config.sources:
         return dict(config.sources)
     beside = {
@@ -114,25 +120,27 @@ def held_out(config: EvaluateConfig, plan: Plan) -> dict[str, str]:
     return beside
 
 
-def file_of(config: EvaluateConfig) -> str:
-    """Where a run keeps the plan of its evaluations: the rows stay the same at every start, unless
-    other ones are asked for."""
-    asked = [config.rows, config.seq_len, config.split, sorted(config.sources.items())]
-    return f"held-out-{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:8]}.json"
+def digest_of(config: EvaluateConfig) -> str:
+    """Return the digest of the settings that choose the held-out rows.
+
+    It names the file of their plan, so that the rows stay the same unless these settings change.
+    """
+    deciding = [config.rows, config.seq_len, config.split, sorted(config.sources.items())]
+    return hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:8]
 
 
 def plan_of(config: EvaluateConfig, trained: AnyPlan) -> Plan:
-    """The rows to evaluate on: for each source a phase of one step."""
+    """Return the plan of the rows to evaluate on: a phase of one step for each source."""
     from ...console import config as reader
     from ...dataplane.datasets import manifest as manifests
     from ...dataplane.order.plan import Plan as MixturePlan
-    from ...mixtures.planning.resolve import resolve
+    from ...mixtures.planning.resolve_mixture import resolve
     from ...mixtures.spec.mixture import Mixture
 
     if not isinstance(trained, MixturePlan):
         raise PlanError(
-            "evaluate needs a mixture: random rows have nothing to hold out",
-            hint="leave out evaluate, or give --mixture FILE.yaml",
+            "evaluate needs a mixture: synthetic rows have no held-out split",
+            hint="remove evaluate, or give --mixture FILE.yaml",
         )
     length = config.seq_len or min(phase.seq_len for phase in trained.phases)
     sources = held_out(config, trained)
@@ -156,10 +164,10 @@ def plan_of(config: EvaluateConfig, trained: AnyPlan) -> Plan:
         "sources": {name: {"data": url} for name, url in sources.items()},
         "phases": phases,
     }
-    found = resolve(reader.build(Mixture, spec, source="evaluate"))
-    if found.tokenizer != trained.tokenizer:
+    evaluation = resolve(reader.build(Mixture, spec, source="evaluate"))
+    if evaluation.tokenizer != trained.tokenizer:
         raise PlanError(
-            "what is to be evaluated on was made with another tokenizer than the mixture",
+            "the held-out datasets were built with another tokenizer than the mixture",
             hint="hold out a split of the mixture's own datasets, or build one with its tokenizer",
         )
-    return found
+    return evaluation

@@ -1,10 +1,10 @@
-"""Steps that would do harm: gradients that are not finite, and spikes of the loss.
+"""Skipped steps: gradients that are not finite, and loss spikes.
 
-    loss ─ all ranks know it before the last backward pass ─► a spike? ─► the step is made not
-    finite, so that no engine applies it ─► skip · roll back · stop
+    loss ─ known to all ranks before the last backward pass ─► a spike? ─► its gradients are made
+    not finite, so that no engine applies the step ─► skip · roll back · stop
 
-A roll-back restores the weights of the newest checkpoint, never the row: the stream goes on, and
-the ledger says which step was left out and which were taken back.
+A rollback restores the weights of the newest checkpoint, never the row: the stream goes on, and the
+ledger records the skipped step and the steps that were rolled back.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Literal
 
 from ...dataplane.order.timeline import PhaseRows, Step
 from .batches import Plan
-from .step_stats import Facts
+from .step_stats import StepStats
 
 Action = Literal["stop", "skip", "rollback"]
 
 DEVIATION = 1.4826
-"""Median distances from the median that make a standard deviation, of what is spread normally."""
+"""Ratio of the standard deviation to the median absolute deviation, for normal values."""
 LEAST_SPREAD = 1e-3
-"""Of the median: losses that hardly differ are no reason to call the next a spike."""
+"""Least deviation, relative to the median: nearly equal losses do not make the next a spike."""
 
 
 def usual(losses: Sequence[float]) -> tuple[float, float]:
-    """The median, and a deviation from it: neither is moved by one that stands out."""
+    """Return the median and a robust deviation; one outlier moves neither."""
     middle = median(losses)
     spread = DEVIATION * median([abs(loss - middle) for loss in losses])
     return middle, max(spread, LEAST_SPREAD * abs(middle))
@@ -36,7 +36,7 @@ def usual(losses: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Guard:
-    """What is looked out for, and what is done about it."""
+    """Which steps are skipped, and what happens then."""
 
     not_finite: Action = "stop"
     spike: Action | Literal["none"] = "none"
@@ -49,45 +49,45 @@ class Guard:
         return "rollback" in (self.not_finite, self.spike)
 
     def is_spike(self, losses: Sequence[float], loss: float) -> bool:
-        """Whether a loss stands out from those before it."""
+        """Return True if the loss stands out from the losses before it."""
         return self.spike != "none" and loss > self.limit(losses)
 
     def limit(self, losses: Sequence[float]) -> float:
-        """The largest loss that is no spike. A few losses say nothing yet."""
+        """Return the largest loss that is not a spike; infinite while there are few losses."""
         if len(losses) < max(2, self.window // 4):
             return math.inf
         middle, deviation = usual(losses)
         return middle + self.bound * deviation
 
     def remember(self, losses: Sequence[float], loss: float) -> tuple[float, ...]:
-        """The latest losses, of steps that were applied."""
+        """Return the latest losses of applied steps, with `loss` at the end."""
         if self.spike == "none":
             return ()
         return (*losses, loss)[-self.window :]
 
 
 @dataclass(frozen=True)
-class Harm:
-    """A step that was not applied: why, and what was done."""
+class SkippedStep:
+    """Why a step was not applied, and what the run did."""
 
     kind: Literal["spike", "not finite"]
     action: Action
     limit: float | None = None
-    """What the loss of a spike is above of."""
+    """The limit that a spike's loss exceeds."""
     back_to: int | None = None
-    """The step of the checkpoint whose weights were restored."""
+    """Step of the checkpoint whose weights were restored."""
 
-    def told(self, plan: Plan, step: Step[PhaseRows], facts: Facts) -> tuple[str, str]:
-        """What happened, and where, for a person."""
+    def message(self, plan: Plan, step: Step[PhaseRows], stats: StepStats) -> tuple[str, str]:
+        """Return what happened and where, for an error."""
         names = [source.name for source in plan.sources]
         by_source = ", ".join(
             f"{name} {loss / weight:.4g}"
-            for name, loss, weight in zip(names, facts.losses, facts.weights, strict=True)
+            for name, loss, weight in zip(names, stats.losses, stats.weights, strict=True)
             if weight
         )
-        what = f"the gradients are not finite (loss {facts.loss:.4g})"
+        what = f"the gradients are not finite (loss {stats.loss:.4g})"
         if self.kind == "spike":
-            what = f"the loss is {facts.loss:.4g}, a spike above {self.limit:.4g}"
+            what = f"the loss is {stats.loss:.4g}, a spike above {self.limit:.4g}"
         where = (
             f"rows {step.first_row} to {step.last_row - 1}, phase "
             f"{step.phase.name}; loss by source: {by_source}"

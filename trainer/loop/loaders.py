@@ -1,40 +1,46 @@
-"""Where the rows come from: this process's part of those to train on and of those held out."""
+"""Loaders of a run: this rank's training rows and held-out rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..layout.layout import Parallel
-from ..run.config import DataConfig
-from ..run.run import Job
-from .batches import MicroBatch, Steps, micro_rows
-from .evaluate import Evaluator
+from ..layout.groups import Parallel
+from .batches import MicroBatch, Plan, Steps, micro_rows
+from .evaluate import EvaluateConfig, Evaluator
 
 if TYPE_CHECKING:
     from ...dataplane.loader.loader import Loader
-
-
-def evaluator_of(job: Job, parallel: Parallel) -> Evaluator | None:
-    if job.run.evaluate is None:
-        return None
     from ...dataplane.order.plan import Plan as MixturePlan
 
-    plan = MixturePlan.load(job.held_out)
-    largest = max(plan.phases, key=lambda phase: phase.batch_rows)
-    cp = parallel.axes.context.size
-    rows = micro_rows(job.run.micro_batch_tokens, largest, parallel.dp, cp)
-    loader = _loader(plan, parallel, job.run.data, plan.first_step, rows)
-    return Evaluator(plan, loader, parallel, job.run.evaluate.every)
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """How rows are read. None of these keys changes which rows are read."""
+
+    workers: int = 0
+    """Processes of each rank that read ahead; 0 reads within the step."""
+    cache: str | None = None
+    """Folder that caches data from object storage; all processes and runs of a machine may share
+    one. Default: headrace in the user's cache folder."""
+    cache_bytes: int = 64 << 30
+    """Maximum size of the cache. It should hold two windows of every source."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise ValueError(f"workers must be at least 0, not {self.workers}")
+        if self.cache_bytes < 1:
+            raise ValueError(f"cache_bytes must be at least 1, not {self.cache_bytes}")
 
 
-def steps_of(job: Job, parallel: Parallel) -> Steps:
-    """Where the rows come from."""
+def training_steps(plan: Plan, parallel: Parallel, data: DataConfig) -> Steps:
+    """Return the function that reads this rank's micro-batches from a step on."""
     from ...dataplane.order.plan import Plan as MixturePlan
     from .synthetic import SyntheticLoader, SyntheticPlan
 
-    plan = job.plan
     if isinstance(plan, SyntheticPlan):
         return lambda step, rows: iter(
             SyntheticLoader(
@@ -48,30 +54,45 @@ def steps_of(job: Job, parallel: Parallel) -> Steps:
             )
         )
     assert isinstance(plan, MixturePlan)
-    return partial(_mixture_steps, plan, parallel, job.run.data)
+    return partial(_mixture_steps, plan, parallel, data)
+
+
+def evaluator(
+    held_out: Path,
+    config: EvaluateConfig,
+    parallel: Parallel,
+    data: DataConfig,
+    micro_batch_tokens: int,
+) -> Evaluator:
+    """Return the evaluator of the plan of held-out rows at `held_out`."""
+    from ...dataplane.order.plan import Plan as MixturePlan
+
+    plan = MixturePlan.load(held_out)
+    largest = max(plan.phases, key=lambda phase: phase.batch_rows)
+    rows = micro_rows(micro_batch_tokens, largest, parallel.dp, parallel.axes.context.size)
+    loader = _loader(plan, parallel, data, plan.first_step, rows)
+    return Evaluator(plan, loader, parallel, config.every)
 
 
 def _mixture_steps(
-    plan: object, parallel: Parallel, data: DataConfig, step: int, rows: int
+    plan: MixturePlan, parallel: Parallel, data: DataConfig, step: int, rows: int
 ) -> Iterator[Sequence[MicroBatch]]:
     return iter(_loader(plan, parallel, data, step, rows, workers=data.workers))
 
 
 def _loader(
-    plan: object, parallel: Parallel, data: DataConfig, step: int, rows: int, workers: int = 0
+    plan: MixturePlan, parallel: Parallel, data: DataConfig, step: int, rows: int, workers: int = 0
 ) -> Loader:
     from ...dataplane.datasets.cache import Cache
     from ...dataplane.loader.loader import Loader
-    from ...dataplane.order.plan import Plan as MixturePlan
 
-    assert isinstance(plan, MixturePlan)
     return Loader(
         plan,
         rank=parallel.dp_rank,
         world=parallel.dp,
         context_rank=parallel.axes.context.rank,
         context_size=parallel.axes.context.size,
-        digests=parallel.tells,
+        digests=parallel.reports_rows,
         micro_batch=rows,
         start_step=step,
         workers=workers,

@@ -1,9 +1,9 @@
-"""The step loop: rows in, updates out, and every step on record.
+"""The step loop: read rows, run forward and backward passes, step the optimizer, record the step.
 
-    rows of the step ─► micro-batches ─► forward, backward ─► update ─► ledger, metrics
-                             all ranks ── Σ w first: the loss is divided by the whole batch's weight
+    rows of the step ─► micro-batches ─► schedule: forward, backward ─► optimizer step ─► record
+                             Σ w over all ranks first: the loss is divided by the global weight
 
-It needs torch, an engine and something that yields micro-batches; nothing else is imported.
+The loop imports torch alone. It works with any engine and any source of micro-batches.
 """
 
 from __future__ import annotations
@@ -25,53 +25,54 @@ from ..checkpoints.policy import is_planned
 from ..checkpoints.saver import Saver
 from ..checkpoints.store import RunState
 from ..engines.engine import Engine
-from ..engines.objective import compute
+from ..engines.objective import Sums
 from ..engines.update import Update, update
-from ..layout.layout import Parallel
+from ..layout.groups import Parallel
 from .batches import MicroBatch, Plan, Steps, micro_rows
 from .evaluate import Evaluation, Evaluator
-from .guard import Guard, Harm
-from .step_stats import Facts, exchange
+from .guard import Guard, SkippedStep
+from .schedule import Schedule, execute, forward_pass, sequential
+from .step_stats import StepStats, gather
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one step did."""
+    """Everything that is logged of one step."""
 
     step: Step[PhaseRows]
-    facts: Facts
+    stats: StepStats
     update: Update
     lr: float
     seconds: float
     ledger: str
-    harm: Harm | None = None
-    """Why it was not applied."""
+    skipped: SkippedStep | None = None
+    """Why the step was not applied."""
 
 
 class Recorder(Protocol):
-    """Who is told of each step; rank 0 writes, the others listen to nothing."""
+    """Step logger; rank 0 writes, other ranks use a no-op."""
 
     def record(self, record: StepRecord) -> None: ...
 
-    def evaluated(self, step: Step[PhaseRows], found: Evaluation) -> None: ...
+    def evaluated(self, step: Step[PhaseRows], evaluation: Evaluation) -> None: ...
 
     def saved(self, step: int, blocked: float) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions:
-    """How the loop goes about it."""
+    """Settings of the loop."""
 
     micro_batch_tokens: int
     seed: int
     guard: Guard = field(default_factory=Guard)
     save_every: int = 500
     stop_after: int | None = None
-    """Interrupt the run by itself after so many steps of the plan."""
+    """Interrupt the run after this step of the plan."""
 
 
-def _nowhere() -> RunState:
-    raise RunError("there is no checkpoint to go back to")
+def _no_checkpoint() -> RunState:
+    raise RunError("there is no checkpoint to roll back to")
 
 
 class Loop:
@@ -85,14 +86,15 @@ class Loop:
         options: LoopOptions,
         *,
         recorder: Recorder,
+        schedule: Schedule = sequential,
         saver: Saver | None = None,
         evaluator: Evaluator | None = None,
-        restore: Callable[[], RunState] = _nowhere,
+        restore: Callable[[], RunState] = _no_checkpoint,
         stop_asked: Callable[[], bool] = lambda: False,
         begin: Callable[[int], None] = lambda step: None,
     ) -> None:
-        """`lr` is the learning rate of a step; `begin` is told when one begins; `restore` loads the
-        newest checkpoint into the engine."""
+        """`lr` returns the learning rate of a step; `begin` is called when a step begins; `restore`
+        loads the newest checkpoint into the engine."""
         self.plan = plan
         self.steps = steps
         self.lr = lr
@@ -100,19 +102,20 @@ class Loop:
         self.parallel = parallel
         self.options = options
         self.recorder = recorder
+        self.schedule = schedule
         self.saver = saver
         self.evaluator = evaluator
         self.restore = restore
         self.stop_asked = stop_asked
         self.begin = begin
         self.clock = 0.0
-        """When the step before ended."""
+        """Time at which the previous step ended."""
 
     def run(self, state: RunState) -> tuple[RunState, bool]:
-        """From `state` on. Returns where the run stands, and whether it is finished."""
+        """Train from `state` on. Return the state reached, and True if the plan is finished."""
         last = self.plan.last_step
-        enough = self.options.stop_after
-        if enough is not None and state.step >= enough:
+        stop_after = self.options.stop_after
+        if stop_after is not None and state.step >= stop_after:
             return state, state.step == last
         self.clock = time.perf_counter()
         for phase in self.plan.phases:
@@ -129,7 +132,7 @@ class Loop:
                     self._evaluate(state, edge=state.step == end)
                     planned = is_planned(state.step, self.options.save_every, [end])
                     if planned:
-                        state = replace(state, rollbacks=0)  # they are counted by checkpoint
+                        state = replace(state, rollbacks=0)  # rollbacks are counted per checkpoint
                     if planned or stop:
                         self._save(state, wait=stop or finished)
                     if stop and not finished:
@@ -148,23 +151,23 @@ class Loop:
         waited = time.perf_counter() - asked
         torch.manual_seed(self._seed(step.number))
 
-        facts, limit = self._gradients(batches, waited, state)
+        stats, limit = self._gradients(batches, waited, state)
         rate = self.lr(step.number)
         result = update(self.engine, rate)
-        harm = None if result.applied else self._harm(limit)
+        skipped = None if result.applied else self._skipped(limit)
         restored = None
-        if harm is not None and harm.action == "rollback":
-            restored = self._roll_back(state, harm, facts)
-            harm = replace(harm, back_to=restored.step)
-        ledger = roll(state.ledger, facts.digests)
+        if skipped is not None and skipped.action == "rollback":
+            restored = self._roll_back(state, skipped, stats)
+            skipped = replace(skipped, back_to=restored.step)
+        ledger = roll(state.ledger, stats.digests)
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
-        self.recorder.record(StepRecord(step, facts, result, rate, seconds, ledger, harm))
-        if harm is not None and harm.action == "stop":
-            raise self._stopped(harm, step, facts)
-        losses = (restored or state).losses  # what is usual for the weights that go on
-        if harm is None:
-            losses = self.options.guard.remember(losses, facts.loss)
+        self.recorder.record(StepRecord(step, stats, result, rate, seconds, ledger, skipped))
+        if skipped is not None and skipped.action == "stop":
+            raise self._stopped(skipped, step, stats)
+        losses = (restored or state).losses  # recent losses of the weights that the run keeps
+        if skipped is None:
+            losses = self.options.guard.remember(losses, stats.loss)
         after = replace(
             state,
             step=step.number + 1,
@@ -175,53 +178,67 @@ class Loop:
             losses=losses,
             rollbacks=state.rollbacks + (restored is not None),
         )
-        return after, facts.stop or after.step == self.options.stop_after
+        return after, stats.stop or after.step == self.options.stop_after
 
     def _gradients(
         self, batches: Sequence[MicroBatch], waited: float, state: RunState
-    ) -> tuple[Facts, float | None]:
-        """Forward and backward passes of a step. Returns what all ranks know of it, and the limit
-        that its loss is above, if it is a spike: then its gradients are made not finite."""
-        total = self._total_weight(batches)
-        where = (self.parallel.device, self.parallel.axes.context)
-        rows: list[torch.Tensor] = []
-        loss = torch.zeros(())
-        for batch in batches:
-            if rows:
-                self.engine.backward(loss / total, last=False)
-            loss, by_row = compute(self.engine, batch, *where)
-            rows.append(by_row)
-        facts = exchange(
+    ) -> tuple[StepStats, float | None]:
+        """Run the forward and backward passes of a step.
+
+        Return the statistics of all ranks, and the limit that the loss exceeds if it is a spike:
+        the gradients of a spike are made not finite, so no engine applies them.
+        """
+        guard, weight = self.options.guard, self._total_weight(batches)
+        device, context = self.parallel.device, self.parallel.axes.context
+        stats: StepStats | None = None
+        limit: float | None = None
+
+        def forward(batch: MicroBatch) -> Sums:
+            return forward_pass(self.engine, batch, device, context)
+
+        def decide(losses: list[torch.Tensor]) -> float:
+            nonlocal stats, limit
+            stats = self._gather(batches, losses, waited)
+            if guard.is_spike(state.losses, stats.loss):
+                limit = guard.limit(state.losses)
+                return math.nan
+            return weight
+
+        execute(self.schedule(len(batches)), batches, forward, self.engine, weight, decide)
+        assert stats is not None, "every schedule has a backward pass"
+        return stats, limit
+
+    def _gather(
+        self, batches: Sequence[MicroBatch], losses: Sequence[torch.Tensor], waited: float
+    ) -> StepStats:
+        stats = gather(
             batches,
-            rows,
+            losses,
             len(self.plan.sources),
             self.parallel,
             data_wait=waited,
             stop=self.stop_asked(),
             save_failed=self.saver is not None and self.saver.failed,
         )
-        if facts.save_failed:
+        if stats.save_failed:
             assert self.saver is not None
-            self.saver.wait()
-        guard = self.options.guard
-        spike = guard.is_spike(state.losses, facts.loss)
-        self.engine.backward(loss / (math.nan if spike else total), last=True)
-        return facts, guard.limit(state.losses) if spike else None
+            self.saver.wait()  # raises the error of the failed save
+        return stats
 
     def _total_weight(self, batches: Sequence[MicroBatch]) -> float:
-        """Σ w of the global batch, before any of it is computed on."""
+        """Return Σ w of the global batch, before its first forward pass. Collective."""
         total = torch.zeros((), dtype=torch.float64)
-        for batch in batches if self.parallel.counted else ():
+        for batch in batches if self.parallel.counts_tokens else ():
             total += batch.weights.sum(dtype=torch.float64).cpu()
         dist.all_reduce(total, group=self.parallel.control)
-        return float(total) or 1.0  # a batch that is all masked has a loss of nothing
+        return float(total) or 1.0  # the loss of a fully masked batch is 0
 
     def _evaluate(self, state: RunState, *, edge: bool) -> None:
-        """After a step, and before it is saved: a resume does not come back to it."""
+        """Evaluate if it is due. A step is saved after this, so a resume does not repeat it."""
         if self.evaluator is None or not (edge or state.step % self.evaluator.every == 0):
             return
         self.recorder.evaluated(self.plan.step(state.step - 1), self.evaluator(self.engine))
-        self.clock = time.perf_counter()  # no step has taken this time
+        self.clock = time.perf_counter()  # evaluation is not part of a step's time
 
     def _save(self, state: RunState, *, wait: bool) -> None:
         if self.saver is None:
@@ -232,48 +249,48 @@ class Loop:
         self.recorder.saved(state.step, self.saver.blocked)
 
     def _seed(self, step: int) -> int:
-        """What is random in a step is a function of the step: a resume draws the same. Processes
-        that have parts of one model draw alike."""
+        """Return the random seed of a step: a resume draws the same numbers, and ranks that shard
+        one model replica draw alike."""
         text = f"{self.options.seed} {step} {self.parallel.data.rank}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
 
-    def _harm(self, limit: float | None) -> Harm:
-        """Why a step was not applied, and what is to be done."""
+    def _skipped(self, limit: float | None) -> SkippedStep:
+        """Return why a step was not applied, and the action that the configuration asks for."""
         guard = self.options.guard
         if limit is None:
-            return Harm("not finite", guard.not_finite)
+            return SkippedStep("not finite", guard.not_finite)
         assert guard.spike != "none"
-        return Harm("spike", guard.spike, limit)
+        return SkippedStep("spike", guard.spike, limit)
 
-    def _roll_back(self, state: RunState, harm: Harm, facts: Facts) -> RunState:
-        """Take the weights of the newest checkpoint; the stream goes on."""
+    def _roll_back(self, state: RunState, skipped: SkippedStep, stats: StepStats) -> RunState:
+        """Restore the weights of the newest checkpoint; the stream continues."""
         if state.rollbacks >= self.options.guard.rollbacks:
-            what, where = harm.told(self.plan, self.plan.step(state.step), facts)
+            what, where = skipped.message(self.plan, self.plan.step(state.step), stats)
             raise RunError(
-                f"{what}; the run has gone back to its newest checkpoint {state.rollbacks} times "
-                "already",
+                f"{what}; the run has already rolled back to its newest checkpoint "
+                f"{state.rollbacks} times",
                 where=where,
-                hint="begin again from an earlier checkpoint with a lower optimizer.lr "
+                hint="start again from an earlier checkpoint with a lower optimizer.lr "
                 "(--init-from), or allow more with watch.rollbacks",
             )
         if self.saver is not None:
             self.saver.wait()
         return self.restore()
 
-    def _stopped(self, harm: Harm, step: Step[PhaseRows], facts: Facts) -> RunError:
-        what, where = harm.told(self.plan, step, facts)
-        key = "spike" if harm.kind == "spike" else "not_finite"
+    def _stopped(self, skipped: SkippedStep, step: Step[PhaseRows], stats: StepStats) -> RunError:
+        what, where = skipped.message(self.plan, step, stats)
+        key = "spike" if skipped.kind == "spike" else "not_finite"
         return RunError(
             what,
             where=where,
-            hint=f"`mixtures audit RUN --step {step.number}` shows the rows; watch.{key}=skip goes "
-            f"on without the step, watch.{key}=rollback from the newest checkpoint's weights; a "
-            "lower optimizer.lr in a new run may avoid it",
+            hint=f"`mixtures audit RUN --step {step.number}` shows the rows; watch.{key}=skip "
+            f"continues without the step, watch.{key}=rollback from the newest checkpoint's "
+            "weights; a lower optimizer.lr in a new run may avoid it",
         )
 
 
 def _close(rows: Iterator[Sequence[MicroBatch]]) -> None:
-    """End a loader's workers now, not when the garbage is collected."""
+    """Stop the loader's workers now, not at garbage collection."""
     close = getattr(rows, "close", None)
     if close is not None:
         close()

@@ -1,6 +1,6 @@
-"""A trace of chosen steps, by torch's profiler: `--profile 10:15`.
+"""Trace chosen steps with torch's profiler: `--profile 10:15`.
 
-Chrome (chrome://tracing) and Perfetto (ui.perfetto.dev) show the file.
+Chrome (chrome://tracing) and Perfetto (ui.perfetto.dev) open the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = get_logger(__name__)
 
 
 class Profiler:
-    """Told when each step begins; writes one file for each process."""
+    """Writes one trace file per rank; `begin` is called at the start of each step."""
 
     def __init__(self, folder: Path, steps: range, rank: int) -> None:
         self.file = folder / f"steps-{steps.start}-{steps.stop}.rank-{rank}.json.gz"
@@ -35,13 +35,13 @@ class Profiler:
             self.close()
 
     def close(self) -> None:
-        """Write what was traced, if the run ends within the steps as well."""
+        """Write the trace; also if the run ends within the traced steps."""
         if self.running is None:
             return
         running, self.running = self.running, None
         running.stop()
         self.file.parent.mkdir(exist_ok=True)
-        half = self.file.with_name(f".{self.file.name}")  # it ends with .gz as well
-        running.export_chrome_trace(str(half))
-        half.rename(self.file)
+        partial = self.file.with_name(f".{self.file.name}")  # torch compresses by the .gz ending
+        running.export_chrome_trace(str(partial))
+        partial.rename(self.file)
         log.info("the trace of steps %d:%d is in %s", self.steps.start, self.steps.stop, self.file)

@@ -1,6 +1,6 @@
-"""Random rows instead of a mixture's: to measure a machine, and to try a model, with torch alone.
+"""Random rows instead of a mixture, to measure a machine or to try a model with torch alone.
 
-A row is a function of the seed and its number, as the real ones are of the plan.
+A row is a function of the seed and the row number, as a mixture's row is of its plan.
 """
 
 from __future__ import annotations
@@ -12,12 +12,30 @@ from dataclasses import dataclass
 import torch
 
 from ...dataplane.order.timeline import PhaseRows, Timeline
-from ..run.config import SyntheticConfig
 from .batches import PADDING, micro_batches
 
 
+@dataclass(frozen=True, kw_only=True)
+class SyntheticConfig:
+    """Random rows instead of a mixture, to measure a machine with torch alone."""
+
+    steps: int = 20
+    """Optimizer steps of the run."""
+    seq_len: int = 1024
+    """Tokens of a row."""
+    batch_rows: int = 8
+    """Rows of an optimizer step."""
+    warmup: int = 2
+    """Steps over which the learning rate rises."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("seq_len", 1), ("batch_rows", 1), ("warmup", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+
+
 @dataclass(frozen=True)
-class Source:
+class SyntheticSource:
     name: str = "synthetic"
 
 
@@ -26,7 +44,7 @@ class SyntheticPlan(Timeline[PhaseRows]):
     config: SyntheticConfig
     vocab_size: int
     seed: int
-    sources = (Source(),)
+    sources = (SyntheticSource(),)
 
     @property
     def phases(self) -> tuple[PhaseRows, ...]:
@@ -64,7 +82,7 @@ class SyntheticBatch:
 
 
 class SyntheticLoader:
-    """As dataplane.loader.Loader: for each step, this rank's micro-batches."""
+    """Yield this rank's micro-batches of each step, as dataplane's Loader does."""
 
     def __init__(
         self,

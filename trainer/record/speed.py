@@ -1,16 +1,17 @@
-"""What the devices could do at most (the denominator of MFU and HFU), and what they hold."""
+"""Speed of a run: FLOPs of a token, peak of the devices (for MFU and HFU), and memory in use."""
 
 from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...models.accounting.count import TRAINING, forward_flops_per_token
-from .steps import Speed
 
 if TYPE_CHECKING:
-    from ..run.run import Job
+    from ...models.config import ModelConfig
 
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
@@ -23,41 +24,61 @@ BF16_PEAK = {
     "L40S": 362e12,
     "RTX 4090": 165e12,
 }
-"""Dense bf16, by a part of the name that the driver gives; the longest part that fits counts."""
+"""Dense bf16 FLOP/s of a device, by a part of its driver's name; the longest match counts."""
 
 
-def speed(job: Job, world: int) -> Speed:
-    """The FLOPs of a token, and the peak of so many devices where it is known."""
-    lengths = {phase.seq_len for phase in job.plan.phases}
-    again = job.run.recompute != "none"
-    flops = {length: _flops(job, length, again=False) for length in lengths}
-    done = {length: _flops(job, length, again=again) for length in lengths}
-    peak = job.run.watch.peak_flops or _known(job.run.device)
-    return Speed(flops, done, peak * world if peak else None)
+@dataclass(frozen=True)
+class Speed:
+    """Counts from which MFU and HFU follow."""
+
+    flops_per_token: dict[int, float]
+    """FLOPs that training takes, by sequence length."""
+    executed_per_token: dict[int, float]
+    """The same, with recomputed layers counted a second time."""
+    peak: float | None
+    """FLOP/s of all devices together; None if it is not known."""
+
+    def mfu(self, seq_len: int, tokens_per_second: float) -> float | None:
+        """Model FLOPs utilisation."""
+        return self._utilisation(self.flops_per_token[seq_len], tokens_per_second)
+
+    def hfu(self, seq_len: int, tokens_per_second: float) -> float | None:
+        """Hardware FLOPs utilisation."""
+        return self._utilisation(self.executed_per_token[seq_len], tokens_per_second)
+
+    def _utilisation(self, flops: float, tokens_per_second: float) -> float | None:
+        return None if self.peak is None else flops * tokens_per_second / self.peak
 
 
-def _flops(job: Job, length: int, *, again: bool) -> float:
-    """Of training on one token: forward, backward, and the forward pass of all layers again where
-    backward computes it instead of having kept it."""
-    parts = forward_flops_per_token(job.model, length)
-    forward = sum(parts.values())
-    return TRAINING * forward + (forward - parts["head"] if again else 0.0)
+def speed_of(
+    model: ModelConfig, lengths: Iterable[int], *, recomputed: bool, peak: float | None
+) -> Speed:
+    """Count the FLOPs of a token for each sequence length. `peak` is that of all devices."""
+    forward = {length: forward_flops_per_token(model, length) for length in lengths}
+    flops = {length: TRAINING * sum(parts.values()) for length, parts in forward.items()}
+    # The backward pass runs every layer's forward pass again; the head is not recomputed.
+    again = {
+        length: sum(parts.values()) - parts["head"] if recomputed else 0.0
+        for length, parts in forward.items()
+    }
+    return Speed(flops, {length: flops[length] + again[length] for length in flops}, peak)
 
 
-def memory_used(device: str) -> int:
-    """The most that this process has held: of its GPU's memory, or of the host's."""
-    if device == "cuda":
-        import torch
-
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
-
-
-def _known(device: str) -> float | None:
+def known_peak(device: str) -> float | None:
+    """Return the peak FLOP/s of this machine's device, or None if it is not in the table."""
     if device != "cuda":
         return None
     import torch
 
     name = torch.cuda.get_device_name()
-    fitting = [part for part in BF16_PEAK if part in name]
-    return BF16_PEAK[max(fitting, key=len)] if fitting else None
+    matches = [part for part in BF16_PEAK if part in name]
+    return BF16_PEAK[max(matches, key=len)] if matches else None
+
+
+def memory_used(device: str) -> int:
+    """Return the most bytes that this rank has held: of its GPU's memory, or of the host's."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT

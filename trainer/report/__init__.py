@@ -17,7 +17,7 @@ def write(folders: Sequence[str], out: str | None = None) -> tuple[Path, dict[st
     runs = [RunData.load(RunFolder(folder)) for folder in folders]
     target = Path(out) if out else RunFolder(folders[0]).report
     if out is None and len(runs) > 1:
-        target = target.with_name("compare.html")
+        target = RunFolder(folders[0]).comparison
     text = page.one(runs[0]) if len(runs) == 1 else comparison.several(runs)
     storage.write(str(target), text.encode())
     summaries = [run.summary() for run in runs]

@@ -11,8 +11,8 @@ from ...dataplane.runlog import writer as lines
 from ..checkpoints import store
 from ..costs.describe import describe
 from ..folder import RunFolder
-from ..run import resolve
 from ..run.run import Job
+from ..run.stored import read_run
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class RunData:
 
     @classmethod
     def load(cls, folder: RunFolder) -> RunData:
-        job = resolve.load(folder)
+        job = read_run(folder)
         metrics = list(lines.read(folder.metrics))
         if not metrics:
             raise RunError(f"the run in {folder.root} has not taken a step yet")

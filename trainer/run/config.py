@@ -1,4 +1,4 @@
-"""A run as people write it: everything that is neither the mixture nor the model.
+"""Configuration of a run: everything but the mixture and the model.
 
 optimizer: {lr: 1e-3}
 engine: {kind: deepspeed, zero: 1}
@@ -21,151 +21,55 @@ from ..engines import ENGINES, EngineConfig
 from ..engines.deepspeed import DeepSpeedConfig
 from ..engines.optimizers import DEFAULT, OPTIMIZERS
 from ..engines.optimizers.base import OptimizerConfig
-from ..layout.layout import DeviceKind, LayoutConfig
+from ..layout.config import LayoutConfig
+from ..layout.devices import DeviceKind
 from ..loop.evaluate import EvaluateConfig
-from ..loop.guard import Action, Guard
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """How the rows are read. None of it changes which rows."""
-
-    workers: int = 0
-    """Processes of each rank that read ahead; 0 reads in the step itself."""
-    cache: str | None = None
-    """Folder that keeps what is read from object storage; all processes and runs of a machine may
-    share one. Left out: headrace in the user's cache folder."""
-    cache_bytes: int = 64 << 30
-    """How large the cache may grow. It should hold two windows of every source."""
-
-    def __post_init__(self) -> None:
-        if self.workers < 0:
-            raise ValueError(f"workers must be at least 0, not {self.workers}")
-        if self.cache_bytes < 1:
-            raise ValueError(f"cache_bytes must be at least 1, not {self.cache_bytes}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class WatchConfig:
-    """What is shown of a run, and what ends it."""
-
-    log_seconds: float = 5.0
-    """Seconds between two lines on the terminal, at least."""
-    tensorboard: bool = True
-    """Write TensorBoard's files as well."""
-    wandb: str | None = None
-    """A project of Weights & Biases that gets the same charts (extra `wandb`)."""
-    not_finite: Action = "stop"
-    """A step whose gradients are not finite changes nothing. stop: the run ends; skip: it goes on;
-    rollback: it goes on with the weights of the newest checkpoint."""
-    spike: Action | Literal["none"] = "none"
-    """The same for a step whose loss is a spike; none: it is applied like any other."""
-    spike_bound: float = 10.0
-    """A loss is a spike above the median of those before it by so many of their deviations."""
-    spike_window: int = 100
-    """How many losses before it count; the first quarter of a window is not looked at."""
-    rollbacks: int = 3
-    """How often a run may go back to one checkpoint before it ends."""
-    stall_seconds: float = 1800.0
-    """End the run when no process has begun another step, or part of the start, for so long; 0:
-    never."""
-    peak_flops: float | None = None
-    """Of one device, for MFU; known GPUs need none."""
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("log_seconds", 0),
-            ("stall_seconds", 0),
-            ("spike_bound", 0),
-            ("spike_window", 4),
-            ("rollbacks", 0),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-
-    @property
-    def guard(self) -> Guard:
-        return Guard(
-            not_finite=self.not_finite,
-            spike=self.spike,
-            bound=self.spike_bound,
-            window=self.spike_window,
-            rollbacks=self.rollbacks,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SyntheticConfig:
-    """Random rows instead of a mixture's: to measure a machine, with torch alone."""
-
-    steps: int = 20
-    """Updates of the run."""
-    seq_len: int = 1024
-    """Tokens of a row."""
-    batch_rows: int = 8
-    """Rows of an update."""
-    warmup: int = 2
-    """Steps over which the learning rate rises."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("seq_len", 1), ("batch_rows", 1), ("warmup", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class InitFrom:
-    """Begin with other weights than random ones. The stream begins at its start."""
-
-    path: str
-    """Another run's folder, a checkpoint (its folder or s3:// URL), or a folder of transformers or
-    of Vortex."""
-    step: int | None = None
-    """Which checkpoint of a run; the newest, if left out."""
-    moments: bool = False
-    """Take Adam's moments as well."""
+from ..loop.loaders import DataConfig
+from ..loop.synthetic import SyntheticConfig
+from ..record.config import WatchConfig
+from ..weights.source import InitFrom
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     seed: int = 1
-    """Of the initial weights, and of whatever is random in a step."""
+    """Seed of the initial weights and of random numbers within a step."""
     precision: Annotated[str, NameIn(PRECISIONS, "auto")] = "auto"
-    """bf16: with fp32 masters, moments and sums of gradients. auto: bf16 on GPU, fp32 on CPU."""
+    """bf16 keeps masters, moments and gradient sums in fp32. auto: bf16 on GPU, fp32 on CPU."""
     optimizer: Annotated[OptimizerConfig, OneOf(OPTIMIZERS, tag="kind")] = field(
         default_factory=DEFAULT
     )
     z_loss: float = 0.0
     """Weight of log²Z in the loss, which keeps logits from drifting."""
     init_from: InitFrom | None = None
-    """Weights of a model of the same shape, to begin with."""
+    """Initial weights from a model of the same shape."""
 
     processes: int | None = None
-    """Processes on this machine. Left out: one for each GPU, or one."""
+    """Ranks on this machine. Default: one for each GPU, or one."""
     device: DeviceKind = "auto"
-    """Left at auto: GPUs where there are any, else the CPU."""
+    """auto: GPUs if torch finds any, else the CPU."""
     threads: int | None = None
-    """Threads of each process on CPU. Left out: the machine's cores, shared out."""
+    """Threads of each rank on CPU. Default: the machine's cores divided by its ranks."""
     deterministic: bool = False
-    """Use deterministic kernels on GPU, so that a resume is equal to the bit there as well."""
+    """Use deterministic kernels on GPU, so that a resume is equal to the bit there too."""
     micro_batch_tokens: int = 8192
-    """Tokens that a process computes on at once, at most (one row at least)."""
+    """Maximum tokens of a rank's micro-batch; a micro-batch has at least one row."""
     recompute: Literal["none", "block", "operator"] = "none"
-    """What backward computes again instead of keeping it in memory."""
+    """Activations that the backward pass recomputes instead of keeping them in memory."""
     engine: Annotated[EngineConfig, OneOf(ENGINES, tag="kind")] = field(
         default_factory=DeepSpeedConfig
     )
     layout: LayoutConfig = field(default_factory=LayoutConfig)
     data: DataConfig = field(default_factory=DataConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
-    """When the run saves, and what it keeps."""
+    """When the run saves, and which checkpoints it keeps."""
     evaluate: EvaluateConfig | None = None
-    """The loss on what was held out, at intervals."""
+    """The loss on held-out rows, at intervals."""
     watch: WatchConfig = field(default_factory=WatchConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
-    """The batch job, where `--slurm` asks for one."""
+    """The batch job that `--slurm` submits."""
     synthetic: SyntheticConfig | None = None
-    """Random rows; a run with a mixture has none."""
+    """Synthetic rows, for a run without a mixture."""
 
     def __post_init__(self) -> None:
         for name in ("processes", "threads", "micro_batch_tokens"):
@@ -177,11 +81,11 @@ class RunConfig:
 
 
 DECIDES = ("seed", "precision", "optimizer", "z_loss", "init_from", "synthetic")
-"""What makes another run of it. All else may change from one start to the next."""
+"""Changing any of these defines a new run; everything else may change on resume."""
 
 
 def load(file: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """A run's configuration: a YAML if there is one, and overrides."""
+    """Return the configuration of a YAML, if there is one, with overrides applied."""
     data, lines = reader.read_yaml(file) if file else ({}, {})
     return build(data, overrides, source=str(file) if file else "the run", lines=lines)
 
@@ -198,8 +102,10 @@ def build(
 
 
 def overridable(stored: Data, overrides: Sequence[str]) -> Data:
-    """A stored run, as overrides may change it: it says every option of its engine, none of which
-    another engine has."""
+    """Return a stored run as overrides may change it.
+
+    An override to another engine drops the stored engine's options, which the other does not have.
+    """
     kinds = [word.partition("=")[2] for word in overrides if word.startswith("engine.kind=")]
     if kinds and kinds[-1] != stored["engine"]["kind"]:
         return {**stored, "engine": {}}

@@ -1,11 +1,11 @@
-"""From what a person asks for, or a run's folder, to a job.
+"""Resolve a request, or a run's folder, to a job.
 
     YAML, mixture, model, overrides ─┐
                                      ├─► Job: configuration, model, plan
-    the folder of a run that began ──┘
+    folder of a started run  ──┘
 
-A run's folder holds the resolved job. The same command finds it there and goes on with it, and
-is refused if it says something else.
+A run's folder holds the resolved job. The same command finds it there and resumes it; a command
+that defines another run raises an error.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from ...console import config as reader
 from ...console.errors import ConfigError, LayoutError, Problem, RunError, together
-from ..cluster.ranks import joined, speaks
-from ..folder import RunFolder, differences
+from ..cluster.ranks import is_first, joined
+from ..folder import RunFolder
 from ..loop.batches import Plan
 from ..weights import source as origins
 from ..weights.source import Checkpoint
 from . import config as run_config
 from .config import RunConfig
+from .differences import differences
 from .request import Request
 from .run import Job
+from .stored import read_run, synthetic_plan
 
 if TYPE_CHECKING:
     from ...models.config import ModelConfig
@@ -34,11 +36,11 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "tiny-hybrid"
 
 ANOTHER_KIND = {"--mixture": {"sources", "phases"}, "--model": {"pattern", "operators"}}
-"""What YAMLs have that are given in place of a run's, by the option that takes them."""
+"""Keys that tell the YAMLs of other options from a run's YAML, by option."""
 
 
 def resolve(request: Request) -> Job:
-    """A new job, or the one in the folder if it is the same."""
+    """Return a new job, or the job in the folder if it is the same run."""
     name = Path(request.run or request.mixture or "synthetic").stem
     folder = RunFolder(request.out or f"runs/{name}")
     run, model, planned = together(
@@ -48,111 +50,97 @@ def resolve(request: Request) -> Job:
     mixture = None
     if request.mixture is not None:
         data, _ = reader.read_yaml(request.mixture)
-        mixture = reader.apply_overrides(data, request.part("mixture"))
+        mixture = reader.apply_overrides(data, request.overrides_of("mixture"))
     if folder.begun:
-        stored = load(folder)
+        stored = read_run(folder)
         run = _with_origin(run, stored.run)
         _check_same(stored, run, model, mixture)
         return replace(stored, run=run)
     run = _with_origin(run, None)
-    if speaks():  # the first rank may have written there already
+    if is_first():  # the first rank may have written there already
         folder.check_free()
-    plan = planned or _synthetic(run, model)
+    plan = planned or synthetic_plan(run, model)
     return Job(folder=folder, run=run, model=model, plan=plan, mixture=mixture)
 
 
 def load(folder: RunFolder, overrides: Sequence[str] = (), *, slurm: bool = False) -> Job:
-    """The job of a run's folder. Overrides may change what does not make it another run."""
-    from ...models.config import load_model_config
+    """Return the stored job, adapted to this machine for a start.
 
-    folder.check_is_run()
+    Overrides may change keys that do not define the run.
+    """
+    stored = read_run(folder)
     data, lines = reader.read_yaml(folder.run)
-    stored = run_config.build(data, (), source=str(folder.run), lines=lines)
     changeable = run_config.overridable(data, overrides)
     asked = run_config.build(changeable, overrides, source=str(folder.run), lines=lines)
-    # How many processes the start before had binds no launcher and no batch job.
+    # The ranks of the last start do not bind a launcher or a batch job.
     if (slurm or joined()) and not any(word.startswith("processes=") for word in overrides):
         asked = replace(asked, processes=None)
     run = _here_or_there(asked, slurm=slurm)
-    model = load_model_config(folder.model)
-    mixture = None
-    if stored.synthetic is None:
-        from ...dataplane.order.plan import Plan as MixturePlan
-
-        plan: Plan = MixturePlan.load(folder.plan)
-        mixture, _ = reader.read_yaml(folder.mixture)
-    else:
-        plan = _synthetic(stored, model)
-    job = Job(folder=folder, run=stored, model=model, plan=plan, mixture=mixture)
-    _check_same(job, run, model, mixture)
-    return replace(job, run=run)
+    _check_same(stored, run, stored.model, stored.mixture)
+    return replace(stored, run=run)
 
 
 def _run(request: Request) -> RunConfig:
-    """Its configuration; a run has rows of one kind."""
+    """Return the run's configuration; its rows come from a mixture or are synthetic."""
     try:
-        asked = run_config.load(request.run, request.own)
+        asked = run_config.load(request.run, request.run_overrides)
     except ConfigError as error:
         unknown = {problem.path for problem in error.problems}
         for option, keys in ANOTHER_KIND.items():
             if request.run is not None and keys <= unknown:
-                hint = f"this is no run's YAML, but what {option} takes: {option} {request.run}"
+                hint = f"this YAML is for {option}, not a run: use {option} {request.run}"
                 raise ConfigError(error.source, error.problems, hint=hint) from None
         raise
     run = _here_or_there(asked, slurm=request.slurm)
     if request.mixture is None and run.synthetic is None:
         raise RunError(
-            "a run needs rows",
-            hint="give a mixture with --mixture FILE.yaml, or random rows with synthetic.steps=20",
+            "the run has no source of rows",
+            hint="give a mixture with --mixture FILE.yaml, or synthetic rows with "
+            "synthetic.steps=20",
         )
     if request.mixture is not None and run.synthetic is not None:
-        raise RunError("a run has a mixture or synthetic rows, not both")
-    changes = [word.partition("=")[0] for word in request.part("mixture")]
+        raise RunError("a run takes rows from a mixture or synthetic rows, not both")
+    changes = [word.partition("=")[0] for word in request.overrides_of("mixture")]
     if request.mixture is None and changes:
-        problems = [Problem(f"mixture.{path}", "there is no mixture to change") for path in changes]
+        problems = [
+            Problem(f"mixture.{path}", "there is no mixture to override") for path in changes
+        ]
         raise ConfigError("the command line", problems)
     return run
 
 
 def _named_model(request: Request) -> ModelConfig | None:
-    """The model that was asked for, if one was."""
+    """Return the model that the command line names, if it names one."""
     from ...models.config import load_model_config
 
-    changes = request.part("model")
+    changes = request.overrides_of("model")
     if request.model is None and not changes:
         return None
     return load_model_config(request.model or DEFAULT_MODEL, changes)
 
 
 def _unnamed_model(run: RunConfig, folder: RunFolder) -> ModelConfig:
-    """That of the initial weights, if some are named."""
+    """Return the model of the initial weights, or the default model."""
     from ...models.config import load_model_config
 
     if run.init_from is None:
         return load_model_config(DEFAULT_MODEL)
-    if folder.begun:  # what it began from may be gone by now
+    if folder.begun:  # the initial weights may be gone by now
         return load_model_config(folder.model)
     return origins.find(run.init_from.path, run.init_from.step).model
 
 
 def _planned(request: Request, folder: RunFolder) -> Plan | None:
-    """The mixture's plan; a run that has begun has its own."""
-    from ...mixtures.planning.resolve import resolve_file
+    """Return the mixture's plan; None for a run that has started, which has its own."""
+    from ...mixtures.planning.resolve_mixture import resolve_file
 
     if request.mixture is None or folder.begun:
         return None
-    return resolve_file(request.mixture, request.part("mixture"))
-
-
-def _synthetic(run: RunConfig, model: ModelConfig) -> Plan:
-    from ..loop.synthetic import SyntheticPlan
-
-    assert run.synthetic is not None
-    return SyntheticPlan(run.synthetic, model.vocab_size, run.seed)
+    return resolve_file(request.mixture, request.overrides_of("mixture"))
 
 
 def _with_origin(run: RunConfig, stored: RunConfig | None) -> RunConfig:
-    """Pin "the newest checkpoint" of init_from to what it was when the run began."""
+    """Pin "the newest checkpoint" of init_from to the step it had when the run started."""
     source = run.init_from
     if source is None or source.step is not None:
         return run
@@ -167,7 +155,7 @@ def _with_origin(run: RunConfig, stored: RunConfig | None) -> RunConfig:
 def _check_same(
     stored: Job, run: RunConfig, model: ModelConfig, mixture: dict[str, Any] | None
 ) -> None:
-    """Refuse to go on with a run as another one."""
+    """Raise if the folder holds another run than this configuration defines."""
     pairs = (
         (run_config.deciding(stored.run), run_config.deciding(run), ""),
         (stored.model, model, "model"),
@@ -179,13 +167,13 @@ def _check_same(
         raise RunError(
             f"{stored.folder.root} holds another run: {what} differs",
             where="\n" + "\n".join(f"    {line}" for line in changed),
-            hint="start a new run with another --out (a mixture can go on from this one with "
+            hint="start a new run with another --out (a mixture can continue this one with "
             "`after: {run: …, step: …}`), or undo the change",
         )
 
 
 def _here_or_there(asked: RunConfig, *, slurm: bool) -> RunConfig:
-    """Replace what is left open by what it comes to on this machine, or in the batch job."""
+    """Resolve device, processes and precision for this machine, or for the batch job."""
     run = _in_batch_job(asked) if slurm else _on_this_machine(asked)
     if run.precision == "auto":
         run = replace(run, precision="bf16" if run.device == "cuda" else "fp32")
@@ -193,7 +181,7 @@ def _here_or_there(asked: RunConfig, *, slurm: bool) -> RunConfig:
 
 
 def _on_this_machine(run: RunConfig) -> RunConfig:
-    from ..layout.layout import choose_device, count_gpus
+    from ..layout.devices import choose_device, count_gpus
 
     device = choose_device(run.device)
     processes = run.processes or (count_gpus() if device == "cuda" else 1)
@@ -201,9 +189,8 @@ def _on_this_machine(run: RunConfig) -> RunConfig:
         processes = int(os.environ["WORLD_SIZE"])
         if run.processes not in (None, processes):
             raise LayoutError(
-                f"processes={run.processes}, and the launcher that set WORLD_SIZE has started "
-                f"{processes}",
-                hint="leave processes out under torchrun",
+                f"processes={run.processes}, but the launcher set WORLD_SIZE={processes}",
+                hint="remove processes under torchrun",
             )
     return replace(run, device=device, processes=processes)
 
@@ -211,9 +198,9 @@ def _on_this_machine(run: RunConfig) -> RunConfig:
 def _in_batch_job(run: RunConfig) -> RunConfig:
     if run.processes not in (None, run.slurm.world):
         raise LayoutError(
-            f"processes={run.processes}, and a batch job of {run.slurm.nodes} × "
+            f"processes={run.processes}, but a batch job of {run.slurm.nodes} × "
             f"{run.slurm.per_node} has {run.slurm.world}",
-            hint="leave processes out; slurm.nodes, slurm.gpus and slurm.processes decide",
+            hint="remove processes; slurm.nodes, slurm.gpus and slurm.processes decide",
         )
     device = run.device
     if device == "auto":

@@ -1,4 +1,4 @@
-"""A run, resolved: its configuration, its model, its plan, and the folder that it lives in."""
+"""A resolved run: configuration, model, plan and folder."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ...console import config as reader
 from ...models.precision import PRECISIONS, Precision
 from ..checkpoints import store
+from ..cluster.ranks import threads_per_rank
 from ..folder import RunFolder
-from ..launch.launcher import threads_for
 from ..loop import evaluate
 from ..loop.batches import Plan
 from ..weights import source as origins
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 class Job:
     folder: RunFolder
     run: RunConfig
-    """With device, processes and precision replaced by what they come to here."""
+    """Configuration with device, processes and precision resolved for this start."""
     model: ModelConfig
     plan: Plan
     mixture: dict[str, Any] | None = None
-    """The mixture's data, as written; None for random rows."""
+    """Contents of the mixture's YAML; None for synthetic rows."""
 
     @property
     def processes(self) -> int:
@@ -42,10 +42,10 @@ class Job:
 
     @property
     def threads(self) -> int:
-        """Of each process; it follows the processes of this start, unless it was asked for."""
+        """Threads of each rank: as configured, or the cores divided by the ranks of this start."""
         if self.run.threads is not None:
             return self.run.threads
-        return threads_for(int(os.environ.get("LOCAL_WORLD_SIZE", self.processes)))
+        return threads_per_rank(int(os.environ.get("LOCAL_WORLD_SIZE", self.processes)))
 
     @property
     def precision(self) -> Precision:
@@ -57,7 +57,7 @@ class Job:
 
     @property
     def layout(self) -> dict[str, Any]:
-        """The engine, and how the work is divided, as it is told."""
+        """Engine and degrees of parallelism, for logs and reports."""
         return {
             "engine": self.run.engine.describe(),
             "processes": self.processes,
@@ -71,7 +71,7 @@ class Job:
 
     @property
     def ends(self) -> list[int]:
-        """Where phases end: their checkpoints stay for good."""
+        """Last steps of the phases, whose checkpoints are kept for good."""
         return [phase.last_step for phase in self.plan.phases]
 
     @property
@@ -83,7 +83,7 @@ class Job:
         return str(RunFolder(after["run"]).checkpoints / store.name(self.plan.first_step))
 
     def origin(self) -> WeightSource | None:
-        """What gives the initial weights: the parent's checkpoint, or what init_from names."""
+        """Return the source of the initial weights: the parent's checkpoint, or `init_from`."""
         source = self.run.init_from
         if self.parent is not None:
             return origins.find(self.parent)
@@ -91,18 +91,18 @@ class Job:
 
     @property
     def held_out(self) -> Path:
-        """The plan of the rows that are evaluated on."""
+        """File of the plan of held-out rows."""
         assert self.run.evaluate is not None
-        return self.folder.root / evaluate.file_of(self.run.evaluate)
+        return self.folder.held_out(evaluate.digest_of(self.run.evaluate))
 
     @property
     def identity(self) -> str:
-        """Names the run by what makes it this one and no other."""
+        """Hash of everything that defines the run; equal for all of its starts."""
         parts = [run_config.deciding(self.run), reader.plain(self.model), self.plan.hash]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     def save(self) -> None:
-        """Write the resolved job into the run's folder; run.yaml, which makes it a run, last."""
+        """Write the job into the run's folder; run.yaml, which marks a run, is written last."""
         from ...dataplane.order.plan import Plan as MixturePlan
         from ...dataplane.storage import storage
 

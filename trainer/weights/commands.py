@@ -1,4 +1,4 @@
-"""The commands of `trainer` that take a run's weights: `export` and `sample`."""
+"""`trainer export` and `trainer sample`: the commands that read a run's weights."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ...console import command
 from ...console.errors import UserError
 
 if TYPE_CHECKING:
-    from ..layout.layout import DeviceKind
+    from ..layout.devices import DeviceKind
 
 SOURCE = "RUN|CHECKPOINT"
 step_option = click.option(
-    "--step", type=click.IntRange(0), metavar="STEP", help="Which checkpoint of the run [newest]."
+    "--step", type=click.IntRange(0), metavar="STEP", help="Checkpoint of this step [newest]."
 )
 data_option = click.option(
-    "--data", metavar="URL", help="A dataset with the tokenizer [that of the run's datasets]."
+    "--data", metavar="URL", help="Dataset with the tokenizer [one of the run's datasets]."
 )
 
 
@@ -30,10 +30,15 @@ data_option = click.option(
     type=click.Choice(["huggingface", "vortex", "headrace"]),
     default="huggingface",
     show_default=True,
+    help="Program that reads the folder.",
 )
 @step_option
 @click.option(
-    "--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), default="fp32", show_default=True
+    "--dtype",
+    type=click.Choice(["fp32", "bf16", "fp16"]),
+    default="fp32",
+    show_default=True,
+    help="Number format of the weights.",
 )
 @data_option
 @command.json_option
@@ -46,40 +51,69 @@ def export(
     data: str | None,
     as_json: bool,
 ) -> None:
-    """Write weights for transformers or Vortex.
+    """Export weights to a folder for transformers, Vortex or headrace.
 
-    RUN is a run's folder; CHECKPOINT is the folder of one of its checkpoints, or its s3:// URL.
+    RUN is a run's folder; CHECKPOINT is the folder of one checkpoint, or its s3:// URL. No GPU is
+    needed, whatever saved the checkpoint.
+
+    \b
+    Example: trainer export runs/x out/x --dtype bf16
+    More: docs/checkpoints.md
     """
     from . import export as exports
-    from . import source as origins
-    from . import tokenizer as vocabulary
+    from . import source as sources
+    from .tokenizer import find_tokenizer
 
-    origin = origins.find(source, step)
+    weights = sources.find(source, step)
     tokenizer, without = None, ""
     try:
-        tokenizer = vocabulary.of(origin, data)
+        tokenizer = find_tokenizer(weights, data)
     except UserError as error:
         if data is not None:
             raise
         without = f"; without a tokenizer: {error.what}"
-    done = exports.export(origin, out, format, dtype=dtype, tokenizer=tokenizer)
+    summary = exports.export(weights, out, format, dtype=dtype, tokenizer=tokenizer)
     if as_json:
-        command.emit(done)
+        command.emit(summary)
     else:
-        command.say(f"{done['from']} → {out}: {done['family']}, {dtype}{without}")
+        command.say(f"{summary['from']} → {out}: {summary['family']}, {dtype}{without}")
 
 
 @click.command()
 @click.argument("source", metavar=SOURCE)
 @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="May be repeated.")
-@click.option("--tokens", type=click.IntRange(1), default=128, show_default=True)
-@click.option("--temperature", type=click.FloatRange(0), default=1.0, show_default=True)
-@click.option("--top-k", type=click.IntRange(1))
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True))
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--tokens",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    help="Most tokens to generate for a prompt.",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0),
+    default=1.0,
+    show_default=True,
+    help="0 takes the most likely token.",
+)
+@click.option("--top-k", type=click.IntRange(1), help="Sample among the K most likely tokens.")
+@click.option(
+    "--top-p",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Sample among the most likely tokens of this total probability.",
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="The same seed gives the same text."
+)
 @step_option
 @data_option
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="auto takes a GPU if there is one.",
+)
 @command.json_option
 def sample(
     source: str,
@@ -94,27 +128,30 @@ def sample(
     device: DeviceKind,
     as_json: bool,
 ) -> None:
-    """Let the model go on from prompts.
+    """Generate text from prompts with a checkpoint's weights.
 
-    Without --prompt, each line of stdin is one. A temperature of 0 takes the likeliest token. The
-    same seed says the same.
+    Without --prompt, each line of stdin is a prompt.
+
+    \b
+    Example: trainer sample runs/x --prompt "def f(" --temperature 0.7 --top-p 0.9
+    More: docs/trainer.md
     """
     from ...models.generate import Sampling
     from . import sample as samples
-    from . import source as origins
-    from . import tokenizer as vocabulary
+    from . import source as sources
+    from .tokenizer import find_tokenizer
 
-    origin = origins.find(source, step)
-    tokenizer = vocabulary.of(origin, data)
-    asked = list(prompts) or [line.rstrip("\n") for line in sys.stdin]
-    if not asked:
+    weights = sources.find(source, step)
+    tokenizer = find_tokenizer(weights, data)
+    texts = list(prompts) or [line.rstrip("\n") for line in sys.stdin]
+    if not texts:
         raise click.UsageError("no prompt: give --prompt TEXT, or lines on stdin")
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    found = samples.sample(origin, tokenizer, asked, tokens, sampling=sampling, device=device)
+    generated = samples.sample(weights, tokenizer, texts, tokens, sampling=sampling, device=device)
     if as_json:
-        command.emit({"from": origin.where, "samples": [vars(each) for each in found]})
+        command.emit({"from": weights.where, "samples": [vars(sample) for sample in generated]})
         return
-    for each in found:
-        click.echo(f"{each.prompt}{each.text}")
-        if len(found) > 1:
+    for sample in generated:
+        click.echo(f"{sample.prompt}{sample.text}")
+        if len(generated) > 1:
             click.echo("─" * 40)

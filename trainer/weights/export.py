@@ -1,6 +1,6 @@
-"""A checkpoint's weights in a folder that others read.
+"""Export a checkpoint's weights for other programs.
 
-It works from the checkpoint's files, one tensor after the other, in one process, whatever layout
+Tensors are read from the checkpoint's files one after the other, in one process, whatever layout
 saved them.
 """
 
@@ -24,22 +24,23 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def export(
-    origin: WeightSource, out: str, format: str, *, dtype: str, tokenizer: Tokenizer | None
+    source: WeightSource, out: str, format: str, *, dtype: str, tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
-    """Write the folder `out`; what was written, for a program."""
-    weights = origin.weights()
+    """Write the folder `out`. Returns a summary."""
+    weights = source.weights()
     cast = Weights(weights.shapes, lambda name: weights[name].to(DTYPES[dtype]))
     with tempfile.TemporaryDirectory() as folder:
         files = tokenizer_files(tokenizer)
         for name, data in files.items():
             (Path(folder) / name).write_bytes(data)
-        source = folder if files else None
-        written = write_model(origin.model, cast, out, format=format, tokenizer=source)
+        family = write_model(
+            source.model, cast, out, format=format, tokenizer=folder if files else None
+        )
     return {
-        "from": origin.where,
+        "from": source.where,
         "out": out,
         "format": format,
-        "family": written,
+        "family": family,
         "dtype": dtype,
         "tensors": len(weights),
         "tokenizer": sorted(files),
@@ -47,18 +48,18 @@ def export(
 
 
 def tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, bytes]:
-    """A tokenizer as transformers loads it. One of bytes has no such form: there is only the id
-    at which generation ends."""
+    """Return the files from which transformers loads the tokenizer. transformers has no byte
+    tokenizer: for that one, the only file names the token that ends generation."""
     if tokenizer is None:
         return {}
     info = tokenizer.info
-    found = {"generation_config.json": _json(eos_token_id=info.end_of_document)}
+    files = {"generation_config.json": _json(eos_token_id=info.end_of_document)}
     if info.kind == "bpe":
         end = info.spec["end_of_document"]
         kind = "PreTrainedTokenizerFast"
-        found["tokenizer_config.json"] = _json(tokenizer_class=kind, eos_token=end)
-        (found["tokenizer.json"],) = tokenizer.files.values()
-    return found
+        files["tokenizer_config.json"] = _json(tokenizer_class=kind, eos_token=end)
+        (files["tokenizer.json"],) = tokenizer.files.values()
+    return files
 
 
 def _json(**content: object) -> bytes:

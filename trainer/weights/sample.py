@@ -1,4 +1,4 @@
-"""What a model says: text that goes on from prompts, by the weights of a checkpoint."""
+"""Generate text from prompts with the weights of a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...console.errors import InputError
 from ...dataplane.tokenizers import TextError
 from ...models.generate import Sampling, generate
 from ...models.model import Model
-from ..layout.layout import DeviceKind, choose_device
+from ..layout.devices import DeviceKind, choose_device
 from .source import WeightSource
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 class Sample:
     prompt: str
     text: str
-    """What was generated, without the mark that ends a document."""
+    """Generated text, without the end-of-document token."""
     tokens: int
     ended: bool
-    """Whether the model ended the document."""
+    """True if the model ended the document."""
 
 
 def sample(
-    origin: WeightSource,
+    source: WeightSource,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     tokens: int,
@@ -39,31 +39,31 @@ def sample(
     sampling: Sampling,
     device: DeviceKind = "auto",
 ) -> list[Sample]:
-    """Up to `tokens` tokens after each prompt. An empty prompt begins a document."""
+    """Generate up to `tokens` tokens after each prompt. An empty prompt begins a document."""
     end = tokenizer.info.end_of_document
     ids = _encode(tokenizer, prompts)
-    model = load(origin, device)
-    known = tokenizer.info.vocab_size
-    if known > model.config.vocab_size:
+    model = load(source, device)
+    vocabulary = tokenizer.info.vocab_size
+    if vocabulary > model.config.vocab_size:
         raise InputError(
-            f"the tokenizer has {known:,} ids, the model embeds {model.config.vocab_size:,}",
-            hint="take the tokenizer that the model was trained with",
+            f"the tokenizer has {vocabulary:,} ids, the model embeds {model.config.vocab_size:,}",
+            hint="name a dataset with the tokenizer of the model's training data: --data URL",
         )
-    said = generate(model, ids, tokens, sampling=sampling, stop=end, vocab_size=known)
-    found = []
-    for prompt, new in zip(prompts, said, strict=True):
+    generated = generate(model, ids, tokens, sampling=sampling, stop=end, vocab_size=vocabulary)
+    samples = []
+    for prompt, new in zip(prompts, generated, strict=True):
         ended = bool(new) and new[-1] == end
         text = tokenizer.decode(new[:-1] if ended else new)
-        found.append(Sample(prompt, text, len(new), ended))
-    return found
+        samples.append(Sample(prompt, text, len(new), ended))
+    return samples
 
 
-def load(origin: WeightSource, device: DeviceKind = "auto") -> Model:
-    """A model with these weights: fp32 on CPU, bf16 on a GPU."""
+def load(source: WeightSource, device: DeviceKind = "auto") -> Model:
+    """Return a model with these weights: fp32 on CPU, bf16 on a GPU."""
     place = choose_device(device)
-    model = Model(origin.model)
-    model.init_weights(0)  # whatever is computed, and no parameter
-    weights = origin.weights()
+    model = Model(source.model)
+    model.init_weights(0)  # for buffers, which are computed; every parameter is overwritten
+    weights = source.weights()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
@@ -71,16 +71,21 @@ def load(origin: WeightSource, device: DeviceKind = "auto") -> Model:
 
 
 def _encode(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:
-    """Each prompt's ids; where there are none, the mark before a document."""
+    """Return each prompt's ids; for an empty prompt, the end-of-document token, which stands before
+    every document."""
     end = tokenizer.info.end_of_document
     try:
         encoded = tokenizer.encode(list(prompts))
     except TextError as error:
-        raise InputError(f"prompt {error.number + 1} cannot be tokenized: {error.why}") from None
+        raise InputError(
+            f"prompt {error.number + 1} cannot be tokenized: {error.why}",
+            hint="remove what the tokenizer has no id for",
+        ) from None
     edges = encoded.starts.tolist()
     ids = [encoded.tokens[first : last - 1].tolist() for first, last in pairwise(edges)]
     if end is None and not all(ids):
         raise InputError(
-            "a prompt is empty, and the tokenizer has no mark to begin a document with"
+            "a prompt is empty, and the tokenizer has no end-of-document token to begin with",
+            hint="give a prompt of at least one token",
         )
-    return [each or [int(end or 0)] for each in ids]
+    return [prompt or [int(end or 0)] for prompt in ids]

@@ -1,10 +1,9 @@
-"""Where weights come from: a checkpoint, or a folder that holds a model.
+"""Sources of weights: a checkpoint, or a folder that holds a model.
 
     runs/x · runs/x/checkpoints/step-00000500 · s3://bucket/x/step-00000500.7c3f9a1b
-    a folder with config.json (transformers) · one with config.yml (Vortex)
+    a folder with config.json (transformers) · a folder with config.yml (Vortex)
 
-A person names any of them by one path; `trainer export`, `trainer sample` and `--init-from` take
-it.
+`trainer export`, `trainer sample` and `--init-from` take any of these as one path.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class WeightSource(Protocol):
-    """Weights by their logical names, and the model that they are of."""
+    """Weights by logical name, and the configuration of their model."""
 
     @property
     def where(self) -> str: ...
@@ -34,17 +33,31 @@ class WeightSource(Protocol):
     def model(self) -> ModelConfig: ...
 
     def weights(self) -> Weights:
-        """Each is read when it is asked for."""
+        """Return the weights; each tensor is read when it is asked for."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitFrom:
+    """Initialize the weights from a file instead of at random. The stream begins at its first
+    row."""
+
+    path: str
+    """Another run's folder, a checkpoint (its folder or s3:// URL), or a folder of transformers or
+    of Vortex."""
+    step: int | None = None
+    """Step of the run's checkpoint; the newest, if left out."""
+    moments: bool = False
+    """Load the optimizer's state as well."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One of ours. It has Adam's moments as well."""
+    """A checkpoint of headrace. It holds the optimizer's state as well."""
 
     where: str
     run: RunFolder | None = None
-    """Of the run that saved it, if that is known."""
+    """Folder of the run that saved it, if it is known."""
 
     @property
     def step(self) -> int:
@@ -63,8 +76,8 @@ class Checkpoint:
         if self.run is not None:
             return load_model_config(self.run.model)
         raise CheckpointError(
-            f"{self.where} does not say what model it is of",
-            hint="name the run's folder, whose model.yaml does",
+            f"{self.where} has no {store.MODEL}, so its model is not known",
+            hint="name the run's folder, which has a model.yaml",
         )
 
     def weights(self) -> Weights:
@@ -74,8 +87,8 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Folder:
-    """A model in a folder, in a format that `headrace models convert` knows."""
+class ModelFolder:
+    """A folder in a format that `headrace models convert` reads."""
 
     where: str
 
@@ -94,7 +107,7 @@ class Folder:
 
 
 def find(path: str, step: int | None = None) -> WeightSource:
-    """What a path names; of a run, its newest checkpoint or that of a step."""
+    """Return the source at a path; for a run, its newest checkpoint or that of a step."""
     folder = Path(path)
     run = RunFolder(path)
     if storage.is_local(path) and run.begun:
@@ -104,18 +117,18 @@ def find(path: str, step: int | None = None) -> WeightSource:
     above, _, name = path.rstrip("/").rpartition("/")
     if step is None and store.NAME.match(name):
         if storage.exists(storage.join(path, store.MANIFEST)):
-            beside = RunFolder(folder.absolute().parent.parent)
-            local = storage.is_local(path) and beside.begun
-            return Checkpoint(path.rstrip("/"), beside if local else None)
+            parent = RunFolder(folder.absolute().parent.parent)
+            local = storage.is_local(path) and parent.begun
+            return Checkpoint(path.rstrip("/"), parent if local else None)
         if others := [other for other in storage.names(above) if store.NAME.match(other)]:
-            _choose(others, above, store.step_of(path))  # says which steps there are
+            _choose(others, above, store.step_of(path))  # raises, with the steps that exist
     elif not storage.is_local(path):
         return Checkpoint(_choose(store.whole(path), path, step))
     else:
         from ...models.conversion.folders import FORMATS
 
         if any((folder / format.mark).is_file() for format in FORMATS.values()):
-            return Folder(path)
+            return ModelFolder(path)
     raise CheckpointError(
         f"{path} holds no weights",
         hint="name a run's folder, a checkpoint (…/checkpoints/step-00000500, or its s3:// URL), "
@@ -123,14 +136,14 @@ def find(path: str, step: int | None = None) -> WeightSource:
     )
 
 
-def check(origin: WeightSource, model: ModelConfig, *, moments: bool) -> None:
-    """Weights to begin with must be those of the model, parameter by parameter."""
-    if moments and not isinstance(origin, Checkpoint):
+def check(source: WeightSource, model: ModelConfig, *, moments: bool) -> None:
+    """Refuse initial weights whose parameters differ from the model's in name or shape."""
+    if moments and not isinstance(source, Checkpoint):
         raise CheckpointError(
-            f"init_from.moments is set, and {origin.where} holds weights alone",
+            f"init_from.moments is set, and {source.where} holds weights alone",
             hint="leave out init_from.moments, or name a run of headrace",
         )
-    theirs, ours = shapes(origin.model), shapes(model)
+    theirs, ours = _shapes(source.model), _shapes(model)
     wrong = [
         f"{name}: {theirs.get(name, 'none')} there, {ours.get(name, 'none')} here"
         for name in (*ours, *(name for name in theirs if name not in ours))
@@ -139,27 +152,32 @@ def check(origin: WeightSource, model: ModelConfig, *, moments: bool) -> None:
     if wrong:
         shown = [f"    {line}" for line in wrong[:8]] + ["    …"] * (len(wrong) > 8)
         raise CheckpointError(
-            f"the weights of {origin.where} are of another model",
+            f"the weights of {source.where} belong to another model",
             where="\n" + "\n".join(shown),
-            hint="leave out --model, so that the run takes the model that they are of",
+            hint="leave out --model: the run then takes the model of these weights",
         )
 
 
-def shapes(model: ModelConfig) -> dict[str, list[int]]:
-    """Of a model's parameters, by their logical names."""
+def _shapes(model: ModelConfig) -> dict[str, list[int]]:
+    """Return the shape of each parameter by its logical name."""
     from ...models.accounting.count import build_meta
 
-    return {name: list(each.shape) for name, each in build_meta(model).named_parameters()}
+    named = build_meta(model).named_parameters()
+    return {name: list(parameter.shape) for name, parameter in named}
 
 
-def _choose(found: list[str], path: str, step: int | None) -> str:
-    steps = [store.step_of(each) for each in found]
-    if step is None and found:
-        return found[-1]
+def _choose(checkpoints: list[str], path: str, step: int | None) -> str:
+    """Return the newest checkpoint, or the newest of a step."""
+    steps = [store.step_of(checkpoint) for checkpoint in checkpoints]
+    if step is None and checkpoints:
+        return checkpoints[-1]
     if step in steps:
-        return found[len(steps) - 1 - steps[::-1].index(step)]
-    if not found:
-        raise CheckpointError(f"{path} has no checkpoint yet")
+        return checkpoints[len(steps) - 1 - steps[::-1].index(step)]
+    if not checkpoints:
+        raise CheckpointError(
+            f"{path} has no checkpoint yet",
+            hint="wait until the run has saved one (`checkpoints.every`), or name another run",
+        )
     raise CheckpointError(
         f"{path} has no checkpoint of step {step}",
         hint=f"name a step that has one: {', '.join(map(str, steps))}",

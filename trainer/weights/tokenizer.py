@@ -1,4 +1,4 @@
-"""The tokenizer of a run: its datasets have it."""
+"""Tokenizer of a run, read from the run's datasets."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from ..folder import RunFolder
 from .source import Checkpoint, WeightSource
 
 
-def of(origin: WeightSource, data: str | None) -> Tokenizer:
-    """That of a dataset, if one is named, or of the run that the weights are from."""
+def find_tokenizer(source: WeightSource, data: str | None) -> Tokenizer:
+    """Return the tokenizer of the dataset `data`, or of the run that saved the weights."""
     if data is not None:
-        return of_dataset(data)
-    return of_run(origin.run if isinstance(origin, Checkpoint) else None)
+        return dataset_tokenizer(data)
+    return run_tokenizer(source.run if isinstance(source, Checkpoint) else None)
 
 
-def of_dataset(url: str) -> Tokenizer:
+def dataset_tokenizer(url: str) -> Tokenizer:
     return tokenizers.load(manifests.load(url).tokenizer, url)
 
 
-def of_run(run: RunFolder | None) -> Tokenizer:
-    """All sources of a run have one tokenizer: that of the first which can be read."""
+def run_tokenizer(run: RunFolder | None) -> Tokenizer:
+    """Return the tokenizer of the first source that can be read: all sources have the same."""
     if run is None or not run.plan.exists():
         raise CheckpointError(
-            "nothing here says what the ids mean: there are no datasets"
-            + (f" in {run.root}" if run else ""),
-            hint="name a dataset that was made with the same tokenizer: --data URL",
+            "there is no tokenizer: the weights are not of a run with datasets"
+            + (f" ({run.root} has no {run.plan.name})" if run else ""),
+            hint="name a dataset that was built with the same tokenizer: --data URL",
         )
     failures = []
     for source in Plan.load(run.plan).sources:
         try:
-            return of_dataset(source.url)
+            return dataset_tokenizer(source.url)
         except UserError as error:
             failures.append(f"{source.name}: {error.what}")
     raise CheckpointError(
         "the tokenizer cannot be read from any source of the run",
         where="\n" + "\n".join(f"    {line}" for line in failures),
-        hint="name a dataset that was made with the same tokenizer: --data URL",
+        hint="name a dataset that was built with the same tokenizer: --data URL",
     )

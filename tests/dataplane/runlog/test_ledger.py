@@ -13,13 +13,13 @@ from headrace.dataplane.runlog import ledger
 from headrace.dataplane.runlog.ledger import Entry
 
 
-def test_the_hash_rolls_over_the_one_before_and_the_digests_in_order() -> None:
-    one, two = b"a" * 16, b"b" * 16
+def test_the_hash_covers_the_previous_hash_and_the_digests_in_order() -> None:
+    first, second = b"a" * 16, b"b" * 16
     plan = "0f" * 16
-    after = hashlib.blake2b(bytes([15] * 16) + one + two, digest_size=16).hexdigest()
-    assert ledger.roll(plan, [one, two]) == after
-    assert ledger.roll(plan, [two, one]) != after
-    assert ledger.roll(ledger.roll(plan, [one]), [two]) != after
+    after = hashlib.blake2b(bytes([15] * 16) + first + second, digest_size=16).hexdigest()
+    assert ledger.roll(plan, [first, second]) == after
+    assert ledger.roll(plan, [second, first]) != after
+    assert ledger.roll(ledger.roll(plan, [first]), [second]) != after
 
 
 def write(file: Path, steps: list[int], *, torn: bool = False) -> list[Entry]:
@@ -31,7 +31,7 @@ def write(file: Path, steps: list[int], *, torn: bool = False) -> list[Entry]:
 
 @given(steps=st.lists(st.integers(0, 60), max_size=40, unique=True).map(sorted), torn=st.booleans())
 @settings(max_examples=100, deadline=None)
-def test_every_step_is_found_with_the_one_before(
+def test_find_returns_a_step_and_its_predecessor(
     steps: list[int], torn: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file = tmp_path_factory.mktemp("ledger") / ledger.NAME
@@ -46,8 +46,8 @@ def test_every_step_is_found_with_the_one_before(
         )
 
 
-def test_a_line_that_is_no_entry_is_named(tmp_path: Path) -> None:
+def test_an_invalid_line_is_named(tmp_path: Path) -> None:
     file = tmp_path / ledger.NAME
     file.write_text('{"step": 1}\n')
-    with pytest.raises(IntegrityError, match="no entry"):
+    with pytest.raises(IntegrityError, match="invalid line"):
         ledger.find(file, 1)

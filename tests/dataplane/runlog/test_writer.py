@@ -18,15 +18,15 @@ def write(path: Path, steps: range, torn: str = "") -> None:
         file.write(torn)
 
 
-def test_a_line_that_a_full_disk_has_torn_is_named_and_taken_off(tmp_path: Path) -> None:
-    """A limit on the size of files tears a line as a full disk does."""
+def test_a_line_cut_off_by_a_full_disk_is_an_error_and_removed_later(tmp_path: Path) -> None:
+    """A limit on file sizes cuts a line off as a full disk does."""
     path = tmp_path / "events.jsonl"
     writer = lines.LineWriter(path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
         writer.write({"step": 1, "why": "x" * 40})
-        for _ in range(2):  # first a part of it fits, then nothing
+        for _ in range(2):  # first a part of it fits, then none
             with pytest.raises(StorageError, match=r"cannot write to .*events\.jsonl"):
                 writer.write({"step": 2, "why": "x" * 40})
     finally:
@@ -36,7 +36,7 @@ def test_a_line_that_a_full_disk_has_torn_is_named_and_taken_off(tmp_path: Path)
     assert [entry["step"] for entry in lines.read(path)] == [1, 2, 3]
 
 
-def test_a_cut_keeps_what_is_before_the_step_and_the_rest_beside(tmp_path: Path) -> None:
+def test_cut_keeps_earlier_steps_and_moves_the_rest_beside(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     write(path, range(5), torn='{"step": 5, "fir')
     tail = lines.cut(path, 3)
@@ -45,7 +45,7 @@ def test_a_cut_keeps_what_is_before_the_step_and_the_rest_beside(tmp_path: Path)
     assert tail.read_text().splitlines() == ['{"step": 3}', '{"step": 4}', '{"step": 5, "fir']
 
 
-def test_a_second_cut_does_not_overwrite_the_first_tail(tmp_path: Path) -> None:
+def test_a_second_cut_keeps_the_first_tail(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     write(path, range(5))
     lines.cut(path, 3)
@@ -55,12 +55,12 @@ def test_a_second_cut_does_not_overwrite_the_first_tail(tmp_path: Path) -> None:
     assert (tmp_path / "ledger.after-3.jsonl").exists()
 
 
-def test_a_cut_that_is_killed_in_the_middle_is_made_again(tmp_path: Path) -> None:
+def test_a_cut_killed_halfway_is_repeated(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     write(path, range(5))
     before = path.read_bytes()
     lines.cut(path, 3)
-    path.write_bytes(before)  # the tail is kept, and the file is not yet cut
+    path.write_bytes(before)  # killed after the tail was written, before the file was cut
     lines.cut(path, 3)
     assert [entry["step"] for entry in lines.read(path)] == [0, 1, 2]
     assert {file.name for file in tmp_path.iterdir()} == {"ledger.jsonl", "ledger.after-3.jsonl"}
@@ -74,7 +74,7 @@ def test_nothing_to_cut(tmp_path: Path) -> None:
     assert len(list(lines.read(path))) == 3
 
 
-def test_a_torn_line_is_not_read(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, range(2), torn='{"step": 2')
     assert [entry["step"] for entry in lines.read(path)] == [0, 1]

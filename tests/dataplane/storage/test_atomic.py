@@ -7,15 +7,15 @@ from pathlib import Path
 from headrace.dataplane.storage import storage
 
 
-def test_what_a_killed_write_has_left_is_taken_up_by_the_next(tmp_path: Path) -> None:
-    (tmp_path / ".file.tmp").write_bytes(b"what was to be much longer")
+def test_a_write_reuses_the_temporary_file_of_a_killed_one(tmp_path: Path) -> None:
+    (tmp_path / ".file.tmp").write_bytes(b"a much longer file, cut off")
     storage.write(str(tmp_path / "file"), b"data")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_bytes() == b"data"
 
 
-def test_what_is_somebody_s_is_let_alone(tmp_path: Path) -> None:
-    """Held by a process that is writing, or a link to anywhere."""
+def test_temporary_files_in_use_are_not_touched(tmp_path: Path) -> None:
+    """Neither one that a living process has locked, nor a symbolic link."""
     held = tmp_path / ".file.tmp"
     with held.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -27,7 +27,7 @@ def test_what_is_somebody_s_is_let_alone(tmp_path: Path) -> None:
     assert held.read_bytes() == b"half" and (tmp_path / "other").read_bytes() == b"more"
 
 
-def test_many_write_the_same_file_and_one_wins(tmp_path: Path) -> None:
+def test_of_concurrent_writes_one_wins(tmp_path: Path) -> None:
     kinds = [bytes([number]) * 10_000 * number for number in range(1, 7)]
 
     def write(data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Stores that falter, refuse, or take nothing."""
+"""Stores that fail for a while, refuse requests, or accept no data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.dataplane.storage import remote, storage
 
 
 class Flaky(MemoryFileSystem):
-    """Fails a few times before it answers."""
+    """Raises the listed failures before it answers."""
 
     protocol = "flaky"
     failures: ClassVar[list[Exception]] = []
@@ -35,13 +35,13 @@ def flaky(monkeypatch: pytest.MonkeyPatch) -> type[Flaky]:
     return Flaky
 
 
-def test_passing_faults_are_tried_again(flaky: type[Flaky]) -> None:
+def test_transient_errors_are_retried(flaky: type[Flaky]) -> None:
     flaky.failures = [TimeoutError(), ConnectionResetError(), OSError("503 SlowDown")]
     assert storage.read("flaky://x") == b"data"
     assert not flaky.failures
 
 
-def test_lasting_faults_are_told(flaky: type[Flaky]) -> None:
+def test_permanent_errors_are_raised(flaky: type[Flaky]) -> None:
     flaky.failures = [TimeoutError("no answer")] * 50
     with pytest.raises(StorageError, match=r"flaky://x: no answer"):
         storage.read("flaky://x")
@@ -49,13 +49,13 @@ def test_lasting_faults_are_told(flaky: type[Flaky]) -> None:
     flaky.failures = [PermissionError()] * 3
     with pytest.raises(StorageError, match="access is denied"):
         storage.read("flaky://x")
-    assert len(flaky.failures) == 1  # asked once more, with credentials that were read anew
+    assert len(flaky.failures) == 1  # one more request, with freshly loaded credentials
 
 
-def test_a_store_that_takes_nothing_is_not_waited_for(
+def test_a_write_to_a_stalled_store_times_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It accepts, and reads no further than what asks for its leave: TCP would keep on trying."""
+    """The server accepts connections and reads nothing; TCP alone would not give up."""
     monkeypatch.setattr(remote, "STALLED", 0.5)
     monkeypatch.setattr(remote, "SLOWEST", 1 << 30)
     monkeypatch.setattr(remote, "ATTEMPTS", 2)
@@ -73,14 +73,14 @@ def test_a_store_that_takes_nothing_is_not_waited_for(
                 lambda: storage.write("s3://bucket/file", source.read_bytes()),
                 lambda: storage.put(source, "s3://bucket/file"),
             ):
-                with pytest.raises(StorageError, match="s3://bucket/file: it took too long"):
+                with pytest.raises(StorageError, match="s3://bucket/file: timed out"):
                     write()
         finally:
             s3.clear_instance_cache()
     assert source.exists()
 
 
-def test_missing_credentials_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     exceptions = pytest.importorskip("botocore.exceptions")
 
     def refuse(self: MemoryFileSystem, path: str, data: bytes) -> None:
@@ -92,6 +92,6 @@ def test_missing_credentials_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "AWS_ACCESS_KEY_ID" in str(caught.value.hint)
 
 
-def test_an_unknown_scheme_is_told() -> None:
+def test_an_unknown_scheme_is_named() -> None:
     with pytest.raises(MissingError, match="nonsense"):
         storage.read("nonsense://x/y")

@@ -13,7 +13,7 @@ from headrace.dataplane.storage import storage
 
 
 @pytest.mark.parametrize("root", ["local", "memory://bucket"])
-def test_the_same_verbs_everywhere(root: str, tmp_path: Path) -> None:
+def test_one_interface_for_disks_and_stores(root: str, tmp_path: Path) -> None:
     base = str(tmp_path) if root == "local" else f"{root}/{os.urandom(4).hex()}"
     url = storage.join(base, "a", "b.bin")
     assert not storage.exists(url)
@@ -36,8 +36,8 @@ def test_the_same_verbs_everywhere(root: str, tmp_path: Path) -> None:
         storage.read(url)
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
-    """A process that may write no more than 4 KB to a file stands in for a full disk."""
+def test_a_failed_write_keeps_the_previous_file(tmp_path: Path) -> None:
+    """A limit of 4 KB on file sizes stands in for a full disk."""
     url = str(tmp_path / "file")
     storage.write(url, b"before")
     code = (
@@ -53,7 +53,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
 
 
-def test_a_folder_that_another_process_clears_meanwhile(
+def test_a_folder_that_another_process_removes_is_created_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "shared"
@@ -71,19 +71,19 @@ def test_a_folder_that_another_process_clears_meanwhile(
     assert [path.name for path in folder.iterdir()] == ["file"]
 
 
-def test_what_is_no_place_for_a_file_is_told(tmp_path: Path) -> None:
+def test_a_path_that_cannot_hold_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="it is a folder"):
         storage.write(str(tmp_path), b"x")
-    with pytest.raises(StorageError, match="its folder cannot be made"):
+    with pytest.raises(StorageError, match="its folder cannot be created"):
         storage.write("/proc/none/file", b"x")
     for act in (storage.read, storage.exists, storage.names):
-        with pytest.raises(StorageError, match=r"'a\\x00b' is no path: it holds a NUL"):
+        with pytest.raises(StorageError, match=r"'a\\x00b' is not a path: it contains a NUL"):
             act("a\0b")
 
 
-def test_a_file_in_the_place_of_a_folder_is_told(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").touch()
     for name in ("a.jsonl/x", "a.jsonl/x/y"):
-        with pytest.raises(StorageError, match="a part of its path is a file") as caught:
+        with pytest.raises(StorageError, match="a component of its path is a file") as caught:
             storage.write(str(tmp_path / name), b"")
         assert caught.value.hint == "choose another folder"

@@ -1,3 +1,5 @@
+"""Shares as exact fractions, and as integer weights of a plan."""
+
 from __future__ import annotations
 
 import math
@@ -9,22 +11,22 @@ from hypothesis import strategies as st
 
 from headrace.console.errors import PlanError
 from headrace.dataplane.order.plan import Phase
-from headrace.mixtures.planning.shares import average, drawn_shares, exact, phase_shares, stretches
-from headrace.mixtures.spec.mixture import PhaseSpec
+from headrace.mixtures.planning.shares import average, drawn_shares, phase_shares, stretches
+from headrace.mixtures.spec.mixture import PhaseSpec, exact_fraction
 
 F = Fraction
 
 
-def test_a_share_is_the_decimal_that_was_written():
-    assert exact(0.1) == F(1, 10)
-    assert exact(1e-7) == F(1, 10**7)
-    assert sum(map(exact, (0.1, 0.2, 0.7))) == 1  # as floats they do not
+def test_exact_fraction_is_the_decimal_as_written():
+    assert exact_fraction(0.1) == F(1, 10)
+    assert exact_fraction(1e-7) == F(1, 10**7)
+    assert sum(map(exact_fraction, (0.1, 0.2, 0.7))) == 1  # not so for floats
 
 
-def test_a_replay_dissolves_into_its_sources():
+def test_a_replayed_phase_is_replaced_by_its_sources():
     spec = PhaseSpec(weights={"stable": 0.6, "math": {"from": 0.0, "to": 0.4}, "web": 0.2})
     first, last = phase_shares(spec, ("web", "math"), {"stable": (F(3, 4), F(1, 4))})
-    # Shares that do not sum to one are a mistake that check.py reports; here they are scaled.
+    # check.py reports shares that do not sum to 1; here they are scaled.
     assert first == (F(65, 80), F(15, 80))
     assert last == (F(65, 120), F(55, 120))
     assert average((F(1), F(0)), (F(1, 2), F(1, 2))) == (F(3, 4), F(1, 4))
@@ -44,7 +46,7 @@ def as_phase(rows, parts):
 
 
 @given(st.lists(st.integers(0, 1000), min_size=2, max_size=12).filter(any), st.integers(1, 10**12))
-def test_decimals_are_reproduced_exactly(parts, rows):
+def test_weights_reproduce_decimal_shares_exactly(parts, rows):
     shares = tuple(F(part, sum(parts)) for part in parts)
     (only,) = stretches("p", rows, shares, shares)
     assert [F(weight, sum(only.weights)) for weight in only.weights] == list(shares)
@@ -55,19 +57,19 @@ def test_decimals_are_reproduced_exactly(parts, rows):
     st.integers(1, 10**6),
 )
 @settings(max_examples=60)
-def test_what_no_table_reproduces_is_off_by_less_than_a_row_or_refused(parts, rows):
+def test_rounded_weights_are_within_a_row_or_refused(parts, rows):
     shares = tuple(F(part, sum(parts)) for part in parts)
     try:
         (only,) = stretches("p", rows, shares, shares)
     except PlanError as error:
-        assert "finer table" in error.what
+        assert "larger table" in error.what
         return
-    assert all(only.weights), "a source that is wanted is never rounded to nothing"
+    assert all(only.weights), "a share above 0 is never rounded to 0"
     for share, weight in zip(shares, only.weights, strict=True):
         assert abs(F(weight, sum(only.weights)) - share) * rows < 1
 
 
-def test_a_plan_that_would_be_off_by_rows_is_refused():
+def test_weights_off_by_more_than_a_row_are_refused():
     shares = (F(1, 3 * 10**9), 1 - F(1, 3 * 10**9))
     with pytest.raises(PlanError, match="fewer decimals"):
         stretches("p", 10**12, shares, shares)
@@ -78,7 +80,7 @@ corners = st.lists(st.integers(0, 100), min_size=3, max_size=6).filter(any)
 
 @given(corners, corners, st.integers(1, 11).flatmap(lambda digits: st.integers(1, 10**digits)))
 @settings(max_examples=100, deadline=None)
-def test_a_ramp_ends_within_a_row_and_follows_its_line(one, two, rows):
+def test_a_ramp_follows_its_line_and_ends_within_a_row(one, two, rows):
     size = min(len(one), len(two))
     one, two = one[:size], two[:size]
     if not any(one) or not any(two):
@@ -98,7 +100,7 @@ def test_a_ramp_ends_within_a_row_and_follows_its_line(one, two, rows):
         for index, weight in enumerate(part.weights):
             taken[index] += F(weight * part.rows, total)
             asked = first[index] * start + (last[index] - first[index]) * F(start**2, 2 * rows)
-            # On the way, never off by more than the table's grain over one stretch.
+            # On the way, off by at most the rounding of the table over one stretch.
             assert abs(taken[index] - asked) <= 1 + F(size * (math.ceil(rows / 128) + 1), 1024)
     for index in range(size):
         assert abs(drawn[index] - average(first, last)[index]) * rows < 1

@@ -1,3 +1,5 @@
+"""Curves of a plan, and the pictures of them."""
+
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
@@ -9,9 +11,10 @@ import pytest
 from headrace.console.errors import ConfigError
 from headrace.dataplane.order.stream import Stream
 from headrace.mixtures.learning_rate import lr_at
-from headrace.mixtures.planning.resolve import resolve
-from headrace.mixtures.spec.mixture import LearningRate, Mixture, PhaseSpec, SourceSpec
-from headrace.mixtures.view.curves import MOST, curves
+from headrace.mixtures.lr_shapes import Constant, Cosine
+from headrace.mixtures.planning.resolve_mixture import resolve
+from headrace.mixtures.spec.mixture import Mixture, PhaseSpec, SourceSpec
+from headrace.mixtures.view.curves import MAX_SOURCES, curves
 from headrace.mixtures.view.plot import _apart, draw
 
 
@@ -29,7 +32,7 @@ def plan(head):
                     seq_len=64,
                     batch=1_024,
                     weights={"web": 0.75, "code": 0.25},
-                    lr=LearningRate(warmup=4_096),
+                    lr=Constant(warmup=4_096),
                 ),
                 "ramp": PhaseSpec(
                     tokens=16_384,
@@ -39,36 +42,36 @@ def plan(head):
                     tokens=8_192,
                     seq_len=128,
                     weights={"ramp": 1},
-                    lr=LearningRate(shape="cosine", peak=0.75),
+                    lr=Cosine(peak=0.75),
                 ),
             },
         )
     )
 
 
-def test_curves_are_the_plan_s(plan):
-    found = curves(Stream(plan))
+def test_curves_equal_the_counts_of_the_plan(plan):
+    plan_curves = curves(Stream(plan))
     stream = Stream(plan)
-    assert found.sources == ["web", "code"]
+    assert plan_curves.sources == ["web", "code"]
     for phase in plan.phases:
-        last = found.tokens.index(phase.first_token + phase.tokens)
-        before = found.tokens.index(phase.first_token)
+        last = plan_curves.tokens.index(phase.first_token + phase.tokens)
+        before = plan_curves.tokens.index(phase.first_token)
         drawn = stream.counts(phase.last_row) - stream.counts(phase.first_row)
         for source in range(2):
-            assert found.taken[source][last] - found.taken[source][before] == (
+            assert plan_curves.taken[source][last] - plan_curves.taken[source][before] == (
                 drawn[source] * phase.seq_len
             )
-    assert sum(line[-1] for line in found.taken) == plan.tokens
-    assert found.epochs[1][-1] == pytest.approx(found.taken[1][-1] / 9_000, abs=1e-3)
-    assert np.allclose(np.sum(found.shares, axis=0), 1)
-    assert found.share_edges[-1] == plan.tokens == found.lr_tokens[-1]
-    assert found.lr[-1] == pytest.approx(0, abs=1e-9) and max(found.lr) == 1
-    place = found.lr_tokens.index(4_096)  # the corner of the warm-up is a point of the curve
-    assert found.lr[place] == lr_at(plan.phases[0], 4_096) == 1
+    assert sum(line[-1] for line in plan_curves.taken) == plan.tokens
+    assert plan_curves.epochs[1][-1] == pytest.approx(plan_curves.taken[1][-1] / 9_000, abs=1e-3)
+    assert np.allclose(np.sum(plan_curves.shares, axis=0), 1)
+    assert plan_curves.share_edges[-1] == plan.tokens == plan_curves.lr_tokens[-1]
+    assert plan_curves.lr[-1] == pytest.approx(0, abs=1e-9) and max(plan_curves.lr) == 1
+    place = plan_curves.lr_tokens.index(4_096)  # the corner of the warm-up is a point of the curve
+    assert plan_curves.lr[place] == lr_at(plan.phases[0], 4_096) == 1
 
 
-def test_the_smallest_of_many_sources_are_drawn_as_one(head):
-    names = [f"s{number}" for number in range(MOST + 3)]
+def test_the_smallest_of_many_sources_are_merged(head):
+    names = [f"s{number}" for number in range(MAX_SOURCES + 3)]
     weights = dict.fromkeys(names, 0.05) | {"s0": 0.3}
     plan = resolve(
         Mixture(
@@ -76,21 +79,21 @@ def test_the_smallest_of_many_sources_are_drawn_as_one(head):
             phases={"p": PhaseSpec(tokens=64_000, seq_len=64, batch=640, weights=weights)},
         )
     )
-    found = curves(Stream(plan))
-    assert len(found.sources) == MOST
-    assert (found.sources[0], found.sources[-1]) == ("s0", "4 others")
-    assert sum(line[-1] for line in found.taken) == plan.tokens
-    assert found.shares[-1] == [pytest.approx(0.2)]
+    plan_curves = curves(Stream(plan))
+    assert len(plan_curves.sources) == MAX_SOURCES
+    assert (plan_curves.sources[0], plan_curves.sources[-1]) == ("s0", "4 others")
+    assert sum(line[-1] for line in plan_curves.taken) == plan.tokens
+    assert plan_curves.shares[-1] == [pytest.approx(0.2)]
 
 
-def test_pictures_are_whole_and_need_nothing_else(plan, tmp_path):
-    found = curves(Stream(plan))
+def test_pictures_are_complete_and_self_contained(plan, tmp_path):
+    plan_curves = curves(Stream(plan))
     for kind in ("png", "svg", "html"):
-        draw(found, str(tmp_path / f"mixture.{kind}"))
+        draw(plan_curves, str(tmp_path / f"mixture.{kind}"))
     assert (tmp_path / "mixture.png").read_bytes().startswith(b"\x89PNG")
     svg = ElementTree.fromstring((tmp_path / "mixture.svg").read_text())
     text = " ".join("".join(node.itertext()) for node in svg.iter() if node.tag.endswith("text"))
-    for word in ("web", "code", "stable", "ramp", "learning rate", "epochs", "no more than 3"):
+    for word in ("web", "code", "stable", "ramp", "learning rate", "epochs", "max_epochs 3"):
         assert word in text, word
     page = (tmp_path / "mixture.html").read_text()
     assert "<svg" in page and "<td>web</td>" in page
@@ -100,15 +103,15 @@ def test_pictures_are_whole_and_need_nothing_else(plan, tmp_path):
     ) + page.count("https://matplotlib.org")
 
 
-def test_a_picture_is_the_same_when_drawn_again(plan, tmp_path):
-    found = curves(Stream(plan))
+def test_drawing_is_deterministic(plan, tmp_path):
+    plan_curves = curves(Stream(plan))
     for name in ("a.svg", "b.svg"):
-        draw(found, str(tmp_path / name))
+        draw(plan_curves, str(tmp_path / name))
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-def test_other_endings_are_refused(plan, tmp_path):
-    with pytest.raises(ConfigError, match=r"none of \.png, \.svg and \.html"):
+def test_other_file_endings_are_refused(plan, tmp_path):
+    with pytest.raises(ConfigError, match=r"does not end in \.png, \.svg or \.html"):
         draw(curves(Stream(plan)), str(tmp_path / "mixture.jpeg"))
 
 

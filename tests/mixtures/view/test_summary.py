@@ -1,3 +1,5 @@
+"""Summaries of plans against a walk over all rows, and against sets of tokens."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -8,8 +10,8 @@ from plan_data import served, write_run
 
 from headrace.dataplane.order.stream import Stream
 from headrace.mixtures.planning.continuation import _common
-from headrace.mixtures.planning.open_plan import Target
-from headrace.mixtures.planning.resolve import resolve
+from headrace.mixtures.planning.open_plan import OpenedPlan
+from headrace.mixtures.planning.resolve_mixture import resolve
 from headrace.mixtures.spec.mixture import After, Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.view.summary import summarize
 from headrace.mixtures.view.table import as_data, table
@@ -17,7 +19,7 @@ from headrace.mixtures.view.table import as_data, table
 
 @pytest.fixture
 def mixture(head):
-    """Two lengths, an epoch that ends, a source that two phases share."""
+    """Two sequence lengths, an epoch that ends, and a source of two phases."""
     return Mixture(
         chunk=64,
         window=4,
@@ -34,7 +36,7 @@ def mixture(head):
     )
 
 
-def test_the_numbers_are_those_of_a_walk(mixture):
+def test_summary_equals_a_walk_over_all_rows(mixture):
     plan = resolve(mixture)
     summary = summarize(Stream(plan))
     stream = Stream(plan)
@@ -55,8 +57,8 @@ def test_the_numbers_are_those_of_a_walk(mixture):
         assert total.tokens == sum(phase.sources[index].tokens for phase in summary.phases)
 
 
-def test_every_token_of_an_epoch_is_taken_left_over_or_passed_over(mixture):
-    """The account closes: what was served of the epochs begun, and what was not, and why."""
+def test_every_token_of_an_epoch_is_taken_or_left_over_or_skipped(mixture):
+    """Tokens taken, left over and skipped sum to the tokens of the epochs."""
     plan = resolve(mixture)
     summary = summarize(Stream(plan))
     taken = served(plan)
@@ -73,16 +75,16 @@ def test_every_token_of_an_epoch_is_taken_left_over_or_passed_over(mixture):
     assert sum(use.passed_over for use in summary.phases[1].sources) > 0
 
 
-def test_the_table_shows_what_people_ask_for(mixture):
+def test_the_table_shows_every_column_and_note(mixture):
     text = table(summarize(Stream(resolve(mixture))), tokens_per_second=10)
     for part in (
-        "phase short: 4,992 tokens (8 fewer than asked: its edge is rounded to a whole update)",
-        "steps 0 to 39, rows 0 to 312; 8 rows of 16 tokens an update",
+        "phase short: 4,992 tokens (8 fewer than asked: rounded to whole steps)",
+        "steps 0 to 39, rows 0 to 312; 8 rows of 16 tokens per step",
         "59.94%",
-        "stands at",
+        "total epochs",
         "8m19s",
-        "skipped: tokens of the current epoch that a change of sequence length passes over.",
-        "left over: tokens of the epochs that ended there which filled no row.",
+        "skipped: tokens of the current epoch that a change of sequence length skips.",
+        "left over: tokens at the end of an epoch that do not fill a row.",
         "total",
     ):
         assert part in text, part
@@ -93,9 +95,7 @@ def test_the_table_shows_what_people_ask_for(mixture):
 
 
 @pytest.mark.parametrize("seq_len", [16, 32, 256])
-def test_a_branch_says_what_it_inherits_and_shares_with_its_sibling(
-    mixture, tmp_path, head, seq_len
-):
+def test_a_continuing_plan_shows_inherited_positions_and_overlap(mixture, tmp_path, head, seq_len):
     parent = resolve(mixture)
     write_run(tmp_path / "run", parent)
     row = parent.step(21).first_row
@@ -116,7 +116,7 @@ def test_a_branch_says_what_it_inherits_and_shares_with_its_sibling(
             },
         )
     )
-    target = Target(Stream(plan))
+    target = OpenedPlan(Stream(plan))
     summary = summarize(target.stream, target.branch)
     assert summary.continues is not None
     assert (summary.continues.step, summary.continues.row) == (21, row)
@@ -133,10 +133,10 @@ def test_a_branch_says_what_it_inherits_and_shares_with_its_sibling(
         assert source.passed_over >= 0
         if seq_len == 16:
             assert source.passed_over == 0
-    assert "both take" in table(summary)
-    alone = summarize(target.stream)  # as from a plan.json, where the run is not at hand
-    assert f"after row {row:,} of plan {parent.hash}" in table(alone)
-    assert "both take" not in table(alone)
+    assert "overlap" in table(summary)
+    alone = summarize(target.stream)  # as for a plan.json whose parent run cannot be read
+    assert f"continues plan {parent.hash} at row {row:,}" in table(alone)
+    assert "overlap" not in table(alone)
     assert any(source.shared_tokens for source in summary.continues.sources)
     if seq_len > 16:
         assert any(source.passed_over for source in summary.continues.sources)
@@ -149,9 +149,9 @@ spans = st.lists(st.integers(0, 60), max_size=12, unique=True).map(
 
 @given(spans, spans)
 @settings(max_examples=200, deadline=None)
-def test_common_spans_are_those_of_sets(one, other):
-    def tokens(found):
-        return {token for start, end in found.tolist() for token in range(start, end)}
+def test_common_spans_equal_the_intersection_of_sets(one, other):
+    def tokens(spans):
+        return {token for start, end in spans.tolist() for token in range(start, end)}
 
     assert tokens(_common(one, other)) == tokens(one) & tokens(other)
     # Spans that touch count once.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.models.operators import Context
+from headrace.models.operators import BatchContext
 from headrace.models.operators.moe import MoE, MoEOptions, balance, sinkhorn
 from headrace.models.parallel.axes import Axes
 
@@ -20,8 +21,8 @@ def experts(**options: Any) -> MoE:
     return moe
 
 
-def context() -> Context:
-    return Context(torch.zeros(1, 1))
+def context() -> BatchContext:
+    return BatchContext(torch.zeros(1, 1))
 
 
 def all_of(tokens: int) -> Tensor:
@@ -116,10 +117,10 @@ def test_an_expert_without_tokens_has_a_gradient_of_zeros() -> None:
         {"top_k": 1, "router": "sigmoid", "sinkhorn": True, "z_loss": 0.1},
     ],
 )
-def test_padding_has_no_part_in_what_is_counted(options: dict[str, Any]) -> None:
+def test_batch_statistics_leave_out_padding_rows(options: dict[str, Any]) -> None:
     moe, x = experts(**options), normal(2, 9, 8)
-    alone, padded, blind = context(), context(), context()
-    padded.rows = torch.tensor([True, True, False, False, False])
+    alone, blind = context(), context()
+    padded = replace(context(), rows=torch.tensor([True, True, False, False, False]))
     fill = torch.cat([x, torch.ones(3, 9, 8, dtype=x.dtype)])
     y = moe(x, alone)
     assert torch.allclose(moe(fill, padded)[:2], y, rtol=1e-12)
@@ -127,8 +128,7 @@ def test_padding_has_no_part_in_what_is_counted(options: dict[str, Any]) -> None
     moe(fill, blind)
     counted = [sum(loss.item() for loss in where.losses) for where in (blind, alone)]
     assert abs(counted[0] - counted[1]) > 1e-3, "a negative control"
-    nothing = context()
-    nothing.rows = torch.zeros(5, dtype=torch.bool)
+    nothing = replace(context(), rows=torch.zeros(5, dtype=torch.bool))
     assert moe(fill, nothing).isfinite().all() and not any(nothing.losses)
 
 
@@ -153,7 +153,7 @@ def test_compiled_without_a_break(options: dict[str, Any], monkeypatch: pytest.M
     axes = Axes()
 
     def run(x: Tensor) -> Tensor:
-        where = Context(x, rows=rows, axes=axes)
+        where = BatchContext(x, rows=rows, axes=axes)
         return moe(x, where).sum() + sum(where.losses)
 
     x.requires_grad_()

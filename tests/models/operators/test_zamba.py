@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,13 +61,11 @@ def test_each_call_is_its_definition(options: dict[str, Any]) -> None:
         call = call_of(block, seed)
         for length in LENGTHS:
             h, e = normal(1, length, WIDTH), normal(1, length, WIDTH, seed=2)
-            where = context(1, length)
-            where.embeddings = e
+            where = replace(context(1, length), embeddings=e)
             y = call(block, h, where)[0]
             assert (y - definition(block, call, h[0], e[0])).abs().max() < BOUND
-    where = context(1, CUTS[-1], CUTS)
     h, e = normal(1, CUTS[-1], WIDTH), normal(1, CUTS[-1], WIDTH, seed=2)
-    where.embeddings = e
+    where = replace(context(1, CUTS[-1], CUTS), embeddings=e)
     packed = call(block, h, where)[0]
     alone = [definition(block, call, h[0, a:b], e[0, a:b]) for a, b in itertools.pairwise(CUTS)]
     assert (packed - torch.cat(alone)).abs().max() < BOUND
@@ -75,7 +74,7 @@ def test_each_call_is_its_definition(options: dict[str, Any]) -> None:
 def test_changes_are_seen() -> None:
     block = make("zamba-block", WIDTH, heads=4, hidden=6, lora_rank=3)
     call, h, e = call_of(block, 10), normal(1, 9, WIDTH), normal(1, 9, WIDTH, seed=2)
-    where = context(1, 9)
+    where = replace(context(1, 9), embeddings=e)
     expected = definition(block, call, h[0], e[0])
 
     def swap_the_gate(block: Any) -> None:
@@ -90,7 +89,6 @@ def test_changes_are_seen() -> None:
     for change in (swap_the_gate, swap_hidden_and_embeddings, scale_by_the_whole_head):
         changed = copy.deepcopy(block)
         change(changed)
-        where.embeddings = e
         assert (call(changed, h, where)[0] - expected).abs().max() > 1e-3
     another = call_of(block, 50)(block, h, where)[0]
     assert (another - expected).abs().max() > 1e-2, "each call has weights of its own"

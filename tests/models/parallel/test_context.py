@@ -140,12 +140,10 @@ def test_documents_that_see_each_other(four: Ranks, mixed: Model) -> None:
     assert apart(four, together, CUTS, **RING) < BOUND
 
 
-@pytest.mark.parametrize("checkpointing", ["block", "operator"])
-def test_what_is_computed_again_is_sent_again(
-    four: Ranks, mixed: Model, checkpointing: str
-) -> None:
-    assert apart(four, mixed, CUTS, checkpointing=checkpointing) < BOUND
-    assert apart(four, mixed, CUTS, checkpointing=checkpointing, **RING) < BOUND
+@pytest.mark.parametrize("recompute", ["block", "operator"])
+def test_what_is_computed_again_is_sent_again(four: Ranks, mixed: Model, recompute: str) -> None:
+    assert apart(four, mixed, CUTS, recompute=recompute) < BOUND
+    assert apart(four, mixed, CUTS, recompute=recompute, **RING) < BOUND
 
 
 def test_with_tensor_parallelism(four: Ranks, mixed: Model, tiny_of: Callable[..., Model]) -> None:

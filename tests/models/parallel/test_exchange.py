@@ -20,7 +20,7 @@ def test_there_and_back(pools: dict[int, Ranks], differs: Callable[..., float]) 
 
 def test_seats_share_everything_once() -> None:
     for count in (0, 1, 5, 8):
-        parts = [seat.part(count) for seat in Axis(None, 2, 4).seats()]
+        parts = [rank.part(count) for rank in Axis(None, 2, 4).ranks()]
         assert [place for part in parts for place in range(count)[part]] == list(range(count))
         assert parts[2] == Axis(None, 2, 4).part(count)
 

@@ -91,9 +91,9 @@ def test_an_output_matrix_of_its_own(two: Ranks) -> None:
     assert apart(two, make("tie_embeddings=false", "norm=rms")) < BOUND
 
 
-@pytest.mark.parametrize("checkpointing", ["block", "operator"])
-def test_what_is_computed_again_is_gathered_again(two: Ranks, checkpointing: str) -> None:
-    assert apart(two, make(), checkpointing=checkpointing) < BOUND
+@pytest.mark.parametrize("recompute", ["block", "operator"])
+def test_what_is_computed_again_is_gathered_again(two: Ranks, recompute: str) -> None:
+    assert apart(two, make(), recompute=recompute) < BOUND
 
 
 @pytest.mark.parametrize("fault", ["bias", "norm"])
@@ -112,6 +112,6 @@ def test_every_member_finds_its_group(groups: int, each: int, size: int, more: i
     for rank in range(size):
         axis = Axis(None, rank, size)
         runs = group_runs(groups, members, axis)
-        run = len(axis.share(members)) // len(runs)
+        run = len(axis.part_range(members)) // len(runs)
         found += [group for group in runs for _ in range(run)]
     assert found == [member * groups // members for member in range(members)]

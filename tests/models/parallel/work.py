@@ -55,7 +55,7 @@ def model_part(
     tensor: int = 1,
     attention: str = "a2a",
     hyena_li: str = "states",
-    checkpointing: str = "none",
+    recompute: str = "none",
     training: bool = False,
     fault: str | None = None,
 ) -> tuple[np.ndarray, float, dict[str, tuple[LocalShard, np.ndarray]]]:
@@ -66,7 +66,7 @@ def model_part(
     model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
     forms: dict[str, Any] = {"attention": attention, "hyena_li": hyena_li}
     model.shard(Axes(tensor=shared, context=axis, **forms))
-    model.checkpointing = checkpointing  # type: ignore[assignment]
+    model.set_recompute(recompute)  # type: ignore[arg-type]
     ours = axis.part(tokens.shape[1])
     with FAULTS[fault]() if fault else nullcontext():
         documents = None
@@ -95,7 +95,7 @@ def share_of_loss(
     counted: np.ndarray,
     cuts: list[int],
     *,
-    checkpointing: str = "none",
+    recompute: str = "none",
     fault: str | None = None,
 ) -> tuple[float, dict[str, tuple[LocalShard, np.ndarray]]]:
     """This rank's share of the loss where tensor parallelism divides the model, and its gradients
@@ -103,7 +103,7 @@ def share_of_loss(
     model = Model(config).double()
     model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
     model.shard(Axes(tensor=context_axis()))
-    model.checkpointing = checkpointing  # type: ignore[assignment]
+    model.set_recompute(recompute)  # type: ignore[arg-type]
     ids, w = torch.from_numpy(tokens), torch.from_numpy(counted)
     documents = Documents.from_cu_seqlens(torch.tensor(cuts), tuple(w.shape))  # type: ignore[arg-type]
     with FAULTS[fault]() if fault else nullcontext():
@@ -153,7 +153,7 @@ def halo_of(axis: Axis, x: Tensor, count: int) -> Tensor:
 
 def exchanged(axis: Axis, x: Tensor) -> Tensor:
     """There and back, with channels that do not divide evenly."""
-    shares = [seat.part(x.shape[2]) for seat in axis.seats()]
+    shares = [rank.part(x.shape[2]) for rank in axis.ranks()]
     whole = whole_rows([x[:, :, mine] for mine in shares], axis)
     return own_parts(whole.cumsum(dim=1), [mine.stop - mine.start for mine in shares], axis)
 

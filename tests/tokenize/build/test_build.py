@@ -198,7 +198,7 @@ def test_masked_weight_without_dna_is_told() -> None:
 def test_misuse_is_told_by_name() -> None:
     common = {"inputs": ("a",), "out": "b", "tokenizer": "byte"}
     for wrong, message in (
-        ({"compression": "zstd"}, "only the mds format"),
+        ({"compression": "zstd"}, "the arrow format cannot be compressed"),
         ({"compression": "lz4", "format": "mds"}, "not zstd"),
         ({"splits": {"val": 1.0}}, "shares between 0 and 1"),
         ({"splits": {"train": 0.1}}, "what the splits leave over"),

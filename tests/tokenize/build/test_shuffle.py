@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from corpora import read_dataset, texts, write_jsonl
 
-from headrace.dataplane.shards import ShardDocuments
+from headrace.dataplane.shards.documents import ShardDocuments
 from headrace.tokenize import sources
 from headrace.tokenize.build import shuffle
 from headrace.tokenize.build.shuffle import document_keys

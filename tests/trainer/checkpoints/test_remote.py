@@ -26,8 +26,8 @@ from headrace.trainer.checkpoints.fragments import Fragment
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.folder import RunFolder
-from headrace.trainer.layout.layout import Parallel
-from headrace.trainer.weights import source as origin
+from headrace.trainer.layout.groups import Parallel
+from headrace.trainer.weights import source as sources
 
 Save = Callable[..., RunFolder]
 
@@ -72,7 +72,7 @@ def test_the_files_are_there_and_the_record_here(
     (there,) = store.whole(url)
     assert (record / "remote").read_text() == there and there.startswith(f"{url}/step-00000003.")
     for path in (str(run.root), str(record), there, url):  # the last two need no folder at all
-        found = origin.find(path)
+        found = sources.find(path)
         assert found.model == model.config
         weights = found.weights()
         for name, parameter in model.named_parameters():

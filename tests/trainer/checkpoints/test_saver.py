@@ -14,7 +14,7 @@ from headrace.trainer.checkpoints import saver, store, tensors
 from headrace.trainer.checkpoints.fragments import Fragment
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.store import RunState
-from headrace.trainer.layout.layout import Parallel
+from headrace.trainer.layout.groups import Parallel
 
 
 def state(step: int) -> RunState:

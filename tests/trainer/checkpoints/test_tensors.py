@@ -10,7 +10,7 @@ from headrace.console.errors import CheckpointError, StorageError
 from headrace.models.parallel.sharding import LocalShard
 from headrace.trainer.checkpoints import tensors
 from headrace.trainer.checkpoints.fragments import Fragment
-from headrace.trainer.layout.layout import Parallel
+from headrace.trainer.layout.groups import Parallel
 
 
 def halves(key: str, whole: torch.Tensor, cut: int) -> list[Fragment]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from small_data import random_documents, write_dataset
 
-from headrace.trainer.layout.layout import Parallel
+from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.loop import evaluate
 from headrace.trainer.loop import loaders as rows
 from headrace.trainer.run.request import Request
@@ -20,27 +20,29 @@ def a_job(tmp_path: Path, *overrides: str, mixture: str | None = None) -> Job:
     return resolve(Request(model=TINY, out=str(tmp_path / "run"), mixture=mixture, overrides=words))
 
 
-def test_random_rows_come_step_by_step(tmp_path: Path, parallel: Parallel) -> None:
+def test_synthetic_rows_arrive_step_by_step(tmp_path: Path, parallel: Parallel) -> None:
     found = a_job(tmp_path, "synthetic.steps=4", "synthetic.batch_rows=6", "synthetic.seq_len=8")
-    steps = rows.steps_of(found, parallel)(1, 3)
+    steps = rows.training_steps(found.plan, parallel, found.run.data)(1, 3)
     seen = [[row for batch in step for row in batch.rows] for step in steps]
     assert seen == [[*range(6 * n, 6 * n + 6)] for n in (1, 2, 3)]
-    assert rows.evaluator_of(found, parallel) is None
 
 
-def test_a_mixtures_rows_and_those_held_out(tmp_path: Path, parallel: Parallel) -> None:
+def test_mixture_rows_and_held_out_rows_are_loaded(tmp_path: Path, parallel: Parallel) -> None:
     for split in ("train", "val"):
         write_dataset(str(tmp_path / "web" / split), random_documents(len(split), 30, longest=60))
     mixture = tmp_path / "mixture.yaml"
     data = tmp_path / "web" / "train"
     mixture.write_text(f"sources: {{web: {{data: {data}}}}}\nphases: {{one: {PHASE}}}\n")
     found = a_job(tmp_path, "evaluate.rows=5", mixture=str(mixture))
-    steps = list(rows.steps_of(found, parallel)(0, 4))
+    steps = list(rows.training_steps(found.plan, parallel, found.run.data)(0, 4))
     assert [[len(batch.tokens) for batch in step] for step in steps] == [[4, 4]] * 4
     found.folder.prepare()
     assert found.run.evaluate is not None
     evaluate.plan_of(found.run.evaluate, found.plan).save(found.held_out)
-    evaluator = rows.evaluator_of(found, parallel)
-    assert evaluator is not None and evaluator.names == ["web"]
+    run = found.run
+    evaluator = rows.evaluator(
+        found.held_out, found.run.evaluate, parallel, run.data, run.micro_batch_tokens
+    )
+    assert evaluator.names == ["web"]
     (step,) = evaluator.steps
     assert sum(row >= 0 for batch in step for row in batch.rows) == 5

@@ -19,12 +19,11 @@ from headrace.trainer.engines import build, give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
-from headrace.trainer.layout.layout import Parallel
+from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.loop.batches import MicroBatch, micro_batches, micro_rows
 from headrace.trainer.loop.guard import Guard
 from headrace.trainer.loop.loop import Loop, LoopOptions, StepRecord
-from headrace.trainer.loop.synthetic import SyntheticLoader, SyntheticPlan
-from headrace.trainer.run.config import SyntheticConfig
+from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticLoader, SyntheticPlan
 
 PLAN = SyntheticPlan(SyntheticConfig(steps=4, seq_len=16, batch_rows=6), 37, 1)
 
@@ -64,7 +63,7 @@ def begin() -> RunState:
     return RunState(step=0, row=0, tokens=0, plan_hash=PLAN.hash, updates=0, ledger="", seed=1)
 
 
-def test_it_takes_every_step_once(parallel: Parallel) -> None:
+def test_the_loop_takes_every_step_once(parallel: Parallel) -> None:
     loop, kept = make(parallel)
     state, finished = loop.run(begin())
     assert finished and [r.step.number for r in kept.records] == [0, 1, 2, 3]
@@ -72,17 +71,17 @@ def test_it_takes_every_step_once(parallel: Parallel) -> None:
     assert state.ledger == kept.records[-1].ledger
 
 
-def test_how_a_batch_is_cut_changes_nothing(parallel: Parallel) -> None:
-    """Micro-batches of one row, and all rows at once with padding: the same losses and rows."""
+def test_micro_batch_size_changes_nothing(parallel: Parallel) -> None:
+    """Micro-batches of one row, and all rows with padding, give the same losses and rows."""
     one, all_at_once = make(parallel, micro_batch_tokens=16), make(parallel, micro_batch_tokens=999)
     states = [loop.run(begin())[0] for loop, _ in (one, all_at_once)]
     assert states[0].ledger == states[1].ledger
     for a, b in zip(one[1].records, all_at_once[1].records, strict=True):
-        assert a.facts.loss == pytest.approx(b.facts.loss, abs=2e-6)
+        assert a.stats.loss == pytest.approx(b.stats.loss, abs=2e-6)
         assert a.update.grad_norm == pytest.approx(b.update.grad_norm, rel=2e-5)
 
 
-def test_it_stops_when_asked_and_goes_on_from_there(parallel: Parallel) -> None:
+def test_the_loop_stops_when_asked_and_resumes(parallel: Parallel) -> None:
     whole = make(parallel)[0].run(begin())[0]
     loop, _ = make(parallel, stop_after=2)
     state, finished = loop.run(begin())
@@ -95,7 +94,7 @@ def test_it_stops_when_asked_and_goes_on_from_there(parallel: Parallel) -> None:
 
 @dataclass
 class Poisoned:
-    """Rows of one step with a loss that is no number."""
+    """Rows of one step whose loss is NaN."""
 
     batch: Any
 
@@ -109,7 +108,7 @@ def poisoned(step: int, rows: int) -> Iterator[Sequence[Any]]:
         yield [Poisoned(batch) for batch in batches] if number == 1 else batches
 
 
-def test_a_step_that_is_not_finite_changes_nothing_and_is_named(parallel: Parallel) -> None:
+def test_a_step_that_is_not_finite_stops_the_run_unchanged(parallel: Parallel) -> None:
     loop, kept = make(parallel, steps=poisoned)
     with pytest.raises(RunError, match="step 1: the gradients are not finite") as caught:
         loop.run(begin())
@@ -119,7 +118,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_named(parallel: Parall
         assert torch.isfinite(fragment.data).all()
 
 
-def test_it_may_be_skipped(parallel: Parallel) -> None:
+def test_a_step_that_is_not_finite_may_be_skipped(parallel: Parallel) -> None:
     loop, kept = make(parallel, steps=poisoned, guard=Guard(not_finite="skip"))
     state, finished = loop.run(begin())
     assert finished and state.updates == 3
@@ -127,7 +126,7 @@ def test_it_may_be_skipped(parallel: Parallel) -> None:
 
 
 def spiking(step: int, rows: int) -> Iterator[Sequence[Any]]:
-    """The same rows at every step, which the model learns by heart, but for step 2."""
+    """The same rows at every step, which the model memorises, and other rows at step 2."""
     for number in range(step, PLAN.last_step):
         first, third = (next(steps(which, rows)) for which in (0, 2))
         yield third if number == 2 else first
@@ -140,14 +139,14 @@ def everything(loop: Loop) -> dict[str, torch.Tensor]:
 LEARNS_BY_HEART = {"spike": "skip", "bound": 0.0, "window": 8}
 
 
-def test_a_spike_is_left_out(parallel: Parallel) -> None:
+def test_a_spike_is_skipped(parallel: Parallel) -> None:
     loop, kept = make(parallel, steps=spiking, guard=Guard(**LEARNS_BY_HEART))
     state, finished = loop.run(begin())
     assert finished and state.updates == 3
     assert [record.update.applied for record in kept.records] == [True, True, False, True]
-    harm = kept.records[2].harm
-    assert harm is not None and (harm.kind, harm.action) == ("spike", "skip")
-    assert state.losses == tuple(kept.records[n].facts.loss for n in (0, 1, 3))
+    skipped = kept.records[2].skipped
+    assert skipped is not None and (skipped.kind, skipped.action) == ("spike", "skip")
+    assert state.losses == tuple(kept.records[n].stats.loss for n in (0, 1, 3))
     without, _ = make(parallel, steps=spiking)
     assert without.run(begin())[0].ledger == state.ledger, "the rows were seen all the same"
     loop, _ = make(parallel, steps=spiking, guard=Guard(**LEARNS_BY_HEART | {"spike": "stop"}))
@@ -156,7 +155,7 @@ def test_a_spike_is_left_out(parallel: Parallel) -> None:
     assert "rows 12 to 17" in str(caught.value)
 
 
-def test_a_spike_takes_the_weights_back_and_never_the_row(parallel: Parallel) -> None:
+def test_a_spike_rolls_back_weights_and_never_the_row(parallel: Parallel) -> None:
     guard = Guard(**LEARNS_BY_HEART | {"spike": "rollback"})
     loop, kept = make(parallel, steps=spiking, guard=guard, stop_after=3)
     at_first, first = everything(loop), replace(begin(), losses=(3.7,))
@@ -174,12 +173,12 @@ def test_a_spike_takes_the_weights_back_and_never_the_row(parallel: Parallel) ->
     state, _ = loop.run(first)
     assert (state.step, state.row, state.updates, state.rollbacks) == (3, 18, 0, 1)
     assert state.losses == (3.7,), "what was usual there"
-    assert kept.records[2].harm is not None and kept.records[2].harm.back_to == 0
+    assert kept.records[2].skipped is not None and kept.records[2].skipped.back_to == 0
     for key, tensor in everything(loop).items():
         assert torch.equal(tensor, at_first[key]), key
     never, _ = make(parallel, steps=spiking, guard=replace(guard, rollbacks=0))
     with pytest.raises(
-        RunError, match="has gone back to its newest checkpoint 0 times already"
+        RunError, match="has already rolled back to its newest checkpoint 0 times"
     ) as caught:
         never.run(begin())
     assert "rows 12 to 17" in str(caught.value)

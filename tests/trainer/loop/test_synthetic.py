@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from headrace.trainer.loop.batches import PADDING
-from headrace.trainer.loop.synthetic import SyntheticLoader, SyntheticPlan
-from headrace.trainer.run.config import SyntheticConfig
+from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticLoader, SyntheticPlan
 
 PLAN = SyntheticPlan(SyntheticConfig(steps=3, seq_len=8, batch_rows=5), 50, 1)
 
@@ -39,6 +38,6 @@ def test_targets_follow_tokens() -> None:
     assert batch.cu_seqlens.tolist() == [0, 8, 16, 24, 32, 40]
 
 
-def test_another_shape_is_another_plan() -> None:
+def test_another_configuration_is_another_plan() -> None:
     longer = SyntheticPlan(SyntheticConfig(steps=3, seq_len=16, batch_rows=5), 50, 1)
     assert longer.hash != PLAN.hash and PLAN.last_step == 3 and PLAN.tokens == 120

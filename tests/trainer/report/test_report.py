@@ -22,7 +22,7 @@ from headrace.trainer.report.data import (
     thin,
 )
 from headrace.trainer.report.svg import bounds, most, ticks
-from headrace.trainer.run import resolve
+from headrace.trainer.run.stored import read_run
 
 
 def test_a_report_is_one_file_with_what_ran(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_a_report_is_one_file_with_what_ran(tmp_path: Path) -> None:
     text = path.read_text()
     check_page(text)
     assert "ocean &amp; &lt;river&gt;" in text
-    for word in ("finished", "ledger3", resolve.load(folder).plan.hash, "1 restart", "25.00%"):
+    for word in ("finished", "ledger3", read_run(folder).plan.hash, "1 restart", "25.00%"):
         assert word in text, word
     (run,) = summary["runs"]
     assert (run["steps"], run["tokens"], run["loss"]) == (4, 256, 1.0)

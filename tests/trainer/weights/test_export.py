@@ -15,7 +15,7 @@ from headrace.models.config import load_model_config
 from headrace.models.conversion.folders import read_model
 from headrace.models.model import Model
 from headrace.trainer.folder import RunFolder
-from headrace.trainer.weights import source as origin
+from headrace.trainer.weights import source as sources
 from headrace.trainer.weights.export import export, tokenizer_files
 
 Save = Callable[..., RunFolder]
@@ -27,13 +27,11 @@ def small(name: str, *overrides: str) -> Model:
     return model.eval()
 
 
-def test_transformers_computes_what_the_checkpoint_does(
-    checkpoint_of: Save, tmp_path: Path
-) -> None:
+def test_transformers_computes_the_same_logits(checkpoint_of: Save, tmp_path: Path) -> None:
     model = small("tiny-transformer", "vocab_size=64")
     run = checkpoint_of(model)
     done = export(
-        origin.find(str(run.root)),
+        sources.find(str(run.root)),
         str(tmp_path / "out"),
         "huggingface",
         dtype="fp32",
@@ -46,11 +44,11 @@ def test_transformers_computes_what_the_checkpoint_does(
     assert torch.allclose(theirs(ids).logits, model.logits(hidden), atol=2e-5)
 
 
-def test_what_is_exported_comes_back_the_same_in_each_type(
+def test_exported_weights_are_read_back_unchanged_in_each_dtype(
     checkpoint_of: Save, tmp_path: Path
 ) -> None:
     model = small("tiny-zamba")
-    found = origin.find(str(checkpoint_of(model).root))
+    found = sources.find(str(checkpoint_of(model).root))
     for dtype, kind in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         out = tmp_path / dtype
         export(found, str(out), "headrace", dtype=dtype, tokenizer=None)
@@ -59,10 +57,10 @@ def test_what_is_exported_comes_back_the_same_in_each_type(
             assert torch.equal(tensors[name], parameter.detach().to(kind)), name
 
 
-def test_what_cannot_be_said_is_refused_before_anything_is_written(
+def test_a_model_that_a_format_cannot_hold_is_refused_before_writing(
     checkpoint_of: Save, tmp_path: Path
 ) -> None:
-    found = origin.find(str(checkpoint_of(small("tiny-hybrid")).root))
+    found = sources.find(str(checkpoint_of(small("tiny-hybrid")).root))
     for format in ("huggingface", "vortex"):
         with pytest.raises(CheckpointError, match="can"):
             export(found, str(tmp_path / "out"), format, dtype="fp32", tokenizer=None)
@@ -73,7 +71,7 @@ def test_what_cannot_be_said_is_refused_before_anything_is_written(
         export(found, str(tmp_path / "out"), "headrace", dtype="fp32", tokenizer=None)
 
 
-def test_the_tokenizer_goes_along(tmp_path: Path) -> None:
+def test_the_tokenizer_is_exported(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     vocabulary = {letter: n for n, letter in enumerate("abcde")} | {"<|endoftext|>": 5}

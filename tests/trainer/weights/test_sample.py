@@ -16,7 +16,7 @@ from headrace.tokenize.cli import main as tokenize
 from headrace.trainer.cli import main
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.weights import sample
-from headrace.trainer.weights import source as origin
+from headrace.trainer.weights import source as sources
 
 TOKENIZER = ByteTokenizer(ByteConfig())
 
@@ -28,8 +28,8 @@ def run(checkpoint_of: Callable[..., RunFolder]) -> RunFolder:
     return checkpoint_of(model)
 
 
-def test_the_same_seed_says_the_same_of_the_tokenizers_ids_alone(run: RunFolder) -> None:
-    found = origin.find(str(run.root))
+def test_a_seed_decides_the_text_and_only_ids_of_the_tokenizer_appear(run: RunFolder) -> None:
+    found = sources.find(str(run.root))
     prompts = ["one", "", "three hundred"]
     said = [
         sample.sample(found, TOKENIZER, prompts, 8, sampling=Sampling(seed=seed))
@@ -43,8 +43,8 @@ def test_the_same_seed_says_the_same_of_the_tokenizers_ids_alone(run: RunFolder)
         assert "<|endoftext|>" not in each.text
 
 
-def test_greedy_is_the_likeliest_of_the_loaded_model(run: RunFolder) -> None:
-    found = origin.find(str(run.root))
+def test_temperature_0_takes_the_most_likely_token(run: RunFolder) -> None:
+    found = sources.find(str(run.root))
     (said,) = sample.sample(found, TOKENIZER, ["abc"], 1, sampling=Sampling(temperature=0))
     import torch
 
@@ -54,13 +54,13 @@ def test_greedy_is_the_likeliest_of_the_loaded_model(run: RunFolder) -> None:
     assert said.ended if likeliest == 256 else said.text == TOKENIZER.decode([likeliest])
 
 
-def test_a_larger_vocabulary_is_not_the_models(run: RunFolder) -> None:
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(run: RunFolder) -> None:
     large = ByteTokenizer(ByteConfig(special_tokens=tuple(f"<{n}>" for n in range(100))))
     with pytest.raises(InputError, match="356 ids, the model embeds 300"):
-        sample.sample(origin.find(str(run.root)), large, ["a"], 1, sampling=Sampling())
+        sample.sample(sources.find(str(run.root)), large, ["a"], 1, sampling=Sampling())
 
 
-def test_the_command_takes_prompts_or_lines(run: RunFolder, tmp_path: Path) -> None:
+def test_prompts_are_options_or_lines_of_stdin(run: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a few words")
     data = str(tmp_path / "data")
     words = ["build", str(tmp_path / "text.txt"), "--tokenizer", "byte", "--out", data]

@@ -11,9 +11,9 @@ from headrace.models.config import load_model_config
 from headrace.models.model import Model
 from headrace.trainer.checkpoints import store
 from headrace.trainer.folder import RunFolder
-from headrace.trainer.weights import source as origin
+from headrace.trainer.weights import source as sources
 from headrace.trainer.weights.export import export
-from headrace.trainer.weights.source import Checkpoint, Folder
+from headrace.trainer.weights.source import Checkpoint, ModelFolder
 
 Save = Callable[..., RunFolder]
 
@@ -32,7 +32,7 @@ def test_one_path_names_a_run_a_checkpoint_or_a_folder(
     checkpoint_of(model, 5)
     newest, third = (str(path) for path in store.committed(run.checkpoints)[::-1])
     out = str(tmp_path / "out")
-    export(origin.find(str(run.root)), out, "huggingface", dtype="fp32", tokenizer=None)
+    export(sources.find(str(run.root)), out, "huggingface", dtype="fp32", tokenizer=None)
     for path, step, where in (
         (str(run.root), None, newest),
         (str(run.root), 3, third),
@@ -40,37 +40,37 @@ def test_one_path_names_a_run_a_checkpoint_or_a_folder(
         (third + "/", None, third),
         (out, None, out),
     ):
-        found = origin.find(path, step)
+        found = sources.find(path, step)
         assert found.where == where
-        assert isinstance(found, Folder if path == out else Checkpoint)
+        assert isinstance(found, ModelFolder if path == out else Checkpoint)
         weights = found.weights()
         for name, parameter in model.named_parameters():
             assert torch.equal(weights[name], parameter.detach())
 
 
-def test_a_checkpoint_says_what_model_it_is_of(
+def test_a_checkpoint_holds_its_model_configuration(
     model: Model, checkpoint_of: Save, tmp_path: Path
 ) -> None:
     run = checkpoint_of(model)
     (moved,) = store.committed(run.checkpoints)
     moved = moved.rename(tmp_path / moved.name)
-    assert origin.find(str(moved)).model == model.config
+    assert sources.find(str(moved)).model == model.config
 
 
-def test_what_holds_no_weights_is_refused(
+def test_a_path_without_weights_is_refused(
     model: Model, checkpoint_of: Save, tmp_path: Path
 ) -> None:
     run = checkpoint_of(model, 3)
     with pytest.raises(CheckpointError, match="holds no weights"):
-        origin.find(str(tmp_path / "nowhere"))
+        sources.find(str(tmp_path / "nowhere"))
     with pytest.raises(CheckpointError, match="no checkpoint of step 4") as caught:
-        origin.find(str(run.root), 4)
+        sources.find(str(run.root), 4)
     assert caught.value.hint is not None and "3" in caught.value.hint
     with pytest.raises(CheckpointError, match="no checkpoint of step 4") as caught:
-        origin.find(str(run.checkpoints / store.name(4)))  # as a branch does
+        sources.find(str(run.checkpoints / store.name(4)))  # as a branch does
     assert caught.value.hint == "name a step that has one: 3"
     (saved,) = store.committed(run.checkpoints)
     (file,) = (saved / "tensors").glob("*.distcp")
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(CheckpointError, match="is damaged"):
-        origin.find(str(run.root)).weights()
+        sources.find(str(run.root)).weights()

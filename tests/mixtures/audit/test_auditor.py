@@ -1,3 +1,5 @@
+"""The auditor against documents, expected rows and ledgers."""
+
 from __future__ import annotations
 
 import hashlib
@@ -16,8 +18,8 @@ from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
 from headrace.dataplane.storage import storage
 from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
-from headrace.mixtures.audit.audit import Auditor
-from headrace.mixtures.planning.open_plan import Target, open_target
+from headrace.mixtures.audit.auditor import Auditor
+from headrace.mixtures.planning.open_plan import OpenedPlan, open_plan
 
 DOCUMENTS = {"web": random_documents(1, 120), "code": random_documents(2, 90, longest=40)}
 
@@ -50,8 +52,8 @@ def plan(tmp_path_factory) -> Plan:
 
 
 def expected_rows(plan: Plan) -> list[dict]:
-    """What each row holds, from the documents themselves laid side by side."""
-    found = []
+    """Return the contents of each row, from the documents written one after the other."""
+    rows = []
     stream = Stream(plan)
     for phase in plan.phases:
         located = stream.locate(np.arange(phase.first_row, phase.last_row))
@@ -68,7 +70,7 @@ def expected_rows(plan: Plan) -> list[dict]:
             tokens = np.concatenate(documents)[first : first + phase.seq_len + 1]
             own = owner[first : first + phase.seq_len].tolist()
             digest = hashlib.blake2b(tokens.astype("<u2").tobytes(), digest_size=16).hexdigest()
-            found.append(
+            rows.append(
                 {
                     "row": row,
                     "phase": phase.name,
@@ -78,13 +80,13 @@ def expected_rows(plan: Plan) -> list[dict]:
                     "tokens_hash": digest,
                 }
             )
-    return found
+    return rows
 
 
-def test_rows_hold_what_the_documents_say(plan):
-    seen = list(Auditor(Target(Stream(plan))).rows(range(plan.first_row, plan.last_row)))
-    assert len(seen) == plan.rows
-    for row, wanted in zip(seen, expected_rows(plan), strict=True):
+def test_rows_hold_the_expected_documents(plan):
+    audited = list(Auditor(OpenedPlan(Stream(plan))).rows(range(plan.first_row, plan.last_row)))
+    assert len(audited) == plan.rows
+    for row, wanted in zip(audited, expected_rows(plan), strict=True):
         data = json.loads(row.as_json())
         assert list(data) == ["row", "phase", "source", "epoch", "documents", "tokens_hash"]
         documents = data.pop("documents")
@@ -98,47 +100,49 @@ def test_rows_hold_what_the_documents_say(plan):
 
 
 def test_rows_outside_of_the_plan_are_refused(plan):
-    auditor = Auditor(Target(Stream(plan)))
+    auditor = Auditor(OpenedPlan(Stream(plan)))
     for rows in (range(plan.last_row, plan.last_row + 1), range(plan.last_row + 1)):
-        with pytest.raises(PlanError, match=f"rows 0 up to {plan.last_row}"):
+        with pytest.raises(PlanError, match=f"rows 0 to {plan.last_row}"):
             list(auditor.rows(rows))
-    with pytest.raises(PlanError, match=f"steps 0 up to {plan.last_step}, not 999"):
+    with pytest.raises(PlanError, match=f"steps 0 to {plan.last_step}, not 999"):
         auditor.step(999)
 
 
-def test_a_document_is_found_in_every_row_that_has_it(plan):
+def test_a_document_is_found_in_every_row_that_holds_it(plan):
     rows = expected_rows(plan)
-    auditor = Auditor(Target(Stream(plan)))
+    auditor = Auditor(OpenedPlan(Stream(plan)))
     for name, documents in DOCUMENTS.items():
         for number in range(0, len(documents), 7):
-            (found,) = auditor.find(str(number), name)
+            (match,) = auditor.find(str(number), name)
             wanted = {
                 row["row"]: dict(row["documents"])[number]
                 for row in rows
                 if row["source"] == name and number in dict(row["documents"])
             }
-            assert {at.row: at.tokens for at in found.sightings} == wanted
-            assert found.tokens == len(documents[number])
-            assert found.origin.id == f"id-{number}"
-            for at in found.sightings:
+            assert {at.row: at.tokens for at in match.occurrences} == wanted
+            assert match.tokens == len(documents[number])
+            assert match.origin.id == f"id-{number}"
+            for at in match.occurrences:
                 assert at.seen is None
                 assert rows[at.row]["epoch"] == at.epoch
-            # Within an epoch, its tokens are served once: the parts do not overlap.
-            for epoch in {at.epoch for at in found.sightings}:
-                parts = sorted(
-                    (at.first, at.first + at.tokens) for at in found.sightings if at.epoch == epoch
+            # Each token is served once per epoch: the spans of the rows do not overlap.
+            for epoch in {at.epoch for at in match.occurrences}:
+                spans = sorted(
+                    (at.first, at.first + at.tokens)
+                    for at in match.occurrences
+                    if at.epoch == epoch
                 )
-                assert all(one[1] <= two[0] for one, two in pairwise(parts))
+                assert all(one[1] <= two[0] for one, two in pairwise(spans))
 
 
-def test_a_document_is_found_by_its_own_id(plan):
-    auditor = Auditor(Target(Stream(plan)))
+def test_a_document_is_found_by_its_id(plan):
+    auditor = Auditor(OpenedPlan(Stream(plan)))
     both = list(auditor.find("id-41", None))
-    assert [(found.source, found.document) for found in both] == [("web", 41), ("code", 41)]
-    assert [found.document for found in auditor.find("id:id-41", "code")] == [41]
+    assert [(match.source, match.document) for match in both] == [("web", 41), ("code", 41)]
+    assert [match.document for match in auditor.find("id:id-41", "code")] == [41]
     with pytest.raises(PlanError, match="there is no document id-400 in any source that"):
         list(auditor.find("id-400", None))
-    with pytest.raises(PlanError, match="there is no document 90 in code"):
+    with pytest.raises(PlanError, match="there is no document 90 in source code"):
         list(auditor.find("90", "code"))
     with pytest.raises(PlanError, match="no source cod"):
         list(auditor.find("1", "cod"))
@@ -146,7 +150,7 @@ def test_a_document_is_found_by_its_own_id(plan):
 
 @pytest.fixture
 def run(tmp_path: Path, plan: Plan) -> Path:
-    """A run that took 10 steps, with a ledger as the trainer writes it."""
+    """A run that took 10 steps, with a ledger like the trainer's."""
     folder = tmp_path / "run"
     folder.mkdir()
     plan.save(folder / "plan.json")
@@ -164,42 +168,42 @@ def run(tmp_path: Path, plan: Plan) -> Path:
     return folder
 
 
-def test_a_run_s_steps_are_proven_by_its_ledger(run, plan):
-    auditor = Auditor(open_target(str(run)))
+def test_steps_of_a_run_are_proved_by_its_ledger(run, plan):
+    auditor = Auditor(open_plan(str(run)))
     for number in range(12):
         step = plan.step(number)
-        rows, proven = auditor.step(number)
+        rows, proved = auditor.step(number)
         assert [row.row for row in rows] == list(range(step.first_row, step.first_row + step.rows))
-        assert proven == (number < 10)
+        assert proved == (number < 10)
 
 
-def test_documents_of_a_run_were_seen_or_will_be(run, plan):
+def test_rows_of_a_document_are_marked_as_trained_on_or_not(run, plan):
     taken = plan.step(10).first_row
-    found = next(iter(Auditor(open_target(str(run))).find("3", "code")))
-    assert len(found.sightings) > 1
-    assert [at.seen for at in found.sightings] == [at.row < taken for at in found.sightings]
-    assert "seen in row" in found.as_text()
+    match = next(iter(Auditor(open_plan(str(run))).find("3", "code")))
+    assert len(match.occurrences) > 1
+    assert [at.seen for at in match.occurrences] == [at.row < taken for at in match.occurrences]
+    assert ", trained on)" in match.as_text()
 
 
 @pytest.mark.parametrize("step", [0, 4, 9])
-def test_a_ledger_that_does_not_fit_is_an_error(run, step):
-    """The negative control: one digit of the hash, the rows, or the hash before."""
+def test_a_changed_ledger_is_an_error(run, step):
+    """Negative control: change one digit of the hash, or the rows."""
     file = run / "ledger.jsonl"
     whole = file.read_text().splitlines()
     entry = json.loads(whole[step])
     flipped = "0" if entry["hash"][0] != "0" else "1"
     for changed, message in (
-        ({"hash": flipped + entry["hash"][1:]}, "do not hash to what the ledger says"),
-        ({"first_row": entry["first_row"] + 1}, "the ledger says that step"),
+        ({"hash": flipped + entry["hash"][1:]}, "do not match their hash in the ledger"),
+        ({"first_row": entry["first_row"] + 1}, "by the ledger, but rows"),
     ):
         lines = list(whole)
         lines[step] = json.dumps({**entry, **changed})
         file.write_text("\n".join(lines) + "\n")
         with pytest.raises(IntegrityError, match=message):
-            Auditor(open_target(str(run))).step(step)
+            Auditor(open_plan(str(run))).step(step)
 
 
-def test_the_first_step_of_a_child_goes_on_from_its_parent_s_ledger(run, plan, tmp_path):
+def test_the_first_step_of_a_continuing_run_is_proved_by_the_parent_ledger(run, plan, tmp_path):
     child = plan_of(
         {
             "after": {"run": str(run), "step": 10},
@@ -211,27 +215,29 @@ def test_the_first_step_of_a_child_goes_on_from_its_parent_s_ledger(run, plan, t
     folder.mkdir()
     child.save(folder / "plan.json")
     last = json.loads((run / "ledger.jsonl").read_text().splitlines()[-1])
-    rows = list(Auditor(Target(Stream(child))).rows(range(child.first_row, child.first_row + 8)))
+    rows = list(
+        Auditor(OpenedPlan(Stream(child))).rows(range(child.first_row, child.first_row + 8))
+    )
     state = hashlib.blake2b(bytes.fromhex(last["hash"]), digest_size=16)
     for row in rows:
         state.update(bytes.fromhex(row.tokens_hash))
     entry = {"step": 10, "first_row": child.first_row, "rows": 8, "hash": state.hexdigest()}
     (folder / "ledger.jsonl").write_text(json.dumps(entry) + "\n")
-    _, proven = Auditor(open_target(str(folder))).step(10)
-    assert proven
+    _, proved = Auditor(open_plan(str(folder))).step(10)
+    assert proved
 
 
-def test_a_run_on_an_object_store_is_audited_where_it_is(run, tmp_path):
+def test_a_run_on_an_object_store_is_audited(run, tmp_path):
     url = f"memory://{tmp_path.name}/runs/audited"
     for name in ("plan.json", "ledger.jsonl"):
         storage.write(f"{url}/{name}", (run / name).read_bytes())
-    here, there = Auditor(open_target(str(run))), Auditor(open_target(url))
+    here, there = Auditor(open_plan(str(run))), Auditor(open_plan(url))
     assert there.step(3) == here.step(3) and there.step(3)[1]
-    with pytest.raises(PlanError, match="no plan in the folder memory://"):
-        open_target(f"memory://{tmp_path.name}/runs")
+    with pytest.raises(PlanError, match="no plan.json in the folder memory://"):
+        open_plan(f"memory://{tmp_path.name}/runs")
 
 
-def test_text_is_what_was_written(tmp_path):
+def test_text_of_rows_and_documents(tmp_path):
     url = str(tmp_path / "text")
     words = ["Wasser zum Rad, δῶς μοι πᾶ στῶ", "the headrace", "ends here"]
     tokenizer = ByteTokenizer(ByteConfig())
@@ -244,12 +250,12 @@ def test_text_is_what_was_written(tmp_path):
             "phases": {"p": {"tokens": 512, "seq_len": 64, "batch": 64, "weights": {"a": 1}}},
         }
     )
-    auditor = Auditor(Target(Stream(plan)), text=True)
+    auditor = Auditor(OpenedPlan(Stream(plan)), text=True)
     for row in auditor.rows(range(4)):
         assert row.text is not None
         assert json.loads(row.as_json())["text"] == row.text
         assert row.text.splitlines()[0] in row.as_text()
         pieces = row.text.split("<|endoftext|>")
         assert all(piece in words for piece in pieces[1:-1]), pieces
-    (found,) = auditor.find("1", None)
-    assert found.text == "the headrace<|endoftext|>"
+    (match,) = auditor.find("1", None)
+    assert match.text == "the headrace<|endoftext|>"

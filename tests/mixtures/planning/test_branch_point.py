@@ -1,3 +1,5 @@
+"""Mixtures that continue a run: sources, positions, debts, and their errors."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -11,8 +13,8 @@ from headrace.console.errors import ConfigError
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
 from headrace.dataplane.storage import storage
-from headrace.mixtures.planning.open_plan import Target
-from headrace.mixtures.planning.resolve import resolve
+from headrace.mixtures.planning.open_plan import OpenedPlan
+from headrace.mixtures.planning.resolve_mixture import resolve
 from headrace.mixtures.spec.mixture import After, Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.view.summary import summarize
 from headrace.mixtures.view.table import table
@@ -24,7 +26,7 @@ def phase(tokens, weights, **options):
 
 @pytest.fixture
 def parent(tmp_path, head):
-    """A run of two sources that stands in the middle."""
+    """A run of two sources, stopped in the middle."""
     mixture = Mixture(
         seed=3,
         chunk=64,
@@ -51,7 +53,7 @@ def consumed(plan: Plan, step: int):
     return served(plan, last=plan.step(step).first_row)
 
 
-def test_extending_a_phase_serves_what_it_would_have_served(tmp_path, parent):
+def test_an_extended_phase_serves_the_same_rows_as_a_longer_one(tmp_path, parent):
     mixture, _ = parent
     longer = resolve(
         replace(
@@ -65,21 +67,21 @@ def test_extending_a_phase_serves_what_it_would_have_served(tmp_path, parent):
     assert served(child) == served(longer, first=child.first_row, last=child.last_row)
 
 
-def test_a_continued_run_needs_no_source_repeated(tmp_path, parent):
+def test_sources_of_the_run_need_not_be_repeated(tmp_path, parent):
     child = resolve(branch_of(tmp_path, phases={"more": phase(1_024, {"web": 1})}))
     _, plan = parent
     assert max((consumed(plan, 20) + served(child)).values()) == 1
     assert {s.name for s in child.sources} == {"web", "code"}
 
 
-def test_the_newest_checkpoint_is_where_a_mixture_begins_if_no_step_is_given(tmp_path, parent):
+def test_the_default_step_is_that_of_the_newest_checkpoint(tmp_path, parent):
     assert resolve(branch_of(tmp_path, None, phases={"x": phase(128, {"web": 1})})).first_step == 20
     (tmp_path / "run/checkpoints/step-00000020").rmdir()
     with pytest.raises(ConfigError, match="no checkpoint yet"):
         resolve(branch_of(tmp_path, None, phases={"x": phase(128, {"web": 1})}))
 
 
-def test_adding_a_source_to_a_live_run(tmp_path, parent, head):
+def test_a_source_is_added_to_a_running_run(tmp_path, parent, head):
     _, plan = parent
     child = resolve(
         branch_of(
@@ -98,9 +100,7 @@ def test_adding_a_source_to_a_live_run(tmp_path, parent, head):
 
 
 @pytest.mark.parametrize("added", [1_000, 16, 5])
-def test_a_dataset_that_has_grown_goes_on_with_what_is_left_and_what_is_new(
-    tmp_path, parent, head, added
-):
+def test_a_grown_dataset_serves_its_remaining_and_its_new_tokens(tmp_path, parent, head, added):
     _, plan = parent
     head("code", added)
     child = resolve(branch_of(tmp_path, phases={"more": phase(1_024, {"code": 1})}))
@@ -120,7 +120,7 @@ def test_a_dataset_that_has_grown_goes_on_with_what_is_left_and_what_is_new(
     assert max(token for _, _, token in taken) < 4_000 + added - 1
 
 
-def test_new_tokens_are_served_although_the_old_ones_are_used_up(tmp_path, head):
+def test_new_tokens_are_served_after_the_old_ones_are_used_up(tmp_path, head):
     url = head("web", 1_025)
     weights = {"web": 1}
     whole = Mixture(
@@ -139,7 +139,7 @@ def test_new_tokens_are_served_although_the_old_ones_are_used_up(tmp_path, head)
     assert served(plan) + served(child) == {("web", 0, token): 1 for token in range(1_536)}
 
 
-def test_rows_longer_than_the_run_s_chunks_begin_on_untouched_ones(tmp_path, parent):
+def test_rows_longer_than_the_chunks_of_the_run_start_on_untouched_chunks(tmp_path, parent):
     _, plan = parent
     child = resolve(
         branch_of(tmp_path, phases={"long": phase(1_024, {"web": 1}, seq_len=256, batch=256)})
@@ -149,7 +149,7 @@ def test_rows_longer_than_the_run_s_chunks_begin_on_untouched_ones(tmp_path, par
     assert after and max((before + after).values()) == 1
 
 
-def test_a_child_of_a_child_still_knows_what_its_grandparent_read(tmp_path, parent, head):
+def test_a_grandchild_does_not_repeat_tokens_of_the_grandparent(tmp_path, parent, head):
     _, plan = parent
     middle = resolve(
         branch_of(
@@ -170,8 +170,8 @@ def test_a_child_of_a_child_still_knows_what_its_grandparent_read(tmp_path, pare
     assert len(served(last)) == 2_048
 
 
-def test_a_phase_of_any_run_before_can_be_replayed(tmp_path, parent, head):
-    """Its shares and, where this mixture has not named them, its sources."""
+def test_a_phase_of_any_earlier_run_can_be_replayed(tmp_path, parent, head):
+    """With its shares, and with sources that this mixture does not name."""
     middle = resolve(
         branch_of(
             tmp_path,
@@ -192,7 +192,7 @@ def test_a_phase_of_any_run_before_can_be_replayed(tmp_path, parent, head):
         resolve(Mixture(after=after, phases={"stable": phase(128, {"math": 1})}))
 
 
-def test_a_run_on_an_object_store_is_continued_at_its_newest_checkpoint(tmp_path, parent):
+def test_a_run_on_an_object_store_is_continued(tmp_path, parent):
     _, plan = parent
     url = f"memory://{tmp_path.name}/runs/first"
     phases = {"more": phase(1_024, {"web": 1})}
@@ -206,8 +206,8 @@ def test_a_run_on_an_object_store_is_continued_at_its_newest_checkpoint(tmp_path
     assert (child.first_step, child.first_row) == (20, 160)
 
 
-def test_no_source_is_off_by_a_row_whatever_a_branch_asks_for(tmp_path, head):
-    """Of twenty sources with equal shares, two are owed 0.9 rows when the run is left."""
+def test_no_source_is_off_by_a_row_after_any_change_of_shares(tmp_path, head):
+    """When the run is left, two of twenty sources with equal shares are owed 0.9 rows."""
     names = [f"s{number}" for number in range(20)]
     sources = {name: SourceSpec(data=head(name, 900)) for name in names}
     phases = {"even": phase(640, dict.fromkeys(names, 0.05), seq_len=16, batch=32)}
@@ -217,7 +217,9 @@ def test_no_source_is_off_by_a_row_whatever_a_branch_asks_for(tmp_path, head):
     late = [name for name, debt in zip(names, owed, strict=True) if debt > 0]
     assert len(late) == 2 and max(owed) == Fraction(9, 10) * 16
     shares = {name: 0.41 if name in late else 0.01 for name in names}
-    target = Target(Stream(resolve(branch_of(tmp_path, 9, phases={"uneven": phase(640, shares)}))))
+    target = OpenedPlan(
+        Stream(resolve(branch_of(tmp_path, 9, phases={"uneven": phase(640, shares)})))
+    )
     rows = range(target.plan.first_row, target.plan.last_row + 1)
     assert max(abs(debt) for row in rows for debt in target.stream.debts(row)) < 16
     summary = summarize(target.stream, target.branch)
@@ -230,8 +232,8 @@ def test_no_source_is_off_by_a_row_whatever_a_branch_asks_for(tmp_path, head):
 
 
 @pytest.mark.parametrize("added", [0, 160])
-def test_an_epoch_that_a_parent_did_not_draw_from_is_not_begun_again(tmp_path, head, added):
-    """The grandparent reads one epoch and a half; the parent, of other chunks, none of it."""
+def test_an_epoch_is_not_restarted_after_a_run_that_did_not_draw_from_it(tmp_path, head, added):
+    """The grandparent reads one and a half epochs; the parent has other chunks and reads none."""
     sources = {
         "web": SourceSpec(data=head("web", 801), max_epochs=9),
         "code": SourceSpec(data=head("code", 8_001), max_epochs=9),
@@ -260,7 +262,7 @@ def test_an_epoch_that_a_parent_did_not_draw_from_is_not_begun_again(tmp_path, h
     assert max(taken.values()) == 1
 
 
-def test_what_a_branch_can_get_wrong_is_reported_together(tmp_path, parent, head):
+def test_all_problems_of_a_continuing_mixture_are_reported_together(tmp_path, parent, head):
     other = head("other", 9_000)
     mixture = branch_of(
         tmp_path,
@@ -275,15 +277,15 @@ def test_what_a_branch_can_get_wrong_is_reported_together(tmp_path, parent, head
         resolve(mixture)
     text = str(caught.value)
     for part in (
-        "phases.stable: the run that this continues has a phase of this name",
-        "sources.web.data: is another dataset than the run's source of this name",
+        "phases.stable: the run that this mixture continues has a phase of this name",
+        "sources.web.data: is not the dataset that the run uses under this name",
         "sources.again.data: is the run's source code",
-        "sources.alien.data: was made with another tokenizer",
+        "sources.alien.data: was built with another tokenizer",
     ):
         assert part in text, part
 
 
-def test_the_run_s_tokenizer_is_the_measure_however_many_have_another(tmp_path, parent, head):
+def test_the_tokenizer_of_the_run_decides_even_against_a_majority(tmp_path, parent, head):
     aliens = {
         name: SourceSpec(data=head(name, 900, fingerprint="else", vocab_size=77))
         for name in ("one", "two", "three")
@@ -298,10 +300,10 @@ def test_the_run_s_tokenizer_is_the_measure_however_many_have_another(tmp_path, 
     assert {problem.path for problem in caught.value.problems} == {
         f"sources.{name}.data" for name in aliens
     }
-    assert "than the run that this continues" in str(caught.value)
+    assert "than the run that this mixture continues" in str(caught.value)
 
 
-def test_a_run_that_cannot_be_continued_does_not_hide_other_mistakes(tmp_path, parent, head):
+def test_an_unreadable_run_does_not_hide_other_problems(tmp_path, parent, head):
     mixture = Mixture(
         after=After(run=str(tmp_path / "nowhere"), step=3),
         sources={"math": SourceSpec(data=head("math", 100))},
@@ -322,7 +324,7 @@ def test_fewer_generations_than_the_run_used_are_refused(tmp_path, head):
         phases={"all": phase(1_024, weights, seq_len=16, batch=128)},
     )
     write_run(tmp_path / "run", resolve(whole))
-    with pytest.raises(ConfigError, match="the run has used 2 generations of it"):
+    with pytest.raises(ConfigError, match="the run has already used 2 generations"):
         resolve(
             branch_of(
                 tmp_path,

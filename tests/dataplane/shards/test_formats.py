@@ -16,8 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.console.errors import InputError, IntegrityError
-from headrace.dataplane.shards import DocumentOrigin, ShardDocuments, ShardLayout, shard_format
 from headrace.dataplane.shards import arrow as arrow_format
+from headrace.dataplane.shards import shard_format
+from headrace.dataplane.shards.documents import DocumentOrigin, ShardDocuments
+from headrace.dataplane.shards.format import ShardLayout
 from headrace.dataplane.shards.mds import index_columns
 
 NAMES = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
@@ -126,9 +128,11 @@ def test_arrow_cuts_record_batches_and_reads_across_them(monkeypatch: pytest.Mon
     documents = many(50)
     data = written("arrow", documents)
     assert pa.ipc.open_file(data).num_record_batches > 5
-    layout = arrow_format.layout(lambda a, b: data[a:b], len(data), dtype="uint16", details={})
+    layout = arrow_format.FORMAT.layout(
+        lambda a, b: data[a:b], len(data), dtype="uint16", details={}
+    )
     np.testing.assert_array_equal(tokens_of(data, layout, "uint16"), documents.tokens)
-    found = arrow_format.origins(lambda a, b: data[a:b], len(data), 7, 43, details={})
+    found = arrow_format.FORMAT.origins(lambda a, b: data[a:b], len(data), 7, 43, details={})
     assert found == expected_origins(documents)[7:43]
 
 
@@ -208,10 +212,12 @@ def test_an_arrow_file_with_a_record_batch_for_each_document_is_read(tmp_path: P
             tokens = documents[number : number + 1].tokens.astype(np.uint32)
             writer.write_batch(pa.record_batch([pa.array(tokens)], schema=schema))
     data = sink.getvalue()
-    layout = arrow_format.layout(lambda a, b: data[a:b], len(data), dtype="uint32", details={})
+    layout = arrow_format.FORMAT.layout(
+        lambda a, b: data[a:b], len(data), dtype="uint32", details={}
+    )
     np.testing.assert_array_equal(layout.document_starts, documents.starts)
     np.testing.assert_array_equal(tokens_of(data, layout, "uint32"), documents.tokens)
-    origins = arrow_format.origins(lambda a, b: data[a:b], len(data), 2, 4, details={})
+    origins = arrow_format.FORMAT.origins(lambda a, b: data[a:b], len(data), 2, 4, details={})
     assert origins == [DocumentOrigin("", 2), DocumentOrigin("", 3)]
 
 
@@ -222,7 +228,7 @@ def test_compressed_arrow_buffers_are_refused() -> None:
         out.write_batch(pa.record_batch([pa.array([[1, 2]], schema[0].type)], schema=schema))
     data = sink.getvalue()
     with pytest.raises(InputError, match="compressed"):
-        arrow_format.layout(lambda a, b: data[a:b], len(data), dtype="uint16", details={})
+        arrow_format.FORMAT.layout(lambda a, b: data[a:b], len(data), dtype="uint16", details={})
 
 
 @settings(deadline=None, max_examples=40)

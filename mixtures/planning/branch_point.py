@@ -1,11 +1,11 @@
-"""Continuing another run's stream: where it stood, and what each source has left.
+"""Continue another run's stream: its position, and what each source has left.
 
-A source goes on in the order that it had, from where it stood, if that order fits: the dataset has
-not grown, and its chunks hold the new sequence lengths. Otherwise it begins a new order with the
-chunks of the epoch that were not begun, and with what the dataset has grown by.
+A source keeps its order and its position if the order still fits: the dataset has not grown, and
+the chunks are multiples of the new sequence lengths. Otherwise it starts a new order over the
+chunks of the epoch that were not started, and over what the dataset has grown by.
 
-Sources that the new mixture does not weigh are carried along, so that a mixture which comes after
-this one still knows how far they were read.
+Sources that the new mixture does not use stay in the plan, so that a later mixture still knows how
+far they were read.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ...dataplane.order.stream import Stream
 from ...dataplane.storage import storage
 from ..spec.check import Finding, Inherited
 from ..spec.mixture import After, Mixture, SourceSpec
+from .open_sources import OpenedSource
 from .shares import Shares, drawn_shares
-from .sources import Opened
 
 PLAN = "plan.json"
 CHECKPOINT = re.compile(r"^step-(\d+)$")
 
 
 @dataclass(frozen=True)
-class Branch:
-    """The plan that is continued, and the row from which on it is not followed."""
+class BranchPoint:
+    """The plan of another run, and the row at which a mixture continues it."""
 
     plan: Plan
     stream: Stream
@@ -61,67 +61,70 @@ class Branch:
 
     @cached_property
     def positions(self) -> tuple[Position, ...]:
-        """Where each source stands, in rows of the last phase's length."""
+        """Position of each source, in rows of the last phase's length."""
         return self.stream.positions(self.row)
 
     def shares(self) -> dict[str, dict[str, Fraction]]:
-        """By phase of this run and those before it, the shares of its sources: what replaying it
-        draws by."""
+        """Return, by phase, the average shares of its sources, by which a replay draws.
+
+        The phases are those of this run and of all runs that it continues.
+        """
         names = [source.name for source in self.plan.sources]
-        found = {
+        by_phase = {
             name: dict(shares)
             for name, shares in (self.plan.parent.phases if self.plan.parent else {}).items()
         }
         for phase in self.plan.phases:
             shares = zip(names, drawn_shares(phase), strict=True)
-            found[phase.name] = {name: share for name, share in shares if share}
-        return found
+            by_phase[phase.name] = {name: share for name, share in shares if share}
+        return by_phase
 
 
-def open_branch(after: After) -> Branch:
-    """Where in another run a mixture begins."""
+def open_branch_point(after: After) -> BranchPoint:
+    """Find the row of another run at which a mixture continues it."""
     plan = Plan.load(storage.join(after.run, PLAN))
     step = _newest_checkpoint(after.run) if after.step is None else after.step
     if not plan.first_step <= step <= plan.last_step:
         raise PlanError(
             f"the run {after.run} has no step {step}: its plan covers steps {plan.first_step} to "
-            f"{plan.last_step}"
+            f"{plan.last_step}",
+            hint="choose another `after.step`",
         )
     if step == plan.last_step:
         row, token = plan.last_row, plan.last_token
     else:
         at = plan.step(step)
         row, token = at.first_row, at.first_token
-    return Branch(plan, Stream(plan), row, step, token, after.run)
+    return BranchPoint(plan, Stream(plan), row, step, token, after.run)
 
 
 def _newest_checkpoint(run: str) -> int:
-    """The step of a run's newest checkpoint; a folder of this name exists only when it is whole."""
+    """Return the step of a run's newest checkpoint. A folder step-N exists only once complete."""
     names = storage.names(storage.join(run, "checkpoints"))
     steps = [int(match[1]) for match in map(CHECKPOINT.match, names) if match]
     if not steps:
-        raise PlanError(f"the run {run} has no checkpoint yet; name the step to branch at")
+        raise PlanError(f"the run {run} has no checkpoint yet; set `after.step`")
     return max(steps)
 
 
-def with_inherited_sources(mixture: Mixture, branch: Branch) -> Mixture:
-    """The mixture with those of the run's sources that it weighs, by name or by a replay."""
-    weighed = {name for phase in mixture.phases.values() for name in phase.weights}
+def with_inherited_sources(mixture: Mixture, branch: BranchPoint) -> Mixture:
+    """Add the run's sources that the mixture uses, by name or by replaying a phase."""
+    used = {name for phase in mixture.phases.values() for name in phase.weights}
     for phase, shares in branch.shares().items():
-        if phase in weighed:
-            weighed |= set(shares)
+        if phase in used:
+            used |= set(shares)
     missing = {
         source.name: SourceSpec(
             data=source.url, max_epochs=source.max_epochs, generations=source.generations
         )
         for source in branch.plan.sources
-        if source.name in weighed and source.name not in mixture.sources
+        if source.name in used and source.name not in mixture.sources
     }
     return replace(mixture, sources={**mixture.sources, **missing})
 
 
-def findings(branch: Branch, opened: Mapping[str, Opened]) -> Iterator[Finding]:
-    """Sources that are not what they were in the run that is continued."""
+def source_conflicts(branch: BranchPoint, opened: Mapping[str, OpenedSource]) -> Iterator[Finding]:
+    """Yield sources that differ from those of the run that is continued."""
     before = {source.name: source for source in branch.plan.sources}
     consumed = {source.dataset: source.name for source in branch.plan.sources}
     for name, source in opened.items():
@@ -131,54 +134,61 @@ def findings(branch: Branch, opened: Mapping[str, Opened]) -> Iterator[Finding]:
             if before[name].dataset in hashes:
                 continue
             if before[name].dataset in (g.hash for g in source.manifest.generations):
-                what = f"the run has used {before[name].generations} generations of it"
+                what = f"the run has already used {before[name].generations} generations"
                 yield Finding(("sources", name, "generations"), what)
             else:
-                yield Finding(place, "is another dataset than the run's source of this name")
+                yield Finding(place, "is not the dataset that the run uses under this name")
             continue
-        old = next((consumed[hash] for hash in hashes if hash in consumed), None)
-        if old is not None:
+        old_name = next((consumed[hash] for hash in hashes if hash in consumed), None)
+        if old_name is not None:
             yield Finding(
                 place,
-                f"is the run's source {old}: under another name, what the run consumed would be "
-                "served again",
+                f"is the run's source {old_name}: under another name, tokens that the run "
+                "consumed would be served again",
             )
 
 
-def continued(
-    fresh: SourceOrder, branch: Branch, index: int, length: int, lengths: Sequence[int]
+def continued_order(
+    fresh: SourceOrder, branch: BranchPoint, index: int, length: int, lengths: Sequence[int]
 ) -> tuple[SourceOrder, Position]:
-    """A source's order after the run, and where it begins: that of the run where it fits, else
-    one of what that left."""
+    """Return the order of a source after the run, and its first position.
+
+    That is the run's own order where it fits, else `fresh` over what the run has left. `length` is
+    the sequence length of the first new phase, `lengths` are those of all new phases.
+    """
     before, position = branch.plan.sources[index].order, branch.positions[index]
     before_length = branch.last_phase.seq_len
     grown = fresh.tokens > before.tokens
     same = (fresh.chunk, fresh.window) == (before.chunk, before.window)
-    if same and not grown and all(before.chunk % each == 0 for each in lengths):
+    if same and not grown and all(before.chunk % other == 0 for other in lengths):
         if length == before_length:
             return before, position
         window = before.next_window(position, before_length)
         return before, before.convert(window, before_length, length)
-    began_here = before.rest is not None and before.rest.position.epoch == position.epoch
-    if grown and position.row == 0 and position.epoch > 0 and not began_here:
-        # An epoch has just ended: what the dataset has grown by still belongs to that one.
+    starts_in_epoch = before.rest is not None and before.rest.position.epoch == position.epoch
+    if grown and position.row == 0 and position.epoch > 0 and not starts_in_epoch:
+        # An epoch has just ended: new tokens of the dataset still belong to that epoch.
         epoch = position.epoch - 1
         position = Position(epoch=epoch, row=before.rows(epoch, before_length))
     rest = Rest(order=before, position=position, length=before_length)
     return replace(fresh, rest=rest), Position(epoch=position.epoch)
 
 
-def debts(branch: Branch, plan: Plan) -> tuple[Fraction, ...]:
-    """The tokens that each source of a plan after the run is still owed. What the sources that are
-    weighed no more were owed is taken from those that were owed the other way, so that none is
-    owed more than it was."""
-    weights = zip(*(part.weights for phase in plan.phases for part in phase.stretches), strict=True)
-    weighed = [any(parts) for parts in weights]
+def inherited_debts(branch: BranchPoint, plan: Plan) -> tuple[Fraction, ...]:
+    """Return the tokens that each source of a continuing plan is owed by its share.
+
+    Debts of sources that the plan no longer draws from are offset against debts of the other
+    sign, so that no source is owed more than before and the debts sum to 0.
+    """
+    weights = zip(
+        *(stretch.weights for phase in plan.phases for stretch in phase.stretches), strict=True
+    )
+    drawn = [any(source_weights) for source_weights in weights]
     names = [source.name for source in branch.plan.sources]
     before = dict(zip(names, branch.stream.debts(branch.row), strict=True))
     owed = [
-        before.get(source.name, Fraction(0)) if drawn else Fraction(0)
-        for source, drawn in zip(plan.sources, weighed, strict=True)
+        before.get(source.name, Fraction(0)) if is_drawn else Fraction(0)
+        for source, is_drawn in zip(plan.sources, drawn, strict=True)
     ]
     total = sum(owed, Fraction(0))
     if total:
@@ -187,8 +197,8 @@ def debts(branch: Branch, plan: Plan) -> tuple[Fraction, ...]:
     return tuple(owed)
 
 
-def replayed(branch: Branch, names: Sequence[str]) -> dict[str, Shares]:
-    """By phase of the run, the shares of this mixture's sources when it is replayed."""
+def replayed_shares(branch: BranchPoint, names: Sequence[str]) -> dict[str, Shares]:
+    """Return, by phase of the run, the shares of the sources `names` in a replay."""
     return {
         phase: tuple(shares.get(name, Fraction(0)) for name in names)
         for phase, shares in branch.shares().items()

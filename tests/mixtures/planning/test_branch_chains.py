@@ -1,4 +1,4 @@
-"""Runs that continue each other, whatever they weigh and wherever they are left."""
+"""Property tests: runs that continue each other, with any weights, left at any step."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from plan_data import served, write_head, write_run
 
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
-from headrace.mixtures.planning.resolve import resolve
+from headrace.mixtures.planning.resolve_mixture import resolve
 from headrace.mixtures.spec.mixture import After, Mixture, SourceSpec
 
 
 @st.composite
 def families(draw):
-    """The sizes of sources, and runs that continue each other: what they weigh, how their sources
-    are cut, when they are left (none: at their end), and what the datasets have grown by then."""
+    """Draw the sizes of sources, and runs that continue each other.
+
+    A run has phases, a chunking, the fraction at which it is left (None: at its end), and the
+    tokens by which each dataset has grown by then.
+    """
     names = ("a", "b", "c")
     sizes = {name: draw(st.integers(300, 3_000)) for name in names}
     runs = []
@@ -29,7 +32,7 @@ def families(draw):
     for number in range(draw(st.integers(2, 4))):
         known = names[: 3 if number else 2]
         phases = random_mixtures.phases(draw, "pqrs"[number], known, replays)
-        if draw(st.booleans()):  # a source that is left alone for the length of a run
+        if draw(st.booleans()):  # a run that does not draw from some sources
             phases = random_mixtures.phases(draw, "pqrs"[number], known[:1])
         runs.append(
             (
@@ -47,8 +50,8 @@ def families(draw):
 
 
 def check_debts(plan: Plan) -> None:
-    """Every source within a row of what it is owed, at every row; within two of the longest rows
-    where rows get shorter."""
+    """Check that each source is within a row of its share at every row; within two of the longest
+    rows where rows get shorter."""
     stream, lengths = Stream(plan), [phase.seq_len for phase in plan.phases]
     bound = max(lengths) * (1 if lengths == sorted(lengths) else 2)
     rows = range(plan.first_row, plan.last_row + 1)
@@ -57,17 +60,17 @@ def check_debts(plan: Plan) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(families())
-def test_runs_that_continue_each_other_serve_no_token_twice_in_an_epoch(family):
+def test_continued_runs_serve_no_token_twice_in_an_epoch(family):
     sizes, runs = family
     with tempfile.TemporaryDirectory() as folder:
         urls = {name: write_head(f"{folder}/{name}", tokens) for name, tokens in sizes.items()}
-        # Enough epochs for all of it: what is asked here is that none repeats a token.
+        # Enough epochs for every run: the test is about repeated tokens, not about supply.
         specs = {name: SourceSpec(data=url, max_epochs=99) for name, url in urls.items()}
         after, row = None, 0
         total: Counter = Counter()
-        for number, (phases, grain, where, grown) in enumerate(runs):
+        for number, (phases, chunking, where, grown) in enumerate(runs):
             named = specs if number else {name: specs[name] for name in ("a", "b")}
-            plan = resolve(Mixture(after=after, sources=named, phases=phases, **grain))
+            plan = resolve(Mixture(after=after, sources=named, phases=phases, **chunking))
             assert plan.first_row == row
             assert sum(plan.debts, Fraction(0)) == 0
             assert Plan.from_json(plan.to_json()) == plan

@@ -1,8 +1,8 @@
-"""A mixture and its datasets' manifests become a plan: exact rows, tokens and epochs.
+"""Resolve a mixture and the manifests of its datasets into a plan: exact rows, tokens, epochs.
 
-    YAML → Mixture → shares as fractions → rows, rounded to whole updates → Plan, checked for supply
+    YAML → Mixture → shares as fractions → rows, rounded to whole steps → Plan → supply check
 
-Everything that is wrong is reported together, with lines, before anything starts.
+All problems are reported together, with line numbers, before anything starts.
 """
 
 from __future__ import annotations
@@ -18,93 +18,100 @@ from ...dataplane.order.apportionment import carried
 from ...dataplane.order.plan import Phase, Plan, PlanSource
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
-from ..spec import check
-from ..spec.check import Finding
-from ..spec.mixture import Mixture, settled
+from ..spec.check import Finding, check_mixture
+from ..spec.mixture import Mixture, sized_phases
 from ..spec.tolerant_read import Draft, read
-from . import branch as branches
-from . import sources
-from .branch import Branch
+from .branch_point import (
+    BranchPoint,
+    continued_order,
+    inherited_debts,
+    open_branch_point,
+    replayed_shares,
+    source_conflicts,
+    with_inherited_sources,
+)
+from .open_sources import OpenedSource, open_sources, source_mismatches, sources_too_short
 from .shares import Shares, average, phase_shares, stretches
-from .sources import Opened
 
 CHUNK_TOKENS = 1 << 23
 SMALL_CHUNKS = 256
-"""Into how many chunks a source too small for chunks of CHUNK_TOKENS is cut, if rows allow it."""
+"""Number of chunks of a source that is too small for chunks of CHUNK_TOKENS, if rows allow it."""
 WINDOW_CHUNKS = 32
-"""benchmarks/shuffle.py shows what chunks and windows give and cost."""
-WINDOW_PART = 8
-"""A change of sequence length passes over a window at most: so much of a small source at most."""
+"""benchmarks/shuffle.py measures how well chunks and windows shuffle, and what they cost."""
+WINDOW_FRACTION = 8
+"""A window is at most this fraction (1/8) of a small source: a change of sequence length skips at
+most one window."""
 
 
 def resolve_file(file: str | Path, overrides: Sequence[str] = ()) -> Plan:
-    """The plan of a mixture YAML. Relative paths in it are relative to where one stands."""
+    """Return the plan of a mixture YAML. Its relative paths start at the working directory."""
     return resolve_draft(read(file, overrides)).plan
 
 
 def resolve(mixture: Mixture) -> Plan:
-    """The plan of a mixture."""
+    """Return the plan of a mixture."""
     return resolve_draft(Draft(mixture, "the mixture")).plan
 
 
 def resolve_draft(draft: Draft) -> Stream:
-    """The plan of a mixture that was read, as a stream; or all that is wrong with it."""
+    """Return the plan of a mixture as a stream, or raise ConfigError with all its problems."""
     mixture, branch = draft.mixture, None
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if mixture.after is not None:
         try:
-            branch = branches.open_branch(mixture.after)
+            branch = open_branch_point(mixture.after)
         except UserError as error:
-            found.append(Finding(("after",), error.what))
-    blind = draft.headless or (mixture.after is not None and branch is None)
+            findings.append(Finding(("after",), error.what))
+    names_incomplete = draft.lacks_section or (mixture.after is not None and branch is None)
     inherited = branch.inherited if branch else None
-    found += check.findings(mixture, inherited, lost=draft.lost, blind=blind)
+    findings += check_mixture(
+        mixture, inherited, unreadable=draft.unreadable_names, names_incomplete=names_incomplete
+    )
     if branch:
-        mixture = branches.with_inherited_sources(mixture, branch)
-    opened, wrong = sources.open_sources(mixture.sources)
-    found += wrong
-    told = {finding.path for finding in found}
-    meant = (branch.plan.tokenizer, branch.plan.vocab_size) if branch else None
-    clashes = sources.disagreements(opened, meant)
-    found += [clash for clash in clashes if clash.path not in told]
-    found += sources.too_short(mixture, opened, inherited.seq_len if inherited else None)
+        mixture = with_inherited_sources(mixture, branch)
+    opened, source_findings = open_sources(mixture.sources)
+    findings += source_findings
+    reported = {finding.path for finding in findings}
+    tokenizer = (branch.plan.tokenizer, branch.plan.vocab_size) if branch else None
+    mismatches = source_mismatches(opened, tokenizer)
+    findings += [mismatch for mismatch in mismatches if mismatch.path not in reported]
+    findings += sources_too_short(mixture, opened, inherited.seq_len if inherited else None)
     if branch:
-        found += branches.findings(branch, opened)
-    problems = [*draft.problems, *filter(None, map(draft.problem, found))]
+        findings += source_conflicts(branch, opened)
+    problems = [*draft.problems, *filter(None, map(draft.problem, findings))]
     if problems:
         raise ConfigError(draft.source, problems)
     stream = Stream(_plan(mixture, opened, branch))
-    short = [
-        Finding(("phases", each.phase, "tokens"), f"{each.source}: {each.why}")
-        for each in stream.shortages()
+    shortages = [
+        Finding(("phases", shortage.phase, "tokens"), f"{shortage.source}: {shortage.why}")
+        for shortage in stream.shortages()
     ]
-    if short:
+    if shortages:
         raise ConfigError(
             draft.source,
-            [problem for problem in map(draft.problem, short) if problem],
-            hint="lower the source's weight, shorten the phase, add data, or allow more with "
-            "`max_epochs`",
+            [problem for problem in map(draft.problem, shortages) if problem],
+            hint="lower the source's weight, shorten the phase, add data, or raise `max_epochs`",
         )
     return stream
 
 
-def _plan(mixture: Mixture, opened: Mapping[str, Opened], branch: Branch | None) -> Plan:
+def _plan(mixture: Mixture, opened: Mapping[str, OpenedSource], branch: BranchPoint | None) -> Plan:
     before = {source.name: source for source in branch.plan.sources} if branch else {}
-    # What the run before has read and this mixture does not weigh is carried along.
+    # Sources of the run that this mixture does not use stay in the plan, with their positions.
     names = [*mixture.sources, *(name for name in before if name not in mixture.sources)]
     phases = _phases(mixture, names, branch)
     lengths = sorted({phase.seq_len for phase in phases})
     planned = []
     for name in names:
         tokens = opened[name].tokens if name in opened else before[name].order.tokens
-        chunk, window = _grain(
+        chunk, window = _chunking(
             mixture, tokens, lengths, before[name].order if name in before else None
         )
         order = SourceOrder(seed=mixture.seed, name=name, tokens=tokens, chunk=chunk, window=window)
         start = Position()
         if branch and name in before:
             index = branch.plan.sources.index(before[name])
-            order, start = branches.continued(order, branch, index, phases[0].seq_len, lengths)
+            order, start = continued_order(order, branch, index, phases[0].seq_len, lengths)
         source = opened.get(name)
         planned.append(
             PlanSource(
@@ -129,18 +136,17 @@ def _plan(mixture: Mixture, opened: Mapping[str, Opened], branch: Branch | None)
     )
     if branch is None:
         return plan
-    return replace(plan, debts=tuple(carried(plan.segments(), branches.debts(branch, plan))))
+    return replace(plan, debts=tuple(carried(plan.segments(), inherited_debts(branch, plan))))
 
 
-def _phases(mixture: Mixture, names: Sequence[str], branch: Branch | None) -> list[Phase]:
-    """The phases in rows, each rounded to whole updates."""
+def _phases(mixture: Mixture, names: Sequence[str], branch: BranchPoint | None) -> list[Phase]:
+    """Return the phases in rows, each rounded to whole steps."""
     row, step, token = (branch.row, branch.step, branch.token) if branch else (0, 0, 0)
     before = (branch.inherited.seq_len, branch.inherited.batch) if branch else (None, None)
-    replays: dict[str, Shares] = branches.replayed(branch, names) if branch else {}
+    replays: dict[str, Shares] = replayed_shares(branch, names) if branch else {}
     phases = []
-    for name, spec, seq_len, batch in (
-        (each.name, each.spec, each.seq_len, each.batch) for each in settled(mixture, *before)
-    ):
+    for sized in sized_phases(mixture, *before):
+        name, spec, seq_len, batch = sized.name, sized.spec, sized.seq_len, sized.batch
         assert seq_len and batch, name
         batch_rows = max(1, round(Fraction(batch, seq_len)))
         rows = max(1, round(Fraction(spec.tokens, batch_rows * seq_len))) * batch_rows
@@ -164,22 +170,24 @@ def _phases(mixture: Mixture, names: Sequence[str], branch: Branch | None) -> li
     return phases
 
 
-def _grain(
+def _chunking(
     mixture: Mixture, tokens: int, lengths: Sequence[int], before: SourceOrder | None
 ) -> tuple[int, int]:
-    """Tokens of a source's chunks, and chunks of its windows: what is asked for, what the run
-    before had, or what suits its size."""
+    """Return the tokens of a source's chunks, and the number of chunks of its windows.
+
+    They come from the mixture, else from the run that it continues, else from the source's size.
+    """
     common = math.lcm(*lengths)
     if mixture.chunk is not None:
-        assert mixture.chunk % common == 0, "check.py has asked"
+        assert mixture.chunk % common == 0, "check.py has checked it"
         chunk = mixture.chunk
     elif before is not None and before.chunk % common == 0:
         chunk = before.chunk
     else:
-        most = max(1, CHUNK_TOKENS // common)
-        chunk = common * min(most, max(1, tokens // (SMALL_CHUNKS * common)))
+        largest = max(1, CHUNK_TOKENS // common)
+        chunk = common * min(largest, max(1, tokens // (SMALL_CHUNKS * common)))
     if mixture.window is not None:
         return chunk, mixture.window
     if before is not None and chunk == before.chunk:
         return chunk, before.window
-    return chunk, min(WINDOW_CHUNKS, max(1, tokens // chunk // WINDOW_PART))
+    return chunk, min(WINDOW_CHUNKS, max(1, tokens // chunk // WINDOW_FRACTION))

@@ -1,3 +1,5 @@
+"""Plans of random and of large mixtures: shares, epochs, hashes, chunking."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -16,14 +18,20 @@ from plan_data import served, write_head
 from headrace.console.errors import ConfigError
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
-from headrace.mixtures.planning.resolve import CHUNK_TOKENS, WINDOW_CHUNKS, resolve
-from headrace.mixtures.planning.shares import exact
-from headrace.mixtures.spec.mixture import LearningRate, Mixture, PhaseSpec, SourceSpec, ends
+from headrace.mixtures.lr_shapes import Constant
+from headrace.mixtures.planning.resolve_mixture import CHUNK_TOKENS, WINDOW_CHUNKS, resolve
+from headrace.mixtures.spec.mixture import (
+    Mixture,
+    PhaseSpec,
+    SourceSpec,
+    endpoints,
+    exact_fraction,
+)
 
 
 @st.composite
 def mixtures(draw, lengths=random_mixtures.LENGTHS):
-    """Sizes, and a mixture whose sources have no data yet."""
+    """Draw sizes of sources, and a mixture whose sources have no datasets yet."""
     names = ("a", "b", "c", "d")[: draw(st.integers(1, 4))]
     sizes = {name: draw(st.integers(40, 3_000)) for name in names}
     phases = random_mixtures.phases(draw, "p", names, lengths=lengths)
@@ -39,7 +47,7 @@ def mixtures(draw, lengths=random_mixtures.LENGTHS):
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory):
-    """Plans a case; heads are written once for all cases."""
+    """Return a function that plans a case; dataset heads are written once for all cases."""
     folder = tmp_path_factory.mktemp("heads")
 
     @cache
@@ -58,27 +66,29 @@ def planned(tmp_path_factory):
 
 
 def asked_shares(mixture: Mixture) -> dict[str, tuple[dict, dict]]:
-    """By phase, the shares of the sources at its beginning and end: replays dissolved the long
-    way, straight from the YAML's decimals."""
-    found: dict[str, tuple[dict, dict]] = {}
+    """Return, by phase, the shares of the sources at its start and end, from the YAML's decimals.
+
+    Replayed phases are replaced by their sources without the code under test.
+    """
+    by_phase: dict[str, tuple[dict, dict]] = {}
     for name, phase in mixture.phases.items():
         both: tuple[Counter, Counter] = (Counter(), Counter())
         for key, weight in phase.weights.items():
-            for side, value in zip(both, ends(weight), strict=True):
-                if key in found:
+            for side, value in zip(both, endpoints(weight), strict=True):
+                if key in by_phase:
                     for source in mixture.sources:
-                        mean = (found[key][0][source] + found[key][1][source]) / 2
-                        side[source] += exact(value) * mean
+                        mean = (by_phase[key][0][source] + by_phase[key][1][source]) / 2
+                        side[source] += exact_fraction(value) * mean
                 else:
-                    side[key] += exact(value)
-        found[name] = both
-    return found
+                    side[key] += exact_fraction(value)
+        by_phase[name] = both
+    return by_phase
 
 
 @given(case=mixtures())
 @settings(max_examples=120, deadline=None)
-def test_shares_are_realised_within_a_row_at_every_row(planned, case):
-    """Against a twin that counts tokens one row after another, from what the YAML asks."""
+def test_shares_hold_within_a_row_at_every_row(planned, case):
+    """Compare with a reference that counts tokens row by row, from the shares of the YAML."""
     _, mixture = case
     plan = planned(case)
     asked = asked_shares(mixture)
@@ -96,11 +106,11 @@ def test_shares_are_realised_within_a_row_at_every_row(planned, case):
         for row, source in enumerate(sources):
             taken[plan.sources[source].name] += length
             for name in mixture.sources:
-                # A changing share grows evenly from row to row.
+                # A changing share grows linearly from row to row.
                 middle = Fraction(2 * row + 1, 2 * phase.rows)
                 owed[name] += length * (first[name] + (last[name] - first[name]) * middle)
-                # Rows that get shorter may find a debt of a longer one; a ramp is made of
-                # stretches, which step around its line.
+                # Shorter rows may start with a debt of a longer row; the stretches of a ramp step
+                # around its line.
                 bound = longest * (1 + shrunk) if constant else 2 * longest * (1 + shrunk)
                 assert abs(owed[name] - taken[name]) < bound, (phase.name, row, name)
         if not constant:
@@ -110,7 +120,7 @@ def test_shares_are_realised_within_a_row_at_every_row(planned, case):
 
 @given(case=mixtures())
 @settings(max_examples=80, deadline=None)
-def test_a_token_is_served_once_an_epoch(planned, case):
+def test_each_token_is_served_once_per_epoch(planned, case):
     sizes, _ = case
     counted = served(planned(case))
     assert max(counted.values()) == 1
@@ -119,7 +129,7 @@ def test_a_token_is_served_once_an_epoch(planned, case):
 
 @given(case=mixtures(lengths=(8,)))
 @settings(max_examples=60, deadline=None)
-def test_an_epoch_that_ended_lacks_less_than_a_row(planned, case):
+def test_a_finished_epoch_lacks_less_than_a_row(planned, case):
     sizes, _ = case
     by_epoch = Counter((name, epoch) for name, epoch, _ in served(planned(case)))
     for (name, epoch), tokens in by_epoch.items():
@@ -129,7 +139,7 @@ def test_an_epoch_that_ended_lacks_less_than_a_row(planned, case):
 
 @given(case=mixtures())
 @settings(max_examples=60, deadline=None)
-def test_phases_are_whole_updates_side_by_side(planned, case):
+def test_phases_are_adjacent_and_of_whole_steps(planned, case):
     _, mixture = case
     plan = planned(case)
     for phase, spec in zip(plan.phases, mixture.phases.values(), strict=True):
@@ -145,7 +155,7 @@ def test_phases_are_whole_updates_side_by_side(planned, case):
 
 @given(case=mixtures(), data=st.data())
 @settings(max_examples=80, deadline=None)
-def test_a_plan_is_refused_just_when_it_would_pass_a_cap(planned, case, data):
+def test_a_plan_is_refused_exactly_when_it_exceeds_max_epochs(planned, case, data):
     sizes, mixture = case
     caps = {name: data.draw(st.integers(1, 3)) for name in sizes}
     plan = planned(case)
@@ -181,7 +191,7 @@ def test_a_plan_is_refused_just_when_it_would_pass_a_cap(planned, case, data):
 
 @given(case=mixtures())
 @settings(max_examples=40, deadline=None)
-def test_a_plan_survives_being_saved(planned, case, tmp_path_factory):
+def test_a_saved_plan_is_loaded_back(planned, case, tmp_path_factory):
     plan = planned(case)
     file = tmp_path_factory.mktemp("plan") / "plan.json"
     plan.save(file)
@@ -211,7 +221,7 @@ def with_phase(mixture: Mixture, **changed) -> Mixture:
     return replace(mixture, phases={**mixture.phases, "stable": stable})
 
 
-def test_what_does_not_change_the_order_does_not_change_the_hash(mixture, tmp_path):
+def test_settings_outside_the_order_leave_the_hash(mixture, tmp_path):
     plan = resolve(mixture)
     (tmp_path / "web").rename(tmp_path / "mirror")
     moved = replace(
@@ -227,14 +237,14 @@ def test_what_does_not_change_the_order_does_not_change_the_hash(mixture, tmp_pa
         moved,
         renamed,
         with_phase(moved, batch=2_048),
-        with_phase(moved, lr=LearningRate(warmup=1_000, peak=0.5)),
+        with_phase(moved, lr=Constant(warmup=1_000, peak=0.5)),
         with_phase(moved, weights={"code": 0.25, "web": 0.75}),
-        with_phase(moved, tokens=32_800),  # the same number of updates
+        with_phase(moved, tokens=32_800),  # the same number of steps
     ):
         assert resolve(other).hash == plan.hash
 
 
-def test_what_changes_the_order_changes_the_hash(mixture):
+def test_every_change_of_the_order_changes_the_hash(mixture):
     web = mixture.sources["web"]
     others = [
         replace(mixture, seed=6),
@@ -258,7 +268,7 @@ def test_what_changes_the_order_changes_the_hash(mixture):
     assert resolve(mixture).hash not in hashes
 
 
-def test_a_plan_pins_the_generations_that_it_has_seen(mixture, head):
+def test_a_plan_pins_the_generations_of_its_datasets(mixture, head):
     plan = resolve(mixture)
     head("web", 7_000)
     grown = resolve(mixture)
@@ -268,8 +278,8 @@ def test_a_plan_pins_the_generations_that_it_has_seen(mixture, head):
 
 
 @pytest.mark.parametrize("tokens", [10_000, 1_000_000, 50_000_000, 10**9, 10**13])
-def test_a_window_is_a_small_part_of_its_source(head, tokens):
-    """A change of length passes over a window at most: never over most of a small source."""
+def test_a_window_is_a_small_fraction_of_its_source(head, tokens):
+    """A change of sequence length skips at most one window, so never most of a small source."""
     mixture = Mixture(
         sources={"a": SourceSpec(data=head("a", tokens))},
         phases={"p": PhaseSpec(tokens=1_024, seq_len=64, batch=64, weights={"a": 1})},
@@ -281,7 +291,7 @@ def test_a_window_is_a_small_part_of_its_source(head, tokens):
         assert (order.chunk, order.window) == (CHUNK_TOKENS, WINDOW_CHUNKS)
 
 
-def test_a_source_too_short_for_a_phase_that_does_not_draw_it_loses_nothing(head):
+def test_a_phase_does_not_shorten_sources_that_it_does_not_draw(head):
     long = PhaseSpec(tokens=640, weights={"web": 1}, seq_len=64, batch=64)
     short = PhaseSpec(tokens=96, weights={"web": 0.5, "tiny": 0.5}, seq_len=8, batch=8)
     sources = {
@@ -291,8 +301,8 @@ def test_a_source_too_short_for_a_phase_that_does_not_draw_it_loses_nothing(head
     assert sum(1 for source, *_ in served(plan) if source == "tiny") == 48
 
 
-def test_ten_trillion_tokens_are_planned_and_sought_at_any_row(head):
-    """Spot checks of a plan that no walk could check whole."""
+def test_ten_trillion_tokens_are_planned_and_located_at_any_row(head):
+    """Spot checks, because a walk over all rows would take too long."""
     names = [f"s{number}" for number in range(20)]
     mixture = Mixture(
         sources={name: SourceSpec(data=head(name, 10**12), max_epochs=2) for name in names},

@@ -1,8 +1,8 @@
-"""What rows hold, and where documents go: the plan, read backwards.
+"""Show what rows of a plan hold, and in which rows a document is.
 
 - A row has a source, an epoch, documents, and the hash of its tokens.
-- A step has rows; those of a run are proven to hash to what its ledger says.
-- A document has tokens, and they have rows that take them as inputs, one or more in each epoch.
+- A step has rows. Those of a run are proved: their hash must equal the hash in the run's ledger.
+- A document has tokens, which are inputs of one or more rows in each epoch.
 """
 
 from __future__ import annotations
@@ -14,99 +14,102 @@ import numpy as np
 
 from ...console.errors import IntegrityError, PlanError
 from ...dataplane import tokenizers
+from ...dataplane.arrays import Int64
 from ...dataplane.datasets.dataset import Dataset
 from ...dataplane.loader.rows import RowReader
-from ...dataplane.order.permutation import Int64
 from ...dataplane.order.plan import Phase
 from ...dataplane.order.timeline import Step
 from ...dataplane.runlog import ledger
 from ...dataplane.runlog.ledger import Entry
 from ...dataplane.storage import storage
 from ...dataplane.tokenizers import Tokenizer
-from ..planning.open_plan import Target
-from .audit_rows import SeenDocument, SeenRow, Sighting, Whereabouts
+from ..planning.open_plan import OpenedPlan
+from .audit_rows import AuditedDocument, AuditedRow, DocumentInRow, Occurrence
 
 BLOCK = 256
-"""Rows read at once."""
+"""Number of rows read at once."""
 
 
 class Auditor:
-    """Answers questions about one plan."""
+    """Reads the rows and documents of one plan."""
 
-    def __init__(self, target: Target, *, text: bool = False) -> None:
+    def __init__(self, target: OpenedPlan, *, text: bool = False) -> None:
         self.target = target
         self.plan = target.plan
         self.text = text
         self.reader = RowReader(target.plan, stream=target.stream)
         self._tokenizer = cache(self._load_tokenizer)
 
-    def rows(self, rows: range) -> Iterator[SeenRow]:
-        """What rows hold."""
+    def rows(self, rows: range) -> Iterator[AuditedRow]:
+        """Yield the contents of rows."""
         if rows.start < self.plan.first_row or rows.stop > self.plan.last_row:
-            before = " (those before it belong to the run that it continues)"
             raise PlanError(
-                f"the plan has rows {self.plan.first_row:,} up to {self.plan.last_row:,}"
-                f"{before if self.plan.parent else ''}, not {rows.start:,}:{rows.stop:,}"
+                f"the plan has rows {self.plan.first_row:,} to {self.plan.last_row:,}, not "
+                f"{rows.start:,}:{rows.stop:,}",
+                hint=self._hint_about_earlier(),
             )
         for phase in self.plan.phases:
             first, last = max(rows.start, phase.first_row), min(rows.stop, phase.last_row)
             for start in range(first, last, BLOCK):
                 yield from self._block(np.arange(start, min(start + BLOCK, last)), phase)
 
-    def step(self, number: int) -> tuple[list[SeenRow], bool]:
-        """The rows of an update, and whether they were proven to be those that a run took."""
+    def step(self, number: int) -> tuple[list[AuditedRow], bool]:
+        """Return the rows of a step, and True if the run's ledger proves them."""
         planned = self._planned_step(number)
         before, entry = (
             ledger.find(self.target.ledger, number) if self.target.ledger else (None, None)
         )
-        seen = list(self.rows(range(planned.first_row, planned.last_row)))
+        audited = list(self.rows(range(planned.first_row, planned.last_row)))
         if entry is None:
-            return seen, False
+            return audited, False
         if (entry.first_row, entry.rows) != (planned.first_row, planned.rows):
             raise IntegrityError(
-                f"the ledger says that step {number} took rows {entry.first_row:,} up to "
-                f"{entry.last_row:,}; the plan says {planned.first_row:,} up to "
-                f"{planned.last_row:,}",
+                f"step {number} took rows {entry.first_row:,} to {entry.last_row:,} by the ledger, "
+                f"but rows {planned.first_row:,} to {planned.last_row:,} by the plan",
                 where=self.target.ledger,
             )
         previous = self._hash_before(number, before)
-        if ledger.roll(previous, (bytes.fromhex(row.tokens_hash) for row in seen)) != entry.hash:
+        if ledger.roll(previous, (bytes.fromhex(row.tokens_hash) for row in audited)) != entry.hash:
             raise IntegrityError(
-                f"the rows of step {number} do not hash to what the ledger says: the datasets, the "
-                "plan or the ledger were changed since",
+                f"the rows of step {number} do not match their hash in the ledger: the datasets, "
+                "the plan or the ledger were changed after the run",
                 where=self.target.ledger,
             )
-        return seen, True
+        return audited, True
 
-    def find(self, document: str, source: str | None) -> Iterator[Whereabouts]:
-        """A document by its number in a dataset, or by the user's own id (`id:7` if that is a
-        number, too), in one source or in all."""
+    def find(self, document: str, source: str | None) -> Iterator[AuditedDocument]:
+        """Yield each document that has a number or an id, with its rows, in one source or in all.
+
+        `document` is the number in the dataset, or the id of the corpus (`id:7` if the id is itself
+        a number).
+        """
         names = [planned.name for planned in self.plan.sources]
         if source is not None and source not in names:
             raise PlanError(f"the plan has no source {source}", hint=f"it has {', '.join(names)}")
-        found = False
+        any_match = False
         drawn = self.reader.stream.counts(self.plan.last_row)
         for index, name in enumerate(names):
-            # Without a name, only where the plan draws from: the others need not even exist.
+            # Without a source name, search only sources that the plan draws from: datasets of the
+            # others need not exist.
             if name != source if source is not None else not drawn[index]:
                 continue
             for number in self._numbers(self.reader.dataset(index), document):
-                found = True
-                yield self._whereabouts(index, number)
-        if not found:
-            where = source or "any source that the plan draws from"
+                any_match = True
+                yield self._audited_document(index, number)
+        if not any_match:
+            where = f"source {source}" if source else "any source that the plan draws from"
             raise PlanError(
                 f"there is no document {document} in {where}",
-                hint="name it by its number in the dataset (from 0), or by its own id",
+                hint="give its number in the dataset (from 0), or its id in the corpus",
             )
 
-    def _block(self, rows: Int64, phase: Phase) -> Iterator[SeenRow]:
+    def _block(self, rows: Int64, phase: Phase) -> Iterator[AuditedRow]:
         located = self.reader.stream.locate(rows)
         block = self.reader.read(located)
         for place, row in enumerate(rows.tolist()):
             source, start = int(located.sources[place]), int(located.tokens[place])
             tokens = block.arrays.tokens[place]
-            yield SeenRow(
+            yield AuditedRow(
                 row=row,
                 step=phase.first_step + (row - phase.first_row) // phase.batch_rows,
                 phase=phase.name,
@@ -119,14 +122,14 @@ class Auditor:
                 text=self._decode(source, tokens[:-1].tolist()) if self.text else None,
             )
 
-    def _documents(self, dataset: Dataset, start: int, end: int) -> Iterator[SeenDocument]:
+    def _documents(self, dataset: Dataset, start: int, end: int) -> Iterator[DocumentInRow]:
         spans = dataset.documents(start, end)
         first = spans[0].number
         origins = dataset.origins(first, spans[-1].number + 1)
         for span in spans:
             origin = origins[span.number - first]
             last = span.first_token + span.tokens
-            yield SeenDocument(
+            yield DocumentInRow(
                 document=span.number,
                 id=origin.id,
                 file=origin.file,
@@ -137,15 +140,20 @@ class Auditor:
     def _planned_step(self, number: int) -> Step[Phase]:
         plan = self.plan
         if not plan.first_step <= number < plan.last_step:
-            before = " (those before it belong to the run that it continues)"
             raise PlanError(
-                f"the plan has steps {plan.first_step:,} up to {plan.last_step:,}"
-                f"{before if plan.parent else ''}, not {number:,}"
+                f"the plan has steps {plan.first_step:,} to {plan.last_step:,}, not {number:,}",
+                hint=self._hint_about_earlier(),
             )
         return plan.step(number)
 
+    def _hint_about_earlier(self) -> str | None:
+        parent = self.plan.parent
+        return (
+            f"audit the run that it continues, {parent.run}, for earlier ones" if parent else None
+        )
+
     def _hash_before(self, step: int, before: Entry | None) -> str:
-        """The ledger's hash when a step began."""
+        """Return the ledger's hash before a step."""
         if before is not None:
             return before.hash
         if self.plan.parent is None:
@@ -154,14 +162,14 @@ class Auditor:
         _, entry = ledger.find(parent, step - 1)
         if entry is None:
             raise PlanError(
-                f"the first step of a run goes on from the ledger of the run before it, and that "
-                f"has no step {step - 1}",
+                f"the ledger of the run that this run continues has no step {step - 1}, so the "
+                "first step cannot be proved",
                 where=parent,
             )
         return entry.hash
 
     def _numbers(self, dataset: Dataset, document: str) -> Iterable[int]:
-        """The documents of a dataset that are called so."""
+        """Return the numbers of the documents with this number or id."""
         count = int(dataset.shard_documents[-1])
         if document.isdecimal():
             return [int(document)] if int(document) < count else []
@@ -177,7 +185,7 @@ class Auditor:
             if origin.id == wanted
         )
 
-    def _whereabouts(self, source: int, number: int) -> Whereabouts:
+    def _audited_document(self, source: int, number: int) -> AuditedDocument:
         dataset, name = self.reader.dataset(source), self.plan.sources[source].name
         start, end = dataset.document(number)
         rows = self.reader.stream.rows_with(source, start, end)
@@ -186,20 +194,20 @@ class Auditor:
             tokens = np.empty(end - start, np.int64)
             dataset.fill(start, tokens)
             text = self._decode(source, tokens.tolist())
-        return Whereabouts(
+        return AuditedDocument(
             source=name,
             document=number,
             origin=dataset.origins(number, number + 1)[0],
             tokens=end - start,
-            sightings=tuple(self._sighting(row, start, end) for row in rows.tolist()),
+            occurrences=tuple(self._occurrence(row, start, end) for row in rows.tolist()),
             text=text,
         )
 
-    def _sighting(self, row: int, start: int, end: int) -> Sighting:
+    def _occurrence(self, row: int, start: int, end: int) -> Occurrence:
         located = self.reader.stream.locate(np.array([row], np.int64))
         step, token = self.plan.step_at(row), int(located.tokens[0])
         first = max(token, start)
-        return Sighting(
+        return Occurrence(
             row=row,
             step=step.number,
             phase=step.phase.name,
@@ -211,7 +219,7 @@ class Auditor:
 
     @cached_property
     def _rows_taken(self) -> int | None:
-        """One past the last row that the run has taken; None where there is no ledger."""
+        """One past the last row that the run has taken; None if there is no ledger."""
         if self.target.ledger is None:
             return None
         newest = ledger.last(self.target.ledger)

@@ -1,0 +1,215 @@
+"""Golden runs: record what the code computes, and compare later code with it.
+
+python -m benchmarks.golden record            train all cases, write benchmarks/golden/*.json
+python -m benchmarks.golden regress           train them again, compare with the recordings
+python -m benchmarks.golden regress --a A --b B   train two commits, show them side by side
+
+docs/golden.md describes the runs, the bounds, and how to renew a recording.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from .bounds import limits_of
+from .cases import LAYOUTS, SHORT, THREADS, Case, GoldenError, choose
+from .compare import difference, spread
+from .recordings import FOLDER, Recording, circumstances
+from .trees import Curve, Tree, Workshop, checkout, full_hash, working_tree
+
+
+def record(asked: argparse.Namespace) -> int:
+    form = "long" if asked.form == "long" else "short"
+    cases = choose(form, asked.models, asked.layouts)
+    recordings = {}
+    for model in {case.model: None for case in cases}:
+        recording = Recording(model, form, asked.recordings).load()
+        chosen = {case.layout for case in cases if case.model == model}
+        if set(recording.runs) <= chosen and not asked.missing:  # all are renewed
+            recording = Recording(model, form, asked.recordings)
+        recordings[model] = recording
+    if asked.missing:
+        cases = [case for case in cases if case.layout not in recordings[case.model].runs]
+    with tree_of(asked.a) as tree, workshop(tree, asked.threads) as shop:
+        about = {"commit": tree.commit, "circumstances": circumstances(shop)}
+        if tree.commit.endswith("+"):
+            say("note: the working tree has changes that are not committed")
+        for case, curve, seconds in train(shop, cases, form, asked.jobs):
+            recording = recordings[case.model]
+            recording.put(case, curve, **about, data=shop.digest(case))
+            say(f"{case}: {len(curve.loss)} steps in {seconds:.0f} s → {recording.file.name}")
+    return 0
+
+
+def regress(asked: argparse.Namespace) -> int:
+    return side_by_side(asked) if asked.a or asked.b else against_recordings(asked)
+
+
+def against_recordings(asked: argparse.Namespace) -> int:
+    form = "long" if asked.form == "long" else "short"
+    files: dict[str, Recording] = {}
+    cases = choose(asked.form, asked.models, asked.layouts)
+    for case in cases:
+        if case.model not in files:
+            files[case.model] = Recording(case.model, form, asked.recordings).load()
+    if form == "long":  # not every case has a long recording
+        cases = [case for case in cases if case.layout in files[case.model].runs]
+        if not cases:
+            raise GoldenError("no case has a long recording", "make one: `make golden LONG=1`")
+    for case in cases:
+        files[case.model].check(case)
+    failed = []
+    with tree_of(None) as tree, workshop(tree, asked.threads) as shop:
+        here = circumstances(shop)
+        kept = {case: files[case.model].get(case, shop.digest(case)) for case in cases}
+        for case, curve, seconds in train(shop, cases, asked.form, asked.jobs):
+            recorded = kept[case]
+            other = [key for key in here if here[key] != recorded.circumstances.get(key)]
+            exact = not other and not asked.rounding
+            found = difference(recorded.curve, curve, None if exact else limits_of(case))
+            how = "to the bit" if exact else "within bounds"
+            if not exact and other:
+                how += f" (other {', '.join(other)})"
+            if found is None:
+                say(f"ok      {case}: {len(curve.loss)} steps equal {how}, {seconds:.0f} s")
+                continue
+            failed.append(case)
+            say(f"FAILED  {case}: {found}; recorded from commit {recorded.commit[:12]}")
+            say(f"        loss {spread(recorded.curve.loss, curve.loss)}")
+            say(f"        gradient norm {spread(recorded.curve.norm, curve.norm)}")
+            if exact and difference(recorded.curve, curve, limits_of(case)) is None:
+                say("        The difference is within the bounds of rounding (ROUNDING=1).")
+    if failed:
+        models = " ".join(dict.fromkeys(case.model for case in failed))
+        say(
+            f"{len(failed)} of {len(cases)} golden runs moved\n"
+            "  hint: find the commit: `make regress A=<commit> B=<commit>`. If a change moves them "
+            f"on purpose,\n  renew them in a commit of its own that says why: `make golden "
+            f"MODELS='{models}'` (docs/golden.md)"
+        )
+        return 1
+    say(f"{len(cases)} golden runs did not move")
+    return 0
+
+
+def side_by_side(asked: argparse.Namespace) -> int:
+    """Train two trees and print a line for each case."""
+    cases = choose(asked.form, asked.models, asked.layouts)
+    for commit in filter(None, (asked.a, asked.b)):
+        full_hash(commit)  # before the first is trained
+    curves: list[dict[Case, Curve]] = []
+    names = []
+    for commit in (asked.a, asked.b):
+        with tree_of(commit) as tree, workshop(tree, asked.threads) as shop:
+            names.append(f"{commit or 'working tree'} ({tree.commit[:12]})")
+            say(f"{names[-1]}")
+            curves.append({})
+            for case, curve, seconds in train(shop, cases, asked.form, asked.jobs):
+                curves[-1][case] = curve
+                say(f"  {case}: {len(curve.loss)} steps in {seconds:.0f} s, loss {curve.loss[-1]}")
+    print(f"A {names[0]}\nB {names[1]}\n")
+    rows = [("case", "ledger", "loss", "gradient norm", "verdict")]
+    moved = 0
+    for case in cases:
+        a, b = (of_tree[case] for of_tree in curves)
+        found = difference(a, b, limits_of(case))
+        equal = "equal" if a.ledger == b.ledger else "DIFFERS"
+        verdict = "to the bit" if a == b else "to rounding" if found is None else f"MOVED: {found}"
+        rows.append(
+            (str(case), equal, str(spread(a.loss, b.loss)), str(spread(a.norm, b.norm)), verdict)
+        )
+        moved += found is not None
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows:
+        print("  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]]))
+    return 1 if moved else 0
+
+
+@contextlib.contextmanager
+def tree_of(commit: str | None) -> Iterator[Tree]:
+    if commit is None:
+        yield working_tree()
+    else:
+        with checkout(commit) as tree:
+            yield tree
+
+
+@contextlib.contextmanager
+def workshop(tree: Tree, threads: int) -> Iterator[Workshop]:
+    with tempfile.TemporaryDirectory(prefix="golden-") as folder:
+        shop = Workshop(tree, Path(folder), threads=threads)
+        shop.prepare()
+        yield shop
+
+
+def train(
+    shop: Workshop, cases: Iterable[Case], form: str, jobs: int
+) -> Iterator[tuple[Case, Curve, float]]:
+    """Train the cases, several at a time; yield each as it ends, with its seconds."""
+
+    def timed(case: Case) -> tuple[Case, Curve, float]:
+        began = time.monotonic()
+        curve = shop.train(case, case.steps(form))
+        return case, curve, time.monotonic() - began
+
+    with ThreadPoolExecutor(jobs) as pool:
+        running = [pool.submit(timed, case) for case in cases]
+        try:
+            for done in as_completed(running):
+                yield done.result()
+        finally:
+            for other in running:
+                other.cancel()
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def names(text: str) -> list[str]:
+    return text.replace(",", " ").split()
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.golden", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    for name, function in (("record", record), ("regress", regress)):
+        command = commands.add_parser(name)
+        command.set_defaults(function=function, form="short", a=None, b=None, rounding=False)
+        command.add_argument("--models", type=names, default=[], help=", ".join(SHORT))
+        command.add_argument("--layouts", type=names, default=[], help=", ".join(LAYOUTS))
+        command.add_argument(
+            "--jobs", type=int, default=os.cpu_count() or 1, help="cases at a time"
+        )
+        command.add_argument("--threads", type=int, default=THREADS, help="of each rank")
+        command.add_argument("--recordings", type=Path, default=FOLDER, help="their folder")
+        command.add_argument("--a", metavar="COMMIT", help="train the tree of this commit")
+        long = {"action": "store_const", "dest": "form"}
+        command.add_argument("--long", **long, const="long", help="2,000 steps, not 200")
+        if name == "record":
+            command.add_argument("--missing", action="store_true", help="only what is not recorded")
+        else:
+            command.add_argument("--b", metavar="COMMIT", help="… beside this one's")
+            command.add_argument("--quick", **long, const="quick", help="a few steps, some cases")
+            command.add_argument(
+                "--shortest", **long, const="shortest", help="those of `make test`"
+            )
+            command.add_argument("--rounding", action="store_true", help="compare within bounds")
+    asked = parser.parse_args(words)
+    try:
+        return asked.function(asked)
+    except GoldenError as error:
+        say(f"error: {error}")
+        return error.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

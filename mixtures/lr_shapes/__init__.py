@@ -1,0 +1,39 @@
+"""The shapes of a phase's learning rate: one file each, and the one table that names them.
+
+A shape is a frozen dataclass derived from `LearningRate`: its fields are the keys of `lr` in the
+YAML. Everything else (parsing, checks, plans, plots, `mixtures new`) finds it in `SHAPES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...console.errors import PlanError
+from .constant import Constant
+from .cosine import Cosine
+from .exponential import Exponential
+from .linear import Linear
+from .shape import LearningRate
+from .wsd import WarmupStableDecay
+
+SHAPES: dict[str, type[LearningRate]] = {
+    "constant": Constant,
+    "linear": Linear,
+    "cosine": Cosine,
+    "exponential": Exponential,
+    "wsd": WarmupStableDecay,
+}
+DEFAULT_SHAPE = "constant"
+
+
+def shape_of(lr: Mapping[str, Any]) -> LearningRate:
+    """Return the learning rate that a plan stores for a phase."""
+    name = lr.get("shape", DEFAULT_SHAPE)
+    if name not in SHAPES:
+        raise PlanError(
+            f"the plan uses the learning-rate shape `{name}`, which this headrace does not have",
+            hint=f"known shapes: {', '.join(SHAPES)}; add it to mixtures/lr_shapes, or make the "
+            "plan again",
+        )
+    return SHAPES[name](**lr)

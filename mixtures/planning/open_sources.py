@@ -1,0 +1,132 @@
+"""Open the datasets of a mixture, and check that they fit together.
+
+Only the heads of the manifests are read: they hold the totals, however many shards there are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from ...console.errors import UserError
+from ...dataplane.datasets import manifest as manifests
+from ...dataplane.datasets.manifest import Generation, Manifest
+from ..spec.check import Finding
+from ..spec.mixture import Mixture, SourceSpec, endpoints, sized_phases
+
+READERS = 16
+"""Manifests read in parallel; on an object store each of them is one request."""
+
+
+@dataclass(frozen=True)
+class OpenedSource:
+    """A source, with the generations that the plan pins."""
+
+    spec: SourceSpec
+    manifest: Manifest
+    generations: tuple[Generation, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(generation.tokens for generation in self.generations)
+
+    @property
+    def hash(self) -> str:
+        return self.generations[-1].hash
+
+
+def open_sources(specs: Mapping[str, SourceSpec]) -> tuple[dict[str, OpenedSource], list[Finding]]:
+    """Return the sources that can be opened, and the problems of the others."""
+
+    def open_one(spec: SourceSpec) -> Manifest | UserError:
+        try:
+            return manifests.load(spec.data)
+        except UserError as error:
+            return error
+
+    with ThreadPoolExecutor(READERS) as pool:
+        loaded = list(pool.map(open_one, specs.values()))
+    opened: dict[str, OpenedSource] = {}
+    findings: list[Finding] = []
+    for (name, spec), manifest in zip(specs.items(), loaded, strict=True):
+        place = ("sources", name, "data")
+        if isinstance(manifest, UserError):
+            findings.append(Finding(place, manifest.what))
+            continue
+        available, wanted = len(manifest.generations), spec.generations
+        if wanted is not None and wanted > available:
+            what = f"is {wanted}, but the dataset has {available}"
+            findings.append(Finding(("sources", name, "generations"), what))
+            continue
+        # check.py reports a number below 1.
+        source = OpenedSource(spec, manifest, manifest.generations[: wanted and max(wanted, 1)])
+        if source.generations and source.tokens:
+            opened[name] = source
+        else:
+            findings.append(Finding(place, "the dataset is empty"))
+    return opened, findings
+
+
+def source_mismatches(
+    opened: Mapping[str, OpenedSource], tokenizer: tuple[str, int] | None
+) -> Iterator[Finding]:
+    """Yield sources of another tokenizer, and sources that are the same dataset.
+
+    `tokenizer` is the fingerprint and vocabulary size of the run that the mixture continues.
+    Without one, the most frequent tokenizer is the expected one.
+    """
+    infos = {name: source.manifest.tokenizer for name, source in opened.items()}
+    if infos:
+        counts = Counter((info.fingerprint, info.vocab_size) for info in infos.values())
+        fingerprint, vocab_size = tokenizer or counts.most_common(1)[0][0]
+        reference = "the run that this mixture continues"
+        if tokenizer is None:
+            majority = next(n for n, info in infos.items() if info.fingerprint == fingerprint)
+            reference = f"source {majority}"
+        for name, info in infos.items():
+            if info.fingerprint != fingerprint:
+                what = (
+                    f"was built with another tokenizer ({info.kind}, {info.vocab_size:,} ids, "
+                    f"{info.fingerprint[:12]}) than {reference} ({fingerprint[:12]})"
+                )
+            elif info.vocab_size != vocab_size:
+                what = (
+                    f"has a vocabulary of {info.vocab_size:,} ids, but {reference} has "
+                    f"{vocab_size:,}"
+                )
+            else:
+                continue
+            yield Finding(("sources", name, "data"), what)
+    owners: dict[str, str] = {}
+    for name, source in opened.items():
+        hashes = [generation.hash for generation in source.generations]
+        owner = next((owners[hash] for hash in hashes if hash in owners), None)
+        if owner is not None:
+            yield Finding(("sources", name, "data"), f"is the same dataset as source {owner}")
+        owners.update(dict.fromkeys(hashes, name))
+
+
+def sources_too_short(
+    mixture: Mixture, opened: Mapping[str, OpenedSource], seq_len: int | None
+) -> Iterator[Finding]:
+    """Yield sources that are shorter than one row of a phase that draws from them.
+
+    `seq_len` is that of the run that the mixture continues.
+    """
+    drawn: dict[str, set[str]] = {}
+    for phase in sized_phases(mixture, seq_len, None):
+        names: set[str] = set()
+        for name, weight in phase.spec.weights.items():
+            if not (isinstance(weight, dict) and len(weight) < 2) and any(endpoints(weight)):
+                names |= drawn.get(name, {name})
+        drawn[phase.name] = names
+        for name in sorted(names & set(opened)):
+            tokens, length = opened[name].tokens, phase.seq_len
+            if length is not None and 0 < tokens <= length:
+                what = (
+                    f"a row of {length:,} tokens is longer than source {name} ({tokens:,} tokens)"
+                )
+                place = "seq_len" if phase.spec.seq_len else "weights"
+                yield Finding(("phases", phase.name, place), what)

@@ -1,0 +1,116 @@
+"""Training state of one rank: weights, gradients, masters, optimizer states and buffers.
+
+An engine's configuration lists what the engine holds as `StatePart`s: bytes per parameter, the
+axes that shard them, and how they are cut. `state_bytes` adds them up for a model. There is no
+second accounting: `headrace models show` and `trainer run --dry-run` both print these numbers.
+
+Tensor parallelism is not an axis here: all parts are counted from the parameters of one
+tensor-parallel rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from ..model import Model
+from ..precision import Precision
+
+AxisName = Literal["dp", "cp"]
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
+"""Shape of each parameter of one tensor-parallel rank, by logical name; tied parameters once."""
+BytesPerParameter = int | Callable[[str], int]
+"""A function of the parameter's logical name where parameters differ."""
+Cut = Callable[[Shapes, int], int]
+"""Return the elements that one rank holds of these parameters, sharded among that many ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Degrees:
+    """Degrees of data, tensor and context parallelism."""
+
+    dp: int = 1
+    tp: int = 1
+    cp: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.dp, self.tp, self.cp) < 1:
+            raise ValueError(f"dp, tp and cp must be at least 1: {self}")
+
+    def size(self, axes: Sequence[AxisName]) -> int:
+        """Ranks along these axes together."""
+        return math.prod(getattr(self, axis) for axis in axes)
+
+
+def flat(shapes: Shapes, ranks: int) -> int:
+    """Lay the parameters end to end and cut the whole evenly."""
+    return -(-elements(shapes.values()) // ranks)
+
+
+def by_parameter(shapes: Shapes, ranks: int) -> int:
+    """Cut each parameter evenly; the last shard is padded."""
+    return sum(-(-math.prod(shape) // ranks) for shape in shapes.values())
+
+
+def by_rows(shapes: Shapes, ranks: int) -> int:
+    """Deal out the rows (dimension 0) of each parameter; the first rank holds the most."""
+    shaped = (shape or (1,) for shape in shapes.values())  # a scalar is one row
+    return sum(-(-rows // ranks) * math.prod(rest) for rows, *rest in shaped)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatePart:
+    """A part of the state that a rank holds from one backward pass to the next or longer."""
+
+    name: str
+    """weights, gradients, masters, optimizer, buffers. Entries of one name are added."""
+    bytes_per_parameter: BytesPerParameter
+    sharded_over: tuple[AxisName, ...] = ()
+    """Axes whose ranks share one copy. Empty: each rank holds all of it."""
+    shard_ranks: int | None = None
+    """Ranks that share one copy, where they are fewer than those of the axes (HSDP)."""
+    cut: Cut = flat
+
+    def bytes(self, shapes: Shapes, degrees: Degrees) -> int:
+        """Bytes on the rank that holds the most."""
+        ranks = self.shard_ranks or degrees.size(self.sharded_over)
+        each = self.bytes_per_parameter
+        if not callable(each):
+            return each * self.cut(shapes, ranks)
+        by_size: dict[int, dict[str, Shape]] = {}
+        for name, shape in shapes.items():
+            by_size.setdefault(each(name), {})[name] = shape
+        return sum(size * self.cut(alike, ranks) for size, alike in by_size.items())
+
+
+def state_bytes(parts: Sequence[StatePart], shapes: Shapes, degrees: Degrees) -> dict[str, int]:
+    """Bytes of each part of the state on one rank, by name."""
+    totals: dict[str, int] = {}
+    for part in parts:
+        totals[part.name] = totals.get(part.name, 0) + part.bytes(shapes, degrees)
+    return totals
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineState:
+    """What one engine holds, with the name to print."""
+
+    engine: str
+    parts: Sequence[StatePart]
+
+
+class FindEngineState(Protocol):
+    """Find the state of the engine that a run's `PATH.TO.KEY=VALUE` words configure. The engines
+    live above this package, so the command that knows both hands this function down."""
+
+    def __call__(
+        self, words: Sequence[str], model: Model, precision: Precision, degrees: Degrees
+    ) -> EngineState: ...
+
+
+def elements(shapes: Iterable[Shape]) -> int:
+    """Return the elements of all these parameters."""
+    return sum(math.prod(shape) for shape in shapes)

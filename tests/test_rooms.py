@@ -1,0 +1,188 @@
+"""Rules of the inner house: rooms import downwards, no import cycles, no crowded folders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from import_graph import cycles, graph
+
+ROOT = Path(__file__).parents[1]
+
+ROOMS: Mapping[str, Sequence[str]] = {
+    "trainer": (
+        "folder",
+        "cluster",
+        "layout",
+        "checkpoints",
+        "engines",
+        "weights",
+        "loop",
+        "record",
+        "run",
+        "costs",
+        "report",
+        "launch",
+        "demo",
+        "cli",
+    ),
+    "mixtures": (
+        "lr_shapes",
+        "spec",
+        "planning",
+        "learning_rate",
+        "template",
+        "view",
+        "audit",
+        "cli",
+    ),
+    "dataplane": (
+        "arrays",
+        "storage",
+        "shards",
+        "order",
+        "runlog",
+        "datasets",
+        "tokenizers",
+        "loader",
+    ),
+    "tokenize": ("sources", "corpus", "executors", "build", "cli"),
+    "models": ("precision", "weights", "pattern", "parallel", "accounting", "conversion", "cli"),
+}
+"""Rooms of each folder from the ground up; a module beside the rooms counts as a room. A room
+imports rooms before it. Modules of tokenize and models that are not listed may import any room."""
+
+COMPLETE = ("trainer", "mixtures", "dataplane")
+"""Folders whose every room and module is listed."""
+
+CROWD = {"trainer": 12, "dataplane": 12}
+"""Most modules at one level of these folders, at any depth."""
+DEFAULT_CROWD = 16
+ONE_FILE_A_KIND = {
+    "models/operators",
+    "models/kernels",
+    "models/kernels/programs",
+    "models/conversion",
+    "tokenize/sources",
+}
+"""Folders of one file for each kind, which may be longer lists."""
+
+
+def package_files() -> list[Path]:
+    folders = ("configs", "console", *ROOMS)
+    return sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
+
+
+def upward(edges: Mapping[str, set[str]], rooms: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the imports that point from a room to a room above it."""
+    wrong = []
+    for module, targets in edges.items():
+        folder, _, inner = module.partition(".")
+        order = rooms.get(folder, ())
+        room = inner.split(".")[0]
+        for target in targets:
+            other_folder, _, other = target.partition(".")
+            other_room = other.split(".")[0]
+            if other_folder != folder or {room, other_room} - set(order):
+                continue
+            if order.index(other_room) > order.index(room):
+                wrong.append(f"{module} imports {target}")
+    return wrong
+
+
+def crowded(files: Sequence[Path]) -> dict[str, int]:
+    """Return the folders with too many modules at one level; `files` are relative to the root."""
+    counts: dict[str, int] = {}
+    for file in files:
+        if file.name != "__init__.py":
+            folder = file.parent.as_posix()
+            counts[folder] = counts.get(folder, 0) + 1
+    return {
+        folder: count
+        for folder, count in counts.items()
+        if count > CROWD.get(folder.split("/")[0], DEFAULT_CROWD) and folder not in ONE_FILE_A_KIND
+    }
+
+
+def test_no_modules_import_each_other() -> None:
+    assert cycles(graph(ROOT, package_files())) == []
+
+
+def test_rooms_import_downwards() -> None:
+    assert upward(graph(ROOT, package_files()), ROOMS) == []
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_the_list_of_rooms_is_true(folder: str) -> None:
+    here = {
+        path.stem
+        for path in (ROOT / folder).iterdir()
+        if (path.suffix == ".py" and path.stem != "__init__")
+        or (path.is_dir() and any(path.glob("*.py")))
+    }
+    listed = set(ROOMS[folder])
+    assert listed <= here
+    if folder in COMPLETE:
+        assert here == listed
+
+
+def test_no_folder_is_crowded() -> None:
+    assert crowded([file.relative_to(ROOT) for file in package_files()]) == {}
+
+
+# Negative controls
+
+
+def written(root: Path, files: Mapping[str, str]) -> list[Path]:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return [root / name for name in files]
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from ..engines import engine",
+        "def late():\n    from ..engines.engine import Engine",
+        "if TYPE_CHECKING:\n    from ..engines.engine import Engine",
+    ],
+)
+def test_a_cycle_is_found(tmp_path: Path, back: str) -> None:
+    files = written(
+        tmp_path,
+        {
+            "trainer/engines/engine.py": "from ..loop.loop import Loop",
+            "trainer/loop/loop.py": "from . import guard",
+            "trainer/loop/guard.py": back,
+            "trainer/cli.py": "from .loop import loop",
+        },
+    )
+    expected = ["trainer.engines.engine", "trainer.loop.guard", "trainer.loop.loop"]
+    assert cycles(graph(tmp_path, files)) == [expected]
+
+
+def test_an_upward_import_is_found(tmp_path: Path) -> None:
+    files = written(
+        tmp_path,
+        {
+            "trainer/engines/engine.py": "from ..loop.loop import Loop",
+            "trainer/loop/loop.py": "from ..layout.groups import Parallel",
+            "trainer/layout/groups.py": "",
+            "trainer/folder.py": "from .cli import main",
+            "trainer/cli.py": "",
+        },
+    )
+    assert upward(graph(tmp_path, files), ROOMS) == [
+        "trainer.engines.engine imports trainer.loop.loop",
+        "trainer.folder imports trainer.cli",
+    ]
+
+
+def test_a_crowd_is_found() -> None:
+    many = [Path(f"trainer/loop/module_{number}.py") for number in range(13)]
+    operators = [Path(f"models/operators/module_{number}.py") for number in range(30)]
+    others = [Path(f"models/layers/module_{number}.py") for number in range(17)]
+    assert crowded([*many, *operators, *others]) == {"trainer/loop": 13, "models/layers": 17}
+    assert crowded([*many[1:], *others[1:]]) == {}

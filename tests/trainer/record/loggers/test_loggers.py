@@ -1,0 +1,65 @@
+"""A logger is a file and a line in the table: a dummy one gets all of a run by `trainer run`."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TINY = Path(__file__).parents[2] / "tiny.yaml"
+
+DUMMY = """
+import json, sys
+from headrace.trainer.cli import main
+from headrace.trainer.record.logger import Logger
+from headrace.trainer.record.loggers import LOGGERS
+
+class Dummy(Logger):
+    calls = []
+    def step(self, metrics, ledger):
+        self.calls.append(["step", metrics["step"], ledger["hash"]])
+    def event(self, entry):
+        self.calls.append(["event", entry["event"], entry["step"]])
+    def close(self):
+        (self.run.folder.root / "dummy.json").write_text(json.dumps(self.calls))
+
+LOGGERS["dummy"] = Dummy
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_a_logger_of_the_table_gets_a_run(tmp_path: Path) -> None:
+    words = ["run", "--model", str(TINY), "--out", str(tmp_path / "run"), "threads=1"]
+    words += ["synthetic.steps=2", "synthetic.seq_len=16", "synthetic.batch_rows=4"]
+    words += ["engine.kind=fsdp2", "watch.tensorboard=false"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    # As torchrun starts a rank: the command itself trains, in the process that has the dummy.
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    done = subprocess.run(
+        [sys.executable, "-c", DUMMY, *words],
+        env={**os.environ, **rank},
+        capture_output=True,
+        text=True,
+        timeout=580,
+    )
+    assert done.returncode == 0, done.stderr
+    hashes = [
+        json.loads(line)["hash"]
+        for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()
+    ]
+    assert json.loads((tmp_path / "run" / "dummy.json").read_text()) == [
+        ["event", "start", 0],
+        ["step", 0, hashes[0]],
+        ["event", "first step", 0],
+        ["step", 1, hashes[1]],
+        ["event", "checkpoint", 2],
+        ["event", "finish", 2],
+    ]

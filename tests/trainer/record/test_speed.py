@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headrace.models.accounting.count import forward_flops_per_token
+from headrace.models.config import load_model_config
+from headrace.trainer.record.speed import known_peak, memory_used, speed_of
+
+MODEL = load_model_config("tiny-transformer")
+
+
+def test_recomputed_layers_count_in_hfu_alone() -> None:
+    plain, again = (
+        speed_of(MODEL, [64, 128], recomputed=recomputed, peak=1e12) for recomputed in (False, True)
+    )
+    parts = forward_flops_per_token(MODEL, 128)
+    layers = sum(parts.values()) - parts["head"]
+    assert plain.mfu(128, 10) == again.mfu(128, 10) == plain.hfu(128, 10)
+    assert again.hfu(128, 10) == pytest.approx((3 * sum(parts.values()) + layers) * 10 / 1e12)
+    assert (plain.mfu(64, 10) or 0) < (plain.mfu(128, 10) or 0), "attention grows with the row"
+
+
+def test_without_a_peak_there_is_no_utilisation() -> None:
+    speed = speed_of(MODEL, [64], recomputed=True, peak=None)
+    assert speed.mfu(64, 10) is None and speed.hfu(64, 10) is None
+
+
+def test_the_longest_match_names_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 PCIe")
+    assert known_peak("cuda") == 756e12
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a device of next year")
+    assert known_peak("cuda") is None and known_peak("cpu") is None
+
+
+def test_the_memory_of_this_process_is_counted_in_bytes() -> None:
+    assert memory_used("cpu") > 50 << 20

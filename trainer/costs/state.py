@@ -1,0 +1,46 @@
+"""State of an engine as the memory accounting takes it (models/accounting/state.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...console.errors import ConfigError, Problem
+from ...models.accounting.state import Degrees, EngineState
+from ...models.precision import Precision
+from ..layout.devices import choose_device
+from ..run import config as run_config
+from ..run.config import RunConfig
+
+if TYPE_CHECKING:
+    from ...models.model import Model
+
+SECTIONS = ("engine", "optimizer", "device")
+"""Keys of a run that decide its state; precision and degrees have options of their own."""
+STATE_BYTES = 4
+"""Bytes of one number of optimizer state: fp32 in every precision."""
+
+
+def engine_state(run: RunConfig, model: Model, precision: Precision, device: str) -> EngineState:
+    """Return what the engine and the optimizer of a run hold of a model."""
+    states = run.optimizer.states(model)
+    parts = run.engine.state_layout(precision, lambda name: STATE_BYTES * len(states[name]), device)
+    return EngineState(engine=run.engine.describe(), parts=parts)
+
+
+def find_engine_state(
+    words: Sequence[str], model: Model, precision: Precision, degrees: Degrees
+) -> EngineState:
+    """Return the state for `headrace models show`, from words such as `engine.zero=3`."""
+    others = [word for word in words if word.split("=")[0].split(".")[0] not in SECTIONS]
+    if others:
+        raise ConfigError(
+            "--run",
+            [Problem(word.split("=")[0], f"is not of {', '.join(SECTIONS)}") for word in others],
+        )
+    run = run_config.build({}, words, source="the command line")
+    layout = replace(run.layout, tp=degrees.tp, cp=degrees.cp)
+    run.engine.check(layout, degrees.dp * degrees.tp * degrees.cp, precision)
+    device = choose_device("auto") if run.device == "auto" else run.device
+    return engine_state(run, model, precision, device)

@@ -1,0 +1,100 @@
+"""Options of one start of a run, such as `--stop-after`. They are not part of the run.
+
+Each option is stated once, on its field. The command line, the words of a Slurm script and the
+arguments of the worker processes follow from the fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+
+def step_range(context: click.Context, parameter: click.Parameter, value: Any) -> str | None:
+    """Check steps written FIRST:LAST; `10:15` means steps 10 to 14."""
+    if value is None:
+        return None
+    first, _, last = str(value).partition(":")
+    if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+        raise click.BadParameter(f"steps are written FIRST:LAST, as in 10:15, not {value}")
+    return str(value)
+
+
+def option(default: Any, **settings: Any) -> Any:
+    """Return a field that is an option of the command line; `settings` are click's."""
+    return field(default=default, metadata={"click": settings})
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartOptions:
+    stop_after: int | None = option(
+        None,
+        type=click.IntRange(1),
+        metavar="STEP",
+        help="Interrupt the run after this step of the plan, as a scheduler would.",
+    )
+    fallback: bool = option(
+        False,
+        is_flag=True,
+        help="If the newest checkpoint is damaged, resume from the one before it.",
+    )
+    profile: str | None = option(
+        None,
+        callback=step_range,
+        metavar="FIRST:LAST",
+        help="Trace these steps with torch's profiler, as in 10:15.",
+    )
+    debug: bool = False
+    """Log debug messages (`--debug`)."""
+    began: float = field(default_factory=time.time)
+    """Time of the start, in seconds since the epoch."""
+
+    @property
+    def profiled_steps(self) -> range | None:
+        if self.profile is None:
+            return None
+        first, last = self.profile.split(":")
+        return range(int(first), int(last))
+
+    def to_json(self) -> str:
+        """Return the options as the argument of a worker process."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> StartOptions:
+        return cls(**json.loads(text))
+
+
+def start_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a command with the options of a start."""
+    for each in reversed(dataclasses.fields(StartOptions)):
+        settings = each.metadata.get("click")
+        if settings is not None:
+            name = f"--{each.name.replace('_', '-')}"
+            function = click.option(name, default=each.default, **settings)(function)
+    return function
+
+
+def command_words(context: click.Context, without: frozenset[str]) -> list[str]:
+    """Return the words of the running command, for a batch job to repeat, `without` some options.
+
+    `resume runs/a --stop-after 10` gives these four words.
+    """
+    words = [context.info_name or ""]
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        if parameter.name in without or value is None or value is False:
+            continue
+        if isinstance(parameter, click.Argument):
+            words += value if isinstance(value, tuple) else [str(value)]
+        elif value is True:
+            words.append(parameter.opts[0])
+        else:
+            words += [parameter.opts[0], str(value)]
+    return words

@@ -1,0 +1,49 @@
+"""Read a run's folder as it stands, on any machine.
+
+`trainer report`, `mixtures audit`, `trainer export` and `trainer sample` need no device of the run.
+`resolve.load` adapts a stored run to this machine, where a start is meant.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...console import config as reader
+from ...console.errors import RunError
+from ..folder import RunFolder
+from ..loop.batches import Plan
+from . import config as run_config
+from .config import RunConfig
+from .run import Job
+
+if TYPE_CHECKING:
+    from ...models.config import ModelConfig
+
+
+def read_run(folder: RunFolder) -> Job:
+    """Return the stored job: the device, ranks and precision of its last start."""
+    from ...models.config import load_model_config
+
+    folder.check_is_run()
+    data, lines = reader.read_yaml(folder.run)
+    run = run_config.build(data, (), source=str(folder.run), lines=lines)
+    if run.processes is None or "auto" in (run.device, run.precision):
+        raise RunError(
+            f"{folder.run} is not resolved: processes, device and precision must have values",
+            hint="restore it from a copy; a start writes it with these values",
+        )
+    model = load_model_config(folder.model)
+    if run.synthetic is not None:
+        return Job(folder=folder, run=run, model=model, plan=synthetic_plan(run, model))
+    from ...dataplane.order.plan import Plan as MixturePlan
+
+    mixture, _ = reader.read_yaml(folder.mixture)
+    plan = MixturePlan.load(folder.plan)
+    return Job(folder=folder, run=run, model=model, plan=plan, mixture=mixture)
+
+
+def synthetic_plan(run: RunConfig, model: ModelConfig) -> Plan:
+    from ..loop.synthetic import SyntheticPlan
+
+    assert run.synthetic is not None
+    return SyntheticPlan(run.synthetic, model.vocab_size, run.seed)
