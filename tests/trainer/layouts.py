@@ -25,8 +25,8 @@ from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.fragments import MASTER
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.engines import ENGINES, build, give
-from headrace.trainer.engines import update as steps_of
 from headrace.trainer.engines import deepspeed as deepspeed_engine
+from headrace.trainer.engines import update as steps_of
 from headrace.trainer.engines.engine import Engine
 from headrace.trainer.engines.objective import Objective, parameters
 from headrace.trainer.engines.optimizers import OPTIMIZERS

@@ -43,7 +43,7 @@ RMS = 0.2
 """Root mean square of AdamW's usual directions."""
 ARITHMETIC = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TINY = 1e-7
-"""Keeps the division by a matrix's norm finite."""
+"""Least norm that is scaled to one: a matrix of zeros stays one of zeros."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ def orthogonal(matrix: Tensor, iterations: int, dtype: torch.dtype) -> Tensor:
     a, b, c = COEFFICIENTS
     wide = matrix.shape[-2] <= matrix.shape[-1]
     x = (matrix if wide else matrix.mT).to(dtype)
-    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + TINY)
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=TINY)
     for _ in range(iterations):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
