@@ -46,6 +46,8 @@ deepspeed_engine.LARGEST_BUCKET["cpu"] = BUCKET
 LINEAR = nn.functional.linear
 """As torch has it. ZeRO-3 puts its own in the place, for every engine that comes after it."""
 
+norm_of = steps_of.global_norm
+
 
 @cache
 def groups(tp: int, cp: int, attention: str, hyena_li: str) -> Parallel:
@@ -271,12 +273,14 @@ def scaled(folder: Path, layouts: list[str], scales: list[float]) -> dict[str, A
     }
 
 
-def save_all(folder: Path, layouts: list[str], steps: int) -> dict[str, Any]:
+def save_all(
+    folder: Path, layouts: list[str], steps: int, optimizer: str = "adamw"
+) -> dict[str, Any]:
     """Train and save in each layout; go on a little, for what a resume must repeat."""
     found: dict[str, Any] = {}
     for layout in layouts:
         parallel = place(layout)
-        engine = make_engine(layout, parallel)
+        engine = make_engine(layout, parallel, optimizer=optimizer)
         train(engine, parallel, 0, steps)
         keeper = saver.Saver(folder / layout, CheckpointConfig(), parallel.checkpoint)
         (folder / layout).mkdir(exist_ok=True)
@@ -291,13 +295,18 @@ def save_all(folder: Path, layouts: list[str], steps: int) -> dict[str, Any]:
 
 
 def load_all(
-    folder: Path, sources: list[str], targets: list[str], steps: int, used: bool
+    folder: Path,
+    sources: list[str],
+    targets: list[str],
+    steps: int,
+    used: bool,
+    optimizer: str = "adamw",
 ) -> dict[str, Any]:
     """Load every source into every target; each from other weights, or already trained."""
     found: dict[str, Any] = {}
     for target in targets:
         parallel = place(target)
-        engine = make_engine(target, parallel, seed=99)
+        engine = make_engine(target, parallel, seed=99, optimizer=optimizer)
         if used:
             train(engine, parallel, 50, 1)
         for source in sources:
@@ -318,9 +327,10 @@ def load_all(
     return found
 
 
-def left_out(folder: Path, layouts: list[str]) -> dict[str, list[bool]]:
-    """Each engine is given a step that must leave no trace: whether it was applied, whether weights
-    and moments are what they were, the updates one more, and the next step the same."""
+def left_out(folder: Path, layouts: list[str], faulty: int | None = None) -> dict[str, list[bool]]:
+    """Give each engine a step with a NaN, on all ranks or on one data-parallel rank. Return whether
+    it was applied, whether weights and moments stay, the number of steps grows by one, and the next
+    step is the same."""
     found = {}
     for layout in layouts:
         parallel = place(layout)
@@ -330,7 +340,8 @@ def left_out(folder: Path, layouts: list[str]) -> dict[str, list[bool]]:
         before, updates = gathered(engine, parallel), engine.updates
         tokens, targets, weights, _ = (part[1:2] for part in global_batch(7))
         documents = Documents.from_cu_seqlens(torch.tensor([0, tokens.numel()]), tokens.shape)
-        for last, factor in ((False, 1.0), (True, math.nan)):
+        harmed = faulty is None or parallel.data.rank == faulty
+        for last, factor in ((False, 1.0), (True, math.nan if harmed else 1.0)):
             sums = engine(tokens, targets, weights, documents)
             engine.backward(sums.total * factor, last=last)
         applied = update(engine, LR).applied
@@ -338,4 +349,31 @@ def left_out(folder: Path, layouts: list[str]) -> dict[str, list[bool]]:
         same = all(torch.equal(before[key], after[key]) for key in before)
         goes_on = train(engine, parallel, 1, 1) == never[1:]
         found[layout] = [applied, same, engine.updates == updates + 1, goes_on]
+    return found
+
+
+def shards_of_gradients(folder: Path, layouts: list[str], model: str) -> dict[str, float]:
+    """Save the whole gradient of a step for each layout, from the shards of all ranks that write.
+    Return its norm as the engine's step finds it."""
+    found = {}
+    for layout in layouts:
+        parallel = place(layout)
+        engine = make_engine(layout, parallel, model=model)
+        seen: list[Any] = []
+
+        def keep(gradients: Any, device: Any, seen: list[Any] = seen) -> float:
+            seen += [(g.parameter, g.shard, g.start, g.data.clone(), g.writes) for g in gradients]
+            return norm_of(gradients, device)
+
+        with mock.patch.object(steps_of, "global_norm", keep):
+            [[_, found[layout]]] = train(engine, parallel, 0, 1)
+        everyone: list[Any] = [None] * parallel.world
+        dist.all_gather_object(everyone, seen, group=parallel.control)
+        whole: dict[str, torch.Tensor] = {}
+        for name, shard, start, data, writes in (each for held in everyone for each in held):
+            flat = whole.setdefault(name, torch.zeros(shard.shape)).view(-1)
+            # A range that two ranks wrote would be counted twice.
+            flat[numbered(shard)[start : start + data.numel()]] += data if writes else 0.0
+        if parallel.first:
+            torch.save(whole, folder / f"{layout}.gradients.pt")
     return found

@@ -47,7 +47,7 @@ from torch.futures import Future
 
 from ...console.errors import CheckpointError, StorageError, UserError
 from ...dataplane.storage import storage
-from .fragments import Box, Fragment, keyed
+from .fragments import MASTER, Box, Fragment, keyed
 from .store import TENSORS, StoredFile
 
 METADATA = ".metadata"
@@ -223,7 +223,12 @@ class LoadFragments(DefaultLoadPlanner):
         for fragment in self.fragments:
             stored = self.metadata.state_dict_metadata.get(fragment.key)
             if not isinstance(stored, TensorStorageMetadata):
-                raise CheckpointError(f"it holds no {fragment.key}", hint=_ANOTHER_MODEL)
+                weights = keyed(MASTER, fragment.parameter) in self.metadata.state_dict_metadata
+                raise CheckpointError(
+                    f"it holds no {fragment.key}"
+                    f"{', but the weights: another optimizer saved it' if weights else ''}",
+                    hint=_ANOTHER_OPTIMIZER if weights else _ANOTHER_MODEL,
+                )
             if tuple(stored.size) != fragment.shape:
                 raise CheckpointError(
                     f"its {fragment.key} has shape {list(stored.size)}, the model's has "
@@ -337,3 +342,7 @@ def named(cause: BaseException, verb: str, what: str, rank: int = 0) -> UserErro
 
 
 _ANOTHER_MODEL = "load it into the model that it was saved from (model.yaml of its run)"
+_ANOTHER_OPTIMIZER = (
+    "use the optimizer.kind of the run that saved it, or take its weights alone (init_from without "
+    "moments)"
+)

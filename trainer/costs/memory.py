@@ -32,6 +32,14 @@ def checkpoint_bytes(job: Job) -> int:
     )
 
 
+def groups(job: Job) -> list[dict[str, Any]]:
+    """Return the optimizer's parameter groups, with their rates and decays."""
+    from ...models.accounting.count import build_meta
+    from ..engines.groups import describe_groups
+
+    return describe_groups(build_meta(job.model), job.run.optimizer)
+
+
 def checkpoints(job: Job) -> int:
     """How many the run saves."""
     first, last = job.plan.first_step, job.plan.last_step

@@ -178,6 +178,54 @@ def hold(worst: dict[str, tuple[float, float, float]]) -> None:
         assert loss < 2e-6 and norm < 2e-5 and weight < 2e-4, (layout, loss, norm, weight)
 
 
+@pytest.mark.slow
 def test_two_ranks_are_one(in_processes: Any, tmp_path: Path) -> None:
     layouts = ["deepspeed-1-fp32", "deepspeed-3-fp32", "fsdp2-0-fp32", "fsdp2-0-fp32-tp2"]
     hold(beside_one(in_processes, tmp_path, layouts, 2))
+
+
+@pytest.mark.slow
+def test_ranges_orthogonalised_by_themselves_show(in_processes: Any, tmp_path: Path) -> None:
+    """The negative control."""
+    worst = beside_one(in_processes, tmp_path, ["fsdp2-0-fp32"], 2, local=True)
+    [(loss, _, weight)] = worst.values()
+    assert loss > 1e-4 and weight > 1e-3, worst
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("model", ["tiny", "shared"])
+def test_every_engine_and_division_is_one(in_processes: Any, tmp_path: Path, model: str) -> None:
+    engines = ["deepspeed-0", "deepspeed-1", "deepspeed-2", "deepspeed-3", "fsdp2-0"]
+    divisions = ["", "-tp2", "-cp2", "-tp2cp2"] if model == "tiny" else ["", "-tp2"]
+    layouts = [f"{engine}-fp32{division}" for engine in engines for division in divisions]
+    hold(beside_one(in_processes, tmp_path, [*layouts, "fsdp2-2-fp32"], 4, model=model))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_momentum_moves_between_layouts(in_processes: Any, tmp_path: Path) -> None:
+    """Masters and states equal to the bit, and a resume of the same layout in what follows."""
+    layouts = ["deepspeed-1-bf16-tp2", "deepspeed-3-fp32", "fsdp2-0-fp32"]
+    options = {"steps": 2, "optimizer": "muon"}
+    kept = in_processes(2, "save_all", tmp_path, layouts=layouts, **options)
+    options |= {"sources": layouts, "targets": layouts, "used": True}
+    found = in_processes(2, "load_all", tmp_path, **options)
+    assert {worst for worst, _ in found.values()} == {0.0}
+    assert all(found[f"{name} → {name}"][1] == kept[name] for name in layouts)
+
+
+def test_moments_of_another_optimizer_are_refused(in_processes: Any, tmp_path: Path) -> None:
+    options = {"layouts": ["fsdp2-0-fp32"], "steps": 1}
+    in_processes(1, "save_all", tmp_path, **options)
+    with pytest.raises(AssertionError, match="holds no momentum.*another optimizer saved it"):
+        in_processes(
+            1,
+            "load_all",
+            tmp_path,
+            sources=["fsdp2-0-fp32"],
+            targets=["fsdp2-0-fp32"],
+            steps=1,
+            used=False,
+            optimizer="muon",
+        )
