@@ -218,7 +218,7 @@ def test_momentum_moves_between_layouts(in_processes: Any, tmp_path: Path) -> No
 def test_moments_of_another_optimizer_are_refused(in_processes: Any, tmp_path: Path) -> None:
     options = {"layouts": ["fsdp2-0-fp32"], "steps": 1}
     in_processes(1, "save_all", tmp_path, **options)
-    with pytest.raises(AssertionError, match="holds no momentum.*another optimizer saved it"):
+    with pytest.raises(AssertionError, match=r"holds no momentum.*another optimizer"):
         in_processes(
             1,
             "load_all",
