@@ -21,10 +21,11 @@ def main() -> None:
     """Train a model on a mixture, resume runs, and report on them.
 
     \b
-    trainer run --mixture anneal.yaml --out runs/anneal
+    Examples:
+      trainer run --mixture anneal.yaml --out runs/anneal
     trainer resume runs/anneal
 
-    Documentation: docs/trainer.md
+    More: docs/trainer.md
     """
 
 
@@ -72,11 +73,13 @@ def run(
     Overrides set keys of the run; overrides that begin with `mixture.` or `model.` set keys of
     those files. `--dry-run` prints every key with its value.
 
-    \b
-    trainer run --mixture anneal.yaml --out runs/anneal optimizer.lr=1e-3
-
     Exit codes: 0 finished, 85 saved and stopped early (start it again), 1 failed, 2 misuse.
-    Documentation: docs/trainer.md
+
+    \b
+    Example:
+      trainer run --mixture anneal.yaml --out runs/anneal optimizer.lr=1e-3
+
+    More: docs/trainer.md
     """
     from .run.request import Request
     from .run.resolve import resolve
@@ -113,9 +116,10 @@ def resume(
     """Resume the run in the folder RUN; nothing else is needed.
 
     \b
-    trainer resume runs/anneal --stop-after 1000
+    Example:
+      trainer resume runs/anneal --stop-after 1000
 
-    Documentation: docs/trainer.md
+    More: docs/trainer.md
     """
     from .folder import RunFolder
     from .run.resolve import load
@@ -126,13 +130,22 @@ def resume(
 
 @main.command()
 @click.argument("folders", nargs=-1, required=True, metavar="RUN...")
-@click.option("--compare", is_flag=True, help="One page that shows the runs side by side.")
-@click.option("--out", metavar="FILE", help="[RUN/report.html, or RUN/compare.html of the first]")
+@click.option("--compare", is_flag=True, help="Draw the runs side by side on one page.")
+@click.option(
+    "--out", metavar="FILE", help="The page [RUN/report.html; --compare: RUN/compare.html]."
+)
 @command.json_option
 def report(folders: tuple[str, ...], compare: bool, out: str | None, as_json: bool) -> None:
-    """Draw a run's report, or compare several.
+    """Draw the report of a run, or compare several runs.
 
-    It is one HTML file that needs nothing else.
+    A report is one HTML file that loads nothing else. It can be drawn on any machine, and while
+    the run is going.
+
+    \b
+    Example:
+      trainer report runs/anneal runs/other --compare
+
+    More: docs/trainer.md
     """
     from .report import write
 
@@ -141,10 +154,10 @@ def report(folders: tuple[str, ...], compare: bool, out: str | None, as_json: bo
     if out is not None and len(folders) > 1 and not compare:
         raise click.UsageError("--out is one file: give one RUN, or --compare")
     pages = [folders] if compare else [(folder,) for folder in folders]
-    found = [write(page, out)[1] for page in pages]
+    summaries = [write(page, out)[1] for page in pages]
     if as_json:
-        command.emit(found[0] if len(found) == 1 else found)
-    for summary in found:
+        command.emit(summaries[0] if len(summaries) == 1 else summaries)
+    for summary in summaries:
         command.say(f"report: {summary['report']}")
 
 
