@@ -1,8 +1,8 @@
 """DeepSpeed: ZeRO 0 to 3 over the data axis.
 
-DeepSpeed owns the flat buffers, the reduction of gradients and the update. We own the optimizer's
-arithmetic (torch's AdamW), when an update happens, and where every element of the state lies:
-that is in deepspeed_state.py, the one file that reads DeepSpeed's private fields.
+DeepSpeed owns the flat buffers and the reduction of gradients, and calls the optimizer. headrace
+owns the optimizer's arithmetic, the norm and clipping (update.py), and the accumulation boundary.
+deepspeed_state.py locates the state: it is the only file that reads DeepSpeed's private fields.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from .optimizers.base import OptimizerConfig
 
 LARGEST_BUCKET = {"cuda": 200_000_000, "cpu": 1 << 22}
-"""Elements that are reduced or gathered at once, at most: DeepSpeed allocates as many in every
-step. On CPU it is what the allocator keeps, and does not get from the system again each time."""
+"""Maximum of the elements that are reduced or gathered at once: DeepSpeed allocates a buffer of
+this size in every step. The CPU's is a size that the allocator keeps between steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,8 @@ class DeepSpeedConfig:
 
     kind: Literal["deepspeed"] = "deepspeed"
     zero: Literal[0, 1, 2, 3] = 1
-    """What is divided among the data-parallel processes: 0 nothing, 1 masters and moments,
-    2 gradients as well, 3 weights as well."""
+    """State that is sharded over the data-parallel ranks. 0: none; 1: masters and optimizer
+    states; 2: gradients too; 3: weights too."""
 
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
         if self.zero == 0 and precision.separate_masters:
@@ -93,7 +93,7 @@ class DeepSpeed:
         settings = _settings(config, precision, _bucket(shards, parallel.device.type))
         mpu = Groups(parallel)
         if precision.separate_masters:
-            objective.to(precision.compute)  # on the meta device: what is made has half the bytes
+            objective.to(precision.compute)  # on the meta device: creates bf16 memory
         if config.zero == 3:
             _partition(objective, settings, mpu, parallel.device)
         else:
@@ -263,7 +263,7 @@ def _import(device: str) -> Any:
         ) from None
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     if device == "cpu":
-        # It would compile a shared-memory all-reduce with a C++ compiler, which a machine need
-        # not have, and probe for a dozen more operators that we never use.
+        # DeepSpeed would compile a shared-memory all-reduce, which needs a C++ compiler, and probe
+        # for a dozen operators that headrace does not use.
         deepspeed.ops.__compatible_ops__ = {}
     return deepspeed

@@ -37,7 +37,7 @@ class Fsdp2Config:
 
     kind: Literal["fsdp2"] = "fsdp2"
     shard: int | None = None
-    """Processes that share one copy of the state; the copies are replicas (HSDP). None: all."""
+    """Ranks that share one copy of the state; more copies are replicas (HSDP). None: all ranks."""
     reshard: bool = True
     """Free a block's weights after its forward pass, and gather them again for backward."""
     compile: bool = False
