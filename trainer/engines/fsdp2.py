@@ -1,10 +1,9 @@
-"""FSDP2: torch's own sharding, block by block. Needs torch alone.
+"""FSDP2: torch's own sharding, block by block. It needs torch alone.
 
-Under tensor parallelism it shards this process's part of each parameter over the data axis, as if
-the part were all.
+Under tensor parallelism it shards each local shard over the data axis.
 
-Masters are the sharded parameters themselves, in fp32; each block is gathered (in bf16, where
-that is the precision) just before it computes, and its gradients are summed in fp32.
+The sharded fp32 parameters are the masters. Each block is gathered just before it computes, in the
+compute precision, and its gradients are summed in fp32.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Fsdp2Config:
             )
         if self.compile and (layout.tp > 1 or layout.cp > 1):
             raise LayoutError(
-                f"engine.compile does not see through what processes say to each other "
+                "engine.compile cannot compile the communication of tensor or context parallelism "
                 f"(layout.tp={layout.tp}, layout.cp={layout.cp})",
                 hint="set engine.compile=false, or layout.tp=1 and layout.cp=1",
             )
@@ -132,7 +131,7 @@ class Fsdp2:
             "mp_policy": MixedPrecisionPolicy(
                 param_dtype=precision.compute if precision.separate_masters else None,
                 reduce_dtype=torch.float32,
-                cast_forward_inputs=False,  # the weights of the loss stay what they are
+                cast_forward_inputs=False,  # loss weights stay fp32
             ),
             "reshard_after_forward": config.reshard,
         }
@@ -141,7 +140,7 @@ class Fsdp2:
                 block.compile()
             fully_shard(block, **wanted)
         fully_shard(objective, **wanted)
-        objective.to_empty(device=parallel.device)  # its shards alone
+        objective.to_empty(device=parallel.device)  # shards only
         self.objective = objective
         self.parameters = parameters(objective)
         self.optimizer = optimizer.build(model, groups, self.parameters)
@@ -152,7 +151,7 @@ class Fsdp2:
         return sums
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        # Every micro-batch is reduced into sharded fp32 sums at once: memory over messages.
+        # Each micro-batch is reduced into sharded fp32 sums: less memory, more messages.
         self.objective.set_is_last_backward(last)  # type: ignore[operator]
         (loss * self.ranks).backward()  # FSDP2 averages; the loop wants sums
 
@@ -204,14 +203,14 @@ class Fsdp2:
         return found
 
     def _first_element(self, parameter: nn.Parameter | DTensor) -> int:
-        """Rows are dealt in equal pieces, the last ones shorter or empty."""
+        """Return the index of the shard's first element: equal numbers of rows, the last fewer."""
         rows, *rest = parameter.shape
         piece = -(-rows // self.shards)
         return min(piece * self.shard, rows) * math.prod(rest)
 
 
 def _blocks(objective: nn.Module) -> Iterator[nn.Module]:
-    """What is gathered together: the members of the model's outermost lists of modules."""
+    """Yield the modules that are gathered together: those of the outermost module lists."""
     from torch import nn
 
     for child in objective.children():
