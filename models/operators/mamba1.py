@@ -118,6 +118,10 @@ class Mamba1(Operator):
         init.constant(self.D, 1.0)
         init.output(self.output)
 
+    def stacks(self) -> dict[str, tuple[int, ...]]:
+        """Each head's projections to its step, B and C, and of its step to the channels."""
+        return {"select": tuple(self.sizes), "dt": (self.dt.shape[1],)}
+
     def sharding_spec(self, ranks: int) -> ShardingSpec:
         """Shard by the channels of each head: its dt, B and C are sums over all its channels."""
         heads, _, channels = self.select.shape

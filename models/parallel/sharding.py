@@ -21,7 +21,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from .axes import Axis
+from .axes import ALONE, Axis
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,14 @@ class LocalShard:
     dim: int = 0
     runs: tuple[range, ...] | None = None
     """Indices along `dim` that this rank holds, in this order; None: all."""
-    shared: bool = False
-    """True if the parameter is replicated on all ranks of the axis."""
-    stored: bool = True
-    """True if this rank writes it to checkpoints."""
+    copies: Axis = ALONE
+    """Ranks that hold the same parameter, each with a part of its gradient. The gradient is their
+    sum; the first of them counts it in the norm and writes it to checkpoints."""
+
+    @property
+    def stored(self) -> bool:
+        """True on the rank of `copies` that counts and writes the parameter."""
+        return self.copies.rank == 0
 
     @property
     def local(self) -> tuple[int, ...]:
@@ -102,12 +106,11 @@ def shard_parameters(model: nn.Module, axis: Axis) -> dict[str, LocalShard]:
 
     The model must hold whole parameters, or be on the meta device.
     """
-    shared = axis.size > 1
     shards = {
-        name: LocalShard(tuple(p.shape), shared=shared, stored=axis.rank == 0)
+        name: LocalShard(tuple(p.shape), copies=axis if axis.size > 1 else ALONE)
         for name, p in model.named_parameters()
     }
-    if not shared:
+    if axis.size == 1:
         return shards
     for path, module in list(model.named_modules()):
         if not isinstance(module, Shardable):
