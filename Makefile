@@ -43,10 +43,11 @@ style: $(TESTS)  ## format the code and fix lint findings that can be fixed
 bench: $(TESTS)  ## run the benchmarks; each prints lines with ratios
 	$(BIN)/python -m benchmarks
 
-# Options of the golden runs: MODELS='tiny-moe hybrid-50m', LAYOUTS='one tp2', LONG=1, JOBS=2; of
-# `make golden` MISSING=1; of `make regress` QUICK=1 and ROUNDING=1. A and B are commits.
+# Options of the golden runs: MODELS='tiny-moe hybrid-50m', LAYOUTS='one tp2', LONG=1, STEPS=50,
+# JOBS=2; of `make golden` MISSING=1; of `make regress` QUICK=1, ROUNDING=1. A and B are commits.
 GOLDEN = $(if $(MODELS),--models '$(MODELS)') $(if $(LAYOUTS),--layouts '$(LAYOUTS)') \
-  $(if $(JOBS),--jobs $(JOBS)) $(if $(LONG),--long) $(if $(A),--a $(A))
+  $(if $(LONG),--long) $(if $(STEPS),--steps $(STEPS)) $(if $(JOBS),--jobs $(JOBS)) \
+  $(if $(A),--a $(A))
 
 golden: $(TESTS)  ## train the golden runs and record them in benchmarks/golden/ (docs/golden.md)
 	$(BIN)/python -m benchmarks.golden record $(GOLDEN) $(if $(MISSING),--missing)
