@@ -1,4 +1,4 @@
-"""Small corpora, how they are read, and everything that a dataset built from them says."""
+"""Small corpora, and helpers that read them and the datasets built from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headrace.tokenize.sources.format import BadRecord, SourceConfig
 Found = tuple[list[tuple[int, str, str | None]], list[BadRecord]]
 
 ONE = ExecutorConfig(workers=1)
-"""The engine of most tests: no processes."""
+"""Executor of most tests: run tasks in this process."""
 
 WORDS = [*("water", "wheel", "mill", "stream", "水", "roue", "🙂", "naïve", "\n\n   return")]
 
@@ -46,7 +46,7 @@ def write_jsonl(path: Path, documents: Iterable[str]) -> Path:
 
 
 def read_file(path: Path, size: int = 1 << 30, **options: Any) -> Found:
-    """All documents of a file, read in slices of about `size` bytes."""
+    """Return all documents of a file, read in slices of about `size` bytes."""
     config = SourceConfig(**options)
     (file,) = find_files([str(path)], config)
     found, problems = [], []
@@ -59,7 +59,7 @@ def read_file(path: Path, size: int = 1 << 30, **options: Any) -> Found:
 
 
 def read_dataset(url: str | Path) -> list[tuple[DocumentOrigin, str, list[int]]]:
-    """Every document of a dataset: where it came from, its text, its ids."""
+    """Return the origin, text and ids of each document of a dataset."""
     dataset = Dataset(str(url))
     tokenizer = load(dataset.manifest.tokenizer, str(url))
     total = int(dataset.shard_tokens[-1])
@@ -77,7 +77,7 @@ def read_dataset(url: str | Path) -> list[tuple[DocumentOrigin, str, list[int]]]
 
 
 def snapshot(url: str | Path) -> dict[str, bytes]:
-    """Every file of a dataset."""
+    """Return the bytes of every file of a dataset, by name."""
     root = Path(url)
     return {
         str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
