@@ -27,7 +27,7 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run_build(tmp_path: Path) -> Callable[..., Path]:
-    """Return a function that builds a dataset of small slices and shards, and returns its folder."""
+    """Return a function that builds a dataset with small slices and shards."""
 
     def run(*inputs: str | Path, out: str = "out", **options: Any) -> Path:
         values: dict[str, Any] = {

@@ -84,7 +84,7 @@ def test_a_lost_shard_needs_its_inputs(corpus: Path, run_build: Run) -> None:
 
 
 def test_the_streaming_index_is_checked(corpus: Path, run_build: Run) -> None:
-    """StreamingDataset's index is a file of its own: it can be wrong while the manifest is right."""
+    """StreamingDataset's index is a file of its own: it can be wrong on its own."""
     out = run_build(corpus, format="mds")
     assert verify(str(out), ONE) == []
     index = Path(out, "index.json")
