@@ -24,7 +24,7 @@ VOCABULARY = 512
 
 
 def random_documents(seed: int, count: int, *, longest: int = 400) -> list[np.ndarray]:
-    """Documents of ids in [1, 512), each with END at its end."""
+    """Return documents of ids in [1, 512), each ending with END."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, longest, count)
     return [
@@ -40,17 +40,19 @@ def write_dataset(
     format: str = "arrow",
     shard_documents: int = 50,
     codes: Sequence[np.ndarray] | None = None,
-    palette: tuple[float, ...] | None = None,
+    weight_table: tuple[float, ...] | None = None,
     fingerprint: str = "test",
 ) -> Manifest:
-    """Append documents to the dataset at `url`, as a generation of their own."""
+    """Append documents to the dataset at `url` as one generation."""
     if storage.exists(storage.join(url, manifests.NAME)):
         manifest = manifests.load(url)
     else:
         tokenizer = TokenizerInfo(
             kind="byte", fingerprint=fingerprint, vocab_size=VOCABULARY, end_of_document=END
         )
-        manifest = Manifest(format=format, dtype="uint16", tokenizer=tokenizer, weights=palette)
+        manifest = Manifest(
+            format=format, dtype="uint16", tokenizer=tokenizer, weights=weight_table
+        )
     shards = []
     for first in range(0, len(documents), shard_documents):
         part = documents[first : first + shard_documents]
@@ -89,5 +91,5 @@ def write_dataset(
 
 
 def plan_of(spec: dict[str, Any]) -> Plan:
-    """The plan of a mixture that is written as a YAML's data."""
+    """Return the plan of a mixture, given as the data of its YAML."""
     return resolve(config.build(Mixture, spec, source="a test's mixture"))

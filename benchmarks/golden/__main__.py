@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from .cases import LAYOUTS, SHORT, THREADS, Case, GoldenError, choose
 from .compare import difference, spread
 from .recordings import FOLDER, Recording, circumstances
 from .trees import Curve, Tree, Workshop, checkout, full_hash, working_tree
+
+EQUAL, ROUNDING = "to the bit", "to rounding"
 
 
 def record(asked: argparse.Namespace) -> int:
@@ -37,16 +40,29 @@ def record(asked: argparse.Namespace) -> int:
             recording = Recording(model, form, asked.recordings)
         recordings[model] = recording
     if asked.missing:
-        cases = [case for case in cases if case.layout not in recordings[case.model].runs]
+        cases = [
+            case
+            for case in cases
+            if recordings[case.model].steps(case) < wanted_steps(case, form, asked.steps)
+        ]
+    failed = 0
     with tree_of(asked.a) as tree, workshop(tree, asked.threads) as shop:
         about = {"commit": tree.commit, "circumstances": circumstances(shop)}
         if tree.commit.endswith("+"):
             say("note: the working tree has changes that are not committed")
-        for case, curve, seconds in train(shop, cases, form, asked.jobs):
+        steps = {case: wanted_steps(case, form, asked.steps) for case in cases}
+        for case, curve, seconds in train(shop, steps, asked.jobs):
             recording = recordings[case.model]
-            recording.put(case, curve, **about, data=shop.digest(case))
+            try:
+                if isinstance(curve, GoldenError):
+                    raise curve
+                recording.put(case, curve, **about, data=shop.digest(case))
+            except GoldenError as error:
+                failed += 1
+                say(f"FAILED  {case}: {error}")
+                continue
             say(f"{case}: {len(curve.loss)} steps in {seconds:.0f} s → {recording.file.name}")
-    return 0
+    return 1 if failed else 0
 
 
 def regress(asked: argparse.Namespace) -> int:
@@ -70,7 +86,15 @@ def against_recordings(asked: argparse.Namespace) -> int:
     with tree_of(None) as tree, workshop(tree, asked.threads) as shop:
         here = circumstances(shop)
         kept = {case: files[case.model].get(case, shop.digest(case)) for case in cases}
-        for case, curve, seconds in train(shop, cases, asked.form, asked.jobs):
+        steps = {
+            case: min(wanted_steps(case, asked.form, asked.steps), len(kept[case].curve.loss))
+            for case in cases
+        }
+        for case, curve, seconds in train(shop, steps, asked.jobs):
+            if isinstance(curve, GoldenError):
+                failed.append(case)
+                say(f"FAILED  {case}: {curve}")
+                continue
             recorded = kept[case]
             other = [key for key in here if here[key] != recorded.circumstances.get(key)]
             exact = not other and not asked.rounding
@@ -105,32 +129,41 @@ def side_by_side(asked: argparse.Namespace) -> int:
     cases = choose(asked.form, asked.models, asked.layouts)
     for commit in filter(None, (asked.a, asked.b)):
         full_hash(commit)  # before the first is trained
-    curves: list[dict[Case, Curve]] = []
+    steps = {case: wanted_steps(case, asked.form, asked.steps) for case in cases}
+    curves: list[dict[Case, Curve | GoldenError]] = []
     names = []
     for commit in (asked.a, asked.b):
         with tree_of(commit) as tree, workshop(tree, asked.threads) as shop:
             names.append(f"{commit or 'working tree'} ({tree.commit[:12]})")
             say(f"{names[-1]}")
             curves.append({})
-            for case, curve, seconds in train(shop, cases, asked.form, asked.jobs):
+            for case, curve, seconds in train(shop, steps, asked.jobs):
                 curves[-1][case] = curve
-                say(f"  {case}: {len(curve.loss)} steps in {seconds:.0f} s, loss {curve.loss[-1]}")
+                ended = "FAILED" if isinstance(curve, GoldenError) else f"loss {curve.loss[-1]}"
+                say(f"  {case}: {seconds:.0f} s, {ended}")
     print(f"A {names[0]}\nB {names[1]}\n")
     rows = [("case", "ledger", "loss", "gradient norm", "verdict")]
     moved = 0
     for case in cases:
         a, b = (of_tree[case] for of_tree in curves)
-        found = difference(a, b, limits_of(case))
-        equal = "equal" if a.ledger == b.ledger else "DIFFERS"
-        verdict = "to the bit" if a == b else "to rounding" if found is None else f"MOVED: {found}"
-        rows.append(
-            (str(case), equal, str(spread(a.loss, b.loss)), str(spread(a.norm, b.norm)), verdict)
-        )
-        moved += found is not None
+        rows.append(compared(case, a, b))
+        moved += rows[-1][-1] not in (EQUAL, ROUNDING)
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
         print("  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]]))
     return 1 if moved else 0
+
+
+def compared(case: Case, a: Curve | GoldenError, b: Curve | GoldenError) -> tuple[str, ...]:
+    """Return a row of the table of `side_by_side`."""
+    for name, curve in (("A", a), ("B", b)):
+        if isinstance(curve, GoldenError):
+            return str(case), "-", "-", "-", f"FAILED in {name}: {curve}"
+    assert isinstance(a, Curve) and isinstance(b, Curve)
+    found = difference(a, b, limits_of(case))
+    verdict = EQUAL if a == b else ROUNDING if found is None else f"MOVED: {found}"
+    ledger = "equal" if a.ledger == b.ledger else "DIFFERS"
+    return str(case), ledger, str(spread(a.loss, b.loss)), str(spread(a.norm, b.norm)), verdict
 
 
 @contextlib.contextmanager
@@ -150,24 +183,33 @@ def workshop(tree: Tree, threads: int) -> Iterator[Workshop]:
         yield shop
 
 
+def wanted_steps(case: Case, form: str, most: int | None) -> int:
+    return min(case.steps(form), most or case.steps(form))
+
+
 def train(
-    shop: Workshop, cases: Iterable[Case], form: str, jobs: int
-) -> Iterator[tuple[Case, Curve, float]]:
+    shop: Workshop, steps: dict[Case, int], jobs: int
+) -> Iterator[tuple[Case, Curve | GoldenError, float]]:
     """Train the cases, several at a time; yield each as it ends, with its seconds."""
 
-    def timed(case: Case) -> tuple[Case, Curve, float]:
+    def timed(case: Case) -> tuple[Case, Curve | GoldenError, float]:
         began = time.monotonic()
-        curve = shop.train(case, case.steps(form))
+        curve: Curve | GoldenError
+        try:
+            curve = shop.train(case, steps[case])
+        except GoldenError as error:
+            curve = error
         return case, curve, time.monotonic() - began
 
     with ThreadPoolExecutor(jobs) as pool:
-        running = [pool.submit(timed, case) for case in cases]
+        waiting = [pool.submit(timed, case) for case in steps]
         try:
-            for done in as_completed(running):
+            for done in as_completed(waiting):
                 yield done.result()
         finally:
-            for other in running:
+            for other in waiting:
                 other.cancel()
+            shop.stop()
 
 
 def say(text: str) -> None:
@@ -189,13 +231,18 @@ def main(words: list[str] | None = None) -> int:
         command.add_argument(
             "--jobs", type=int, default=os.cpu_count() or 1, help="cases at a time"
         )
+        command.add_argument("--steps", type=int, help="at most")
         command.add_argument("--threads", type=int, default=THREADS, help="of each rank")
         command.add_argument("--recordings", type=Path, default=FOLDER, help="their folder")
         command.add_argument("--a", metavar="COMMIT", help="train the tree of this commit")
         long = {"action": "store_const", "dest": "form"}
         command.add_argument("--long", **long, const="long", help="2,000 steps, not 200")
         if name == "record":
-            command.add_argument("--missing", action="store_true", help="only what is not recorded")
+            command.add_argument(
+                "--missing",
+                action="store_true",
+                help="only what is not recorded, or with fewer steps",
+            )
         else:
             command.add_argument("--b", metavar="COMMIT", help="… beside this one's")
             command.add_argument("--quick", **long, const="quick", help="a few steps, some cases")
@@ -212,4 +259,5 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `train` ends the runs that it started
     sys.exit(main())

@@ -70,7 +70,7 @@ QUICK = {
     "tiny-transformer": ("one",),
     "tiny-zamba": ("fsdp2",),
 }
-SHORTEST = {"tiny-hybrid": ("one", "tp2")}
+SHORTEST = {"tiny-hybrid": ("one", "fsdp2")}
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def choose(form: str, models: Sequence[str], layouts: Sequence[str]) -> list[Cas
         for layout in named
         if (not models or model in models) and (not layouts or layout in layouts)
     ]
-    cases.sort(key=lambda case: (case.layout not in QUICK.get(case.model, ()), case.steps(form)))
+    cases.sort(key=lambda case: (case.model == COSTLY_MODEL, LAYOUTS[case.layout].processes))
     if not cases:
         lines = [f"{model}: {', '.join(named)}" for model, named in FORMS[form].cases.items()]
         raise GoldenError(

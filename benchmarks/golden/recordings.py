@@ -91,6 +91,10 @@ class Recording:
                 ) from None
         return self
 
+    def steps(self, case: Case) -> int:
+        """Return the number of recorded steps; 0 if there is no run."""
+        return len(self.runs[case.layout]["loss"]) if case.layout in self.runs else 0
+
     def check(self, case: Case) -> None:
         """Raise an error if there is no run of the case."""
         if case.layout not in self.runs:

@@ -96,6 +96,7 @@ class Workshop:
         self.folder = folder
         self.threads = threads
         self.scripts: dict[str, str] = {}
+        self.running: set[subprocess.Popen[str]] = set()
 
     def prepare(self) -> None:
         """Check the tree, write the corpus and build its datasets."""
@@ -131,7 +132,8 @@ class Workshop:
         curve = read_run(out)
         if len(curve.loss) != steps:
             raise GoldenError(
-                f"{case}: {out} has {len(curve.loss)} steps, not {steps}", "is the disk full?"
+                f"{case}: the run stopped after {len(curve.loss)} steps, not {steps}",
+                "it was interrupted: start the command again",
             )
         return curve
 
@@ -152,19 +154,30 @@ class Workshop:
         }
         environment["PYTHONPATH"] = str(self.tree.root / ".root")
         environment["PYTHONHASHSEED"] = "0"
-        done = subprocess.run(
-            words, cwd=self.folder, env=environment, capture_output=True, text=True
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            words, cwd=self.folder, env=environment, stdout=pipe, stderr=pipe, text=True
         )
-        if done.returncode != code:
-            said = "\n".join(f"  | {line}" for line in done.stderr.splitlines()[-LAST_LINES:])
+        self.running.add(process)
+        try:
+            output, errors = process.communicate()
+        finally:
+            self.running.discard(process)
+        if process.returncode != code:
+            said = "\n".join(f"  | {line}" for line in errors.splitlines()[-LAST_LINES:])
             asked = " ".join(words[3:] if words[1] == "-c" else words)
             raise GoldenError(
-                f"a command failed with exit code {done.returncode} in the tree of "
+                f"a command failed with exit code {process.returncode} in the tree of "
                 f"{self.tree.commit[:12]}: {asked}\n{said}",
                 "an older commit may lack a model or an option: choose cases with MODELS and "
                 "LAYOUTS",
             )
-        return done.stdout
+        return output
+
+    def stop(self) -> None:
+        """End the commands that other threads run."""
+        for process in list(self.running):
+            process.terminate()
 
 
 def read_run(folder: Path) -> Curve:

@@ -1,8 +1,8 @@
-"""The cache: chunks of remote shards, verified, on a local disk.
+"""The cache: verified chunks of remote shards on a local disk.
 
-A chunk is hashed before it is kept, and once more when a process first reads it from the disk: a
-power cut can lose what was not yet written out, and disks rot. Chunks that lie side by side are
-fetched by one request; whoever else wants one of them, thread or process, waits for it.
+A chunk is hashed before it is written to the cache, and again when a process first reads it from
+there: a power cut can lose data that was not synced, and disks rot. Adjacent chunks are fetched by
+one request. Other threads and processes that need one of them wait for it.
 """
 
 from __future__ import annotations
@@ -33,77 +33,77 @@ DEFAULT_BYTES = 64 << 30
 
 class Cache:
     def __init__(self, folder: str | Path | None = None, *, max_bytes: int = DEFAULT_BYTES) -> None:
-        """The folder is made, or refused, when the first chunk is asked for."""
+        """The folder is created, or refused, when the first chunk is read."""
         self.folder = CacheFolder(default_folder() if folder is None else Path(folder), max_bytes)
         self.fetched_bytes = 0
         self.requests = 0
         self._in_flight: set[tuple[str, int]] = set()
-        """The chunks that threads of this process have a turn at."""
+        """Chunks that threads of this process are fetching."""
         self._landed = threading.Condition()
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_reopen, (self.folder.root, self.folder.max_bytes))
 
     def chunks(self, url: str, shard: Shard, first: int, last: int) -> list[Bytes]:
-        """Chunks side by side, checked: from the disk, or from their home."""
-        found: dict[int, Bytes] = {}
+        """Return the verified chunks [first, last) of a shard, from the disk or from its store."""
+        loaded: dict[int, Bytes] = {}
 
         def missing() -> list[int]:
-            numbers = [number for number in range(first, last) if number not in found]
-            loaded = ((number, self._load(shard, number)) for number in numbers)
-            found.update((number, chunk) for number, chunk in loaded if chunk is not None)
-            return [number for number in numbers if number not in found]
+            numbers = [number for number in range(first, last) if number not in loaded]
+            chunks = ((number, self._load(shard, number)) for number in numbers)
+            loaded.update((number, chunk) for number, chunk in chunks if chunk is not None)
+            return [number for number in numbers if number not in loaded]
 
         if missing():
-            with self._turn(shard, first, last):
-                still = missing()  # somebody else may have brought them meanwhile
-                self.folder.remove(shard, still)  # what is there is not what it was
+            with self._fetching(shard, first, last):
+                still = missing()  # another thread or process may have fetched some
+                self.folder.remove(shard, still)  # chunks on the disk that failed verification
                 if still and shard.stored_name:
-                    found = self._unpack(url, shard)
+                    loaded = self._unpack(url, shard)
                 else:
                     for start, end in spans(still):
-                        found |= self._fetch(url, shard, start, end)
-        return [found[number] for number in range(first, last)]
+                        loaded |= self._fetch(url, shard, start, end)
+        return [loaded[number] for number in range(first, last)]
 
     def fetch(self, url: str, shard: Shard, first: int, last: int) -> None:
-        """Have chunks on the disk."""
+        """Fetch the chunks [first, last) of a shard that are not on the disk."""
         missing = (number for number in range(first, last) if not self.folder.has(shard, number))
         for start, end in spans(missing):
             self.chunks(url, shard, start, end)
 
-    def piece(self, shard: Shard, number: int, start: int, end: int) -> Bytes | None:
-        """A part of a chunk, if it is on the disk; whoever asks has had the chunk checked."""
-        return self.folder.piece(shard, number, start, end)
+    def part(self, shard: Shard, number: int, start: int, end: int) -> Bytes | None:
+        """Read bytes of a chunk that the caller has verified; None if it was evicted."""
+        return self.folder.read(shard, number, start, end)
 
     def _load(self, shard: Shard, number: int) -> Bytes | None:
-        """A chunk from the disk, if it is there and still what it was."""
+        """Read and verify a chunk from the disk; None if it is missing or damaged."""
         if not self.folder.has(shard, number):
             return None
         size = min(CHUNK_BYTES, shard.size - number * CHUNK_BYTES)
-        kept = self.folder.piece(shard, number, 0, size)
+        kept = self.folder.read(shard, number, 0, size)
         try:
             if kept is not None:
                 check_chunk(str(self.folder.path(shard, number)), shard, number, kept)
                 return kept
         except IntegrityError as error:
-            log.warning("%s; it is fetched again", error.what)
+            log.warning("%s; fetching it again", error.what)
         return None
 
     def _fetch(self, url: str, shard: Shard, first: int, last: int) -> dict[int, Bytes]:
         where = storage.join(url, shard.name)
         start, end = first * CHUNK_BYTES, last * CHUNK_BYTES
         if end >= shard.size:
-            end = shard.size + 1  # a byte that should not be there
+            end = shard.size + 1  # one byte more, to detect a file that has grown
         data = storage.read(where, start, end)
         self._count(len(data))
         if start + len(data) > shard.size:
             raise IntegrityError(
-                f"{where} has more than the {shard.size:,} bytes that it should have", hint=RESTORE
+                f"{where} has more bytes than its manifest says ({shard.size:,})", hint=RESTORE
             )
         return self._checked(where, shard, first, last, data)
 
     def _unpack(self, url: str, shard: Shard) -> dict[int, Bytes]:
-        """The chunks of a compressed shard: it is fetched and checked whole."""
+        """Fetch, verify and decompress a whole compressed shard; return its chunks."""
         import zstandard
 
         assert shard.stored_name is not None
@@ -118,7 +118,7 @@ class Cache:
     def _checked(
         self, where: str, shard: Shard, first: int, last: int, data: bytes
     ) -> dict[int, Bytes]:
-        """The bytes of chunks side by side, cut, checked and kept."""
+        """Split bytes into the chunks [first, last), verify them and write them to the cache."""
         whole, chunks = np.frombuffer(data, np.uint8), {}
         try:
             for place, number in enumerate(range(first, last)):
@@ -126,7 +126,7 @@ class Cache:
                 check_chunk(where, shard, number, chunk)
                 chunks[number] = chunk
         finally:
-            self.folder.keep(shard, chunks)  # those before a damaged one are good
+            self.folder.keep(shard, chunks)  # those before a damaged one are verified
         return chunks
 
     def _count(self, size: int) -> None:
@@ -135,19 +135,19 @@ class Cache:
             self.requests += 1
 
     @contextmanager
-    def _turn(self, shard: Shard, first: int, last: int) -> Iterator[None]:
-        """One fetch of a chunk at a time: among threads by a set, among processes by a lock on
-        bytes of a file. That lock belongs to the open file (OFD): it ends with its process, and
-        two processes whose threads wait for each other's bytes are no deadlock."""
+    def _fetching(self, shard: Shard, first: int, last: int) -> Iterator[None]:
+        """Allow one fetch of a chunk at a time: a set excludes threads, a lock on bytes of a file
+        excludes processes. The lock belongs to the open file (OFD), so it ends with its process,
+        and two processes whose threads wait for each other's bytes do not deadlock."""
         if shard.stored_name:
-            first, last = 0, 1  # stands for all
+            first, last = 0, 1  # one byte locks the whole shard
         names = {(shard.hash, number) for number in range(first, last)}
-        turns = self.folder.turns
+        locks = self.folder.lock_file
 
         def lock(kind: int) -> None:
             byte = int(shard.hash[:8], 16) + first
             request = struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, last - first, 0)
-            fcntl.fcntl(turns, fcntl.F_OFD_SETLKW, request)
+            fcntl.fcntl(locks, fcntl.F_OFD_SETLKW, request)
 
         with self._landed:
             self._landed.wait_for(lambda: self._in_flight.isdisjoint(names))

@@ -1,13 +1,13 @@
 """The folder of a cache: chunks as files, bounded in bytes, shared by processes.
 
-    folder/.headrace-cache        says that the folder is ours, and how many bytes it holds
-    folder/.headrace-turns        who fetches which chunks right now
+    folder/.headrace-cache        marks the folder as a cache, and holds its size in bytes
+    folder/.headrace-turns        locked by the byte: chunks that are being fetched
     folder/<shard's hash>/<n>     chunk n of that shard
 
-A chunk appears by one rename, so that a killed process leaves nothing half done and no reader needs
-a lock. Writers take one (flock, which ends with its process) to keep the bound. What goes first
-when room is needed: what nobody waits for, the longest unread first; then what is needed last.
-Nothing but chunks is ever removed, and a folder that is deleted meanwhile is made again.
+A chunk appears by one rename: a killed process leaves no partial chunk, and readers need no lock.
+Writers hold one (flock, which ends with its process) to keep the bound. Eviction order: chunks that
+no prefetcher waits for, least recently read first; then those needed last. Nothing but chunks is
+removed. A folder that is deleted while in use is created again.
 """
 
 from __future__ import annotations
@@ -31,20 +31,22 @@ from ..arrays import Bytes
 from .manifest import Shard
 
 MARKER = ".headrace-cache"
-TURNS = ".headrace-turns"
+LOCKS = ".headrace-turns"
 UNKNOWN = -1
+"""Recorded size while the folder is being changed."""
 CHUNK_NAME = re.compile(r"^[0-9a-f]{64}/[0-9]+$")
 HALF_NAME = re.compile(r"^[0-9a-f]{64}/\.[0-9]+\.[0-9a-f]{8}$")
 TOUCH_SECONDS = 30.0
-EVICT_PART = 20
-"""Each eviction frees this part of the bound: it looks at every chunk, so it should be seldom."""
+"""Age of a chunk's access time after which a read renews it."""
+EVICT_FRACTION = 20
+"""Each eviction frees 1/20 of the bound: it lists every chunk, so it should be rare."""
 
 Wanted = dict[tuple[str, int], int]
-"""Chunks (a shard's hash and a number) and the block of rows that needs each last."""
+"""For each chunk (a shard's hash, a number), the last block of rows that needs it."""
 
 
 class Usage:
-    """Bytes in the folder, while its lock is held."""
+    """Bytes in the folder; exists while its lock is held."""
 
     def __init__(self, size: int) -> None:
         self.bytes = size
@@ -52,19 +54,19 @@ class Usage:
 
 class CacheFolder:
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """The folder is made, or refused, when it is first used."""
+        """The folder is created, or refused, on first use."""
         self.root, self.max_bytes = path, max_bytes
         self.ours = False
-        """Whether it was seen to be a cache; then it may be deleted, or half deleted, meanwhile."""
+        """True once the marker was seen; from then on a deleted folder is created again."""
         self.wanted: list[Wanted] = []
-        """What each prefetcher of this process waits for."""
+        """The chunks that each prefetcher of this process waits for."""
 
     def path(self, shard: Shard, number: int) -> Path:
         return self.root / shard.hash / str(number)
 
     def has(self, shard: Shard, number: int) -> bool:
-        """Whether a chunk is there; from now on it is one that was lately wanted."""
-        _ = self.turns  # makes the folder, or refuses it
+        """True if a chunk is on the disk; marks it as recently used."""
+        _ = self.lock_file  # creates the folder, or refuses it
         path = self.path(shard, number)
         try:
             status = path.stat()
@@ -76,9 +78,9 @@ class CacheFolder:
             raise _unreadable(error) from None
         return True
 
-    def piece(self, shard: Shard, number: int, start: int, end: int) -> Bytes | None:
-        """A part of a chunk, if it is there."""
-        # Once for each row: plain calls cost a fifth of a Path and a file object.
+    def read(self, shard: Shard, number: int, start: int, end: int) -> Bytes | None:
+        """Read the bytes [start, end) of a chunk; None if it is missing or shorter."""
+        # Called for each row: plain system calls cost a fifth of a Path and a file object.
         try:
             descriptor = os.open(f"{self.root}/{shard.hash}/{number}", os.O_RDONLY)
             try:
@@ -92,7 +94,7 @@ class CacheFolder:
         return np.frombuffer(data, np.uint8) if len(data) == end - start else None
 
     def keep(self, shard: Shard, chunks: Mapping[int, Bytes]) -> None:
-        """Put chunks of a shard on the disk, as far as the bound leaves room for them."""
+        """Write chunks of a shard to the disk; those larger than the bound are left out."""
         temporary = None
         try:
             with self.locked() as usage:
@@ -107,7 +109,7 @@ class CacheFolder:
                     temporary.rename(path)
                     usage.bytes += data.nbytes
         except FileNotFoundError:
-            return  # somebody deletes the folder at this moment; what is missing is fetched again
+            return  # the folder is being deleted; missing chunks are fetched again
         except OSError as error:
             if temporary is not None:
                 with suppress(OSError):
@@ -120,20 +122,20 @@ class CacheFolder:
             usage.bytes -= sum(_remove(self.path(shard, number)) for number in numbers)
 
     @cached_property
-    def turns(self) -> BinaryIO:
-        """The file on whose bytes those who fetch take turns."""
+    def lock_file(self) -> BinaryIO:
+        """The file whose bytes are locked by whoever fetches the chunks that they stand for."""
         try:
-            with self.locked() as usage:  # the bound may have been larger once
+            with self.locked() as usage:  # the bound may have been larger before
                 self._make_room(usage, 0)
-            return (self.root / TURNS).open("a+b")
+            return (self.root / LOCKS).open("a+b")
         except OSError as error:
             what = f"cannot use the cache: {error.strerror}"
             raise StorageError(what, where=str(self.root), hint="name another folder") from None
 
     @contextmanager
     def locked(self) -> Iterator[Usage]:
-        """The bytes in the folder, ours to change. While they change they are marked unknown, so
-        that whoever comes after a killed process counts them again."""
+        """Lock the folder for writing; yield its size in bytes. Meanwhile the recorded size is
+        UNKNOWN, so that the successor of a killed process counts again."""
         with self._marker() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             raw = file.read(8)
@@ -144,7 +146,7 @@ class CacheFolder:
             _write(file.fileno(), usage.bytes)
 
     def _marker(self) -> BinaryIO:
-        """The file that says that the folder is ours; one of somebody else is refused."""
+        """Open the marker file; refuse a folder that holds other files and no marker."""
         marker = self.root / MARKER
         while True:
             with suppress(FileNotFoundError):
@@ -153,30 +155,31 @@ class CacheFolder:
                 return file
             self.root.mkdir(parents=True, exist_ok=True)
             others = not self.ours and any(self.root.iterdir())
-            if others and not marker.exists():  # asked in this order: others
-                raise ConfigError(  # may be making it theirs, marker first
+            # Check for the marker last: another process may just have created it.
+            if others and not marker.exists():
+                raise ConfigError(
                     "the cache",
                     [Problem("", f"{self.root} is not empty and is not a headrace cache")],
-                    hint="name a folder of its own",
+                    hint="name an empty or a new folder",
                 )
             marker.touch()
 
     def _make_room(self, usage: Usage, size: int) -> None:
         over = usage.bytes + size - self.max_bytes
         if over > 0:
-            usage.bytes -= self._evict(max(over, self.max_bytes // EVICT_PART))
+            usage.bytes -= self._evict(max(over, self.max_bytes // EVICT_FRACTION))
 
     def _evict(self, needed: int) -> int:
-        """Remove chunks until `needed` bytes are free; returns how many were freed."""
-        found = []
+        """Remove chunks until `needed` bytes are freed; return the bytes freed."""
+        chunks = []
         for path in self._chunks():
             status = path.stat()
             name = (path.parent.name, int(path.name))
             steps = [wanted[name] for wanted in self.wanted if name in wanted]
             order = (1, -min(steps)) if steps else (0, status.st_mtime)
-            found.append((order, path))
+            chunks.append((order, path))
         freed = 0
-        for _, path in sorted(found):
+        for _, path in sorted(chunks):
             if freed >= needed:
                 break
             freed += _remove(path)
@@ -195,7 +198,7 @@ class CacheFolder:
 
 
 def _remove(path: Path) -> int:
-    """Remove a chunk; returns how many bytes that freed."""
+    """Remove a chunk; return the bytes freed."""
     try:
         size = path.stat().st_size
         path.unlink()

@@ -19,7 +19,7 @@ RESTORE = "restore the shard from a copy, or build the dataset again (see `token
 
 
 class ChunkHasher:
-    """Hashes a file while it is written: the digest of each chunk, and their root."""
+    """Hashes a file while it is written: the digest of each chunk, and their root hash."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -37,9 +37,9 @@ class ChunkHasher:
                 self._close()
 
     def finish(self) -> tuple[bytes, str]:
-        """The chunks' digests and the file's hash."""
-        begun = [self._current.digest()] if self.size % CHUNK_BYTES else []
-        chunks = b"".join([*self._digests, *begun])
+        """Return the chunks' digests, concatenated, and the file's hash."""
+        partial = [self._current.digest()] if self.size % CHUNK_BYTES else []
+        chunks = b"".join([*self._digests, *partial])
         return chunks, root_hash(self.size, chunks)
 
     def _close(self) -> None:
@@ -52,18 +52,19 @@ def root_hash(size: int, chunks: bytes) -> str:
 
 
 def spans(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Ascending numbers as [first, last) of those that lie side by side."""
+    """Group ascending numbers into ranges [first, last) of consecutive ones."""
     for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        found = [number for _, number in run]
-        yield found[0], found[-1] + 1
+        numbers_in_run = [number for _, number in run]
+        yield numbers_in_run[0], numbers_in_run[-1] + 1
 
 
 def check_chunk_table(where: str, shard: Shard) -> None:
+    """Raise if the chunk digests of a shard do not match its size and its hash."""
     hashed = len(shard.chunks) // 32
     if hashed != -(-shard.size // CHUNK_BYTES):
         raise IntegrityError(
-            f"{where} has {hashed} chunk hashes; {shard.size:,} bytes need one for each "
-            f"{CHUNK_BYTES:,}",
+            f"{where} has {hashed} chunk hashes; {shard.size:,} bytes need one per "
+            f"{CHUNK_BYTES:,} bytes",
             hint="build or index the dataset again",
         )
     if root_hash(shard.size, shard.chunks) != shard.hash:
@@ -71,10 +72,10 @@ def check_chunk_table(where: str, shard: Shard) -> None:
 
 
 def check_chunk(where: str, shard: Shard, number: int, data: Bytes) -> None:
-    """Refuse a chunk whose bytes are not the ones that were written."""
+    """Raise if the bytes of a chunk do not match its digest."""
     if hashlib.sha256(data.data).digest() != shard.chunks[number * 32 : number * 32 + 32]:
         first, last = number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, shard.size)
         raise IntegrityError(
-            f"{where} is damaged: bytes {first:,} to {last:,} are not the ones that were written",
+            f"{where} is damaged: bytes {first:,} to {last:,} do not match their hash",
             hint=RESTORE,
         )

@@ -24,44 +24,44 @@ from .manifest import Shard
 from .open_shard import OpenShard, OpenShards
 from .shard_file import CachedShardFile, LocalShardFile, ShardFile
 
-READERS = 16
-"""Shard tables read at once: on an object store each is a request."""
+TABLE_READERS = 16
+"""Shard tables read in parallel: on an object store each is a request."""
 
 
 @dataclass(frozen=True)
 class DocumentSpan:
-    """A document, or the part of one, that a span of tokens holds."""
+    """A document of which a span of tokens holds at least one token."""
 
     number: int
     """Its number in the dataset."""
     first_token: int
-    """In the dataset."""
+    """Offset in the dataset."""
     tokens: int
-    """Of the whole document, its end included."""
+    """Length of the whole document, end token included."""
 
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """What rows hold, as views of their shards: to be copied all at once."""
+    """Views of the shards that rows lie in, to be copied by one call."""
 
     tokens: list[Tokens] = field(default_factory=list)
     starts: list[Int64] = field(default_factory=list)
-    """Where documents begin, behind a row's first token; counted in their shard."""
+    """Token offsets in the shard at which documents begin, after a row's first token."""
     offsets: list[int] = field(default_factory=list)
-    """For each of these arrays, what to add to make places of its numbers."""
+    """Added to each array of `starts`, it gives places in the rows laid side by side."""
     shards: set[OpenShard] = field(default_factory=set)
 
     def document_starts(self) -> Int64:
-        """The places at which documents begin."""
+        """Return the places at which documents begin, in the rows laid side by side."""
         if not self.starts:
             return np.empty(0, np.int64)
-        offsets = np.repeat(self.offsets, [len(found) for found in self.starts])
+        offsets = np.repeat(self.offsets, [len(starts) for starts in self.starts])
         places: Int64 = np.concatenate(self.starts) + offsets
         return places
 
 
 class Dataset:
-    """May be read by several threads."""
+    """A dataset, opened for reading. Thread-safe."""
 
     def __init__(
         self,
@@ -86,79 +86,78 @@ class Dataset:
         return self.generations[-1].hash
 
     @cached_property
-    def palette(self) -> npt.NDArray[np.float32] | None:
-        """The loss weight of each code."""
+    def weight_table(self) -> npt.NDArray[np.float32] | None:
+        """The loss weight of each code, or None if the dataset has no weight codes."""
         weights = self.manifest.weights
         return None if weights is None else np.array(weights, np.float32)
 
     @property
     def shards(self) -> list[Shard]:
-        """Read when they are first asked for: most of a table are chunk hashes, 8 KB for a shard of
-        64 MB."""
+        """The shard tables, read on first use: chunk hashes take about 8 KB for a 64 MB shard."""
         with self._lock:
             if self._shards is None:
-                with ThreadPoolExecutor(READERS) as pool:
+                with ThreadPoolExecutor(TABLE_READERS) as pool:
                     tables = pool.map(partial(manifests.load_table, self.url), self.generations)
                     self._shards = [shard for table in tables for shard in table]
             return self._shards
 
     @cached_property
     def shard_tokens(self) -> Int64:
-        """Tokens before each shard, and in all."""
+        """Tokens before each shard, then the total."""
         return np.cumsum([0, *(shard.tokens for shard in self.shards)], dtype=np.int64)
 
     @cached_property
     def _shard_tokens(self) -> list[int]:
-        """The same as a list, in which one number is found several times faster."""
+        """The same as a list: bisecting it is several times faster."""
         tokens: list[int] = self.shard_tokens.tolist()
         return tokens
 
     @cached_property
     def shard_documents(self) -> Int64:
-        """Documents before each shard, and in all."""
+        """Documents before each shard, then the total."""
         return np.cumsum([0, *(shard.documents for shard in self.shards)], dtype=np.int64)
 
     def fill(
         self, start: int, out: npt.NDArray[Any], codes: npt.NDArray[np.uint8] | None = None
     ) -> None:
-        """Copy the tokens from `start` on, and their weight codes, into arrays."""
+        """Copy the tokens from `start` on, and optionally their weight codes, into arrays."""
         parts = list(self._parts(start, start + len(out)))
         copy_all([view for shard, _, low, high in parts for view in shard.tokens(low, high)], out)
         if codes is not None:
             copy_all(self.codes(start, start + len(out)), codes)
 
     def codes(self, start: int, end: int) -> list[Bytes]:
-        """Views of the weight codes of the tokens [start, end), side by side."""
+        """Return views of the weight codes of the tokens [start, end), in order."""
         parts = self._parts(start, end)
         return [view for shard, _, low, high in parts for view in shard.codes(low, high)]
 
     def document_starts(self, start: int, end: int) -> Int64:
-        """The tokens in [start, end) with which a document begins."""
-        found = [
+        """Return the tokens in [start, end) at which a document begins."""
+        starts = [
             shard.document_starts(low, high) + first
             for shard, first, low, high in self._parts(start, end)
         ]
-        return np.concatenate([*found, np.empty(0, np.int64)])
+        return np.concatenate([*starts, np.empty(0, np.int64)])
 
     def gather(self, start: int, end: int, place: int, into: Gathered) -> None:
-        """Add a row, the tokens [start, end); places in it are counted from `place`."""
+        """Add the row of the tokens [start, end). `place` is the row's own place among the rows."""
         for shard, first, low, high in self._parts(start, end):
             if shard not in into.shards:
-                shard.file.look()
+                shard.file.refresh()
                 into.shards.add(shard)
             into.tokens.extend(shard.tokens(low, high))
             into.starts.append(shard.document_starts(start - first + 1, high))
             into.offsets.append(first - start + place)
 
     def documents(self, start: int, end: int) -> list[DocumentSpan]:
-        """The documents of which [start, end) holds a token."""
-        found = []
+        """Return the documents of which [start, end) holds a token."""
+        spans = []
         for shard, first, inside, last in self._parts(start, end):
             starts = shard.layout.document_starts
             low = int(np.searchsorted(starts, inside, side="right")) - 1
             high = int(np.searchsorted(starts[:-1], last))
             before = int(self.shard_documents[shard.number])
-            found += [
+            spans += [
                 DocumentSpan(
                     number=before + index,
                     first_token=first + int(starts[index]),
@@ -167,10 +166,10 @@ class Dataset:
                 for index in range(low, high)
                 if starts[index + 1] > starts[index]
             ]
-        return found
+        return spans
 
     def document(self, number: int) -> tuple[int, int]:
-        """The tokens [start, end) of a document."""
+        """Return the tokens [start, end) of a document."""
         shard = int(np.searchsorted(self.shard_documents, number, side="right")) - 1
         inside = number - int(self.shard_documents[shard])
         starts = self.open_shard(shard).layout.document_starts[inside : inside + 2]
@@ -178,27 +177,27 @@ class Dataset:
         return start, end
 
     def origins(self, first: int, last: int) -> list[DocumentOrigin]:
-        """Where the documents [first, last) came from."""
-        found: list[DocumentOrigin] = []
+        """Return where the documents [first, last) came from."""
+        origins: list[DocumentOrigin] = []
         while first < last:
             number = int(np.searchsorted(self.shard_documents, first, side="right")) - 1
             before = int(self.shard_documents[number])
             until = min(last, int(self.shard_documents[number + 1]))
-            found += self.open_shard(number).origins(first - before, until - before)
+            origins += self.open_shard(number).origins(first - before, until - before)
             first = until
-        return found
+        return origins
 
     def chunks(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The (shard, chunk of its file) pairs that hold the tokens [start, end)."""
-        found = []
+        """Return the (shard, chunk) pairs whose bytes hold the tokens [start, end)."""
+        pairs = []
         for shard, _, inside, last in self._parts(start, end):
             for low, high in shard.byte_ranges(inside, last):
                 chunks = range(low // CHUNK_BYTES, -(-high // CHUNK_BYTES))
-                found += [(shard.number, chunk) for chunk in chunks]
-        return found
+                pairs += [(shard.number, chunk) for chunk in chunks]
+        return pairs
 
     def shards_with(self, start: int, end: int) -> range:
-        """The shards that hold the tokens [start, end)."""
+        """Return the numbers of the shards that hold the tokens [start, end)."""
         return range(self._shard_with(start), self._shard_with(end - 1) + 1)
 
     def open_shard(self, number: int) -> OpenShard:
@@ -210,7 +209,7 @@ class Dataset:
         return opened
 
     def is_mapped(self, shard: Shard) -> bool:
-        """Whether a shard is read where it lies, and not through the cache."""
+        """True if a shard is memory-mapped in place, False if it is read through the cache."""
         return storage.is_local(self.url) and shard.stored_name is None
 
     def file(self, shard: Shard) -> ShardFile:
@@ -221,8 +220,8 @@ class Dataset:
         return CachedShardFile(self.url, shard, self.cache)
 
     def _parts(self, start: int, end: int) -> Iterator[tuple[OpenShard, int, int, int]]:
-        """The shards that hold [start, end): each one, the token with which it begins, and which
-        of its own tokens they are."""
+        """Yield the shards that hold [start, end): shard, its first token in the dataset, and the
+        range [low, high) of its own tokens."""
         tokens, number = self._shard_tokens, self._shard_with(start)
         while start < end:
             first, last = tokens[number], min(end, tokens[number + 1])
@@ -239,7 +238,7 @@ class Dataset:
 
 
 def copy_all(views: list[npt.NDArray[Any]], out: npt.NDArray[Any]) -> None:
-    """Copy views side by side into an array, whose type may be wider."""
+    """Copy views side by side into an array, which may have a wider type."""
     if views:
         np.concatenate(views, out=out, casting="same_kind")
 
@@ -253,7 +252,7 @@ def open_pinned(
     cache: Cache | None = None,
     open_shards: OpenShards | None = None,
 ) -> Dataset:
-    """Open the dataset that a plan names, and refuse any other."""
+    """Open the dataset that a plan names; raise if the one at `url` has another hash."""
     dataset = Dataset(url, generations=generations, cache=cache, open_shards=open_shards)
     if len(dataset.generations) < generations or dataset.hash != hash:
         raise PlanError(

@@ -1,14 +1,14 @@
-"""The manifest: what a dataset is, and the proof that it is whole.
+"""The manifest: the description of a dataset, and the hashes that prove it complete.
 
     URL/
-      manifest.json                 the head: tokenizer, settings, generations. Written last.
-      tables/<hash>.arrow           one for each generation: its shards, with their hashes
+      manifest.json                 the head: tokenizer, settings, generations; written last
+      tables/<hash>.arrow           one per generation: its shards with their hashes
       shards/<hash>.<format>        tokens
 
-The head is small (a few KB however large the dataset is): a plan reads only totals. Shard tables
-are read when shards are needed. A dataset grows by whole generations that are only ever appended;
-each has a hash that chains the one before, so that `hash` after g generations names exactly the
-tokens that those hold, wherever the dataset is mirrored.
+The head takes a few KB whatever the size of the dataset: making a plan reads totals only. Shard
+tables are read when shards are opened. A dataset grows by whole generations, which are only
+appended. Each has a hash that chains its predecessor's, so the hash after g generations identifies
+exactly their tokens, in every mirror of the dataset.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ NAME = "manifest.json"
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerInfo:
-    """What a reader must know of the tokenizer; `spec` is what builds it again."""
+    """The tokenizer of a dataset; `spec` holds the arguments that restore it."""
 
     kind: str
     fingerprint: str
-    """Of what the ids mean; datasets of one mixture share it."""
+    """Hash of the meaning of the ids; all datasets of a mixture have the same."""
     vocab_size: int
     end_of_document: int | None
-    """The id that ends every document; None where an indexed dataset has none."""
+    """The id that ends every document; None if an indexed dataset has none."""
     spec: dict[str, Any] = field(default_factory=dict)
 
 
@@ -54,20 +54,20 @@ class Shard:
     hash: str
     """sha256 over the size and the digests of the file's chunks."""
     chunks: bytes = field(repr=False)
-    """The sha256 digests (32 bytes each) of every CHUNK_BYTES of the (uncompressed) file."""
+    """sha256 digests (32 bytes) of the chunks of the (uncompressed) file, in order."""
     task: str = ""
-    """The build task that made it, and would make it again."""
+    """Id of the build task that wrote it and can write it again."""
     stored_name: str | None = None
-    """The compressed file, where the dataset is compressed; `hash` is of what is inside."""
+    """The compressed file, if the dataset is compressed; `hash` is of its decompressed content."""
     stored_size: int | None = None
     stored_hash: str | None = None
     details: dict[str, Any] = field(default_factory=dict)
-    """What the shard's format needs besides (the index of a Megatron file, for example)."""
+    """Further data that the shard format needs, such as the index of a Megatron file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """A whole build that was appended to the dataset."""
+    """A complete build, appended to the dataset."""
 
     documents: int
     tokens: int
@@ -78,9 +78,9 @@ class Generation:
     """The shard table's name, relative to the dataset's URL."""
     table_hash: str
     provenance: dict[str, Any] = field(default_factory=dict)
-    """Where it came from: inputs with sizes, counts of what was dropped, versions."""
+    """Inputs with sizes, counts of dropped documents, versions of programs."""
     hash: str = ""
-    """Chains the previous generation's hash and this one's content."""
+    """Hash over the previous generation's hash and this generation's content."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class Manifest:
     """uint16 or uint32."""
     tokenizer: TokenizerInfo
     weights: tuple[float, ...] | None = None
-    """The palette of loss weights that the shards' code column indexes, if there is one."""
+    """The loss-weight table that the shards' weight codes index, if there is one."""
     settings: dict[str, Any] = field(default_factory=dict)
     generations: tuple[Generation, ...] = ()
     version: int = VERSION
@@ -109,17 +109,17 @@ class Manifest:
         return self.generations[-1].hash if self.generations else self._root()
 
     def append(self, generation: Generation) -> Manifest:
-        """The manifest with one more generation, chained to those before."""
+        """Return the manifest with one more generation, chained to its predecessors."""
         chained = _digest(self.hash, generation.table_hash, generation.tokens)
         return replace(self, generations=(*self.generations, replace(generation, hash=chained)))
 
     def _root(self) -> str:
-        """What all generations share and what decides their tokens' meaning."""
+        """Hash of the properties that all generations share and that give tokens their meaning."""
         return _digest(self.format, self.dtype, self.tokenizer.fingerprint, self.weights)
 
 
 def load(url: str) -> Manifest:
-    """Read a dataset's manifest, and check that it is the one that was written."""
+    """Read a dataset's manifest and verify its seal."""
     where = storage.join(url, NAME)
     try:
         text = storage.read(where)
@@ -140,7 +140,7 @@ def load(url: str) -> Manifest:
                 hint="use the headrace that wrote it, or build the dataset again",
             )
         if seal != _digest(data):
-            raise IntegrityError(f"{where} was changed after it was written", hint=_MEND)
+            raise IntegrityError(f"{where} was changed after it was written", hint=_REBUILD)
         weights = data["weights"]
         manifest = Manifest(
             **{
@@ -151,17 +151,17 @@ def load(url: str) -> Manifest:
             }
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise IntegrityError(f"{where} is not a whole manifest: {error!r}", hint=_MEND) from None
+        raise IntegrityError(f"{where} is not a whole manifest: {error!r}", hint=_REBUILD) from None
     chained = replace(manifest, generations=())
     for generation in manifest.generations:
         chained = chained.append(replace(generation, hash=""))
     if chained != manifest:
-        raise IntegrityError(f"the generations of {where} do not chain", hint=_MEND)
+        raise IntegrityError(f"the generations of {where} do not chain", hint=_REBUILD)
     return manifest
 
 
 def save(url: str, manifest: Manifest) -> None:
-    """Write the head atomically: from here on, the dataset is what `manifest` says."""
+    """Write the head atomically. This makes the generations of `manifest` part of the dataset."""
     data = asdict(manifest)
     data["weights"] = None if manifest.weights is None else list(manifest.weights)
     data["generations"] = [asdict(generation) for generation in manifest.generations]
@@ -171,7 +171,7 @@ def save(url: str, manifest: Manifest) -> None:
 
 
 def totals(shards: Sequence[Shard]) -> dict[str, Any]:
-    """What a generation sums up of its shards."""
+    """Return the totals of a generation's shards."""
     return {
         "documents": sum(shard.documents for shard in shards),
         "tokens": sum(shard.tokens for shard in shards),
@@ -183,7 +183,7 @@ def totals(shards: Sequence[Shard]) -> dict[str, Any]:
 def write_generation(
     url: str, shards: Sequence[Shard], provenance: dict[str, Any] | None = None
 ) -> Generation:
-    """Write the shard table of a generation; returns what the head is to say of it."""
+    """Write the shard table of a generation; return the generation's entry for the head."""
     import pyarrow as pa
 
     rows = [{**asdict(shard), "details": json.dumps(shard.details)} for shard in shards]
@@ -198,13 +198,13 @@ def write_generation(
 
 
 def load_table(url: str, generation: Generation) -> list[Shard]:
-    """The shards of one generation, in order."""
+    """Return the shards of one generation, in order."""
     import pyarrow as pa
 
     where = storage.join(url, generation.table)
     data = storage.read(where)
     if hashlib.sha256(data).hexdigest() != generation.table_hash:
-        raise IntegrityError(f"{where} is not the table that the manifest names", hint=_MEND)
+        raise IntegrityError(f"{where} does not match the hash in the manifest", hint=_REBUILD)
     rows = pa.ipc.open_file(pa.BufferReader(data)).read_all().to_pylist()
     return [Shard(**{**row, "details": json.loads(row["details"])}) for row in rows]
 
@@ -234,4 +234,4 @@ def _table_schema() -> Any:
     )
 
 
-_MEND = "restore it from a copy, or build the dataset again: finished shards are reused"
+_REBUILD = "restore it from a copy, or build the dataset again (finished shards are reused)"

@@ -1,4 +1,4 @@
-"""A shard that is open: where its tokens and documents lie, at hand, and views of them."""
+"""Open shards: their layout in memory, and views of their tokens."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .manifest import Manifest, Shard
 from .shard_file import ShardFile
 
 OPEN_SHARDS = 512
-"""Shards that a reader keeps open: each costs a file descriptor, of which a process often has no
-more than twice as many, and its document offsets."""
+"""Shards that a reader keeps open. Each costs its document offsets and a file descriptor, and the
+usual limit is 1,024 descriptors per process."""
 
 
 class OpenShard:
-    """A shard with its layout at hand."""
+    """A shard with its layout in memory."""
 
     def __init__(self, number: int, file: ShardFile, shard: Shard, manifest: Manifest) -> None:
         self.number = number
@@ -33,7 +33,7 @@ class OpenShard:
         self.layout: ShardLayout = self.format.layout(
             self._read, shard.size, dtype=manifest.dtype, details=shard.details
         )
-        # Looking one number up in a list is several times faster than in an array.
+        # Indexing a list is several times faster than indexing an array.
         self._width = self.dtype.itemsize
         self._run_tokens: list[int] = self.layout.run_tokens.tolist()
         self._run_bytes: list[int] = self.layout.run_bytes.tolist()
@@ -46,34 +46,34 @@ class OpenShard:
             )
 
     def tokens(self, start: int, end: int) -> list[Tokens]:
-        """Views of the tokens [start, end), side by side."""
-        width, found = self._width, []
+        """Return views of the tokens [start, end), in order."""
+        width, views = self._width, []
         run = bisect_right(self._run_tokens, start) - 1
         while start < end:
             last = min(end, self._run_tokens[run + 1])
             byte = self._run_bytes[run] + (start - self._run_tokens[run]) * width
-            found.append(self.file.read(byte, byte + (last - start) * width).view(self.dtype))
+            views.append(self.file.read(byte, byte + (last - start) * width).view(self.dtype))
             start, run = last, run + 1
-        return found
+        return views
 
     def codes(self, start: int, end: int) -> list[Bytes]:
-        """Views of their weight codes."""
+        """Return views of the weight codes of the tokens [start, end), in order."""
         places = self.layout.weight_bytes
-        assert places is not None, "a dataset with a palette has codes in every shard"
-        found = []
+        assert places is not None, "a dataset with a loss-weight table has codes in every shard"
+        views = []
         run = bisect_right(self._run_tokens, start) - 1
         while start < end:
             last = min(end, self._run_tokens[run + 1])
             byte = int(places[run]) + start - self._run_tokens[run]
-            found.append(self.file.read(byte, byte + last - start))
+            views.append(self.file.read(byte, byte + last - start))
             start, run = last, run + 1
-        return found
+        return views
 
     def document_starts(self, start: int, end: int) -> Int64:
-        """The tokens in [start, end) with which a document begins."""
+        """Return the tokens in [start, end) at which a document begins."""
         starts = self._document_starts
-        found: Int64 = starts[starts.searchsorted(start) : starts.searchsorted(end)]
-        return found
+        inside: Int64 = starts[starts.searchsorted(start) : starts.searchsorted(end)]
+        return inside
 
     def origins(self, first: int, last: int) -> list[DocumentOrigin]:
         return self.format.origins(
@@ -81,7 +81,7 @@ class OpenShard:
         )
 
     def byte_ranges(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The bytes that hold the tokens [start, end)."""
+        """Return the byte ranges that hold the tokens [start, end) and their weight codes."""
         layout, width = self.layout, self._width
         ranges = []
         for run in range(bisect_right(self._run_tokens, start) - 1, len(self._run_bytes)):
@@ -101,15 +101,14 @@ class OpenShard:
 
 
 class OpenShards:
-    """Bounds the shards that are open, of all datasets of a reader together: the one that was
-    opened first is closed first."""
+    """Limits the open shards of all datasets of a reader together; the oldest is closed first."""
 
     def __init__(self) -> None:
         self._order: deque[tuple[dict[int, OpenShard], int]] = deque()
         self._lock = threading.Lock()
 
     def keep(self, opened: dict[int, OpenShard], shard: OpenShard) -> OpenShard:
-        """Put a shard among its dataset's; returns the one that is there, if another was faster."""
+        """Add a shard to its dataset's open shards, or return the one that is there."""
         with self._lock:
             kept = opened.setdefault(shard.number, shard)
             if kept is shard:

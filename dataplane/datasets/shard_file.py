@@ -1,8 +1,8 @@
-"""The bytes of one shard, each chunk checked against its hash when it is first touched.
+"""The bytes of one shard, each chunk verified against its hash when it is first read.
 
-A local shard is memory-mapped: reading costs no copy. Its file may be changed while it is mapped;
-whoever reads looks first (`look`), and a file that is not as it was is mapped and checked anew. A
-remote or compressed one is read through the cache, which checks chunks as they arrive.
+A local shard is memory-mapped, so reading copies nothing. Its file may change while it is mapped:
+readers call `refresh` first, and a changed file is mapped and verified anew. A remote or compressed
+shard is read through the cache, which verifies chunks as they arrive.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NOTHING = np.empty(0, np.uint8)
 
 
 class ShardFile(Protocol):
-    """The bytes of a shard; they are the ones that were written."""
+    """The verified bytes of a shard."""
 
     def read(self, start: int, end: int) -> Bytes:
-        """The bytes [start, end)."""
+        """Return the bytes [start, end)."""
 
-    def look(self) -> None:
-        """See whether what was checked is still what is there."""
+    def refresh(self) -> None:
+        """Map the file again if it has changed since it was verified."""
 
 
 class LocalShardFile:
@@ -49,7 +49,7 @@ class LocalShardFile:
             self.unchecked[number] = 0
         return self.data[start:end]
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         if self._state() != self.state:
             self._map()
 
@@ -58,19 +58,19 @@ class LocalShardFile:
         size = self.state[0]
         if size != self.shard.size:
             raise IntegrityError(
-                f"{self.where} has {size:,} bytes, and should have {self.shard.size:,}",
+                f"{self.where} has {size:,} bytes, and its manifest says {self.shard.size:,}",
                 hint=RESTORE,
             )
         try:
-            # A plain array over the map: np.memmap's own slicing costs more than a row's copy.
+            # A plain array over the map: slicing an np.memmap costs more than copying a row.
             data: Bytes = np.asarray(np.memmap(self._path, np.uint8, "r")) if size else NOTHING
-        except (OSError, ValueError) as error:  # ValueError: it was emptied at this moment
+        except (OSError, ValueError) as error:  # ValueError: the file has just become empty
             raise self._unreadable(error) from None
         self.data = data
         self.unchecked = bytearray(b"\1" * -(-size // CHUNK_BYTES))
 
     def _state(self) -> tuple[int, int, int]:
-        """What changes with the file: its size, when it was written, and which file it is."""
+        """Return what changes with the file: its size, modification time and inode."""
         try:
             status = self._path.stat()
         except OSError as error:
@@ -83,7 +83,7 @@ class LocalShardFile:
 
 
 class CachedShardFile:
-    """A shard that is read through the cache."""
+    """A shard read through the cache."""
 
     def __init__(self, url: str, shard: Shard, cache: Cache) -> None:
         check_chunk_table(storage.join(url, shard.name), shard)
@@ -100,16 +100,16 @@ class CachedShardFile:
         for number in range(first, last):
             base = number * CHUNK_BYTES
             low, high = max(start - base, 0), min(end - base, CHUNK_BYTES)
-            piece = None
+            part = None
             if number not in whole:
-                piece = self.cache.piece(self.shard, number, low, high)
-                if piece is None:  # it was evicted
+                part = self.cache.part(self.shard, number, low, high)
+                if part is None:  # it was evicted
                     whole |= self._chunks(number, number + 1)
-            parts.append(whole[number][low:high] if piece is None else piece)
+            parts.append(whole[number][low:high] if part is None else part)
         return parts[0] if len(parts) == 1 else np.concatenate([*parts, NOTHING])
 
-    def look(self) -> None:
-        """Nobody changes a chunk of the cache: one that is fetched again has a new file."""
+    def refresh(self) -> None:
+        """Nothing to do: a cached chunk never changes; if fetched again, it is a new file."""
 
     def _chunks(self, first: int, last: int) -> dict[int, Bytes]:
         chunks = self.cache.chunks(self.url, self.shard, first, last)

@@ -1,12 +1,12 @@
-"""The loader: for each update, the micro-batches of one data-parallel rank.
+"""The loader: the micro-batches of one data-parallel rank, step by step.
 
-The rows of an update are the plan's; ranks share them out in order. How many ranks, workers or
-micro-batches there are changes who reads a row, never which rows an update has.
+The plan decides the rows of a step; each rank takes a contiguous range of them. The numbers of
+ranks, workers and micro-batches decide who reads a row, never which rows a step has.
 
-    step → its rows → this rank's slice → micro-batches of `micro_batch` rows, padded to that size
+    step → its rows → this rank's rows → micro-batches of `micro_batch` rows, padded to that size
 
-With workers, processes read whole steps ahead into shared memory, and what is handed on lies there
-still. They hold nothing by name, so that whatever is killed leaves nothing behind.
+Worker processes read whole steps ahead into shared memory, and batches are views of it. The shared
+memory is unlinked at once, so killed processes leak nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...console.errors import ConfigError, Problem
 from ..arrays import Int64
 from ..datasets.cache import Cache
 from ..order.plan import Plan
-from .rank_rows import GROUP_BYTES, RowGroup, Share, ShareReader
+from .rank_rows import GROUP_BYTES, RankReader, RankRows, RowGroup
 from .workers import SENT_BYTES, read_ahead
 
 if TYPE_CHECKING:
@@ -38,26 +38,26 @@ class Batch:
     """A micro-batch: `B` rows of `L` tokens."""
 
     tokens: torch.Tensor
-    """int64 [B, L], or this context rank's part of it, [B, L / N]"""
+    """int64 [B, L]; with context parallelism [B, L / N], this rank's part of each row."""
     targets: torch.Tensor
-    """int64, as tokens"""
+    """int64, shape of `tokens`."""
     weights: torch.Tensor
-    """float32, as tokens; 0 where a target is masked and in rows of padding."""
+    """float32, shape of `tokens`; 0 for masked targets and in padding rows."""
     cu_seqlens: torch.Tensor
-    """int32: where documents begin in the B·L tokens laid side by side, and B·L at the end. Of
-    whole rows, on every context rank: documents cross the cuts."""
+    """int32: document starts in the B·L tokens laid side by side, then B·L. Covers whole rows on
+    every context rank, because documents cross the cuts."""
     rows: Int64
-    """The rows' numbers; PADDING where there is none."""
+    """Row numbers in the stream; PADDING in padding rows."""
     sources: npt.NDArray[np.int32]
     """Indices into the plan's sources."""
     digests: list[bytes]
-    """Of the real rows, in order."""
+    """16 bytes for each row that is not padding, in order."""
     part: slice
-    """Which of a row's L places these are."""
+    """The places of a row that this context rank has, of L."""
 
     @property
     def positions(self) -> torch.Tensor:
-        """int32, as tokens: each one's place in its document, or in the part of it in the row."""
+        """int32, shape of `tokens`: each token's position in its document's fragment in the row."""
         import torch
 
         bounds = self.cu_seqlens.numpy()
@@ -66,8 +66,8 @@ class Batch:
 
 
 class Loader:
-    """Iterates over the plan's steps from `start_step` on; each is a list of micro-batches, as
-    many on every rank. A context rank gets its part of every row: the parts side by side."""
+    """Iterates over the plan's steps from `start_step` on. Each item is a list of micro-batches;
+    the number is equal on all ranks. A context rank gets a contiguous part of every row."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Loader:
             problem = f"rank {rank} of {world}, {micro_batch} rows a micro-batch, {workers} workers"
             problems.append(Problem("", problem))
         if start_step is not None and not plan.first_step <= start_step <= plan.last_step:
-            problem = f"step {start_step} is not one of the plan's, {plan.first_step} to "
+            problem = f"step {start_step} is not in the plan, whose steps are {plan.first_step} to "
             problems.append(Problem("", f"{problem}{plan.last_step - 1}"))
         if not 0 <= context_rank < context_size:
             problems.append(Problem("", f"context rank {context_rank} of {context_size}"))
@@ -102,11 +102,11 @@ class Loader:
             if phase.seq_len % context_size
         ]
         if pin_memory and not _has_cuda():
-            problems.append(Problem("pin_memory", "there is no CUDA device to pin memory for"))
+            problems.append(Problem("pin_memory", "no CUDA device was found"))
         if problems:
             raise ConfigError("the loader", problems)
         first = plan.first_step if start_step is None else start_step
-        self.share = Share(
+        self.rank_rows = RankRows(
             plan=plan,
             rank=rank,
             world=world,
@@ -122,7 +122,7 @@ class Loader:
 
     @property
     def steps(self) -> range:
-        return range(self.share.start_step, self.share.plan.last_step)
+        return range(self.rank_rows.start_step, self.rank_rows.plan.last_step)
 
     def __iter__(self) -> Iterator[list[Batch]]:
         for group in self._groups():
@@ -130,19 +130,19 @@ class Loader:
 
     def _groups(self) -> Iterator[RowGroup]:
         if self.workers:
-            yield from read_ahead(self.share, self.workers, self.cache)
+            yield from read_ahead(self.rank_rows, self.workers, self.cache)
             return
-        with closing(ShareReader(self.share, self.cache)) as reader:
-            for group in self.share.groups():
+        with closing(RankReader(self.rank_rows, self.cache)) as reader:
+            for group in self.rank_rows.groups():
                 yield reader.read(group)
 
     def _steps(self, group: RowGroup) -> Iterator[list[Batch]]:
-        """Cut a group into steps, and those into micro-batches: as many on every rank."""
+        """Split a group into steps of micro-batches; all ranks get equal numbers."""
         import torch
 
-        share, size = self.share, self.micro_batch
+        size = self.micro_batch
         tensor = _pinned if self.pin_memory else torch.from_numpy
-        most = -(-share.plan.step(group.steps[0]).rows // share.world)
+        most = -(-self.rank_rows.plan.step(group.steps[0]).rows // self.rank_rows.world)
         rows = len(group.labels.rows) // len(group.steps)
         for number in range(len(group.steps)):
             first, last = number * rows, (number + 1) * rows
@@ -152,10 +152,10 @@ class Loader:
             ]
 
     def _batch(self, group: RowGroup, first: int, last: int, tensor: ToTensor) -> Batch:
-        """The rows [first, last) of a group, and padding if they are too few."""
-        labels, these = group.labels, slice(first, last)
-        rows, sources = labels.rows[these], labels.sources[these]
-        tokens, weights = group.arrays.tokens[these], group.arrays.weights[these]
+        """Return the rows [first, last) of a group as a micro-batch, padded to its size."""
+        labels, chosen = group.labels, slice(first, last)
+        rows, sources = labels.rows[chosen], labels.sources[chosen]
+        tokens, weights = group.arrays.tokens[chosen], group.arrays.weights[chosen]
         length = weights.shape[1]
         begin, end = first * length, last * length
         low, high = labels.boundaries.searchsorted((begin, end))
@@ -177,7 +177,7 @@ class Loader:
             cu_seqlens=tensor(bounds.astype(np.int32)),
             rows=rows,
             sources=sources,
-            digests=labels.digests[these],
+            digests=labels.digests[chosen],
             part=part,
         )
 
@@ -196,5 +196,5 @@ def _pinned(array: npt.NDArray[Any]) -> torch.Tensor:
 
 
 def _padded(values: npt.NDArray[Any], missing: int, padding: int) -> npt.NDArray[Any]:
-    """An array with so many rows of padding behind it."""
+    """Return the array with `missing` rows of padding appended."""
     return np.concatenate([values, np.full((missing, *values.shape[1:]), padding, values.dtype)])

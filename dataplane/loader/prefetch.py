@@ -1,10 +1,10 @@
-"""Prefetching by the known order: the chunks of the coming steps are fetched before they are read.
+"""Prefetching in the known order: the chunks of the next steps are fetched before they are read.
 
-The stream says what every later block of rows will need, so nothing is guessed. One thread walks
-ahead of the reader, block by block, and opens datasets and shards as they come; a few fetch, what
-is needed soonest first, and with it what lies beside it and will be needed, too: a request costs a
-store more than its bytes. The walk stays within a part of the cache, so that what it brings is not
-evicted before it is read.
+The stream gives the chunks of every later block of rows, so nothing is guessed. One thread walks
+ahead of the reader, block by block, and opens datasets and shards. Other threads fetch the chunks,
+those needed soonest first, each together with adjacent chunks that will be needed as well: the
+fixed cost of a request exceeds that of its bytes. The walk is limited to a part of the cache, so
+that prefetched chunks are not evicted before they are read.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from .rows import RowReader
 
 log = get_logger(__name__)
 
-Name = tuple[str, int]
-"""A shard's hash, and a chunk of it."""
+Chunk = tuple[str, int]
+"""A shard's hash and the number of a chunk."""
 
 THREADS = 16
 RUN = 16
-"""Chunks of a request, at most: 4 MiB, which a store serves nearly as fast as whole objects."""
+"""Most chunks of one request: 4 MiB, which stores serve nearly as fast as whole objects."""
 BURST = 256
-"""Chunks that the walk collects before they are fetched: there are neighbours among them."""
-CACHE_PART = 2
-"""Hold no more than this part of the cache with what is wanted and not yet read."""
+"""Chunks that the walk collects before it starts fetches, so that adjacent ones are joined."""
+CACHE_FRACTION = 2
+"""Chunks fetched and not yet read take at most 1/2 of the cache."""
 MOST_AHEAD = 4 << 30
+"""... and at most these bytes."""
 
 
 class Queue:
-    """Chunks to fetch, in the order in which they were added; those side by side go together."""
+    """Chunks to fetch, first in first out, except that adjacent chunks are taken together."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -53,7 +54,7 @@ class Queue:
             self.waiting[shard.hash].add(number)
 
     def take(self) -> tuple[str, Shard, int, int] | None:
-        """The first chunk that nobody has taken, as a run with its neighbours."""
+        """Take the first waiting chunk and its waiting neighbours: (url, shard, first, last)."""
         with self.lock:
             while self.order:
                 url, shard, number = self.order.popleft()
@@ -71,19 +72,19 @@ class Queue:
 
 
 class Prefetcher:
-    """Fetches ahead of a reader that goes through these blocks of rows in order."""
+    """Fetches ahead of a reader that reads `blocks` in order."""
 
     def __init__(self, reader: RowReader, cache: Cache, blocks: Iterable[Located]) -> None:
         self.reader, self.cache, self.blocks = reader, cache, blocks
-        self.limit = min(cache.folder.max_bytes // CACHE_PART, MOST_AHEAD)
-        self.ahead: deque[tuple[int, list[Name]]] = deque()
-        """The blocks that the walk is ahead by, by number, and what each of them reads."""
+        self.limit = min(cache.folder.max_bytes // CACHE_FRACTION, MOST_AHEAD)
+        self.ahead: deque[tuple[int, list[Chunk]]] = deque()
+        """Numbers and chunks of the blocks between the reader and the walk."""
         self.finished = 0
         self.wanted: Wanted = {}
         cache.folder.wanted.append(self.wanted)
         self.queue = Queue()
         self.opened: set[tuple[int, int]] = set()
-        """Sources and their shards that were opened."""
+        """Opened shards: (source, shard number)."""
         self.changed = threading.Condition()
         self.full = self.stopped = False
         self.fetchers = ThreadPoolExecutor(THREADS, thread_name_prefix="headrace-fetch")
@@ -92,7 +93,7 @@ class Prefetcher:
         self.thread.start()
 
     def done(self) -> None:
-        """The reader has finished one more block: what it used may go."""
+        """Call when the reader has finished a block: its chunks may be evicted."""
         with self.changed:
             self.finished += 1
             while self.ahead and self.ahead[0][0] < self.finished:
@@ -129,15 +130,15 @@ class Prefetcher:
                 for name in fresh:
                     self.queue.add(*wanted[name])
                 added += len(fresh)
-                if first or added > BURST:  # somebody waits for the first
+                if first or added > BURST:  # the reader is waiting for the first
                     added = self._fetch_all(added)
             self._fetch_all(added)
         except Exception as error:
-            self._tell("prefetching stopped", error)
+            self._log("prefetching stopped", error)
 
     def _may_go_on(self) -> bool:
-        """Up to the limit, and then not before half of it is read: the more there is to fetch at
-        once, the more of it lies side by side."""
+        """True below the limit; once reached, not before half of it was read: the more chunks are
+        fetched at once, the more of them are adjacent."""
         held = len(self.wanted) * CHUNK_BYTES
         if held >= self.limit:
             self.full = True
@@ -146,28 +147,28 @@ class Prefetcher:
         return self.stopped or not self.ahead or not self.full
 
     def _fetch_all(self, added: int) -> int:
-        """Have fetched what was added to the queue, all at once: neighbours go together."""
+        """Start the fetches of all chunks added to the queue; return 0, the new count."""
         for _ in range(added):
             self.fetchers.submit(self._fetch)
         return 0
 
-    def _chunks(self, located: Located) -> dict[Name, tuple[str, Shard, int]]:
-        """What a block reads, each chunk once, and where it comes from."""
+    def _chunks(self, located: Located) -> dict[Chunk, tuple[str, Shard, int]]:
+        """Return the remote chunks that a block reads, and (url, shard, number) of each."""
         length = located.length + 1
         places = list(zip(located.sources.tolist(), located.tokens.tolist(), strict=True))
         self._open(places, length)
-        found = {}
+        chunks = {}
         for source, token in places:
             dataset = self.reader.dataset(source)
             for number, chunk in dataset.chunks(token, token + length):
                 shard = dataset.shards[number]
                 if not dataset.is_mapped(shard):
-                    found[shard.hash, chunk] = (dataset.url, shard, chunk)
-        return found
+                    chunks[shard.hash, chunk] = (dataset.url, shard, chunk)
+        return chunks
 
     def _open(self, places: list[tuple[int, int]], length: int) -> None:
-        """Open what rows lie in, all of it at once: on an object store it takes several requests,
-        one after the other."""
+        """Open the datasets and shards that rows lie in, in parallel: on an object store each takes
+        several requests in sequence."""
         sources = {source for source, _ in places} - {source for source, _ in self.opened}
         if sources:
             list(self.openers.map(self.reader.dataset, sources))
@@ -187,9 +188,9 @@ class Prefetcher:
             if run is not None:
                 self.cache.fetch(*run)
         except Exception as error:
-            self._tell("prefetching chunks failed", error)
+            self._log("prefetching chunks failed", error)
 
-    def _tell(self, what: str, error: Exception) -> None:
-        """Of trouble with the data the reader will tell; any other is our own."""
+    def _log(self, what: str, error: Exception) -> None:
+        """Log an error: at DEBUG if the reader will raise it (a user error), else as a warning."""
         expected = self.stopped or isinstance(error, UserError)
         log.log(DEBUG if expected else WARNING, "%s: %r", what, error)

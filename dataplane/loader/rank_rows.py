@@ -1,9 +1,9 @@
-"""A share: what one data-parallel rank reads, in groups of steps.
+"""The rows of one data-parallel rank, read in groups of steps.
 
-    step → its rows → this rank's
+    step → its rows → this rank's rows
 
-The rows of an update are the plan's; ranks share them out in order. Short steps are read several
-at a time: what it costs to begin is then little for each.
+The plan decides the rows of a step; each rank takes a contiguous range of them. Short steps are
+read several at a time, to spread the fixed cost of a read.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .prefetch import Prefetcher
 from .rows import RowArrays, RowReader
 
 GROUP_BYTES = 2 << 20
-"""As much as stays in a core's cache between being written and being read."""
+"""Bytes that stay in a core's cache between being written and being read."""
 TOKEN_BYTES = 12
-"""An int64, and the weight of a target."""
+"""Bytes per token: an int64 id and the float32 weight of a target."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class RankRows:
     """The rows of one rank in every step from `start_step` on."""
 
     plan: Plan
@@ -39,27 +39,27 @@ class Share:
     start_step: int
     digests: bool
     group_bytes: int
-    """Of the arrays of a group, unless one step has more."""
+    """Bytes of the arrays of a group; more only if a single step has more."""
 
     def shape(self, group: range) -> tuple[int, int]:
-        """The rows of a group, and their length."""
+        """Return the number of rows of a group, and their length."""
         step = self.plan.step(group[0])
-        first, last = self._part(step.rows)
+        first, last = self._range(step.rows)
         return len(group) * (last - first), step.phase.seq_len
 
     def rows(self, group: range) -> Int64:
         step = self.plan.step(group[0])
         firsts = step.first_row + step.rows * np.arange(len(group), dtype=np.int64)
-        return (firsts[:, None] + np.arange(*self._part(step.rows))).reshape(-1)
+        return (firsts[:, None] + np.arange(*self._range(step.rows))).reshape(-1)
 
     def groups(self, turn: int = 0, turns: int = 1) -> Iterator[range]:
-        """All steps, in groups of one phase; or those of one of `turns` readers that take turns.
-        The first are short, because somebody waits for them."""
+        """Yield all steps in groups, each within one phase. If `turns` readers take turns, yield
+        the groups of reader `turn`. The first groups are short, so that training starts early."""
         return islice(self._groups(), turn, None, turns)
 
     @property
     def most_bytes(self) -> int:
-        """Of the arrays of any group."""
+        """Bytes of the arrays of the largest group."""
         return max(self.group_bytes, *(self._step_bytes(phase) for phase in self.plan.phases))
 
     def _groups(self) -> Iterator[range]:
@@ -76,58 +76,58 @@ class Share:
         rows, length = self.shape(range(phase.first_step, phase.first_step + 1))
         return rows * (length + 1) * TOKEN_BYTES
 
-    def _part(self, rows: int) -> tuple[int, int]:
-        """Which of a step's rows are this rank's."""
+    def _range(self, rows: int) -> tuple[int, int]:
+        """Return the range of this rank among the rows of a step."""
         return rows * self.rank // self.world, rows * (self.rank + 1) // self.world
 
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """What is said of the rows of a group; all that is not as long as they are."""
+    """Per-row metadata of a group (no [rows, length] arrays)."""
 
     rows: Int64
-    """The rows' numbers."""
+    """Row numbers in the stream."""
     sources: npt.NDArray[np.int32]
     boundaries: Int64
-    """Where documents begin in the rows laid side by side, and the end. Every row begins one."""
+    """Document starts in the rows laid side by side, then the end. Every row starts a document."""
     digests: list[bytes]
 
 
 @dataclass(frozen=True, eq=False)
 class RowGroup:
-    """The rows of some steps, side by side."""
+    """The rows of consecutive steps."""
 
     steps: range
     arrays: RowArrays
     labels: Labels
 
 
-class ShareReader:
-    """Reads a share's groups in order, or those of one of several readers that take turns. What
-    lies on object storage is fetched ahead."""
+class RankReader:
+    """Reads the groups of a rank in order, or those of one of several readers that take turns.
+    Remote shards are prefetched."""
 
     def __init__(
-        self, share: Share, cache: Cache | None = None, turn: int = 0, turns: int = 1
+        self, rank_rows: RankRows, cache: Cache | None = None, turn: int = 0, turns: int = 1
     ) -> None:
-        self.share, self.turn, self.turns = share, turn, turns
+        self.rank_rows, self.turn, self.turns = rank_rows, turn, turns
         self._prefetcher = None
-        if all(is_local(source.url) for source in share.plan.sources):
-            self.reader = RowReader(share.plan, cache=cache)
+        if all(is_local(source.url) for source in rank_rows.plan.sources):
+            self.reader = RowReader(rank_rows.plan, cache=cache)
         else:
             cache = cache or Cache()
-            self.reader = RowReader(share.plan, cache=cache)
+            self.reader = RowReader(rank_rows.plan, cache=cache)
             self._prefetcher = Prefetcher(self.reader, cache, self._locate())
         self._located = self._locate()
 
     def read(self, group: range, into: RowArrays | None = None) -> RowGroup:
-        rows, length = self.share.shape(group)
+        rows, length = self.rank_rows.shape(group)
         arrays = into or RowArrays.empty(rows, length)
-        located = next(self._located) if rows else Located.nowhere(length)
-        block = self.reader.read(located, arrays, digests=self.share.digests)
+        located = next(self._located) if rows else Located.empty(length)
+        block = self.reader.read(located, arrays, digests=self.rank_rows.digests)
         boundaries = np.arange(0, rows * length + 1, length)
-        if self.share.plan.isolate_documents:
+        if self.rank_rows.plan.isolate_documents:
             starts = block.document_starts
-            inside = starts[starts % length != 0]  # right after a row, one begins with the next
+            inside = starts[starts % length != 0]  # place L of a row is place 0 of the next
             boundaries = np.sort(np.concatenate([boundaries, inside]))
         if self._prefetcher and rows:
             self._prefetcher.done()
@@ -139,5 +139,5 @@ class ShareReader:
             self._prefetcher.close()
 
     def _locate(self) -> Iterator[Located]:
-        parts = map(self.share.rows, self.share.groups(self.turn, self.turns))
-        return self.reader.stream.locate_each(part for part in parts if len(part))
+        blocks = map(self.rank_rows.rows, self.rank_rows.groups(self.turn, self.turns))
+        return self.reader.stream.locate_blocks(rows for rows in blocks if len(rows))

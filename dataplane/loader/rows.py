@@ -1,10 +1,10 @@
-"""Rows: the tokens of the stream's rows, with the documents in them and their loss weights.
+"""Rows: the tokens of the stream's rows, their documents and their loss weights.
 
 A row reads L + 1 tokens: L inputs, and the same shifted by one as targets. A target that is the
-first token of another document is masked: nothing before it says what it will be.
+first token of another document is masked: no input of its document precedes it.
 
-Rows are read in two goes: views of all of them are gathered, each of its bytes checked, and then
-copied by one call, which makes them as wide as a model wants them.
+Rows are read in two steps: views of all of them are gathered, and their bytes verified; then one
+call copies them, widening ids to int64.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Float32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class RowArrays:
-    """Where rows are written."""
+    """Arrays that rows are written into."""
 
     tokens: Int64
     """[n, L + 1]"""
     weights: Float32
-    """[n, L]: what each target counts for in the loss."""
+    """[n, L]: loss weight of each target."""
 
     @classmethod
     def empty(cls, rows: int, length: int) -> RowArrays:
@@ -43,15 +43,15 @@ class RowArrays:
 
 @dataclass(frozen=True, eq=False)
 class RowBlock:
-    """Rows that were read."""
+    """Rows, read."""
 
     located: Located
     arrays: RowArrays
     document_starts: Int64
-    """Where documents begin in the rows laid side by side: place p of row n is n·L + p, and p is
-    in [1, L]."""
+    """Document starts in the rows laid side by side: place p of row n is n·L + p, with p in
+    [1, L]."""
     digests: list[bytes]
-    """Of each row, if asked for: it names the row's tokens, targets included, as they are kept."""
+    """Digest of each row's stored tokens, the last target included; empty if not requested."""
 
 
 class RowReader:
@@ -60,7 +60,7 @@ class RowReader:
     def __init__(
         self, plan: Plan, *, cache: Cache | None = None, stream: Stream | None = None
     ) -> None:
-        """`stream` is the plan's, if it is at hand: making one takes a while for many sources."""
+        """Pass the plan's `stream` if it exists: for many sources it takes time to compute."""
         self.plan = plan
         self.stream = stream or Stream(plan)
         self.cache = cache
@@ -85,31 +85,31 @@ class RowReader:
     def read(
         self, located: Located, into: RowArrays | None = None, *, digests: bool = True
     ) -> RowBlock:
-        """Read rows that were located."""
+        """Read rows at their locations."""
         length = located.length
         arrays = into or RowArrays.empty(len(located.rows), length)
         weights = arrays.weights
         weights.fill(1.0)
-        gathered, named = Gathered(), []
+        gathered, row_digests = Gathered(), []
         places = zip(located.sources.tolist(), located.tokens.tolist(), strict=True)
         for number, (source, first) in enumerate(places):
             dataset = self._datasets.get(source) or self.dataset(source)
             before = len(gathered.tokens)
             dataset.gather(first, first + length + 1, number * length, gathered)
-            if dataset.palette is not None:
+            if dataset.weight_table is not None:
                 codes = dataset.codes(first + 1, first + length + 1)
-                weights[number] = dataset.palette[np.concatenate(codes)]
+                weights[number] = dataset.weight_table[np.concatenate(codes)]
             if digests:
-                named.append(digest(gathered.tokens[before:]))
+                row_digests.append(digest(gathered.tokens[before:]))
         copy_all(gathered.tokens, arrays.tokens.reshape(-1))
         starts = gathered.document_starts()
         if self.plan.isolate_documents:
             weights.reshape(-1)[starts - 1] = 0.0
-        return RowBlock(located, arrays, starts, named)
+        return RowBlock(located, arrays, starts, row_digests)
 
 
 def digest(parts: list[Tokens]) -> bytes:
-    """Names tokens, however they are cut into parts."""
+    """Return the digest of tokens, independent of how they are split into parts."""
     state = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for part in parts:
         state.update(part.data)

@@ -1,13 +1,13 @@
 """Worker processes that read steps ahead into shared memory.
 
-Worker w of n reads every n-th group of a share, in order, into slots of its own, and the consumer
-takes turns: the order is that of no workers at all.
+Worker w of n reads every n-th group of a rank, in order, into its own slots. The consumer takes
+groups from the workers in turn, so the order is the same as without workers.
 
-What the consumer hands on still lies in a slot: nothing is copied. The slot goes back to its
-worker when the last array in it dies, so that what somebody holds is never overwritten. Of whoever
-holds more than a worker can spare, copies are made instead.
+Batches are views of a slot: nothing is copied. A slot returns to its worker when the last array in
+it is garbage-collected, so data in use is never overwritten. A consumer that holds more slots than
+a worker can spare gets copies instead.
 
-The memory is an unlinked file: when the processes are gone, it is gone.
+The memory is an unlinked file: it is freed when the processes end.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from typing import Any
 import numpy as np
 
 from ...console.errors import RunError, StorageError
-from ...console.signals import deaf
+from ...console.signals import sigint_blocked
 from ..arrays import Bytes
 from ..datasets.cache import Cache
-from .rank_rows import RowGroup, Share, ShareReader
+from .rank_rows import RankReader, RankRows, RowGroup
 from .rows import RowArrays
 
 SLOTS = 4
-"""Of each worker."""
+"""Slots of a worker."""
 SENT_BYTES = 4 << 20
-"""Of the arrays of a group: to send one costs as much as to read a few rows, so that it is twice as
-large as without workers. (A container often has no more than 64 MiB of shared memory.)"""
+"""Bytes of the arrays of a group. Sending a group costs as much as reading a few rows, so groups
+are twice as large as without workers. (Containers often have only 64 MiB of shared memory.)"""
 LENT = 2
-"""As many as the consumer may hold of them: one that is still in use, and the next. The others are
-one that is ready and one that is being filled."""
+"""Slots that the consumer may hold: one in use, and the next. Of the others, one is ready and one
+is being filled."""
 
 
 @dataclass(frozen=True)
 class _Job:
-    """What a worker and its consumer agree on: what is read, and how it lies in shared memory."""
+    """What a worker reads, and the layout of its shared memory."""
 
-    share: Share
+    rank_rows: RankRows
     cache: Cache | None
     turn: int
     turns: int
@@ -58,11 +58,11 @@ class _Job:
 
     @property
     def groups(self) -> Iterator[range]:
-        return self.share.groups(self.turn, self.turns)
+        return self.rank_rows.groups(self.turn, self.turns)
 
     def arrays(self, slot: Bytes, group: range) -> RowArrays:
-        """A group's arrays in a slot."""
-        rows, length = self.share.shape(group)
+        """Return a group's arrays as views of a slot."""
+        rows, length = self.rank_rows.shape(group)
         middle = rows * (length + 1) * 8
         tokens = slot[:middle].view(np.int64)
         weights = slot[middle : middle + rows * length * 4].view(np.float32)
@@ -77,14 +77,14 @@ class _Job:
         return SLOTS * self.slot_bytes
 
 
-def read_ahead(share: Share, workers: int, cache: Cache | None) -> Iterator[RowGroup]:
-    """All groups of a share, read by so many workers."""
-    slot_bytes = share.most_bytes + -share.most_bytes % 8
+def read_ahead(rank_rows: RankRows, workers: int, cache: Cache | None) -> Iterator[RowGroup]:
+    """Yield all groups of a rank, read ahead by worker processes."""
+    slot_bytes = rank_rows.most_bytes + -rank_rows.most_bytes % 8
     readers: list[_Worker] = []
     try:
         for turn in range(workers):
-            readers.append(_Worker(_Job(share, cache, turn, workers, slot_bytes)))
-        for reader, group in zip(cycle(readers), share.groups(), strict=False):
+            readers.append(_Worker(_Job(rank_rows, cache, turn, workers, slot_bytes)))
+        for reader, group in zip(cycle(readers), rank_rows.groups(), strict=False):
             yield reader.receive(group)
     finally:
         for reader in readers:
@@ -92,7 +92,7 @@ def read_ahead(share: Share, workers: int, cache: Cache | None) -> Iterator[RowG
 
 
 class _Worker:
-    """A worker as its consumer sees it."""
+    """The consumer's side of a worker."""
 
     def __init__(self, job: _Job) -> None:
         context = multiprocessing.get_context("spawn")
@@ -105,26 +105,26 @@ class _Worker:
                 name=f"headrace-loader-{job.turn}",
                 daemon=True,
             )
-            with deaf():
+            with sigint_blocked():
                 self.process.start()
             theirs.close()
             self.slots = job.slots(file.fileno())
         self.lent = 0
         self.returned: deque[int] = deque()
-        """Slots in which nothing is alive any more: arrays die in any thread, at any time."""
-        # A finalizer, because at the interpreter's exit a generator is closed too late.
+        """Slots without live arrays; finalizers append to it from any thread."""
+        # A finalizer: at interpreter exit a generator is closed too late.
         self.end = weakref.finalize(self, _end, self.process, self.connection)
 
     def receive(self, group: range) -> RowGroup:
         try:
-            self._give_back()
+            self._return_slots()
             answer = self.connection.recv()
         except (EOFError, ConnectionError):
             self.process.join()
             raise RunError(
                 f"a loader worker died (exit code {self.process.exitcode}) at step {group[0]}",
-                hint="if it was killed for memory, use fewer workers; if it could not import your "
-                'script, begin that with `if __name__ == "__main__":`',
+                hint="if it ran out of memory, use fewer workers; if it could not import your "
+                'script, guard its code with `if __name__ == "__main__":`',
             ) from None
         if isinstance(answer, BaseException):
             raise answer
@@ -132,17 +132,17 @@ class _Worker:
         return RowGroup(group, self.job.arrays(self._lend(slot), group), labels)
 
     def _lend(self, slot: int) -> Bytes:
-        """A slot's memory, and a promise that its worker will not touch it; or a copy."""
+        """Return the memory of a slot, lent until its last view is collected; or a copy of it."""
         self.lent += 1
         memory = np.frombuffer(self.slots[slot], np.uint8)
         if self.lent > LENT:
             self.returned.append(slot)
             return memory.copy()
-        # Every view of it, and every tensor over one, holds this very array: its own base is none.
+        # Every view, and every tensor over a view, references this array, whose own base is None.
         weakref.finalize(memory, self.returned.append, slot).atexit = False
         return memory
 
-    def _give_back(self) -> None:
+    def _return_slots(self) -> None:
         slots = bytes(self.returned.popleft() for _ in range(len(self.returned)))
         if slots:
             self.lent -= len(slots)
@@ -157,7 +157,7 @@ def _end(process: BaseProcess, connection: Connection) -> None:
 
 @dataclass
 class _Work:
-    """What a worker process runs."""
+    """The function that a worker process runs."""
 
     job: _Job
     connection: Connection
@@ -172,31 +172,31 @@ class _Work:
         try:
             try:
                 self._read([np.frombuffer(slot, np.uint8) for slot in slots])
-            except Exception as error:  # whatever it is, the consumer must hear of it
+            except Exception as error:  # any error is sent to the consumer, which raises it
                 self.connection.send(error)
-            while True:  # the memory must outlive the last group, and the connection the error
+            while True:  # the consumer may still read the last group, or the error
                 self.connection.recv_bytes()
         except (EOFError, ConnectionError):
-            return  # the consumer is gone
+            return  # the consumer has ended
 
     def _read(self, slots: list[Bytes]) -> None:
         job, free = self.job, list(range(SLOTS))
-        with closing(ShareReader(job.share, job.cache, job.turn, job.turns)) as reader:
+        with closing(RankReader(job.rank_rows, job.cache, job.turn, job.turns)) as reader:
             for group in job.groups:
                 while not free or self.connection.poll():
                     free += self.connection.recv_bytes()
-                slot = free.pop()  # the one used last is still in the processor's cache
+                slot = free.pop()  # the last one used is still in the processor's cache
                 read = reader.read(group, job.arrays(slots[slot], group))
                 self.connection.send((slot, read.labels))
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Have the memory now: a page that is not there when it is written to kills its process."""
+    """Allocate the memory now: writing to a page that cannot be allocated kills the process."""
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
         raise StorageError(
-            f"no shared memory for a loader worker: {size >> 20} MiB ({error.strerror})",
+            f"cannot allocate {size >> 20} MiB of memory for a loader worker: {error.strerror}",
             where=_memory_folder(),
             hint="enlarge /dev/shm (docker: --shm-size), or use fewer workers",
         ) from None

@@ -1,8 +1,8 @@
-"""Permutations of any length in constant memory: a Feistel network with cycle walking.
+"""Permutations of any length in constant memory: Feistel networks with cycle walking.
 
-A Feistel network is a bijection on numbers of an even width of bits, whatever its round function.
-The narrowest one that holds `length` numbers is applied again to each result that falls outside,
-until none does: at most four times on average, and still a bijection.
+A Feistel network is a bijection on integers with an even number of bits, for any round function.
+The narrowest network that covers `length` integers is applied repeatedly to each result that falls
+outside [0, length) until it falls inside: at most four times on average. This is a bijection again.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ Step = Callable[[UInt64, np.uint64, np.uint64, UInt64], UInt64]
 
 ROUNDS = 6
 TABLE = 1 << 15
-"""Permutations up to this length are kept as tables: 256 KB."""
+"""Permutations up to this length are stored as tables (256 KB)."""
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def key(*parts: int | str) -> UInt64:
-    """Round keys from whatever names the permutation."""
+    """Derive round keys from the parts that name a permutation."""
     text = json.dumps(parts, separators=(",", ":")).encode()
     return np.frombuffer(hashlib.blake2b(text, digest_size=8 * ROUNDS).digest(), np.uint64)
 
 
 def permute(keys: UInt64, length: int, positions: Int64) -> Int64:
-    """Where the permutation of [0, length) that `keys` name sends each position."""
+    """Return the images of positions under the permutation of [0, length) that `keys` define."""
     return _walk(_feistel, keys, length, positions)
 
 
 def invert(keys: UInt64, length: int, places: Int64) -> Int64:
-    """Which positions that permutation sends to these places."""
+    """Return the positions whose images are `places`: the inverse of `permute`."""
     return _walk(_unfeistel, keys, length, places)
 
 
 class Permutation:
-    """A permutation at hand: a short one as a table, because many of its rows will be asked for."""
+    """A permutation for repeated use; short ones are stored as tables."""
 
     def __init__(self, keys: UInt64, length: int) -> None:
         self.keys, self.length = keys, length
@@ -56,7 +56,7 @@ class Permutation:
     def image(self, positions: Int64) -> Int64:
         if self.length <= TABLE:
             return self.table[positions]
-        # A window's rows lie in few chunks: each is worked out once.
+        # The rows of a window lie in few chunks: compute each chunk once.
         distinct, back = np.unique(positions, return_inverse=True)
         return permute(self.keys, self.length, distinct)[back]
 
@@ -94,7 +94,7 @@ def _unfeistel(keys: UInt64, half: np.uint64, mask: np.uint64, values: UInt64) -
 
 
 def mix(values: UInt64) -> UInt64:
-    """Stafford's finaliser: every bit of the input moves about half of the output's."""
+    """Stafford's finaliser: each input bit changes about half of the output bits."""
     values = (values ^ (values >> np.uint64(30))) * _MIX_1
     values = (values ^ (values >> np.uint64(27))) * _MIX_2
     mixed: UInt64 = values ^ (values >> np.uint64(31))

@@ -1,10 +1,10 @@
 """The plan: a mixture resolved against datasets, down to the row; and its hash.
 
-A plan holds everything that decides which tokens row n has, and besides it what a run needs to
-know (URLs, batch sizes, learning rates). The hash covers the first alone: a new learning rate or
-a mirror of a dataset is not a new order.
+A plan holds everything that decides which tokens row n has, and further settings of a run (URLs,
+batch sizes, learning rates). The hash covers only the former: a new learning rate or a mirror of a
+dataset is not a new order.
 
-A plan that continues another (`parent`) goes on with its row and step numbers.
+A plan that continues another (`parent`) continues its row and step numbers.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ VERSION = 2
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSource:
-    """A dataset as this plan uses it."""
+    """A dataset as the plan uses it."""
 
     name: str
     url: str
     dataset: str
-    """The hash of the dataset's manifest, after `generations` generations."""
+    """Hash of the dataset's manifest after `generations` generations."""
     generations: int
     max_epochs: int
     order: SourceOrder
@@ -43,7 +43,7 @@ class PlanSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Rows of a phase with constant integer weights, one for each source of the plan."""
+    """Rows of a phase with constant integer weights, one per source of the plan."""
 
     rows: int
     weights: tuple[int, ...]
@@ -56,7 +56,7 @@ class Phase(PhaseRows):
     stretches: tuple[Stretch, ...]
     lr: Mapping[str, Any] = field(default_factory=dict)
     asked_tokens: int = 0
-    """What the mixture asked for, before it was rounded to whole updates."""
+    """Tokens in the mixture, before rounding to whole steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +66,9 @@ class Parent:
     hash: str
     row: int
     run: str = ""
-    """The folder of the run that followed it, as the mixture names it: no part of the order."""
+    """Folder of the run that executed it, as the mixture names it; not part of the order."""
     phases: Mapping[str, Mapping[str, Fraction]] = field(default_factory=dict)
-    """By phase of that run and those before it, the shares that replaying it draws by."""
+    """For each phase of that run and its ancestors, the shares that a replay draws by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +77,11 @@ class Plan(Timeline[Phase]):
     sources: tuple[PlanSource, ...]
     phases: tuple[Phase, ...]
     tokenizer: str
-    """The fingerprint that all sources share."""
+    """Fingerprint of the tokenizer; equal for all sources."""
     vocab_size: int
     isolate_documents: bool = True
     debts: tuple[Fraction, ...] = ()
-    """Tokens that each source is still owed when the plan begins."""
+    """Tokens that each source is owed at the start of the plan."""
     parent: Parent | None = None
 
     def segments(self) -> list[Segment]:
@@ -93,7 +93,7 @@ class Plan(Timeline[Phase]):
 
     @cached_property
     def hash(self) -> str:
-        """Names the order: two plans with one hash serve the same tokens at every row."""
+        """Identifies the order: plans with equal hashes have equal tokens in every row."""
         data = self.to_json()
         order = {
             "version": VERSION,
@@ -182,9 +182,10 @@ class Plan(Timeline[Phase]):
 
     @classmethod
     def load(cls, file: str | Path) -> Plan:
-        """Read a plan that was saved, and check that it still has the hash that it had.
+        """Read a saved plan and verify its seal.
 
-        A dataset at a relative path is sought from here, and then from where the plan was made.
+        A relative path of a dataset is resolved in the current folder, then in the folder where the
+        plan was made.
         """
         try:
             data = json.loads(storage.read(str(file)))
@@ -208,14 +209,14 @@ class Plan(Timeline[Phase]):
                 hint="make the plan again with `mixtures plan`",
             ) from None
         assert plan.hash == written, "a sealed plan has the hash that it was saved with"
-        return replace(plan, sources=tuple(_found(source, folder) for source in plan.sources))
+        return replace(plan, sources=tuple(_resolved(source, folder) for source in plan.sources))
 
 
-def _found(source: PlanSource, folder: str) -> PlanSource:
+def _resolved(source: PlanSource, folder: str) -> PlanSource:
     if not storage.is_local(source.url):
         return source
     here = storage.local_path(source.url)
-    there = Path(folder, here)  # the same, if it is absolute
+    there = Path(folder, here)  # equals `here` if that is absolute
     return replace(source, url=str(there)) if there.exists() and not here.exists() else source
 
 

@@ -4,12 +4,12 @@
              └──────── a window ───────────┘ └─ the next …         `window` chunks at a time
              row 9, row 2, row 31, …                               its rows in a permuted order
 
-A chunk is a span of tokens that every sequence length of the plan divides, so that rows of
-another length can begin at any window without cutting a row in two. What follows the last whole
-chunk is a shorter one, a tail, and belongs to the last window. The last token of a source is only
-ever a target.
+The tokens of a chunk are a multiple of every sequence length of the plan, so rows of another length
+can start at any window without cutting a row in two. The rest after the last whole chunk is a
+shorter chunk, a tail, and belongs to the last window. The last token of a source is only ever a
+target.
 
-A plan that continues another begins with the pool of chunks that that one had not touched.
+A plan that continues another starts with the pool of chunks that its parent had not touched.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .permutation import Permutation, key
 
 CHUNKS = -1
 PERMUTATIONS = 64
-"""Kept at hand for each source."""
+"""Permutations kept in memory per source."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class Rest:
-    """What another order had left of its epoch when it stopped at a position."""
+    """The tokens that another order had left of its epoch at a position."""
 
     order: SourceOrder
     position: Position
@@ -47,13 +47,13 @@ class Rest:
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The chunks of an epoch: `whole` ones, which start at `starts`, and shorter tails."""
+    """The chunks of an epoch: `whole` full chunks, which start at `starts`, and shorter tails."""
 
     whole: int
     tails: Int64
-    """[start, tokens] of each."""
+    """[start, tokens] of each tail."""
     starts: Int64 | None = None
-    """None: whole chunks lie side by side from token 0."""
+    """None: whole chunks are contiguous from token 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,37 +68,37 @@ class SourceOrder:
     window: int
     """Chunks of a window."""
     rest: Rest | None = None
-    """What this order's first epoch begins with, if it continues another."""
+    """The tokens of this order's first epoch, if it continues another."""
     _permutations: dict[tuple[int, int, int], Permutation] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def rows(self, epoch: int, length: int) -> int:
-        """Rows of one epoch."""
+        """Return the number of rows of an epoch."""
         pool = self._pool(epoch)
         return pool.whole * (self.chunk // length) + int((pool.tails[:, 1] // length).sum())
 
     def advance(self, position: Position, length: int, draws: int) -> Position:
-        """Where one is `draws` rows after `position`."""
-        if not draws:  # nor does a source move on that has no row of this length
+        """Return the position `draws` rows after `position`."""
+        if not draws:  # also if the source has no row of this length
             return position
         epoch, row = self._locate(position, length, np.array([draws], np.int64))
         return Position(epoch=int(epoch[0]), row=int(row[0]))
 
     def next_window(self, position: Position, length: int) -> Position:
-        """The next place where rows of another length may begin, still in rows of `length`."""
+        """Return the next position where rows of another length may start, in rows of `length`."""
         window = self._windows_begun(position, length)
         if window < self._windows(position.epoch):
             return Position(epoch=position.epoch, row=window * self._window_rows(length))
         return Position(epoch=position.epoch + 1)
 
     def convert(self, position: Position, length: int, other: int) -> Position:
-        """The beginning of a window, counted in rows of another length."""
+        """Convert the start of a window to rows of another length."""
         assert position.row % self._window_rows(length) == 0, position
         return Position(epoch=position.epoch, row=position.row * length // other)
 
     def offsets(self, position: Position, length: int, draws: Int64) -> tuple[Int64, Int64]:
-        """The epoch and the first token of the rows that come `draws` after `position`."""
+        """Return the epoch and the first token of the rows `draws` rows after `position`."""
         epochs, rows = self._locate(position, length, draws)
         tokens = np.empty(len(rows), np.int64)
         for epoch in np.unique(epochs):
@@ -107,7 +107,7 @@ class SourceOrder:
         return epochs, tokens
 
     def rows_with(self, epoch: int, length: int, start: int, end: int) -> Int64:
-        """The rows of an epoch, in order, whose inputs hold one of the tokens [start, end)."""
+        """Return the rows of an epoch, in order, with an input among the tokens [start, end)."""
         if start >= end:
             return np.empty(0, np.int64)
         pool = self._pool(epoch)
@@ -122,27 +122,27 @@ class SourceOrder:
             low, high = max(start - tail, 0) // length, -(-min(end - tail, tokens) // length)
             shuffled.append(before + np.arange(low, max(low, min(high, rows)), dtype=np.int64))
             before += rows
-        found = np.concatenate([*shuffled, np.empty(0, np.int64)])
+        matches = np.concatenate([*shuffled, np.empty(0, np.int64)])
 
         in_window = self._window_rows(length)
-        windows = np.minimum(found // in_window, self._windows(epoch) - 1)
+        windows = np.minimum(matches // in_window, self._windows(epoch) - 1)
         for window in np.unique(windows).tolist():
             chosen = windows == window
             first = window * in_window
             last = before if window == self._windows(epoch) - 1 else first + in_window
             order = self._permutation(epoch, window, last - first)
-            found[chosen] = first + order.place(found[chosen] - first)
-        return np.sort(found)
+            matches[chosen] = first + order.place(matches[chosen] - first)
+        return np.sort(matches)
 
     def taken(self, position: Position, length: int, draws: int) -> Iterator[tuple[int, Int64]]:
-        """By epoch, the [start, end) of the tokens that `draws` rows after `position` take."""
+        """Yield, by epoch, the token spans [start, end) of the `draws` rows after `position`."""
         in_window = self._window_rows(length)
         epoch, row = position.epoch, position.row
         while draws > 0:
             left = max(self.rows(epoch, length) - row, 0)
             last = row + min(draws, left)
-            # Whole windows by their chunks; what is before and after them by rows. The last window
-            # has tails.
+            # Whole windows as chunks; the rows before and after them one by one, as is the last
+            # window, which has tails.
             begin, end = -(-row // in_window), min(last // in_window, self._windows(epoch) - 1)
             if begin >= end:
                 begin = end = -(-last // in_window)
@@ -153,16 +153,16 @@ class SourceOrder:
                 np.arange(end * in_window, last),
             ]
             rows = self._epoch_offsets(epoch, length, np.concatenate(outside))
-            pieces = [
+            spans = [
                 np.stack([rows, rows + length], axis=1),
                 np.stack([chunks, chunks + self.chunk], axis=1),
             ]
-            yield epoch, joined(np.concatenate(pieces))
+            yield epoch, joined(np.concatenate(spans))
             draws -= last - row
             epoch, row = epoch + 1, 0
 
     def untouched(self, position: Position, length: int) -> Int64:
-        """[start, end) of the tokens of the epoch that no window begun before `position` holds."""
+        """Return the token spans of the epoch in windows that no row before `position` is in."""
         pool = self._pool(position.epoch)
         window = self._windows_begun(position, length)
         if window >= self._windows(position.epoch):
@@ -186,13 +186,14 @@ class SourceOrder:
 
     @cached_property
     def _rest_pool(self) -> Pool:
-        """Whole chunks cut from what was left; of the shorter pieces, as many as a window has
-        chunks, the longest first: they would spread the last window over the whole source."""
+        """Whole chunks cut from the rest of the parent's epoch. Of the shorter remainders, only the
+        longest are kept, as many as a window has chunks: more would spread the last window over
+        the whole source."""
         assert self.rest is not None
         before = self.rest.order
         spans = before.untouched(self.rest.position, self.rest.length)
         if self.tokens > before.tokens:
-            # The source has grown; what was its last token is now the first of the new ones.
+            # The source has grown: its former last token is the first input of the new tokens.
             spans = joined(np.append(spans, [[before.tokens - 1, self.tokens - 1]], axis=0))
         sizes = spans[:, 1] - spans[:, 0]
         counts, extra = np.divmod(sizes, self.chunk)
@@ -209,11 +210,11 @@ class SourceOrder:
         return self.window * (self.chunk // length)
 
     def _windows_begun(self, position: Position, length: int) -> int:
-        """How many windows of the epoch have served a row before `position`."""
+        """Return the number of windows of the epoch with a row before `position`."""
         return min(-(-position.row // self._window_rows(length)), self._windows(position.epoch))
 
     def _locate(self, position: Position, length: int, draws: Int64) -> tuple[Int64, Int64]:
-        """The epoch, and the row within it, of each draw."""
+        """Return the epoch of each draw, and its row in that epoch."""
         rows = position.row + draws
         over = rows - self.rows(position.epoch, length)
         beyond = over >= 0
@@ -224,7 +225,7 @@ class SourceOrder:
         return epochs, np.where(beyond, over % later, rows)
 
     def _epoch_offsets(self, epoch: int, length: int, rows: Int64) -> Int64:
-        """The first token of each row of an epoch."""
+        """Return the first token of each row of an epoch."""
         pool = self._pool(epoch)
         in_window = self._window_rows(length)
         windows = np.minimum(rows // in_window, self._windows(epoch) - 1)
@@ -249,15 +250,15 @@ class SourceOrder:
         return tokens
 
     def _chunk_starts(self, epoch: int, pool: Pool, slots: Int64) -> Int64:
-        """The first token of the chunks at these places of the epoch's order."""
+        """Return the first token of the chunks at these slots of the epoch's order."""
         chunks = self._permutation(epoch, CHUNKS, pool.whole).image(slots)
         return chunks * self.chunk if pool.starts is None else pool.starts[chunks]
 
     def _places_with(
         self, epoch: int, pool: Pool, length: int, start: int, end: int
     ) -> list[tuple[Int64, Int64]]:
-        """The slots of the whole chunks that hold one of the tokens [start, end), and which of
-        their rows do: of the first chunk, of those between, and of the last."""
+        """Return the slots of the whole chunks that hold one of the tokens [start, end), and the
+        rows of a chunk that do: for the inner chunks together, then for the first and the last."""
         if not pool.whole:
             return []
         if pool.starts is None:
@@ -268,34 +269,35 @@ class SourceOrder:
             chunks = np.arange(first, np.searchsorted(pool.starts, end))
             starts = pool.starts[chunks]
         slots = self._permutation(epoch, CHUNKS, pool.whole).place(chunks)
-        found = []
+        places = []
         inner = (starts >= start) & (starts + self.chunk <= end)
         if inner.any():
-            found.append((slots[inner], np.arange(self.chunk // length)))
+            places.append((slots[inner], np.arange(self.chunk // length)))
         for slot, chunk in zip(slots[~inner], starts[~inner].tolist(), strict=True):
             low, high = max(start - chunk, 0), min(end - chunk, self.chunk)
-            found.append((np.array([slot]), np.arange(low // length, -(-high // length))))
-        return found
+            places.append((np.array([slot]), np.arange(low // length, -(-high // length))))
+        return places
 
     def _permutation(self, epoch: int, window: int, length: int) -> Permutation:
-        """That of a window's rows; that of the epoch's chunks where window is CHUNKS."""
+        """Return the permutation of a window's rows, or of the epoch's chunks (CHUNKS)."""
         name = (epoch, window, length)
-        found = self._permutations.get(name)
-        if found is None:
+        permutation = self._permutations.get(name)
+        if permutation is None:
             if len(self._permutations) >= PERMUTATIONS:
                 self._permutations.clear()
-            found = Permutation(key(self.seed, self.name, epoch, window), length)
-            self._permutations[name] = found
-        return found
+            permutation = Permutation(key(self.seed, self.name, epoch, window), length)
+            self._permutations[name] = permutation
+        return permutation
 
 
 def _tail_rows(tails: Int64, length: int) -> Int64:
+    """Return the first token of each row in the tails."""
     rows = [start + np.arange(tokens // length) * length for start, tokens in tails.tolist()]
     return np.concatenate(rows)
 
 
 def joined(spans: Int64) -> Int64:
-    """Spans [start, end) in order, those that touch made one."""
+    """Sort spans [start, end) and merge those that touch."""
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
     apart = np.flatnonzero(spans[1:, 0] != spans[:-1, 1]) + 1
     starts = spans[np.concatenate([[0], apart]), 0] if len(spans) else spans[:, 0]

@@ -2,7 +2,7 @@
 
     row n → segment → (source, draw) → epoch, chunk, place → the first token of n in its source
 
-World size, workers and batch size appear nowhere; restarting is calling it with another n.
+It does not depend on world size, workers or batch size. A restart calls it with another n.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .plan import Phase, Plan
 from .source_order import Position
 
 AHEAD = 2048
-"""Rows that are located at once: the arithmetic costs little more for many than for one."""
+"""Rows located by one call: the arithmetic costs little more for many rows than for one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Located:
-    """Where rows of one length have their tokens: row i reads [tokens[i], tokens[i] + length]."""
+    """Locations of rows of one length: row i reads the tokens [tokens[i], tokens[i] + length]."""
 
     rows: Int64
     length: int
@@ -36,10 +36,10 @@ class Located:
     tokens: Int64
 
     @classmethod
-    def nowhere(cls, length: int) -> Located:
-        """No rows."""
-        none = np.empty(0, np.int64)
-        return cls(none, length, none.astype(np.int32), none, none)
+    def empty(cls, length: int) -> Located:
+        """Return the locations of no rows."""
+        no = np.empty(0, np.int64)
+        return cls(no, length, no.astype(np.int32), no, no)
 
     def __getitem__(self, part: slice) -> Located:
         arrays = (self.sources[part], self.epochs[part], self.tokens[part])
@@ -48,24 +48,24 @@ class Located:
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """Phases side by side with one sequence length, and where each source stands as it begins."""
+    """Consecutive phases of one sequence length, with the position of each source at its start."""
 
     first_row: int
     last_row: int
     length: int
     starts: tuple[Position, ...]
     counts: Int64
-    """Draws of each source before the span, since the plan began."""
+    """Rows drawn from each source between the plan's start and the span's."""
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """A source that cannot give what is asked of it."""
+    """A source with too few tokens for the plan."""
 
     source: str
     phase: str
     row: int
-    """The first that it cannot give."""
+    """The first row that it cannot fill."""
     why: str
 
 
@@ -76,7 +76,7 @@ class Stream:
         self.spans = self._spans()
 
     def locate(self, rows: Int64) -> Located:
-        """Where rows lie. All of them must be of one length."""
+        """Locate rows, which must have one length."""
         span = self.span_at(int(rows[0]))
         assert rows.min() >= span.first_row and rows.max() < span.last_row, "rows of two lengths"
         sources, draws = self.assignment.locate(rows - self.plan.first_row)
@@ -89,33 +89,33 @@ class Stream:
             )
         return Located(rows, span.length, sources, epochs, tokens)
 
-    def locate_each(self, parts: Iterable[Int64]) -> Iterator[Located]:
-        """Where many parts of rows lie, each of one length: what comes soon is located together."""
-        for together in self._together(parts):
-            located, first = self.locate(np.concatenate(together)), 0
-            for part in together:
-                yield located[first : first + len(part)]
-                first += len(part)
+    def locate_blocks(self, blocks: Iterable[Int64]) -> Iterator[Located]:
+        """Locate blocks of rows, each of one length; about AHEAD rows are located by one call."""
+        for batch in self._batches(blocks):
+            located, first = self.locate(np.concatenate(batch)), 0
+            for block in batch:
+                yield located[first : first + len(block)]
+                first += len(block)
 
-    def _together(self, parts: Iterable[Int64]) -> Iterator[list[Int64]]:
-        """Parts of one length, about AHEAD rows at a time."""
-        found: list[Int64] = []
+    def _batches(self, blocks: Iterable[Int64]) -> Iterator[list[Int64]]:
+        """Group blocks of one length into batches of about AHEAD rows."""
+        batch: list[Int64] = []
         rows = last = 0
-        for part in parts:
-            if found and (rows + len(part) > AHEAD or part[0] >= last):
-                yield found
-                found, rows = [], 0
-            if not found:
-                last = self.span_at(int(part[0])).last_row
-            found.append(part)
-            rows += len(part)
-        if found:
-            yield found
+        for block in blocks:
+            if batch and (rows + len(block) > AHEAD or block[0] >= last):
+                yield batch
+                batch, rows = [], 0
+            if not batch:
+                last = self.span_at(int(block[0])).last_row
+            batch.append(block)
+            rows += len(block)
+        if batch:
+            yield batch
 
     def rows_with(self, source: int, start: int, end: int) -> Int64:
-        """The rows whose inputs hold one of the tokens [start, end) of a source, in order."""
+        """Return the rows, in order, with an input among the tokens [start, end) of a source."""
         order = self.plan.sources[source].order
-        found = [np.empty(0, np.int64)]
+        rows = [np.empty(0, np.int64)]
         for span in self.spans:
             position, before = span.starts[source], int(span.counts[source])
             drawn = int(self.counts(span.last_row)[source]) - before
@@ -126,16 +126,16 @@ class Stream:
             for epoch in range(position.epoch, last + 1):
                 draws = passed + order.rows_with(epoch, span.length, start, end)
                 draws = draws[(draws >= 0) & (draws < drawn)]
-                found.append(self.assignment.rows_of(source, before + draws))
+                rows.append(self.assignment.rows_of(source, before + draws))
                 passed += order.rows(epoch, span.length)
-        return np.sort(np.concatenate(found)) + self.plan.first_row
+        return np.sort(np.concatenate(rows)) + self.plan.first_row
 
     def counts(self, row: int) -> Int64:
-        """Rows of each source before `row`, since the plan began."""
+        """Return the rows of each source between the plan's start and `row`."""
         return self.assignment.counts(row - self.plan.first_row)
 
     def positions(self, row: int) -> tuple[Position, ...]:
-        """Where each source stands when `row` is next, in rows of the length before it."""
+        """Return the position of each source before `row`, in rows of the length before it."""
         span = self.span_at(max(row - 1, self.plan.first_row))
         drawn = self.counts(row) - span.counts
         return tuple(
@@ -144,16 +144,16 @@ class Stream:
         )
 
     def debts(self, row: int) -> list[Fraction]:
-        """Tokens that each source is owed when `row` is next."""
+        """Return the tokens that each source is owed before `row`."""
         return self.assignment.debts(row - self.plan.first_row)
 
     def shortages(self) -> Iterator[Shortage]:
-        """Where the plan asks a source for more epochs than it may give."""
+        """Yield the sources that the plan draws from for more epochs than `max_epochs`."""
         for index, source in enumerate(self.plan.sources):
-            dry = self._runs_dry(index)
-            if dry is None:
+            shortage = self._exhausted_at(index)
+            if shortage is None:
                 continue
-            row, phase = dry
+            row, phase = shortage
             length = phase.seq_len
             epoch = source.order.rows(source.max_epochs, length)
             if not epoch:
@@ -170,8 +170,8 @@ class Stream:
                 )
             yield Shortage(source.name, phase.name, row, why)
 
-    def _runs_dry(self, index: int) -> tuple[int, Phase] | None:
-        """The first row that would need an epoch past the source's cap, and its phase."""
+    def _exhausted_at(self, index: int) -> tuple[int, Phase] | None:
+        """Return the first row that needs an epoch beyond `max_epochs`, and its phase."""
         source = self.plan.sources[index]
         for span in self.spans:
             start = span.starts[index]

@@ -1,7 +1,7 @@
-"""Phases side by side, and the updates in them.
+"""Consecutive phases, and the steps in them.
 
 rows    0 ─────────────── stable ───────────────┬────── anneal ──────┐
-steps   one update = batch_rows rows of a phase; an edge never falls inside one
+steps   one step = batch_rows rows of a phase; phases end at the end of a step
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ P = TypeVar("P", bound=PhaseRows, covariant=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Generic[P]):
-    """One optimizer update."""
+    """One optimizer step."""
 
     number: int
     first_row: int
     rows: int
     phase: P
     first_token: int
-    """Tokens that all steps before this one took."""
+    """Tokens of all earlier steps."""
 
     @property
     def last_row(self) -> int:
@@ -73,7 +73,7 @@ class Step(Generic[P]):
 
 
 class Timeline(Generic[P]):
-    """What follows from a plan's phases."""
+    """Rows, steps and tokens of a sequence of phases."""
 
     if TYPE_CHECKING:
 
@@ -120,7 +120,7 @@ class Timeline(Generic[P]):
         return sum(phase.tokens for phase in self.phases)
 
     def step(self, number: int) -> Step[P]:
-        """The update `number`."""
+        """Return the step `number`."""
         if not self.first_step <= number < self.last_step:
             raise IndexError(f"step {number} is not in [{self.first_step}, {self.last_step})")
         phase = next(p for p in reversed(self.phases) if p.first_step <= number)
@@ -139,6 +139,6 @@ class Timeline(Generic[P]):
         return next(phase for phase in reversed(self.phases) if phase.first_row <= row)
 
     def step_at(self, row: int) -> Step[P]:
-        """The update that takes `row`."""
+        """Return the step that trains on `row`."""
         phase = self.phase_at(row)
         return self.step(phase.first_step + (row - phase.first_row) // phase.batch_rows)

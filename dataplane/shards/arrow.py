@@ -3,12 +3,12 @@
     tokens: list<uint16 | uint32>    weights: list<uint8> (if any)
     file: string    position: int64    id: string (null where the corpus has none)
 
-The tokens of one record batch lie side by side, so that a batch is one run. Where they lie is
-read from the metadata alone: the footer, then each batch's header and list offsets. (pyarrow does
-not tell where a buffer lies in its file, hence the few lines of flatbuffers at the end.)
+The tokens of one record batch are contiguous, so a batch is one run. Their offsets are read from
+the metadata alone: the footer, then each batch's header and list offsets. (pyarrow does not expose
+the offset of a buffer in its file, hence the flatbuffers reader at the end.)
 
-Files that others wrote are read too, whatever their column is called (`details["column"]`), and
-fms-fsdp's, whose column holds plain integers, a record batch a document.
+Files of other programs are read as well: the column may have any name (`details["column"]`), and
+may hold plain integers with one record batch per document, as in fms-fsdp's files.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from .documents import DocumentOrigin, ShardDocuments
 from .format import ExternalShard, Reader, ShardFormat, ShardLayout
 
 BATCH_BYTES = 64 << 20
-"""A record batch is closed when its tokens exceed this: few batches, each well below the 2^31
-elements that list offsets can count."""
+"""Bytes of tokens after which a record batch is closed: few batches, each far below the limit of
+2^31 elements of list offsets."""
 
 ENDINGS = (".arrow", ".feather")
 MAGIC, STREAM = b"ARROW1", b"\xff\xff\xff\xff"
 TAIL = 4 << 10
 
 Block = tuple[int, int, int]
-"""Where a record batch lies: its offset, the bytes of its head, and those of its body."""
+"""A record batch in its file: its offset, the bytes of its header, and those of its body."""
 
 
 class ArrowFormat(ShardFormat):
@@ -102,7 +102,7 @@ class ArrowFormat(ShardFormat):
         file = _File(read, size)
         nested = file.column(str(details.get("column", "tokens")))[1]
         names = [name for name in ("file", "position", "id") if name in file.schema.names]
-        found: list[DocumentOrigin] = []
+        origins: list[DocumentOrigin] = []
         seen = 0
         for number, block in enumerate(file.blocks):
             buffers, rows = file.buffers(block)
@@ -113,18 +113,18 @@ class ArrowFormat(ShardFormat):
                 continue
             if not nested or len(names) < 3:
                 name = str(details.get("file", ""))
-                found += [
+                origins += [
                     DocumentOrigin(file=name, position=seen - rows + k) for k in range(low, high)
                 ]
                 continue
             columns = {name: file.values(name, number, buffers, low, high) for name in names}
-            found += [
+            origins += [
                 DocumentOrigin(str(name), int(position), None if id is None else str(id))
                 for name, position, id in zip(
                     columns["file"], columns["position"], columns["id"], strict=True
                 )
             ]
-        return found
+        return origins
 
     def recognises(self, names: Sequence[str]) -> bool:
         return any(name.endswith(ENDINGS) for name in names)
@@ -143,18 +143,18 @@ class ArrowFormat(ShardFormat):
 
 
 def id_type(read: Reader, size: int, column: str) -> str:
-    """The type of the ids in a file that others wrote."""
+    """Return the type of the ids in a file of another program."""
     file = _File(read, size)
     nested = file.column(column)[1]
     kind = file.schema.field(column).type
     kind = kind.value_type if nested else kind
     if not pa.types.is_integer(kind):
-        raise InputError(f"the column `{column}` holds {kind}, not ids")
+        raise InputError(f"the column `{column}` holds {kind}, not integers")
     return str(np.dtype(kind.to_pandas_dtype()).name)
 
 
 def batch_rows(read: Reader, size: int) -> list[int]:
-    """How many rows each record batch of any Arrow file has: their heads alone are read."""
+    """Return the rows of each record batch of an Arrow file, reading only the headers."""
     return [_rows(_batch(read, block)) for block in _blocks(read, size)[0]]
 
 
@@ -168,7 +168,7 @@ def _schema(documents: ShardDocuments) -> Any:
 
 
 def _batches(documents: ShardDocuments) -> list[tuple[int, int]]:
-    """Cuts documents into record batches of about BATCH_BYTES of tokens."""
+    """Split documents into record batches of about BATCH_BYTES of tokens."""
     room = BATCH_BYTES // documents.tokens.itemsize
     cuts, first = [], 0
     while first < len(documents):
@@ -180,7 +180,7 @@ def _batches(documents: ShardDocuments) -> list[tuple[int, int]]:
 
 
 class _File:
-    """The skeleton of an Arrow file: its schema, its record batches, where their buffers lie."""
+    """The metadata of an Arrow file: schema, record batches, and offsets of their buffers."""
 
     def __init__(self, read: Reader, size: int) -> None:
         self.read = read
@@ -194,27 +194,27 @@ class _File:
             at += _buffer_count(field.type)
 
     def column(self, name: str) -> tuple[int, bool]:
-        """The index of a column's first buffer, and whether it is a list of a document each."""
+        """Return the index of a column's first buffer, and True if its rows are lists."""
         if name not in self._index:
             known = ", ".join(self.schema.names)
-            raise InputError(f"the Arrow file has no column `{name}`", hint=f"it has: {known}")
+            raise InputError(f"the Arrow file has no column `{name}`", hint=f"its columns: {known}")
         kind = self.schema.field(name).type
         return self._index[name], pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
     def buffers(self, block: Block) -> tuple[list[tuple[int, int]], int]:
-        """Where the buffers of a record batch lie in the file (offset, bytes), and its rows."""
+        """Return (offset, bytes) of each buffer of a record batch in the file, and its rows."""
         offset, head, _ = block
         batch = _batch(self.read, block)
         if batch.field(3):
             raise InputError(
                 "the Arrow file's buffers are compressed: tokens cannot be read in place",
-                hint="write it again without compression",
+                hint="write the file without compression",
             )
         places = [struct.unpack_from("<qq", batch.data, at) for at in batch.vector(2, stride=16)]
         return [(offset + head + at, length) for at, length in places], _rows(batch)
 
     def offsets(self, buffer: tuple[int, int], rows: int, kind: Any) -> Int64:
-        """The rows + 1 offsets of a list or string column."""
+        """Return the rows + 1 offsets of a list or string column."""
         wide = any(test(kind) for test in (pa.types.is_large_list, pa.types.is_large_string))
         dtype = np.dtype("<i8" if wide else "<i4")
         if rows == 0:
@@ -223,7 +223,7 @@ class _File:
         return np.frombuffer(data, dtype).astype(np.int64)
 
     def check_no_nulls(self, name: str, validity: tuple[int, int], first: int, last: int) -> None:
-        """That every id is one: where a null stands, any number may lie."""
+        """Raise if an id is null: the buffer may hold any number there."""
         start, length = validity
         if length:
             bits = np.frombuffer(self.read(start, start + length), np.uint8)
@@ -233,7 +233,7 @@ class _File:
     def values(
         self, name: str, number: int, buffers: list[tuple[int, int]], low: int, high: int
     ) -> list[Any]:
-        """Rows [low, high) of a string or int64 column, reading those rows alone."""
+        """Return the rows [low, high) of a string or int64 column, reading only those rows."""
         at = self._index[name]
         kind = self.schema.field(name).type
         _, rows = self.buffers(self.blocks[number])
@@ -275,7 +275,7 @@ def _blocks(read: Reader, size: int) -> tuple[list[Block], int]:
 
 
 def _batch(read: Reader, block: Block) -> _Table:
-    """The head of a record batch."""
+    """Read the header of a record batch."""
     offset, head, _ = block
     data = read(offset, offset + head)
     start = 8 if data[:4] == b"\xff\xff\xff\xff" else 4
@@ -288,7 +288,7 @@ def _rows(batch: _Table) -> int:
 
 
 def _buffer_count(kind: Any) -> int:
-    """How many buffers a column of this type has in a record batch, children included."""
+    """Return the number of buffers of a column of this type, children included."""
     types = pa.types
     if types.is_null(kind):
         return 0
@@ -307,7 +307,7 @@ def _buffer_count(kind: Any) -> int:
 
 
 class _Table:
-    """A flatbuffers table: a vtable that says where each numbered field lies."""
+    """A flatbuffers table: its vtable holds the offset of each numbered field."""
 
     def __init__(self, data: bytes, position: int) -> None:
         self.data = data
@@ -316,7 +316,7 @@ class _Table:
         self.size = struct.unpack_from("<H", data, self.vtable)[0]
 
     def field(self, number: int) -> int:
-        """Where field `number` lies; 0 if it is absent."""
+        """Return the offset of field `number`, or 0 if it is absent."""
         slot = 4 + 2 * number
         if slot >= self.size:
             return 0
@@ -328,7 +328,7 @@ class _Table:
         return _Table(self.data, at + struct.unpack_from("<I", self.data, at)[0])
 
     def vector(self, number: int, *, stride: int) -> list[int]:
-        """Where the elements of a vector of structs lie."""
+        """Return the offsets of the elements of a vector of structs."""
         at = self.field(number)
         if not at:
             return []

@@ -13,8 +13,8 @@ from ..arrays import Int64, Tokens
 
 @dataclass(frozen=True)
 class DocumentOrigin:
-    """Where a document came from: its file, its place in it (line, row or record; from 0), and
-    the user's own id where there is one."""
+    """The origin of a document: its file, its position there (line, row or record, from 0), and the
+    corpus' own id of it, if any."""
 
     file: str
     position: int
@@ -23,32 +23,32 @@ class DocumentOrigin:
 
 @dataclass(frozen=True, eq=False)
 class ShardDocuments:
-    """Tokenized documents side by side, each with its end-of-document id.
+    """Consecutive tokenized documents, each with its end-of-document id.
 
-    Arrays, never a list of objects: a corpus of short documents would spend its time on them.
+    Arrays, not a list of objects: with short documents, objects would dominate the run time.
     """
 
     tokens: Tokens
     starts: Int64
-    """Token offsets of the documents, and after the last one: documents + 1 values."""
+    """Token offsets of the documents, then the number of tokens: documents + 1 values."""
     files: tuple[str, ...]
     file: npt.NDArray[np.int32]
-    """Of each document, the index of its file in `files`."""
+    """For each document, the index of its file in `files`."""
     position: Int64
-    """Of each document, the place in its file."""
+    """For each document, its position in its file."""
     ids: tuple[str | None, ...] | None = None
-    """The user's own ids, where there are any."""
+    """The corpus' own ids, if there are any."""
     weights: npt.NDArray[np.uint8] | None = None
-    """Of each token, a code into the dataset's palette of loss weights."""
+    """For each token, an index into the dataset's loss-weight table."""
     piece: Int64 | None = None
-    """Of each document, which piece of one document of the corpus it is, where long ones are
-    split. Not stored: it is for whoever must tell the pieces apart."""
+    """For each document, its number among the pieces that a long document of the corpus was split
+    into. Not stored; the shuffle uses it to distinguish the pieces."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     def __getitem__(self, part: slice) -> ShardDocuments:
-        """A run of documents; copies no tokens."""
+        """Return consecutive documents without copying tokens."""
         first, last, step = part.indices(len(self))
         assert step == 1
         last = max(first, last)
@@ -66,12 +66,12 @@ class ShardDocuments:
 
     @property
     def size(self) -> int:
-        """Bytes of tokens and weight codes."""
+        """Bytes of the tokens and weight codes."""
         return self.tokens.nbytes + (0 if self.weights is None else self.weights.nbytes)
 
     @staticmethod
     def concatenate(parts: Sequence[ShardDocuments]) -> ShardDocuments:
-        """The documents of all parts, in order. At least one part."""
+        """Return the documents of all parts (at least one), in order."""
         if len(parts) == 1:
             return parts[0]
         names: dict[str, int] = {}

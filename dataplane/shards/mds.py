@@ -1,11 +1,11 @@
-"""MDS files: mosaicml's `streaming.StreamingDataset` reads them unmodified.
+"""MDS files, which mosaicml's `streaming.StreamingDataset` reads unmodified.
 
     count: uint32 | offsets: (count + 1) × uint32 | JSON config | token counts | samples
 
-A sample is the sizes of its variable columns, then the columns: tokens, weights (if any), file,
-position, id (empty where the corpus has none). The token counts between the config and the first
-sample are ours: readers of MDS go by the offsets and never look there, and we find every token
-without touching a sample. Files that others wrote are found out by reading their samples' sizes.
+A sample holds the sizes of its variable columns, then the columns: tokens, weights (if any), file,
+position, id (empty where the corpus has none). headrace adds the token counts between the config
+and the first sample: MDS readers follow the offsets and skip them, and headrace locates every token
+without reading a sample. In files of other programs the sizes of each sample are read instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .documents import DocumentOrigin, ShardDocuments
 from .format import ExternalShard, Reader, ShardFormat, ShardLayout, StoredShard
 
 LIMIT = 2**32
-"""Offsets are uint32: a file is smaller than this."""
+"""Upper limit of a file's size: offsets are uint32."""
 
 MARK = "headrace"
 FIXED = {"int": 8, "uint8": 1, "uint16": 2, "uint32": 4, "int32": 4, "int64": 8, "uint64": 8}
@@ -47,7 +47,7 @@ class MdsFormat(ShardFormat):
             }
         ).encode()
         lengths = np.diff(documents.starts)
-        assert not len(lengths) or lengths.min() > 0, "a document holds at least its end"
+        assert not len(lengths) or lengths.min() > 0, "a document holds at least its end token"
         counts = lengths.astype(np.uint32).tobytes()
         samples = _samples(documents)
         sizes = np.fromiter((len(sample) for sample in samples), np.int64, len(samples))
@@ -55,7 +55,7 @@ class MdsFormat(ShardFormat):
         offsets = np.concatenate([[0], np.cumsum(sizes)]) + head
         if offsets[-1] >= LIMIT:
             raise InputError(
-                f"a shard of {offsets[-1]} bytes is too large for MDS, whose files end at 4 GiB",
+                f"a shard of {offsets[-1]} bytes is too large: MDS files are limited to 4 GiB",
                 hint="choose a smaller --shard-size, or split documents (--max-document-tokens)",
             )
         out.write(np.uint32(len(samples)).tobytes())
@@ -72,12 +72,12 @@ class MdsFormat(ShardFormat):
         itemsize = np.dtype(dtype).itemsize
         if MARK not in config:
             column = str(details.get("column", "tokens"))
-            return _foreign_layout(read, offsets, config, itemsize, column)
+            return _external_layout(read, offsets, config, itemsize, column)
         data = read(end, end + 4 * samples)
         lengths = np.frombuffer(data, np.uint32).astype(np.int64)
         starts = np.concatenate([[0], np.cumsum(lengths)])
         variable = config["column_sizes"].count(None)
-        # In front of the values of an array: a byte for its kind of shape, and the shape.
+        # An array's values follow one byte for the kind of shape, and the shape.
         shape = 1 + np.select([lengths < 1 << 8, lengths < 1 << 16], [1, 2], 4)
         tokens = offsets[:-1] + 4 * variable + shape
         weights = tokens + lengths * itemsize + shape
@@ -97,17 +97,17 @@ class MdsFormat(ShardFormat):
                 DocumentOrigin(str(details.get("file", "")), number)
                 for number in range(first, last)
             ]
-        found = []
+        origins = []
         for number in range(first, last):
             sample = read(int(offsets[number]), int(offsets[number + 1]))
             place = _places(sample, config)
             start, end = place["position"]
             position = int(np.frombuffer(sample[start:end], np.int64)[0])
             id = sample[slice(*place["id"])].decode()
-            found.append(
+            origins.append(
                 DocumentOrigin(sample[slice(*place["file"])].decode(), position, id or None)
             )
-        return found
+        return origins
 
     def index(
         self,
@@ -191,20 +191,19 @@ def _id_type(entry: dict[str, Any], column: str, dtype: str | None) -> str:
             hint=f"choose one with --column: {', '.join(names)}",
         )
     encoding = entry["column_encodings"][names.index(column)]
-    kind, told = (*encoding.split(":"), "")[:2]
-    if told and dtype is not None:
+    kind, recorded = (*encoding.split(":"), "")[:2]
+    if recorded and dtype is not None:
         raise MisuseError(
-            f"the column `{column}` tells the type of its ids itself: {told}",
-            hint="leave --dtype out",
+            f"the column `{column}` records the type of its ids: {recorded}",
+            hint="remove --dtype",
         )
-    found = told or dtype
-    if kind not in ("ndarray", "bytes") or not found:
+    if kind not in ("ndarray", "bytes") or not (recorded or dtype):
         raise InputError(
-            f"the column `{column}` is encoded as `{encoding}`, which does not tell the "
-            "type of its ids",
-            hint="say it with --dtype, for example --dtype uint16",
+            f"the column `{column}` is encoded as `{encoding}`, which does not record the type of "
+            "its ids",
+            hint="give it with --dtype, for example --dtype uint16",
         )
-    return str(found)
+    return recorded or str(dtype)
 
 
 def _samples(documents: ShardDocuments) -> list[bytes]:
@@ -231,20 +230,20 @@ def _samples(documents: ShardDocuments) -> list[bytes]:
 
 
 def _shape(length: int) -> bytes:
-    """MDS' header of a one-dimensional array: ndim and the width of the shape, then the shape."""
+    """Return the MDS header of a one-dimensional array: ndim, the width of the shape, the shape."""
     power = 0 if length < 1 << 8 else 1 if length < 1 << 16 else 2
     return bytes([1 << 2 | power]) + length.to_bytes(1 << power, "little")
 
 
 def _head(read: Reader, size: int) -> tuple[Int64, dict[str, Any], int]:
-    """The samples' offsets, the config, and where the config ends."""
+    """Return the samples' offsets, the config, and the offset of its end."""
     count = int.from_bytes(read(0, 4), "little")
     at = 4 + 4 * (count + 1)
     if at > size:
-        raise IntegrityError("not a whole MDS file: its table of offsets is cut off")
+        raise IntegrityError("not a whole MDS file: its table of offsets is truncated")
     offsets = np.frombuffer(read(4, at), np.uint32).astype(np.int64)
     if offsets[-1] != size or np.any(np.diff(offsets) < 0):
-        raise IntegrityError("not a whole MDS file: its offsets do not end where it ends")
+        raise IntegrityError("not a whole MDS file: its last offset is not its size")
     text = read(at, int(offsets[0])).decode("latin-1")
     try:
         config, length = json.JSONDecoder().raw_decode(text)
@@ -253,10 +252,10 @@ def _head(read: Reader, size: int) -> tuple[Int64, dict[str, Any], int]:
     return offsets, config, at + length
 
 
-def _foreign_layout(
+def _external_layout(
     read: Reader, offsets: Int64, config: dict[str, Any], itemsize: int, column: str
 ) -> ShardLayout:
-    """The layout of a file that others wrote: each sample's tokens are looked up in it."""
+    """Return the layout of a file of another program, from the sizes in each sample."""
     names = config["column_names"]
     if column not in names:
         raise InputError(
@@ -276,7 +275,7 @@ def _foreign_layout(
 
 
 def _array_head(data: bytes, encoding: str) -> int:
-    """Bytes in front of the values of an encoded array."""
+    """Return the bytes before the values of an encoded array."""
     _, *rest = encoding.split(":")
     head = 0 if rest else 1
     if len(rest) < 2:
@@ -286,7 +285,7 @@ def _array_head(data: bytes, encoding: str) -> int:
 
 
 def _places(sample: bytes, config: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Where each column lies in a sample."""
+    """Return the range of each column in a sample."""
     variable = config["column_sizes"].count(None)
     sizes = iter(np.frombuffer(sample[: 4 * variable], np.uint32).tolist())
     place, at = {}, 4 * variable

@@ -1,6 +1,6 @@
-"""Megatron-LM's .bin files: nothing but tokens. Their .idx is kept in the shard's details.
+"""Megatron-LM's .bin files, which hold only tokens. The shard's details hold their .idx.
 
-They are indexed where they lie, never written.
+They are indexed in place, never written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .format import ExternalShard, Reader, ShardFormat, ShardLayout
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEAD = len(MAGIC) + 8 + 1 + 2 * 8
-"""Bytes before its arrays: magic, version, type, and how many sequences and documents there are."""
+"""Bytes before the arrays of an .idx: magic, version, type, numbers of sequences and documents."""
 TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 
 
@@ -58,24 +58,24 @@ class MegatronFormat(ShardFormat):
 
 
 def details_of(index: bytes, name: str) -> tuple[str, dict[str, object]]:
-    """The type of a .bin's ids, and the details of its shard, from its .idx."""
+    """Return the type of a .bin's ids, and the details of its shard, from its .idx."""
     if not index.startswith(MAGIC) or int.from_bytes(index[9:17], "little") != 1:
         raise InputError(f"{name} is not a Megatron index of version 1")
     if len(index) < HEAD:
-        raise IntegrityError(f"{name} is cut off")
+        raise IntegrityError(f"{name} is truncated")
     kind = index[17]
     if kind not in TYPES:
-        raise InputError(f"{name} holds no ids (its type is number {kind})")
+        raise InputError(f"{name} holds no ids (its type code is {kind})")
     sequences = int.from_bytes(index[18:26], "little")
     edges = int.from_bytes(index[26:34], "little")
     if len(index) < HEAD + 12 * sequences + 8 * edges:
-        raise IntegrityError(f"{name} is cut off")
+        raise IntegrityError(f"{name} is truncated")
     sizes = np.frombuffer(index, np.int32, sequences, HEAD).astype(np.int64)
     pointers = np.frombuffer(index, np.int64, sequences, HEAD + 4 * sequences)
     documents = np.frombuffer(index, np.int64, edges, HEAD + 12 * sequences)
     starts = np.concatenate([[0], np.cumsum(sizes)])
     if not np.array_equal(pointers, starts[:-1] * np.dtype(TYPES[kind]).itemsize):
-        raise InputError(f"the documents of {name} do not lie side by side")
+        raise InputError(f"the documents of {name} are not contiguous")
     if np.any(np.diff(documents, prepend=0, append=sequences) < 0):
         raise IntegrityError(f"the documents of {name} are not made of its sequences")
     lengths = _documents(starts, documents)
@@ -84,7 +84,7 @@ def details_of(index: bytes, name: str) -> tuple[str, dict[str, object]]:
 
 
 def _documents(starts: Int64, documents: Sequence[int] | Int64) -> Int64:
-    """The lengths of documents, each some sequences."""
+    """Return the lengths of documents, each made of consecutive sequences."""
     return np.diff(starts[np.asarray(documents)])
 
 

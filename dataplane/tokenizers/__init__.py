@@ -1,29 +1,34 @@
-"""Tokenizers, found by name: text to ids when a dataset is built, ids to text when it is read.
+"""Tokenizers by kind: text to ids when a dataset is built, ids to text when it is read.
 
-They live on the ground floor, because whoever reads a dataset (an audit, a sample of a run) must
-be able to show its documents as text. A manifest holds what builds its tokenizer again; a file
-that is too large for it lies beside the manifest, named by its content.
+They are part of the data plane because readers of a dataset (an audit, a sample of a run) show its
+documents as text. A manifest holds the arguments that restore its tokenizer; larger files lie
+beside the manifest, named by their content.
 
-To add one: write a file beside this one, and add it to TOKENIZERS.
+To add a kind, write a module beside this one that implements tokenizer.py, and add a line to
+TOKENIZERS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
-import numpy.typing as npt
 
 from ...console.errors import InputError
+from ..datasets.manifest import TokenizerInfo
 from ..storage import storage
+from .tokenizer import Encoded, Raw, TextError, Tokenizer, TokenizerModule, id_type
 
-if TYPE_CHECKING:
-    from ..arrays import Int64, Tokens
-    from ..datasets.manifest import TokenizerInfo
+__all__ = [
+    "TOKENIZERS",
+    "Encoded",
+    "Raw",
+    "TextError",
+    "Tokenizer",
+    "id_type",
+    "load",
+    "module_of",
+    "restore",
+]
 
 TOKENIZERS = {
     "byte": "headrace.dataplane.tokenizers.byte",
@@ -31,108 +36,22 @@ TOKENIZERS = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Encoded:
-    """Documents as ids, side by side, each with its end-of-document id."""
-
-    tokens: Tokens
-    starts: Int64
-    """Token offsets of the documents, and after the last one."""
-    weights: npt.NDArray[np.uint8] | None = None
-    """Of each token, a code into the tokenizer's palette of loss weights."""
-
-
-class Raw(Sequence[str]):
-    """Texts that are still the bytes of their file: UTF-8, each with one byte after it, none
-    empty. A byte-level tokenizer takes the bytes; to anyone else it is a sequence of strings."""
-
-    def __init__(self, data: bytes, ends: Int64) -> None:
-        self.data = data
-        self.ends = ends
-        """Where the texts' last bytes, which are none of theirs, end."""
-
-    @cached_property
-    def _texts(self) -> list[str]:
-        starts = [0, *self.ends[:-1].tolist()]
-        return [
-            self.data[start : end - 1].decode()
-            for start, end in zip(starts, self.ends.tolist(), strict=True)
-        ]
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def __getitem__(self, number: Any) -> Any:
-        return self._texts[number]
-
-    def count(self, value: Any) -> int:
-        return self._texts.count(value) if value else 0
-
-
-class TextError(Exception):
-    """A text that a tokenizer cannot turn into ids."""
-
-    def __init__(self, number: int, why: str) -> None:
-        super().__init__(number, why)
-        self.number = number
-        """Which of the texts that were to be encoded."""
-        self.why = why
-
-
-class Tokenizer(Protocol):
-    @property
-    def info(self) -> TokenizerInfo:
-        """What the manifest says of it."""
-        ...
-
-    @property
-    def palette(self) -> tuple[float, ...] | None:
-        """The loss weights that the codes of `Encoded.weights` stand for."""
-        ...
-
-    @property
-    def special(self) -> tuple[str, ...]:
-        """The names of its special tokens."""
-        ...
-
-    @property
-    def files(self) -> dict[str, bytes]:
-        """What must lie beside the manifest, by name."""
-        ...
-
-    def encode(self, texts: Sequence[str]) -> Encoded:
-        """The ids of each text, and the end-of-document id after it; TextError, if one has
-        none."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; special tokens are shown by their names."""
-        ...
-
-
-class TokenizerModule(Protocol):
-    """What each module of this folder provides."""
-
-    def restore(self, info: TokenizerInfo, read: Callable[[str], bytes], where: str) -> Tokenizer:
-        """The tokenizer of which a manifest holds `info`; `read` reads what lies beside it."""
-        ...
-
-
 def load(info: TokenizerInfo, url: str) -> Tokenizer:
-    """The tokenizer of the dataset at `url`, whose manifest holds `info`."""
+    """Load the tokenizer of the dataset at `url`, whose manifest holds `info`."""
     return restore(info, lambda name: storage.read(storage.join(url, name)), url)
 
 
 def restore(info: TokenizerInfo, read: Callable[[str], bytes], where: str) -> Tokenizer:
+    """Restore a tokenizer from its manifest entry; `read` reads the files beside the manifest."""
     if info.kind not in TOKENIZERS:
         raise InputError(
-            f"the dataset at {where} does not say how its ids become text",
+            f"the manifest of {where} names no tokenizer, so its ids cannot be shown as text",
             hint="index it again with --tokenizer byte or --tokenizer FILE.json",
         )
-    module: TokenizerModule = import_module(TOKENIZERS[info.kind])
-    return module.restore(info, read, where)
+    return module_of(info.kind).restore(info, read, where)
 
 
-def id_type(vocab_size: int) -> str:
-    """The smallest of our types that holds every id."""
-    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+def module_of(kind: str) -> TokenizerModule:
+    """Return the module of a kind of tokenizer."""
+    module: TokenizerModule = import_module(TOKENIZERS[kind])
+    return module

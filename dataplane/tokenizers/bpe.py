@@ -18,26 +18,28 @@ import numpy.typing as npt
 from ...console.errors import InputError, IntegrityError, MisuseError, StorageError
 from ..datasets.manifest import TokenizerInfo
 from ..storage import storage
-from . import Encoded, TextError, id_type
 from .fast_bpe import BATCH, CUT, END, FastBpe, Inexact, convert, spelled
+from .tokenizer import Encoded, TextError, id_type
+
+PACKAGES = ("tokenizers", "tiktoken")
 
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
-"""What tokenizers call the end of a document, tried in this order."""
+"""Usual names of the end-of-document token, tried in this order."""
 
 SLOW_LIMIT = 4 << 20
-"""Characters of a text beyond which `tokenizers` would take more than half a GiB of memory."""
+"""Characters of a text beyond which `tokenizers` takes more than 512 MiB of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BpeConfig:
     end_of_document: str | None = None
-    """The token that ends every document; None: the first of the usual names that it has."""
+    """The token that ends every document; None: the first usual name in the vocabulary."""
     parse_special: bool = False
-    """Whether a special token's name within a text stands for its id; otherwise it is text."""
+    """True: special tokens found in the text are encoded as special tokens, else as text."""
 
 
 def load(source: str, config: BpeConfig) -> BpeTokenizer:
-    """The tokenizer of a file that a person names."""
+    """Load a tokenizer from its JSON file."""
     if not storage.exists(source):
         raise StorageError(
             f"there is no tokenizer {source}", hint="name a tokenizer.json, or the tokenizer `byte`"
@@ -52,9 +54,9 @@ class BpeTokenizer:
         except Exception as error:  # the library raises bare Exceptions
             raise InputError(
                 f"{source} is not a tokenizer in the JSON format of `tokenizers`: {error}",
-                hint="bring a tokenizer.json, or train one with `tokenize train`",
+                hint="use a tokenizer.json, or train one with `tokenize train`",
             ) from None
-        self.palette = None
+        self.weight_table = None
         vocabulary = self.tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise InputError(f"the tokenizer {source} has no tokens")
@@ -62,25 +64,25 @@ class BpeTokenizer:
         hint = "name the token that ends a document with --end-of-document"
         if name is None:
             raise InputError(
-                f"the tokenizer {source} has none of the usual ends of a document", hint=hint
+                f"the tokenizer {source} has none of the usual end-of-document tokens", hint=hint
             )
         if name not in vocabulary:
             raise MisuseError(f"the tokenizer {source} has no token `{name}`", hint=hint)
-        # What the library looks for in a text before it cuts it into words. A text that holds any
-        # of it, or one of our own marks, is left to the library.
+        # The library splits texts at added tokens before it splits them into words. Texts with an
+        # added token, or with one of our own marks, are encoded by the library.
         added = self.tokenizer.get_added_tokens_decoder().values()
         self.special = tuple(token.content for token in added if token.special)
-        found = [token.content for token in added if config.parse_special or not token.special]
+        marks = [token.content for token in added if config.parse_special or not token.special]
         if getattr(self.tokenizer.model, "ignore_merges", False):
-            # A word that is such a token as it stands becomes its id, although no merge makes it.
+            # A word that equals such a token becomes its id, although no merge produces it.
             words = self.tokenizer.get_vocab(with_added_tokens=False)
             names = [spelled(token.content) for token in added if token.content in words]
-            found += [name for name in names if name]
+            marks += [name for name in names if name]
         normalizer = self.tokenizer.normalizer
         self._normalize = None if normalizer is None else normalizer.normalize_str
-        if self._normalize is not None:  # some are looked for as their texts are then
-            found += [self._normalize(name) for name in found]
-        self._marks = (END, CUT, *found)
+        if self._normalize is not None:  # some are searched for in the normalized text
+            marks += [self._normalize(name) for name in marks]
+        self._marks = (END, CUT, *marks)
         digest = hashlib.sha256(text).hexdigest()
         vocab_size = max(vocabulary.values()) + 1
         self._dtype = np.dtype(id_type(vocab_size))
@@ -106,7 +108,7 @@ class BpeTokenizer:
 
     @property
     def slow_because(self) -> str | None:
-        """Why the `tokenizers` library has to do all the work, if it has to."""
+        """Why the `tokenizers` library must encode all texts, or None if it need not."""
         return str(self._fast) if isinstance(self._fast, Inexact) else None
 
     def encode(self, texts: Sequence[str]) -> Encoded:
@@ -119,8 +121,8 @@ class BpeTokenizer:
         return Encoded(tokens.astype(self._dtype, copy=False), np.concatenate(starts))
 
     def _encode(self, texts: Sequence[str], first: int) -> tuple[Any, npt.NDArray[np.int64]]:
-        """The ids of texts, each with the end of document, and where each text ends in them. The
-        first of them is text number `first` to whoever asked."""
+        """Return the ids of texts, each with its end-of-document id, and where each text ends.
+        `first` is the number of the first text, for errors."""
         end = self.info.end_of_document
         assert end is not None
         if isinstance(self._fast, Inexact):
@@ -129,14 +131,16 @@ class BpeTokenizer:
         if self._normalize is not None:
             changed = [text for text in texts if not text.isascii()]
             plain = [text if text.isascii() else self._normalize(text) for text in texts]
-        together = "".join([*plain, *changed])  # some are looked for before, and some after
+        together = "".join(
+            [*plain, *changed]
+        )  # some marks are searched for before normalization, some after
         if not any(mark in together for mark in self._marks):
             ids, ends = self._fast.encode(plain, end)
             return ids.astype(self._dtype), ends
         parts = []
-        for number, (given, text) in enumerate(zip(texts, plain, strict=True), start=first):
-            if any(mark in text or mark in given for mark in self._marks):
-                parts.append(self._encode_slowly([given], end, number)[0])
+        for number, (original, text) in enumerate(zip(texts, plain, strict=True), start=first):
+            if any(mark in text or mark in original for mark in self._marks):
+                parts.append(self._encode_slowly([original], end, number)[0])
             else:
                 parts.append(self._fast.encode([text], end)[0].astype(self._dtype))
         return np.concatenate(parts), np.cumsum([len(part) for part in parts], dtype=np.int64)
@@ -144,23 +148,23 @@ class BpeTokenizer:
     def _encode_slowly(
         self, texts: Sequence[str], end: int, first: int
     ) -> tuple[Any, npt.NDArray[np.int64]]:
-        """The same by the `tokenizers` library, whose ids are right by definition."""
+        """The same through the `tokenizers` library, whose ids are right by definition."""
         parts = []
         for number, text in enumerate(texts, start=first):
             if len(text) > SLOW_LIMIT:
-                why = self.slow_because or "it holds a token by name"
+                why = self.slow_because or "it contains the name of a token"
                 raise TextError(
                     number,
-                    f"{len(text):,} characters are too many for the `tokenizers` library's memory, "
-                    f"through which this text must go ({why})",
+                    f"{len(text):,} characters are too many for the `tokenizers` library, which must encode "
+                    f"this text ({why})",
                 )
             try:
-                found = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
+                encoding = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
             except BaseException as error:  # its panics are not Exceptions
                 if type(error).__name__ != "PanicException":
                     raise
-                raise TextError(number, f"the `tokenizers` library gave up: {error}") from None
-            parts.append(np.array([*found.ids, end], self._dtype))
+                raise TextError(number, f"the `tokenizers` library failed: {error}") from None
+            parts.append(np.array([*encoding.ids, end], self._dtype))
         return np.concatenate(parts), np.cumsum([len(part) for part in parts], dtype=np.int64)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -169,7 +173,7 @@ class BpeTokenizer:
 
 @lru_cache(maxsize=2)
 def _library(text: bytes, parse_special: bool) -> Any:
-    """The library's tokenizer, which is not changed any more: a build opens the same one twice."""
+    """Return the library's tokenizer. Cached, because a build opens it twice."""
     from tokenizers import Tokenizer
 
     tokenizer: Any = Tokenizer.from_str(text.decode())
@@ -181,7 +185,7 @@ def _library(text: bytes, parse_special: bool) -> Any:
 
 @lru_cache(maxsize=2)
 def _convert(text: str) -> FastBpe | Inexact:
-    """The fast form of a tokenizer, or why there is none. It takes a second for 64k tokens."""
+    """Convert a tokenizer to the fast path, or return why not. Takes a second for 64k tokens."""
     try:
         return convert(json.loads(text))
     except Inexact as reason:
@@ -189,7 +193,7 @@ def _convert(text: str) -> FastBpe | Inexact:
 
 
 def _batches(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Runs [first, last) of texts that make up BATCH characters each."""
+    """Yield ranges [first, last) of texts of about BATCH characters each."""
     first = size = 0
     for number, text in enumerate(texts):
         if size and size + len(text) > BATCH:
@@ -204,9 +208,9 @@ def restore(info: TokenizerInfo, read: Callable[[str], bytes], where: str) -> Bp
     text = read(info.spec["file"])
     if hashlib.sha256(text).hexdigest() != info.spec["sha256"]:
         raise IntegrityError(
-            f"{info.spec['file']} is not the tokenizer that the manifest names",
+            f"{info.spec['file']} does not match the hash in the manifest",
             where=where,
-            hint="copy the dataset's tokenizer back, or build the dataset again",
+            hint="restore the dataset's tokenizer file, or build the dataset again",
         )
     config = BpeConfig(
         end_of_document=info.spec["end_of_document"], parse_special=info.spec["parse_special"]

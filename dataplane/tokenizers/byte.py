@@ -1,7 +1,7 @@
 """Bytes as tokens: ids 0–255 are the bytes of UTF-8, special tokens follow.
 
 For DNA, lower-case bases (the masked repeats of a genome) become the ids of their upper case and
-weigh less in the loss: what repeats a million times should not be what a model learns.
+weigh less in the loss, so that a model does not spend itself on sequences repeated a million times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import numpy.typing as npt
 
 from ..arrays import Int64
 from ..datasets.manifest import TokenizerInfo
-from . import Encoded, Raw, id_type
+from .tokenizer import Encoded, Raw, id_type
+
+PACKAGES: tuple[str, ...] = ()
 
 END = "<|endoftext|>"
 UPPER = np.arange(256, dtype=np.uint16)
@@ -30,13 +32,13 @@ MASKED[ord("a") : ord("z") + 1] = 1
 @dataclass(frozen=True, kw_only=True)
 class ByteConfig:
     special_tokens: tuple[str, ...] = (END,)
-    """Named from id 256 on. The first one ends every document."""
+    """Special tokens, from id 256 on. The first one ends every document."""
     parse_special: bool = False
-    """Whether a special token's name within a text stands for its id; otherwise it is text."""
+    """True: special tokens found in the text are encoded as special tokens, else as text."""
     dna: bool = False
-    """Whether lower-case letters become upper-case ids that weigh `masked_weight`."""
+    """True: lower-case letters get the ids of upper-case ones and the weight `masked_weight`."""
     masked_weight: float = MASKED_WEIGHT
-    """The loss weight of what was lower-case."""
+    """Loss weight of lower-case letters."""
 
     def __post_init__(self) -> None:
         if not self.special_tokens:
@@ -52,7 +54,7 @@ class ByteConfig:
 class ByteTokenizer:
     def __init__(self, config: ByteConfig) -> None:
         self.config = config
-        self.palette = (1.0, config.masked_weight) if config.dna else None
+        self.weight_table = (1.0, config.masked_weight) if config.dna else None
         self.files: dict[str, bytes] = {}
         self.special = config.special_tokens
         self._end = 256
@@ -64,7 +66,7 @@ class ByteTokenizer:
         self._special = re.compile("|".join(map(re.escape, longest_first)))
         self.info = TokenizerInfo(
             kind="byte",
-            # What the ids mean, whatever they weigh: DNA and text can stand in one mixture.
+            # Covers the meaning of ids, not their weights: a mixture may combine DNA and text.
             fingerprint=hashlib.sha256(json.dumps(["byte", *self._names]).encode()).hexdigest(),
             vocab_size=vocab_size,
             end_of_document=self._end,
@@ -78,7 +80,7 @@ class ByteTokenizer:
             return self._finish(
                 np.frombuffer(texts.data, np.uint8), np.concatenate([[0], texts.ends])
             )
-        # One separator after each text makes room for the end of its document.
+        # One separator after each text reserves the place of its end token.
         joined = "\0".join([*texts, ""])
         data = np.frombuffer(joined.encode(), np.uint8)
         if len(data) == len(joined):
@@ -108,26 +110,26 @@ class ByteTokenizer:
         return Encoded(tokens, starts, weights)
 
     def _encode_special(self, texts: Sequence[str]) -> Encoded:
-        """The slow way, for texts in which special tokens are to be found."""
-        pieces: list[bytes] = []
+        """Slow path for texts that contain special tokens."""
+        parts: list[bytes] = []
         places: list[tuple[int, int]] = []
         starts, at = [0], 0
         for text in texts:
             done = 0
             for match in self._special.finditer(text):
                 before = text[done : match.start()].encode()
-                pieces += [before, b"\0"]
+                parts += [before, b"\0"]
                 places.append((at + len(before), self._names[match.group()]))
                 at += len(before) + 1
                 done = match.end()
             rest = text[done:].encode()
-            pieces += [rest, b"\0"]
+            parts += [rest, b"\0"]
             at += len(rest) + 1
             starts.append(at)
-        found = self._finish(np.frombuffer(b"".join(pieces), np.uint8), np.array(starts, np.int64))
+        encoded = self._finish(np.frombuffer(b"".join(parts), np.uint8), np.array(starts, np.int64))
         for place, id in places:
-            found.tokens[place] = id
-        return found
+            encoded.tokens[place] = id
+        return encoded
 
 
 def restore(info: TokenizerInfo, read: Callable[[str], bytes], where: str) -> ByteTokenizer:

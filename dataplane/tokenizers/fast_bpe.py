@@ -1,19 +1,20 @@
-r"""Byte-level BPE at the speed of tiktoken, with the ids of `tokenizers`, or not at all.
+r"""Byte-level BPE through tiktoken, for tokenizers where its ids equal those of `tokenizers`.
 
-tiktoken's inner loop is several times as fast as `tokenizers`', and three times as fast again
-where its pattern looks nowhere ahead. Three things make the ids the same, and each is checked:
+tiktoken's inner loop is several times as fast as that of `tokenizers`, and three times as fast
+again if its pattern has no look-ahead. The ids are equal under three conditions, all of which are
+checked:
 
-1. The merges. tiktoken joins the pair whose union has the lowest rank; `tokenizers` joins pairs
-   that its list names, and tokens may be listed with several pairs, each of a rank of its own.
-   They agree wherever every token, taken alone, ends with a pair that is listed for it, and those
-   pairs are listed in the order of the tokens (`convert` checks each): for if they ever parted, at
-   a pair (x, y) that is not in the list although xy is a token, or that is listed elsewhere, then
-   the token xy alone would end with that pair too.
-2. The pattern. Those that are known (PATTERNS) end in `\s+(?!\S)|\s+`: of several spaces, the last
-   one goes with the word after it. Without the look-ahead, a mark before that last space says the
-   same: a cut there is one in the original as well, because no alternative matches across it.
-3. The classes of characters. The two libraries bring tables of their own for \s, \p{L} and \p{N};
-   `tests/dataplane/test_tokenizers_fast_bpe.py` compares them on every character there is.
+1. The merges. tiktoken joins the pair whose union has the lowest rank; `tokenizers` joins the
+   pairs in its list, which may hold several pairs for a token, each with its own rank. They agree
+   if every token, encoded alone, ends with a pair listed for it, and if those pairs are listed in
+   the order of the tokens (`convert` checks both). Proof: if the two ever differed, at a pair (x, y) that is
+   not listed although xy is a token, or that is listed elsewhere, then the token xy alone would end
+   with that pair as well.
+2. The pattern. All supported ones (PATTERNS) end in `\s+(?!\S)|\s+`: of several spaces, the last
+   belongs to the next word. Without the look-ahead, a mark before that last space has the same
+   effect: the original pattern splits there too, because no alternative matches across it.
+3. The character classes. Each library has its own tables for \s, \p{L} and \p{N};
+   `tests/dataplane/tokenizers/test_fast_bpe.py` compares them on every character of Unicode.
 """
 
 from __future__ import annotations
@@ -32,28 +33,28 @@ LLAMA3 = (
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}|", r"\p{N}|")
 PATTERNS = {GPT2: False, LLAMA3: True, QWEN2: True}
-"""The patterns that are known, and whether they keep line breaks with the spaces before them."""
+"""Supported patterns; True if line breaks are kept with the spaces before them."""
 
 END, CUT = "\x1e", "\x1f"
-"""Stand for the end of a document, and for a cut within it. Texts that hold one of them are
-tokenized one by one, the slow way."""
+"""Marks for the end of a document and for a split within it. Texts that contain one of them are
+encoded one by one on the slow path."""
 BATCH = 256 << 10
-"""Characters that are tokenized at once: what fits into a core's own cache is fastest."""
+"""Characters encoded by one call: text that fits into a core's private cache is fastest."""
 
 NARROW_SPACES = "\t\n\x0b\x0c\r "
 WIDE_SPACES = "\x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B)))
 WIDE_SPACES += "\u2028\u2029\u202f\u205f\u3000"
 SPACES = NARROW_SPACES + WIDE_SPACES
 WIDE_SPACE = re.compile(f"[{WIDE_SPACES}]")
-"""A space of more than one byte."""
+"""Matches a space of more than one byte."""
 
 SPACE, LAST, WORD = 1, 2, 4
-"""Kinds of characters, each a bit: a space; one that may be the last of several, and go with the
-word after it; what a word begins with."""
+"""Kinds of characters as bits: a space; a space that may be the last of several and belong to the
+next word; the first character of a word."""
 
 
 class Inexact(Exception):
-    """Why a tokenizer cannot be converted with the same ids."""
+    """A tokenizer cannot be converted with equal ids; the message is the reason."""
 
 
 class FastBpe:
@@ -64,8 +65,8 @@ class FastBpe:
         assert r"|\s+(?!\S)|\s+" in pattern
         marked = pattern.replace(r"[^\s\p{L}\p{N}]", rf"[^\s\p{{L}}\p{{N}}{END}{CUT}]")
         marked = f"[{END}{CUT}]|" + marked.replace(r"\s+(?!\S)|", "")
-        # tiktoken gives ids as an array only after a search for special tokens. One that no text
-        # holds is found nowhere in no time; if there were none, nothing would be found everywhere.
+        # tiktoken returns ids as an array only after a search for special tokens. A token that no
+        # text contains is searched for quickly; an empty set would match at every position.
         self._encoding = tiktoken.Encoding(
             "headrace",
             pat_str=marked,
@@ -79,14 +80,14 @@ class FastBpe:
         self._kinds[ord(END)] = 0
         if PATTERNS[pattern]:
             self._kinds[[ord("\r"), ord("\n")]] = SPACE
-        # Of bytes: those beyond ASCII are parts of characters, and of no space in texts that have
-        # narrow ones alone.
+        # By byte: bytes beyond ASCII are parts of characters, and not of spaces in texts that have
+        # only narrow spaces.
         self._narrow = self._kinds[:128].tobytes() + bytes([WORD]) * 128
 
     def encode(
         self, texts: Sequence[str], end: int
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """The ids of all texts, each with `end` after it, and where each text ends in them."""
+        """Return the ids of all texts, each followed by `end`, and the end of each text in them."""
         joined = END.join([*texts, ""])
         marked = self._mark(joined)
         ranks = self._encoding.encode_to_numpy(marked, disallowed_special=())
@@ -98,7 +99,7 @@ class FastBpe:
         return ids, ends + 1
 
     def _mark(self, text: str) -> str:
-        """The text with a cut before each last one of several spaces that a word follows."""
+        """Insert CUT before the last of several spaces if a word follows."""
         encoding, data = "utf-8", text.encode()
         units: npt.NDArray[Any] = np.frombuffer(data, np.uint8)
         if len(data) > len(text) and WIDE_SPACE.search(text):
@@ -107,14 +108,14 @@ class FastBpe:
             kinds = self._kinds[np.minimum(units, len(self._kinds) - 1)]
         else:
             kinds = np.frombuffer(data.translate(self._narrow), np.uint8)
-        # Where a character is the first of these kinds, the next one the second, and so on.
+        # Positions where three consecutive characters are SPACE, LAST and WORD.
         places = kinds[:-2] & (kinds[1:-1] >> 1) & (kinds[2:] >> 2) & 1
         cuts = np.flatnonzero(places.view(bool)) + 1
         return np.insert(units, cuts, ord(CUT)).tobytes().decode(encoding) if len(cuts) else text
 
 
 def convert(tokenizer: dict[str, Any]) -> FastBpe:
-    """The fast form of a tokenizer, given as the content of its JSON; Inexact, if there is none."""
+    """Convert a tokenizer, given as the content of its JSON; raises Inexact if ids may differ."""
     model = tokenizer["model"]
     if model.get("type", "BPE") != "BPE":
         raise Inexact(f"its model is {model['type']}, not BPE")
@@ -134,27 +135,27 @@ def convert(tokenizer: dict[str, Any]) -> FastBpe:
 
 
 def _pattern(pre: dict[str, Any] | None) -> str:
-    """The pattern that cuts texts into words, if it is one of those that are known."""
+    """Return the pattern that splits texts into words, if it is supported."""
     if pre is not None and pre["type"] == "ByteLevel" and pre.get("use_regex", True):
         if pre.get("add_prefix_space"):
             raise Inexact("it adds a space before each text")
         return GPT2
     steps = (pre or {}).get("pretokenizers", [])
     if [step["type"] for step in steps] != ["Split", "ByteLevel"]:
-        raise Inexact("its pre-tokenizer is none of those that are known")
+        raise Inexact("its pre-tokenizer is not supported")
     split, level = steps
     if level.get("use_regex", True) or level.get("add_prefix_space"):
-        raise Inexact("its pre-tokenizer cuts texts twice, or adds a space before them")
+        raise Inexact("its pre-tokenizer splits texts twice, or adds a space before them")
     pattern = split["pattern"].get("Regex", "")
     if pattern not in PATTERNS or split["behavior"] != "Isolated" or split.get("invert"):
-        raise Inexact("its pre-tokenizer's pattern is none of those that are known")
+        raise Inexact("its pre-tokenizer's pattern is not supported")
     return str(pattern)
 
 
 def _ranks(
     model: dict[str, Any], added: Set[str]
 ) -> tuple[dict[bytes, int], npt.NDArray[np.uint32]]:
-    """Each token's bytes and rank, and the id of each rank."""
+    """Return the rank of each token's bytes, and the id of each rank."""
     vocabulary: dict[str, int] = model["vocab"]
     letters = byte_letters()
     octets = {letter: byte for byte, letter in letters.items()}
@@ -164,8 +165,8 @@ def _ranks(
     ids = [vocabulary[letters[byte]] for byte in range(256)]
     listed: dict[bytes, dict[tuple[bytes, bytes], int]] = {}
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-    if strange := set().union(*map("".join, merges)) - octets.keys():
-        raise Inexact(f"its merges have the letter {min(strange)!r}, which stands for no byte")
+    if unknown := set().union(*map("".join, merges)) - octets.keys():
+        raise Inexact(f"its merges have the letter {min(unknown)!r}, which encodes no byte")
     spelling = str.maketrans({letter: chr(byte) for letter, byte in octets.items()})
     for rank, (left, right) in enumerate(merges):
         first, second = (part.translate(spelling).encode("latin-1") for part in (left, right))
@@ -181,14 +182,16 @@ def _ranks(
             raise Inexact(f"its merges into {whole!r} are not listed together")
         last = rank
     if model.get("ignore_merges"):
-        for token in vocabulary.keys() - added:  # those are marks to whoever asks (see `spelled`)
+        for token in (
+            vocabulary.keys() - added
+        ):  # added tokens are marks of the caller (see `spelled`)
             if all(c in octets for c in token) and bytes(octets[c] for c in token) not in ranks:
-                raise Inexact(f"its token {token!r} is made by no merge")
+                raise Inexact(f"its token {token!r} is produced by no merge")
     return ranks, np.array(ids, np.uint32)
 
 
 def _made(whole: bytes, pairs: Mapping[tuple[bytes, bytes], int], ranks: dict[bytes, int]) -> int:
-    """The rank of the pair with which a token's bytes, taken alone, end. It has to be listed."""
+    """Return the rank of the last pair joined when a token's bytes are encoded alone."""
     none = len(ranks)
     cuts = list(range(len(whole) + 1))
     joins = [ranks.get(whole[k : k + 2], none) for k in cuts[:-2]]
@@ -201,12 +204,12 @@ def _made(whole: bytes, pairs: Mapping[tuple[bytes, bytes], int], ranks: dict[by
             joins[at] = ranks.get(whole[cuts[at] : cuts[at + 2]], none)
     rank = pairs.get((whole[: cuts[1]], whole[cuts[1] :])) if len(joins) == 1 else None
     if rank is None:
-        raise Inexact(f"its merges never make the token {whole!r} the way that they say")
+        raise Inexact(f"its merges never produce the token {whole!r} by a listed pair")
     return rank
 
 
 def spelled(token: str) -> str | None:
-    """The text that a token of a byte-level vocabulary stands for, if it stands for any."""
+    """Return the text of a token of a byte-level vocabulary, or None if it is not valid UTF-8."""
     octets = {letter: byte for byte, letter in byte_letters().items()}
     if any(letter not in octets for letter in token):
         return None
@@ -217,8 +220,8 @@ def spelled(token: str) -> str | None:
 
 
 def byte_letters() -> dict[int, str]:
-    """The letter by which byte-level tokenizers write each byte: itself where it can be printed,
-    else the next one from U+0100 on."""
+    """Return the letter that byte-level vocabularies use for each byte: the byte's own character if
+    it is printable, else the next one from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {

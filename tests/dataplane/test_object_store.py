@@ -1,4 +1,4 @@
-"""Training rows from s3://, through a server that speaks it."""
+"""Training rows from s3://, served by a local S3 server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     fsspec.get_filesystem_class("s3").clear_instance_cache()
     reset = urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")
-    urllib.request.urlopen(reset).close()  # what it holds outlives a server
+    urllib.request.urlopen(reset).close()  # the state outlives one server
     fsspec.filesystem("s3").mkdir("rows")
     yield "s3://rows"
     server.stop()
@@ -58,7 +58,7 @@ def digests(loader: Loader) -> list[bytes]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_rows_from_a_bucket_are_the_local_ones(bucket: str, tmp_path: Path, workers: int) -> None:
+def test_rows_from_a_bucket_equal_local_ones(bucket: str, tmp_path: Path, workers: int) -> None:
     write_dataset(f"{bucket}/web", DOCUMENTS)
     write_dataset(str(tmp_path / "local"), DOCUMENTS)
     expected = digests(Loader(plan_over(str(tmp_path / "local")), micro_batch=4))
@@ -73,29 +73,29 @@ def test_rows_from_a_bucket_are_the_local_ones(bucket: str, tmp_path: Path, work
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("harm", ["flip", "truncate", "append", "remove"])
-def test_a_damaged_object_is_named(bucket: str, tmp_path: Path, harm: str, workers: int) -> None:
+@pytest.mark.parametrize("damage", ["flip", "truncate", "append", "remove"])
+def test_a_damaged_object_is_named(bucket: str, tmp_path: Path, damage: str, workers: int) -> None:
     write_dataset(f"{bucket}/web", DOCUMENTS)
     plan = plan_over(f"{bucket}/web")
     name = Dataset(f"{bucket}/web").shards[1].name
     where = storage.join(bucket, "web", name)
     data = bytearray(storage.read(where))
     data[len(data) // 2] ^= 1
-    if harm == "flip":
+    if damage == "flip":
         storage.write(where, bytes(data))
-    elif harm == "truncate":
+    elif damage == "truncate":
         storage.write(where, bytes(data[: len(data) // 2]))
-    elif harm == "append":
+    elif damage == "append":
         data[len(data) // 2] ^= 1
         storage.write(where, bytes(data) + b"x")
     else:
         storage.delete(where)
-    kind = StorageError if harm == "remove" else IntegrityError
+    kind = StorageError if damage == "remove" else IntegrityError
     with pytest.raises(kind, match=name):
         digests(Loader(plan, micro_batch=4, workers=workers, cache=Cache(tmp_path / "cache")))
 
 
-def test_a_wrong_secret_says_so(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_secret_is_named(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StorageError) as caught:
         storage.read("s3://another/file")
     assert "s3://another/file" in str(caught.value)

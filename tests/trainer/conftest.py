@@ -36,7 +36,7 @@ LAYOUTS = Path(__file__).with_name("layouts.py")
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Callable[[int], Ranks]]:
-    """Pools of so many processes, that do what layouts.py says."""
+    """Pools of processes that run the tasks of layouts.py."""
     with contextlib.ExitStack() as stack:
 
         @functools.cache
@@ -50,7 +50,7 @@ def ranks() -> Iterator[Callable[[int], Ranks]]:
 
 @pytest.fixture
 def in_processes(tmp_path: Path, ranks: Callable[[int], Ranks]) -> Callable[..., Any]:
-    """Run a task of layouts.py on several processes, and return what rank 0 says."""
+    """Run a task of layouts.py on several ranks and return the result of rank 0."""
 
     def run(processes: int, task: str, folder: Path | None = None, **arguments: Any) -> Any:
         return ranks(processes).run(task, folder or tmp_path, **arguments)[0]
@@ -60,14 +60,14 @@ def in_processes(tmp_path: Path, ranks: Callable[[int], Ranks]) -> Callable[...,
 
 @pytest.fixture(scope="session")
 def parallel() -> Iterator[Parallel]:
-    """This process as a group of one."""
+    """This process as the only rank."""
     group.initialise("gloo", timedelta(minutes=5))
     yield join(LayoutConfig(), "cpu", timedelta(minutes=5))
     dist.destroy_process_group()
 
 
 class Trainer:
-    """The command, with a tiny model, FSDP2 (which starts fast) and random rows."""
+    """The command with a tiny model, FSDP2 (which starts fast) and synthetic rows."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -83,7 +83,7 @@ class Trainer:
         ]
 
     def run(self, *words: str, out: Path | None = None, code: int | None = 0) -> str:
-        """The command's stderr."""
+        """Run the command and return its stderr."""
         done = subprocess.run(
             self.command(*words, out=out), capture_output=True, text=True, timeout=580
         )
@@ -91,7 +91,7 @@ class Trainer:
         return done.stderr
 
     def start(self, *words: str, out: Path | None = None) -> subprocess.Popen[bytes]:
-        """In a process group of its own, so that all of it can be killed."""
+        """Start the command in its own process group, so that all of it can be killed."""
         with (self.folder / "started.log").open("wb") as log:
             return subprocess.Popen(
                 self.command(*words, out=out), stdout=log, stderr=log, start_new_session=True
@@ -113,7 +113,7 @@ def trainer(tmp_path: Path) -> Trainer:
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """The folder of a run that nothing disturbed, on so many processes: each is made once."""
+    """Return the folder of an undisturbed run on so many ranks; each is trained once."""
 
     @functools.cache
     def run(processes: int) -> Path:
@@ -126,7 +126,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Callable[..., Job]:
-    """Resolves a run of random rows."""
+    """Resolve a run of synthetic rows."""
 
     def ask(*overrides: str, out: Path | None = None, **more: Any) -> Job:
         words = ["synthetic.steps=6", "synthetic.batch_rows=4", "synthetic.seq_len=16"]
@@ -138,7 +138,7 @@ def ask(tmp_path: Path) -> Callable[..., Job]:
 
 @pytest.fixture
 def checkpoint_of(tmp_path: Path, parallel: Parallel) -> Callable[..., RunFolder]:
-    """Saves a model in a run's folder, as a run of one process would."""
+    """Save a model in a run's folder, as a run of one rank does."""
 
     def save(model: Model, step: int = 3, *, url: str | None = None) -> RunFolder:
         folder = RunFolder(tmp_path / "run")

@@ -8,13 +8,13 @@ from click.testing import CliRunner
 from headrace.trainer.cli import main
 
 
-def test_a_run_takes_a_step_at_least() -> None:
+def test_stop_after_must_be_positive() -> None:
     for command in (["run"], ["resume", "nowhere"]):
         result = CliRunner().invoke(main, [*command, "--stop-after", "0"])
         assert result.exit_code == 2 and "x>=1" in result.output
 
 
-def test_a_resume_takes_the_number_of_processes_as_a_start_does(ask: Any) -> None:
+def test_resume_takes_processes_as_run_does(ask: Any) -> None:
     job = ask()
     job.folder.prepare()
     job.save()

@@ -1,4 +1,4 @@
-"""The step loop with FSDP2 and random rows needs torch and what torch itself needs: no more."""
+"""The step loop with FSDP2 and synthetic rows needs torch and its own dependencies alone."""
 
 from __future__ import annotations
 

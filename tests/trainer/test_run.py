@@ -1,4 +1,4 @@
-"""The command, from outside: starts, restarts, resumes, and what it refuses."""
+"""The command from outside: starts, restarts, resumes, rejected starts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def files(folder: Path) -> set[str]:
 
 
 def leave_as_if_killed_at_the_end(run: Path) -> None:
-    """After the last step, before what follows it: nothing is deleted, said or drawn yet."""
+    """Kill the run after its last step, before it prunes, prints and writes the report."""
     events = (run / "events.jsonl").read_text().splitlines(keepends=True)
     (run / "events.jsonl").write_text("".join(events[:-1]))
     (run / "report.html").unlink()
@@ -44,8 +44,8 @@ def leave_as_if_killed_at_the_end(run: Path) -> None:
     (checkpoints / f".{store.name(1)}.deleted.tmp" / store.TENSORS).mkdir(parents=True)
 
 
-def test_an_interrupted_run_ends_as_one_that_never_was(trainer: Any, whole: Any) -> None:
-    """Two processes; stopped by itself half-way; `resume` goes on, given the folder alone."""
+def test_an_interrupted_run_equals_an_undisturbed_one(trainer: Any, whole: Any) -> None:
+    """Two ranks; stopped half-way by --stop-after; `resume` needs the folder alone."""
     stderr = trainer.run("--processes", "2", "--stop-after", "3", code=85)
     assert "saved at step 3 of 6; the same command resumes it" in stderr
     command = [sys.executable, "-m", "headrace.trainer.cli", "resume", str(trainer.out), "--json"]
@@ -67,7 +67,7 @@ def test_an_interrupted_run_ends_as_one_that_never_was(trainer: Any, whole: Any)
 
 
 @pytest.mark.slow
-def test_another_layout_goes_on_with_the_same_rows(trainer: Any, whole: Any) -> None:
+def test_another_layout_resumes_with_the_same_rows(trainer: Any, whole: Any) -> None:
     trainer.run("--processes", "2", "--stop-after", "4", code=85)
     trainer.run("engine.kind=deepspeed", "engine.zero=2")
     assert trainer.lines("ledger.jsonl") == trainer.lines("ledger.jsonl", whole(1))
@@ -76,7 +76,7 @@ def test_another_layout_goes_on_with_the_same_rows(trainer: Any, whole: Any) -> 
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_it_loses_at_most_what_follows_the_checkpoint(
+def test_a_killed_run_loses_at_most_the_steps_since_its_checkpoint(
     trainer: Any, tmp_path: Path
 ) -> None:
     whole = tmp_path / "whole"
@@ -103,14 +103,14 @@ def asked_to_make_room(trainer: Any, process: Any, number: signal.Signals) -> No
     assert store.step_of(saved) == steps_taken(trainer.out / "ledger.jsonl")
 
 
-def test_asked_to_make_room_it_saves(trainer: Any) -> None:
+def test_sigterm_saves_and_stops(trainer: Any) -> None:
     process = trainer.start("synthetic.steps=1000000", "checkpoints.every=100000")
     asked_to_make_room(trainer, process, signal.SIGTERM)
 
 
 @pytest.mark.slow
-def test_a_resume_comes_to_the_same_conclusions_about_spikes(trainer: Any, tmp_path: Path) -> None:
-    """With a bound of nothing every second loss is a spike, and the weights go back."""
+def test_a_resume_detects_the_same_spikes(trainer: Any, tmp_path: Path) -> None:
+    """With a bound of 0 every second loss is a spike, and the weights are rolled back."""
     more = ["synthetic.steps=16", "checkpoints.every=5", "watch.spike=rollback"]
     more += ["watch.spike_bound=0", "watch.spike_window=8", "watch.rollbacks=9"]
     whole = tmp_path / "whole"
@@ -127,7 +127,7 @@ def test_a_resume_comes_to_the_same_conclusions_about_spikes(trainer: Any, tmp_p
     assert trainer.losses() == trainer.losses(whole)
     told = [event for event in trainer.lines("events.jsonl") if event["event"] == "spike"]
     assert told and "rows" in told[0]["where"]
-    assert "Steps left out" in (trainer.out / "report.html").read_text()
+    assert "Skipped steps" in (trainer.out / "report.html").read_text()
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_two_runs_do_not_share_a_folder(trainer: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_named_and_passed_over_only_if_asked(trainer: Any) -> None:
+def test_a_damaged_checkpoint_is_named_and_skipped_only_with_fallback(trainer: Any) -> None:
     trainer.run("--stop-after", "5", code=85)
     newest = store.committed(trainer.out / "checkpoints")[-1]
     (place,) = (newest / "tensors").glob("*.distcp")
@@ -158,7 +158,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over_only_if_asked(trainer: An
 
 
 @pytest.mark.slow
-def test_weights_of_another_run_begin_a_new_one(trainer: Any, whole: Any) -> None:
+def test_weights_of_another_run_initialise_a_new_one(trainer: Any, whole: Any) -> None:
     other = whole(1)
     trainer.run("--stop-after", "1", f"init_from.path={other}", code=85)
     start = trainer.lines("events.jsonl")[0]
@@ -168,7 +168,7 @@ def test_weights_of_another_run_begin_a_new_one(trainer: Any, whole: Any) -> Non
 
 
 @pytest.mark.slow
-def test_under_torchrun_it_joins(trainer: Any, whole: Any) -> None:
+def test_the_command_joins_torchrun(trainer: Any, whole: Any) -> None:
     rank = trainer.command()[1:]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     done = subprocess.run(
@@ -180,7 +180,7 @@ def test_under_torchrun_it_joins(trainer: Any, whole: Any) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_killed_ten_times_it_ends_the_same(trainer: Any, tmp_path: Path) -> None:
+def test_a_run_killed_ten_times_equals_an_undisturbed_one(trainer: Any, tmp_path: Path) -> None:
     import random
 
     whole = tmp_path / "whole"

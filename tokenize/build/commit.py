@@ -22,7 +22,7 @@ from ...dataplane.datasets import manifest
 from ...dataplane.datasets.manifest import Manifest, Shard
 from ...dataplane.shards import shard_format
 from ...dataplane.storage import storage
-from ...dataplane.tokenizers import Tokenizer
+from ...dataplane.tokenizers import Tokenizer, module_of
 from ..files.input_file import File
 from .settings import BuildJob, dataset_url
 from .task_state import TaskState
@@ -154,5 +154,5 @@ def _save_named(url: str, kind: str, data: bytes) -> str:
 
 
 def _versions(job: BuildJob) -> dict[str, str]:
-    names = ["pyarrow", *(["tokenizers", "tiktoken"] if job.tokenizer.kind == "bpe" else [])]
+    names = ["pyarrow", *module_of(job.tokenizer.kind).PACKAGES]
     return {"headrace": __version__, **{name: version(name) for name in names}}

@@ -31,7 +31,7 @@ def existing(job: BuildJob, output: str, tokenizer: Tokenizer) -> Manifest:
         format=job.format,
         dtype=id_type(tokenizer.info.vocab_size),
         tokenizer=tokenizer.info,
-        weights=tokenizer.palette,
+        weights=tokenizer.weight_table,
         settings=settings,
     )
     if not storage.exists(storage.join(url, manifest.NAME)):

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from ...console.errors import RunError, UserError
-from ...console.signals import deaf
+from ...console.signals import sigint_blocked
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -31,7 +31,7 @@ def run_local(
         for _ in range(min(workers, len(tasks))):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, function), daemon=True)
-            with deaf():
+            with sigint_blocked():
                 process.start()
             theirs.close()
             running[ours] = process

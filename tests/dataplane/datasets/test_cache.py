@@ -69,7 +69,7 @@ def digests(loader: Loader) -> list[bytes]:
     return [digest for step in loader for batch in step for digest in batch.digests]
 
 
-def test_remote_rows_are_the_local_ones(remote: str, tmp_path: Path) -> None:
+def test_remote_rows_equal_local_ones(remote: str, tmp_path: Path) -> None:
     local = str(tmp_path / "local")
     write_dataset(local, random_documents(5, 400))
     cache = Cache(tmp_path / "cache")
@@ -90,7 +90,7 @@ def test_every_byte_is_fetched_once(remote: str, tmp_path: Path) -> None:
     assert again.fetched_bytes == 0
 
 
-def test_chunks_side_by_side_are_one_request(remote: str, tmp_path: Path) -> None:
+def test_adjacent_chunks_take_one_request(remote: str, tmp_path: Path) -> None:
     shard = max(Dataset(remote).shards, key=lambda shard: shard.size)
     cache = Cache(tmp_path / "cache")
     third = chunk(cache, remote, shard, 2)
@@ -103,7 +103,7 @@ def test_chunks_side_by_side_are_one_request(remote: str, tmp_path: Path) -> Non
     assert cache.requests == 3
 
 
-def test_a_folder_that_is_deleted_meanwhile_is_made_again(
+def test_a_folder_deleted_during_use_is_created_again(
     remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.dataplane.loader.loader.GROUP_BYTES", 1)  # step by step
@@ -118,7 +118,9 @@ def test_a_folder_that_is_deleted_meanwhile_is_made_again(
     assert recorded(cache) == held(cache)
 
 
-def test_a_full_disk_says_so(remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error(
+    remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shard = Dataset(remote).shards[0]
     cache = Cache(tmp_path / "cache")
     chunk(cache, remote, shard, 0)
@@ -137,7 +139,7 @@ def test_a_full_disk_says_so(remote: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert not list(cache.folder.root.glob("*/.*"))
 
 
-def test_the_bound_is_never_passed(remote: str, tmp_path: Path, small_chunks: int) -> None:
+def test_the_bound_is_never_exceeded(remote: str, tmp_path: Path, small_chunks: int) -> None:
     bound = 12 * small_chunks
     cache = Cache(tmp_path / "cache", max_bytes=bound)
     expected = digests(Loader(plan_over(remote), micro_batch=4, cache=Cache(tmp_path / "large")))
@@ -150,7 +152,9 @@ def test_the_bound_is_never_passed(remote: str, tmp_path: Path, small_chunks: in
     assert recorded(cache) == held(cache)
 
 
-def test_what_is_wanted_soonest_stays(remote: str, tmp_path: Path, small_chunks: int) -> None:
+def test_chunks_needed_soonest_are_evicted_last(
+    remote: str, tmp_path: Path, small_chunks: int
+) -> None:
     dataset = Dataset(remote)
     shard = max(dataset.shards, key=lambda shard: shard.size)
     cache = Cache(tmp_path / "cache", max_bytes=4 * small_chunks)
@@ -158,10 +162,10 @@ def test_what_is_wanted_soonest_stays(remote: str, tmp_path: Path, small_chunks:
         chunk(cache, remote, shard, number)
     wanted = {(shard.hash, 0): 9, (shard.hash, 1): 3, (shard.hash, 3): 5}
     cache.folder.wanted.append(wanted)
-    chunk(cache, remote, shard, 4)  # 2 is wanted by nobody
+    chunk(cache, remote, shard, 4)  # nobody waits for 2
     assert kept(cache, shard) == {0, 1, 3, 4}
     wanted[shard.hash, 4] = 4
-    chunk(cache, remote, shard, 5)  # 0 is wanted last
+    chunk(cache, remote, shard, 5)  # 0 is needed last
     assert kept(cache, shard) == {1, 3, 4, 5}
 
 
@@ -189,7 +193,7 @@ def test_a_damaged_object_is_named_and_not_kept(tmp_path: Path, small_chunks: in
 
 @pytest.mark.parametrize("size", [2 * 4096, 2 * 4096 + 1, 5])
 def test_an_object_that_has_grown_is_named(small_chunks: int, tmp_path: Path, size: int) -> None:
-    """Also where its bytes fill their chunks."""
+    """Also if the size is a multiple of the chunk size."""
     url, data = f"memory://grown-{os.urandom(4).hex()}", os.urandom(size)
     hasher = ChunkHasher()
     hasher.update(data)
@@ -201,12 +205,12 @@ def test_an_object_that_has_grown_is_named(small_chunks: int, tmp_path: Path, si
     assert b"".join(map(bytes, good.chunks(url, shard, 0, last))) == data
     assert good.fetched_bytes == size
     storage.write(f"{url}/x.arrow", data + b"x")
-    with pytest.raises(IntegrityError, match=r"x\.arrow has more than"):
+    with pytest.raises(IntegrityError, match=r"x\.arrow has more bytes than"):
         Cache(tmp_path / "grown").chunks(url, shard, 0, last)
 
 
-def test_what_lies_on_a_disk_is_not_copied(remote: str, tmp_path: Path) -> None:
-    """Of a mixture that has remote sources, too."""
+def test_local_shards_are_not_cached(remote: str, tmp_path: Path) -> None:
+    """In a mixture that also has remote sources."""
     local = str(tmp_path / "local")
     write_dataset(local, random_documents(6, 400))
     plan = plan_of(
@@ -229,7 +233,7 @@ def test_what_lies_on_a_disk_is_not_copied(remote: str, tmp_path: Path) -> None:
     assert kept <= {shard.hash for shard in Dataset(remote).shards}
 
 
-def test_a_folder_of_somebody_else_is_refused(remote: str, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(remote: str, tmp_path: Path) -> None:
     mine = tmp_path / "thesis.tex"
     mine.write_text("years of work")
     with pytest.raises(ConfigError, match="not a headrace cache"):
@@ -260,7 +264,7 @@ for shard in Dataset(url, cache=cache).shards:
 print(cache.fetched_bytes)
 """
 
-CROSSED_TURNS = """
+CROSSED_FETCHES = """
 import sys, threading, time
 from pathlib import Path
 from headrace.dataplane.datasets.cache import Cache
@@ -269,13 +273,13 @@ from headrace.dataplane.datasets.manifest import Shard
 folder, number = Path(sys.argv[1]), int(sys.argv[2])
 cache = Cache(folder / "cache")
 shard = Shard(name="x", size=0, documents=0, tokens=0, hash="0" * 64, chunks=b"")
-with cache._turn(shard, number, number + 1):
+with cache._fetching(shard, number, number + 1):
     (folder / f"ready-{number}").touch()
     while not (folder / f"ready-{1 - number}").exists():
         time.sleep(0.01)
 
     def wait():
-        with cache._turn(shard, 1 - number, 2 - number):
+        with cache._fetching(shard, 1 - number, 2 - number):
             pass
 
     thread = threading.Thread(target=wait)
@@ -292,7 +296,7 @@ from headrace.dataplane.datasets.cache import Cache
 
 folder = Path(sys.argv[1])
 cache = Cache(folder)
-cache.folder.turns
+cache.folder.lock_file
 with cache.folder.locked():
     (next(folder.glob("*/")) / ".0.0123abcd").write_bytes(b"half")
     print("held", flush=True)
@@ -309,7 +313,7 @@ def test_several_processes_fetch_a_chunk_once(tmp_path: Path) -> None:
     home = tmp_path / "home"
     write_dataset(str(home), random_documents(5, 200))
     folder = tmp_path / "cache"
-    # fsspec's own name for a disk, which takes the path of remote files.
+    # fsspec's own scheme for local disks, which is handled like a remote store.
     jobs = [start(FETCH_ALL, f"local://{home}", folder) for _ in range(3)]
     fetched = [int(job.communicate(timeout=300)[0]) for job in jobs]
     cache = Cache(folder)
@@ -317,7 +321,7 @@ def test_several_processes_fetch_a_chunk_once(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_blocks_nobody(remote: str, tmp_path: Path) -> None:
-    """Killed with the lock held and the size marked unknown: the next one counts again."""
+    """Killed with the lock held and the size marked unknown: the next process counts again."""
     cache = Cache(tmp_path / "cache")
     shard = Dataset(remote).shards[0]
     chunk(cache, remote, shard, 0)
@@ -332,7 +336,7 @@ def test_a_killed_process_blocks_nobody(remote: str, tmp_path: Path) -> None:
     assert not list(again.folder.root.glob("*/.*"))
 
 
-def test_a_chunk_that_rots_on_the_disk_is_fetched_again(remote: str, tmp_path: Path) -> None:
+def test_a_chunk_damaged_on_the_disk_is_fetched_again(remote: str, tmp_path: Path) -> None:
     expected = digests(Loader(plan_over(remote), micro_batch=4, cache=Cache(tmp_path / "cache")))
     cache = Cache(tmp_path / "cache")
     for path in cache.folder.root.glob("*/[0-9]*"):
@@ -353,9 +357,9 @@ def test_reading_holds_no_file_open(remote: str, tmp_path: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + prefetching.THREADS
 
 
-def test_threads_of_two_processes_that_wait_for_each_other(tmp_path: Path) -> None:
-    """Two processes, each holding a byte that a thread of the other waits for: no deadlock."""
-    jobs = [start(CROSSED_TURNS, tmp_path, str(number)) for number in range(2)]
+def test_threads_of_two_processes_do_not_deadlock(tmp_path: Path) -> None:
+    """Each process holds a byte that a thread of the other waits for."""
+    jobs = [start(CROSSED_FETCHES, tmp_path, str(number)) for number in range(2)]
     assert [job.communicate(timeout=300)[0] for job in jobs] == ["done\n", "done\n"]
 
 

@@ -30,7 +30,7 @@ def corpus(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @given(st.integers(0, len(FLAT) - 1), st.integers(1, 3000))
 @settings(max_examples=150)
-def test_any_span_is_that_of_the_documents_side_by_side(
+def test_any_span_equals_that_of_the_documents_in_order(
     corpus: Dataset, start: int, length: int
 ) -> None:
     end = min(start + length, len(FLAT))
@@ -63,13 +63,13 @@ def test_origins_over_shards_and_generations(corpus: Dataset) -> None:
     assert {origin.file for origin in found} == {"corpus-0.txt", "corpus-90.txt"}
 
 
-def test_earlier_generations_are_a_dataset_of_their_own(corpus: Dataset) -> None:
+def test_earlier_generations_form_a_dataset(corpus: Dataset) -> None:
     first = Dataset(corpus.url, generations=1)
     assert first.shard_documents[-1] == 90
     assert first.hash == corpus.manifest.generations[0].hash != corpus.hash
 
 
-def test_a_plan_opens_the_dataset_that_it_names(dataset: Callable[..., str]) -> None:
+def test_open_pinned_refuses_another_dataset(dataset: Callable[..., str]) -> None:
     url = dataset("web")
     hash = manifests.load(url).hash
     assert open_pinned(url, hash=hash, generations=1, name="web").hash == hash
@@ -79,7 +79,7 @@ def test_a_plan_opens_the_dataset_that_it_names(dataset: Callable[..., str]) -> 
         open_pinned(url, hash=hash, generations=2, name="web")
 
 
-def test_a_shard_that_counts_otherwise_than_its_table_is_refused(tmp_path: Path) -> None:
+def test_a_shard_whose_counts_differ_from_its_table_is_refused(tmp_path: Path) -> None:
     url = str(tmp_path / "lies")
     manifest = write_dataset(url, DOCUMENTS[:20])
     shards = manifests.load_table(url, manifest.generations[0])
@@ -90,8 +90,10 @@ def test_a_shard_that_counts_otherwise_than_its_table_is_refused(tmp_path: Path)
         dataset.open_shard(0)
 
 
-def test_only_so_many_shards_stay_open(corpus: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all datasets of a reader together."""
+def test_the_number_of_open_shards_is_limited(
+    corpus: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over all datasets of a reader."""
     monkeypatch.setattr("headrace.dataplane.datasets.open_shard.OPEN_SHARDS", 3)
     together = OpenShards()
     first, second = (Dataset(corpus.url, open_shards=together) for _ in range(2))

@@ -25,7 +25,7 @@ def test_round_trip_and_totals(dataset: Callable[..., str]) -> None:
     assert manifests.load(url) == manifest
 
 
-def test_a_generation_is_appended_and_the_ones_before_keep_their_hash(tmp_path: Path) -> None:
+def test_earlier_generations_keep_their_hash(tmp_path: Path) -> None:
     url = str(tmp_path / "d")
     first = write_dataset(url, random_documents(1, 30))
     second = write_dataset(url, random_documents(2, 30))
@@ -51,7 +51,7 @@ def test_no_dataset(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "harm",
+    "change",
     [
         lambda data: data["generations"][0].update(tokens=1),
         lambda data: data["tokenizer"].update(vocab_size=9),
@@ -59,17 +59,17 @@ def test_no_dataset(tmp_path: Path) -> None:
         lambda data: data.pop("settings"),
     ],
 )
-def test_any_changed_word_is_noticed(dataset: Callable[..., str], harm: Callable) -> None:  # type: ignore[type-arg]
+def test_any_changed_value_is_detected(dataset: Callable[..., str], change: Callable) -> None:  # type: ignore[type-arg]
     url = dataset("web")
     file = Path(url, "manifest.json")
     data = json.loads(file.read_text())
-    harm(data)
+    change(data)
     file.write_text(json.dumps(data))
     with pytest.raises(IntegrityError):
         manifests.load(url)
 
 
-def test_half_a_manifest_and_a_newer_one(dataset: Callable[..., str]) -> None:
+def test_an_incomplete_or_newer_manifest_is_refused(dataset: Callable[..., str]) -> None:
     url = dataset("web")
     file = Path(url, "manifest.json")
     whole = file.read_text()
@@ -81,29 +81,29 @@ def test_half_a_manifest_and_a_newer_one(dataset: Callable[..., str]) -> None:
         manifests.load(url)
 
 
-def test_a_changed_table_is_noticed(dataset: Callable[..., str]) -> None:
+def test_a_changed_table_is_detected(dataset: Callable[..., str]) -> None:
     url = dataset("web")
     generation = manifests.load(url).generations[0]
     Path(url, generation.table).write_bytes(b"x")
-    with pytest.raises(IntegrityError, match="not the table"):
+    with pytest.raises(IntegrityError, match="does not match the hash"):
         manifests.load_table(url, generation)
 
 
 @given(st.lists(st.integers(0, 3 * CHUNK_BYTES // 2), max_size=6))
-def test_chunk_hashes_do_not_depend_on_how_the_file_was_written(sizes: list[int]) -> None:
+def test_chunk_hashes_do_not_depend_on_the_sizes_of_writes(sizes: list[int]) -> None:
     data = bytes(range(256)) * (sum(sizes) // 256 + 1)
     data = data[: sum(sizes)]
-    pieces, whole = ChunkHasher(), ChunkHasher()
+    parts, whole = ChunkHasher(), ChunkHasher()
     at = 0
     for size in sizes:
-        pieces.update(data[at : at + size])
+        parts.update(data[at : at + size])
         at += size
     whole.update(data)
-    assert pieces.finish() == whole.finish()
+    assert parts.finish() == whole.finish()
     assert len(whole.finish()[0]) == 32 * -(-len(data) // CHUNK_BYTES)
 
 
-def test_the_settings_are_not_the_tokens(dataset: Callable[..., str]) -> None:
-    """What a build was told besides does not change what its tokens are called."""
+def test_settings_do_not_change_the_hash(dataset: Callable[..., str]) -> None:
+    """Settings of a build that do not decide tokens are not in the hash."""
     manifest = manifests.load(dataset("web"))
     assert replace(manifest, settings={"note": 1}).hash == manifest.hash

@@ -1,4 +1,4 @@
-"""What happens to a local shard while it is read. (What was damaged before: test_loader.py.)"""
+"""Local shards that change while they are read. (Shards damaged before: test_loader.py.)"""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Reading = tuple[Iterator[list[Batch]], list[Path]]
 
 @pytest.fixture
 def reading(dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Reading:
-    """A loader that goes on through one small source for long, and the source's shards, of which
-    it has read every chunk."""
+    """A loader in the middle of many epochs of a small source, and the source's shards, of which
+    every chunk has been read."""
     monkeypatch.setattr("headrace.dataplane.loader.loader.GROUP_BYTES", 1)
     url = dataset("web", count=300)
     steps = iter(Loader(plan_over(url), micro_batch=8))
@@ -39,21 +39,21 @@ def plan_over(url: str) -> Plan:
     )
 
 
-@pytest.mark.parametrize("harm", ["flip", "truncate", "append", "remove", "replace"])
-def test_what_is_changed_while_it_is_read_is_named(reading: Reading, harm: str) -> None:
+@pytest.mark.parametrize("damage", ["flip", "truncate", "append", "remove", "replace"])
+def test_a_shard_changed_during_reading_is_named(reading: Reading, damage: str) -> None:
     steps, shards = reading
     for shard in shards:
         data = bytearray(shard.read_bytes())
         data[len(data) // 2] ^= 1
-        if harm == "flip":
+        if damage == "flip":
             with shard.open("rb+") as file:
                 file.write(data)
-        elif harm == "truncate":
+        elif damage == "truncate":
             os.truncate(shard, 100)
-        elif harm == "append":
+        elif damage == "append":
             with shard.open("ab") as file:
                 file.write(b"x")
-        elif harm == "remove":
+        elif damage == "remove":
             shard.unlink()
         else:
             shard.unlink()
@@ -62,10 +62,10 @@ def test_what_is_changed_while_it_is_read_is_named(reading: Reading, harm: str) 
         next(steps)
     assert any(shard.name in str(caught.value) for shard in shards)
     assert caught.value.hint
-    assert harm == "remove" or isinstance(caught.value, IntegrityError)
+    assert damage == "remove" or isinstance(caught.value, IntegrityError)
 
 
-def test_what_is_written_again_as_it_was_is_no_harm(reading: Reading) -> None:
+def test_a_shard_replaced_by_an_equal_one_is_accepted(reading: Reading) -> None:
     steps, shards = reading
     undisturbed = Loader(plan_over(str(shards[0].parents[1])), micro_batch=8, start_step=150)
     expected = [batch.digests for (batch,) in undisturbed]

@@ -18,23 +18,23 @@ from headrace.dataplane.order.plan import Plan
 
 
 def steps_of(plan: Plan, *, world: int = 1, **options: int) -> list[list[bytes]]:
-    """The digests of every step's rows, in global order, as `world` ranks load them."""
+    """Load the plan with `world` ranks; return the digests of each step's rows in global order."""
     iterators = [iter(Loader(plan, rank=r, world=world, **options)) for r in range(world)]  # type: ignore[arg-type]
     start = options.get("start_step", plan.first_step)
-    found = []
+    steps = []
     for _ in range(start, plan.last_step):
         batches = [next(iterator) for iterator in iterators]
         assert len({len(part) for part in batches}) == 1, "ranks differ in micro-batches"
-        found.append([digest for part in batches for batch in part for digest in batch.digests])
+        steps.append([digest for part in batches for batch in part for digest in batch.digests])
     assert all(next(iterator, None) is None for iterator in iterators)
-    return found
+    return steps
 
 
 @given(
     world=st.integers(1, 64), micro_batch=st.integers(1, 8), part=st.floats(0, 1, exclude_max=True)
 )
 @settings(max_examples=12)
-def test_the_order_is_one_for_every_world_batch_and_restart(
+def test_the_order_does_not_depend_on_world_size_batches_or_restarts(
     two_phases: Plan, world: int, micro_batch: int, part: float
 ) -> None:
     expected = steps_of(two_phases, micro_batch=4)
@@ -43,7 +43,7 @@ def test_the_order_is_one_for_every_world_batch_and_restart(
     assert seen == expected[start:]
 
 
-def test_another_seed_is_another_order(two_phases: Plan) -> None:
+def test_another_seed_gives_another_order(two_phases: Plan) -> None:
     other = replace(
         two_phases,
         sources=tuple(
@@ -53,8 +53,8 @@ def test_another_seed_is_another_order(two_phases: Plan) -> None:
     assert steps_of(other, micro_batch=4) != steps_of(two_phases, micro_batch=4)
 
 
-def test_a_batch_says_what_the_documents_say(two_phases: Plan) -> None:
-    """Against the documents themselves: tokens, boundaries, masks, positions."""
+def test_batches_match_the_documents(two_phases: Plan) -> None:
+    """Tokens, boundaries, masks and positions, compared with the documents themselves."""
     corpora = {
         name: np.concatenate(random_documents(sum(map(ord, name)), count))
         for name, count in (("web", 300), ("code", 200), ("math", 100))
@@ -92,18 +92,18 @@ def check_batch(
             assert batch.positions[number, place] == position
 
 
-def test_documents_may_see_each_other_if_asked(two_phases: Plan) -> None:
+def test_without_isolation_documents_are_not_separated(two_phases: Plan) -> None:
     plan = replace(two_phases, isolate_documents=False)
     batch = next(iter(Loader(plan, micro_batch=4)))[0]
     assert batch.cu_seqlens.tolist() == [0, 64, 128, 192, 256]
     assert bool((batch.weights == 1).all())
 
 
-def test_loss_weights_come_from_the_palette(tmp_path: Path) -> None:
+def test_loss_weights_come_from_the_weight_table(tmp_path: Path) -> None:
     documents = random_documents(3, 80)
     codes = [np.arange(len(document)) % 3 for document in documents]
     url = str(tmp_path / "dna")
-    write_dataset(url, documents, codes=codes, palette=(1.0, 0.5, 0.1))
+    write_dataset(url, documents, codes=codes, weight_table=(1.0, 0.5, 0.1))
     plan = one_source(url)
     flat, code = np.concatenate(documents), np.concatenate(codes)
     reader = RowReader(plan)
@@ -119,18 +119,18 @@ def test_loss_weights_come_from_the_palette(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("harm", ["flip", "truncate", "append", "remove"])
-def test_a_damaged_shard_is_named(dataset: Callable[..., str], workers: int, harm: str) -> None:
+@pytest.mark.parametrize("damage", ["flip", "truncate", "append", "remove"])
+def test_a_damaged_shard_is_named(dataset: Callable[..., str], workers: int, damage: str) -> None:
     url = dataset("web", count=300)
     plan = one_source(url)
     shard = sorted(Path(url, "shards").iterdir())[1]
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
-    if harm == "flip":
+    if damage == "flip":
         shard.write_bytes(data)
-    elif harm == "truncate":
+    elif damage == "truncate":
         shard.write_bytes(data[:-100])
-    elif harm == "append":
+    elif damage == "append":
         data[len(data) // 2] ^= 1
         shard.write_bytes(data + b"x")
     else:
@@ -140,10 +140,10 @@ def test_a_damaged_shard_is_named(dataset: Callable[..., str], workers: int, har
             pass
     assert shard.name in str(caught.value)
     assert caught.value.hint
-    assert harm == "remove" or isinstance(caught.value, IntegrityError)
+    assert damage == "remove" or isinstance(caught.value, IntegrityError)
 
 
-def test_tensors_have_the_types_that_models_take(two_phases: Plan) -> None:
+def test_tensors_have_the_dtypes_of_models(two_phases: Plan) -> None:
     batch = next(iter(Loader(two_phases, micro_batch=4)))[0]
     assert batch.tokens.dtype == batch.targets.dtype == torch.int64
     assert batch.weights.dtype == torch.float32
@@ -151,18 +151,18 @@ def test_tensors_have_the_types_that_models_take(two_phases: Plan) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 8])
-def test_context_ranks_share_a_row(two_phases: Plan, size: int) -> None:
+def test_context_ranks_split_a_row(two_phases: Plan, size: int) -> None:
     parts = [
         Loader(two_phases, micro_batch=5, context_rank=rank, context_size=size)
         for rank in range(size)
     ]
     for whole, *cut in zip(Loader(two_phases, micro_batch=5), *parts, strict=True):
-        for batch, *pieces in zip(whole, *cut, strict=True):
+        for batch, *parts_of_batch in zip(whole, *cut, strict=True):
             for name in ("tokens", "targets", "weights", "positions"):
-                joined = torch.cat([getattr(piece, name) for piece in pieces], dim=1)
+                joined = torch.cat([getattr(part, name) for part in parts_of_batch], dim=1)
                 assert torch.equal(joined, getattr(batch, name)), name
-            assert all(torch.equal(piece.cu_seqlens, batch.cu_seqlens) for piece in pieces)
-            assert all(piece.digests == batch.digests for piece in pieces)
+            assert all(torch.equal(part.cu_seqlens, batch.cu_seqlens) for part in parts_of_batch)
+            assert all(part.digests == batch.digests for part in parts_of_batch)
 
 
 def test_a_row_that_cannot_be_cut_is_refused(two_phases: Plan) -> None:
@@ -172,24 +172,24 @@ def test_a_row_that_cannot_be_cut_is_refused(two_phases: Plan) -> None:
 
 @pytest.mark.parametrize("step", [-1, 10**6])
 def test_a_step_outside_the_plan_is_refused(two_phases: Plan, step: int) -> None:
-    with pytest.raises(ConfigError, match=f"step {step} is not one of the plan's"):
+    with pytest.raises(ConfigError, match=f"step {step} is not in the plan"):
         Loader(two_phases, micro_batch=1, start_step=step)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_pinned_memory_without_a_device_is_refused(two_phases: Plan) -> None:
-    with pytest.raises(ConfigError, match="pin_memory: there is no CUDA device"):
+    with pytest.raises(ConfigError, match="pin_memory: no CUDA device"):
         Loader(two_phases, micro_batch=1, pin_memory=True)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_pinned_memory_holds_what_other_memory_does(two_phases: Plan) -> None:
+def test_pinned_batches_equal_others(two_phases: Plan) -> None:
     pairs = zip(
         Loader(two_phases, micro_batch=4, pin_memory=True),
         Loader(two_phases, micro_batch=4),
         strict=True,
     )
-    for pinned, plain in ((one[0], other[0]) for one, other in pairs):
+    for pinned, plain in ((left[0], right[0]) for left, right in pairs):
         assert pinned.tokens.is_pinned()
         for name in ("tokens", "targets", "weights"):
             assert torch.equal(getattr(pinned, name), getattr(plain, name))

@@ -36,10 +36,10 @@ def plan() -> Plan:
 
 
 def blocks(reader: RowReader) -> Iterator[Located]:
-    """The rows of each step of the plan."""
+    """Yield the locations of the rows of each step."""
     steps = map(reader.plan.step, range(reader.plan.last_step))
     rows = (np.arange(step.first_row, step.first_row + step.rows) for step in steps)
-    return reader.stream.locate_each(rows)
+    return reader.stream.locate_blocks(rows)
 
 
 def reached(ahead: Prefetcher) -> list[int]:
@@ -54,12 +54,12 @@ def eventually(condition: object, seconds: float = 300) -> None:
         time.sleep(0.01)
 
 
-def test_it_brings_what_will_be_read_and_not_much_more(plan: Plan, tmp_path: Path) -> None:
+def test_it_fetches_the_chunks_that_are_read_next(plan: Plan, tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     reader = RowReader(plan, cache=cache)
     ahead = Prefetcher(reader, cache, blocks(reader))
     try:
-        eventually(lambda: len(ahead.ahead) == plan.last_step)  # all of it fits
+        eventually(lambda: len(ahead.ahead) == plan.last_step)  # everything fits
         names = [tmp_path / hash / str(number) for hash, number in ahead.wanted]
         eventually(lambda: all(name.exists() for name in names))
         before = cache.requests
@@ -73,7 +73,7 @@ def test_it_brings_what_will_be_read_and_not_much_more(plan: Plan, tmp_path: Pat
         ahead.close()
 
 
-def test_it_stays_within_its_part_of_the_cache(
+def test_it_stays_within_its_fraction_of_the_cache(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefetching, "MOST_AHEAD", 2 * prefetching.CHUNK_BYTES)
@@ -84,14 +84,14 @@ def test_it_stays_within_its_part_of_the_cache(
         eventually(lambda: len(ahead.wanted) >= 2)
         time.sleep(0.3)
         assert len(reached(ahead)) < plan.last_step
-        for step in range(plan.last_step):  # and goes on as the reader does
+        for step in range(plan.last_step):  # the walk follows the reader
             eventually(lambda step=step: step in reached(ahead))  # type: ignore[misc]
             ahead.done()
     finally:
         ahead.close()
 
 
-def test_what_lies_side_by_side_is_fetched_together() -> None:
+def test_adjacent_chunks_are_fetched_together() -> None:
     shard, other = (
         Shard(name=name, size=0, documents=0, tokens=0, hash=name, chunks=b"") for name in "ab"
     )
@@ -106,11 +106,11 @@ def test_what_lies_side_by_side_is_fetched_together() -> None:
     assert taken[:3] == [(shard, 40, 42), (shard, 3, 7), (shard, 100, 116)]
     assert taken[-1] == (other, 7, 8)
     assert all(last - first <= prefetching.RUN for _, first, last in taken)
-    found = [n for each, first, last in taken if each is shard for n in range(first, last)]
-    assert sorted(found) == sorted(numbers)
+    fetched = [n for owner, first, last in taken if owner is shard for n in range(first, last)]
+    assert sorted(fetched) == sorted(numbers)
 
 
-def test_closing_ends_the_walk(plan: Plan, tmp_path: Path) -> None:
+def test_close_ends_the_walk(plan: Plan, tmp_path: Path) -> None:
     reader = RowReader(plan)
     ahead = Prefetcher(reader, Cache(tmp_path), blocks(reader))
     ahead.close()

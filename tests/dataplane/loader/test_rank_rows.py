@@ -7,12 +7,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.dataplane.loader.rank_rows import TOKEN_BYTES, Share, ShareReader
+from headrace.dataplane.loader.rank_rows import TOKEN_BYTES, RankReader, RankRows
 from headrace.dataplane.order.plan import Plan
 
 
-def share_of(plan: Plan, *, rank: int = 0, world: int = 1, start: int = 0, room: int = 0) -> Share:
-    return Share(
+def rows_of(
+    plan: Plan, *, rank: int = 0, world: int = 1, start: int = 0, room: int = 0
+) -> RankRows:
+    return RankRows(
         plan=plan, rank=rank, world=world, start_step=start, digests=True, group_bytes=room
     )
 
@@ -21,50 +23,50 @@ def share_of(plan: Plan, *, rank: int = 0, world: int = 1, start: int = 0, room:
     world=st.integers(1, 64), part=st.floats(0, 1, exclude_max=True), room=st.integers(0, 40_000)
 )
 @settings(max_examples=30)
-def test_shares_tile_every_step_in_groups_that_fit(
+def test_ranks_cover_every_step_in_groups_that_fit(
     two_phases: Plan, world: int, part: float, room: int
 ) -> None:
     plan, start = two_phases, int(part * two_phases.last_step)
-    shares = [share_of(plan, rank=r, world=world, start=start, room=room) for r in range(world)]
-    for share in shares:
-        groups = list(share.groups())
+    ranks = [rows_of(plan, rank=r, world=world, start=start, room=room) for r in range(world)]
+    for rank_rows in ranks:
+        groups = list(rank_rows.groups())
         assert [*chain.from_iterable(groups)] == [*range(start, plan.last_step)]
-        taken = [list(share.groups(turn, 3)) for turn in range(3)]
+        taken = [list(rank_rows.groups(turn, 3)) for turn in range(3)]
         assert [taken[n % 3][n // 3] for n in range(len(groups))] == groups
         for group in groups:
             assert plan.step(group[0]).phase is plan.step(group[-1]).phase
-            rows, length = share.shape(group)
+            rows, length = rank_rows.shape(group)
             size = rows * (length + 1) * TOKEN_BYTES
-            assert size <= share.most_bytes and (size <= room or len(group) == 1)
+            assert size <= rank_rows.most_bytes and (size <= room or len(group) == 1)
     for number in range(start, plan.last_step):
         step = plan.step(number)
-        rows = [share.rows(range(number, number + 1)) for share in shares]
+        rows = [rank_rows.rows(range(number, number + 1)) for rank_rows in ranks]
         assert np.array_equal(
             np.concatenate(rows), np.arange(step.first_row, step.first_row + step.rows)
         )
         assert max(map(len, rows)) - min(map(len, rows)) <= 1
 
 
-def test_a_group_is_its_steps_side_by_side(two_phases: Plan) -> None:
-    """Each as if it was read alone; a reader of every other group reads the same."""
-    alone = share_of(two_phases, rank=1, world=3)
-    together = share_of(two_phases, rank=1, world=3, room=20_000)
+def test_a_group_holds_the_rows_of_its_steps_in_order(two_phases: Plan) -> None:
+    """Equal to steps read alone; also for a reader of every other group."""
+    alone = rows_of(two_phases, rank=1, world=3)
+    together = rows_of(two_phases, rank=1, world=3, room=20_000)
     groups = list(together.groups())
     assert max(map(len, groups)) > 3
-    with closing(ShareReader(alone)) as reader:
+    with closing(RankReader(alone)) as reader:
         singles = {group[0]: reader.read(group) for group in alone.groups()}
     for turn in range(2):
-        with closing(ShareReader(together, None, turn, 2)) as reader:
+        with closing(RankReader(together, None, turn, 2)) as reader:
             for group in groups[turn::2]:
-                found, steps = reader.read(group), [singles[number] for number in group]
-                length = found.arrays.weights.shape[1]
+                read, steps = reader.read(group), [singles[number] for number in group]
+                length = read.arrays.weights.shape[1]
                 for name in ("tokens", "weights"):
                     parts = [getattr(step.arrays, name) for step in steps]
-                    assert np.array_equal(getattr(found.arrays, name), np.concatenate(parts))
+                    assert np.array_equal(getattr(read.arrays, name), np.concatenate(parts))
                 digests = [digest for step in steps for digest in step.labels.digests]
-                assert found.labels.digests == digests
+                assert read.labels.digests == digests
                 rows, bounds = 0, {0}
                 for step in steps:
                     bounds |= {rows * length + place for place in step.labels.boundaries.tolist()}
                     rows += len(step.labels.rows)
-                assert found.labels.boundaries.tolist() == sorted(bounds)
+                assert read.labels.boundaries.tolist() == sorted(bounds)

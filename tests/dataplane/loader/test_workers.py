@@ -22,31 +22,31 @@ NAMES = ("tokens", "targets", "weights", "cu_seqlens")
 
 
 def processes() -> list[BaseProcess]:
-    found = multiprocessing.active_children()
-    return [child for child in found if child.name.startswith("headrace-loader")]
+    children = multiprocessing.active_children()
+    return [child for child in children if child.name.startswith("headrace-loader")]
 
 
-def wait_until(what: object) -> None:
+def wait_until(condition: object) -> None:
     deadline = time.monotonic() + 300
-    while not what():  # type: ignore[operator]
+    while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def equal(one: Batch, other: Batch) -> bool:
-    return one.digests == other.digests and all(
-        torch.equal(getattr(one, name), getattr(other, name)) for name in NAMES
+def equal(left: Batch, right: Batch) -> bool:
+    return left.digests == right.digests and all(
+        torch.equal(getattr(left, name), getattr(right, name)) for name in NAMES
     )
 
 
 @pytest.fixture
 def short_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slot for each step: small ones would all fit into one."""
+    """One step per slot; otherwise all steps fit into one slot."""
     monkeypatch.setattr(loader, "SENT_BYTES", 1)
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])
-def test_workers_change_nothing_whether_batches_are_kept_or_dropped(
+def test_batches_do_not_depend_on_workers_whether_kept_or_dropped(
     two_phases: Plan, number: int
 ) -> None:
     expected = [batch for step in Loader(two_phases, micro_batch=4) for batch in step]
@@ -65,7 +65,7 @@ def in_shared_memory(tensor: torch.Tensor) -> bool:
 
 
 @pytest.mark.usefixtures("short_groups")
-def test_what_is_held_is_never_overwritten_and_what_is_dropped_is_not_copied(
+def test_held_batches_are_never_overwritten_and_dropped_ones_not_copied(
     two_phases: Plan,
 ) -> None:
     expected = [step[0].tokens[2:5, 7:] for step in Loader(two_phases, micro_batch=12)]
@@ -73,13 +73,13 @@ def test_what_is_held_is_never_overwritten_and_what_is_dropped_is_not_copied(
     for number, (batch,) in enumerate(Loader(two_phases, micro_batch=12, workers=1)):
         shared.append(in_shared_memory(batch.tokens))
         if number in (10, 11, 30, 31):
-            held[number] = batch.tokens[2:5, 7:]  # a part of it holds the whole
+            held[number] = batch.tokens[2:5, 7:]  # a view holds the whole slot
         if number == 20:
             held.clear()
         assert all(torch.equal(part, expected[kept]) for kept, part in held.items())
     assert len(shared) > 40
-    assert all(shared[:10]) and all(shared[23:30]), "nothing else is held: no copy is made"
-    assert not any(shared[13:20]), "the worker keeps what it needs"
+    assert all(shared[:10]) and all(shared[23:30]), "no other slot is held: nothing is copied"
+    assert not any(shared[13:20]), "the worker keeps the slots that it needs"
 
 
 def test_a_killed_worker_is_an_error_not_a_hang(two_phases: Plan) -> None:
@@ -106,8 +106,8 @@ import os, sys, time
 from headrace.dataplane.loader.loader import Loader
 from headrace.dataplane.order.plan import Plan
 
-if __name__ == "__mp_main__":  # a worker that is about to begin
-    os.write(1, b"%d\\n" % os.getpid())  # in one piece: the other one writes there, too
+if __name__ == "__mp_main__":  # a worker, before it starts
+    os.write(1, b"%d\\n" % os.getpid())  # one write: the other worker writes here as well
     time.sleep(1)
 elif __name__ == "__main__":
     iterator = iter(Loader(Plan.load(sys.argv[1]), micro_batch=4, workers=2))
@@ -117,9 +117,7 @@ elif __name__ == "__main__":
 
 
 @pytest.mark.parametrize("end", ["exit", "kill", "interrupt"])
-def test_a_consumer_that_ends_leaves_nothing_behind(
-    two_phases: Plan, tmp_path: Path, end: str
-) -> None:
+def test_workers_end_with_their_consumer(two_phases: Plan, tmp_path: Path, end: str) -> None:
     two_phases.save(tmp_path / "plan.json")
     (tmp_path / "reader.py").write_text(READER)
     consumer = subprocess.Popen(
@@ -137,10 +135,10 @@ def test_a_consumer_that_ends_leaves_nothing_behind(
     elif end == "kill":
         consumer.kill()
     else:
-        os.killpg(consumer.pid, signal.SIGINT)  # as a terminal does: the workers get it, too
-    code, said = consumer.wait(300), consumer.stderr.read()
+        os.killpg(consumer.pid, signal.SIGINT)  # as a terminal does: the workers receive it as well
+    code, stderr = consumer.wait(300), consumer.stderr.read()
     wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
     if end == "interrupt":
-        assert said.count("Traceback") == 1 and "KeyboardInterrupt" in said, said
+        assert stderr.count("Traceback") == 1 and "KeyboardInterrupt" in stderr, stderr
     else:
-        assert said == "" and code == (0 if end == "exit" else -signal.SIGKILL)
+        assert stderr == "" and code == (0 if end == "exit" else -signal.SIGKILL)

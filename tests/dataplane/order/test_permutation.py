@@ -10,14 +10,14 @@ from headrace.dataplane.order.permutation import invert, key, permute
 
 @given(length=st.integers(1, 3000), seed=st.integers(0, 2**63))
 @settings(max_examples=60, deadline=None)
-def test_every_position_once(length: int, seed: int) -> None:
+def test_every_image_occurs_once(length: int, seed: int) -> None:
     image = permute(key(seed), length, np.arange(length))
     assert sorted(image.tolist()) == list(range(length))
 
 
 @given(length=st.integers(2, 10**13), data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_one_position_does_not_depend_on_the_others(length: int, data: st.DataObject) -> None:
+def test_an_image_does_not_depend_on_the_other_positions(length: int, data: st.DataObject) -> None:
     positions = data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=20))
     keys = key("x", length)
     together = permute(keys, length, np.array(positions))
@@ -28,25 +28,25 @@ def test_one_position_does_not_depend_on_the_others(length: int, data: st.DataOb
 
 @given(length=st.integers(1, 10**13), data=st.data())
 @settings(max_examples=100, deadline=None)
-def test_the_inverse_goes_back(length: int, data: st.DataObject) -> None:
+def test_invert_is_the_inverse_of_permute(length: int, data: st.DataObject) -> None:
     positions = np.array(data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=20)))
     keys = key("y", length)
     assert invert(keys, length, permute(keys, length, positions)).tolist() == positions.tolist()
     assert permute(keys, length, invert(keys, length, positions)).tolist() == positions.tolist()
 
 
-def test_keys_name_permutations() -> None:
+def test_different_keys_give_different_permutations() -> None:
     positions = np.arange(1000)
     images = [permute(key(*parts), 1000, positions) for parts in ((1, "a"), (1, "b"), (2, "a"))]
-    for one, other in ((0, 1), (0, 2), (1, 2)):
-        assert (images[one] != images[other]).mean() > 0.98
-    # Parts are kept apart: ("ab", "c") is not ("a", "bc").
+    for left, right in ((0, 1), (0, 2), (1, 2)):
+        assert (images[left] != images[right]).mean() > 0.98
+    # Keys separate their parts: ("ab", "c") differs from ("a", "bc").
     assert key("ab", "c").tolist() != key("a", "bc").tolist()
 
 
 @pytest.mark.parametrize("length", [24, 1000, 4096])
-def test_images_are_even(length: int) -> None:
-    """Over many keys every position goes everywhere alike: chi-square within six sigma."""
+def test_images_are_uniform(length: int) -> None:
+    """Over many keys the images of each position are uniform: chi-square within six sigma."""
     trials = 400
     counts = np.zeros((length, 8))
     rows = np.arange(length)
@@ -58,13 +58,13 @@ def test_images_are_even(length: int) -> None:
     assert abs(chi - freedom) < 6 * np.sqrt(2 * freedom)
 
 
-def test_neighbours_do_not_stay_neighbours() -> None:
+def test_images_of_neighbours_are_uncorrelated() -> None:
     image = permute(key("n"), 10**6, np.arange(20_000))
     assert abs(np.corrcoef(image[:-1], image[1:])[0, 1]) < 0.03
 
 
-def test_the_order_is_the_one_that_runs_have_used() -> None:
-    """A change here is a change of every run's order: it needs a new plan version."""
+def test_the_permutation_is_the_recorded_one() -> None:
+    """A change here changes the order of every run and needs a new plan version."""
     assert permute(key(7, "web", 0, -1), 10, np.arange(10)).tolist() == GOLDEN
 
 

@@ -19,7 +19,7 @@ def test_round_trip(two_phases: Plan, tmp_path: Path) -> None:
     assert again.hash == two_phases.hash
 
 
-def test_datasets_are_sought_from_here_and_from_where_the_plan_was_made(
+def test_relative_datasets_are_resolved_here_or_where_the_plan_was_made(
     two_phases: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, *others = two_phases.sources
@@ -33,11 +33,11 @@ def test_datasets_are_sought_from_here_and_from_where_the_plan_was_made(
         monkeypatch.chdir(folder)
         assert Plan.load(tmp_path / "plan.json").sources[0].url == url
     (home / "data/web").rmdir()
-    assert Plan.load(tmp_path / "plan.json").sources[0].url == "data/web"  # nowhere: as it was said
+    assert Plan.load(tmp_path / "plan.json").sources[0].url == "data/web"  # in neither: unchanged
 
 
 @pytest.mark.parametrize(
-    "harm",
+    "change",
     [
         lambda data: data["phases"][0]["stretches"][0].update(weights=[1, 1, 1]),
         lambda data: data["phases"][1].update(first_row=3),
@@ -46,17 +46,17 @@ def test_datasets_are_sought_from_here_and_from_where_the_plan_was_made(
         lambda data: data.update(version=99),
     ],
 )
-def test_a_changed_plan_is_refused(two_phases: Plan, tmp_path: Path, harm: Callable) -> None:  # type: ignore[type-arg]
+def test_a_changed_plan_is_refused(two_phases: Plan, tmp_path: Path, change: Callable) -> None:  # type: ignore[type-arg]
     file = tmp_path / "plan.json"
     two_phases.save(file)
     data = json.loads(file.read_text())
-    harm(data)
+    change(data)
     file.write_text(json.dumps(data))
     with pytest.raises(IntegrityError, match="changed after it was written"):
         Plan.load(file)
 
 
-def test_half_a_plan_and_a_newer_one(
+def test_an_incomplete_or_newer_plan_is_refused(
     two_phases: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "plan.json"

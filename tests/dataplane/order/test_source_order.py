@@ -27,14 +27,14 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def served(order: SourceOrder, start: Position, length: int, rows: int) -> list[int]:
-    """Every token that `rows` rows take, in one list."""
+    """Return the tokens of the first `rows` rows in one list."""
     _, firsts = order.offsets(start, length, np.arange(rows))
     return (firsts[:, None] + np.arange(length)).ravel().tolist()
 
 
 @given(cases())
 @settings(max_examples=150, deadline=None)
-def test_an_epoch_serves_every_token_once_but_less_than_a_row(case: Case) -> None:
+def test_an_epoch_serves_each_token_once_except_less_than_a_row(case: Case) -> None:
     order, length = case.order, case.length
     rows = order.rows(0, length)
     epochs, _ = order.offsets(Position(), length, np.arange(2 * rows))
@@ -58,20 +58,20 @@ def test_epochs_differ(case: Case) -> None:
 
 @given(cases())
 @settings(max_examples=60, deadline=None)
-def test_a_window_holds_no_more_chunks_than_it_may(case: Case) -> None:
-    """Locality: what bounds the cache."""
+def test_a_window_holds_at_most_its_chunks(case: Case) -> None:
+    """Locality bounds the cache."""
     order, length = case.order, case.length
     in_window = order.window * (order.chunk // length)
     rows = order.rows(0, length)
     _, firsts = order.offsets(Position(), length, np.arange(rows))
     for first in range(0, rows, in_window):
         chunks = set((firsts[first : first + in_window] // order.chunk).tolist())
-        assert len(chunks) <= order.window + 1  # a tail besides
+        assert len(chunks) <= order.window + 1  # and a tail
 
 
 @given(cases(), st.data())
 @settings(max_examples=100, deadline=None)
-def test_rows_of_another_length_begin_at_the_next_window(case: Case, data: st.DataObject) -> None:
+def test_rows_of_another_length_start_at_the_next_window(case: Case, data: st.DataObject) -> None:
     order, length = case.order, case.length
     rows = order.rows(0, length)
     drawn = data.draw(st.integers(0, rows - 1))
@@ -90,7 +90,7 @@ def test_rows_of_another_length_begin_at_the_next_window(case: Case, data: st.Da
 
 @given(cases(), st.data())
 @settings(max_examples=150, deadline=None)
-def test_what_is_left_is_served_once_by_whoever_continues(case: Case, data: st.DataObject) -> None:
+def test_a_continuation_serves_the_rest_of_an_epoch_once(case: Case, data: st.DataObject) -> None:
     order, length = case.order, case.length
     drawn = data.draw(st.integers(0, order.rows(0, length) - 1))
     grown = data.draw(st.sampled_from([0, 1, 50, 300]))
@@ -111,15 +111,15 @@ def test_what_is_left_is_served_once_by_whoever_continues(case: Case, data: st.D
     assert len(set(after)) == len(after)
     assert not set(before) & set(after)
     assert not after or max(after) <= child.tokens - 2
-    if times == 1 and not grown:  # nothing is lost but the window that was begun
+    if times == 1 and not grown:  # only the rest of a started window is lost
         in_window = order.window * (order.chunk // length)
         begun = -(-drawn // in_window) * in_window - drawn
         assert rows >= order.rows(0, length) - drawn - begun - order.window * order.chunk // length
-    # And the epoch after has everything again.
+    # The next epoch holds all tokens again.
     assert child.rows(here.epoch + 1, length) == (child.tokens - 1) // length
 
 
-def test_one_row_does_not_depend_on_the_others() -> None:
+def test_a_row_does_not_depend_on_the_rows_located_with_it() -> None:
     order = SourceOrder(seed=1, name="a", tokens=10**12, chunk=1 << 20, window=64)
     draws = np.array([0, 5, 10**7, 10**8 - 1, 3 * 10**8])
     epochs, firsts = order.offsets(Position(), 4096, draws)
@@ -135,12 +135,10 @@ def test_spans_that_touch_are_joined() -> None:
 
 @given(cases(), st.data())
 @settings(max_examples=150, deadline=None)
-def test_the_rows_with_a_span_of_tokens_are_those_that_a_search_finds(
-    case: Case, data: st.DataObject
-) -> None:
+def test_rows_with_equals_a_search_over_an_epoch(case: Case, data: st.DataObject) -> None:
     order, length = case.order, case.length
     epoch = data.draw(st.integers(0, 2))
-    if data.draw(st.booleans()):  # an order that goes on with what another has left
+    if data.draw(st.booleans()):  # an order that continues another
         drawn = data.draw(st.integers(0, order.rows(0, length)))
         rest = Rest(order=order, position=order.advance(Position(), length, drawn), length=length)
         grown = data.draw(st.sampled_from([0, 1, 30]))
@@ -155,7 +153,7 @@ def test_the_rows_with_a_span_of_tokens_are_those_that_a_search_finds(
 
 @given(cases(), st.data())
 @settings(max_examples=150, deadline=None)
-def test_what_rows_take_is_what_a_walk_over_them_takes(case: Case, data: st.DataObject) -> None:
+def test_taken_equals_a_walk_over_the_rows(case: Case, data: st.DataObject) -> None:
     order, length = case.order, case.length
     rows = order.rows(0, length)
     position = Position(epoch=data.draw(st.integers(0, 1)), row=data.draw(st.integers(0, rows - 1)))

@@ -13,12 +13,12 @@ from headrace.dataplane.order.stream import Stream
 
 
 def walk(plan: Plan) -> list[tuple[int, int, int, int]]:
-    """(source, epoch, first token, length) of every row."""
+    """Return (source, epoch, first token, length) of every row."""
     stream = Stream(plan)
-    found = []
+    rows = []
     for phase in plan.phases:
         located = stream.locate(np.arange(phase.first_row, phase.last_row))
-        found += [
+        rows += [
             (source, epoch, token, phase.seq_len)
             for source, epoch, token in zip(
                 located.sources.tolist(),
@@ -27,10 +27,10 @@ def walk(plan: Plan) -> list[tuple[int, int, int, int]]:
                 strict=True,
             )
         ]
-    return found
+    return rows
 
 
-def test_each_token_at_most_once_an_epoch_over_phases_and_lengths(two_phases: Plan) -> None:
+def test_each_token_is_served_at_most_once_per_epoch(two_phases: Plan) -> None:
     seen: Counter[tuple[int, int, int]] = Counter()
     for source, epoch, first, length in walk(two_phases):
         seen.update((source, epoch, token) for token in range(first, first + length))
@@ -38,7 +38,7 @@ def test_each_token_at_most_once_an_epoch_over_phases_and_lengths(two_phases: Pl
     assert {epoch for source, epoch, _ in seen if source == 0} == {0, 1}
 
 
-def test_a_row_alone_is_the_row_among_others(two_phases: Plan) -> None:
+def test_a_row_does_not_depend_on_the_rows_located_with_it(two_phases: Plan) -> None:
     stream = Stream(two_phases)
     rows = walk(two_phases)
     for row in range(0, two_phases.rows, 37):
@@ -47,24 +47,24 @@ def test_a_row_alone_is_the_row_among_others(two_phases: Plan) -> None:
         assert alone == rows[row][:3]
 
 
-def test_parts_that_are_located_one_after_the_other_are_those_located_alone(
+def test_blocks_located_together_equal_blocks_located_alone(
     two_phases: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever they are cut, and over a change of length."""
+    """For any cuts, and across a change of length."""
     stream = Stream(two_phases)
     edges = [phase.last_row for phase in two_phases.phases]
     cuts = sorted({*np.random.default_rng(0).integers(1, edges[-1], 60).tolist(), *edges})
-    parts = [np.arange(first, last) for first, last in pairwise([0, *cuts])]
+    blocks = [np.arange(first, last) for first, last in pairwise([0, *cuts])]
     for ahead in (1, 37, 10_000):
         monkeypatch.setattr(streams, "AHEAD", ahead)
-        for part, found in zip(parts, stream.locate_each(iter(parts)), strict=True):
-            alone = stream.locate(part)
-            assert found.length == alone.length
+        for block, located in zip(blocks, stream.locate_blocks(iter(blocks)), strict=True):
+            alone = stream.locate(block)
+            assert located.length == alone.length
             for name in ("rows", "sources", "epochs", "tokens"):
-                assert np.array_equal(getattr(found, name), getattr(alone, name))
+                assert np.array_equal(getattr(located, name), getattr(alone, name))
 
 
-def test_positions_say_what_comes_next(two_phases: Plan) -> None:
+def test_positions_are_those_of_the_next_rows(two_phases: Plan) -> None:
     stream, rows = Stream(two_phases), walk(two_phases)
     for row in (0, 1, 100, 700):
         positions = stream.positions(row)
@@ -75,7 +75,7 @@ def test_positions_say_what_comes_next(two_phases: Plan) -> None:
             assert (int(epoch[0]), int(token[0])) == rows[later][1:3]
 
 
-def test_a_plan_that_runs_dry_names_the_row(two_phases: Plan) -> None:
+def test_a_shortage_names_the_first_missing_row(two_phases: Plan) -> None:
     short = replace(two_phases.sources[0], max_epochs=1)
     plan = replace(two_phases, sources=(short, *two_phases.sources[1:]))
     (short,) = Stream(plan).shortages()
@@ -87,8 +87,8 @@ def test_a_plan_that_runs_dry_names_the_row(two_phases: Plan) -> None:
     assert not list(Stream(two_phases).shortages())
 
 
-def test_ten_trillion_tokens_are_sought_at_once(two_phases: Plan) -> None:
-    """The cost of a row does not grow with the plan: only tables are held."""
+def test_a_row_of_ten_trillion_tokens_is_located_at_once(two_phases: Plan) -> None:
+    """The cost of a row does not grow with the plan: only tables are stored."""
     sources = tuple(
         replace(source, max_epochs=10, order=replace(source.order, tokens=10**13, chunk=1 << 20))
         for source in two_phases.sources
@@ -99,10 +99,10 @@ def test_ten_trillion_tokens_are_sought_at_once(two_phases: Plan) -> None:
     stream = Stream(plan)
     located = stream.locate(np.array([10**11 - 1]))
     assert 0 <= located.tokens[0] < 10**13
-    assert sum(piece.table.nbytes for piece in stream.assignment.pieces) < 10_000
+    assert sum(repeat.table.nbytes for repeat in stream.assignment.repeats) < 10_000
 
 
-def test_the_rows_with_a_document_are_those_that_a_walk_finds(two_phases: Plan) -> None:
+def test_rows_with_equals_a_search_over_all_rows(two_phases: Plan) -> None:
     stream = Stream(two_phases)
     rng = np.random.default_rng(0)
     rows = walk(two_phases)

@@ -5,7 +5,7 @@ import pytest
 from headrace.dataplane.order.plan import Plan
 
 
-def test_steps_tile_the_rows(two_phases: Plan) -> None:
+def test_steps_cover_the_rows_without_gaps(two_phases: Plan) -> None:
     row, token = two_phases.first_row, 0
     for number in range(two_phases.first_step, two_phases.last_step):
         step = two_phases.step(number)

@@ -1,4 +1,4 @@
-"""The fast path gives the ids of the `tokenizers` library, or says that it cannot."""
+"""The fast path gives the ids of the `tokenizers` library, or raises Inexact."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headrace.dataplane.tokenizers.fast_bpe import GPT2, LLAMA3, QWEN2, Inexact,
 
 END = "<|endoftext|>"
 WORD = "Qua" + "gga"
-"""A special token. The corpus (this file, too) does not have it, so that no merge makes it."""
+"""A special token that the corpus (this file included) does not contain: no merge produces it."""
 SCRIPTS = [
     *("aZ", "é", "ß", "ñ", "Ω", "я", "中", "の", "한", "א", "ع", "ह", "ไ", "ༀ", "🙂"),
     *("👩\u200d👩\u200d👧", "\u0301", "\u200d", "ﬁ", "ſ", "\u212a", "٣", "²", "Ⅷ", "½"),
@@ -42,7 +42,7 @@ TEXTS = st.lists(
 
 
 def corpus() -> Iterator[str]:
-    """Some text of many kinds, so that merges of all kinds are learnt."""
+    """Yield text of many kinds, so that merges of all kinds are learned."""
     rng = random.Random(0)
     for file in sorted(Path(__file__).parent.glob("*.py")):
         yield file.read_text()
@@ -75,8 +75,8 @@ def brought(tokenizer: Tokenizer, **options: Any) -> BpeTokenizer:
 
 
 def every_pair(tokenizer: Tokenizer) -> Tokenizer:
-    """The same, as converters from tiktoken's files write it: with each way to part each token,
-    and with special tokens (one of them a word) in the vocabulary itself."""
+    """Rewrite a tokenizer as converters from tiktoken's files do: merges list every split of each
+    token, and the vocabulary holds special tokens (one of them a word)."""
     data = json.loads(tokenizer.to_str())
     model = data["model"]
     ranks = {token: id for token, id in model["vocab"].items() if token != END}
@@ -140,8 +140,8 @@ def test_random_bytes(style: tuple[BpeTokenizer, Tokenizer], data: bytes) -> Non
 
 
 def with_added(tokenizer: Tokenizer) -> Tokenizer:
-    """With added tokens of every kind: at the edges of words or within, that swallow the spaces
-    beside them, that are looked for before or after texts are normalized."""
+    """Add tokens of every kind: at the edges of words or within, with stripped spaces, searched for
+    before or after normalization."""
     tokenizer.add_tokens(
         [
             AddedToken("<l>", lstrip=True, special=False),
@@ -157,7 +157,7 @@ def with_added(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def sentencepiece() -> Tokenizer:
-    """As Llama 2's: spaces are letters, and what has no token falls back to its bytes."""
+    """Like Llama 2's: spaces are letters, and unknown characters fall back to bytes."""
     data = json.loads(train(GPT2, vocab_size=400).to_str())
     vocabulary = {END: 0, "<unk>": 1, **{f"<0x{byte:02X}>": 2 + byte for byte in range(256)}}
     letters = ["\u2581", *"abcdefghilmnorstuwx", "\u2581t", "he", "\u2581the"]
@@ -176,7 +176,7 @@ def sentencepiece() -> Tokenizer:
 
 
 def digits() -> Tokenizer:
-    """Each digit by itself, as several code models have it."""
+    """Single digits, as in several code models."""
     tokenizer = train(GPT2)
     level = pre.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.pre_tokenizer = pre.Sequence([pre.Digits(individual_digits=True), level])
@@ -223,8 +223,10 @@ def odd(request: pytest.FixtureRequest) -> tuple[BpeTokenizer, Tokenizer]:
 )
 @example(texts=["wheel", "wheels", "a wheel.", "<w>a <w>", "  ", "1234 5", ""])
 @given(texts=st.lists(ODD_TEXTS, max_size=4))
-def test_odd_tokenizers_too(odd: tuple[BpeTokenizer, Tokenizer], texts: list[str]) -> None:
-    """Exactly, in whichever way."""
+def test_unusual_tokenizers_give_equal_ids(
+    odd: tuple[BpeTokenizer, Tokenizer], texts: list[str]
+) -> None:
+    """Equal on the fast or the slow path."""
     same(*odd, texts)
 
 
@@ -232,7 +234,7 @@ def test_odd_tokenizers_too(odd: tuple[BpeTokenizer, Tokenizer], texts: list[str
 def test_every_character_between_words_and_spaces(
     style: tuple[BpeTokenizer, Tokenizer], step: int
 ) -> None:
-    """Each one of most scripts, and of those beyond (ideographs, mostly) each `step`-th."""
+    """All characters of most scripts, and each `step`-th of the others (mostly ideographs)."""
     codes = [*range(0x3400), *range(0x3400, 0x110000, step)]
     characters = [chr(c) for c in codes if not 0xD800 <= c < 0xE000]
     texts = []
@@ -255,7 +257,7 @@ UNITS = {
 
 @pytest.mark.parametrize("kind", UNITS)
 def test_large_documents(style: tuple[BpeTokenizer, Tokenizer], kind: str) -> None:
-    """More of them than is tokenized at once."""
+    """More text than one call encodes."""
     text = UNITS[kind] * (fast_bpe.BATCH // len(UNITS[kind]) + 1)
     same(*style, ["before", text + "x", "after"])
 
@@ -268,13 +270,13 @@ def test_documents_of_10_megabytes(style: tuple[BpeTokenizer, Tokenizer], kind: 
     same(*style, [UNITS[kind] * (size // len(UNITS[kind].encode()))])
 
 
-def test_what_is_decoded_is_what_was_encoded(style: tuple[BpeTokenizer, Tokenizer]) -> None:
+def test_decode_inverts_encode(style: tuple[BpeTokenizer, Tokenizer]) -> None:
     made, _ = style
     text = "Hello, wörld — 中文 🙂\n\n    x"
     assert made.decode(made.encode([text]).tokens.tolist()) == text + END
 
 
-def test_a_special_token_in_a_text_is_text_unless_asked_otherwise() -> None:
+def test_special_tokens_in_a_text_are_text_by_default() -> None:
     tokenizer = train(LLAMA3, vocab_size=600)
     end = tokenizer.token_to_id(END)
     assert brought(tokenizer).encode([f"a{END}b"]).tokens.tolist().count(end) == 1
@@ -284,8 +286,8 @@ def test_a_special_token_in_a_text_is_text_unless_asked_otherwise() -> None:
     assert parsed.tokens.tolist() == [*reference, end]
 
 
-def test_a_token_that_normalizing_would_undo_is_found_before() -> None:
-    """A character that combines with the last one of its name makes another one of that."""
+def test_a_token_changed_by_normalization_is_searched_for_before() -> None:
+    """A combining character after its name changes the last character of the name."""
     tokenizer = train(QWEN2, normalizer=normalizers.NFC(), vocab_size=600)
     texts = [f"a {END}\u0338b", "c"]
     assert END not in tokenizer.normalizer.normalize_str(texts[0])
@@ -297,17 +299,17 @@ def test_a_token_that_normalizing_would_undo_is_found_before() -> None:
 
 
 def test_an_unreachable_token_is_inexact() -> None:
-    """Negative control: a token whose merge never happens would change ids unseen."""
+    """Negative control: a token whose merge never happens would change ids silently."""
     data = json.loads(train(LLAMA3, vocab_size=400).to_str())
     broken = copy.deepcopy(data)
     broken["model"]["merges"].reverse()
-    with pytest.raises(Inexact, match="never make the token"):
+    with pytest.raises(Inexact, match="never produce the token"):
         convert(broken)
     convert(data)
 
 
-def test_pairs_of_a_token_that_are_listed_apart_are_inexact() -> None:
-    """The pair that makes it has a place of its own in the list, which no rank of it has."""
+def test_pairs_of_a_token_listed_apart_are_inexact() -> None:
+    """The pair that produces it is listed at a place that differs from its rank."""
     data = json.loads(every_pair(train(LLAMA3, vocab_size=600)).to_str())
     merges = data["model"]["merges"]
     vocabulary = set(data["model"]["vocab"])
@@ -320,7 +322,7 @@ def test_pairs_of_a_token_that_are_listed_apart_are_inexact() -> None:
 
 
 def test_without_the_marks_ids_would_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: the tests above do see where spaces are cut."""
+    """Negative control: the tests above detect where spaces are split."""
     tokenizer = train(LLAMA3)
     made = brought(tokenizer)
     monkeypatch.setattr(fast_bpe.FastBpe, "_mark", lambda self, text: text)
@@ -338,14 +340,14 @@ def test_without_the_marks_ids_would_differ(monkeypatch: pytest.MonkeyPatch) -> 
         (lambda data: data["model"]["vocab"].pop("Ā"), "byte 0x0"),
     ],
 )
-def test_what_cannot_be_converted_says_why(change: Any, reason: str) -> None:
+def test_inexact_names_the_reason(change: Any, reason: str) -> None:
     data = json.loads(train(LLAMA3, vocab_size=300).to_str())
     change(data)
     with pytest.raises(Inexact, match=reason):
         convert(data)
 
 
-def test_a_tokenizer_that_cannot_be_converted_is_used_as_it_is() -> None:
+def test_a_tokenizer_that_cannot_be_converted_is_used_directly() -> None:
     tokenizer = train(LLAMA3, normalizer=normalizers.Lowercase())
     made = brought(tokenizer)
     assert made.slow_because is not None
@@ -353,7 +355,7 @@ def test_a_tokenizer_that_cannot_be_converted_is_used_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("name", [r"\s", r"\p{L}", r"\p{N}"])
-def test_both_libraries_agree_on_the_class_of_every_character(name: str) -> None:
+def test_both_libraries_have_equal_character_classes(name: str) -> None:
     characters = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
     split = pre.Split(Regex(name), "removed").pre_tokenize_str("-".join(characters))
     theirs = set(characters) - set("".join(piece for piece, _ in split))

@@ -22,7 +22,7 @@ def lines(config: SlurmConfig, *words: str) -> list[str]:
     return script(config, "x", words, logs=Path("/logs"), cwd=Path("/here")).splitlines()
 
 
-def test_what_is_asked_of_sbatch() -> None:
+def test_sbatch_directives() -> None:
     found = lines(SlurmConfig(nodes=4, gpus=8, time="24:00:00", options={"mem": "0"}))
     for word in (
         "nodes=4",
@@ -39,7 +39,7 @@ def test_what_is_asked_of_sbatch() -> None:
     assert not any(line.startswith("#SBATCH --gpus") for line in lines(SlurmConfig()))
 
 
-def test_the_command_is_the_one_that_was_typed(tmp_path: Path) -> None:
+def test_the_script_repeats_the_typed_command(tmp_path: Path) -> None:
     found = "\n".join(lines(SlurmConfig(setup="module load cuda"), "run", "a b.yaml", "x={1: '2'}"))
     assert "run 'a b.yaml'" in found and "module load cuda\n" in found
     file = tmp_path / "script.sh"
@@ -47,7 +47,7 @@ def test_the_command_is_the_one_that_was_typed(tmp_path: Path) -> None:
     assert subprocess.run(["bash", "-n", str(file)], check=False).returncode == 0
 
 
-def test_the_layout_is_that_of_the_job_and_not_of_this_machine(tmp_path: Path) -> None:
+def test_the_layout_is_resolved_for_the_batch_job(tmp_path: Path) -> None:
     words = ["synthetic.batch_rows=32", "slurm.nodes=2", "slurm.gpus=8"]
     ask = Request(model=TINY, out=str(tmp_path / "run"), overrides=words, slurm=True)
     found = resolve(ask)
@@ -57,9 +57,7 @@ def test_the_layout_is_that_of_the_job_and_not_of_this_machine(tmp_path: Path) -
         resolve(Request(**{**vars(ask), "overrides": [*words, "processes=8"]}))
 
 
-def test_without_slurm_the_script_is_there_to_be_submitted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_sbatch_the_script_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingError, match="sbatch is not installed"):
         slurm.submit(tmp_path / "slurm.sh")
@@ -71,7 +69,7 @@ def program(folder: Path, name: str, text: str) -> None:
     (folder / name).chmod(stat.S_IRWXU)
 
 
-def test_what_sbatch_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_sbatch_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path / "bin", "sbatch", "echo 'invalid partition' >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     with pytest.raises(RunError, match="invalid partition"):
@@ -79,10 +77,10 @@ def test_what_sbatch_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_a_job_trains_and_asks_for_its_next_turn(
+def test_a_job_trains_and_requeues_itself(
     trainer: Any, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slurm's programs as they behave: the script, its tasks with their places, the requeue."""
+    """Stand-ins for Slurm's programs: the script, its tasks with their ranks, the requeue."""
     bin, said = tmp_path / "bin", tmp_path / "said"
     program(bin, "sbatch", f"echo 77; SLURM_JOB_ID=77 bash $2 >{said} 2>&1; echo $? >>{said}")
     program(

@@ -21,13 +21,13 @@ def launcher(tmp_path: Path, script: str, processes: int = 2, stall: float = 0) 
     return Launcher(command, processes, threads=1, logs=tmp_path, stall_seconds=stall)
 
 
-def test_all_ranks_run_and_know_their_place(tmp_path: Path) -> None:
+def test_ranks_receive_their_environment(tmp_path: Path) -> None:
     script = f"open(r'{tmp_path}/%d' % rank, 'w').write(os.environ['WORLD_SIZE'])"
     assert launcher(tmp_path, script, processes=3).run() == 0
     assert [(tmp_path / str(rank)).read_text() for rank in range(3)] == ["3", "3", "3"]
 
 
-def test_the_first_ranks_error_is_the_runs(tmp_path: Path) -> None:
+def test_the_first_failing_ranks_error_is_raised(tmp_path: Path) -> None:
     script = """
 from headrace.trainer.cluster.ranks import Watched
 from headrace.console.errors import LayoutError
@@ -49,7 +49,7 @@ sys.exit(1)
     assert caught.value.hint == "give up"
 
 
-def test_a_fault_of_ours_is_reported_with_its_rank_and_place(tmp_path: Path) -> None:
+def test_a_bug_is_reported_with_rank_and_traceback(tmp_path: Path) -> None:
     script = """
 from headrace.trainer.cluster.ranks import Watched
 watched = Watched()
@@ -91,7 +91,7 @@ time.sleep(1000)
     assert launcher(tmp_path, script).run() == INTERRUPTED
 
 
-def test_a_run_that_hangs_says_where(tmp_path: Path) -> None:
+def test_a_hanging_run_reports_stacks(tmp_path: Path) -> None:
     script = """
 from headrace.trainer.cluster.ranks import Watched
 watched = Watched()
@@ -106,8 +106,8 @@ stuck_here()
     assert "rank 1, step 7" in text and "stuck_here" in text
 
 
-def test_a_start_that_hangs_says_where(tmp_path: Path) -> None:
-    """Before any step, and with one rank further on than the other."""
+def test_a_hanging_start_reports_stacks(tmp_path: Path) -> None:
+    """No rank has reached a step, and one is further than the other."""
     script = """
 from headrace.trainer.cluster.ranks import Watched
 watched = Watched()
@@ -123,7 +123,7 @@ joins()
     assert "rank 0, start:" in text and "rank 1, joining the others:" in text and "joins" in text
 
 
-def test_a_rank_that_is_stopped_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = """
 from headrace.trainer.cluster.ranks import Watched
 watched = Watched()
@@ -146,8 +146,8 @@ def test_threads_fill_the_machine() -> None:
     assert threads_per_rank(16, 8) == 1
 
 
-def test_a_rank_that_said_why_is_believed_however_it_died(tmp_path: Path) -> None:
-    """As when a library aborts while the interpreter ends."""
+def test_a_reported_error_outweighs_the_exit_signal(tmp_path: Path) -> None:
+    """A library may abort while the interpreter exits."""
     script = """
 from headrace.trainer.cluster.ranks import Watched
 from headrace.console.errors import LayoutError

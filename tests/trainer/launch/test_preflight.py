@@ -1,4 +1,4 @@
-"""What is refused before anything starts."""
+"""Preflight checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.trainer.launch import start
 from headrace.trainer.launch.options import StartOptions
 
 
-def test_layouts_that_do_not_fit(ask: Any) -> None:
+def test_layouts_that_do_not_fit_are_rejected(ask: Any) -> None:
     with pytest.raises(LayoutError, match="has 4 rows in a step, fewer than the 5"):
         checks.check(ask("processes=5"))
     with pytest.raises(LayoutError, match="does not divide 1 process"):
@@ -33,7 +33,7 @@ def test_layouts_that_do_not_fit(ask: Any) -> None:
     checks.check(ask("engine.zero=0", "precision=fp32"))
 
 
-def test_a_vocabulary_that_the_model_does_not_have(ask: Any) -> None:
+def test_a_vocabulary_larger_than_the_models_is_rejected(ask: Any) -> None:
     from dataclasses import replace
 
     found = ask()
@@ -41,16 +41,14 @@ def test_a_vocabulary_that_the_model_does_not_have(ask: Any) -> None:
         checks.check(replace(found, plan=replace(found.plan, vocab_size=50)))
 
 
-def test_a_folder_that_could_not_be_made_is_known_before_it_is_tried(
-    ask: Any, tmp_path: Path
-) -> None:
+def test_an_impossible_folder_is_rejected_early(ask: Any, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"cannot write to the run's folder .*is not a folder"):
         checks.check_disk(ask(out=tmp_path / "file" / "run"))
     assert not (tmp_path / "run").exists()
 
 
-def test_all_that_is_wrong_is_told_at_once(ask: Any) -> None:
+def test_all_problems_are_reported_together(ask: Any) -> None:
     found = ask("processes=5", "model.learned_positions=8", "engine.kind=fsdp2", "engine.shard=3")
     with pytest.raises(SeveralErrors) as caught:
         checks.check(found)
@@ -58,7 +56,7 @@ def test_all_that_is_wrong_is_told_at_once(ask: Any) -> None:
         assert part in str(caught.value)
 
 
-def test_rows_longer_than_the_table_of_positions(ask: Any) -> None:
+def test_rows_longer_than_the_position_table_are_rejected(ask: Any) -> None:
     checks.check(ask("model.learned_positions=16"))
     with pytest.raises(
         PlanError, match="rows of 16 tokens, and the model's position table"
@@ -67,7 +65,9 @@ def test_rows_longer_than_the_table_of_positions(ask: Any) -> None:
     assert caught.value.hint is not None and "learned_positions=16" in caught.value.hint
 
 
-def test_a_disk_without_room_for_a_checkpoint(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_too_small_for_a_checkpoint_is_rejected(
+    ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import shutil
 
     found = ask()
@@ -79,7 +79,7 @@ def test_a_disk_without_room_for_a_checkpoint(ask: Any, monkeypatch: pytest.Monk
         checks.check_disk(found)
 
 
-def test_the_model_is_that_of_the_weights_and_every_shape_is_compared(
+def test_initial_weights_define_the_model_and_fit_it(
     ask: Any, checkpoint_of: Any, tmp_path: Path
 ) -> None:
     from headrace.models.config import load_model_config

@@ -15,13 +15,13 @@ TINY = str(Path(__file__).parents[1].joinpath("tiny.yaml"))
 
 
 class Unloaded:
-    """An engine that must not be told of weights that it refuses."""
+    """An engine that must not receive weights of another plan."""
 
     def fragments(self) -> list[Any]:
         return []
 
 
-def test_a_checkpoint_of_another_plan_is_refused_and_the_way_on_is_named(
+def test_a_checkpoint_of_another_plan_is_rejected(
     tmp_path: Path, parallel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["synthetic.steps=6", "processes=1"]

@@ -1,4 +1,4 @@
-"""From a job to its end, where no process is needed to see it."""
+"""Starting a job, as far as it needs no ranks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from headrace.trainer.launch import start
 from headrace.trainer.launch.options import StartOptions
 
 
-def test_a_run_that_is_stopped_before_its_first_step_is_no_failure(
+def test_a_stop_before_the_first_step_is_no_failure(
     ask: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A scheduler that takes the machine away while the processes start is told to try again."""
+    """If a scheduler stops the ranks while they start, the exit code asks for another start."""
     monkeypatch.setattr(start.launcher.Launcher, "run", lambda self: INTERRUPTED)
     job = ask()
     assert start.start(job, StartOptions()) == INTERRUPTED
@@ -24,10 +24,10 @@ def test_a_run_that_is_stopped_before_its_first_step_is_no_failure(
     assert start.outcome(job, INTERRUPTED)["step"] == 0
 
 
-def test_a_start_that_is_killed_while_it_finds_its_checkpoints_can_be_repeated(
+def test_a_start_killed_while_adopting_checkpoints_can_be_repeated(
     ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder with checkpoints and no run is refused: it is a run before it has any."""
+    """run.yaml is written before checkpoints: a folder with checkpoints alone is rejected."""
 
     def dying(folder: Path, url: str, run: str) -> None:
         (folder / store.name(2)).mkdir()

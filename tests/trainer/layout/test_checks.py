@@ -18,11 +18,11 @@ def every() -> ModelConfig:
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
-def test_what_divides_is_let_through(every: ModelConfig, tp: int) -> None:
+def test_layouts_that_divide_pass(every: ModelConfig, tp: int) -> None:
     check(LayoutConfig(tp=tp), 4, every, [48])
 
 
-def test_what_does_not_divide_is_named_with_the_layouts_that_would_work(every: ModelConfig) -> None:
+def test_other_layouts_are_rejected_with_alternatives(every: ModelConfig) -> None:
     with pytest.raises(LayoutError) as caught:
         check(LayoutConfig(tp=8), 8, every, [48, 50])
     told = str(caught.value)
@@ -32,12 +32,12 @@ def test_what_does_not_divide_is_named_with_the_layouts_that_would_work(every: M
     assert "layout.tp=4" not in told
 
 
-def test_a_ring_needs_no_heads_for_each_process(every: ModelConfig) -> None:
+def test_ring_attention_needs_no_heads_per_rank(every: ModelConfig) -> None:
     a2a, ring = (LayoutConfig(tp=2, cp=4, attention=form) for form in ("a2a", "ring"))  # type: ignore[arg-type]
     assert any("attention=a2a" in line for line in problems(a2a, every, [48]))
     assert not list(problems(ring, every, [48]))
 
 
-def test_a_vocabulary_has_an_id_for_each_process() -> None:
+def test_the_vocabulary_has_an_id_for_each_rank() -> None:
     model = load_model_config(FOLDER / "tiny.yaml", ["vocab_size=2", "width=36"])
     assert any("2 ids are fewer" in line for line in problems(LayoutConfig(tp=3), model, [48]))

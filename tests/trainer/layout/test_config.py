@@ -6,14 +6,14 @@ from headrace.console.errors import LayoutError
 from headrace.trainer.layout.config import LayoutConfig
 
 
-def test_data_parallelism_takes_what_the_others_leave() -> None:
+def test_data_parallelism_takes_the_remaining_ranks() -> None:
     assert LayoutConfig().data_parallel(6) == 6
     assert LayoutConfig(tp=2).data_parallel(6) == 3
     assert LayoutConfig(tp=2, cp=3).data_parallel(6) == 1
 
 
 @pytest.mark.parametrize("layout", [{"tp": 4}, {"cp": 4}, {"tp": 2, "cp": 4}])
-def test_a_layout_must_divide_the_processes(layout: dict[str, int]) -> None:
+def test_a_layout_must_divide_the_world_size(layout: dict[str, int]) -> None:
     with pytest.raises(LayoutError, match="does not divide 6 processes"):
         LayoutConfig(**layout).data_parallel(6)
 

@@ -48,7 +48,7 @@ def plan(tmp_path: Path) -> Plan:
     )
 
 
-def test_the_rows_are_held_out_and_the_same_each_time(plan: Plan) -> None:
+def test_held_out_rows_are_the_same_each_time(plan: Plan) -> None:
     found = held_out_plan(EvaluateConfig(rows=8), plan)
     assert found.hash == held_out_plan(EvaluateConfig(rows=8), plan).hash
     assert [source.url.rsplit("/", 1)[1] for source in found.sources] == ["val", "val"]
@@ -58,8 +58,8 @@ def test_the_rows_are_held_out_and_the_same_each_time(plan: Plan) -> None:
     assert all(phase.steps == 1 and phase.seq_len == 16 for phase in found.phases)
 
 
-def test_the_loss_is_that_of_the_rows_by_source(plan: Plan, parallel: Parallel) -> None:
-    """Beside plain torch, row by row, and with the z-loss that training adds left out."""
+def test_evaluation_loss_equals_plain_torch_by_source(plan: Plan, parallel: Parallel) -> None:
+    """Oracle: plain torch, row by row, without the z-loss that training adds."""
     model = Model(load_model_config(TINY, ["vocab_size=512"]))
     model.init_weights(3)
     rows = held_out_plan(EvaluateConfig(rows=5), plan)
@@ -87,7 +87,7 @@ def test_the_loss_is_that_of_the_rows_by_source(plan: Plan, parallel: Parallel) 
     assert all(map(torch.equal, before, after))
 
 
-def test_what_cannot_be_evaluated_on_is_refused(plan: Plan, tmp_path: Path) -> None:
+def test_unusable_evaluation_datasets_are_rejected(plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="no source of the mixture has a `test` beside it"):
         from dataclasses import replace
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_evaluated_on_is_refused(plan: Plan, tmp_path: Path) -> N
         held_out_plan(EvaluateConfig(sources={"other": other}), plan)
 
 
-def test_other_rows_are_another_file() -> None:
+def test_another_configuration_has_another_plan_file() -> None:
     names = [
         digest_of(c) for c in (EvaluateConfig(), EvaluateConfig(every=7), EvaluateConfig(rows=2))
     ]
@@ -110,8 +110,10 @@ def test_other_rows_are_another_file() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["kind=fsdp2", pytest.param("zero=3", marks=pytest.mark.long)])
-def test_training_does_not_notice_it(plan: Plan, trainer: Any, tmp_path: Path, engine: str) -> None:
-    """Two processes; evaluated at every second step, interrupted, gone on with."""
+def test_evaluation_does_not_change_training(
+    plan: Plan, trainer: Any, tmp_path: Path, engine: str
+) -> None:
+    """Two ranks; evaluation at every second step; the run is interrupted and resumed."""
     mixture = tmp_path / "mixture.yaml"
     sources = "".join(f"  {n}: {{data: {tmp_path / n / 'train'}}}\n" for n in ("web", "code"))
     mixture.write_text(

@@ -20,14 +20,14 @@ def a_job(tmp_path: Path, *overrides: str, mixture: str | None = None) -> Job:
     return resolve(Request(model=TINY, out=str(tmp_path / "run"), mixture=mixture, overrides=words))
 
 
-def test_random_rows_come_step_by_step(tmp_path: Path, parallel: Parallel) -> None:
+def test_synthetic_rows_arrive_step_by_step(tmp_path: Path, parallel: Parallel) -> None:
     found = a_job(tmp_path, "synthetic.steps=4", "synthetic.batch_rows=6", "synthetic.seq_len=8")
     steps = rows.training_steps(found.plan, parallel, found.run.data)(1, 3)
     seen = [[row for batch in step for row in batch.rows] for step in steps]
     assert seen == [[*range(6 * n, 6 * n + 6)] for n in (1, 2, 3)]
 
 
-def test_a_mixtures_rows_and_those_held_out(tmp_path: Path, parallel: Parallel) -> None:
+def test_mixture_rows_and_held_out_rows_are_loaded(tmp_path: Path, parallel: Parallel) -> None:
     for split in ("train", "val"):
         write_dataset(str(tmp_path / "web" / split), random_documents(len(split), 30, longest=60))
     mixture = tmp_path / "mixture.yaml"

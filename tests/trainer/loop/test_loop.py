@@ -63,7 +63,7 @@ def begin() -> RunState:
     return RunState(step=0, row=0, tokens=0, plan_hash=PLAN.hash, updates=0, ledger="", seed=1)
 
 
-def test_it_takes_every_step_once(parallel: Parallel) -> None:
+def test_the_loop_takes_every_step_once(parallel: Parallel) -> None:
     loop, kept = make(parallel)
     state, finished = loop.run(begin())
     assert finished and [r.step.number for r in kept.records] == [0, 1, 2, 3]
@@ -71,8 +71,8 @@ def test_it_takes_every_step_once(parallel: Parallel) -> None:
     assert state.ledger == kept.records[-1].ledger
 
 
-def test_how_a_batch_is_cut_changes_nothing(parallel: Parallel) -> None:
-    """Micro-batches of one row, and all rows at once with padding: the same losses and rows."""
+def test_micro_batch_size_changes_nothing(parallel: Parallel) -> None:
+    """Micro-batches of one row, and all rows with padding, give the same losses and rows."""
     one, all_at_once = make(parallel, micro_batch_tokens=16), make(parallel, micro_batch_tokens=999)
     states = [loop.run(begin())[0] for loop, _ in (one, all_at_once)]
     assert states[0].ledger == states[1].ledger
@@ -81,7 +81,7 @@ def test_how_a_batch_is_cut_changes_nothing(parallel: Parallel) -> None:
         assert a.update.grad_norm == pytest.approx(b.update.grad_norm, rel=2e-5)
 
 
-def test_it_stops_when_asked_and_goes_on_from_there(parallel: Parallel) -> None:
+def test_the_loop_stops_when_asked_and_resumes(parallel: Parallel) -> None:
     whole = make(parallel)[0].run(begin())[0]
     loop, _ = make(parallel, stop_after=2)
     state, finished = loop.run(begin())
@@ -94,7 +94,7 @@ def test_it_stops_when_asked_and_goes_on_from_there(parallel: Parallel) -> None:
 
 @dataclass
 class Poisoned:
-    """Rows of one step with a loss that is no number."""
+    """Rows of one step whose loss is NaN."""
 
     batch: Any
 
@@ -108,7 +108,7 @@ def poisoned(step: int, rows: int) -> Iterator[Sequence[Any]]:
         yield [Poisoned(batch) for batch in batches] if number == 1 else batches
 
 
-def test_a_step_that_is_not_finite_changes_nothing_and_is_named(parallel: Parallel) -> None:
+def test_a_step_that_is_not_finite_stops_the_run_unchanged(parallel: Parallel) -> None:
     loop, kept = make(parallel, steps=poisoned)
     with pytest.raises(RunError, match="step 1: the gradients are not finite") as caught:
         loop.run(begin())
@@ -118,7 +118,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_named(parallel: Parall
         assert torch.isfinite(fragment.data).all()
 
 
-def test_it_may_be_skipped(parallel: Parallel) -> None:
+def test_a_step_that_is_not_finite_may_be_skipped(parallel: Parallel) -> None:
     loop, kept = make(parallel, steps=poisoned, guard=Guard(not_finite="skip"))
     state, finished = loop.run(begin())
     assert finished and state.updates == 3
@@ -126,7 +126,7 @@ def test_it_may_be_skipped(parallel: Parallel) -> None:
 
 
 def spiking(step: int, rows: int) -> Iterator[Sequence[Any]]:
-    """The same rows at every step, which the model learns by heart, but for step 2."""
+    """The same rows at every step, which the model memorises, and other rows at step 2."""
     for number in range(step, PLAN.last_step):
         first, third = (next(steps(which, rows)) for which in (0, 2))
         yield third if number == 2 else first
@@ -139,7 +139,7 @@ def everything(loop: Loop) -> dict[str, torch.Tensor]:
 LEARNS_BY_HEART = {"spike": "skip", "bound": 0.0, "window": 8}
 
 
-def test_a_spike_is_left_out(parallel: Parallel) -> None:
+def test_a_spike_is_skipped(parallel: Parallel) -> None:
     loop, kept = make(parallel, steps=spiking, guard=Guard(**LEARNS_BY_HEART))
     state, finished = loop.run(begin())
     assert finished and state.updates == 3
@@ -155,7 +155,7 @@ def test_a_spike_is_left_out(parallel: Parallel) -> None:
     assert "rows 12 to 17" in str(caught.value)
 
 
-def test_a_spike_takes_the_weights_back_and_never_the_row(parallel: Parallel) -> None:
+def test_a_spike_rolls_back_weights_and_never_the_row(parallel: Parallel) -> None:
     guard = Guard(**LEARNS_BY_HEART | {"spike": "rollback"})
     loop, kept = make(parallel, steps=spiking, guard=guard, stop_after=3)
     at_first, first = everything(loop), replace(begin(), losses=(3.7,))

@@ -15,7 +15,7 @@ def traced(profiler: Profiler) -> list[str]:
         return [event.get("name", "") for event in json.load(file)["traceEvents"]]
 
 
-def test_the_chosen_steps_are_traced_and_no_other(tmp_path: Path) -> None:
+def test_only_the_chosen_steps_are_traced(tmp_path: Path) -> None:
     profiler = Profiler(tmp_path / "profiles", range(2, 4), rank=1)
     for step, name in enumerate(("tan", "tan", "cos", "cos", "sin", "sin")):
         profiler.begin(step)
@@ -27,7 +27,7 @@ def test_the_chosen_steps_are_traced_and_no_other(tmp_path: Path) -> None:
     assert "aten::sin" not in names and "aten::tan" not in names
 
 
-def test_a_trace_that_a_kill_has_cut_short_is_taken_again(
+def test_a_trace_cut_short_by_a_kill_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dying(_: object, path: str) -> None:
@@ -47,7 +47,7 @@ def test_a_trace_that_a_kill_has_cut_short_is_taken_again(
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_run_that_ends_within_them_writes_what_there_is(tmp_path: Path) -> None:
+def test_a_run_that_ends_within_the_steps_writes_its_trace(tmp_path: Path) -> None:
     profiler = Profiler(tmp_path, range(1, 100), rank=0)
     profiler.begin(1)
     torch.ones(3).cos()

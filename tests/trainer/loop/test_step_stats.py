@@ -22,7 +22,7 @@ def digest(row: int) -> bytes:
     return bytes([row]) * 16
 
 
-def test_rows_are_put_in_their_global_order_and_padding_is_left_out(parallel: Parallel) -> None:
+def test_digests_are_in_global_order_without_padding(parallel: Parallel) -> None:
     batches: Any = [
         Batch([7, 5], [1, 0], torch.tensor([[2.0, 0.0], [1.0, 3.0]]), [digest(7), digest(5)]),
         Batch([6, -1], [1, 0], torch.tensor([[4.0, 0.0], [0.0, 0.0]]), [digest(6)]),

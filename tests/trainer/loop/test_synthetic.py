@@ -38,6 +38,6 @@ def test_targets_follow_tokens() -> None:
     assert batch.cu_seqlens.tolist() == [0, 8, 16, 24, 32, 40]
 
 
-def test_another_shape_is_another_plan() -> None:
+def test_another_configuration_is_another_plan() -> None:
     longer = SyntheticPlan(SyntheticConfig(steps=3, seq_len=16, batch_rows=5), 50, 1)
     assert longer.hash != PLAN.hash and PLAN.last_step == 3 and PLAN.tokens == 120

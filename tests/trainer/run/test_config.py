@@ -12,12 +12,12 @@ from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.run import config
 
 
-def test_nothing_needs_to_be_said() -> None:
+def test_every_key_has_a_default() -> None:
     found = config.load(None)
     assert found.engine == DeepSpeedConfig(zero=1) and found.layout.tp == 1
 
 
-def test_an_engines_options_do_without_its_name_if_it_is_the_default() -> None:
+def test_the_default_engine_needs_no_kind() -> None:
     assert config.load(None, ["engine.zero=3"]).engine == DeepSpeedConfig(zero=3)
     found = config.load(None, ["engine.kind=fsdp2", "engine.shard=4"])
     assert found.engine == Fsdp2Config(shard=4)
@@ -29,7 +29,7 @@ def test_every_engine_is_found_by_its_name() -> None:
         assert config.load(None, [f"engine.kind={name}"]).engine == kind()
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_a_written_configuration_is_read_back(tmp_path: Path) -> None:
     found = config.load(None, ["engine.zero=2", "optimizer.lr=1e-4", "init_from.path=runs/x"])
     (tmp_path / "run.yaml").write_text(reader.dump(found))
     assert config.load(tmp_path / "run.yaml") == found
@@ -51,7 +51,7 @@ def test_a_wrong_value_is_named(word: str, said: str) -> None:
         config.load(None, [word])
 
 
-def test_the_shipped_runs_are_right() -> None:
+def test_the_shipped_runs_load() -> None:
     folder = Path(config.__file__).parents[2] / "configs" / "runs"
     files = sorted(folder.glob("*.yaml"))
     assert files

@@ -1,4 +1,4 @@
-"""What a run is made of, and which run a folder goes on with."""
+"""Resolving a request, and resuming only the same run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def saved(found: Job) -> Job:
     return found
 
 
-def test_everything_is_resolved_and_comes_back_the_same(ask: Any) -> None:
+def test_a_job_is_resolved_and_loaded_back_equal(ask: Any) -> None:
     first = saved(ask("optimizer.lr=1e-2", "processes=2"))
     assert (first.run.precision, first.run.device, first.run.processes) == ("fp32", "cpu", 2)
     assert first.threads >= 1
@@ -43,7 +43,7 @@ def test_threads_follow_the_processes_of_each_start(
     assert resolve.load(first.folder, ["processes=8", "threads=3"]).threads == 3
 
 
-def test_under_another_launcher_its_number_of_processes_counts(
+def test_an_external_launcher_decides_the_world_size(
     ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = saved(ask("processes=2"))
@@ -59,7 +59,7 @@ def test_under_another_launcher_its_number_of_processes_counts(
     assert ask("processes=4").processes == ask().processes == 4
 
 
-def test_another_run_does_not_take_over_the_folder(ask: Any, tmp_path: Path) -> None:
+def test_another_run_cannot_take_over_the_folder(ask: Any, tmp_path: Path) -> None:
     saved(ask("optimizer.lr=1e-2"))
     with pytest.raises(RunError, match="holds another run") as caught:
         ask("optimizer.lr=1e-3", "model.width=48", "seed=9")
@@ -75,8 +75,8 @@ def test_the_layout_may_change(ask: Any) -> None:
     assert found.dp == 4 and found.run.checkpoints.every == 7
 
 
-def test_a_resume_may_take_another_engine(ask: Any) -> None:
-    """The folder says every option of the engine that it was begun with."""
+def test_a_resume_may_change_the_engine(ask: Any) -> None:
+    """The folder stores every option of the first engine."""
     folder = saved(ask("engine.kind=fsdp2", "engine.reshard=false")).folder
     assert resolve.load(folder, ["engine.kind=deepspeed"]).run.engine == DeepSpeedConfig()
     changed = resolve.load(folder, ["engine.kind=deepspeed", "engine.zero=3"])
@@ -92,7 +92,7 @@ def test_wrong_keys_are_reported_together(ask: Any) -> None:
         assert word in str(caught.value)
 
 
-def test_those_of_all_files_are_reported_together(tmp_path: Path) -> None:
+def test_wrong_keys_of_all_files_are_reported_together(tmp_path: Path) -> None:
     mixture = tmp_path / "mixture.yaml"
     mixture.write_text("sources: {web: {date: x}}")
     words = ["checkpoints.evry=2", "model.witdh=3", "mixture.phazes.a=1"]
@@ -103,22 +103,22 @@ def test_those_of_all_files_are_reported_together(tmp_path: Path) -> None:
         assert f"did you mean {near}?" in str(caught.value)
 
 
-def test_a_mixture_that_is_not_there_cannot_be_changed(ask: Any) -> None:
+def test_mixture_overrides_need_a_mixture(ask: Any) -> None:
     with pytest.raises(ConfigError, match=r"mixture\.seed.*there is no mixture") as caught:
         ask("mixture.seed=2", "mixture.phases.a.tokens=1M")
     assert "mixture.phases.a.tokens" in str(caught.value)
 
 
-def test_a_run_needs_rows_of_one_kind(tmp_path: Path) -> None:
+def test_a_run_needs_exactly_one_source_of_rows(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no source of rows"):
         resolve.resolve(Request(model=TINY, out=str(tmp_path / "run")))
     with pytest.raises(SeveralErrors, match="not both") as caught:
         words = ["synthetic.steps=2"]
         resolve.resolve(Request(model=TINY, out=str(tmp_path), mixture="m.yaml", overrides=words))
-    assert "there is no file m.yaml" in str(caught.value)
+    assert "file not found: m.yaml" in str(caught.value)
 
 
-def test_a_batch_job_has_its_own_number_of_processes_and_not_that_of_the_start_before(
+def test_a_batch_job_decides_its_own_world_size(
     ask: Any,
 ) -> None:
     folder = saved(ask("processes=2")).folder

@@ -1,0 +1,108 @@
+"""The interface of a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays import Int64, Tokens
+from ..datasets.manifest import TokenizerInfo
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Consecutive documents as ids, each with its end-of-document id."""
+
+    tokens: Tokens
+    starts: Int64
+    """Token offsets of the documents, then the number of tokens."""
+    weights: npt.NDArray[np.uint8] | None = None
+    """For each token, an index into the tokenizer's loss-weight table."""
+
+
+class Raw(Sequence[str]):
+    """Texts as the bytes of their file: UTF-8, each followed by one separator byte, none empty. A
+    byte tokenizer uses the bytes; for all others it is a sequence of strings."""
+
+    def __init__(self, data: bytes, ends: Int64) -> None:
+        self.data = data
+        self.ends = ends
+        """End of each text, its separator byte included."""
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        starts = [0, *self.ends[:-1].tolist()]
+        return [
+            self.data[start : end - 1].decode()
+            for start, end in zip(starts, self.ends.tolist(), strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._texts[number]
+
+    def count(self, value: Any) -> int:
+        return self._texts.count(value) if value else 0
+
+
+class TextError(Exception):
+    """A text that a tokenizer cannot turn into ids."""
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(number, why)
+        self.number = number
+        """Number of the text among those to encode."""
+        self.why = why
+
+
+class Tokenizer(Protocol):
+    @property
+    def info(self) -> TokenizerInfo:
+        """The tokenizer's entry in a manifest."""
+        ...
+
+    @property
+    def weight_table(self) -> tuple[float, ...] | None:
+        """The loss-weight table that `Encoded.weights` indexes, if there is one."""
+        ...
+
+    @property
+    def special(self) -> tuple[str, ...]:
+        """Names of the special tokens."""
+        ...
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """Files to write beside the manifest, by name."""
+        ...
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """Encode texts, each with an end-of-document id; raises TextError if a text has no ids."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode ids to text; special tokens are shown by their names."""
+        ...
+
+
+def id_type(vocab_size: int) -> str:
+    """Return the smallest type for ids that holds every id of a vocabulary."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+class TokenizerModule(Protocol):
+    """The module of a kind of tokenizer."""
+
+    PACKAGES: tuple[str, ...]
+    """Packages whose versions a build records, because they may change the ids."""
+
+    def restore(self, info: TokenizerInfo, read: Callable[[str], bytes], where: str) -> Tokenizer:
+        """Restore a tokenizer from its manifest entry; `read` reads files beside the manifest."""
+        ...
