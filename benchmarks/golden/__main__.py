@@ -131,17 +131,17 @@ def side_by_side(asked: argparse.Namespace) -> int:
         full_hash(commit)  # before the first is trained
     steps = {case: wanted_steps(case, asked.form, asked.steps) for case in cases}
     curves: list[dict[Case, Curve | GoldenError]] = []
-    names = []
+    titles = []
     for commit in (asked.a, asked.b):
         with tree_of(commit) as tree, workshop(tree, asked.threads) as shop:
-            names.append(f"{commit or 'working tree'} ({tree.commit[:12]})")
-            say(f"{names[-1]}")
+            titles.append(f"{commit or 'working tree'} ({tree.commit[:12]})")
+            say(titles[-1])
             curves.append({})
             for case, curve, seconds in train(shop, steps, asked.jobs):
                 curves[-1][case] = curve
                 ended = "FAILED" if isinstance(curve, GoldenError) else f"loss {curve.loss[-1]}"
                 say(f"  {case}: {seconds:.0f} s, {ended}")
-    print(f"A {names[0]}\nB {names[1]}\n")
+    print(f"A {titles[0]}\nB {titles[1]}\n")
     rows = [("case", "ledger", "loss", "gradient norm", "verdict")]
     moved = 0
     for case in cases:
