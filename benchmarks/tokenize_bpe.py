@@ -62,10 +62,12 @@ def _prose(library: Path) -> Iterator[str]:
 
 def ours(corpus: str, tokenizer: str, out: str) -> None:
     from headrace.tokenize.build.build import BuildConfig, build
-    from headrace.tokenize.executors import EngineConfig
+    from headrace.tokenize.executors import ExecutorConfig
 
     build(
-        BuildConfig(inputs=(corpus,), out=out, tokenizer=tokenizer, engine=EngineConfig(workers=1))
+        BuildConfig(
+            inputs=(corpus,), out=out, tokenizer=tokenizer, engine=ExecutorConfig(workers=1)
+        )
     )
 
 

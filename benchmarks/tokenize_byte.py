@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from headrace.tokenize.build.build import BuildConfig, build
-from headrace.tokenize.executors import EngineConfig
-from headrace.tokenize.sources import SourceConfig
+from headrace.tokenize.executors import ExecutorConfig
+from headrace.tokenize.sources.format import SourceConfig
 
 MEGABYTES, ROUNDS = 200, 5
 
@@ -55,7 +55,7 @@ def ours(corpus: Path, out: Path) -> None:
         out=str(out),
         tokenizer="byte",
         source=SourceConfig(text_documents="line"),
-        engine=EngineConfig(workers=1),
+        engine=ExecutorConfig(workers=1),
     )
     build(config)
 

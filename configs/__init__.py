@@ -1,1 +1,1 @@
-"""The YAML files that come with headrace: models, mixtures and runs to start from."""
+"""YAML files that ship with headrace: models, mixtures and runs to start from."""

@@ -1,6 +1,6 @@
-"""How every folder speaks with people: configuration in; errors, progress, logs and tables out.
+"""User interface of all commands: configuration, errors, logs, progress, help.
 
-The lowest floor of the house. It imports no other folder, and nothing beyond the standard
-library until a function needs it, so that `headrace.models` still imports with torch alone and
-`--help` answers at once.
+The lowest folder of the package. It imports no other folder, and only the standard library at
+import time (click in the files of commands), so that `headrace.models` imports with torch alone
+and `--help` answers at once.
 """

@@ -1,9 +1,9 @@
-"""Configuration: frozen dataclasses, read from YAML, checked in full before anything starts.
+"""Configuration: frozen dataclasses, read from YAML and checked before anything starts.
 
-A configuration is an ordinary frozen dataclass that lives beside what it configures. Fields are
-documented by the string below them, `__post_init__` raises ValueError where two fields disagree,
-and pydantic checks types and refuses unknown keys when a file is read. The dataclasses
-themselves need the standard library only, so that models import with torch alone.
+A configuration is a frozen dataclass beside the code that it configures. A string below each field
+documents it, `__post_init__` raises ValueError if fields contradict each other, and pydantic checks
+types and rejects unknown keys while a file is read. The dataclasses themselves need only the
+standard library, so that models import with torch alone.
 
     run = load(RunConfig, "run.yaml", overrides=["optimizer.lr=3e-4"])
 """
@@ -41,72 +41,73 @@ Data = dict[str, Any]
 
 
 def load(kind: type[T], file: str | pathlib.Path, overrides: Sequence[str] = ()) -> T:
-    """Read a YAML file as `kind`. `overrides` are `dotted.path=value` words."""
+    """Read a YAML file as the dataclass `kind`. `overrides` are `dotted.path=value` texts."""
     data, lines = read_yaml(file)
     data = apply_overrides(data, overrides, lines)
     return build(kind, data, source=str(file), lines=lines)
 
 
 def read_yaml(file: str | pathlib.Path) -> tuple[Data, Lines]:
-    """The data of a YAML file, and the line on which each of its values stands."""
+    """Return the data of a YAML file, and the line number of each value."""
     path = pathlib.Path(file)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         near = nearest(path.name, [p.name for p in path.parent.glob("*.y*ml")])
         hint = f"did you mean {path.parent / near}?" if near else "check the path"
-        raise StorageError(f"there is no file {path}", hint=hint) from None
+        raise StorageError(f"file not found: {path}", hint=hint) from None
     except IsADirectoryError:
-        hint = f"name a file in it, such as {path}/NAME.yaml"
+        hint = f"give a file in it, such as {path}/NAME.yaml"
         raise StorageError(f"{path} is a folder, not a YAML file", hint=hint) from None
     except UnicodeDecodeError as error:
         what = f"{path} is not UTF-8 text: byte 0x{error.object[error.start]:02x} at {error.start}"
-        raise StorageError(what, hint="save it as UTF-8") from None
+        raise StorageError(what, hint="save the file as UTF-8") from None
     except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror or error}") from None
+        what = f"cannot read {path}: {error.strerror or error}"
+        raise StorageError(what, hint="check the path and the permissions of the file") from None
     return yaml_text.parse(text, source=str(file))
 
 
 def apply_overrides(
     data: Mapping[str, Any], overrides: Iterable[str], lines: Lines | None = None
 ) -> Data:
-    """A copy of `data` with each `dotted.path=value` put in its place.
+    """Return a copy of `data` with each `dotted.path=value` set.
 
-    What is overridden no longer stands on the line that `lines` knows.
+    Overridden values get None as their line in `lines`.
     """
     import copy
 
     result = copy.deepcopy(dict(data))
-    wrong = []
+    invalid = []
     for word in overrides:
         path, equals, text = word.partition("=")
         try:
             if not equals or not all(path.split(".")):
-                raise ValueError("an override is written path.to.key=value")
+                raise ValueError("write an override as path.to.key=value")
             place = _put(result, path.split("."), yaml_text.value(text))
             if lines is not None:
                 lines.update({place[:end]: None for end in range(1, len(place))} | lines)
                 lines[place] = None
         except ValueError as error:
-            wrong.append(Problem(path, str(error)))
-    if wrong:
-        raise ConfigError("the overrides on the command line", wrong)
+            invalid.append(Problem(path, str(error)))
+    if invalid:
+        raise ConfigError("the overrides on the command line", invalid)
     return result
 
 
 def build(kind: type[T], data: object, *, source: str, lines: Lines | None = None) -> T:
-    """Check `data` against `kind` and build it; every problem is reported at once."""
+    """Check `data` against `kind` and build it; report all problems at once."""
     import pydantic
 
-    for part in _dataclasses_in(kind, set()):
-        if "__pydantic_config__" not in part.__dict__:
-            part.__pydantic_config__ = {"extra": "forbid"}  # read by pydantic: no unknown keys
+    for dataclass in _dataclasses_in(kind, set()):
+        if "__pydantic_config__" not in dataclass.__dict__:
+            dataclass.__pydantic_config__ = {"extra": "forbid"}  # pydantic rejects unknown keys
     try:
         built: T = pydantic.TypeAdapter(kind).validate_python(data)
     except pydantic.ValidationError as error:
-        found = problems(kind, data, error.errors(include_url=False), lines or {})
-        raise ConfigError(source, found) from None
-    # Python counts True as 1, and so does pydantic; nobody who writes YAML does.
+        invalid = problems(kind, data, error.errors(include_url=False), lines or {})
+        raise ConfigError(source, invalid) from None
+    # Python and pydantic accept True as 1; in YAML that is a mistake.
     changed = [
         Problem(dotted(path), "should be a number, not true or false", line_of(lines or {}, path))
         for path in changed_booleans(data, plain(built))
@@ -117,12 +118,12 @@ def build(kind: type[T], data: object, *, source: str, lines: Lines | None = Non
 
 
 def dump(value: Any) -> str:
-    """A configuration as YAML that `load` reads back to an equal value."""
+    """Return a configuration as YAML, which `load` reads back to an equal value."""
     return yaml_text.emit(plain(value))
 
 
 def plain(value: Any) -> Any:
-    """A configuration as dictionaries, lists and scalars."""
+    """Return a configuration as dictionaries, lists and scalars."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
     if isinstance(value, Mapping):
@@ -137,7 +138,7 @@ def plain(value: Any) -> Any:
 
 
 def _put(place: Any, keys: Sequence[str], value: Any) -> Path:
-    """Set what stands at `keys`; sections that do not exist yet are made. Returns the place."""
+    """Set the value at `keys`, create missing sections, and return the path."""
     path: list[str | int] = []
     for key in keys[:-1]:
         path.append(_key_in(place, key))
@@ -145,7 +146,7 @@ def _put(place: Any, keys: Sequence[str], value: Any) -> Path:
             place[path[-1]] = {}
         place = place[path[-1]]
         if not isinstance(place, (dict, list)):
-            raise ValueError(f"`{key}` holds a value, not keys")
+            raise ValueError(f"`{key}` is a value; it has no keys")
     path.append(_key_in(place, keys[-1]))
     place[path[-1]] = value
     return tuple(path)
@@ -155,12 +156,12 @@ def _key_in(place: dict[str, Any] | list[Any], key: str) -> str | int:
     if isinstance(place, dict):
         return key
     if not key.isdecimal() or int(key) >= len(place):
-        raise ValueError(f"the list has no item `{key}`: it has {len(place)}, from 0")
+        raise ValueError(f"the list has no item `{key}`; it has {len(place)} items, from 0")
     return int(key)
 
 
 def _dataclasses_in(kind: Any, seen: set[Any]) -> Iterable[Any]:
-    """Every dataclass that a hint leads to, those behind a OneOf included."""
+    """Yield every dataclass that a type hint refers to, also through OneOf."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind not in seen:
         seen.add(kind)
         yield kind

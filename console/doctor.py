@@ -1,7 +1,7 @@
-"""`headrace doctor`: what this machine has, what will be used of it, what is missing.
+"""`headrace doctor`: components of this machine, default settings, missing packages.
 
-Nothing is guessed: packages are those that this installation declares, devices those that torch
-can use, and what will be used is what the rooms would choose by default.
+Packages are those that this installation declares as requirements, devices are those that torch
+can use, and the defaults come from the code that chooses them.
 """
 
 from __future__ import annotations
@@ -23,40 +23,49 @@ from . import command
 from .machine import cores
 
 SMALL_DISK = 10e9
-"""Bytes below which a dataset or a few checkpoints soon fill the disk."""
+"""Free bytes below which a dataset or a few checkpoints may fill the disk."""
 
-EXTRAS = {"ray": "builds on a cluster, `tokenize build --engine ray`"}
-"""What only some need, and for what."""
+EXTRAS = {"ray": "for builds on a cluster, `tokenize build --engine ray`"}
+"""Extras of the package, and what they are for."""
 
 
 @dataclass(frozen=True)
-class Lack:
-    """Something that is not there, and the command that fixes it."""
+class Missing:
+    """Something that is missing, and a hint how to install it."""
 
     what: str
     hint: str
     needed: bool
-    """False: headrace works without it."""
+    """False if headrace works without it."""
 
 
 @dataclass
 class Report:
+    """State of this machine: components, defaults, missing packages."""
+
     found: dict[str, str] = field(default_factory=dict)
     used: dict[str, str] = field(default_factory=dict)
-    missing: list[Lack] = field(default_factory=list)
+    missing: list[Missing] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        return not any(lack.needed for lack in self.missing)
+        """True if nothing that headrace needs is missing."""
+        return not any(item.needed for item in self.missing)
 
 
 @click.command()
 @command.json_option
 @click.pass_context
 def main(ctx: click.Context, as_json: bool) -> None:
-    """Show what this machine has, what will be used, and what is missing.
+    """Check this machine: versions, devices, default settings, missing packages.
 
-    Exits with 1 if something is missing that headrace needs.
+    Exits with 1 if something that headrace needs is missing.
+
+    \b
+    Example:
+      headrace doctor
+
+    More: README.md
     """
     report = examine()
     if as_json:
@@ -67,6 +76,7 @@ def main(ctx: click.Context, as_json: bool) -> None:
 
 
 def examine() -> Report:
+    """Examine this machine."""
     report = Report()
     _packages(report)
     _machine(report)
@@ -78,54 +88,57 @@ def examine() -> Report:
 
 
 def render(report: Report) -> str:
+    """Return the report as text."""
     width = max(len(name) for name in (*report.found, *report.used)) + 2
-    lines = ["found"]
+    lines = ["detected"]
     lines += [f"  {name:<{width}}{text}" for name, text in report.found.items()]
-    lines += ["will be used"]
+    lines += ["used by default"]
     lines += [f"  {name:<{width}}{text}" for name, text in report.used.items()]
-    for title, needed in (("missing", True), ("not there, and needed by some", False)):
-        lacks = [lack for lack in report.missing if lack.needed == needed]
-        lines += [title] if lacks else []
-        for lack in lacks:
-            lines += [f"  {lack.what}", f"    hint: {lack.hint}"]
+    for title, needed in (("missing", True), ("missing, but optional", False)):
+        items = [item for item in report.missing if item.needed == needed]
+        lines += [title] if items else []
+        for item in items:
+            lines += [f"  {item.what}", f"    hint: {item.hint}"]
     if report.ok:
-        lines += ["nothing that headrace needs is missing"]
+        lines += ["all requirements of headrace are installed"]
     return "\n".join(lines)
 
 
 def _packages(report: Report) -> None:
-    """Each requirement of this installation, with its version."""
+    """Add each requirement of this installation, with its version."""
     from packaging.requirements import Requirement
 
     report.found["python"] = f"{platform.python_version()}, {sys.executable}"
     try:
         installed = importlib.metadata.distribution("headrace")
     except importlib.metadata.PackageNotFoundError:
-        report.missing.append(Lack("headrace itself is not installed", "pip install .", True))
+        report.missing.append(Missing("headrace itself is not installed", "pip install .", True))
         return
     report.found["headrace"] = installed.version
     for text in installed.requires or []:
-        need = Requirement(text)
-        asking = [
+        requirement = Requirement(text)
+        extras = [
             extra
             for extra in ("", *EXTRAS)
-            if need.marker is None or need.marker.evaluate({"extra": extra})
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra})
         ]
-        if not asking:
+        if not extras:
             continue
         try:
-            version = importlib.metadata.version(need.name)
+            version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
             version = None
-        if version is not None and need.specifier.contains(version, prereleases=True):
-            report.found[need.name] = version
-        elif asking[0]:
-            what = f"{need.name} ({EXTRAS[asking[0]]})"
-            report.missing.append(Lack(what, f"pip install 'headrace[{asking[0]}]'", False))
+        if version is not None and requirement.specifier.contains(version, prereleases=True):
+            report.found[requirement.name] = version
+        elif extras[0]:
+            what = f"{requirement.name} ({EXTRAS[extras[0]]})"
+            report.missing.append(Missing(what, f"pip install 'headrace[{extras[0]}]'", False))
         else:
             has = f"; {version} is installed" if version else ""
-            hint = f"pip install '{need.name}{need.specifier}'"
-            report.missing.append(Lack(f"{need.name}{need.specifier}{has}", hint, True))
+            command_line = f"pip install '{requirement.name}{requirement.specifier}'"
+            report.missing.append(
+                Missing(f"{requirement.name}{requirement.specifier}{has}", command_line, True)
+            )
 
 
 def _machine(report: Report) -> None:
@@ -138,9 +151,11 @@ def _machine(report: Report) -> None:
         f"{_gigabytes(disk.free)} free of {_gigabytes(disk.total)} in {Path.cwd()}"
     )
     if disk.free < SMALL_DISK:
-        hint = "work in a folder on a larger disk, or free some space"
+        hint = "free some space, or work on a larger disk"
         report.missing.append(
-            Lack(f"disk: only {_gigabytes(disk.free)} are free here", hint, False)
+            Missing(
+                f"disk space: only {_gigabytes(disk.free)} are free in this folder", hint, False
+            )
         )
 
 
@@ -154,16 +169,18 @@ def _gigabytes(size: float) -> str:
 
 
 def _devices(report: Report) -> None:
-    """The GPUs that torch can use; those that are there and that it cannot use are a lack."""
+    """Add the GPUs that torch can use; report a GPU that it cannot use as missing."""
     try:
         import torch
     except (ImportError, OSError) as error:
         report.missing.append(
-            Lack(f"torch cannot be imported: {error}", "pip install --force-reinstall torch", True)
+            Missing(
+                f"torch cannot be imported: {error}", "pip install --force-reinstall torch", True
+            )
         )
         return
     report.found["torch"] = f"{torch.__version__}, " + (
-        f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPU alone"
+        f"for CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     )
     for number in range(torch.cuda.device_count()):
         card = torch.cuda.get_device_properties(number)
@@ -175,24 +192,27 @@ def _devices(report: Report) -> None:
     report.found["gpu"] = "none that torch can use"
     if Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi"):
         if torch.version.cuda is None:
-            hint = "pip install --force-reinstall torch (the ordinary build, not the one for CPU)"
+            hint = "pip install --force-reinstall torch (the default build, not the CPU one)"
         else:
-            hint = f"install a driver for CUDA {torch.version.cuda}; `nvidia-smi` shows the present"
-        report.missing.append(Lack("an NVIDIA GPU is here, and torch cannot use it", hint, False))
+            hint = f"install a driver for CUDA {torch.version.cuda}; see `nvidia-smi`"
+        report.missing.append(
+            Missing("torch cannot use the NVIDIA GPU of this machine", hint, False)
+        )
 
 
 def _compiler(report: Report) -> None:
-    """Nothing of headrace needs one; torch.compile on CPU and DeepSpeed's offloading do."""
-    found = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    if found:
-        report.found["C++ compiler"] = found
+    """Add the C++ compiler. headrace needs none; torch.compile on CPU and DeepSpeed's offloading
+    do."""
+    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    if compiler:
+        report.found["C++ compiler"] = compiler
     else:
-        what = "a C++ compiler (torch.compile on CPU and DeepSpeed's offloading use one)"
-        report.missing.append(Lack(what, "apt-get install g++", False))
+        what = "a C++ compiler (for torch.compile on CPU and DeepSpeed's offloading)"
+        report.missing.append(Missing(what, "apt-get install g++", False))
 
 
 def _credentials(report: Report) -> None:
-    """Where credentials for object stores come from. Their values are never shown."""
+    """Add the sources of credentials for object stores, never their values."""
     home = Path.home()
     places = {
         "s3": ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_ROLE_ARN", home / ".aws/credentials"),
@@ -212,13 +232,13 @@ def _credentials(report: Report) -> None:
         known.append(f"s3:// at {endpoint}")
     report.found["object stores"] = ", ".join(known) or "no credentials"
     if not known:
-        what = "credentials for an object store (local datasets need none)"
+        what = "credentials of an object store (local datasets need none)"
         hint = "export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... (or ~/.aws/credentials)"
-        report.missing.append(Lack(what, hint, False))
+        report.missing.append(Missing(what, hint, False))
 
 
 def _choices(report: Report) -> None:
-    """What the rooms would choose here; each is asked, nothing is repeated."""
+    """Add the defaults on this machine, from the code that chooses them."""
     if not report.ok:
         return
     import torch
@@ -228,7 +248,7 @@ def _choices(report: Report) -> None:
         kernels = import_module("..models.kernels", __package__)
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     fused = kernels.KERNELS if cards else ()
-    report.used["device"] = f"cuda, {cards} processes" if cards else f"cpu, {cores()} cores"
+    report.used["device"] = f"cuda, {cards} ranks" if cards else f"cpu, {cores()} cores"
     report.used["precision"] = "bf16 with fp32 masters" if cards else "fp32"
-    report.used["engine"] = f"{run.engine.kind} (a run's `engine` says otherwise)"
+    report.used["engine"] = f"{run.engine.kind} (set `engine` in the run's YAML to change it)"
     report.used["kernels"] = ", ".join(fused) or "plain torch"

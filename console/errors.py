@@ -1,21 +1,21 @@
-"""What can go wrong through no fault of ours, each with what, where and how to fix it.
+"""User mistakes and storage faults: errors that say what failed, where, and how to fix it.
 
     UserError
-    ├── MisuseError        a command is given what contradicts itself, or its inputs
-    ├── ConfigError        a file or option that a person wrote is wrong (all problems at once)
-    ├── InputError         a corpus cannot be read as what it is said to be
+    ├── MisuseError        the arguments of a command contradict each other, or its inputs
+    ├── ConfigError        a configuration file or option is wrong (all problems at once)
+    ├── InputError         a corpus does not have the format that it should have
     ├── StorageError       a file or object cannot be read or written
-    ├── IntegrityError     stored bytes are not the ones that were written
-    ├── BusyError          another process holds what this one needs
-    ├── PlanError          a mixture cannot be carried out as asked
-    ├── LayoutError        a parallel layout, engine or device cannot do what is asked
-    ├── CheckpointError    a checkpoint cannot be saved, or is not one that this run can load
-    ├── RunError           a run cannot go on
+    ├── IntegrityError     stored bytes differ from those that were written
+    ├── BusyError          another process holds a lock
+    ├── PlanError          a mixture or a plan cannot be carried out
+    ├── LayoutError        a parallel layout, engine or device does not support the request
+    ├── CheckpointError    a checkpoint cannot be saved, or does not fit the run that loads it
+    ├── RunError           a run cannot continue
     ├── MissingError       a package or program is not installed
-    └── SeveralErrors      some of these, found together
+    └── SeveralErrors      several of these, reported together
 
-Assertions are for our own invariants; these are for everything else. The command line prints
-them without a traceback and exits with 1, of misuse with 2.
+Assertions are for invariants of the code; these errors are for everything else. The command line
+prints them without a traceback and exits with 1; MisuseError exits with 2.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 
 class UserError(Exception):
-    """An error that a person can fix: what happened, where, and what to do about it."""
+    """An error that the user can fix: what failed, where, and a hint how to fix it."""
 
     exit_code = 1
 
@@ -37,14 +37,14 @@ class UserError(Exception):
         self.hint = hint
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Errors cross process boundaries (workers, executors); keyword arguments do not survive
-        # the default pickling of exceptions.
+        # Errors cross process boundaries (workers, executors), and the default pickling of
+        # exceptions loses keyword arguments.
         return (_rebuild, (type(self), self.__dict__))
 
     def __str__(self) -> str:
         lines = [self.what]
         if self.where:
-            lines.append(f"  where: {self.where}".replace(" \n", "\n", 1))  # or lines of its own
+            lines.append(f"  where: {self.where}".replace(" \n", "\n", 1))  # or separate lines
         if self.hint:
             lines.append(f"  hint:  {self.hint}")
         return "\n".join(lines)
@@ -59,7 +59,7 @@ def _rebuild(kind: type[UserError], state: dict[str, object]) -> UserError:
 
 @dataclass(frozen=True)
 class Problem:
-    """One wrong value of a configuration: its dotted path, what is wrong, the line if known."""
+    """A wrong value of a configuration: dotted path, message, and line number if known."""
 
     path: str
     what: str
@@ -71,7 +71,7 @@ class Problem:
 
 
 class Problems(ValueError):
-    """Several things that a `__post_init__` finds wrong; each path is that within the dataclass."""
+    """Several problems found by a `__post_init__`; paths are relative to the dataclass."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("; ".join(map(str, problems)))
@@ -79,7 +79,7 @@ class Problems(ValueError):
 
 
 class ConfigError(UserError):
-    """Everything that is wrong with one configuration, reported together."""
+    """All problems of one configuration, reported together."""
 
     def __init__(self, source: str, problems: Sequence[Problem], *, hint: str | None = None):
         ordered = sorted(problems, key=lambda problem: problem.line or 0)
@@ -91,13 +91,13 @@ class ConfigError(UserError):
 
 
 class MisuseError(UserError):
-    """A command is given what contradicts itself, or its inputs."""
+    """The arguments of a command contradict each other, or its inputs."""
 
     exit_code = 2
 
 
 class InputError(UserError):
-    """A corpus cannot be read as what it is said to be."""
+    """A corpus does not have the format that it should have."""
 
 
 class StorageError(UserError):
@@ -105,43 +105,43 @@ class StorageError(UserError):
 
 
 class IntegrityError(UserError):
-    """Stored bytes are not the ones that were written."""
+    """Stored bytes differ from those that were written."""
 
 
 class BusyError(UserError):
-    """Another process holds what this one needs."""
+    """Another process holds a lock."""
 
 
 class PlanError(UserError):
-    """A mixture cannot be carried out as asked."""
+    """A mixture or a plan cannot be carried out."""
 
 
 class LayoutError(UserError):
-    """A parallel layout, an engine or a device cannot do what is asked of it."""
+    """A parallel layout, an engine or a device does not support the request."""
 
 
 class CheckpointError(UserError):
-    """A checkpoint cannot be saved, or is not one that this run can load."""
+    """A checkpoint cannot be saved, or does not fit the run that loads it."""
 
 
 class RunError(UserError):
-    """A run cannot go on."""
+    """A run cannot continue."""
 
 
 class MissingError(UserError):
-    """A package or program that is needed is not installed."""
+    """A required package or program is not installed."""
 
 
 class SeveralErrors(UserError):
-    """Errors that do not depend on each other, told at once."""
+    """Several independent errors, reported together."""
 
     def __init__(self, errors: Sequence[UserError]) -> None:
         super().__init__("\nerror: ".join(map(str, errors)))
         self.exit_code = max(error.exit_code for error in errors)
 
 
-def together(*steps: Callable[[], Any]) -> list[Any]:
-    """What each step comes to. None waits for another: what they find wrong is told at once."""
+def run_all(*steps: Callable[[], Any]) -> list[Any]:
+    """Run independent steps and return their results; raise the errors of all steps together."""
     results: list[Any] = []
     errors: dict[str, UserError] = {}
     for step in steps:

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in words: what pydantic found, as a person can fix it."""
+"""Turn pydantic's validation errors into messages that say how to fix a configuration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXPECTED = {
     "model_attributes": "keys with values",
     "none": "null",
 }
-"""What was expected, by the first words of pydantic's error types (`int_parsing`, `list_type`)."""
+"""Expected value by pydantic's error type without its suffix (`int_parsing`, `list_type`)."""
 
 
 class OneOf:
@@ -67,7 +67,7 @@ class OneOf:
 
 
 class NameIn:
-    """Marks a text field that holds a name of a table, or one of `others`.
+    """Mark a text field that holds a name of a table, or one of `others`.
 
     precision: Annotated[str, NameIn(PRECISIONS, "auto")]
     """
@@ -82,42 +82,44 @@ class NameIn:
         return core_schema.literal_schema([*self.others, *self.table])
 
 
-def problems(kind: Any, data: Any, found: Sequence[Any], lines: Lines) -> list[Problem]:
-    """One problem for each wrong value. `found` are pydantic's errors for `data` as `kind`."""
-    told: dict[Path, list[str]] = {}
-    wanted: dict[Path, list[str]] = {}
-    for item in found:
+def problems(kind: Any, data: Any, errors: Sequence[Any], lines: Lines) -> list[Problem]:
+    """Return a problem for each wrong value. `errors` are pydantic's for `data` as `kind`."""
+    messages: dict[Path, list[str]] = {}
+    expectations: dict[Path, list[str]] = {}
+    for item in errors:
         path = _data_path(data, item["loc"], missing=item["type"] in MISSING)
         if item["type"] == "union_tag_invalid":  # pydantic names the section, not its tag
             path = (*path, item["ctx"]["discriminator"].strip("'"))
         error = item.get("ctx", {}).get("error")
         if isinstance(error, Problems):
             for problem in error.problems:
-                _once(told, (*path, *problem.path.split(".")), problem.what)
+                _add_once(messages, (*path, *problem.path.split(".")), problem.what)
             continue
         expected = EXPECTED.get(re.sub(r"_(type|parsing|from_float).*$", "", item["type"]))
         if item["loc"][-1:] == ("[key]",) or item["type"] == "invalid_key":
-            _once(told, path, _wrong_key(path[-1], item))
+            _add_once(messages, path, _wrong_key(path[-1], item))
         elif expected:
-            _once(wanted, path, expected)
+            _add_once(expectations, path, expected)
         else:
-            _once(told, path, _tell(kind, data, path, item))
-    for path, kinds in wanted.items():
-        # A field that may be one of two things fails as both; what stands deeper says more.
-        deeper = any(other[: len(path)] == path for other in (*told, *wanted) if other != path)
-        if not deeper and path not in told:
+            _add_once(messages, path, _message(kind, data, path, item))
+    for path, kinds in expectations.items():
+        # A field of a union type fails once per type; an error deeper in the data says more.
+        deeper = any(
+            other[: len(path)] == path for other in (*messages, *expectations) if other != path
+        )
+        if not deeper and path not in messages:
             given = at(data, path)
             expected = f"should be {' or '.join(kinds)}, not {_show(given)}"
-            told[path] = [expected + _quotes(given, kinds)]
+            messages[path] = [expected + _quotes(given, kinds)]
     return [
         Problem(dotted(path), what, line_of(lines, path))
-        for path, whats in told.items()
+        for path, whats in messages.items()
         for what in whats
     ]
 
 
 def changed_booleans(data: Any, built: Any, path: Path = ()) -> Iterator[Path]:
-    """Where the data says true or false and pydantic made a number of it."""
+    """Yield the paths at which pydantic turned true or false into a number."""
     if isinstance(data, bool):
         if not isinstance(built, bool):
             yield path
@@ -130,19 +132,20 @@ def changed_booleans(data: Any, built: Any, path: Path = ()) -> Iterator[Path]:
 
 
 def line_of(lines: Lines, path: Path) -> int | None:
-    """The line of a value, or of what it would have stood in."""
+    """Return the line of a value, or of the section that lacks it."""
     while path and path not in lines:
         path = path[:-1]
     return lines.get(path)
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most similar to `word`; None if none is similar."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 
 def at(data: Any, path: Path) -> Any:
-    """What stands at `path`; None where nothing does."""
+    """Return the value at `path`; None if there is none."""
     for key in path:
         try:
             data = data[key]
@@ -152,18 +155,19 @@ def at(data: Any, path: Path) -> Any:
 
 
 def hint(word: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown word: the most similar known one."""
     near = nearest(word, known)
     return f"; did you mean `{near}`?" if near else "."
 
 
-def _tell(kind: Any, data: Any, path: Path, item: Any) -> str:
+def _message(kind: Any, data: Any, path: Path, item: Any) -> str:
     what, context = item["type"], item.get("ctx", {})
     given = at(data, path)
     if what in UNKNOWN:
         names = _names_at(kind, data, path[:-1])
         return f"unknown key{hint(str(path[-1]), names)} Known: {', '.join(names)}"
     if what == "union_tag_not_found":
-        return f"has no key {context['discriminator'].replace(chr(39), '`')}"
+        return f"needs the key {context['discriminator'].replace(chr(39), '`')}"
     if what in MISSING:
         return "is required"
     if what == "union_tag_invalid":
@@ -179,7 +183,7 @@ def _tell(kind: Any, data: Any, path: Path, item: Any) -> str:
 
 
 def _wrong_key(key: str | int, item: Any) -> str:
-    """Of keys that may be any text, or some words alone."""
+    """Return the message for a wrong key of a dictionary."""
     if not isinstance(key, str):
         return f"the key {key!r} is not text: write it in quotes"
     known = _quoted(item.get("ctx", {}).get("expected", ""))
@@ -187,14 +191,14 @@ def _wrong_key(key: str | int, item: Any) -> str:
 
 
 def _data_path(data: Any, location: Sequence[str | int], *, missing: bool) -> Path:
-    """pydantic's location without the names of union branches: only keys that can be found, and
-    at the end the one that is missing."""
+    """Return pydantic's location without the names of union members: keys that exist in `data`,
+    and a missing key at the end."""
     path: list[str | int] = []
     for position, key in enumerate(location):
-        found = (isinstance(data, dict) and key in data) or (
+        exists = (isinstance(data, dict) and key in data) or (
             isinstance(data, (list, tuple)) and isinstance(key, int) and key < len(data)
         )
-        if found:
+        if exists:
             data = data[key]
             path.append(key)
         elif missing and position == len(location) - 1:
@@ -203,7 +207,7 @@ def _data_path(data: Any, location: Sequence[str | int], *, missing: bool) -> Pa
 
 
 def _names_at(kind: Any, data: Any, path: Path) -> list[str]:
-    """The keys that the dataclass at `path` knows."""
+    """Return the keys of the dataclass at `path`."""
     for key in path:
         kind, data = _field_type(kind, key, data), at(data, (key,))
     names: dict[str, None] = {}
@@ -214,7 +218,7 @@ def _names_at(kind: Any, data: Any, path: Path) -> list[str]:
 
 
 def _field_type(kind: Any, key: str | int, parent: Any) -> Any:
-    """The hint of what stands at `key`; `parent` chooses among the types that `kind` may be."""
+    """Return the type hint of `key`; the data of `parent` chooses among the types of a union."""
     for choice in _choices(kind, parent):
         if dataclasses.is_dataclass(choice):
             hints = typing.get_type_hints(choice, include_extras=True)
@@ -229,7 +233,7 @@ def _field_type(kind: Any, key: str | int, parent: Any) -> Any:
 
 
 def _choices(kind: Any, data: Any) -> list[Any]:
-    """The types that a hint may stand for, given the data: unions opened, tags followed."""
+    """Return the types of a hint: the members of a union, the dataclass that a tag chooses."""
     if typing.get_origin(kind) is typing.Annotated:
         for mark in kind.__metadata__:
             if isinstance(mark, OneOf):
@@ -237,14 +241,14 @@ def _choices(kind: Any, data: Any) -> list[Any]:
                 return [] if choice is None else [choice]
         return _choices(typing.get_args(kind)[0], data)
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return [part for argument in typing.get_args(kind) for part in _choices(argument, data)]
+        return [member for argument in typing.get_args(kind) for member in _choices(argument, data)]
     return [kind]
 
 
-def _once(places: dict[Path, list[str]], path: Path, word: str) -> None:
-    words = places.setdefault(path, [])
-    if word not in words:
-        words.append(word)
+def _add_once(messages: dict[Path, list[str]], path: Path, message: str) -> None:
+    at_path = messages.setdefault(path, [])
+    if message not in at_path:
+        at_path.append(message)
 
 
 def _quoted(text: str) -> list[str]:
@@ -252,7 +256,7 @@ def _quoted(text: str) -> list[str]:
 
 
 def _quotes(given: Any, kinds: Sequence[str]) -> str:
-    """What to do where quotes alone decide: '900B' is text, 900B a number."""
+    """Return a hint if only the quotes are wrong: '900B' is text, 900B is a number."""
     if isinstance(given, (int, float)) and "text" in kinds:
         return "; write it in quotes"
     number = isinstance(given, str) and COUNT.match(given) and "text" not in kinds
@@ -260,7 +264,7 @@ def _quotes(given: Any, kinds: Sequence[str]) -> str:
 
 
 def _show(given: Any) -> str:
-    """A value in an error message: as it is, but never a page of it."""
+    """Return a value for an error message, cut after 60 characters."""
     text = (
         "null" if given is None else str(given).lower() if isinstance(given, bool) else repr(given)
     )

@@ -1,6 +1,6 @@
-"""`headrace`: every command of the house behind one name.
+"""`headrace`: the umbrella command; its subcommands are imported when they are used.
 
-The one file that knows all rooms, by their names: each is imported when it is asked for.
+This is the one file that names the modules of all folders.
 """
 
 from __future__ import annotations
@@ -12,39 +12,48 @@ import click
 
 from .command import CommandGroup, group
 
-ROOMS = {
-    "tokenize": ("..tokenize.cli", "Corpora in, token datasets out."),
-    "mixtures": ("..mixtures.cli", "Plans of what is trained on: sources, phases, weights."),
-    "trainer": ("..trainer.cli", "Runs: start, resume, report."),
-    "models": ("..models.cli", "The shipped models, and exact counts of any."),
-    "doctor": (".doctor", "What this machine has, what will be used, what is missing."),
-    "demo": ("..trainer.demo", "The whole way at small size: corpus to trained model."),
+COMMANDS = {
+    "tokenize": ("..tokenize.cli", "Build token datasets from corpora."),
+    "mixtures": ("..mixtures.cli", "Plan the data of a run: sources, phases, weights; audit it."),
+    "trainer": ("..trainer.cli", "Start, resume and report runs."),
+    "models": ("..models.cli", "Show, count and convert models."),
+    "doctor": (".doctor", "Check this machine: versions, devices, missing packages."),
+    "demo": ("..trainer.demo", "Run the whole pipeline at small size, from corpus to model."),
 }
-"""What each command is, and the module whose `main` it is."""
+"""Module and summary of each subcommand. The module's `main` is the click command."""
 
 
-class House(CommandGroup):
-    """Knows its commands by the table: a list of them needs none of their modules."""
+class LazyGroup(CommandGroup):
+    """A group of the subcommands in COMMANDS; listing them imports none of their modules."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(ROOMS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in ROOMS:
+        if name not in COMMANDS:
             return None
-        command: click.Command = import_module(ROOMS[name][0], __package__).main
+        command: click.Command = import_module(COMMANDS[name][0], __package__).main
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in ROOMS.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-@group("headrace", cls=House)
+@group("headrace", cls=LazyGroup)
 def main() -> None:
-    """Pretraining with the data stream first.
+    """Pretrain models, with the data stream first.
 
-    Tokenizers write datasets, mixtures plan the stream, the trainer turns it into models.
+    `tokenize` builds datasets from corpora, `mixtures` plans the stream of a run, and `trainer`
+    trains a model on it.
+
+    \b
+    Examples:
+      headrace doctor
+      headrace tokenize build corpus/*.jsonl --out data/web --tokenizer byte
+      headrace mixtures plan mixture.yaml
+
+    More: README.md; each command names its own page
     """
     click.get_current_context().obj = find_engine_state
 

@@ -1,6 +1,6 @@
-"""Logging: to stderr, one format, one place where it is set up.
+"""Logging to stderr, in one format.
 
-Libraries call `get_logger(__name__)`; only a command calls `setup`.
+Libraries call `get_logger(__name__)`; only commands call `setup`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import sys
 from typing import TextIO
 
 CLEAR_LINE = "\r\x1b[2K"
-"""What a terminal needs before a line that replaces the one where the cursor stands."""
+"""Escape sequence that clears the current line of a terminal."""
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-def takes_back(stream: TextIO) -> bool:
-    """Whether a line can be replaced: in no file or pipe, and on no terminal that is dumb."""
+def can_rewrite_lines(stream: TextIO) -> bool:
+    """True for a terminal that can clear a line: not a file, a pipe or TERM=dumb."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -26,10 +26,10 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def setup(*, debug: bool = False) -> None:
-    """Send headrace's messages to stderr; other libraries speak only when something is wrong."""
+    """Log headrace at INFO (DEBUG with `debug`) and other libraries at WARNING, to stderr."""
     rank = os.environ.get("RANK")
     form = FORMAT if rank is None else FORMAT.replace("%(message)s", f"[rank {rank}] %(message)s")
-    if takes_back(sys.stderr):  # a progress bar may stand there
+    if can_rewrite_lines(sys.stderr):  # the current line may be a progress line
         form = CLEAR_LINE + form
     logging.basicConfig(format=form, datefmt="%H:%M:%S", level=logging.WARNING, force=True)
     logging.getLogger("headrace").setLevel(logging.DEBUG if debug else logging.INFO)

@@ -1,4 +1,4 @@
-"""What this machine gives a process."""
+"""Resources of this machine."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import sys
 
 
 def cores() -> int:
-    """Those that this process may run on."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Progress on stderr: a line that moves on a terminal, one line a minute anywhere else."""
+"""Progress on stderr: an updated line on a terminal, one line per minute elsewhere."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import sys
 import time
 from typing import TextIO
 
-from .log import CLEAR_LINE, takes_back
+from .log import CLEAR_LINE, can_rewrite_lines
 
 QUIET_SECONDS = 60.0
 TERMINAL_SECONDS = 0.2
 
 
 def human(number: float) -> str:
-    """12345 → '12.3K'; the suffixes are those that configuration accepts."""
+    """Format a number: 12345 → '12.3K', with the suffixes that configurations accept."""
     for suffix, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
-        if abs(number) >= size * 0.9995:  # which three digits round up to this suffix
+        if abs(number) >= size * 0.9995:  # three digits round up to this suffix
             scaled = number / size
             return f"{scaled:.0f}{suffix}" if abs(scaled) >= 999.5 else f"{scaled:.3g}{suffix}"
     return f"{number:.3g}" if isinstance(number, float) else str(number)
 
 
 def as_bytes(number: float) -> str:
-    """1490000000 → '1.49GB': a billion of bytes is written with a G."""
+    """Format bytes: 1490000000 → '1.49GB'; G stands for 10^9 bytes."""
     return f"{human(number).replace('B', 'G')}B"
 
 
 def counted(number: float, things: str) -> str:
-    """(1, 'files') → '1 file'; (1200, 'files') → '1.2K files'."""
+    """Format a count with its noun: '1 file', '1.2K files'."""
     return f"{human(number)} {things.removesuffix('s') if number == 1 else things}"
 
 
 def duration(seconds: float) -> str:
-    """3725 → '1h02m'; 65 → '1m05s'."""
+    """Format seconds: 3725 → '1h02m', 65 → '1m05s'."""
     whole = round(seconds)
     if whole >= 3600:
         return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
@@ -43,9 +43,9 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """Counts towards a total and says so.
+    """Counts towards a total and prints the progress.
 
-    `advance(n)` moves the bar; `details` are counters of the caller's own, shown beside it.
+    `advance(n)` adds n; `details` are counters of the caller, printed beside it.
 
         with Progress("building", total=size, unit="B") as progress:
             progress.advance(len(block), documents=1)
@@ -65,10 +65,11 @@ class Progress:
         self.done = 0.0
         self.details: dict[str, float | str] = {}
         self.stream = stream or sys.stderr
-        self.terminal = takes_back(self.stream)
+        self.terminal = can_rewrite_lines(self.stream)
         self.started = self.shown = time.monotonic()
 
     def advance(self, amount: float = 1, **counters: float) -> None:
+        """Add to the amount done and to the named counters; print if it is time to."""
         self.done += amount
         for name, value in counters.items():
             previous = self.details.get(name, 0)
@@ -77,28 +78,30 @@ class Progress:
             self.show()
 
     def line(self, *, ended: bool = False) -> str:
+        """Return the current line of progress."""
         elapsed = max(time.monotonic() - self.started, 1e-9)
-        parts = [f"{self.label}: {self._amount(self.done)}"]
+        texts = [f"{self.label}: {self._amount(self.done)}"]
         if self.total:
-            parts[0] += f" of {self._amount(self.total)} ({self.done / self.total:.0%})"
-        parts += [
+            texts[0] += f" of {self._amount(self.total)} ({self.done / self.total:.0%})"
+        texts += [
             counted(value, name) if isinstance(value, (int, float)) else f"{value} {name}"
             for name, value in self.details.items()
         ]
-        parts.append(f"{self._amount(self.done / elapsed)}/s")
+        texts.append(f"{self._amount(self.done / elapsed)}/s")
         if self.total and 0 < self.done < self.total and not ended:
-            parts.append(f"{duration(elapsed * (self.total / self.done - 1))} left")
+            texts.append(f"{duration(elapsed * (self.total / self.done - 1))} left")
         else:
-            parts.append(duration(elapsed))
-        return ", ".join(parts)
+            texts.append(duration(elapsed))
+        return ", ".join(texts)
 
     def _amount(self, number: float) -> str:
         return as_bytes(number) if self.unit == "B" else f"{human(number)}{self.unit}"
 
     def show(self, *, ended: bool = False) -> None:
+        """Print the line of progress now."""
         self.shown = time.monotonic()
         line = self.line(ended=ended)
-        if self.terminal:  # a line that wraps could not be taken back
+        if self.terminal:  # a line that wraps could not be cleared
             width = shutil.get_terminal_size().columns - 1
             self.stream.write(f"{CLEAR_LINE}{line[:width]}")
         else:

@@ -1,4 +1,4 @@
-"""What a terminal says to all processes at once, and who listens."""
+"""Signals that a terminal sends to a whole group of processes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def deaf() -> Iterator[None]:
-    """Processes that are started in here never hear Ctrl-C, not even before their first line: it
-    is meant for the one that has started them, and ends them."""
+def sigint_blocked() -> Iterator[None]:
+    """Block SIGINT in processes that are started inside, from their first instruction on.
+
+    Ctrl-C then reaches only the parent process, which stops its children itself.
+    """
     from multiprocessing import resource_tracker
 
-    resource_tracker.ensure_running()  # its start would open the ears again
+    resource_tracker.ensure_running()  # starting it later would unblock SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield

@@ -1,8 +1,8 @@
-"""The YAML that people write: 1e-4 and 900B are numbers, `on` and 2026-01-01 are words.
+"""Read YAML without surprises: 1e-4 and 900B are numbers, `on` and 2026-01-01 are text.
 
-YAML 1.1, which PyYAML speaks, reads 1e-4 as a word, 010 as eight, 12:30 as 750 and `no` as false,
-and lets a key be written twice. Here numbers are what they look like, everything else is a word,
-and every value knows its line.
+PyYAML reads YAML 1.1: 1e-4 is text, 010 is eight, 12:30 is 750, `no` is false, and duplicate keys
+are accepted. Here everything that looks like a number is one, everything else is text, duplicate
+keys are an error, and the line of every value is kept.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     import yaml
 
 Path = tuple[str | int, ...]
-"""The keys and positions that lead to a value."""
+"""Keys and list positions from the top level to a value."""
 
 Lines = dict[Path, int | None]
-"""The line on which each value stands; None for one that stands in no file."""
+"""Line number of each value; None for a value from the command line."""
 
 DECIMAL = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -40,11 +40,11 @@ VALUES = {
     "tag:yaml.org,2002:merge": (r"<<", "<"),
     "!count": (COUNT.pattern, "0123456789"),
 }
-"""What is not a word: the tag, what it looks like, and the characters it may begin with."""
+"""Values that are not text: tag, pattern, and possible first characters."""
 
 
 def parse(text: str, *, source: str) -> tuple[dict[str, Any], Lines]:
-    """The data of a YAML text, and the line of each value."""
+    """Return the data of a YAML text, and the line number of each value."""
     import yaml
 
     lines: Lines = {}
@@ -61,7 +61,7 @@ def parse(text: str, *, source: str) -> tuple[dict[str, Any], Lines]:
         raise ConfigError(source, [Problem("", f"not YAML: {error.problem}", line)]) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        what = f"the character U+{ord(text[error.position]):04X} cannot stand in YAML"
+        what = f"the character U+{ord(text[error.position]):04X} is not allowed in YAML"
         raise ConfigError(source, [Problem("", what, line)]) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(source, [Problem("", f"cannot be read: {error}")]) from None
@@ -71,28 +71,28 @@ def parse(text: str, *, source: str) -> tuple[dict[str, Any], Lines]:
 
 
 def value(text: str) -> Any:
-    """One value, as it would stand behind a colon. Raises ValueError where it is not YAML."""
+    """Parse one value, as after a colon in YAML. Raises ValueError if it is not YAML."""
     import yaml
 
     try:
         return yaml.load(text, Loader=_loader())
     except (yaml.YAMLError, RecursionError):
-        what = f"`{text}` is not a YAML value; quote it within the shell's quotes"
+        what = f"`{text}` is not a YAML value; put YAML quotes inside the shell's"
         raise ValueError(what) from None
 
 
 def emit(data: Any) -> str:
-    """`data` as text that `parse` reads back to an equal value."""
+    """Return `data` as YAML text, which `parse` reads back to an equal value."""
     import yaml
 
     return yaml.dump(data, Dumper=_dumper(), sort_keys=False, allow_unicode=True, width=100)
 
 
 def count(text: str) -> int | float:
-    """'900B' → 900_000_000_000, '8Ki' → 8192. Exact; a fraction of one stays a float."""
+    """Parse a count: '900B' → 900_000_000_000, '8Ki' → 8192. Exact; a fraction becomes a float."""
     match = COUNT.match(text)
     if not match:
-        raise ValueError(f"`{text}` is not a count such as 4096, 900B or 8Ki")
+        raise ValueError(f"`{text}` is not a count like 4096, 900B or 8Ki")
     number = Fraction(match[1].replace("_", "")) * (DECIMAL | BINARY)[match[2]]
     return int(number) if number.denominator == 1 else float(number)
 
@@ -100,7 +100,7 @@ def count(text: str) -> int | float:
 def _index(
     loader: Any, node: yaml.Node, path: Path, above: tuple[yaml.Node, ...], lines: Lines
 ) -> Iterator[Problem]:
-    """Note the line of every value; yield what YAML allows and nobody means."""
+    """Record the line of every value; yield mistakes that YAML allows."""
     import yaml
 
     if node in above:
@@ -113,11 +113,11 @@ def _index(
             if key.tag == "tag:yaml.org,2002:merge":
                 continue
             if not isinstance(key, yaml.ScalarNode):
-                yield Problem(dotted(path), "a key must be a single word", line)
+                yield Problem(dotted(path), "a key must be a single value", line)
                 continue
             place = (*path, loader.construct_object(key))
             if place in lines:
-                yield Problem(dotted(place), f"written twice, first on line {lines[place]}", line)
+                yield Problem(dotted(place), f"duplicate key, first on line {lines[place]}", line)
             lines[place] = line
             yield from _index(loader, item, place, above, lines)
     elif isinstance(node, yaml.SequenceNode):
@@ -127,6 +127,7 @@ def _index(
 
 
 def dotted(path: Path) -> str:
+    """Return a path as text: phases.stable.tokens."""
     return ".".join(str(key) for key in path)
 
 
@@ -146,12 +147,12 @@ def _loader() -> type[yaml.SafeLoader]:
 
 @cache
 def _dumper() -> type[yaml.SafeDumper]:
-    """Quotes every word that this or another reader of YAML would take for something else."""
+    """Return a dumper that quotes all text that any YAML reader would take for another type."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
         def represent_str(self, data: str) -> yaml.ScalarNode:
-            # PyYAML writes U+0085 and its like so that they are read back as a space.
+            # Without quotes, PyYAML reads U+0085 and similar characters back as a space.
             style = None if data.isprintable() else '"'
             return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 

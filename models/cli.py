@@ -1,8 +1,9 @@
-"""`headrace models`: the shipped models, what each is made of, and models of other libraries."""
+"""`headrace models`: list the shipped models, show counts and memory of any, convert formats."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -12,15 +13,27 @@ if TYPE_CHECKING:
     from .accounting.state import FindEngineState
 
 
+def positive(name: str, default: int, help: str) -> Callable[[Any], Any]:
+    """An option that takes a number of at least 1."""
+    return click.option(name, default=default, show_default=True, type=click.IntRange(1), help=help)
+
+
 @command.group("models")
 def main() -> None:
-    """Hybrid models: what is shipped, exact counts of any model, conversion."""
+    """Hybrid models: list, exact counts and memory, conversion. More: docs/models.md."""
 
 
 @main.command("list")
 @command.json_option
 def list_models(as_json: bool) -> None:
-    """List the shipped models."""
+    """List the shipped models with their exact parameter counts and layers.
+
+    \b
+    Example:
+      headrace models list
+
+    More: docs/models.md
+    """
     from collections import Counter
 
     from .accounting.count import build_meta, parameters
@@ -40,10 +53,18 @@ def list_models(as_json: bool) -> None:
 @main.command("show")
 @click.argument("name_or_file")
 @command.overrides_argument
-@click.option("--seq-len", default=4096, show_default=True, type=click.IntRange(1))
-@click.option("--rows", default=1, show_default=True, type=click.IntRange(1), help="At once.")
-@click.option("--precision", default="bf16", show_default=True, type=click.Choice(["bf16", "fp32"]))
-@click.option("--zero", type=click.IntRange(0, 3), help="Short for --run engine.zero=N.")
+@positive("--seq-len", 4096, "Tokens of a row.")
+@positive("--rows", 1, "Rows of a micro-batch.")
+@click.option(
+    "--precision",
+    default="bf16",
+    show_default=True,
+    type=click.Choice(["bf16", "fp32"]),
+    help="Precision of weights and activations.",
+)
+@click.option(
+    "--zero", type=click.IntRange(0, 3), help="ZeRO stage; short for --run engine.zero=N."
+)
 @click.option(
     "--run",
     "run",
@@ -51,9 +72,9 @@ def list_models(as_json: bool) -> None:
     metavar="KEY=VALUE",
     help="An engine or optimizer key of a run, such as engine.kind=fsdp2; repeatable.",
 )
-@click.option("--dp", default=1, show_default=True, type=click.IntRange(1))
-@click.option("--tp", default=1, show_default=True, type=click.IntRange(1))
-@click.option("--cp", default=1, show_default=True, type=click.IntRange(1))
+@positive("--dp", 1, "Data-parallel ranks.")
+@positive("--tp", 1, "Tensor-parallel ranks.")
+@positive("--cp", 1, "Context-parallel ranks.")
 @command.json_option
 @click.pass_obj
 def show_model(
@@ -70,14 +91,19 @@ def show_model(
     cp: int,
     as_json: bool,
 ) -> None:
-    """Show a model: its layers, exact parameters, operations and memory on one rank.
+    """Show a model: its layers, exact parameters and operations, and memory on one rank.
 
     NAME_OR_FILE is a shipped model (`headrace models list`) or a YAML file. Memory is that of the
-    trainer's engine, as `trainer run --dry-run` counts it. See docs/models.md.
+    trainer's engine, as `trainer run --dry-run` counts it.
 
     \b
-    headrace models show evo2-40b-8k --zero 3 --dp 8 --tp 8
-    headrace models show evo2-40b-8k --run engine.kind=fsdp2 --dp 64
+    Examples:
+      headrace models show evo2-7b-8k --seq-len 8192
+      headrace models show evo2-40b-8k --zero 3 --dp 8 --tp 8
+      headrace models show evo2-40b-8k --run engine.kind=fsdp2 --dp 64
+      headrace models show mine.yaml width=512 --json
+
+    More: docs/models.md
     """
     from .accounting.count import build_meta
     from .accounting.show import describe, render
@@ -105,23 +131,31 @@ def show_model(
     "--format",
     required=True,
     type=click.Choice(["headrace", "huggingface", "vortex"]),
-    help="Of OUT.",
+    help="Format of OUT.",
 )
-@click.option("--tokenizer", type=click.Path(), help="Folder with a tokenizer, if not in SOURCE.")
+@click.option("--tokenizer", type=click.Path(), help="Folder with a tokenizer, if SOURCE has none.")
 def convert_model(
     source: str,
     out: str,
     format: Literal["headrace", "huggingface", "vortex"],
     tokenizer: str | None,
 ) -> None:
-    """Convert the model in the folder SOURCE, of any format, to another in the new folder OUT.
+    """Convert the model in folder SOURCE, of any format, into the new folder OUT.
 
     \b
-    headrace      model.yaml  and safetensors
-    huggingface   config.json and safetensors, which transformers loads
-    vortex        config.yml  and model.pt (StripedHyena 2)
+    Formats:
+      headrace      model.yaml  and safetensors
+      huggingface   config.json and safetensors, which transformers loads
+      vortex        config.yml  and model.pt (StripedHyena 2)
 
-    Tensors are only renamed and reordered; a tokenizer in SOURCE goes along.
+    Tensors are only renamed and reordered. A tokenizer in SOURCE is copied.
+
+    \b
+    Examples:
+      headrace models convert llama-folder ours --format headrace
+      headrace models convert exported evo2 --format vortex
+
+    More: docs/models.md (Other libraries)
     """
     from .conversion.folders import convert
 

@@ -14,13 +14,14 @@ from headrace.dataplane.datasets.dataset import Dataset
 from headrace.dataplane.shards.documents import DocumentOrigin
 from headrace.dataplane.tokenizers import load
 from headrace.tokenize import sources
-from headrace.tokenize.corpus.inputs import find
-from headrace.tokenize.executors import EngineConfig
-from headrace.tokenize.sources import BadRecord, SourceConfig, source
+from headrace.tokenize.corpus.inputs import find_files
+from headrace.tokenize.executors import ExecutorConfig
+from headrace.tokenize.sources import corpus_format
+from headrace.tokenize.sources.format import BadRecord, SourceConfig
 
 Found = tuple[list[tuple[int, str, str | None]], list[BadRecord]]
 
-ONE = EngineConfig(workers=1)
+ONE = ExecutorConfig(workers=1)
 """The engine of most tests: no processes."""
 
 WORDS = [*("water", "wheel", "mill", "stream", "水", "roue", "🙂", "naïve", "\n\n   return")]
@@ -47,10 +48,10 @@ def write_jsonl(path: Path, documents: Iterable[str]) -> Path:
 def read_file(path: Path, size: int = 1 << 30, **options: Any) -> Found:
     """All documents of a file, read in slices of about `size` bytes."""
     config = SourceConfig(**options)
-    (file,) = find([str(path)], config)
+    (file,) = find_files([str(path)], config)
     found, problems = [], []
     for part in sources.cut(file, config, size, skip_bad=False):
-        for block in source(file.format).read(part, config):
+        for block in corpus_format(file.format).read(part, config):
             ids = block.ids or [None] * len(block.texts)
             found += list(zip(block.positions, block.texts, ids, strict=True))
             problems += block.problems

@@ -1,7 +1,7 @@
-"""What is asked of every operator: to be its definition, token by token, and its derivative.
+"""Checks of every operator: values against a token-by-token definition, and gradients.
 
 A definition maps one document [length, width] to the same shape, with loops and the formulas of
-the operator's docstring, from the operator's weights.
+the operator's docstring, using the operator's weights.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from headrace.models.operators import OPERATORS, BatchContext, Operator
 Definition = Callable[[Any, Tensor], Tensor]
 BOUND = 1e-10
 LENGTHS = (1, 2, 7, 8, 9, 31, 37)
-"""One, primes, and both sides of the chunks of 8 and 16 that tests use."""
+"""One, primes, and lengths on both sides of the chunks of 8 and 16 that tests use."""
 CUTS = (0, 1, 3, 11, 12, 37)
-"""Of a row of 37 tokens: documents of 1, 2, 8, 1 and 25."""
+"""Boundaries in a row of 37 tokens: documents of 1, 2, 8, 1 and 25 tokens."""
 
 
 def make(kind: str, width: int = 8, seed: int = 0, **options: Any) -> Any:
-    """In fp64, with weights large enough that every part matters."""
+    """Build an operator in fp64, with weights large enough that each of them matters."""
     operator = OPERATORS[kind](OPERATORS[kind].Options(kind=kind, **options), width).double()
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in operator.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        # Rates and decays stay where a state remembers; matrices keep the size of what they map.
+        # Rates and decays stay in ranges with long memory; matrices preserve the input's scale.
         scale = (
             0.3 if parameter.ndim < 2 or name in operator.no_decay else parameter.shape[-1] ** -0.5
         )
@@ -45,7 +45,7 @@ def normal(*shape: int, seed: int = 1) -> Tensor:
 
 
 def context(rows: int, length: int, cuts: Sequence[int] | None = None) -> BatchContext:
-    """Of rows that are one document each, or that are all cut at the same places."""
+    """Context of rows of one document each, or of rows with boundaries `cuts`."""
     if cuts is None:
         return BatchContext(torch.arange(length).unsqueeze(0))
     edges = [row * length + cut for row in range(rows) for cut in cuts]
@@ -56,7 +56,7 @@ def context(rows: int, length: int, cuts: Sequence[int] | None = None) -> BatchC
 def distance(
     operator: Operator, definition: Definition, cuts: Sequence[int] | None = None
 ) -> float:
-    """The largest difference: of rows of every length, or of the documents of packed rows."""
+    """Largest difference, over rows of every length, or over the documents of packed rows."""
     worst = 0.0
     with torch.no_grad():
         for length in LENGTHS if cuts is None else [CUTS[-1]]:
@@ -70,7 +70,7 @@ def distance(
 
 
 def is_its_definition(operator: Operator, definition: Definition) -> None:
-    """Rows of all lengths, and packed ones; its gradients are those of finite differences."""
+    """Compare rows of all lengths, packed rows, and gradients with finite differences."""
     assert distance(operator, definition) < BOUND
     assert distance(operator, definition, CUTS) < BOUND
     names, parameters = zip(*operator.named_parameters(), strict=True)
@@ -90,7 +90,7 @@ def is_its_definition(operator: Operator, definition: Definition) -> None:
 def is_seen(
     operator: Operator, definition: Definition, change: Callable[[Any], None], least: float = 1e-3
 ) -> None:
-    """A negative control: the operator, changed, is no longer the definition of the original."""
+    """Negative control: a changed operator differs from the definition of the original."""
     changed = copy.deepcopy(operator)
     with torch.no_grad():
         change(changed)
@@ -99,7 +99,7 @@ def is_seen(
 
 
 def documents_matter(operator: Operator, definition: Definition) -> None:
-    """A negative control: without its documents, a packed row is not what they give alone."""
+    """Negative control: without isolation, a packed row differs from its documents alone."""
     u = normal(1, CUTS[-1], operator.width)
     expected = torch.cat([definition(operator, u[0, a:b]) for a, b in pairwise(CUTS)])
     y = operator(u, context(1, CUTS[-1]))[0]
@@ -108,7 +108,7 @@ def documents_matter(operator: Operator, definition: Definition) -> None:
 
 
 def rounds_to(operator: Operator, bound: float, length: int = 37) -> None:
-    """In bf16 it is as near to itself in fp64, in parts of its largest output, as is said."""
+    """Bound the error of bf16 against fp64, relative to the largest output."""
     half = copy.deepcopy(operator).bfloat16()
     exact = copy.deepcopy(half).double()
     u = normal(2, length, operator.width).bfloat16()
@@ -129,12 +129,12 @@ def convolved(w: Tensor, taps: Tensor) -> Tensor:
 
 
 def for_channels(taps: Tensor, width: int) -> Tensor:
-    """A filter for each group, as one for each channel."""
+    """Expand filters of groups to filters of channels."""
     return torch.stack([taps[channel * len(taps) // width] for channel in range(width)])
 
 
 def featurized(operator: Any, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Of a Hyena operator: q, and k ⊙ v."""
+    """Return q and k ⊙ v of a Hyena operator."""
     z = convolved(u @ operator.qkv.weight.T, operator.featurizer.taps)
     q, k, v = z.split(operator.width, dim=-1)
     return q, k * v

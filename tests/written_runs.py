@@ -1,4 +1,4 @@
-"""Folders of runs that are written down by hand, and what a report of one must be."""
+"""Folders of runs written by hand, and the checks of a report's page."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_run(root: Path, losses: Sequence[float | None]) -> RunFolder:
 
 
 class Balanced(HTMLParser):
-    """Every element that is opened is closed, in order."""
+    """Check that every element is closed, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def check_page(text: str) -> None:
     parser.feed(text)
     assert parser.open == [] and "svg" in parser.tags
     assert not parser.tags & {"script", "img", "link", "iframe"}
-    assert not re.search(r"(?:src|href)=|url\(|@import", text), "it needs nothing else"
+    assert not re.search(r"(?:src|href)=|url\(|@import", text), "the page loads other files"
 
 
 def rewrite(file: Path, change: Any) -> None:

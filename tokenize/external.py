@@ -1,4 +1,4 @@
-"""Datasets that others have written: where their shards lie, and of which type their ids are."""
+"""External datasets: find their shards and the type of their ids."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def format_of(url: str) -> str:
 
 def shards_of(url: str, format: str, column: str, dtype: str | None) -> tuple[list[Shard], str]:
     """Return the shards of a dataset, without their hashes and counts, and the type of their ids:
-    `dtype` where the format does not record it."""
+    `dtype` if the format does not record it."""
     shards = list(shard_format(format).external_shards(url, column, dtype))
     if not shards:
         raise InputError(f"no {format} shards at {url}")
     types = {shard.dtype for shard in shards}
     if len(types) > 1:
-        raise InputError(f"the files of {url} hold ids of several types: {sorted(types)}")
+        raise InputError(f"the files of {url} have ids of several types: {sorted(types)}")
     return [
         Shard(
             name=shard.name,

@@ -1,10 +1,11 @@
-"""A manifest for a dataset that others have written, which stays where it is and as it is.
+"""Write a manifest for an external dataset, without moving or changing its files.
 
-Every byte is read once: to hash it, and to count documents, tokens and ids. The manifest goes into
-the dataset's own folder; from then on it is read, checked and mixed like one that was built here.
+Every byte is read once: to hash it, and to count documents, tokens and ids. The manifest is written
+into the dataset's folder; afterwards the dataset can be read, verified and mixed like any other.
 
-What ends its documents is what a person says, and then each document is checked. What nobody says
-is the tokenizer's usual end, if every document has it, and is otherwise not known; we tell which.
+The end-of-document id is the one that the user names, and then every document is checked. If the
+user names none, it is the tokenizer's usual id if every document ends with it; otherwise the
+manifest has none, and a warning says how the documents end.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from ..dataplane.storage.faults import located
 from ..dataplane.tokenizers import Tokenizer, bpe
 from ..dataplane.tokenizers.bpe import BpeConfig
 from ..dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
-from . import executors as engines
-from .executors import EngineConfig
+from . import executors
+from .executors import ExecutorConfig
 from .external import format_of, shards_of
-from .read_shard import Contents, contents, hash_of, read_shard
+from .read_shard import ShardContents, hash_of, read_contents, read_shard
 
 log = get_logger(__name__)
 
@@ -36,20 +37,20 @@ log = get_logger(__name__)
 @dataclass(frozen=True, kw_only=True)
 class IndexConfig:
     url: str
-    """The folder of the dataset."""
+    """Folder of the dataset."""
     format: str = "auto"
     """A name in dataplane.shards.FORMATS; auto: by the files in the folder."""
     column: str | None = None
-    """The column that holds the ids, in formats with columns (mds, arrow); None: `tokens`."""
+    """Column of the ids, in formats with columns (mds, arrow); None: `tokens`."""
     dtype: str | None = None
-    """The type of the ids, where the format does not tell it (MDS columns of bytes)."""
+    """Type of the ids, if the format does not define it (MDS columns of bytes)."""
     tokenizer: str | None = None
-    """`byte` or a tokenizer.json, so that ids can be shown as text."""
+    """`byte` or a tokenizer.json, to decode the ids."""
     end_of_document: str | None = None
-    """The token that ends every document, by its name in the tokenizer's JSON file."""
+    """Token that ends every document, by its name in the tokenizer's JSON file."""
     end_id: int | Literal["none"] | None = None
-    """The same by its id, for which no tokenizer is needed; `none`: documents have no end."""
-    engine: EngineConfig = field(default_factory=EngineConfig)
+    """Id that ends every document (no tokenizer is needed); `none`: documents have no end id."""
+    engine: ExecutorConfig = field(default_factory=ExecutorConfig)
 
     def __post_init__(self) -> None:
         if self.format not in ("auto", *FORMATS):
@@ -57,69 +58,71 @@ class IndexConfig:
         if self.end_of_document is not None and self.tokenizer in (None, "byte"):
             raise ValueError("end_of_document needs a tokenizer's JSON file")
         if self.end_of_document is not None and self.end_id is not None:
-            raise ValueError("end_of_document and end_id say the same thing: give one of them")
+            raise ValueError("end_of_document and end_id set the same value: give only one of them")
         if isinstance(self.end_id, int) and self.end_id < 0:
-            raise ValueError(f"end_id is {self.end_id}; ids begin at 0")
+            raise ValueError(f"end_id is {self.end_id}; ids start at 0")
 
     @property
-    def name(self) -> str:
-        """Of the column."""
+    def column_name(self) -> str:
+        """Return the name of the column of the ids."""
         return self.column or "tokens"
 
 
 @dataclass(frozen=True)
-class Found:
-    """A shard, and what is in it."""
+class IndexedShard:
+    """A shard with its counts, and its number in the dataset."""
 
     number: int
     shard: Shard
-    contents: Contents
+    contents: ShardContents
 
 
 @dataclass(frozen=True)
-class IndexTask:
+class IndexWorker:
+    """Hashes and counts shards."""
+
     url: str
     format: str
     dtype: str
     end: int | None
-    """With which every document has to end, if a person says so."""
+    """Id that must end every document; None: do not check."""
 
-    def __call__(self, item: tuple[int, Shard]) -> Iterator[Found]:
+    def __call__(self, item: tuple[int, Shard]) -> Iterator[IndexedShard]:
         number, shard = item
         data = read_shard(self.url, shard)
         chunks, digest = hash_of(data)
         with located(storage.join(self.url, shard.name)):
-            held = contents(data, self.format, self.dtype, shard.details)
+            contents = read_contents(data, self.format, self.dtype, shard.details)
         stored = shard.stored_name
-        if self.end is not None and (others := held.ends - {self.end}):
+        if self.end is not None and (others := contents.ends - {self.end}):
             raise InputError(
                 f"a document of {shard.name} ends with the id {min(others)}, not with {self.end}",
                 where=self.url,
-                hint="give the id that does end its documents, or --end-id none",
+                hint="give the id that ends all its documents, or --end-id none",
             )
         if stored is not None:
             packed = storage.read(storage.join(self.url, stored))
             shard = replace(shard, stored_hash=hashlib.sha256(packed).hexdigest())
-        yield Found(
+        yield IndexedShard(
             number,
             replace(
                 shard,
                 size=len(data),
-                documents=held.documents,
-                tokens=held.tokens,
+                documents=contents.documents,
+                tokens=contents.tokens,
                 hash=digest,
                 chunks=chunks,
             ),
-            held,
+            contents,
         )
 
 
 def index(config: IndexConfig) -> Manifest:
-    """Write the manifest of a dataset; returns it."""
+    """Write the manifest of an external dataset, and return it."""
     url = config.url.rstrip("/")
     if storage.exists(storage.join(url, manifest.NAME)):
         raise StorageError(
-            f"{url} has a manifest already",
+            f"{url} already has a manifest",
             hint="`tokenize inspect` shows it; remove manifest.json to index the folder again",
         )
     format = format_of(url) if config.format == "auto" else config.format
@@ -127,34 +130,34 @@ def index(config: IndexConfig) -> Manifest:
         if getattr(config, name) is not None and name not in shard_format(format).index_options:
             formats = [known for known in FORMATS if name in shard_format(known).index_options]
             raise MisuseError(
-                f"--{name} is for {' and '.join(formats)}, and {url} is {format}, which tells it",
+                f"--{name} is for {' and '.join(formats)}; {url} is {format}, which defines it",
                 hint=f"leave --{name} out",
             )
-    shards, dtype = shards_of(url, format, config.name, config.dtype)
+    shards, dtype = shards_of(url, format, config.column_name, config.dtype)
     tokenizer = _tokenizer(config)
-    said = _said_end(config, tokenizer)
-    found = _read(IndexTask(url, format, dtype, said), shards, config)
+    named_end = _named_end(config, tokenizer)
+    indexed = _read(IndexWorker(url, format, dtype, named_end), shards, config)
     if tokenizer is not None:
         for name, data in tokenizer.files.items():
             storage.write(storage.join(url, name), data)
-    made = Manifest(
+    result = Manifest(
         format=format,
         dtype=dtype,
-        tokenizer=_info(config, tokenizer, said, found),
-        settings={"indexed": True, "column": config.name},
-    ).append(manifest.write_generation(url, [one.shard for one in found]))
-    manifest.save(url, made)
-    return made
+        tokenizer=_info(config, tokenizer, named_end, indexed),
+        settings={"indexed": True, "column": config.column_name},
+    ).append(manifest.write_generation(url, [item.shard for item in indexed]))
+    manifest.save(url, result)
+    return result
 
 
-def _read(task: IndexTask, shards: Sequence[Shard], config: IndexConfig) -> list[Found]:
-    found = []
+def _read(worker: IndexWorker, shards: Sequence[Shard], config: IndexConfig) -> list[IndexedShard]:
+    indexed = []
     total = sum(shard.stored_size or shard.size for shard in shards)
     with Progress("indexing", total=total, unit="B") as progress:
-        for one in engines.run(config.engine, task, list(enumerate(shards))):
-            found.append(one)
-            progress.advance(one.shard.stored_size or one.shard.size, tokens=one.shard.tokens)
-    return sorted(found, key=lambda one: one.number)
+        for item in executors.run(config.engine, worker, list(enumerate(shards))):
+            indexed.append(item)
+            progress.advance(item.shard.stored_size or item.shard.size, tokens=item.shard.tokens)
+    return sorted(indexed, key=lambda item: item.number)
 
 
 def _tokenizer(config: IndexConfig) -> Tokenizer | None:
@@ -165,8 +168,8 @@ def _tokenizer(config: IndexConfig) -> Tokenizer | None:
     return bpe.load(config.tokenizer, BpeConfig(end_of_document=config.end_of_document))
 
 
-def _said_end(config: IndexConfig, tokenizer: Tokenizer | None) -> int | None:
-    """The id with which documents end, if a person says so."""
+def _named_end(config: IndexConfig, tokenizer: Tokenizer | None) -> int | None:
+    """Return the end-of-document id that the user named, or None."""
     if config.end_of_document is not None:
         assert tokenizer is not None
         return tokenizer.info.end_of_document
@@ -174,17 +177,20 @@ def _said_end(config: IndexConfig, tokenizer: Tokenizer | None) -> int | None:
 
 
 def _info(
-    config: IndexConfig, tokenizer: Tokenizer | None, said: int | None, found: Sequence[Found]
+    config: IndexConfig,
+    tokenizer: Tokenizer | None,
+    named_end: int | None,
+    indexed: Sequence[IndexedShard],
 ) -> TokenizerInfo:
-    """What the manifest says of the tokenizer, and of the end of documents."""
-    largest = max(one.contents.largest_id for one in found)
+    """Return the manifest's entry for the tokenizer and the end of documents."""
+    largest = max(item.contents.largest_id for item in indexed)
     if largest < 0:
-        raise InputError(f"{config.url} holds no tokens")
+        raise InputError(f"{config.url} has no tokens")
     if tokenizer is not None and largest >= tokenizer.info.vocab_size:
         raise InputError(
-            f"the dataset holds the id {largest}, and {config.tokenizer} has "
+            f"the dataset has the id {largest}, but {config.tokenizer} has only "
             f"{tokenizer.info.vocab_size} ids",
-            hint="name the tokenizer that it was made with",
+            hint="name the tokenizer that the dataset was built with",
         )
     info = TokenizerInfo(
         kind="unknown",
@@ -194,17 +200,17 @@ def _info(
     )
     if tokenizer is not None:
         info = tokenizer.info
-    if said is not None or config.end_id == "none":
-        return replace(info, end_of_document=said)
-    ends = frozenset().union(*(one.contents.ends for one in found))
+    if named_end is not None or config.end_id == "none":
+        return replace(info, end_of_document=named_end)
+    ends = frozenset().union(*(item.contents.ends for item in indexed))
     if info.end_of_document is not None and ends == {info.end_of_document}:
         return info
-    alike = f"all of them end with the id {min(ends)}" if len(ends) == 1 else "they end differently"
+    ending = f"all end with the id {min(ends)}" if len(ends) == 1 else "they end with different ids"
     log.warning(
-        "whether documents have an end is not known: %s. If one id ends them say --end-id ID, if "
-        "none does --end-id none",
-        alike
+        "the end-of-document id is unknown: %s. If an id ends the documents, pass --end-id ID; "
+        "otherwise pass --end-id none",
+        ending
         if info.end_of_document is None
-        else f"{alike}, the tokenizer's is {info.end_of_document}",
+        else f"{ending}, the tokenizer's end is {info.end_of_document}",
     )
     return replace(info, end_of_document=None)

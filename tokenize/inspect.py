@@ -1,4 +1,4 @@
-"""A dataset for humans: what it is, what it came from, and its documents as text."""
+"""Describe a dataset for people: size, settings, origin, and documents as text."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ..dataplane.shards.documents import DocumentOrigin
 
 
 def summary(url: str) -> dict[str, Any]:
-    """What the manifest says, as data."""
-    found = manifest.load(url)
+    """Return the contents of the manifest as data."""
+    held = manifest.load(url)
     return {
         "url": url,
-        "hash": found.hash,
-        "format": found.format,
-        "dtype": found.dtype,
-        "documents": found.documents,
-        "tokens": found.tokens,
+        "hash": held.hash,
+        "format": held.format,
+        "dtype": held.dtype,
+        "documents": held.documents,
+        "tokens": held.tokens,
         "tokenizer": {
-            "kind": found.tokenizer.kind,
-            "vocab_size": found.tokenizer.vocab_size,
-            "end_of_document": found.tokenizer.end_of_document,
-            "fingerprint": found.tokenizer.fingerprint,
+            "kind": held.tokenizer.kind,
+            "vocab_size": held.tokenizer.vocab_size,
+            "end_of_document": held.tokenizer.end_of_document,
+            "fingerprint": held.tokenizer.fingerprint,
         },
-        "weights": found.weights,
-        "settings": found.settings,
+        "weights": held.weights,
+        "settings": held.settings,
         "generations": [
             {
                 "hash": made.hash,
@@ -41,26 +41,26 @@ def summary(url: str) -> dict[str, Any]:
                 "shards": made.shards,
                 **made.provenance,
             }
-            for made in found.generations
+            for made in held.generations
         ],
     }
 
 
 def describe(url: str) -> str:
-    """The same for people."""
-    found = manifest.load(url)
-    info = found.tokenizer
+    """Return the contents of the manifest as text."""
+    held = manifest.load(url)
+    info = held.tokenizer
     lines = [
         f"{url}",
-        f"  {found.tokens:,} tokens in {found.documents:,} documents "
-        f"({found.tokens / max(1, found.documents):,.1f} each)",
-        f"  {found.format}, {found.dtype}; tokenizer {info.kind} of {info.vocab_size:,} ids, "
+        f"  {held.tokens:,} tokens in {held.documents:,} documents "
+        f"({held.tokens / max(1, held.documents):,.1f} each)",
+        f"  {held.format}, {held.dtype}; tokenizer {info.kind} of {info.vocab_size:,} ids, "
         + _end(info.end_of_document),
-        f"  hash {found.hash}",
+        f"  hash {held.hash}",
     ]
-    if found.weights is not None:
-        lines.append(f"  loss weights {', '.join(map(str, found.weights))}")
-    for number, made in enumerate(found.generations):
+    if held.weights is not None:
+        lines.append(f"  loss weights {', '.join(map(str, held.weights))}")
+    for number, made in enumerate(held.generations):
         lines.append(
             f"  generation {number}: {made.documents:,} documents, {human(made.tokens)} tokens, "
             f"{as_bytes(made.size)} in {made.shards} shards"
@@ -74,15 +74,15 @@ def describe(url: str) -> str:
 
 
 def _end(id: int | None) -> str:
-    return "documents have no known end" if id is None else f"documents end with {id}"
+    return "the end of documents is unknown" if id is None else f"documents end with {id}"
 
 
 def document(url: str, number: int) -> tuple[DocumentOrigin, list[int]]:
-    """Where the document `number` of a dataset came from, and its ids."""
+    """Return the origin and the ids of a document."""
     dataset = Dataset(url)
     total = int(dataset.shard_documents[-1])
     if not 0 <= number < total:
-        raise InputError(f"{url} has {total:,} documents: there is no number {number}")
+        raise InputError(f"{url} has {total:,} documents, and none has number {number}")
     start, end = dataset.document(number)
     ids = np.empty(end - start, np.int64)
     dataset.fill(start, ids)
@@ -90,4 +90,5 @@ def document(url: str, number: int) -> tuple[DocumentOrigin, list[int]]:
 
 
 def text(url: str, ids: list[int]) -> str:
+    """Decode ids with the dataset's tokenizer."""
     return tokenizers.load(manifest.load(url).tokenizer, url).decode(ids)

@@ -1,4 +1,4 @@
-"""What `tokenize` can be asked on the command line, and the configuration that it comes to."""
+"""Command-line options of `tokenize`, and the configurations made from them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from .sources import CORPUS_FORMATS
 
 if TYPE_CHECKING:
     from .build.build import BuildConfig
@@ -15,68 +17,79 @@ T = TypeVar("T")
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
 
 TOKENIZER_OPTIONS = {"byte": ("special", "dna", "masked_weight"), "bpe": ("end_of_document",)}
-"""What belongs to one kind of tokenizer."""
+"""Options of one kind of tokenizer."""
 
 on_error_option = click.option(
     "--on-error",
     type=click.Choice(["fail", "skip"]),
     default="fail",
     show_default=True,
-    help="What to do about bad records.",
+    help="Stop at a bad record, or leave it out.",
 )
 
 
 def source_options(function: Any) -> Any:
-    """What says how a corpus is read."""
+    """Add the options for reading a corpus."""
     options = [
         click.option(
             "--input-format",
             default="auto",
             show_default=True,
-            metavar="KIND",
-            help="jsonl, parquet, arrow, text, fasta; auto goes by the files' endings.",
+            metavar="FORMAT",
+            help=f"{', '.join(CORPUS_FORMATS)}; auto: by the endings of the files.",
         ),
-        click.option("--text-field", help="What holds a text (text)."),
-        click.option("--id-field", help="What holds the corpus' own id of a document."),
+        click.option("--text-field", help="Field or column of the text (text)."),
+        click.option("--id-field", help="Field or column of the corpus' own document id."),
         click.option(
             "--text-documents",
             type=click.Choice(["file", "line", "separator"]),
             help="What one document of a plain text is (file).",
         ),
-        click.option("--separator", help="Between the documents of a plain text (\\n\\n)."),
+        click.option("--separator", help="Separator of documents in a plain text (\\n\\n)."),
     ]
     return _apply(options, function)
 
 
 def tokenizer_options(function: Any) -> Any:
-    """What says how texts become ids."""
+    """Add the options for tokenizing."""
     options = [
-        click.option("--tokenizer", required=True, metavar="byte|FILE", help="Or tokenizer.json."),
-        click.option("--dna", is_flag=True, help="byte: lower-case bases weigh less in the loss."),
-        click.option("--masked-weight", type=float, help="--dna: how much (0.1)."),
         click.option(
-            "--special", multiple=True, help="byte: special tokens; the first is the end."
+            "--tokenizer", required=True, metavar="byte|FILE", help="byte, or a tokenizer.json."
         ),
-        click.option("--end-of-document", metavar="TOKEN", help="FILE: what ends a document."),
-        click.option("--parse-special", is_flag=True, help="Special tokens in a text are no text."),
+        click.option("--dna", is_flag=True, help="byte: lower-case bases get a lower loss weight."),
+        click.option("--masked-weight", type=float, help="--dna: this loss weight (0.1)."),
+        click.option(
+            "--special", multiple=True, help="byte: special token; the first one ends documents."
+        ),
+        click.option("--end-of-document", metavar="TOKEN", help="FILE: token that ends documents."),
+        click.option(
+            "--parse-special",
+            is_flag=True,
+            help="Encode special tokens found in the text as special tokens.",
+        ),
         on_error_option,
     ]
     return _apply(options, function)
 
 
-def engine_options(function: Any) -> Any:
-    """What says where tasks run."""
+def executor_options(function: Any) -> Any:
+    """Add the options for running tasks."""
     options = [
         click.option(
-            "--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True
+            "--engine",
+            type=click.Choice(["local", "ray"]),
+            default="local",
+            show_default=True,
+            help="Run tasks on this machine, or on a Ray cluster.",
         ),
-        click.option("--workers", type=int, help="local: processes; one for each core."),
-        click.option("--address", help="ray: the cluster; one of this machine, if not given."),
+        click.option("--workers", type=int, help="local: number of processes (one per core)."),
+        click.option("--address", help="ray: address of the cluster (started on this machine)."),
     ]
     return _apply(options, function)
 
 
-def engine_of(values: dict[str, Any]) -> dict[str, Any]:
+def executor_of(values: dict[str, Any]) -> dict[str, Any]:
+    """Take the executor's settings out of the options' values."""
     return {
         "kind": values.pop("engine"),
         "workers": values.pop("workers"),
@@ -91,20 +104,25 @@ def _apply(options: list[Any], function: Any) -> Any:
 
 
 def source_of(values: dict[str, Any]) -> dict[str, Any]:
+    """Take the settings for reading the corpus out of the options' values."""
     separator = values.pop("separator")
     given = {name: values.pop(name) for name in ("text_field", "id_field", "text_documents")}
     if separator is not None:
         if given["text_documents"] != "separator":
             raise click.UsageError("--separator needs --text-documents separator")
         given["separator"] = _unescaped("--separator", separator)
+    if (name := values.pop("input_format")) not in ("auto", *CORPUS_FORMATS):
+        known = ", ".join(CORPUS_FORMATS)
+        raise click.UsageError(f"--input-format {name}: no such format; known: auto, {known}")
     return {
-        "format": values.pop("input_format"),
+        "format": name,
         **{name: value for name, value in given.items() if value is not None},
     }
 
 
 def _tokenizer(values: dict[str, Any]) -> dict[str, Any]:
-    """The tokenizer and its settings. An option of the other kind would change nothing."""
+    """Take out the tokenizer and its settings. An option of the other kind is an error, because it
+    would have no effect."""
     kind = "byte" if values["tokenizer"] == "byte" else "bpe"
     settings: dict[str, dict[str, Any]] = {"byte": {}, "bpe": {}}
     for owner, names in TOKENIZER_OPTIONS.items():
@@ -123,7 +141,7 @@ def _tokenizer(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked(kind: type[T], data: dict[str, Any]) -> T:
-    """The configuration that options make; options that cannot be are misuse."""
+    """Return the configuration that the options make; invalid options are misuse."""
     from ..console.config import build
     from ..console.errors import ConfigError, MisuseError
 
@@ -134,12 +152,12 @@ def checked(kind: type[T], data: dict[str, Any]) -> T:
 
 
 def _unescaped(option: str, text: str) -> str:
-    """What a shell makes hard to write is written with a backslash; the rest stands for itself."""
+    """Replace backslash escapes, for characters that are hard to type in a shell."""
 
     def letter(match: re.Match[str]) -> str:
         if match[1] not in ESCAPES:
             raise click.UsageError(
-                f"{option} {text}: a backslash is followed by n, t, r, 0 or another backslash"
+                f"{option} {text}: a backslash must be followed by n, t, r, 0 or another backslash"
             )
         return ESCAPES[match[1]]
 
@@ -147,7 +165,7 @@ def _unescaped(option: str, text: str) -> str:
 
 
 def build_config(values: dict[str, Any]) -> BuildConfig:
-    """What `build` is asked; `count` knows fewer options."""
+    """Return the configuration of `build`, or of `count`, which has fewer options."""
     from .build.build import BuildConfig
 
     splits = _splits(values.pop("split", ()))
@@ -157,7 +175,7 @@ def build_config(values: dict[str, Any]) -> BuildConfig:
         "source": source_of(values),
         **_tokenizer(values),
         "splits": splits,
-        "engine": engine_of(values),
+        "engine": executor_of(values),
         **values,
     }
     return checked(BuildConfig, data)
@@ -168,13 +186,15 @@ def _splits(words: tuple[str, ...]) -> dict[str, float]:
 
     splits: dict[str, float] = {}
     for word in words:
-        name, _, share = word.partition("=")
+        name, _, fraction = word.partition("=")
         try:
-            number = float(share)
+            number = float(fraction)
         except ValueError:
-            raise click.UsageError(f"--split {word}: written NAME=SHARE, as in val=0.001") from None
+            raise click.UsageError(
+                f"--split {word}: write NAME=FRACTION, as in val=0.001"
+            ) from None
         if name in splits:
-            raise click.UsageError(f"--split {word}: `{name}` has its share already")
+            raise click.UsageError(f"--split {word}: `{name}` is given twice")
         splits[name] = number
     try:
         check_splits(splits)
@@ -184,7 +204,7 @@ def _splits(words: tuple[str, ...]) -> dict[str, float]:
 
 
 def bytes_of(text: str, option: str) -> int:
-    """A size such as 64Mi."""
+    """Parse a size such as 64Mi."""
     from ..console.config import count
 
     if text.isdigit():

@@ -1,4 +1,4 @@
-"""What shards hold, read whole: for whoever checks, counts or indexes them."""
+"""Read a whole shard, and count its documents and tokens; for `verify` and `index`."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from ..dataplane.storage import storage
 Bytes = bytes | mmap.mmap
 
 LARGEST_REMOTE = 1 << 30
+"""Bytes of the largest remote shard that is read into memory."""
 
 
 @dataclass(frozen=True)
-class Contents:
-    """What was found in a shard."""
+class ShardContents:
+    """Counts and ids of a shard."""
 
     documents: int
     tokens: int
     largest_id: int
     """-1 in a shard without tokens."""
     ends: frozenset[int]
-    """The ids with which its documents end; at most two of them are told."""
+    """Last ids of its documents; two different ones at most."""
 
 
 def read_shard(url: str, shard: Shard) -> Bytes:
-    """The bytes of a whole shard, decompressed. A local file is mapped: others' may be larger
-    than memory."""
+    """Return the bytes of a shard, decompressed. Local files are memory-mapped: shards of external
+    datasets may be larger than memory."""
     if shard.stored_name is None:
         where = storage.join(url, shard.name)
         size = storage.size(where)
@@ -45,8 +46,8 @@ def read_shard(url: str, shard: Shard) -> Bytes:
                 return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if size > LARGEST_REMOTE:
             raise StorageError(
-                f"{where} has {size:,} bytes: too many to read at once from a remote store",
-                hint="do this where the file is on a local disk",
+                f"{where} has {size:,} bytes: too large to read at once from a remote store",
+                hint="run the command where the file is on a local disk",
             )
         return storage.read(where)
     import zstandard
@@ -61,13 +62,15 @@ def read_shard(url: str, shard: Shard) -> Bytes:
 
 
 def hash_of(data: Bytes) -> tuple[bytes, str]:
-    """The digests of a file's chunks, and the file's hash."""
+    """Return the digests of a file's chunks, and the hash of the file."""
     hasher = ChunkHasher()
     hasher.update(memoryview(data))
     return hasher.finish()
 
 
-def contents(data: Bytes, format: str, dtype: str, details: dict[str, object]) -> Contents:
+def read_contents(
+    data: Bytes, format: str, dtype: str, details: dict[str, object]
+) -> ShardContents:
     """Read every token of a shard."""
     view = memoryview(data)
 
@@ -80,9 +83,9 @@ def contents(data: Bytes, format: str, dtype: str, details: dict[str, object]) -
         if len(run):
             largest = max(largest, int(run.max()))
             if (least := int(run.min())) < 0:
-                raise InputError(f"it holds {least}, which is no id")
+                raise InputError(f"it has {least}, which is not an id")
     ends = _last_tokens(layout, data, dtype)
-    return Contents(
+    return ShardContents(
         documents=len(layout.document_starts) - 1,
         tokens=int(layout.document_starts[-1]),
         largest_id=largest,
@@ -95,17 +98,17 @@ def _runs(layout: ShardLayout, data: Bytes, dtype: str) -> Iterator[Any]:
     counts = np.diff(layout.run_tokens).tolist()
     for count, start in zip(counts, layout.run_bytes.tolist(), strict=False):
         if start + count * width > len(data):
-            raise IntegrityError("its tokens reach beyond its end")
+            raise IntegrityError("its tokens extend past the end of the file")
         yield np.frombuffer(data, dtype, count, start)
 
 
 def _last_tokens(layout: ShardLayout, data: Bytes, dtype: str) -> Int64:
-    """The last id of each document that has any."""
+    """Return the last id of each document that is not empty."""
     width = np.dtype(dtype).itemsize
     starts = layout.document_starts
     last = starts[1:][np.diff(starts) > 0] - 1
     run = np.searchsorted(layout.run_tokens, last, side="right") - 1
-    places = layout.run_bytes[run] + (last - layout.run_tokens[run]) * width
+    offsets = layout.run_bytes[run] + (last - layout.run_tokens[run]) * width
     octets = np.frombuffer(data, np.uint8)
-    picked = octets[places[:, None] + np.arange(width)]
+    picked = octets[offsets[:, None] + np.arange(width)]
     return np.ascontiguousarray(picked).view(dtype).reshape(-1).astype(np.int64)

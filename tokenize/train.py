@@ -13,10 +13,12 @@ from ..console.log import get_logger
 from ..console.progress import Progress, as_bytes
 from ..dataplane.storage import storage
 from ..dataplane.tokenizers.byte import END
-from .build.task_state import Record
-from .corpus.documents import Reader
-from .corpus.inputs import find
-from .sources import File, SourceConfig, cut
+from .corpus.documents import DocumentReader
+from .corpus.inputs import find_files
+from .corpus.read_stats import ReadStats
+from .files.input_file import File
+from .sources import cut
+from .sources.format import SourceConfig
 
 log = get_logger(__name__)
 
@@ -24,8 +26,8 @@ PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How text is cut into words before merging: contractions, words, digits by threes, signs,
-spaces. The pattern that Llama 3 and its like use."""
+"""Pre-tokenization: contractions, words, groups of up to three digits, punctuation, spaces. This is
+the pattern of Llama 3 and similar models."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,30 +35,34 @@ class TrainConfig:
     inputs: tuple[str, ...]
     """Files, folders, globs or URLs."""
     out: str
-    """Where the tokenizer's JSON goes."""
+    """File for the tokenizer's JSON."""
     vocab_size: int = 32768
-    """Special tokens, bytes and merges together."""
+    """Number of ids: special tokens, bytes and merges."""
     special_tokens: tuple[str, ...] = (END,)
-    """The first one ends every document."""
+    """Special tokens; the first one ends documents."""
     sample_bytes: int = 256 << 20
-    """How much text to train on, taken evenly from the whole corpus; it is held in memory."""
+    """Bytes of text to train on, sampled evenly from the whole corpus and held in memory."""
     source: SourceConfig = field(default_factory=SourceConfig)
     """How the corpus is read."""
     on_error: Literal["fail", "skip"] = "fail"
-    """What to do about a record that cannot be read."""
+    """fail: stop at a record that cannot be read; skip: leave it out."""
 
     def __post_init__(self) -> None:
         least = 256 + len(self.special_tokens)
         if self.vocab_size < least:
-            raise ValueError(f"vocab_size is {self.vocab_size}; bytes and specials need {least}")
+            raise ValueError(
+                f"vocab_size is {self.vocab_size}; bytes and special tokens need {least}"
+            )
         if self.sample_bytes < 1:
-            raise ValueError(f"sample_bytes is {self.sample_bytes}; at least one is needed")
+            raise ValueError(f"sample_bytes is {self.sample_bytes}; it must be at least 1")
 
 
 def train(config: TrainConfig) -> Any:
-    """Train a tokenizer, save it, and return it (a `tokenizers.Tokenizer`)."""
+    """Train a tokenizer, save it, and return it as a `tokenizers.Tokenizer`."""
     if storage.is_local(config.out) and storage.local_path(config.out).is_dir():
-        raise MisuseError(f"{config.out} is a folder", hint="name a file in it: --out …/bpe.json")
+        raise MisuseError(
+            f"{config.out} is a folder", hint="name a file, as in --out FOLDER/bpe.json"
+        )
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer: Any = Tokenizer(models.BPE())
@@ -74,50 +80,50 @@ def train(config: TrainConfig) -> Any:
         show_progress=False,
     )
     tokenizer.train_from_iterator(sample(config), trainer)
-    made = tokenizer.get_vocab_size()
-    if made < config.vocab_size:
-        log.warning("the sample gives %d tokens, not %d: it is small", made, config.vocab_size)
+    size = tokenizer.get_vocab_size()
+    if size < config.vocab_size:
+        log.warning("the sample is small: it gives %d tokens, not %d", size, config.vocab_size)
     storage.write(config.out, tokenizer.to_str(pretty=True).encode())
     return tokenizer
 
 
 def sample(config: TrainConfig) -> Iterator[str]:
-    """Documents from all over the corpus, in its order: those with the smallest hashes, as many as
-    make up `sample_bytes` of text. So the sample has that size however the corpus is packed, and
-    is the same every time. Of equal documents there is one."""
-    files = find(config.inputs, config.source)
-    record = Record({})
-    chosen: list[tuple[int, int, bytes]] = []  # a heap; what leaves it next has the largest hash
+    """Return a sample of the corpus, in its order: the documents with the smallest hashes, up to
+    `sample_bytes` of text. The size is independent of the number and compression of the files, and
+    the sample is the same on every run. Equal documents count once."""
+    files = find_files(config.inputs, config.source)
+    stats = ReadStats()
+    chosen: list[tuple[int, int, bytes]] = []  # heap; the largest hash is removed first
     held: set[int] = set()
     size = 0
-    for number, data in enumerate(_documents(files, config, record)):
-        hash = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
-        if hash in held:
+    for number, data in enumerate(_documents(files, config, stats)):
+        digest = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+        if digest in held:
             continue
-        heapq.heappush(chosen, (-hash, number, data))
-        held.add(hash)
+        heapq.heappush(chosen, (-digest, number, data))
+        held.add(digest)
         size += len(data)
         while size - len(chosen[0][2]) >= config.sample_bytes:
             largest, _, dropped = heapq.heappop(chosen)
             held.remove(-largest)
             size -= len(dropped)
     if not chosen:
-        raise InputError("the inputs hold no text to train on")
-    for line in record.problems[:20]:
+        raise InputError("the inputs have no text to train on")
+    for line in stats.problems[:20]:
         log.warning("left out: %s", line)
-    told = (len(chosen), as_bytes(size), record.bad)
-    log.info("a sample of %d documents, %s; %d bad records", *told)
-    chosen.sort(key=lambda one: one[1])
+    summary = (len(chosen), as_bytes(size), stats.bad)
+    log.info("sample: %d documents, %s; %d bad records", *summary)
+    chosen.sort(key=lambda item: item[1])
     return (data.decode() for _, _, data in chosen)
 
 
-def _documents(files: Sequence[File], config: TrainConfig, record: Record) -> Iterator[bytes]:
+def _documents(files: Sequence[File], config: TrainConfig, stats: ReadStats) -> Iterator[bytes]:
     skip_bad = config.on_error == "skip"
-    reader = Reader(config.source, skip_bad)
+    reader = DocumentReader(config.source, skip_bad)
     total = sum(file.size for file in files)
-    with Progress("reading for a sample", total=total, unit="B") as progress:
+    with Progress("sampling", total=total, unit="B") as progress:
         for file in files:
             whole = cut(file, config.source, file.size + 1, skip_bad=skip_bad)
-            for _, texts in reader.read(whole, record):
+            for _, texts in reader.read(whole, stats):
                 yield from (text.encode() for text in texts.texts)
                 progress.advance(texts.size, documents=len(texts.texts))

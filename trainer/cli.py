@@ -126,13 +126,21 @@ def resume(
 
 @main.command()
 @click.argument("folders", nargs=-1, required=True, metavar="RUN...")
-@click.option("--compare", is_flag=True, help="One page that shows the runs side by side.")
-@click.option("--out", metavar="FILE", help="[RUN/report.html, or RUN/compare.html of the first]")
+@click.option("--compare", is_flag=True, help="Draw the runs side by side on one page.")
+@click.option(
+    "--out", metavar="FILE", help="The page [RUN/report.html; --compare: RUN/compare.html]."
+)
 @command.json_option
 def report(folders: tuple[str, ...], compare: bool, out: str | None, as_json: bool) -> None:
-    """Draw a run's report, or compare several.
+    """Draw the report of a run, or compare several runs.
 
-    It is one HTML file that needs nothing else.
+    A report is one HTML file that loads nothing else. It can be drawn on any machine, and while
+    the run is going.
+
+    \b
+    trainer report runs/anneal runs/other --compare
+
+    Documentation: docs/trainer.md
     """
     from .report import write
 
@@ -141,10 +149,10 @@ def report(folders: tuple[str, ...], compare: bool, out: str | None, as_json: bo
     if out is not None and len(folders) > 1 and not compare:
         raise click.UsageError("--out is one file: give one RUN, or --compare")
     pages = [folders] if compare else [(folder,) for folder in folders]
-    found = [write(page, out)[1] for page in pages]
+    summaries = [write(page, out)[1] for page in pages]
     if as_json:
-        command.emit(found[0] if len(found) == 1 else found)
-    for summary in found:
+        command.emit(summaries[0] if len(summaries) == 1 else summaries)
+    for summary in summaries:
         command.say(f"report: {summary['report']}")
 
 

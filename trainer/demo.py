@@ -1,10 +1,10 @@
-"""`headrace demo`: the whole way at small size, in the commands that a person would type.
+"""`headrace demo`: from text to a trained model at small size, with the ordinary commands.
 
-    real text ─ tokenize ─► datasets ─ mixtures ─► a plan ─ trainer ─► a model, and its report
+    text ─ tokenize ─► datasets ─ mixtures ─► plan ─ trainer ─► model and report
 
-Three corpora are collected from what every machine has: the standard library's source, the
-descriptions of the installed packages, and DNA made up here, with repeats in lower case. What is
-already there is not made again.
+Three corpora are collected on this machine: the standard library's source, the descriptions of the
+installed packages, and synthetic DNA with repeats in lower case. A second demo reuses what the
+first has made.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from ..console.errors import RunError, StorageError
 from ..console.progress import duration
 from ..dataplane.runlog import writer as lines
 from .cluster.ranks import INTERRUPTED
+from .folder import RunFolder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,19 +48,29 @@ REPEAT_FAMILIES, REPEAT_BASES, REPEAT_COPIES = 4, 300, 60
 @click.option("--out", default="runs/demo", show_default=True, metavar="FOLDER")
 @click.pass_context
 def main(ctx: click.Context, out: str) -> None:
-    """Go the whole way at small size: corpus to trained model, on two CPU processes."""
+    """Tokenize, plan, train, interrupt and resume at small size, on two CPU ranks.
+
+    It takes minutes, and shows each command before it runs.
+
+    \b
+    headrace demo --out runs/demo
+
+    Documentation: README.md
+    """
     began = time.monotonic()
     demo = Demo(Path(out))
     demo.run()
     command.say(
         f"\ndone in {duration(time.monotonic() - began)}"
         f"\n  run:    {demo.folder / 'run'}"
-        f"\n  report: {demo.folder / 'run' / 'report.html'}"
+        f"\n  report: {RunFolder(demo.folder / 'run').report}"
     )
 
 
 @dataclass
 class Demo:
+    """The steps of the demo. Each skips what an earlier demo has finished."""
+
     folder: Path
 
     def run(self) -> None:
@@ -77,9 +88,9 @@ class Demo:
     def collect(self) -> None:
         corpora = self.folder / "corpora"
         if corpora.exists():
-            note(f"the corpora are there: {corpora}")
+            note(f"the corpora exist already: {corpora}")
             return
-        note("three corpora, collected from this machine")
+        note("collect three corpora on this machine")
         unfinished = self.folder / "corpora.unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         write_code(unfinished / "code")
@@ -88,8 +99,8 @@ class Demo:
         unfinished.rename(corpora)
 
     def build(self) -> None:
-        """The same text as bytes and as BPE; DNA as bytes, its repeats with less weight."""
-        note("a tokenizer, and the same text as bytes and as BPE")
+        """Tokenize the text as bytes and as BPE, and DNA as bytes with less weight on repeats."""
+        note("train a tokenizer; tokenize the text as bytes and as BPE")
         plain = ("--input-format", "text")
         code, prose = "corpora/code/*.py", "corpora/prose/*.txt"
         if not (self.folder / "bpe.json").exists():
@@ -100,53 +111,54 @@ class Demo:
                 out = f"data/{name}-{Path(tokenizer).stem}"
                 words = ("--tokenizer", tokenizer, "--out", out, *plain)
                 self.say_and_run("tokenize", "build", corpus, *words)
-        note("DNA as bytes; its repeats, in lower case, weigh a tenth in the loss")
+        note("tokenize DNA as bytes; lower-case repeats weigh a tenth in the loss")
         dna = ("corpora/dna.fa", "--tokenizer", "byte", "--dna", "--out", "data/dna-byte")
         self.say_and_run("tokenize", "build", *dna)
 
     def train(self) -> None:
-        """Plan, train to the middle, be interrupted, go on, prove what the step after it saw; then
-        a short run with BPE."""
-        note("a mixture of two phases; the second replays the first")
+        """Plan, train, interrupt, resume and audit a run on bytes; train a short run on BPE."""
+        note("plan a mixture of two phases; the second replays the first")
         self.say_and_run("mixtures", "plan", self.shipped("mixtures/demo.yaml"))
         if not self.finished("run"):
-            if not (self.folder / "run" / "run.yaml").exists():
-                note("a run on two processes, interrupted in the middle as a scheduler would")
+            if not RunFolder(self.folder / "run").begun:
+                note("train on two ranks, and interrupt the run as a scheduler would")
                 words = self.start("demo", "run")
                 self.say_and_run(*words, "--stop-after", "24", expected=INTERRUPTED)
-            note("and on from where it stopped")
+            note("resume it")
             self.say_and_run("trainer", "resume", "run")
-            note("what its next step saw, proved against the run's ledger")
+            note("show the rows of its next step, checked against the run's ledger")
             self.say_and_run("mixtures", "audit", "run", "--step", "24")
         if not self.finished("run-bpe"):
-            note("a shorter run on the same text through BPE")
+            note("train a shorter run on the BPE tokens of the same text")
             self.say_and_run(*self.start("demo-bpe", "run-bpe"), "model.vocab_size=4096")
 
     def start(self, mixture: str, out: str) -> list[str]:
+        """Return the command that starts a run."""
         run, plan = self.shipped("runs/demo.yaml"), self.shipped(f"mixtures/{mixture}.yaml")
         return ["trainer", "run", run, "--mixture", plan, "--model", "tiny-hybrid", "--out", out]
 
     def finished(self, run: str) -> bool:
-        events = list(lines.read(self.folder / run / "events.jsonl"))
+        """Return True if the last event of the run is its end."""
+        events = list(lines.read(RunFolder(self.folder / run).events))
         return bool(events) and events[-1]["event"] == "finish"
 
     def shipped(self, name: str) -> str:
-        """A shipped configuration, by the path that is short from the demo's folder."""
+        """Return the path of a shipped configuration, relative to the demo's folder if shorter."""
         file = Path(str(resources.files("headrace.configs"))) / name
         near = os.path.relpath(file, self.folder)
         return min(near, str(file), key=len)
 
     def say_and_run(self, *words: str, expected: int = 0) -> None:
-        """Show a command as a person would type it in the demo's folder, and run it there."""
+        """Print a command, and run it in the demo's folder."""
         command.say(f"\n$ {shlex.join(words)}")
         own = Path(sys.executable).parent
         environment = {**os.environ, "PATH": f"{own}{os.pathsep}{os.environ.get('PATH', '')}"}
         child = subprocess.Popen(words, cwd=self.folder, env=environment)
-        # It is the child that knows how to end. Ctrl-C reaches it as well; SIGTERM is passed on.
-        asked = []
+        # The child saves and ends by itself. Ctrl-C reaches it directly; SIGTERM is forwarded.
+        signals = []
 
         def end(number: int, frame: FrameType | None) -> None:
-            asked.append(number)
+            signals.append(number)
             if number == signal.SIGTERM:
                 child.terminate()
 
@@ -156,13 +168,13 @@ class Demo:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-        if asked:
+        if signals:
             raise KeyboardInterrupt
         if code != expected:
             raise RunError(
                 f"`{shlex.join(words)}` ended with exit code {code}",
                 where=str(self.folder),
-                hint="its own message stands above; the same command goes on from there",
+                hint="its error is printed above; the same `headrace demo` continues from there",
             )
 
 
@@ -171,7 +183,7 @@ def note(text: str) -> None:
 
 
 def write_code(folder: Path) -> None:
-    """Modules of the standard library, as they are."""
+    """Copy modules of the standard library."""
     folder.mkdir(parents=True)
     size = 0
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
@@ -182,7 +194,7 @@ def write_code(folder: Path) -> None:
 
 
 def write_prose(folder: Path) -> None:
-    """What the installed packages say of themselves."""
+    """Write the descriptions of the installed packages."""
     folder.mkdir()
     for package in importlib.metadata.distributions():
         text = package.read_text("METADATA") or ""
@@ -192,7 +204,7 @@ def write_prose(folder: Path) -> None:
 
 
 def write_dna(file: Path) -> None:
-    """Records with a bias from base to base, and old repeats among them, in lower case."""
+    """Write records of biased bases, with mutated repeats in lower case."""
     import numpy as np
 
     random = np.random.default_rng(7)
@@ -212,7 +224,7 @@ def write_dna(file: Path) -> None:
 
 
 def _walk(random: np.random.Generator, follows: npt.NDArray[np.float64]) -> Sequence[int]:
-    """Bases, each drawn by the two before it."""
+    """Return bases; each depends on the two before it."""
     bases = [0, 0]
     limits = follows.tolist()
     for draw in random.random(BASES - 2):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.tokenize_bpe import TRAIN_ON, write_corpus
 from headrace.tokenize.build.build import BuildConfig, build
-from headrace.tokenize.executors import EngineConfig
+from headrace.tokenize.executors import ExecutorConfig
 from headrace.tokenize.train import TrainConfig, train
 
 COPIES, ROUNDS = 10, 2
@@ -24,7 +24,7 @@ COPIES, ROUNDS = 10, 2
 
 def seconds(corpus: str, tokenizer: str, out: str, workers: int) -> float:
     began = time.perf_counter()
-    engine = EngineConfig(workers=workers)
+    engine = ExecutorConfig(workers=workers)
     build(BuildConfig(inputs=(corpus,), out=out, tokenizer=tokenizer, engine=engine, rehash=True))
     took = time.perf_counter() - began
     shutil.rmtree(out)

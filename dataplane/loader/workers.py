@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from ...console.errors import RunError, StorageError
-from ...console.signals import deaf
+from ...console.signals import sigint_blocked
 from ..arrays import Bytes
 from ..datasets.cache import Cache
 from .rank_rows import RankReader, RankRows, RowGroup
@@ -105,7 +105,7 @@ class _Worker:
                 name=f"headrace-loader-{job.turn}",
                 daemon=True,
             )
-            with deaf():
+            with sigint_blocked():
                 self.process.start()
             theirs.close()
             self.slots = job.slots(file.fileno())

@@ -1,7 +1,8 @@
-"""Fused kernels: a file for each, with its plain twin beside it or named in its first lines.
+"""Fused kernels, a file each. The *twin* of a kernel is its reference implementation in plain
+torch; the kernel's docstring names it.
 
-Each is a custom op, which torch.compile keeps whole in its graph: it checks and lays out its
-tensors, and launches the programs of the same name in programs/.
+A kernel is a custom op, which torch.compile keeps whole in its graph: it checks and lays out its
+tensors, and launches the Triton programs of the same name in programs/.
 """
 
 KERNELS = (

@@ -1,4 +1,4 @@
-"""Whether a fused kernel runs: what was asked for, the device, and what the kernel can do."""
+"""Choice between a fused kernel and its twin, by configuration, device and the kernel's limits."""
 
 from __future__ import annotations
 
@@ -18,54 +18,54 @@ Kernel = Literal["auto", "triton", "torch"]
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Triton runs its programs in Python, on any device. It decides when it is imported."""
+"""True if Triton interprets its programs in Python, on any device. Triton decides at import."""
 
 
 def wanted(kernel: Kernel, device: torch.device) -> bool:
-    """Whether kernels are asked for, on such a device."""
+    """Return True if the configuration asks for kernels on this device."""
     return kernel == "triton" or (kernel == "auto" and device.type == "cuda")
 
 
 def chosen(kernel: Kernel, name: str, x: Tensor, problem: str | None = None) -> bool:
-    """Whether the kernel of this name is to run.
+    """Return True if the kernel of this name runs, False if its twin does.
 
-    `problem` says what is beyond its reach, if something is. Then plain torch runs in its place,
-    with a warning; or nothing does, where the kernel was asked for by name.
+    `problem` is the reason why the kernel cannot do the work. `kernel: auto` then warns and runs
+    the twin; `kernel: triton` raises.
     """
     if not wanted(kernel, x.device):
         return False
     if x.dtype not in TYPES:
-        problem = f"it is made for fp32, bf16 and fp16, not {x.dtype}"
-    if not is_compiling():  # a graph has no use for what the driver says
+        problem = f"it supports fp32, bf16 and fp16, not {x.dtype}"
+    if not is_compiling():  # a query of the driver would break the graph
         problem = unfit(x.device) or problem
     if problem is None:
         return True
     if kernel == "triton":
         raise LayoutError(
             f"the kernel {name} cannot do this: {problem}",
-            hint="`kernel: auto` takes plain torch where the kernel does not reach",
+            hint="use `kernel: auto`, which runs plain torch where the kernel cannot",
         )
     warnings.warn(f"{name} runs as plain torch: {problem}", RuntimeWarning, stacklevel=3)
     return False
 
 
 def unfit(device: torch.device) -> str | None:
-    """What keeps all kernels from a device."""
+    """Return why no kernel can run on a device, or None."""
     if INTERPRETED:
         return None
     if device.type != "cuda":
-        return f"the tensors are on {device.type}, and Triton runs on a GPU"
+        return f"the tensors are on {device.type}, and Triton needs a GPU"
     return _unfit(device)
 
 
 @cache
 def _unfit(gpu: torch.device) -> str | None:
     if torch.version.hip is not None:
-        return "they are made for GPUs of NVIDIA, and this is one of AMD"
+        return "kernels support NVIDIA GPUs, and this GPU is from AMD"
     capability = torch.cuda.get_device_capability(gpu)
     if capability < (8, 0):
-        found = ".".join(map(str, capability))
-        return f"they need a GPU of compute capability 8.0 or later, and this one has {found}"
+        version = ".".join(map(str, capability))
+        return f"kernels need compute capability 8.0 or later, and this GPU has {version}"
     if find_spec("triton") is None:
         return "Triton is not installed (pip install triton)"
     return None

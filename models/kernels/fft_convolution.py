@@ -1,19 +1,19 @@
-"""Long causal filters with their gates, by transforms of whole documents.
+"""Long causal filters with their gates, by Fourier transforms of whole documents.
 
     y = q ⊙ (h ∗ w + skip ⊙ w),  w = k ⊙ v            free-form Hyena-LI
 
-The transforms are torch's (cuFFT). What stands around them are two programs: one reads k and v
-once and writes w as a transform wants it, in fp32, token beside token, each document by itself with
-zeros behind it; the other takes the filtered channels back to rows, with skip and gate. So many
-channels are worked at at a time as make NUMBERS numbers: neither the transforms nor what lies
-between them grow with the model.
+The transforms are torch's (cuFFT). Two programs surround them: one reads k and v once and writes w
+in the order of a transform, in fp32, tokens adjacent, each document by itself and padded with
+zeros; the other writes the filtered channels back into rows, with skip and gate. Channels are
+processed in pieces of about NUMBERS numbers, so neither the transforms nor the intermediate
+tensors grow with the model.
 
-For the backward pass nothing is kept but the inputs. It transforms w and the gradient of y,
-multiplies, and transforms back what belongs to w, to the filter, and, once more, y. In bf16 the
-programs move 4 + 4·s bytes for each token and channel, and 4 + 8 in and out of the rows; backward
-8 + 8·s, and 8 + 16: s, the size of a transform in lengths of the row, is 2 for a filter as long as
-the row, and little more than 1 for a short one. Its twin is `plain` in
-models/gated_convolution.py, by the method `fft`.
+The backward pass keeps nothing but the inputs. It transforms w and the gradient of y, multiplies,
+and transforms back the gradients of w and of the filter, and y once more. In bf16 the programs
+move 4 + 4·s bytes for each token and channel, and 4 + 8 in and out of the rows; backward 8 + 8·s,
+and 8 + 16. Here s, the size of a transform in lengths of the row, is 2 for a filter as long as the
+row, and little more than 1 for a short one. The twin is `plain` in
+models/layers/gated_convolution.py, by the method `fft`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from torch import Tensor
 from .op import op
 
 NUMBERS = 1 << 26
-"""That are transformed at a time, about: 256 MiB in fp32."""
+"""Approximate numbers that are transformed at a time: 256 MiB in fp32."""
 SHORTEST = 32
-"""Documents of up to so many tokens are transformed alike."""
+"""Tokens up to which all documents have one transform size."""
 WAITS = (torch.Tag.cudagraph_unsafe,)
-"""For the lengths of documents: CUDA graphs must leave it out."""
+"""The op waits for the lengths of documents, so CUDA graphs must leave it out."""
 TOKENS, CHANNELS = 64, 32
-"""A tile: 64 bytes of bf16 on the side of the rows, 256 of fp32 on that of the transforms."""
+"""Size of a tile: 64 bytes of bf16 in the rows, 256 bytes of fp32 in the transforms."""
 
 
 @cache
@@ -46,11 +46,11 @@ def _programs() -> Any:
 
 
 def beyond(*, bias: bool, silu: bool, history: bool) -> str | None:
-    """What keeps the kernel from such a convolution."""
+    """Return why the kernel cannot compute this convolution, or None."""
     if bias or silu:
-        return "behind a long filter it has no bias and no SiLU"
+        return "it has no bias and no SiLU after a long filter"
     if history:
-        return "a long filter takes no inputs from before the row"
+        return "it takes no inputs from before the row for a long filter"
     return None
 
 
@@ -58,7 +58,7 @@ def beyond(*, bias: bool, silu: bool, history: bool) -> str | None:
 def fft_convolution(
     x: Tensor, taps: Tensor, skip: Tensor | None, positions: Tensor | None, gated: bool
 ) -> Tensor:
-    """x [rows, length, width or 3·width], taps [groups, K]."""
+    """Filter x [rows, length, width or 3·width] with taps [groups, K]."""
     x, through = x.contiguous(), x if skip is None else skip.contiguous()
     out = x.new_empty(_shape(x, gated))
     programs = _programs()
@@ -88,7 +88,7 @@ def _backward(
     positions: Tensor | None,
     gated: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, the taps (fp32) and the skip (fp32)."""
+    """Return the gradients of x, the taps (fp32) and the skip (fp32)."""
     grad, x, through = grad.contiguous(), x.contiguous(), x if skip is None else skip.contiguous()
     width = grad.shape[2]
     grad_x = torch.empty_like(x)
@@ -131,20 +131,20 @@ def _(
 
 @dataclass(frozen=True)
 class Piece:
-    """Documents of like lengths, and some of the channels."""
+    """Documents of similar lengths, and a range of the channels."""
 
     begins: Tensor
-    """int64: the first token of each, among those of all rows."""
+    """int64: index of the first token of each document, among the tokens of all rows."""
     counts: Tensor
-    """int64: how many tokens it has."""
+    """int64: tokens of each document."""
     longest: int
-    """The most that a document here may have."""
+    """Upper bound of the tokens of a document."""
     size: int
-    """Of a transform."""
+    """Numbers of a transform."""
     width: int
-    """Of a row."""
+    """Channels of a row."""
     own: slice
-    """Which channels."""
+    """Range of the channels."""
 
     @property
     def channels(self) -> int:
@@ -156,12 +156,12 @@ class Piece:
         return x.new_empty(shape, dtype=torch.float32)
 
     def partial(self, x: Tensor) -> Tensor:
-        """A sum for each tile of a transform's size."""
+        """Return room for one sum for each tile of a transform."""
         tiles = len(self.begins) * -(-self.size // TOKENS)
         return x.new_empty(tiles, self.channels, dtype=torch.float32)
 
     def spectrum(self, taps: Tensor) -> Tensor:
-        """Of each channel's filter, as far as these documents go."""
+        """Return the transform of each channel's filter, cut to the longest document."""
         group = torch.arange(self.own.start, self.own.stop, device=taps.device)
         group //= self.width // len(taps)
         return self.transformed(taps[group, : self.longest].float())
@@ -175,7 +175,7 @@ class Piece:
         return y
 
     def run(self, program: Any, tokens: int, *tensors: Tensor, **switches: bool) -> None:
-        """On so many tokens of each document."""
+        """Launch a program on the first `tokens` of each document."""
         tiles = -(-tokens // TOKENS)
         program[(len(self.begins) * tiles, -(-self.channels // CHANNELS))](
             self.begins, self.counts, self.own.start, self.width, self.channels, self.size, tiles,
@@ -184,7 +184,7 @@ class Piece:
 
 
 def _pieces(y: Tensor, taps: Tensor, positions: Tensor | None) -> Iterator[Piece]:
-    """All documents and channels of rows like y."""
+    """Yield pieces that cover all documents and channels of rows shaped like y."""
     rows, length, width = y.shape
     if not y.numel():
         return
@@ -208,7 +208,7 @@ def _pieces(y: Tensor, taps: Tensor, positions: Tensor | None) -> Iterator[Piece
 
 
 def _transform_size(least: int) -> int:
-    """5, 6, 7 or 8 times a power of two: fast, and few different ones."""
+    """Return 5, 6, 7 or 8 times a power of two: fast sizes, and few different ones."""
     eighth = max(1 << max((least - 1).bit_length() - 3, 0), 2)
     return -(-least // eighth) * eighth
 

@@ -1,9 +1,9 @@
 """Mamba-2's gated norm, RMSNorm(y · silu(z)) by groups of channels, in one pass over memory.
 
-Where processes have parts of a group, a pass before finds what each adds to the group's sums, and
-these cross inside the op: a number for each token, and backward two.
+Where several ranks share a group, a first pass computes each rank's contribution to the group's
+sums, and the op exchanges these: one number for each token, two in the backward pass.
 
-Its twin is GatedRMSNorm.plain in models/norms.py. z may be a slice of a wider tensor.
+The twin is GatedRMSNorm.plain in models/layers/norms.py. z may be a slice of a wider tensor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _programs() -> Any:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """[rows · length, width], as it lies where a token's channels are side by side."""
+    """Return x as [rows · length, width], without a copy if a token's channels are adjacent."""
     return layout.by_token(x).flatten(0, -2)
 
 
@@ -37,8 +37,8 @@ def _rows(x: Tensor) -> Tensor:
 def gated_rms_norm(
     y: Tensor, z: Tensor, weight: Tensor, eps: float, groups: int, axis: str
 ) -> Tensor:
-    """y and z [rows, length, width]. `axis` is the name of the one that divides the channels of
-    all groups, if one does."""
+    """Norm y · silu(z), both [rows, length, width]. `axis` names the tensor axis that shards the
+    channels of all groups, or is empty."""
     y_, z_, weight = _rows(y), _rows(z), weight.contiguous()
     rows, width = y_.shape
     runs, members, cut = _runs(width, groups, axis)
@@ -86,8 +86,8 @@ def _(grad: Tensor, y: Tensor, z: Tensor, weight: Tensor, *_: Any) -> tuple[Tens
 
 
 def _runs(width: int, groups: int, axis: str) -> tuple[int, int, bool]:
-    """Into how many runs of equal length, each of one group, these channels fall; how many
-    channels a whole group has; and whether processes cut groups."""
+    """Return the number of runs of equal length, each within one group, that this rank's channels
+    form; the channels of a whole group; and True if ranks share groups."""
     processes = named(axis)
     channels = width * processes.size
     runs = len(group_runs(groups, channels, processes))
@@ -97,8 +97,8 @@ def _runs(width: int, groups: int, axis: str) -> tuple[int, int, bool]:
 def _sums(
     grad: Tensor | None, y: Tensor, z: Tensor, weight: Tensor, runs: int, groups: int, axis: str
 ) -> Tensor:
-    """fp32 [1 or 2, rows, runs]: what the whole group of each run has in squares and, where there
-    is a gradient, in products of it with what is normed."""
+    """Return fp32 [1 or 2, rows, runs]: the sum of squares over the whole group of each run and,
+    given a gradient, the sum of its products with the normed input."""
     processes, (rows, width) = named(axis), y.shape
     found = y.new_empty(1 if grad is None else 2, rows, runs, dtype=torch.float32)
     block, tile, warps = layout.row_tiles(width // runs)

@@ -1,7 +1,7 @@
-"""act(gate) ⊙ up in one pass over memory; its twin is in models/operators/mlp.py.
+"""act(gate) ⊙ up in one pass over memory; the twin is in models/operators/mlp.py.
 
-Gate and up come as one tensor, one after the other, as the projection makes them, and so do their
-gradients: nothing is cut apart or put together.
+Gate and up are one tensor, one after the other, as the projection writes them, and so are their
+gradients: nothing is split or concatenated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .layout import by_token
 from .op import op
 
 ROWS, BLOCK = 2, 1024
-"""A tile: 16 numbers for each of 128 threads."""
+"""Size of a tile: 16 numbers for each of 128 threads."""
 
 
 @cache
@@ -28,7 +28,7 @@ def _programs() -> Any:
 
 @op("glu")
 def glu(x: Tensor, activation: str) -> Tensor:
-    """x [..., 2·width] → [..., width]."""
+    """Map x [..., 2·width] to [..., width]."""
     rows, width, grid = _laid_out(x)
     out = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
     _programs().forward[grid](

@@ -1,16 +1,16 @@
-"""The output projection and its loss together, a part of the tokens at a time.
+"""Output projection and loss together, one chunk of tokens at a time.
 
     Σ w·(log Z − logit of the target + z_loss·log²Z),   logits = hidden · weightᵀ
 
-Logits exist for CHUNK of them at once: the matrix library makes a chunk of logits, a program turns
-them into their gradients where they lie, and the library multiplies these on into the gradients of
-hidden and weight, all in the forward pass; the backward pass only scales. So there are three
-matrix products, as without it, and no tensor of tokens times vocabulary. Its twin is the
-projection followed by `cross_entropy` in models/loss.py.
+Logits exist for one chunk at a time: the matrix library computes a chunk of logits, a program
+turns them into their gradients in place, and the library multiplies these into the gradients of
+hidden and weight, all in the forward pass; the backward pass only scales. So there are three matrix
+products, as in the twin, and no tensor of tokens times vocabulary. The twin is the projection
+followed by `cross_entropy` in models/loss.py.
 
-Where processes divide the vocabulary, each has the rows of the weight that are its share, and
-three numbers of each token cross between the two passes, a chunk at a time. The gradient of hidden
-is each process's own part, to be summed by whoever gathered hidden.
+Where the vocabulary is sharded, each rank has its rows of the weight, and three numbers of each
+token cross between the two passes, a chunk at a time. The gradient of hidden is this rank's term;
+the operation that gathered hidden sums the terms.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ..parallel.tensor import gather, reduce
 from .op import op
 
 BLOCK = 4096
-"""Logits of a token that a program takes at a time."""
+"""Logits of a token that a program processes at a time."""
 NUMBERS = 1 << 27
-"""Of a chunk of logits, at most: 256 MiB in bf16."""
+"""Largest chunk of logits: 256 MiB in bf16."""
 PARTS = 8
-"""Chunks into which a batch is cut at least, so that it is never kept whole."""
+"""Fewest chunks of a batch, so that its logits never exist whole."""
 
 
 @cache
@@ -41,7 +41,7 @@ def _programs() -> Any:
 
 
 def chunk_size(tokens: int, vocabulary: int) -> int:
-    """Tokens of a chunk: a multiple of 128, which suits the matrix units, where that can be."""
+    """Return the tokens of a chunk: if possible a multiple of 128, for the matrix units."""
     most = max(1, min(NUMBERS // vocabulary, -(-tokens // PARTS)))
     return most if most < 128 else most // 128 * 128
 
@@ -57,11 +57,11 @@ def linear_cross_entropy(
     vocab_size: int,
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Σ w·ℓ, w·ℓ of each token, and the `gradients` of hidden and weight for a loss of Σ w·ℓ.
+    """Return Σ w·ℓ, w·ℓ of each token, and, if `gradients`, those of hidden and weight for Σ w·ℓ.
 
     hidden [tokens, width], weight [vocabulary, width], targets int64 [tokens], weights fp32. A
-    target whose weight is zero is not read. All losses are fp32. `axis` is the name of the one
-    that divides the vocabulary of `vocab_size`, if one does; all its processes get the same losses.
+    target whose weight is zero is not read. All losses are fp32. `axis` names the tensor axis that
+    shards the vocabulary of `vocab_size`, or is empty; all its ranks get the same losses.
     """
     processes = named(axis)
     first = processes.part_range(vocab_size).start
@@ -70,7 +70,7 @@ def linear_cross_entropy(
     losses = torch.empty(tokens, dtype=torch.float32, device=hidden.device)
     grad_hidden = hidden.new_empty(hidden.shape if gradients else 0)
     grad_weight = weight.new_zeros(weight.shape if gradients else 0, dtype=torch.float32)
-    size = chunk_size(tokens, -(-vocab_size // processes.size))  # the same for all
+    size = chunk_size(tokens, -(-vocab_size // processes.size))  # the same on all ranks
     for start in range(0, tokens, size):
         part = slice(start, start + size)
         inputs, target, scale = hidden[part], targets[part], weights[part]
@@ -104,7 +104,7 @@ def _(
 def _statistics(
     logits: Tensor, targets: Tensor, weights: Tensor, first: int, processes: Axis
 ) -> tuple[Tensor, Tensor]:
-    """log Z and the target's logit of each token, over all parts of the vocabulary."""
+    """Return log Z and the target's logit of each token, over all shards of the vocabulary."""
     found = torch.empty(1, 3, len(logits), dtype=torch.float32, device=logits.device)
     _programs().statistics[(len(logits),)](
         logits, targets, weights, *found[0], logits.shape[1], first, BLOCK=BLOCK, num_warps=8
@@ -116,7 +116,7 @@ def _statistics(
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a·b; of a and b in half precision, without rounding the product to it."""
+    """Compute total += a·b without rounding the product to the half precision of a and b."""
     if a.is_cuda and a.dtype != total.dtype:
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:
@@ -127,11 +127,11 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 def _backward(
     grad: Tensor, grad_hidden: Tensor, grad_weight: Tensor, axis: str
 ) -> tuple[Tensor, Tensor]:
-    """All processes have the loss, and what each makes of it counts."""
+    """Scale the kept gradients. Every rank has the loss, so its gradient is summed over ranks."""
     scale = reduce(grad, named(axis))
 
     def scaled(x: Tensor) -> Tensor:
-        """In fp32, and rounded once: torch would round the scale first, and all alike."""
+        """Scale in fp32 and round once; torch would round the scale first."""
         out = torch.empty_like(x)
         _programs().scaled[(-(-x.numel() // BLOCK),)](x, scale, out, x.numel(), BLOCK=BLOCK)
         return out

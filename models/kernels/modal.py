@@ -2,22 +2,22 @@
 
     S_t = λ·S_{t−1} + w_t,  y_t = q_t·(Σ_n R_n·S_{n,t} + skip·w_t),  w = k ⊙ v,  λ = e^{−rate}
 
-Within a block of tokens it is a product with the filter's first taps, and between blocks the states
-are scanned: matrix products, and one number of state for each token. Rows are cut into chunks. One
-pass over the inputs finds what each chunk adds to the states; a scan over the chunks carries them
-along; a second pass has the states and gives the outputs: five tensors read and one written, where
-there are four.
+Within a block of tokens the filter is a product with its first taps, and between blocks the states
+are scanned: matrix products, and one number of state for each token. Rows are cut into chunks. The
+summary pass computes each chunk's contribution to the states; a scan over the chunks turns the
+contributions into the states at each chunk's start; a second pass reads these and writes the
+outputs: five tensors read and one written, where there are four.
 
-Backward, the gradients of the inputs are the same filter from the end, and the gradients of its
-states are carried in the same way; the second pass has both, and the gradients of the rates and
-residues from their products. The states of the forward pass are kept for every tile's beginning.
-Its twin is in models/gated_convolution.py, `gated_modal`.
+In the backward pass, the gradients of the inputs are the same filter run from the end, and the
+gradients of the states are scanned in the same way; the second pass reads both, and computes the
+gradients of the rates and residues from their products. The forward pass keeps the states at the
+start of every tile. The twin is `gated_modal` in models/layers/gated_convolution.py.
 
-Inputs, and the gradients that reach them through a gate, are rounded as x is. Everything else has
-the precision of fp32 or little less: residues may be large, and cancel each other.
+Inputs, and the gradients that reach them through a gate, are rounded to the type of x. Everything
+else has the precision of fp32 or little less: residues may be large, and cancel each other.
 
-Where processes divide the rows, the states pass from part to part inside the op, forward, and
-their gradients inside its backward pass, between what a chunk adds and what is carried.
+Under context parallelism the op exchanges states between the ranks of a row: the states forward,
+and their gradients backward, after the summary pass and before the scan over chunks.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from .layout import by_token, splits
 from .op import op
 
 MODES = 32
-"""States of a channel that a program can hold."""
+"""Most states of a channel."""
 BLOCK = 16
-"""Tokens of a block; the rows' length is a multiple of it."""
+"""Tokens of a block; the length of a row must be a multiple."""
 BLOCKS = 16
 """Blocks of a tile."""
 SPAN = 32
-"""Bytes of a token that a program takes, what memory gives at once; half of it for more than 16
+"""Bytes of a token that a program reads, the size of one memory access; half of it for more than 16
 states."""
 WARPS = 8
 NUMBERS = 256
-"""Numbers of state that a program carries over the chunks."""
+"""Numbers of state that a program scans over the chunks."""
 AHEAD = 8
-"""Chunks that it reads at once."""
+"""Chunks that it reads ahead."""
 
 
 @cache
@@ -58,13 +58,13 @@ def _programs() -> Any:
 
 
 def beyond(rates: Tensor, length: int, axis: str) -> str | None:
-    """What keeps the kernel from this filter, or from rows that an axis divides."""
+    """Return why the kernel cannot compute this filter, or rows sharded by an axis; else None."""
     if rates.is_complex():
-        return "its poles are real, and these are complex"
+        return "it supports real poles, and these are complex"
     if rates.shape[1] > MODES:
-        return f"a channel has {rates.shape[1]} states, and it holds {MODES}"
+        return f"a channel has {rates.shape[1]} states, and the limit is {MODES}"
     if axis and length % BLOCK:
-        return f"each process has {length} tokens of a row, and it takes multiples of {BLOCK}"
+        return f"a rank has {length} tokens of a row, and it needs a multiple of {BLOCK}"
     return None
 
 
@@ -79,11 +79,11 @@ def modal(
     gated: bool,
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y, the states after the rows, and those that come into each tile (for the backward pass).
+    """Return y, the states after the rows, and the states at each tile's start (for backward).
 
     x [rows, length, width or 3·width], rates and residues [width, N], state [rows, width, N].
-    `axis` is the name of the one that divides the rows, if one does; then the states after them
-    have no gradient.
+    `axis` names the context axis that shards the rows, or is empty; with an axis, the states after
+    the rows have no gradient.
     """
     x, where, filters, sizes, switches, grid = _laid_out(x, rates, residues, skip, positions, gated)
     (rows, length), (width, modes), chunks = x.shape[:2], rates.shape, sizes[3]
@@ -126,7 +126,7 @@ def _backward(
     gated: bool,
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x, the rates, the residues, the skip and the state before the rows."""
+    """Return the gradients of x, rates, residues, skip, and the state before the rows."""
     x, where, filters, sizes, switches, grid = _laid_out(x, rates, residues, skip, positions, gated)
     grad = grad.contiguous()
     rows, (width, modes), chunks, held = len(x), rates.shape, sizes[3], states.shape[2]
@@ -145,7 +145,7 @@ def _backward(
     programs.backward[grid](
         grad, x, where, *filters, states, between, grad_x, pairs, sums, *sizes, *strides, **switches
     )
-    # The gradient of a tap is that of all pairs at its distance, of which w has the columns.
+    # The gradient of a tap is the sum over all pairs at its distance; w has the columns.
     of_pairs = pairs.sum((0, 1)).flip(1)
     of_taps = torch.stack([of_pairs.diagonal(-lag, 1, 2).sum(-1) for lag in range(BLOCK)], 1)
     of_decays, of_lags = (_by_channel(each, modes) for each in sums.sum((0, 1)))
@@ -180,8 +180,8 @@ def _carry(
     *,
     backward: bool,
 ) -> Tensor:
-    """What the chunks add becomes, in place, what comes into them. Returns what comes out of the
-    rows."""
+    """Replace each chunk's contribution by the states at its start, in place. Return the states
+    after the rows."""
     length, _, each, _ = sizes
     rows, chunks, modes, width = states.shape
     numbers, tokens = modes * width, each * BLOCK * BLOCKS
@@ -220,7 +220,7 @@ def _laid_out(
     taps = (residues.float().unsqueeze(-1) * _decays(rates)).sum(1)
     if skip is not None:
         taps[:, 0] += skip
-    whole = x.dtype == torch.float32  # numbers that take two terms; others are one as they are
+    whole = x.dtype == torch.float32  # fp32 inputs take two terms, half precision one
     switches = {
         "GATED": gated,
         "PACKED": positions is not None,
@@ -240,7 +240,7 @@ def _laid_out(
 
 
 def _unbroken(x: Tensor, positions: Tensor | None, sizes: tuple[int, ...]) -> Tensor:
-    """fp32 [rows, chunks]: 1 where no document begins in a chunk, 0 where one does."""
+    """Return fp32 [rows, chunks]: 1 if no document begins in the chunk, else 0."""
     length, _, each, chunks = sizes
     if positions is None:
         return x.new_ones(len(x), chunks, dtype=torch.float32)
@@ -251,24 +251,24 @@ def _unbroken(x: Tensor, positions: Tensor | None, sizes: tuple[int, ...]) -> Te
 
 
 def _decays(rates: Tensor) -> Tensor:
-    """fp32 [width, N, BLOCK]: λ^t."""
+    """Return λ^t, fp32 [width, N, BLOCK]."""
     return torch.exp(-rates.float().unsqueeze(-1) * torch.arange(BLOCK, device=rates.device))
 
 
 def _held(modes: int) -> int:
-    """States as matrices have them."""
+    """Return the number of states, padded to the side of a matrix."""
     return max(16, 1 << (modes - 1).bit_length())
 
 
 def _by_mode(x: Tensor, held: int) -> Tensor:
-    """[…, width, N] → fp32 […, held, width], with zeros for those that are not."""
+    """Map […, width, N] to fp32 […, held, width], padded with zeros."""
     return F.pad(x.float(), (0, held - x.shape[-1])).transpose(-1, -2).contiguous()
 
 
 def _by_channel(x: Tensor, modes: int) -> Tensor:
-    """The reverse."""
-    found: Tensor = x.transpose(-1, -2)[..., :modes]
-    return found.clone(memory_format=torch.contiguous_format)
+    """Reverse `_by_mode`."""
+    own: Tensor = x.transpose(-1, -2)[..., :modes]
+    return own.clone(memory_format=torch.contiguous_format)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -1,4 +1,4 @@
-"""How a kernel becomes an operation of torch."""
+"""Registration of a kernel as a custom op of torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .choice import unfit
 
 
 def op(name: str, **options: Any) -> Callable[[Callable[..., Any]], CustomOpDef]:
-    """A custom op that writes to none of its arguments, and runs where the first of them is.
+    """Return a decorator that makes a custom op. The op writes to none of its arguments and runs on
+    the device of the first one (Triton itself launches on the current device).
 
-    (Triton launches programs on the current device, on which the tensors need not be.) `chosen`
-    asks before whether the device will do; under torch.compile nobody asks, and here it is said.
+    `chosen` checks the device beforehand, except under torch.compile; the op checks it always.
     """
 
     def define(function: Callable[..., Any]) -> CustomOpDef:
@@ -29,7 +29,7 @@ def op(name: str, **options: Any) -> Callable[[Callable[..., Any]], CustomOpDef]
             try:
                 with torch.cuda.device_of(arguments[0]):
                     return function(*arguments)
-            except _out_of_resources() as error:  # evaluated if something is raised
+            except _out_of_resources() as error:  # evaluated only if something is raised
                 raise _cannot(name, str(error)) from error
 
         schema = torch.library.infer_schema(function, mutates_args=())
@@ -43,12 +43,12 @@ def op(name: str, **options: Any) -> Callable[[Callable[..., Any]], CustomOpDef]
 def _cannot(name: str, problem: str) -> LayoutError:
     return LayoutError(
         f"the kernel {name} cannot run: {problem}",
-        hint="`kernel: torch` computes the same by plain torch",
+        hint="use `kernel: torch`, which computes the same in plain torch",
     )
 
 
 def _out_of_resources() -> type[Exception]:
-    """What Triton raises where a program is too large for the GPU."""
+    """Return the exception that Triton raises where a program is too large for the GPU."""
     from triton.runtime.errors import OutOfResources
 
     refused: type[Exception] = OutOfResources

@@ -1,8 +1,8 @@
-"""RMSNorm, and the sum before it, in one pass over memory; its twin is models/norms.py.
+"""RMSNorm, and the sum before it, in one pass over memory; the twin is in models/layers/norms.py.
 
-A program takes whole rows: each is loaded once, reduced in fp32, and stored once. Backward
-needs nothing of the forward pass but its input: the row's scale is cheaper to work out again than
-to read. Gradients of the weight are summed by program, and then over programs.
+A program takes whole rows: each is loaded once, reduced in fp32, and stored once. The backward pass
+keeps only the input: recomputing a row's scale is cheaper than reading it. Gradients of the weight
+are summed by program, and then over programs.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from . import layout
 from .op import op
 
 WIDEST = 1 << 16
-"""A row must fit a program's registers."""
+"""Numbers of the widest row: it must fit a program's registers."""
 SUMMED = 512
-"""Programs of a backward pass, at most: each leaves a row of weight gradients."""
+"""Most programs of a backward pass: each writes a row of weight gradients."""
 
 
 @cache
 def _programs() -> Any:
-    """Triton is imported when a kernel is first run: models import with torch alone."""
+    """Import Triton when a kernel first runs: models import with torch alone."""
     from .programs import rms_norm
 
     return rms_norm
 
 
 def beyond(width: int) -> str | None:
-    """What keeps the kernel from rows of this width."""
-    return f"a row has {width} numbers, and it takes {WIDEST}" if width > WIDEST else None
+    """Return why the kernel cannot take rows of this width, or None."""
+    return f"a row has {width} numbers, and its limit is {WIDEST}" if width > WIDEST else None
 
 
 @op("rms_norm")
 def rms_norm(x: Tensor, weight: Tensor, eps: float, eps_outside: bool) -> Tensor:
-    """weight · x / √(mean(x²) + eps), or with eps outside of the root."""
+    """Return weight · x / √(mean(x²) + eps), or with eps outside the root."""
     rows = _rows(x)
     out = torch.empty_like(rows, dtype=layout.kind(x, weight))
     _forward(rows, None, weight, out, rows, eps, eps_outside)
@@ -53,7 +53,7 @@ def _(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
 def add_rms_norm(
     residual: Tensor, x: Tensor, weight: Tensor, eps: float, eps_outside: bool
 ) -> tuple[Tensor, Tensor]:
-    """residual + x, and what `rms_norm` makes of it."""
+    """Return residual + x, and its `rms_norm`."""
     rows = _rows(x)
     summed = torch.empty_like(rows, dtype=layout.kind(residual, x))
     out = torch.empty_like(rows, dtype=layout.kind(summed, weight))
@@ -76,7 +76,7 @@ def _backward(
     eps: float,
     eps_outside: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of x, to which that of the sum is added, and that of the weight."""
+    """Return the gradient of x, with the gradient of the sum added, and that of the weight."""
     rows = _rows(x)
     grads = grad.contiguous()
     out = torch.empty_like(rows)

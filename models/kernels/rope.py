@@ -1,7 +1,7 @@
-"""Rotary positions in one pass over memory; its twin is `plain` in models/rope.py.
+"""Rotary positions in one pass over memory; the twin is `plain` in models/layers/rope.py.
 
-The backward pass is the same program with the angles turned round. x may be a slice of a wider
-tensor, such as the queries of a joint projection, or lie head by head.
+The backward pass is the same program with negative angles. x may be a slice of a wider tensor, such
+as the queries of a joint projection, or be stored head by head.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from .op import op
 
 HEADS = 16
-"""Of a token, at a time."""
+"""Heads of a token that a program processes at a time."""
 
 
 @cache
@@ -27,7 +27,7 @@ def _programs() -> Any:
 
 @op("rope")
 def rope(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
-    """x [rows, length, heads, dim]; cos and sin fp32 [rows or 1, length, 1, up to dim / 2]."""
+    """Rotate x [rows, length, heads, dim]; cos, sin fp32 [rows or 1, length, 1, ≤ dim / 2]."""
     rows, length, heads, dim = x.shape
     if x.stride(3) != 1:
         x = x.contiguous()

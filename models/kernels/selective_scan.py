@@ -1,23 +1,23 @@
-"""Mamba-1's selective scan, from the step's softplus to the gate behind it.
+"""Mamba-1's selective scan, from the softplus of dt to the output gate.
 
     Δ = softplus(dt + bias),  S_t = exp(Δ_t·A)·S_{t−1} + Δ_t·x_t·B_t
     y_t = (S_t·C_t + D·x_t)·silu(z_t)
 
-Rows are cut into chunks, so that a single long row fills a GPU. A pass finds what each chunk adds
-to the states, a scan over the chunks carries them along, and a second pass gives the outputs. In
-bf16, for each token and channel: 4 bytes are read by the first pass, 8 are moved by the second
-(x, dt, z and y, which are the least there can be), and the N states of each chunk are written,
-carried and read (2 bytes for N = 16). What takes the time are the exponentials: one for each
-number of state in each pass.
+Rows are cut into chunks, so that a single long row fills a GPU. The summary pass computes each
+chunk's contribution to the states, a scan over the chunks turns the contributions into the states
+at each chunk's start, and a second pass writes the outputs. In bf16, for each token and channel:
+the first pass reads 4 bytes, the second moves 8 (x, dt, z and y: the minimum), and the N states of
+each chunk are written, scanned and read (2 bytes for N = 16). The exponentials take the time: one
+for each number of state in each pass.
 
-Backward, only the states that come into the chunks are there; all others are computed again. The
-gradients of the states are carried back by chunks in the same way (6 bytes), and one program walks
-along each chunk and back (30 bytes, where 14 are the least). The
-gradients of B and C are sums over channels, first in a program and then over programs: no atomics,
-the same bits every time. Everything is fp32 inside. Its twin is `plain` in models/gated_scan.py.
+The forward pass keeps only the states at each chunk's start; the backward pass recomputes all
+others. It scans the gradients of the states by chunks in the same way (6 bytes), and one program
+walks along each chunk and back (30 bytes, where the minimum is 14). The gradients of B and C are
+sums over channels, first in a program and then over programs: no atomics, the same bits every time.
+Inner arithmetic is fp32. The twin is `plain` in models/layers/gated_scan.py.
 
-Where processes divide the rows, the states pass from part to part inside the op, forward, and
-their gradients inside its backward pass, between what a chunk adds and what is carried.
+Under context parallelism the op exchanges states between the ranks of a row: the states forward,
+and their gradients backward, after the summary pass and before the scan over chunks.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from .layout import by_token
 from .op import op
 
 MODES = 64
-"""The most numbers of state for each channel."""
+"""Most numbers of state of a channel."""
 NUMBERS = 1024
-"""Of state that a warp holds: 32 registers of each thread, and backward four times as many."""
+"""Numbers of state that a warp holds: 32 registers of each thread, four times as many backward."""
 CHANNELS = 64
-"""Of a program, at most."""
+"""Most channels of a program."""
 CHUNK = 128
-"""Tokens that a program walks along."""
+"""Tokens of a chunk; one program scans it."""
 UNROLL = 4
 BLOCK = 256
-"""States that a program carries over the chunks."""
+"""States that a program scans over the chunks."""
 AHEAD = 8
-"""Chunks that are read before the first of them is needed."""
+"""Chunks that it reads ahead."""
 
 
 @cache
@@ -65,9 +65,9 @@ def _programs_backward() -> Any:
 
 
 def beyond(B: Tensor) -> str | None:
-    """What keeps the kernel from a state of this size."""
+    """Return why the kernel cannot hold states of this size, or None."""
     if B.shape[-1] > MODES:
-        return f"a channel has {B.shape[-1]} numbers of state, and it holds {MODES}"
+        return f"a channel has {B.shape[-1]} numbers of state, and the limit is {MODES}"
     return None
 
 
@@ -85,13 +85,13 @@ def selective_scan(
     positions: Tensor | None,
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y; the states behind the rows; and, for the backward pass, the states that come into the
-    chunks and the sums of the chunks' steps.
+    """Return y, the states after the rows and, for the backward pass, the states at each chunk's
+    start and the sum of Δ over each chunk.
 
     x and dt [rows, length, heads, channels], B and C [rows, length, heads, N], z
     [rows, length, heads · channels]; bias and D [heads, channels], A [heads, channels, N] and the
-    state [rows, heads, channels, N]. `axis` is the name of the one that divides the rows, if one
-    does.
+    state [rows, heads, channels, N]. `axis` names the context axis that shards the rows, or is
+    empty.
     """
     x, dt, bias, B, C, D = (t.contiguous() for t in (x, dt, bias, B, C, D))
     z, where = by_token(z), x if positions is None else positions.contiguous()
@@ -141,7 +141,7 @@ def _backward(
     positions: Tensor | None,
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of the inputs, in their order; those of the parameters and states in fp32."""
+    """Return the gradients of the inputs, in order; those of parameters and states in fp32."""
     grad, x, dt, bias, B, C, D = (t.contiguous() for t in (grad, x, dt, bias, B, C, D))
     z, where = by_token(z), x if positions is None else positions.contiguous()
     sizes, switches, grid = _laid_out(x, B, positions)
@@ -195,8 +195,8 @@ def _carry(
     *,
     backward: bool,
 ) -> Tensor:
-    """What the chunks add becomes, in place, what comes into them. Returns what comes out of the
-    rows."""
+    """Replace each chunk's contribution by the states at its start, in place. Return the states
+    after the rows."""
     rows, chunks, modes, width = states.shape
     numbers = modes * width
 
@@ -241,13 +241,13 @@ def _power(modes: int) -> int:
 
 
 def _by_mode(x: Tensor, modes: int) -> Tensor:
-    """[…, heads, channels, N] → fp32 […, modes, width], with zeros for those that are not."""
+    """Map […, heads, channels, N] to fp32 […, modes, width], padded with zeros."""
     flat = x.float().flatten(-3, -2)
     return F.pad(flat, (0, modes - x.shape[-1])).transpose(-1, -2).contiguous()
 
 
 def _by_channel(x: Tensor, like: Tensor) -> Tensor:
-    """The reverse, as `like` is."""
+    """Reverse `_by_mode`, to the shape of `like`."""
     own: Tensor = x[..., : like.shape[2], :].transpose(-1, -2).unflatten(-2, like.shape[:2])
     return own.contiguous()
 

@@ -3,8 +3,8 @@
     y = q ⊙ act(h ∗ w + bias + skip ⊙ w),  w = k ⊙ v,  (h ∗ w)_t = Σ_{j<K} h[group, j] · w_{t−j}
 
 for K up to 16: Hyena's featurizer (no gates), Hyena-SE, Mamba's convolution (a SiLU for `act`).
-Each token of x holds q, k and v one after the other, so that their gradients are one tensor as
-well; without gates it is w. Its twin is `plain` in models/gated_convolution.py.
+Each token of x holds q, k and v one after the other, so that their gradients are one tensor too;
+without gates x is w. The twin is `plain` in models/layers/gated_convolution.py.
 
 Gradients of the filter are summed by program, and then over programs: the same bits every time.
 """
@@ -23,13 +23,13 @@ from .op import op
 REACHES = 16
 """Taps of the longest filter."""
 SPAN = 256
-"""Tokens that a program walks along."""
+"""Tokens that a program filters."""
 UNROLL = 8
-"""Of them at a time."""
+"""Tokens that it filters at a time."""
 CHANNELS = 256
-"""Of a program: two for each thread, whose numbers fill a word.
+"""Channels of a program: two for each thread, whose numbers fill a word.
 
-Half as many of either for long filters, which fill the registers (and keep the compiler busy)."""
+Long filters take half of UNROLL and CHANNELS: they fill the registers, and compile slowly."""
 WARPS = 4
 OPTIONAL = ("HISTORY", "BIAS", "SKIP", "PACKED")
 
@@ -42,9 +42,9 @@ def _programs() -> Any:
 
 
 def beyond(taps: Tensor) -> str | None:
-    """What keeps the kernel from this filter."""
+    """Return why the kernel cannot compute this filter, or None."""
     if taps.shape[1] > REACHES:
-        return f"the filter has {taps.shape[1]} taps, and it reaches {REACHES}"
+        return f"the filter has {taps.shape[1]} taps, and the limit is {REACHES}"
     return None
 
 
@@ -59,7 +59,7 @@ def short_convolution(
     gated: bool,
     silu: bool,
 ) -> Tensor:
-    """x [rows, length, width or 3·width], taps [groups, K], history [rows, K−1, width] of w."""
+    """Filter x [rows, length, width or 3·width]; taps [groups, K], history [rows, K−1, width]."""
     x, optional, sizes, switches, programs = _laid_out(
         x, taps, (history, bias, skip, positions), gated, silu
     )
@@ -89,7 +89,7 @@ def _backward(
     gated: bool,
     silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x and history; [K + 1, width]: those of the taps and the bias."""
+    """Return the gradients of x and the history, and [K + 1, width]: of the taps and the bias."""
     reach = taps.shape[1]
     x, optional, sizes, switches, programs = _laid_out(
         x, taps, (history, bias, skip, positions), gated, silu
@@ -124,7 +124,7 @@ def _laid_out(
     gated: bool,
     silu: bool,
 ) -> tuple[Tensor, list[Tensor], tuple[int, ...], dict[str, Any], int]:
-    """`given`: the history, the bias, the skip and the positions, or None."""
+    """Return tensors and constants of a launch. `given`: history, bias, skip and positions."""
     x = by_token(x)
     rows, length = x.shape[:2]
     width = x.shape[2] // 3 if gated else x.shape[2]
@@ -156,14 +156,14 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_x,
         of_groups(sums[:-1], taps),
         None if bias is None else sums[-1].to(bias.dtype),
-        None if skip is None else sums[0].to(skip.dtype),  # it meets what the first tap meets
+        None if skip is None else sums[0].to(skip.dtype),  # it multiplies what the first tap does
         None if history is None else grad_history,
         *(None, None, None),
     )
 
 
 def of_groups(sums: Tensor, taps: Tensor) -> Tensor:
-    """[K, width] of the channels → like taps [groups, K]."""
+    """Sum [K, width] over the channels of each group, to the shape of taps [groups, K]."""
     like: Tensor = sums.unflatten(1, (taps.shape[0], -1)).sum(-1).T.to(taps.dtype)
     return like
 

@@ -1,15 +1,16 @@
-"""Mamba-2's scan (SSD): chunks of matrix products, and a state carried from chunk to chunk.
+"""Mamba-2's scan (SSD): matrix products within chunks, and a scan of the state over chunks.
 
     S_t = exp(dt_t·A)·S_{t−1} + dt_t·x_t⊗B_t,  y_t = S_t·C_t
 
-A pass finds what each chunk adds to the state, a scan over the chunks carries the states along, and
-a second pass gives the outputs; backward the gradients of the states are carried from the end in
-the same way. Decays, sums and the carrying of states are fp32; in bf16 and fp16 the products are of
-rounded numbers, and states are handed on to the chunks as their products take them. B and C belong
-to groups of heads, and their gradients are summed over these. Its twin is `ssd` in models/scan.py.
+The summary pass computes each chunk's contribution to the state, a scan over the chunks turns the
+contributions into the states at each chunk's start, and a second pass writes the outputs; the
+backward pass scans the gradients of the states from the end in the same way. Decays, sums and the
+scan are fp32; in bf16 and fp16 the products are of rounded numbers, and the states at a chunk's
+start are rounded to the type of the products. B and C belong to groups of heads, and their
+gradients are summed over these. The twin is `ssd` in models/layers/scan.py.
 
-Where processes divide the rows, the states pass from part to part inside the op, forward, and
-their gradients inside its backward pass, between what a chunk adds and what is carried.
+Under context parallelism the op exchanges states between the ranks of a row: the states forward,
+and their gradients backward, after the summary pass and before the scan over chunks.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from .op import op
 
 CHUNK = 64
 BLOCK = 512
-"""Numbers of a state that a program carries over the chunks."""
+"""Numbers of a state that a program scans over the chunks."""
 PART = 32
-"""Numbers of a state, for each channel, that a program of the backward pass takes at a time."""
+"""Numbers of a channel's state that a program of the backward pass processes at a time."""
 AHEAD = 8
-"""Chunks that it reads at once."""
+"""Chunks that it reads ahead."""
 DIMS, SIZES = 128, 256
-"""The widest head, and the most numbers of state for each of its channels."""
+"""Widest head, and most numbers of state of a channel."""
 NUMBERS = 128 * 128
-"""Of state for a head, at most: in fp32, those of 64 × 256 take 160 KiB of shared memory."""
+"""Most numbers of state of a head: 64 × 256 take 160 KiB of shared memory in fp32."""
 
 
 @cache
@@ -45,18 +46,18 @@ def _programs() -> Any:
 
 
 def beyond(x: Tensor, B: Tensor) -> str | None:
-    """What keeps the kernel from heads and states of these sizes."""
+    """Return why the kernel cannot take heads and states of these sizes, or None."""
     dim, size = _side(x.shape[3]), _side(B.shape[3])
     if dim > DIMS or size > SIZES or dim * size > NUMBERS:
         return (
-            f"heads are {x.shape[3]} wide with {B.shape[3]} states for each channel; it holds"
-            f" {DIMS} and {SIZES}, and {NUMBERS} in all"
+            f"heads are {x.shape[3]} wide with {B.shape[3]} states for each channel; the limits"
+            f" are {DIMS} and {SIZES}, and {NUMBERS} in all"
         )
     return None
 
 
 def _side(size: int) -> int:
-    """Of a matrix of as many numbers."""
+    """Return the side of a matrix that holds `size` numbers: a power of two, 16 or more."""
     return max(16, 1 << (size - 1).bit_length())
 
 
@@ -71,9 +72,9 @@ def ssd(
     positions: Tensor | None,
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y; the states behind the rows; and, for the backward pass, the states that come into the
-    chunks and how much the chunks keep of them. dt and A are fp32. `axis` is the name of the one
-    that divides the rows, if one does."""
+    """Return y, the states after the rows and, for the backward pass, the states at each chunk's
+    start and the decay over each chunk. dt and A are fp32. `axis` names the context axis that
+    shards the rows, or is empty."""
     x, B, C = (_joined(t) for t in (x, B, C))
     sizes, switches, grid = _laid_out(x, B, positions)
     (rows, _, heads, dim), size = x.shape, B.shape[3]
@@ -122,7 +123,7 @@ def _backward(
     positions: Tensor | None,
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x, dt, A, B, C and the state before the rows."""
+    """Return the gradients of x, dt, A, B, C and the state before the rows."""
     x, B, C = (_joined(t) for t in (x, B, C))
     sizes, switches, grid = _laid_out(x, B, positions)
     (rows, length, heads, _), (groups, size) = x.shape, B.shape[2:]
@@ -168,8 +169,8 @@ def _carry(
     *,
     backward: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Of what the chunks add: what comes into them, in the type of their products; and what comes
-    out of the rows."""
+    """Scan each chunk's contribution. Return the states at each chunk's start, in the type of the
+    products, and the states after the rows."""
     rows, chunks, heads, dim, size = added.shape
     states = torch.empty_like(added, dtype=dtype)
     numbers = dim * size
@@ -192,7 +193,7 @@ def _carry(
 
 
 def _joined(t: Tensor) -> Tensor:
-    """[rows, length, heads, dim] with the heads of a token side by side."""
+    """Return t [rows, length, heads, dim] with the heads of a token adjacent."""
     return t if t.stride(3) == 1 and t.stride(2) == t.shape[3] else t.contiguous()
 
 

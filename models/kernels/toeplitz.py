@@ -3,14 +3,14 @@
     y = q ⊙ (h ∗ w + skip ⊙ w),  w = k ⊙ v            Hyena-MR
     Y_n = H₀·W_n + H₁·W_{n−1} + …                      chunks of a row, and blocks of the filter
 
-H₀ holds the lags within a chunk, and the others what spills over from the chunks before: two
-passes for a filter of up to a chunk and a token, another for each chunk more, so that every
-filter is exact. Everything is read from memory and written once: what is needed again is in
-registers, or comes from a cache. Its twin is `plain` in models/gated_convolution.py.
+H₀ holds the lags within a chunk, and the other blocks those that reach into earlier chunks: two
+passes for a filter of up to a chunk and a token, one more for each further chunk, so that every
+filter is exact. Everything is read from memory and written once; what is needed again stays in
+registers or comes from a cache. The twin is `plain` in models/layers/gated_convolution.py.
 
-In bf16 and fp16 the products are of rounded numbers (w and the taps), summed in fp32; in fp32
-three products of tf32 stand for one. The filter's gradient is the sum, over chunks, of G_n·W_{n−p}ᵀ
-along its diagonals: it stays in registers until the program ends.
+In bf16 and fp16 the products are of rounded numbers (w and the taps), summed in fp32; in fp32 one
+product is three of tf32. The filter's gradient is the sum, over chunks, of G_n·W_{n−p}ᵀ along its
+diagonals: it stays in registers until the program ends.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .layout import by_token, splits
 from .op import op
 
 CHUNK = 64
-"""Sides of a block: as many rows as one instruction of the matrix units takes. In fp32 half of it:
-three products need the registers and the shared memory of two numbers for each."""
+"""Side of a block: the rows of one instruction of the matrix units. In fp32 half of it: three
+products need the registers and the shared memory of two numbers for each number."""
 REACHES = 4 * CHUNK + 1
 """Taps of the longest filter: five passes."""
 REGISTERS = 255
-"""Of a thread, backward: as many as there are. Left to itself, an assembler for sm_80 has been seen
-to take 32 where these do not suffice."""
+"""Registers of a thread in the backward pass: the maximum. Without this setting, an assembler for
+sm_80 was seen to take 32, which do not suffice."""
 OPTIONAL = ("HISTORY", "SKIP", "PACKED")
 
 
@@ -51,9 +51,9 @@ def _programs_backward() -> Any:
 
 
 def beyond(taps: Tensor, *, bias: bool = False, silu: bool = False) -> str | None:
-    """What keeps the kernel from this filter."""
+    """Return why the kernel cannot compute this filter, or None."""
     if taps.shape[1] > REACHES:
-        return f"the filter has {taps.shape[1]} taps, and it reaches {REACHES}"
+        return f"the filter has {taps.shape[1]} taps, and the limit is {REACHES}"
     if bias or silu:
         return "it has no bias and no SiLU"
     return None
@@ -68,7 +68,7 @@ def toeplitz(
     positions: Tensor | None,
     gated: bool,
 ) -> Tensor:
-    """x [rows, length, width or 3·width], taps [groups, K], history [rows, K−1, width] of w."""
+    """Filter x [rows, length, width or 3·width]; taps [groups, K], history [rows, K−1, width]."""
     x = by_token(x)
     length, width, switches = _laid_out(x, taps, (history, skip, positions), gated, of_chunk=1)
     history_, skip_, positions_ = _given(x, history, skip, positions)
@@ -98,7 +98,7 @@ def _backward(
     positions: Tensor | None,
     gated: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x, the taps (fp32), the skip (fp32) and the history."""
+    """Return the gradients of x, the taps (fp32), the skip (fp32) and the history."""
     x = x.contiguous()
     length, width, switches = _laid_out(x, taps, (history, skip, positions), gated, of_chunk=2)
     history_, skip_, positions_ = _given(x, history, skip, positions)
@@ -132,9 +132,9 @@ def _(
 
 
 def diagonals(met: Tensor, reach: int) -> Tensor:
-    """[groups, passes, t, s] → [groups, K]: the sum of all with t − s + pass · CHUNK = k."""
+    """Map [groups, passes, t, s] to [groups, K]: sum all with t − s + pass · CHUNK = k."""
     side = met.shape[3]
-    # Each row a number longer than it is apart from the next: what was a diagonal is a column.
+    # Each row is moved one number further than the row above: diagonals become columns.
     apart = F.pad(met.flip(-1), (0, side)).flatten(2)[..., :-side]
     sums = apart.unflatten(2, (side, 2 * side - 1)).sum(2)  # of t − s, from 1 − side
     lags = sums[..., side - 1 :].clone()
@@ -148,7 +148,7 @@ def _given(x: Tensor, *tensors: Tensor | None) -> list[Tensor]:
 
 
 def _tiles(length: int, switches: dict[str, Any]) -> int:
-    """Of as many tokens as a program has in hand."""
+    """Return the tiles of a row; a tile is the tokens that a program processes at a time."""
     tokens: int = switches["CHUNK"] * switches["CHUNKS"]
     return -(-length // tokens)
 
@@ -161,8 +161,8 @@ def _laid_out(
     *,
     of_chunk: int,
 ) -> tuple[int, int, dict[str, Any]]:
-    """The length, the width, and the constants of a program whose tiles have as many columns as
-    a chunk has tokens, or one `of_chunk`. `given`: the history, the skip and the positions."""
+    """Return the length, the width, and the constants of a program. Its tiles have as many columns
+    as a chunk has tokens, divided by `of_chunk`. `given`: history, skip and positions."""
     length, width = x.shape[1], x.shape[2] // 3 if gated else x.shape[2]
     share = width // taps.shape[0]
     chunk = CHUNK // 2 if x.dtype == torch.float32 else CHUNK

@@ -85,24 +85,24 @@ class Attention(Operator):
         self.out = OutputLinear(dim * options.heads, width, bias=options.output_bias)
         self.scale = dim**-0.5
 
-    def forward(self, x: Tensor, context: BatchContext) -> Tensor:
+    def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
         q, k, v = self.qkv(x)
-        return self.attend(q, k, v, context)
+        return self.attend(q, k, v, batch)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: BatchContext) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext) -> Tensor:
         heads = self.options.heads
-        shared = (self.options.kv_heads or heads, heads, context.axes.tensor)
+        shared = (self.options.kv_heads or heads, heads, batch.axes.tensor)
         q = q.unflatten(-1, (-1, self.head_dim))
         k, v = own_groups(k, *shared), own_groups(v, *shared)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.options.rope is not None:
             turning = self.options.rope.channels or self.head_dim
-            cos, sin = rotation(self.options.rope, context.positions, turning)
+            cos, sin = rotation(self.options.rope, batch.positions, turning)
             q, k = (rotate(t, cos, sin, self.options.kernel) for t in (q, k))
-        axis = context.axes.context
-        whole = context.whole(q.shape[1])
-        if axis.size > 1 and context.axes.attention == "ring":
+        axis = batch.axes.context
+        whole = batch.whole(q.shape[1])
+        if axis.size > 1 and batch.axes.attention == "ring":
             unmasked = whole.documents is None and self.options.window is None
             past = None if unmasked else reach(whole, self.options.window)
             y = ring_attention(q, k, v, past, axis, scale=self.scale)
@@ -112,13 +112,13 @@ class Attention(Operator):
         result: Tensor = self.out(y.flatten(2))
         return result
 
-    def whole_rows(self, q: Tensor, k: Tensor, v: Tensor, context: BatchContext) -> Tensor:
-        if context.state is not None:
-            k, v = remember(k, v, context.state)
-        if context.documents is None or context.state is not None or is_compiling():
-            return self.product(q, k, v, visible(context, q.shape[1], self.options.window))
+    def whole_rows(self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext) -> Tensor:
+        if batch.state is not None:
+            k, v = remember(k, v, batch.state)
+        if batch.documents is None or batch.state is not None or is_compiling():
+            return self.product(q, k, v, visible(batch, q.shape[1], self.options.window))
         # One document per row: plain causal attention never sees the padding at the end.
-        buckets = context.documents.buckets()
+        buckets = batch.documents.buckets()
         parts = zip(buckets.spread(q), buckets.spread(k), buckets.spread(v), strict=True)
         return buckets.collect([self.alone(*part) for part in parts], len(q))
 
@@ -167,17 +167,17 @@ def remember(k: Tensor, v: Tensor, state: State) -> tuple[Tensor, Tensor]:
     return state.tensors["keys"][:, :end], state.tensors["values"][:, :end]
 
 
-def reach(context: BatchContext, window: int | None) -> Tensor:
+def reach(batch: BatchContext, window: int | None) -> Tensor:
     """int64 [rows or 1, length]: number of earlier keys that each query sees."""
-    return context.positions if window is None else context.positions.clamp(max=window - 1)
+    return batch.positions if window is None else batch.positions.clamp(max=window - 1)
 
 
-def visible(context: BatchContext, queries: int, window: int | None) -> Tensor | None:
+def visible(batch: BatchContext, queries: int, window: int | None) -> Tensor | None:
     """bool [rows or 1, 1, queries, keys], or None for plain causal attention."""
-    seen = context.state.seen if context.state else 0
-    if context.documents is None and not seen and (window is None or window >= queries):
+    seen = batch.state.seen if batch.state else 0
+    if batch.documents is None and not seen and (window is None or window >= queries):
         return None
-    past = reach(context, window)
+    past = reach(batch, window)
     key = torch.arange(seen + queries, device=past.device)
     query = key[seen:, None]
     return ((key <= query) & (key >= query - past[..., None])).unsqueeze(1)

@@ -125,7 +125,7 @@ class Operator(nn.Module, ABC):
         self.width = width
 
     @abstractmethod
-    def forward(self, x: Tensor, context: BatchContext) -> Tensor: ...
+    def forward(self, x: Tensor, batch: BatchContext) -> Tensor: ...
 
     @abstractmethod
     def init_weights(self, init: Initializers) -> None: ...
@@ -155,13 +155,13 @@ class Operator(nn.Module, ABC):
 
 
 class Call(Recomputable, ABC):
-    """One call of a shared operator: `forward(operator, x, context)`, with weights of this call.
+    """One call of a shared operator: `forward(operator, x, batch)`, with weights of this call.
 
     Under tensor parallelism, input and output are this rank's part of each sequence.
     """
 
     @abstractmethod
-    def forward(self, operator: nn.Module, x: Tensor, context: BatchContext) -> Tensor: ...
+    def forward(self, operator: nn.Module, x: Tensor, batch: BatchContext) -> Tensor: ...
 
     @abstractmethod
     def init_weights(self, init: Initializers) -> None: ...

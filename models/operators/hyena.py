@@ -59,21 +59,21 @@ class Hyena(Operator):
         self.skip = nn.Parameter(torch.empty(width)) if skip else None
         self.output = OutputLinear(width, width, bias=options.output_bias)
 
-    def forward(self, u: Tensor, context: BatchContext) -> Tensor:
-        z = self.featurizer(self.qkv(u, joined=True), context, kernel=self.options.kernel)
-        result: Tensor = self.output(self.mix(z, context))
+    def forward(self, u: Tensor, batch: BatchContext) -> Tensor:
+        z = self.featurizer(self.qkv(u, joined=True), batch, kernel=self.options.kernel)
+        result: Tensor = self.output(self.mix(z, batch))
         return result
 
     @abstractmethod
-    def mix(self, z: Tensor, context: BatchContext) -> Tensor:
+    def mix(self, z: Tensor, batch: BatchContext) -> Tensor:
         """Return q ⊙ (h ∗ w + d·w); z holds q, k and v, concatenated."""
 
-    def convolved(self, z: Tensor, taps: Tensor, context: BatchContext, **options: Any) -> Tensor:
+    def convolved(self, z: Tensor, taps: Tensor, batch: BatchContext, **options: Any) -> Tensor:
         """`mix` with explicit filter taps."""
         return remembered_convolution(
             z,
             taps,
-            context,
+            batch,
             "filter",
             gated=True,
             skip=self.skip,
@@ -85,12 +85,12 @@ class Hyena(Operator):
         self,
         z: Tensor,
         whole_rows: Callable[[Tensor, slice, BatchContext], Tensor],
-        context: BatchContext,
+        batch: BatchContext,
     ) -> Tensor:
         """`mix` under context parallelism: `whole_rows` filters some channels of whole rows."""
         w = gated_input(z)
-        whole = context.whole(w.shape[1])
-        axis = context.axes.context
+        whole = batch.whole(w.shape[1])
+        axis = batch.axes.context
         y = by_channels(w, lambda x, channels: whole_rows(x, channels, whole), axis)
         assert self.skip is not None
         return z[..., : w.shape[-1]] * (y + self.skip * w)

@@ -81,43 +81,43 @@ class HyenaLI(Hyena):
         powers = torch.exp(-rates.unsqueeze(-1) * time)
         return real(torch.einsum("dn,dnt->dt", residues, powers))
 
-    def mix(self, z: Tensor, context: BatchContext) -> Tensor:
-        axis = context.axes.context
-        by_states = axis.size > 1 and context.axes.hyena_li == "states"
-        if by_states or (axis.size == 1 and self.scans(context)):
-            return self.scan(z, context, skip=self.skip, gated=True)
-        return self.mix_by_channels(z, self.whole_rows, context)
+    def mix(self, z: Tensor, batch: BatchContext) -> Tensor:
+        axis = batch.axes.context
+        by_states = axis.size > 1 and batch.axes.hyena_li == "states"
+        if by_states or (axis.size == 1 and self.scans(batch)):
+            return self.scan(z, batch, skip=self.skip, gated=True)
+        return self.mix_by_channels(z, self.whole_rows, batch)
 
-    def scans(self, context: BatchContext) -> bool:
+    def scans(self, batch: BatchContext) -> bool:
         """True if whole rows are scanned; generation always scans."""
-        return self.options.method == "scan" or context.state is not None
+        return self.options.method == "scan" or batch.state is not None
 
-    def whole_rows(self, w: Tensor, channels: slice, context: BatchContext) -> Tensor:
+    def whole_rows(self, w: Tensor, channels: slice, batch: BatchContext) -> Tensor:
         """Filter some of the channels of whole rows."""
-        if self.scans(context):
-            return self.scan(w, context, channels)
+        if self.scans(batch):
+            return self.scan(w, batch, channels)
         taps = self.filter(w.shape[1], channels)
         kernel = self.options.kernel
-        return gated_convolution(w, taps, context.documents, method="fft", kernel=kernel)
+        return gated_convolution(w, taps, batch.documents, method="fft", kernel=kernel)
 
     def scan(
         self,
         x: Tensor,
-        context: BatchContext,
+        batch: BatchContext,
         channels: slice = ALL,
         *,
         skip: Tensor | None = None,
         gated: bool = False,
     ) -> Tensor:
         """Scan whole rows, or this rank's part of them."""
-        tensors = context.state.tensors if context.state is not None else None
+        tensors = batch.state.tensors if batch.state is not None else None
         y, state = gated_modal(
             x,
             *self.modes(channels),
             skip,
-            context.documents,
+            batch.documents,
             state=tensors.get("modes") if tensors is not None else None,
-            axis=context.axes.context,
+            axis=batch.axes.context,
             final_state=tensors is not None,
             gated=gated,
             chunk=self.options.chunk,

@@ -86,21 +86,19 @@ class HyenaLIFreeform(Hyena):
         decay = decay[axis.part(self.width)][channels].abs()
         return (widen(self.last(hidden, channels)) * torch.exp(-time * decay)).T
 
-    def mix(self, z: Tensor, context: BatchContext) -> Tensor:
-        if context.axes.context.size == 1:
-            return self.whole_rows(z, ALL, context, gated=True, skip=self.skip)
-        return self.mix_by_channels(z, self.whole_rows, context)
+    def mix(self, z: Tensor, batch: BatchContext) -> Tensor:
+        if batch.axes.context.size == 1:
+            return self.whole_rows(z, ALL, batch, gated=True, skip=self.skip)
+        return self.mix_by_channels(z, self.whole_rows, batch)
 
-    def whole_rows(
-        self, x: Tensor, channels: slice, context: BatchContext, **options: Any
-    ) -> Tensor:
+    def whole_rows(self, x: Tensor, channels: slice, batch: BatchContext, **options: Any) -> Tensor:
         """Filter some of the channels of whole rows."""
-        state = context.state
+        state = batch.state
         longest = state.capacity if state is not None else x.shape[1]
         reach = min(longest, self.options.filter_horizon)
-        taps = self.filter(reach, channels, context.axes.tensor)
+        taps = self.filter(reach, channels, batch.axes.tensor)
         options["kernel"] = self.options.kernel
-        return remembered_convolution(x, taps, context, "filter", **options)
+        return remembered_convolution(x, taps, batch, "filter", **options)
 
     def packing_chunks(self, length: int) -> set[int]:
         return convolution_chunks(min(length, self.options.filter_horizon), length)

@@ -54,11 +54,11 @@ class HyenaMLP(Operator):
         self.taps = nn.Parameter(torch.empty(options.groups, options.taps))
         self.down = OutputLinear(options.hidden, width, bias=options.bias)
 
-    def forward(self, x: Tensor, context: BatchContext) -> Tensor:
-        options, axis = self.options, context.axes.tensor
+    def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
+        options, axis = self.options, batch.axes.tensor
         taps = own_filters(self.taps, options.groups, options.hidden, axis)
         z = self.qkv(x, joined=True)
-        y = remembered_convolution(z, taps, context, "filter", gated=True, kernel=options.kernel)
+        y = remembered_convolution(z, taps, batch, "filter", gated=True, kernel=options.kernel)
         result: Tensor = self.down(y)
         return result
 

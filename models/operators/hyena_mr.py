@@ -66,9 +66,9 @@ class HyenaMR(Hyena):
         taps = decayed(self.taps, self.options, axis)
         return own_filters(taps, self.options.groups, self.width, axis)
 
-    def mix(self, z: Tensor, context: BatchContext) -> Tensor:
-        taps = self.filter(context.axes.tensor)
-        return self.convolved(z, taps, context, method=self.options.method)
+    def mix(self, z: Tensor, batch: BatchContext) -> Tensor:
+        taps = self.filter(batch.axes.tensor)
+        return self.convolved(z, taps, batch, method=self.options.method)
 
     def packing_chunks(self, length: int) -> set[int]:
         return convolution_chunks(self.options.taps, length, self.options.method)

@@ -40,9 +40,9 @@ class HyenaSE(Hyena):
         super().__init__(options, width, skip=False)
         self.taps = nn.Parameter(torch.empty(options.groups, options.taps))
 
-    def mix(self, z: Tensor, context: BatchContext) -> Tensor:
-        taps = own_filters(self.taps, self.options.groups, self.width, context.axes.tensor)
-        return self.convolved(z, taps, context)
+    def mix(self, z: Tensor, batch: BatchContext) -> Tensor:
+        taps = own_filters(self.taps, self.options.groups, self.width, batch.axes.tensor)
+        return self.convolved(z, taps, batch)
 
     def init_weights(self, init: Initializers) -> None:
         super().init_weights(init)

@@ -80,15 +80,15 @@ class Mamba1(Operator):
         self.D = nn.Parameter(torch.empty(heads, channels))
         self.output = OutputLinear(inner, width, bias=False)
 
-    def forward(self, u: Tensor, context: BatchContext) -> Tensor:
+    def forward(self, u: Tensor, batch: BatchContext) -> Tensor:
         x, z = self.input(u)
-        x = self.conv(x, context, silu=True, kernel=self.options.kernel)
+        x = self.conv(x, batch, silu=True, kernel=self.options.kernel)
         x = x.unflatten(-1, (self.select.shape[0], -1))
         selected = torch.einsum("blhp,hrp->blhr", x, self.select)
-        selected = reduce(selected, context.axes.tensor)
+        selected = reduce(selected, batch.axes.tensor)
         delta, B, C = torch.split(selected, self.sizes, dim=-1)
         dt = torch.einsum("blhr,hpr->blhp", delta, self.dt)
-        tensors = context.state.tensors if context.state is not None else {}
+        tensors = batch.state.tensors if batch.state is not None else {}
         y, tensors["ssm"] = gated_scan(
             x,
             dt,
@@ -98,11 +98,11 @@ class Mamba1(Operator):
             C,
             self.D,
             z,
-            context.documents,
+            batch.documents,
             state=tensors.get("ssm"),
-            axis=context.axes.context,
+            axis=batch.axes.context,
             chunk=self.options.chunk,
-            kernel="torch" if context.state is not None else self.options.kernel,
+            kernel="torch" if batch.state is not None else self.options.kernel,
         )
         result: Tensor = self.output(y)
         return result

@@ -89,39 +89,39 @@ class Mamba2(Operator):
         self.norm = GatedRMSNorm(inner, options.norm_eps, groups=norm_groups, kernel=options.kernel)
         self.output = OutputLinear(inner, width, bias=options.bias)
 
-    def forward(self, u: Tensor, context: BatchContext) -> Tensor:
+    def forward(self, u: Tensor, batch: BatchContext) -> Tensor:
         z, x, B, C, dt = self.input(u)
         sizes = [x.shape[-1], B.shape[-1], C.shape[-1]]
         mixed = torch.cat([x, B, C], dim=-1)
-        mixed = self.conv(mixed, context, silu=True, kernel=self.options.kernel)
+        mixed = self.conv(mixed, batch, silu=True, kernel=self.options.kernel)
         x, B, C = mixed.split(sizes, dim=-1)
         x = x.unflatten(-1, (-1, self.options.head_dim))
-        axis = context.axes.tensor
+        axis = batch.axes.tensor
         shared = (self.options.groups, self.heads, axis)
         B, C = own_groups(B, *shared), own_groups(C, *shared)
         dt = F.softplus(widen(dt) + widen(self.dt_bias))
         A = -torch.exp(widen(self.A_log))
-        y = self.scan(x, dt, A, B, C, context) + widen(self.D).unsqueeze(-1) * widen(x)
+        y = self.scan(x, dt, A, B, C, batch) + widen(self.D).unsqueeze(-1) * widen(x)
         result: Tensor = self.output(self.norm(y.flatten(2).to(u.dtype), z, axis))
         return result
 
     def scan(
-        self, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, context: BatchContext
+        self, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, batch: BatchContext
     ) -> Tensor:
-        axis = context.axes.context
+        axis = batch.axes.context
         beyond = kernel.beyond(x, B)
-        if context.state is None and chosen(self.options.kernel, "ssd", x, beyond):
-            positions = context.documents.positions if context.documents is not None else None
+        if batch.state is None and chosen(self.options.kernel, "ssd", x, beyond):
+            positions = batch.documents.positions if batch.documents is not None else None
             fused: Tensor = kernel.ssd(x, dt, A, B, C, None, positions, axis.name)[0]
             return fused
-        tensors = context.state.tensors if context.state is not None else {}
+        tensors = batch.state.tensors if batch.state is not None else {}
         y, tensors["ssm"] = ssd(
             widen(x),
             dt,
             A,
             widen(B),
             widen(C),
-            context.documents,
+            batch.documents,
             state=tensors.get("ssm"),
             axis=axis,
             chunk=self.options.chunk,

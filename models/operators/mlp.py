@@ -79,7 +79,7 @@ class MLP(Operator):
         self.up = nn.Linear(width, options.hidden, bias=options.bias)
         self.down = OutputLinear(options.hidden, width, bias=options.bias)
 
-    def forward(self, x: Tensor, context: BatchContext) -> Tensor:
+    def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
         result: Tensor = self.down(ACTIVATIONS[self.options.activation](self.up(x)))
         return result
 
@@ -101,7 +101,7 @@ class GLU(Operator):
         self.gate_up = SplitLinear(width, parts, bias=options.bias)
         self.down = OutputLinear(options.hidden, width, bias=options.bias)
 
-    def forward(self, x: Tensor, context: BatchContext) -> Tensor:
+    def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
         hidden = gated(self.gate_up(x, joined=True), self.options.activation, self.options.kernel)
         result: Tensor = self.down(hidden)
         return result

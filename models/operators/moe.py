@@ -72,13 +72,13 @@ class MoE(Operator):
         self.gate_up = nn.Parameter(torch.empty(options.experts, 2 * options.hidden, width))
         self.down = nn.Parameter(torch.empty(options.experts, width, options.hidden))
 
-    def forward(self, x: Tensor, context: BatchContext) -> Tensor:
+    def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
         flat = x.flatten(0, 1)
         logits = widen(self.router(flat))
         all_rows = logits.new_ones(len(x), dtype=torch.bool)
-        rows = all_rows if context.rows is None else context.rows
+        rows = all_rows if batch.rows is None else batch.rows
         text = rows.repeat_interleave(x.shape[1], output_size=len(flat))
-        chosen, weights = self.route(logits, context, text)
+        chosen, weights = self.route(logits, batch, text)
         token = torch.arange(len(flat), device=x.device).repeat_interleave(self.options.top_k)
         order = chosen.flatten().argsort(stable=True)
         token = token[order]
@@ -89,12 +89,12 @@ class MoE(Operator):
         weighted = y * weights.flatten()[order].unsqueeze(-1).to(x.dtype)
         return torch.zeros_like(flat).index_add(0, token, weighted).view_as(x)
 
-    def route(self, logits: Tensor, context: BatchContext, text: Tensor) -> tuple[Tensor, Tensor]:
+    def route(self, logits: Tensor, batch: BatchContext, text: Tensor) -> tuple[Tensor, Tensor]:
         """Return the experts of each token and their weights, both [tokens, k].
 
         Batch statistics count the tokens where `text` (bool [tokens]) is True.
         """
-        options, axis = self.options, context.axes.context
+        options, axis = self.options, batch.axes.context
         softmax = options.router == "softmax"
         probabilities = logits.softmax(dim=-1) if softmax else logits.sigmoid()
         preference = probabilities
@@ -106,11 +106,11 @@ class MoE(Operator):
         if softmax:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         if self.training and options.balance_loss:
-            context.losses.append(options.balance_loss * balance(probabilities, chosen, text, axis))
+            batch.losses.append(options.balance_loss * balance(probabilities, chosen, text, axis))
         if self.training and options.z_loss:
             squares = (logits.logsumexp(dim=-1).square() * text).sum()
             mean = reduce(squares, axis) / token_count(text, axis).to(squares.dtype)
-            context.losses.append(options.z_loss * mean)
+            batch.losses.append(options.z_loss * mean)
         return chosen, weights
 
     def init_weights(self, init: Initializers) -> None:

@@ -26,14 +26,14 @@ class ShortConvolution(nn.Module):
     def forward(
         self,
         x: Tensor,
-        context: BatchContext,
+        batch: BatchContext,
         name: str = "short",
         *,
         silu: bool = False,
         kernel: Kernel = "auto",
     ) -> Tensor:
         return remembered_convolution(
-            x, self.taps, context, name, bias=self.bias, silu=silu, kernel=kernel
+            x, self.taps, batch, name, bias=self.bias, silu=silu, kernel=kernel
         )
 
     def init_weights(self, init: Initializers) -> None:
@@ -45,22 +45,22 @@ class ShortConvolution(nn.Module):
 def remembered_convolution(
     x: Tensor,
     taps: Tensor,
-    context: BatchContext,
+    batch: BatchContext,
     name: str,
     *,
     gated: bool = False,
     **options: Any,
 ) -> Tensor:
-    """A (gated) convolution with inputs from before x: in generation those kept in the context's
+    """A (gated) convolution with inputs from before x: in generation those kept in the operator's
     state, under context parallelism a halo from the ranks before."""
-    axis, reach, past = context.axes.context, taps.shape[1], None
-    if context.state is not None:
+    axis, reach, past = batch.axes.context, taps.shape[1], None
+    if batch.state is not None:
         w = gated_input(x) if gated else x
-        tensors = context.state.tensors
+        tensors = batch.state.tensors
         past = next_history(w[:, :0], tensors.get(name), reach)
         tensors[name] = next_history(w, past, reach)
         options["kernel"] = "torch"  # token by token
     elif axis.size > 1:
         last = x[:, -reach:]
         past = preceding(gated_input(last) if gated else last, reach - 1, axis, part=x.shape[1])
-    return gated_convolution(x, taps, context.documents, gated=gated, history=past, **options)
+    return gated_convolution(x, taps, batch.documents, gated=gated, history=past, **options)

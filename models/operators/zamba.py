@@ -77,14 +77,14 @@ class ZambaBlock(SharedOperator):
         self.gate_up = SplitLinear(width, {"gate": options.hidden, "up": options.hidden})
         self.down = OutputLinear(options.hidden, width, bias=False)
 
-    def forward(self, h: Tensor, context: BatchContext) -> Tensor:
-        assert context.embeddings is not None and context.adapters is not None
-        adapters, axis = context.adapters, context.axes.tensor
-        x = gather(self.norm(torch.cat([h, context.embeddings], dim=-1)), axis)
+    def forward(self, h: Tensor, batch: BatchContext) -> Tensor:
+        assert batch.embeddings is not None and batch.adapters is not None
+        adapters, axis = batch.adapters, batch.axes.tensor
+        x = gather(self.norm(torch.cat([h, batch.embeddings], dim=-1)), axis)
         q, k, v = self.attention.qkv(x)
         if adapters.qkv is not None:
             q, k, v = (t + low(x) for t, low in zip((q, k, v), adapters.qkv, strict=True))
-        attended = scatter(self.attention.attend(q, k, v, context), axis)
+        attended = scatter(self.attention.attend(q, k, v, batch), axis)
         x = gather(self.mlp_norm(attended), axis)
         hidden = self.gate_up(x, joined=True)
         if adapters.gate_up is not None:
@@ -139,8 +139,8 @@ class ZambaCall(Call):
         )
         self.gate_up = LowRank(width, rank, 2 * options.hidden) if rank else None
 
-    def forward(self, operator: nn.Module, x: Tensor, context: BatchContext) -> Tensor:
-        result: Tensor = self.project(operator(x, replace(context, adapters=self)))
+    def forward(self, operator: nn.Module, x: Tensor, batch: BatchContext) -> Tensor:
+        result: Tensor = self.project(operator(x, replace(batch, adapters=self)))
         return result
 
     def init_weights(self, init: Initializers) -> None:

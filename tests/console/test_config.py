@@ -1,4 +1,4 @@
-"""A configuration is read whole or refused whole: every wrong value, its path, line and hint."""
+"""Configurations are read completely, or refused with all wrong values, lines and hints."""
 
 import enum
 import math
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.console import config
+from headrace.console import config, yaml_text
 from headrace.console.errors import ConfigError, StorageError
 
 
@@ -104,13 +104,15 @@ runs = st.builds(
 
 @given(run=runs)
 @settings(deadline=None)
-def test_what_is_dumped_is_loaded_back(run: Run, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_dumped_configuration_is_loaded_back(
+    run: Run, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     file = tmp_path_factory.mktemp("run") / "run.yaml"
     file.write_text(config.dump(run), encoding="utf-8")
     assert config.load(Run, file) == run
 
 
-def test_defaults_hold_and_values_are_converted(tmp_path: Path) -> None:
+def test_defaults_apply_and_values_are_converted(tmp_path: Path) -> None:
     run = read("name: a\nsteps: 2K\nlr: 1e-4\nbetas: [0, 1]\nout: x/y\n", folder=tmp_path)
     assert run == Run(name="a", steps=2000, lr=1e-4, betas=(0.0, 1.0), out=Path("x/y"))
     assert isinstance(run.betas, tuple)
@@ -121,8 +123,8 @@ def test_the_tag_chooses_the_dataclass(tmp_path: Path) -> None:
     assert run.shapes == {"x": Square(side=2.0, colour=Colour.BLUE)}
 
 
-def test_every_problem_is_told_at_once_with_its_line(tmp_path: Path) -> None:
-    told = problems(
+def test_all_problems_are_reported_at_once_with_lines(tmp_path: Path) -> None:
+    messages = problems(
         "steps: many\n"
         "lrr: 1\n"
         "precision: bf61\n"
@@ -134,7 +136,7 @@ def test_every_problem_is_told_at_once_with_its_line(tmp_path: Path) -> None:
         "  c: {radius: 1}\n",
         folder=tmp_path,
     )
-    assert told == [
+    assert messages == [
         "name: is required",
         "line 1: steps: should be a whole number, not 'many'",
         "line 2: lrr: unknown key; did you mean `lr`? Known: name, steps, lr, debug, precision, "
@@ -145,12 +147,12 @@ def test_every_problem_is_told_at_once_with_its_line(tmp_path: Path) -> None:
         "line 7: shapes.a.side: is required",
         "line 7: shapes.a.sid: unknown key; did you mean `side`? Known: kind, side, colour",
         "line 8: shapes.b.kind: `sqare` is unknown; did you mean `square`? Known: circle, square",
-        "line 9: shapes.c: has no key `kind`",
+        "line 9: shapes.c: needs the key `kind`",
     ]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("steps: 1.5", "line 2: steps: should be a whole number, not 1.5"),
         ("steps: true", "line 2: steps: should be a number, not true or false"),
@@ -180,26 +182,26 @@ def test_every_problem_is_told_at_once_with_its_line(tmp_path: Path) -> None:
         ("out: 3", "line 2: out: "),
     ],
 )
-def test_one_wrong_value(text: str, told: str, tmp_path: Path) -> None:
-    assert any(line.startswith(told) for line in problems(f"name: a\n{text}\n", folder=tmp_path))
+def test_one_wrong_value(text: str, message: str, tmp_path: Path) -> None:
+    assert any(line.startswith(message) for line in problems(f"name: a\n{text}\n", folder=tmp_path))
 
 
-def test_a_branch_that_was_not_meant_is_not_told(tmp_path: Path) -> None:
+def test_other_members_of_a_union_are_not_reported(tmp_path: Path) -> None:
     assert problems("name: a\npeak: {tokens: x}\n", folder=tmp_path) == [
         "line 2: peak.tokens: should be a whole number, not 'x'"
     ]
 
 
-def test_a_word_that_looks_like_a_number_must_be_quoted(tmp_path: Path) -> None:
+def test_text_that_looks_like_a_number_must_be_quoted(tmp_path: Path) -> None:
     assert problems("name: 8B\n", folder=tmp_path) == [
         "line 1: name: should be text, not 8000000000; write it in quotes"
     ]
     assert read("name: '8B'\n", folder=tmp_path).name == "8B"
 
 
-def test_long_values_are_cut(tmp_path: Path) -> None:
-    [told] = problems(f"name: a\nsteps: {'x' * 500}\n", folder=tmp_path)
-    assert len(told) < 120
+def test_long_values_are_cut_in_messages(tmp_path: Path) -> None:
+    [message] = problems(f"name: a\nsteps: {'x' * 500}\n", folder=tmp_path)
+    assert len(message) < 120
 
 
 def test_overrides(tmp_path: Path) -> None:
@@ -224,29 +226,29 @@ def test_overrides(tmp_path: Path) -> None:
     assert run.out is None
 
 
-def test_an_override_leaves_the_given_data_alone() -> None:
+def test_an_override_does_not_change_its_input() -> None:
     data = {"warmup": {"tokens": 1}}
     assert config.apply_overrides(data, ["warmup.tokens=2"]) == {"warmup": {"tokens": 2}}
     assert data == {"warmup": {"tokens": 1}}
 
 
-def test_all_wrong_overrides_are_told_at_once(tmp_path: Path) -> None:
+def test_all_wrong_overrides_are_reported_at_once(tmp_path: Path) -> None:
     words = ["lr", "=3", "a..b=1", "name.x=1", "sizes.5=1", "sizes.x=1", "lr=[1"]
     with pytest.raises(ConfigError) as caught:
         read("name: a\nsizes: [1, 2]\n", *words, folder=tmp_path)
     assert "the overrides on the command line" in str(caught.value)
     assert [str(problem) for problem in caught.value.problems] == [
-        "lr: an override is written path.to.key=value",
-        "an override is written path.to.key=value",
-        "a..b: an override is written path.to.key=value",
-        "name.x: `name` holds a value, not keys",
-        "sizes.5: the list has no item `5`: it has 2, from 0",
-        "sizes.x: the list has no item `x`: it has 2, from 0",
-        "lr: `[1` is not a YAML value; quote it within the shell's quotes",
+        "lr: write an override as path.to.key=value",
+        "write an override as path.to.key=value",
+        "a..b: write an override as path.to.key=value",
+        "name.x: `name` is a value; it has no keys",
+        "sizes.5: the list has no item `5`; it has 2 items, from 0",
+        "sizes.x: the list has no item `x`; it has 2 items, from 0",
+        "lr: `[1` is not a YAML value; put YAML quotes inside the shell's",
     ]
 
 
-def test_what_an_override_broke_has_no_line(tmp_path: Path) -> None:
+def test_a_wrong_override_has_no_line(tmp_path: Path) -> None:
     text = "name: a\nwarmup:\n  tokens: 1\nlr: x\n"
     words = ["warmup.tokens=y", "warmup.peek=1", "phasses.a.tokens=1"]
     assert problems(text, *words, folder=tmp_path) == [
@@ -258,15 +260,15 @@ def test_what_an_override_broke_has_no_line(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_that_is_not_there_names_the_nearest(tmp_path: Path) -> None:
+def test_a_missing_file_suggests_a_similar_name(tmp_path: Path) -> None:
     (tmp_path / "stable.yaml").touch()
     with pytest.raises(StorageError, match=r"did you mean .*stable\.yaml"):
         config.load(Run, tmp_path / "stabel.yaml")
-    with pytest.raises(StorageError, match="there is no file"):
+    with pytest.raises(StorageError, match="file not found"):
         config.load(Run, tmp_path / "no" / "such" / "folder.yaml")
 
 
-def test_files_that_are_not_text(tmp_path: Path) -> None:
+def test_folders_and_files_that_are_not_utf8_are_errors(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="is a folder"):
         config.load(Run, tmp_path)
     latin = tmp_path / "latin.yaml"
@@ -275,7 +277,7 @@ def test_files_that_are_not_text(tmp_path: Path) -> None:
         config.load(Run, latin)
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_bytes("name: a\n".encode("utf-8-sig"))
     assert config.load(Run, file).name == "a"
@@ -283,3 +285,42 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
 
 def test_infinity_is_a_number(tmp_path: Path) -> None:
     assert math.isinf(read("name: a\nlr: .inf\n", folder=tmp_path).lr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    shape: Annotated[object, config.OneOf(SHAPES, tag="kind", default="circle")] = None
+    name: Annotated[str, config.NameIn(SHAPES, "auto")] = "auto"
+
+
+def draw(text: str) -> Drawing:
+    return config.build(Drawing, yaml_text.parse(text, source="it")[0], source="it")
+
+
+def test_a_section_without_its_tag_is_the_default_kind() -> None:
+    assert draw("shape: {radius: 2}").shape == Circle(radius=2.0)
+    assert draw("shape: {kind: square, side: 1}").shape == Square(side=1.0)
+    with pytest.raises(ConfigError, match=r"shape\.side: unknown key\. Known: kind, radius"):
+        draw("shape: {radius: 2, side: 1}")
+    with pytest.raises(ConfigError, match="shape: should be keys with values, not 3"):
+        draw("shape: 3")
+
+
+def test_a_kind_added_to_the_registry_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Point:
+        kind: Literal["point"] = "point"
+
+    with pytest.raises(ConfigError, match=r"shape\.kind: `point` is unknown"):
+        draw("shape: {kind: point}")
+    monkeypatch.setitem(SHAPES, "point", Point)
+    assert draw("shape: {kind: point}").shape == Point()
+
+
+def test_a_name_must_be_in_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert draw("name: square").name == "square"
+    assert draw("name: auto").name == "auto"
+    with pytest.raises(ConfigError, match=r"name: `sqare` is not one of .*did you mean `square`"):
+        draw("name: sqare")
+    monkeypatch.setitem(SHAPES, "sqare", Square)
+    assert draw("name: sqare").name == "sqare"

@@ -1,4 +1,4 @@
-"""The doctor: what is there, what will be used, what is missing and how to fix it."""
+"""`headrace doctor`: detected components, defaults, missing packages and hints."""
 
 import importlib.metadata
 import json
@@ -18,36 +18,36 @@ def doctor(*words: str) -> Result:
 
 
 @pytest.fixture(autouse=True)
-def nobodys_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_ROLE_ARN", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_this_machine_has_what_is_needed() -> None:
+def test_this_machine_has_all_requirements() -> None:
     result = doctor()
     assert result.exit_code == 0, result.output
-    assert "nothing that headrace needs is missing" in result.output
-    for title in ("found", "will be used"):
+    assert "all requirements of headrace are installed" in result.output
+    for title in ("detected", "used by default"):
         assert title in result.output.splitlines()
 
 
-def test_json_says_the_same() -> None:
+def test_json_has_the_same_report() -> None:
     report = json.loads(doctor("--json").stdout)
     assert report["ok"] is True
     assert report["found"]["torch"].startswith(torch.__version__)
     assert report["found"]["deepspeed"] == importlib.metadata.version("deepspeed")
     assert report["used"]["engine"].startswith("deepspeed")
-    assert not any(lack["needed"] for lack in report["missing"])
+    assert not any(item["needed"] for item in report["missing"])
 
 
-def test_every_requirement_is_looked_for() -> None:
+def test_every_requirement_is_checked() -> None:
     found = json.loads(doctor("--json").stdout)["found"]
     for name in ("pyarrow", "mosaicml-streaming", "tokenizers", "fsspec", "s3fs", "triton"):
         assert name in found
 
 
-def test_a_package_that_is_missing_fails_with_its_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_fails_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.metadata.version
 
     def version(name: str) -> str:
@@ -59,15 +59,15 @@ def test_a_package_that_is_missing_fails_with_its_mend(monkeypatch: pytest.Monke
     result = doctor("--json")
     assert result.exit_code == 1
     report = json.loads(result.stdout)
-    needed = {lack["what"]: lack["hint"] for lack in report["missing"] if lack["needed"]}
+    needed = {item["what"]: item["hint"] for item in report["missing"] if item["needed"]}
     assert needed == {
         "s3fs>=2026": "pip install 's3fs>=2026'",
         "fsspec>=2026; 0.4.2 is installed": "pip install 'fsspec>=2026'",
     }
-    assert "nothing that headrace needs is missing" not in doctor().output
+    assert "all requirements of headrace are installed" not in doctor().output
 
 
-def test_an_extra_that_is_missing_does_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_does_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.metadata.version
 
     def version(name: str) -> str:
@@ -81,27 +81,27 @@ def test_an_extra_that_is_missing_does_not_fail(monkeypatch: pytest.MonkeyPatch)
     assert "pip install 'headrace[ray]'" in result.output
 
 
-def test_a_gpu_that_torch_cannot_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_torch_cannot_use_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     result = doctor()
-    assert result.exit_code == 0  # the CPU serves
-    assert "an NVIDIA GPU is here, and torch cannot use it" in result.output
+    assert result.exit_code == 0  # a CPU is enough
+    assert "torch cannot use the NVIDIA GPU of this machine" in result.output
 
 
-def test_a_gpu_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_used_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     card = namedtuple("card", "name total_memory major minor")("Wheel 9", 80e9, 9, 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
     report = json.loads(doctor("--json").stdout)
     assert report["found"]["gpu 1"] == "Wheel 9, 80.0 GB, compute 9.0"
-    assert report["used"]["device"] == "cuda, 2 processes"
+    assert report["used"]["device"] == "cuda, 2 ranks"
     assert report["used"]["precision"] == "bf16 with fp32 masters"
 
 
-def test_credentials_are_found_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_are_detected_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASECRET")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "topsecret")
     result = doctor()
@@ -110,7 +110,7 @@ def test_credentials_are_found_and_never_shown(monkeypatch: pytest.MonkeyPatch) 
     assert "topsecret" not in result.output
 
 
-def test_a_small_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_disk_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")(20e9, 19e9, 1e9)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    assert "disk: only 1.0 GB are free here" in doctor().output
+    assert "disk space: only 1.0 GB are free in this folder" in doctor().output

@@ -1,4 +1,4 @@
-"""Errors say what, where and how to fix it, and survive the way from a worker."""
+"""Errors say what failed, where and how to fix it, and can be sent between processes."""
 
 import pickle
 
@@ -12,7 +12,7 @@ from headrace.console.errors import (
     Problem,
     SeveralErrors,
     UserError,
-    together,
+    run_all,
 )
 
 KINDS = [
@@ -24,14 +24,14 @@ KINDS = [
 ]
 
 
-def test_what_where_and_mend_stand_on_lines_of_their_own() -> None:
+def test_message_place_and_hint_are_on_separate_lines() -> None:
     error = UserError("the disk is full", where="/data", hint="free some space")
     assert str(error) == "the disk is full\n  where: /data\n  hint:  free some space"
     assert str(UserError("the disk is full")) == "the disk is full"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_survives_pickling(kind: type[UserError]) -> None:
+def test_every_error_can_be_pickled(kind: type[UserError]) -> None:
     error = pickle.loads(pickle.dumps(kind("what", where="where", hint="hint")))
     assert type(error) is kind
     assert (error.what, error.where, error.hint) == ("what", "where", "hint")
@@ -39,7 +39,7 @@ def test_every_kind_survives_pickling(kind: type[UserError]) -> None:
     assert error.args == ("what",)
 
 
-def test_a_configuration_error_survives_pickling() -> None:
+def test_a_configuration_error_can_be_pickled() -> None:
     error = ConfigError("run.yaml", [Problem("lr", "is required", 3)], hint="add it")
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is ConfigError
@@ -47,28 +47,28 @@ def test_a_configuration_error_survives_pickling() -> None:
     assert (copy.source, copy.problems) == ("run.yaml", error.problems)
 
 
-def test_problems_are_counted_and_ordered_by_line() -> None:
+def test_problems_are_counted_and_sorted_by_line() -> None:
     error = ConfigError("run.yaml", [Problem("b", "two", 9), Problem("a", "one", 2)])
     assert str(error) == "2 problems in run.yaml\n  line 2: a: one\n  line 9: b: two"
     assert str(ConfigError("x", [Problem("", "bad")])) == "1 problem in x\n  bad"
 
 
-def test_the_tree_at_the_top_of_the_file_is_complete() -> None:
+def test_the_docstring_lists_all_errors() -> None:
     assert errors.__doc__ is not None
     for kind in [*KINDS, ConfigError]:
         assert kind.__name__ in errors.__doc__
 
 
-def test_steps_that_do_not_wait_for_each_other_tell_what_is_wrong_at_once() -> None:
+def test_errors_of_independent_steps_are_raised_together() -> None:
     def fail(error: UserError) -> None:
         raise error
 
-    assert together(lambda: 1, lambda: 2) == [1, 2]
+    assert run_all(lambda: 1, lambda: 2) == [1, 2]
     plan = PlanError("no rows", hint="give some")
     with pytest.raises(PlanError, match="no rows"):
-        together(lambda: 1, lambda: fail(plan), lambda: fail(plan))
+        run_all(lambda: 1, lambda: fail(plan), lambda: fail(plan))
     with pytest.raises(SeveralErrors) as caught:
-        together(lambda: fail(plan), lambda: fail(MisuseError("no word")))
+        run_all(lambda: fail(plan), lambda: fail(MisuseError("no word")))
     assert str(caught.value) == "no rows\n  hint:  give some\nerror: no word"
     assert caught.value.exit_code == 2
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

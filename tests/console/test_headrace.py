@@ -1,19 +1,26 @@
-"""`headrace`: one name for every room, each imported when it is asked for."""
+"""`headrace`: the umbrella command imports each subcommand only when it is used."""
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from headrace.console.headrace import ROOMS, main
+from headrace.console.headrace import COMMANDS, main
+
+ROOT = Path(__file__).parents[2]
+DESCRIBED = ("tokenize", "mixtures", "doctor")
+"""Subcommands whose help texts have examples and name a page."""
 
 
-@pytest.mark.parametrize("name", ROOMS)
-def test_every_room_is_there(name: str) -> None:
-    module = import_module(ROOMS[name][0], "headrace.console")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_subcommand_has_help(name: str) -> None:
+    module = import_module(COMMANDS[name][0], "headrace.console")
     assert isinstance(module.main, click.Command)
     result = CliRunner().invoke(main, [name, "--help"])
     assert result.exit_code == 0
@@ -21,8 +28,8 @@ def test_every_room_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["tokenize", "mixtures", "trainer", "models"])
-def test_a_room_is_its_own_command_as_well(name: str) -> None:
-    module = ROOMS[name][0].replace("..", "headrace.")
+def test_each_folder_has_a_command_of_its_own(name: str) -> None:
+    module = COMMANDS[name][0].replace("..", "headrace.")
     result = subprocess.run(
         [sys.executable, "-m", module, "--version"], capture_output=True, text=True
     )
@@ -30,23 +37,61 @@ def test_a_room_is_its_own_command_as_well(name: str) -> None:
     assert result.stdout.startswith(f"{name}, version ")
 
 
-def test_help_lists_the_rooms_without_entering_them() -> None:
+def test_help_lists_subcommands_without_importing_them() -> None:
     code = (
         "import sys; from click.testing import CliRunner\n"
         "from headrace.console.headrace import main\n"
         "result = CliRunner().invoke(main, ['--help']); assert result.exit_code == 0\n"
         "print(result.output)\n"
-        "entered = [name for name in sys.modules if name.startswith('headrace.')]\n"
-        "assert all(name.startswith('headrace.console') for name in entered), entered\n"
+        "imported = [name for name in sys.modules if name.startswith('headrace.')]\n"
+        "assert all(name.startswith('headrace.console') for name in imported), imported\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    for name, (_, text) in ROOMS.items():
+    for name, (_, text) in COMMANDS.items():
         assert f"  {name} " in result.stdout
         assert text in result.stdout
 
 
-def test_a_name_that_is_not_there_is_misuse() -> None:
+def test_an_unknown_subcommand_is_misuse() -> None:
     result = CliRunner().invoke(main, ["nothing"])
     assert result.exit_code == 2
     assert "No such command 'nothing'" in result.output
+
+
+def help_pages(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield the words of a command and of all its subcommands."""
+    yield words
+    if isinstance(command, click.Group):
+        with click.Context(command) as context:
+            for name in command.list_commands(context):
+                subcommand = command.get_command(context, name)
+                assert subcommand is not None
+                yield from help_pages(subcommand, (*words, name))
+
+
+def described_commands() -> list[tuple[str, ...]]:
+    groups = {name: import_module(COMMANDS[name][0], "headrace.console") for name in DESCRIBED}
+    return [(), *(page for name in groups for page in help_pages(groups[name].main, (name,)))]
+
+
+@pytest.mark.parametrize("words", described_commands(), ids=" ".join)
+def test_help_has_examples_that_parse_and_names_a_page(words: tuple[str, ...]) -> None:
+    text = CliRunner().invoke(main, [*words, "--help"]).stdout
+    _, title, rest = text.partition("Example")
+    assert title, text
+    examples, more, rest = rest.partition("More: ")
+    assert more, text
+    page = re.split("[;, \n]", rest)[0]
+    assert (ROOT / page).is_file(), page
+    lines = [line.split() for line in examples.splitlines()[1:] if line.strip()]
+    assert lines
+    for line in lines:
+        arguments = line[1:] if line[0] == "headrace" else line
+        command: click.Command = main
+        while isinstance(command, click.Group):
+            with click.Context(command) as context:
+                subcommand = command.get_command(context, arguments[0])
+            assert subcommand is not None, line
+            command, arguments = subcommand, arguments[1:]
+        command.make_context(line[0], arguments)  # raises UsageError if the example is wrong

@@ -1,4 +1,4 @@
-"""Logs go to stderr, and say which process speaks."""
+"""Logs go to stderr, with the rank."""
 
 import logging
 from collections.abc import Iterator
@@ -17,11 +17,13 @@ def restored() -> Iterator[None]:
     ours.setLevel(before[2])
 
 
-def test_our_information_and_others_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_headrace_logs_info_and_other_libraries_warnings(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     log.setup()
     log.get_logger("headrace.dataplane").info("ours")
-    log.get_logger("headrace.dataplane").debug("too much")
-    log.get_logger("other").info("not asked for")
+    log.get_logger("headrace.dataplane").debug("not shown either")
+    log.get_logger("other").info("not shown")
     log.get_logger("other").warning("wrong")
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -32,13 +34,13 @@ def test_our_information_and_others_warnings(capsys: pytest.CaptureFixture[str])
     ]
 
 
-def test_debug_shows_more(capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_shows_debug_messages(capsys: pytest.CaptureFixture[str]) -> None:
     log.setup(debug=True)
     log.get_logger("headrace.x").debug("detail")
     assert "DEBUG headrace.x: detail" in capsys.readouterr().err
 
 
-def test_a_rank_says_which_it_is(
+def test_log_lines_name_the_rank(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "3")

@@ -1,4 +1,4 @@
-"""Progress: a line that moves on a terminal, a line a minute elsewhere."""
+"""Progress: an updated line on a terminal, one line per minute elsewhere."""
 
 import io
 
@@ -38,12 +38,12 @@ class Clock:
         (12.0, "12"),
     ],
 )
-def test_numbers_for_people(number: float, text: str) -> None:
+def test_numbers_are_formatted(number: float, text: str) -> None:
     assert human(number) == text
 
 
 @given(st.integers(1000, 10**17))
-def test_numbers_for_people_are_those_of_configuration(number: int) -> None:
+def test_formatted_numbers_are_valid_counts(number: int) -> None:
     assert count(human(number)) == pytest.approx(number, rel=5.01e-3)
 
 
@@ -51,11 +51,11 @@ def test_numbers_for_people_are_those_of_configuration(number: int) -> None:
     ("seconds", "text"),
     [(0, "0.0s"), (1.26, "1.3s"), (12.3, "12s"), (59.7, "1m00s"), (65, "1m05s"), (3725, "1h02m")],
 )
-def test_durations_for_people(seconds: float, text: str) -> None:
+def test_durations_are_formatted(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_a_terminal_sees_one_line_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_one_updated_line(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, stream = Clock(monkeypatch), Terminal()
     with Progress("building", total=2000, unit="B", stream=stream) as bar:
         bar.advance(100)
@@ -78,7 +78,7 @@ def test_a_line_never_wraps_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(stream.getvalue().removeprefix("\r\x1b[2K")) < 20
 
 
-def test_a_log_gets_a_line_a_minute_and_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_gets_one_line_per_minute_and_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, stream = Clock(monkeypatch), io.StringIO()
     with Progress("reading", stream=stream) as bar:
         for _ in range(150):
@@ -89,7 +89,7 @@ def test_a_log_gets_a_line_a_minute_and_the_end(monkeypatch: pytest.MonkeyPatch)
     assert "\r" not in stream.getvalue()
 
 
-def test_a_dumb_terminal_is_no_place_for_a_line_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     stream = Terminal()
     with Progress("reading", stream=stream) as bar:
@@ -97,20 +97,20 @@ def test_a_dumb_terminal_is_no_place_for_a_line_that_moves(monkeypatch: pytest.M
     assert stream.getvalue().startswith("reading: 1, 1 file, ") and "\x1b" not in stream.getvalue()
 
 
-def test_the_end_says_how_long_it_took_and_a_failure_nothing(
+def test_the_last_line_has_the_duration_and_a_failure_has_no_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, stream = Clock(monkeypatch), io.StringIO()
     with Progress("reading", total=10, stream=stream) as bar:
         clock.now += 3
-        bar.advance(9)  # sizes are estimates: the end is the end
+        bar.advance(9)  # totals are estimates
     assert stream.getvalue().endswith(", 3.0s\n")
     with pytest.raises(ValueError), Progress("writing", stream=stream):
         raise ValueError
     assert "writing" not in stream.getvalue()
 
 
-def test_the_total_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_line_shows_the_total(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, stream = Clock(monkeypatch), io.StringIO()
     with Progress("reading", total=10, stream=stream) as bar:
         clock.now += 5

@@ -1,4 +1,4 @@
-"""Numbers are what they look like, everything else is a word, and every value knows its line."""
+"""YAML: what looks like a number is one, everything else is text, every value has a line."""
 
 import math
 from fractions import Fraction
@@ -28,9 +28,9 @@ documents = st.recursive(
 
 
 @given(st.dictionaries(st.text(), documents, max_size=5))
-def test_what_is_emitted_is_read_back(data: dict[str, object]) -> None:
+def test_emitted_yaml_is_read_back(data: dict[str, object]) -> None:
     read, _ = yaml_text.parse(yaml_text.emit(data), source="it")
-    assert repr(read) == repr(data)  # repr: 1 and 1.0 and True are equal, and not the same
+    assert repr(read) == repr(data)  # repr tells 1, 1.0 and True apart
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_what_is_emitted_is_read_back(data: dict[str, object]) -> None:
         ("[1, 2K]", [1, 2000]),
     ],
 )
-def test_what_is_a_number_and_what_is_a_word(text: str, value: object) -> None:
+def test_numbers_and_text_are_told_apart(text: str, value: object) -> None:
     assert repr(yaml_text.value(text)) == repr(value)
 
 
@@ -75,12 +75,12 @@ def test_counts_are_exact(whole: int, thousandths: int, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "B", "1.5", "900 B", "-1K", "1k", "1.K"])
-def test_what_is_not_a_count(text: str) -> None:
+def test_invalid_counts_are_errors(text: str) -> None:
     with pytest.raises(ValueError, match="is not a count"):
         yaml_text.count(text)
 
 
-def test_every_value_knows_its_line() -> None:
+def test_every_value_has_a_line() -> None:
     _, lines = yaml_text.parse(
         "a: 1\n# a comment\nb:\n  c: [x,\n      y]\n\n  d:\n  - e: 2\n1K: z\n", source="it"
     )
@@ -97,7 +97,7 @@ def test_every_value_knows_its_line() -> None:
     }
 
 
-def test_anchors_and_merges_are_understood() -> None:
+def test_anchors_and_merges_are_resolved() -> None:
     data, _ = yaml_text.parse("a: &x {n: 1, m: 2}\nb:\n  <<: *x\n  n: 3\n", source="it")
     assert data == {"a": {"n": 1, "m": 2}, "b": {"n": 3, "m": 2}}
 
@@ -108,12 +108,12 @@ def test_an_empty_file_is_an_empty_configuration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
-        ("a: 1\nb: 2\na: 3\n", "line 3: a: written twice, first on line 1"),
-        ("b: {a: 1, a: 2}\n", "line 1: b.a: written twice"),
+        ("a: 1\nb: 2\na: 3\n", "line 3: a: duplicate key, first on line 1"),
+        ("b: {a: 1, a: 2}\n", "line 1: b.a: duplicate key"),
         ("a: &x\n- *x\n", "a.0: refers to itself"),
-        ("a:\n  ? [1, 2]\n  : 3\n", "line 2: a: a key must be a single word"),
+        ("a:\n  ? [1, 2]\n  : 3\n", "line 2: a: a key must be a single value"),
         ("a: 1\nb: \x00\n", "line 2: the character U+0000"),
         ("a: 1\nb: c: d\n", "line 2: not YAML: mapping values"),
         ("a: [1,\n", "not YAML"),
@@ -125,21 +125,21 @@ def test_an_empty_file_is_an_empty_configuration() -> None:
         ("a: " + "[" * 5000, "cannot be read"),
     ],
 )
-def test_what_nobody_means_is_an_error_with_its_line(text: str, told: str) -> None:
+def test_invalid_yaml_is_an_error_with_its_line(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         yaml_text.parse(text, source="it.yaml")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "it.yaml" in str(caught.value)
 
 
-def test_all_duplicate_keys_are_told_at_once() -> None:
+def test_all_duplicate_keys_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         yaml_text.parse("a: 1\na: 2\nb: 1\nb: 2\n", source="it")
     assert [problem.path for problem in caught.value.problems] == ["a", "b"]
 
 
 @given(st.text(max_size=40))
-def test_no_text_gets_past_as_another_kind_of_error(text: str) -> None:
+def test_any_text_is_data_or_a_config_error(text: str) -> None:
     try:
         data, _ = yaml_text.parse(text, source="it")
     except ConfigError:

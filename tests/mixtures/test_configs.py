@@ -22,7 +22,7 @@ SCALE = 1_000
 
 @pytest.fixture
 def planned(head: Callable[..., str]) -> Callable[[str], Plan]:
-    """Return a function that plans an example: a thousandth of its tokens, on large enough sources."""
+    """Return a function that plans a thousandth of an example's tokens, on large sources."""
 
     def plan(name: str) -> Plan:
         file = FOLDER / f"{name}.yaml"
@@ -51,7 +51,7 @@ def test_every_example_gives_each_source_its_share(
             assert abs(use.rows - use.share_asked * phase.rows) < 2 * max(1, 2**20 / phase.seq_len)
 
 
-def test_the_anneal_replays_warms_up_again_and_decays_to_zero(
+def test_the_anneal_replays_warms_up_and_decays_to_zero(
     planned: Callable[[str], Plan],
 ) -> None:
     plan = planned("zyphra-anneal")

@@ -1,6 +1,6 @@
-"""Small models: one for each operator and option that mixes positions, and one of everything.
+"""Small models: one for each operator and option that mixes positions, and one with everything.
 
-A test that takes `tiny` runs for each of them, `tiny_operator` for each of the first.
+A test that takes `tiny` runs on each of them; with `tiny_operator`, on all but the last.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ TINY = {**{name: (lambda n=name: one_operator(n)) for name in MIXERS}, "everythi
 
 
 def built(config: ModelConfig, seed: int = 0) -> Model:
-    """In fp64, with weights large enough that every part matters."""
+    """Build a model in fp64, with weights large enough that each of them matters."""
     model = Model(config)
     model.init_weights(seed)
     model.double().eval()
@@ -141,13 +141,14 @@ def one_of_everything() -> Model:
 
 @pytest.fixture(params=MIXERS)
 def tiny_operator(request: pytest.FixtureRequest) -> Model:
-    """As `tiny`, without the one of everything."""
+    """As `tiny`, without the model with everything."""
     return built(tiny_config(request.param))
 
 
 @pytest.fixture(scope="session")
 def tiny_of() -> Callable[..., Model]:
-    """A model of a pattern: `tiny_of("[mha, x]", {"x": {…}})` knows the mixers by their names."""
+    """Function that builds a model from a pattern, `tiny_of("[mha, x]", {"x": {…}})`; the names of
+    MIXERS are predefined."""
 
     def of(pattern: str, operators: dict[str, Any] | None = None, **more: Any) -> Model:
         used = {name for layer in parse_pattern(pattern, mlp=None) for name in layer.names}

@@ -1,4 +1,4 @@
-"""What a person may get wrong is named with its layer and its numbers, all at once."""
+"""Configuration errors name the layer and the numbers, and are reported all at once."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_options_that_do_not_fit(operator: dict[str, Any], words: list[str]) -> 
         assert "layers 1" in str(raised.value)
 
 
-def test_everything_wrong_is_said_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as raised:
         config(
             {"kind": "attention", "heads": 3, "kv_heads": 2},
@@ -105,7 +105,7 @@ def test_everything_wrong_is_said_at_once() -> None:
     assert "heads (3)" in text and "kv_heads (2)" in text
 
 
-def test_every_problem_has_a_path_of_its_own() -> None:
+def test_each_problem_has_its_path() -> None:
     with pytest.raises(ConfigError) as raised:
         config({"kind": "attention", "heads": 3, "kv_heads": 2}, pattern="[mixr]")
     paths = [problem.path for problem in raised.value.problems]
@@ -133,7 +133,7 @@ operators:
     assert f"line 6: {said}" in str(raised.value)
     assert "line 7: operators.glu: no layer uses it" in str(raised.value)
     file.write_text(text.replace("attn", "attention").replace("]", "/glu]"))
-    # Another pattern on the command line leaves out what it no longer names, and nothing else.
+    # A pattern on the command line removes the operators it no longer names, and nothing else.
     assert list(load_model_config(file, ["pattern='[li] * 3'"]).operators) == ["li"]
     with pytest.raises(ConfigError, match=r"names the operator `lli`.* did you mean `li`"):
         load_model_config(file, ["pattern='[lli] * 3'"])
@@ -145,12 +145,12 @@ operators:
     ("word", "what"),
     [("pattern=[se, li]", r"pattern: should be text, not \['se', 'li'\]"), ("mlp=[glu]", "mlp: ")],
 )
-def test_a_list_where_a_text_stands_is_told(word: str, what: str) -> None:
+def test_a_list_in_place_of_text_is_reported(word: str, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         load_model_config("tiny-hybrid", [word])
 
 
-def test_a_shared_block_feeds_layers_only() -> None:
+def test_a_shared_block_only_feeds_layers() -> None:
     block = {"kind": "zamba-block", "heads": 4, "hidden": 8}
     with pytest.raises(ConfigError, match=r"layer 1: `mixer` is of kind zamba-block"):
         config(block)
@@ -190,7 +190,7 @@ def test_shipped_models_by_name() -> None:
     assert config.operators["attention"].heads == 32  # type: ignore[attr-defined]
 
 
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError) as raised:
         load_model_config("lama2-7b")
     assert "llama2-7b" in str(raised.value)
@@ -203,7 +203,7 @@ def test_shipped_models_survive_a_round_trip(name: str, tmp_path: Path) -> None:
     assert load_model_config(file) == load_model_config(name)
 
 
-def test_calls_of_shared_blocks_are_where_they_were_published() -> None:
+def test_shared_blocks_are_called_at_the_published_layers() -> None:
     calls = {
         "zamba-7b": [2, *range(7, 74, 6)],
         "zamba2-1.2b": [5, 11, 17, 23, 29, 35],
@@ -219,7 +219,7 @@ def test_calls_of_shared_blocks_are_where_they_were_published() -> None:
     assert blocks == (["a", "b"] * 7)[:13]
 
 
-def test_attention_is_where_it_was_published() -> None:
+def test_attention_is_at_the_published_layers() -> None:
     for name, numbers in {
         "evo2-1b-8k": [3, 10, 17, 24],
         "evo2-7b-8k": [3, 10, 17, 24, 31],

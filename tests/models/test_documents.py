@@ -55,7 +55,7 @@ def test_no_chunk_holds_two_documents(
 
 @settings(deadline=None)
 @given(packed())
-def test_each_document_has_a_row_of_its_own(
+def test_buckets_hold_one_document_per_row(
     case: tuple[Documents, list[int], int, int],
 ) -> None:
     documents, _, rows, length = case
@@ -75,8 +75,8 @@ def test_each_document_has_a_row_of_its_own(
 
 @settings(deadline=None)
 @given(packed())
-def test_sizes_are_not_asked_of_a_device(case: tuple[Documents, list[int], int, int]) -> None:
-    """The meta device knows no number: who asks it for one gets an error."""
+def test_layouts_do_not_wait_for_a_device(case: tuple[Documents, list[int], int, int]) -> None:
+    """The meta device has no values: reading one from it raises an error."""
     documents, _, _, length = case
     there = documents.to(torch.device("meta"))
     assert there.positions.is_meta and there.positions.shape == documents.positions.shape

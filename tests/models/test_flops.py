@@ -1,4 +1,4 @@
-"""Operations against torch's own counter, and the memory that training and generation take."""
+"""Operation counts against torch's counter, and memory of training and generation."""
 
 from __future__ import annotations
 
@@ -16,24 +16,32 @@ from headrace.models.accounting.count import (
     training_flops_per_token,
 )
 from headrace.models.accounting.memory import (
-    DTYPES,
-    Layout,
-    Precision,
+    activation_memory,
     activations,
-    memory,
-    state_bytes,
+    generation_bytes,
+    rank_shapes,
 )
 from headrace.models.accounting.show import describe
+from headrace.models.accounting.state import (
+    Degrees,
+    EngineState,
+    StatePart,
+    by_parameter,
+    by_rows,
+    flat,
+    state_bytes,
+)
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.loss import cross_entropy
 from headrace.models.model import Model
+from headrace.models.precision import PRECISIONS
 
 ROWS, LENGTH = 2, 64
 PRODUCTS_ONLY = {
     "mha", "gqa", "window", "llama3", "mamba2", "mamba2-groups", "se", "mr-direct",
     "mr-toeplitz", "hyena-mlp",
 }  # fmt: skip
-"""Those whose every operation is a product that torch counts."""
+"""Operators whose operations are all products that torch counts."""
 
 
 def counted_by_torch(model: Model, length: int) -> int:
@@ -52,14 +60,14 @@ def test_agrees_with_torch(tiny_operator: Model) -> None:
     if name in PRODUCTS_ONLY:
         assert ours == theirs
     elif name.startswith("mamba1"):
-        # torch sees the read-out as a product; the rest of the recurrence it does not count.
+        # torch counts the read-out as a product, and not the rest of the recurrence.
         own = operator.flops(LENGTH)["scan"]
         assert ours - 5 / 7 * own * layers == theirs
     elif name == "li":
         filters = 2 * 2 * 16 * 4 * 8
         assert ours + filters == theirs
     elif name == "li-complex":
-        # A complex product is 8 operations, which torch counts as 2; the filter is made once.
+        # A complex product is 8 operations, which torch counts as 2; the filter is computed once.
         filters = 2 * 2 * 16 * 2 * 16
         assert ours - 6 * 2 * 16 * 2 * layers + filters == theirs
     elif name in ("li-fft", "mr-fft"):
@@ -82,7 +90,7 @@ def test_whole_models_agree_with_torch(name: str) -> None:
     assert ours == counted_by_torch(model.eval(), LENGTH)
 
 
-def test_experts_are_counted_where_tokens_go() -> None:
+def test_experts_count_the_tokens_they_get() -> None:
     from headrace.console.config import build
 
     data = {
@@ -117,43 +125,71 @@ def test_generation_costs_less_than_attention_over_everything() -> None:
     assert step["li"] == step_flops_per_token(config, 1_000_000)["li"]
 
 
-def test_only_matrices_that_tokens_meet_are_counted() -> None:
+def test_only_matrices_applied_to_tokens_are_counted() -> None:
     linear = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.LayerNorm(5))
     assert matrix_flops(linear) == 2 * 15
 
 
-def test_memory_by_layout() -> None:
+def test_activations_by_layout() -> None:
+    config = load_model_config("tiny-hybrid")
+    whole = kept_on(config, Degrees())
+    assert whole["block"] < whole["operator"] < whole["none"]
+    for degrees in (Degrees(tp=2), Degrees(cp=4), Degrees(tp=2, cp=2, dp=2)):
+        ranks = degrees.tp * degrees.cp
+        assert abs(kept_on(config, degrees)["none"] * ranks - whole["none"]) <= ranks
+
+
+def kept_on(config: ModelConfig, degrees: Degrees) -> dict[str, int]:
+    bf16 = PRECISIONS["bf16"]
+    found = activation_memory(config, 256, rows=2, precision=bf16, degrees=degrees)
+    kept: dict[str, int] = found["activations"]
+    return kept
+
+
+def test_tensor_ranks_hold_their_shards() -> None:
     config = load_model_config("tiny-hybrid")
     count = parameters(Model(config))
-    whole = memory(config, 256, rows=2, precision="bf16", layout=Layout())
-    assert whole["weights"] == 2 * count and whole["gradients"] == 4 * count  # sums in fp32
-    assert whole["optimizer"] == 12 * count
-    kept = whole["activations"]
-    assert kept["block"] < kept["operator"] < kept["none"]
-    for zero, parts in ((1, {"optimizer"}), (2, {"gradients"}), (3, {"weights"})):
-        shared = memory(config, 256, rows=2, precision="bf16", layout=Layout(zero=zero, dp=4))
-        before = memory(config, 256, rows=2, precision="bf16", layout=Layout(zero=zero - 1, dp=4))
-        for name in ("weights", "gradients", "optimizer"):
-            assert shared[name] == before[name] / (4 if name in parts else 1)
-    for layout in (Layout(tp=2), Layout(cp=4), Layout(tp=2, cp=2, zero=3, dp=2)):
-        part = memory(config, 256, rows=2, precision="bf16", layout=layout)
-        here = part["weights"] * (layout.dp * layout.cp if layout.zero == 3 else 1)
-        # Norms and such small things are on every process of a tensor axis.
-        assert 1 <= here * layout.tp / whole["weights"] < 1.02
-        kept = part["activations"]["none"] * layout.tp * layout.cp
-        assert abs(kept - whole["activations"]["none"]) <= layout.tp * layout.cp
-    with pytest.raises(
-        LayoutError, match=r"operators\.attention: tp=8 does not divide its 4 heads"
-    ):
-        memory(config, 256, rows=2, precision="bf16", layout=Layout(tp=8))
-    fp32 = memory(config, 256, rows=2, precision="fp32", layout=Layout())
-    assert fp32["weights"] + fp32["optimizer"] == 12 * count
+    shapes = rank_shapes(config, 2, 1)
+    here = flat(shapes, 1)
+    # Norms and such small things are on every rank of a tensor axis.
+    assert 1 <= 2 * here / count < 1.02
+    message = r"operators\.attention: tp=8 does not divide its 4 heads"
+    with pytest.raises(LayoutError, match=message):
+        rank_shapes(config, 8, 0)
+
+
+def test_state_is_sharded_as_its_parts_say() -> None:
+    shapes = {"matrix": (5, 3), "vector": (4,), "scalar": ()}
+    degrees = Degrees(dp=2, cp=2, tp=3)
+    whole = StatePart(name="weights", bytes_per_parameter=2)
+    for cut, elements in ((flat, 5), (by_parameter, 4 + 1 + 1), (by_rows, 2 * 3 + 1 + 1)):
+        sharded = StatePart(
+            name="masters", bytes_per_parameter=4, sharded_over=("dp", "cp"), cut=cut
+        )
+        assert state_bytes([whole, sharded, whole], shapes, degrees) == {
+            "weights": 2 * 20 * 2,
+            "masters": 4 * elements,
+        }
+    over_cp = StatePart(name="masters", bytes_per_parameter=4, sharded_over=("cp",))
+    replicas = StatePart(
+        name="masters", bytes_per_parameter=4, sharded_over=("dp", "cp"), shard_ranks=2
+    )
+    assert over_cp.bytes(shapes, degrees) == replicas.bytes(shapes, degrees) == 4 * 10
+
+
+def test_optimizer_state_may_differ_by_parameter() -> None:
+    shapes = {"matrix": (5, 3), "vector": (4,)}
+    part = StatePart(
+        name="optimizer", bytes_per_parameter=lambda name: {"matrix": 4, "vector": 8}[name]
+    )
+    assert part.bytes(shapes, Degrees()) == 4 * 15 + 8 * 4
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_activations_are_what_autograd_keeps(tiny: Model, precision: Precision) -> None:
-    """To the byte, against real tensors: every storage once, parameters left out."""
-    tiny.to(DTYPES[precision])
+def test_activations_are_what_autograd_keeps(tiny: Model, precision: str) -> None:
+    """Compare to the byte with real tensors: every storage once, without parameters."""
+    number_format = PRECISIONS[precision]
+    tiny.to(number_format.compute)
     tokens = torch.zeros(2, 100, dtype=torch.int64)
     weights = {p.untyped_storage().data_ptr() for p in tiny.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
@@ -169,40 +205,44 @@ def test_activations_are_what_autograd_keeps(tiny: Model, precision: Precision) 
     real = (
         sum(storage.nbytes() for storage in kept.values()) - tokens.nbytes
     )  # ids are no activations
-    layers, logits = activations(tiny.config, 100, rows=2, precision=precision)
+    layers, logits = activations(tiny.config, 100, rows=2, precision=number_format)
     if len(tiny.config.layers) == 2:
         assert sum(layers) + logits == real
     assert abs((sum(layers) + logits) / real - 1) < 0.002
     del loss
 
 
-def test_long_rows_are_told_from_shorter_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activations_of_long_rows_follow_from_shorter_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     window = "operators.attention={kind: attention, heads: 4, window: 9}"
     for changes in (
         ["pattern='[se, mr, li, mamba, attention]'"],
         ["pattern='[attention]'", window],
     ):
         config = load_model_config("tiny-hybrid", changes)
-        whole = activations(config, 2048, rows=1, precision="bf16")
+        whole = activations(config, 2048, rows=1, precision=PRECISIONS["bf16"])
         monkeypatch.setattr(memory_module, "LONGEST", 1024)
-        told = activations(config, 2048, rows=1, precision="bf16")
+        extrapolated = activations(config, 2048, rows=1, precision=PRECISIONS["bf16"])
         monkeypatch.undo()
-        for one, other in zip((*told[0], told[1]), (*whole[0], whole[1]), strict=True):
+        for one, other in zip(
+            (*extrapolated[0], extrapolated[1]), (*whole[0], whole[1]), strict=True
+        ):
             assert abs(one / other - 1) < 0.01
 
 
-def test_states_are_those_that_generation_keeps(tiny: Model) -> None:
+def test_state_bytes_are_those_of_generation(tiny: Model) -> None:
     states = tiny.float().new_states(50)
     with torch.no_grad():
         tiny(torch.zeros(1, 3, dtype=torch.int64), states=states)
     real = sum(t.nbytes for own in states for state in own for t in state.tensors.values())
-    assert state_bytes(tiny.config, 50, precision="fp32") == real
+    assert generation_bytes(tiny.config, 50, precision=PRECISIONS["fp32"]) == real
 
 
 def test_describe_has_what_programs_read() -> None:
-    summary = describe(load_model_config("tiny-hybrid"), 256)
+    engine = EngineState(engine="test", parts=[StatePart(name="weights", bytes_per_parameter=4)])
+    fp32 = PRECISIONS["fp32"]
+    config = load_model_config("tiny-hybrid")
+    summary = describe(config, 256, engine, precision=fp32, degrees=Degrees())
+    assert summary["memory"]["state"] == {"weights": 4 * summary["parameters"]}
     assert summary["parameters"] == sum(summary["parameters_by_part"].values()) == 1_169_736
-    assert summary["training_flops_per_token"] == training_flops_per_token(
-        load_model_config("tiny-hybrid"), 256
-    )
+    assert summary["training_flops_per_token"] == training_flops_per_token(config, 256)
     assert set(summary) >= {"memory", "layers", "forward_flops_per_token"}

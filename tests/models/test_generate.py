@@ -58,8 +58,8 @@ def test_a_document_may_begin_anywhere(tiny: Model) -> None:
         ("mamba1", {}),
     ],
 )
-def test_mixers_take_no_kernel_token_by_token(kind: str, options: dict[str, Any]) -> None:
-    """Asked for by name, a kernel would be refused on a CPU."""
+def test_generation_uses_plain_torch(kind: str, options: dict[str, Any]) -> None:
+    """`kernel: triton` is refused on a CPU, but not in generation."""
     mixer = make(kind, kernel="triton", **options)
     there = context(1, 1)
     with torch.no_grad(), pytest.raises(LayoutError):
@@ -82,7 +82,7 @@ def test_a_lost_state_is_seen(tiny: Model) -> None:
 
 
 def alone(model: Model, prompt: list[int], tokens: int) -> list[int]:
-    """The likeliest continuation by full forward passes."""
+    """Return the most likely continuation by full forward passes."""
     ids = list(prompt)
     for _ in range(tokens):
         with torch.no_grad():
@@ -94,13 +94,13 @@ GREEDY = Sampling(temperature=0)
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [5], [3, 5, 8, 9, 7]]
 
 
-def test_prompts_of_different_lengths_go_together(tiny: Model) -> None:
+def test_prompts_of_different_lengths_share_a_batch(tiny: Model) -> None:
     expected = [alone(tiny, prompt, 6) for prompt in PROMPTS]
     assert generate(tiny, PROMPTS, 6, sampling=GREEDY) == expected
     assert generate(tiny, PROMPTS[:1], 6, sampling=GREEDY) == expected[:1]
 
 
-def test_a_row_ends_where_it_is_told(tiny_operator: Model) -> None:
+def test_a_row_ends_at_the_stop_token(tiny_operator: Model) -> None:
     expected = [alone(tiny_operator, prompt, 6) for prompt in PROMPTS]
     stop = expected[0][2]
     cut = [row[: row.index(stop) + 1] if stop in row else row for row in expected]
@@ -111,21 +111,21 @@ def test_a_row_ends_where_it_is_told(tiny_operator: Model) -> None:
 def test_sampling_follows_the_seed_and_the_logits() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]])).expand(4000, -1)
 
-    def shares(**options: Any) -> list[float]:
+    def frequencies(**options: Any) -> list[float]:
         generator = torch.Generator().manual_seed(1)
         chosen = choose(logits, Sampling(**options), generator)
         return (torch.bincount(chosen, minlength=4) / len(chosen)).tolist()
 
-    assert shares() == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.03)
-    assert shares(top_k=2) == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
-    assert shares(top_p=0.6) == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
-    assert shares(top_p=0.5) == [1, 0, 0, 0]
-    assert shares(temperature=0.0) == [1, 0, 0, 0]
-    assert shares(temperature=0.5) == pytest.approx([0.685, 0.247, 0.062, 0.007], abs=0.03)
-    assert shares(top_k=9) == shares()
+    assert frequencies() == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.03)
+    assert frequencies(top_k=2) == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
+    assert frequencies(top_p=0.6) == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
+    assert frequencies(top_p=0.5) == [1, 0, 0, 0]
+    assert frequencies(temperature=0.0) == [1, 0, 0, 0]
+    assert frequencies(temperature=0.5) == pytest.approx([0.685, 0.247, 0.062, 0.007], abs=0.03)
+    assert frequencies(top_k=9) == frequencies()
 
 
-def test_what_cannot_be_generated_from(tiny_operator: Model) -> None:
+def test_wrong_prompts_and_options_are_refused(tiny_operator: Model) -> None:
     with pytest.raises(ConfigError) as raised:
         generate(tiny_operator, [[1], [], [2, 23]], 3)
     assert "prompt 1: is empty" in str(raised.value)

@@ -1,4 +1,4 @@
-"""A packed batch gives for each document what the document gives alone."""
+"""A document in a packed batch has the same outputs and gradients as the document alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.models.operators import attention
 
 ROWS, LENGTH = 3, 53
 CUTS = [0, 1, 2, 9, 9, 40, 53, 53, 70, 86, 87, 105, 106, 159]
-"""Lengths 1 and 2, at a chunk's edge and beyond it, a row that is one document, repeated cuts."""
+"""Lengths 1 and 2, at a chunk's edge and beyond it, a row of one document, repeated boundaries."""
 BOUND = 1e-10
 
 
@@ -29,7 +29,7 @@ def batch() -> tuple[Tensor, Documents, list[tuple[int, int]]]:
 
 
 def packed_and_alone(model: Model) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
-    """Logits and gradients of the packed batch, and of its documents one by one."""
+    """Return logits and gradients of the packed batch, and of its documents one by one."""
     tokens, documents, spans = batch()
     probe = torch.randn(ROWS * LENGTH, 23, generator=torch.Generator().manual_seed(2)).double()
     packed = model(tokens, documents).flatten(0, 1)
@@ -51,7 +51,7 @@ def test_documents_do_not_see_each_other(tiny: Model) -> None:
 @settings(max_examples=4)
 @given(data=st.data())
 def test_wherever_documents_begin(tiny: Model, data: st.DataObject) -> None:
-    """Outputs and gradients, with boundaries in any place, repeated ones among them."""
+    """Outputs and gradients, with boundaries anywhere, also repeated ones."""
     rows, length = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 21))
     cuts = sorted([0, rows * length, *data.draw(st.lists(st.integers(0, rows * length)))])
     tokens = torch.randint(0, 23, (rows, length), generator=torch.Generator().manual_seed(1))
@@ -67,16 +67,14 @@ def test_wherever_documents_begin(tiny: Model, data: st.DataObject) -> None:
         assert (one - other).abs().max() < BOUND * max(1.0, float(other.abs().max()))
 
 
-def test_the_form_that_is_compiled_is_the_same(
-    tiny: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_compiled_form_is_isolated_too(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, documents, _ = batch()
     by_rows = tiny(tokens, documents)
     monkeypatch.setattr(attention, "is_compiling", lambda: True)
     assert (tiny(tokens, documents) - by_rows).abs().max() < BOUND
 
 
-def test_without_isolation_they_do(tiny: Model) -> None:
+def test_without_isolation_documents_see_each_other(tiny: Model) -> None:
     tokens, documents, _ = batch()
     apart = tiny(tokens, documents)
     tiny.config = dataclasses.replace(tiny.config, isolate_documents=False)

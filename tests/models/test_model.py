@@ -1,4 +1,4 @@
-"""Initialisation, precision, activation recompute, and what trains."""
+"""Initialisation, precision, recompute, heads, compilation, and a short training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tokens_of(rows: int, length: int, vocab: int = 23) -> torch.Tensor:
     return torch.randint(0, vocab, (rows, length), generator=torch.Generator().manual_seed(4))
 
 
-def test_init_is_the_same_wherever_a_model_is_made(tiny: Model) -> None:
+def test_init_is_the_same_on_any_device_and_in_any_layout(tiny: Model) -> None:
     one = Model(tiny.config)
     one.init_weights(7)
     with torch.device("meta"):
@@ -90,7 +90,7 @@ def test_mamba_init_is_as_published() -> None:
 
 
 @torch.no_grad()
-def test_gpt2_divides_what_it_adds() -> None:
+def test_gpt2_scales_residual_branches_by_depth() -> None:
     model = Model(load_model_config("gpt2-small", ["pattern='[attention] * 2'"]))
     model.init_weights(0)
     own = dict(model.named_parameters())
@@ -188,13 +188,13 @@ def test_untied_heads_and_learned_positions() -> None:
     assert (model(same)[0, 0] - model(same)[0, 7]).abs().max() > 1e-4
 
 
-def test_layouts_are_made_for_plain_torch_alone(everything: Model) -> None:
+def test_only_plain_torch_needs_packing_layouts(everything: Model) -> None:
     assert everything.packing_chunks(41, torch.device("cpu"))
     assert not everything.packing_chunks(41, torch.device("cuda"))
 
 
 def test_the_tiny_hybrid_learns_to_copy() -> None:
-    """A repeated random half of a row can be told from the first."""
+    """The second half of each row repeats the first, random half."""
     torch.manual_seed(0)
     model = Model(load_model_config("tiny-hybrid", ["vocab_size=16", "width=64"]))
     model.init_weights(0)
@@ -221,13 +221,13 @@ def test_the_tiny_hybrid_learns_to_copy() -> None:
 def test_blocks_compile_without_a_graph_break(
     packed: bool, recompute: Recompute, everything: Model
 ) -> None:
-    """Every kind of block, packed rows too; only the FFT, whose layout follows the data, breaks."""
+    """Every kind of block, also with packed rows; only FFTs break, as layouts depend on data."""
     tokens = tokens_of(2, 48)
     cuts = torch.tensor([0, 20, 48, 49, 96])
     documents = Documents.from_cu_seqlens(cuts, (2, 48)) if packed else None
     eager = everything(tokens, documents)
     everything.set_recompute(recompute)
-    torch.compiler.reset()  # as many sorts of blocks as one piece of code may be compiled for
+    torch.compiler.reset()  # torch limits how often the code of a block is compiled
     for block in everything.blocks:
         block.compile(backend="eager", fullgraph=True)
     assert (everything(tokens, documents) - eager).abs().max() < 1e-12

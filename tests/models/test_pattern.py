@@ -47,7 +47,7 @@ def test_a_layer_names_its_mlp_and_what_feeds_it() -> None:
         ("[a] * 99999999", ["more than 10000"]),
     ],
 )
-def test_what_is_not_understood(text: str, words: list[str]) -> None:
+def test_syntax_errors(text: str, words: list[str]) -> None:
     with pytest.raises(ValueError) as raised:
         parse_pattern(text, mlp=None)
     for word in words:

@@ -112,14 +112,14 @@ def test_a_separator_that_means_nothing_is_misuse(separator: str, tmp_path: Path
         *("--text-documents", "separator", "--separator", separator),
     )
     assert run.exit_code == 2
-    assert "a backslash is followed by" in run.stderr
+    assert "a backslash must be followed by" in run.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["build", "x", "--out", "o"], 2, "--tokenizer"),
-        (["build", "x", "--out", "o", "--tokenizer", "byte", "--split", "val"], 2, "NAME=SHARE"),
+        (["build", "x", "--out", "o", "--tokenizer", "byte", "--split", "val"], 2, "NAME=FRACTION"),
         *(
             (["build", "x", "--out", "o", "--tokenizer", *wrong], 2, message)
             for wrong, message in (
@@ -137,12 +137,12 @@ def test_a_separator_that_means_nothing_is_misuse(separator: str, tmp_path: Path
             for wrong, message in (
                 (["--split", "work=0.4"], "cannot be called `work`"),
                 (["--split", "shards=0.4"], "cannot be called `shards`"),
-                (["--split", "train=0.4"], "what the splits leave over"),
+                (["--split", "train=0.4"], "the name of the rest"),
                 (["--split", "=0.4"], "letters, digits"),
                 (["--split", "a/b=0.4"], "letters, digits"),
-                (["--split", "val=2"], "shares between 0 and 1"),
-                (["--split", "val=nan"], "shares between 0 and 1"),
-                (["--split", "val=0.1", "--split", "val=0.2"], "has its share already"),
+                (["--split", "val=2"], "fractions between 0 and 1"),
+                (["--split", "val=nan"], "fractions between 0 and 1"),
+                (["--split", "val=0.1", "--split", "val=0.2"], "is given twice"),
             )
         ),
         (["build", "/no/x.txt", "--out", "o", "--tokenizer", "byte"], 1, "no files at /no/x.txt"),
@@ -152,12 +152,12 @@ def test_a_separator_that_means_nothing_is_misuse(separator: str, tmp_path: Path
             "there is no tokenizer /no.json",
         ),
         (["build", "x", "--out", "o", "--tokenizer", "byte", "--compression", "gz"], 2, "not zstd"),
-        (["index", "x", "--end-id", "last"], 2, "an id, or none"),
-        (["verify", "x", "--workers", "0"], 2, "at least one"),
-        (["train", "x", "--out", "o", "--vocab-size", "9"], 2, "bytes and specials need"),
+        (["index", "x", "--end-id", "last"], 2, "must be an id, or none"),
+        (["verify", "x", "--workers", "0"], 2, "must be at least 1"),
+        (["train", "x", "--out", "o", "--vocab-size", "9"], 2, "bytes and special tokens need"),
         (["build", "a.txt", "--out", "o", "--tokenizer", "byte", "--id-field", "i"], 2, "no input"),
         (["count", "a.txt", "--tokenizer", "t.json", "--end-of-document", "x"], 2, "no token `x`"),
-        (["count", "x", "--tokenizer", "byte", "--sample", "0"], 2, "a share"),
+        (["count", "x", "--tokenizer", "byte", "--sample", "0"], 2, "a fraction"),
         (["inspect", "/nowhere"], 1, "no dataset at /nowhere"),
     ],
 )

@@ -11,9 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.console.errors import InputError
-from headrace.tokenize import count as counting
+from headrace.tokenize import count as count_module
 from headrace.tokenize.build.build import BuildConfig
-from headrace.tokenize.count import PIECE, Counts, as_data, count, describe, student
+from headrace.tokenize.count import (
+    PIECE_CHARACTERS,
+    Counts,
+    as_data,
+    count,
+    describe,
+    pieces_of,
+    student,
+)
 
 UNABLE = {
     "version": "1.0",
@@ -80,10 +88,10 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(spread: float, kind: s
         code = rng.random(3000) < (0.3 if kind == "mixed" else np.clip(0.2 + 0.2 * z, 0.02, 0.9))
         rate = np.where(code, 0.45, 0.25) * np.exp(rng.normal(0, 0.1, 3000))
         size = np.ceil(np.exp(7 + spread * z)).astype(int)
-        parts = -(-size // PIECE)
+        parts = -(-size // PIECE_CHARACTERS)
         owner = np.repeat(np.arange(3000), parts)
-        octets = np.full(len(owner), PIECE)
-        octets[np.cumsum(parts) - 1] = size - (parts - 1) * PIECE
+        octets = np.full(len(owner), PIECE_CHARACTERS)
+        octets[np.cumsum(parts) - 1] = size - (parts - 1) * PIECE_CHARACTERS
         tokens = np.ceil(octets * rate[owner]).astype(np.int64)
         chosen = rng.random(len(owner)) < 0.05
         found = Counts(bytes=int(size.sum()), pieces=len(owner))
@@ -104,19 +112,19 @@ def test_equal_documents_are_sampled_one_by_one(tmp_path: Path) -> None:
 @given(text=st.text("ab \n水", min_size=1, max_size=300), size=st.integers(2, 50))
 def test_pieces_make_up_their_text(text: str, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counting, "PIECE", size)
-        pieces = list(counting.pieces_of(text))
+        patch.setattr(count_module, "PIECE_CHARACTERS", size)
+        pieces = list(pieces_of(text))
     assert "".join(pieces) == text
     assert all(0 < len(piece) <= size for piece in pieces)
 
 
 def test_a_sample_that_is_small_says_so(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", texts(20))
-    with pytest.raises(InputError, match="the sample holds 0 of 20 pieces"):
+    with pytest.raises(InputError, match="the sample has 0 of 20 pieces"):
         count(config(path), 1e-9)
     few = count(config(path), 0.5)
     assert 2 <= few.sampled < 20 and few.error is None
-    assert as_data(few)["tokens_error"] is None and "so few do not tell" in describe(few)
+    assert as_data(few)["tokens_error"] is None and "error unknown" in describe(few)
     one = write_jsonl(tmp_path / "b.jsonl", texts(1))
     assert count(config(one)).documents == 1
 

@@ -14,8 +14,8 @@ from corpora import ONE, snapshot, texts, write_jsonl
 
 from headrace.console.errors import InputError, RunError
 from headrace.dataplane.datasets import manifest
-from headrace.tokenize import executors as engines
-from headrace.tokenize.executors import EngineConfig
+from headrace.tokenize import executors
+from headrace.tokenize.executors import ExecutorConfig
 
 
 def squares(number: int) -> Iterator[int]:
@@ -40,34 +40,34 @@ def dies(number: int) -> Iterator[int]:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_everything_that_tasks_tell_comes_back(workers: int) -> None:
-    found = list(engines.run(EngineConfig(workers=workers), squares, range(5)))
+    found = list(executors.run(ExecutorConfig(workers=workers), squares, range(5)))
     assert sorted(found) == sorted([*range(5), *(k * k for k in range(5))])
 
 
 def test_an_error_of_a_task_is_the_callers(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="three is no number") as caught:
-        list(engines.run(EngineConfig(workers=2), fails, range(6)))
+        list(executors.run(ExecutorConfig(workers=2), fails, range(6)))
     assert caught.value.hint == "count differently"
 
 
 def test_a_fault_of_ours_shows_where_it_was() -> None:
     with pytest.raises(RuntimeError, match="in breaks"):
-        list(engines.run(EngineConfig(workers=2), breaks, range(6)))
+        list(executors.run(ExecutorConfig(workers=2), breaks, range(6)))
 
 
 def test_a_worker_that_dies_is_told() -> None:
     with pytest.raises(RunError, match="signal 9"):
-        list(engines.run(EngineConfig(workers=2), dies, range(2)))
+        list(executors.run(ExecutorConfig(workers=2), dies, range(2)))
 
 
 def test_misuse_is_told() -> None:
     for options, message in (
-        ({"workers": 0}, "at least one"),
+        ({"workers": 0}, "must be at least 1"),
         ({"address": "here:1"}, "needs kind `ray`"),
-        ({"kind": "ray", "workers": 2}, "has its own"),
+        ({"kind": "ray", "workers": 2}, "has its own workers"),
     ):
         with pytest.raises(ValueError, match=message):
-            EngineConfig(**options)  # type: ignore[arg-type]
+            ExecutorConfig(**options)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_ray_builds_the_same_bytes(corpus: Path, run_build: Any, ray: Any) -> No
         (corpus / f"{name}.jsonl").write_text('{\n{"text": "good"}\n{"body": "x"}\n')
     options: dict[str, Any] = {"shuffle": 1, "dedup": "exact", "splits": {"val": 0.1}}
     there = run_build(
-        corpus, out="ray", on_error="skip", engine=EngineConfig(kind="ray"), **options
+        corpus, out="ray", on_error="skip", engine=ExecutorConfig(kind="ray"), **options
     )
     local = run_build(corpus, out="local", on_error="skip", engine=ONE, **options)
     assert snapshot(local) == snapshot(there)
@@ -94,7 +94,7 @@ def test_ray_builds_the_same_bytes(corpus: Path, run_build: Any, ray: Any) -> No
     assert sum("bad.jsonl, line 1: broken JSON" in line for line in told["problems"]) == 1
     assert sum("worse.jsonl, line 3: missing field" in line for line in told["problems"]) == 1
     with pytest.raises(InputError, match="broken JSON"):
-        run_build(corpus, out="failed", engine=EngineConfig(kind="ray"), **options)
+        run_build(corpus, out="failed", engine=ExecutorConfig(kind="ray"), **options)
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_workers_end_when_their_build_is_killed(tmp_path: Path) -> None:
         "from headrace.tokenize.build.build import *\n"
         "if __name__ == '__main__':\n"
         f" build(BuildConfig(inputs=({str(tmp_path / 'corpus.jsonl')!r},), tokenizer='byte',"
-        f" out={str(tmp_path / 'out')!r}, engine=EngineConfig(workers=2), slice_size=100_000))\n"
+        f" out={str(tmp_path / 'out')!r}, engine=ExecutorConfig(workers=2), slice_size=100_000))\n"
     )
     script = tmp_path / "script.py"
     script.write_text(code)

@@ -121,10 +121,10 @@ def test_what_cannot_be_indexed_is_told(
 ) -> None:
     with pytest.raises(InputError, match="no dataset of a known format"):
         index(IndexConfig(url=str(tmp_path)))
-    with pytest.raises(StorageError, match="has a manifest already"):
+    with pytest.raises(StorageError, match="already has a manifest"):
         index(IndexConfig(url=str(run_build(corpus))))
     write_megatron(tmp_path / "a", [[300, 256]], "uint16")
-    with pytest.raises(InputError, match="holds the id 300, and byte has 257"):
+    with pytest.raises(InputError, match="has the id 300, but byte has only 257"):
         index(IndexConfig(url=str(tmp_path), tokenizer="byte", format="megatron", engine=ONE))
 
 
@@ -146,7 +146,7 @@ def test_what_the_format_tells_cannot_be_said_again(tmp_path: Path) -> None:
 
     write_megatron(tmp_path / "megatron" / "a", DOCUMENTS[:1], "uint16")
     for option in ({"dtype": "uint16"}, {"column": "tokens"}):
-        with pytest.raises(MisuseError, match="which tells it"):
+        with pytest.raises(MisuseError, match="which defines it"):
             index(IndexConfig(url=str(tmp_path / "megatron"), **option))
     with MDSWriter(columns={"tokens": "ndarray:uint16"}, out=str(tmp_path / "mds")) as writer:
         writer.write({"tokens": np.array([1, 2], np.uint16)})
@@ -186,8 +186,8 @@ def crossed_index(path: Path) -> None:
     [
         (lambda path: list_file(path, [[1, 2], [3, None]]), "nulls among its ids"),
         (lambda path: list_file(path, [1, None]), "nulls among its ids"),
-        (lambda path: list_file(path, [[1, -1]]), "holds -1, which is no id"),
-        (lambda path: list_file(path, []), "holds no tokens"),
+        (lambda path: list_file(path, [[1, -1]]), "has -1, which is not an id"),
+        (lambda path: list_file(path, []), "has no tokens"),
         (stream_file, "an Arrow IPC stream"),
         (lambda path: cut_index(path, 20), "is truncated"),
         (lambda path: cut_index(path, 70), "is truncated"),
@@ -215,9 +215,9 @@ def test_an_end_that_nobody_names_is_not_guessed(
     """That all documents happen to end alike is told, and no more."""
     write_megatron(tmp_path / "a", [[5, 7], [6, 7], [7]], "uint16")
     assert end_of(tmp_path) is None
-    assert "not known: all of them end with the id 7" in caplog.text
+    assert "unknown: all end with the id 7" in caplog.text
     assert end_of(tmp_path, tokenizer="byte") is None
-    assert "all of them end with the id 7, the tokenizer's is 256" in caplog.text
+    assert "all end with the id 7, the tokenizer's end is 256" in caplog.text
     caplog.clear()
     assert end_of(tmp_path, end_id=7) == 7
     assert end_of(tmp_path, end_id="none") is None
@@ -225,7 +225,7 @@ def test_an_end_that_nobody_names_is_not_guessed(
     assert not caplog.text
     write_megatron(tmp_path / "b", [[5, 8]], "uint16")
     assert end_of(tmp_path) is None
-    assert "they end differently" in caplog.text
+    assert "they end with different ids" in caplog.text
 
 
 def test_an_end_that_is_named_is_that_of_every_document(tmp_path: Path) -> None:
@@ -240,8 +240,8 @@ def test_an_end_that_is_named_is_that_of_every_document(tmp_path: Path) -> None:
 
 def test_an_end_is_named_once() -> None:
     for options, message in (
-        ({"tokenizer": "t.json", "end_of_document": "a", "end_id": 5}, "give one of them"),
-        ({"end_id": -1}, "ids begin at 0"),
+        ({"tokenizer": "t.json", "end_of_document": "a", "end_id": 5}, "give only one of them"),
+        ({"end_id": -1}, "ids start at 0"),
     ):
         with pytest.raises(ValueError, match=message):
             IndexConfig(url="x", **options)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from corpora import read_dataset, texts, write_jsonl
 from headrace.console.errors import InputError
 from headrace.dataplane.datasets import manifest
 from headrace.tokenize import inspect
-from headrace.tokenize.sources import SourceConfig
+from headrace.tokenize.sources.format import SourceConfig
 
 Run = Callable[..., Path]
 BY_NAME = SourceConfig(id_field="name")
@@ -28,7 +28,7 @@ def test_every_document_is_shown_with_its_origin(
 def test_a_document_that_is_not_there(corpus: Path, run_build: Run) -> None:
     out = str(run_build(corpus))
     for number in (-1, 244):
-        with pytest.raises(InputError, match=f"244 documents: there is no number {number}"):
+        with pytest.raises(InputError, match=f"244 documents, and none has number {number}"):
             inspect.document(out, number)
 
 

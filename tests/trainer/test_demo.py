@@ -1,4 +1,4 @@
-"""The demo: its corpora, and that it goes the whole way, once."""
+"""The demo: its corpora, its commands, and one complete run of it."""
 
 import json
 import re
@@ -21,7 +21,7 @@ def test_the_code_is_the_standard_library_s(tmp_path: Path) -> None:
     assert sum(file.stat().st_size for file in files) <= demo.CODE_BYTES
 
 
-def test_the_prose_is_what_packages_say_of_themselves(tmp_path: Path) -> None:
+def test_the_prose_is_the_descriptions_of_packages(tmp_path: Path) -> None:
     demo.write_prose(tmp_path / "prose")
     assert "NumPy" in (tmp_path / "prose" / "numpy.txt").read_text()
     assert not any(
@@ -29,7 +29,7 @@ def test_the_prose_is_what_packages_say_of_themselves(tmp_path: Path) -> None:
     )
 
 
-def test_the_dna_is_the_same_every_time_and_has_lower_case_repeats(tmp_path: Path) -> None:
+def test_the_dna_is_deterministic_and_has_lower_case_repeats(tmp_path: Path) -> None:
     for name in ("a.fa", "b.fa"):
         demo.write_dna(tmp_path / name)
     assert (tmp_path / "a.fa").read_bytes() == (tmp_path / "b.fa").read_bytes()
@@ -41,7 +41,7 @@ def test_the_dna_is_the_same_every_time_and_has_lower_case_repeats(tmp_path: Pat
     assert set(letters) == set("ACGTacgt")
     lower = sum(map(str.islower, letters)) / len(letters)
     assert 0.15 < lower < 0.35
-    # A base tells something of the next: the sequence can be learned from.
+    # A base carries information about the next, so that a model can learn the sequence.
     pairs = np.zeros((4, 4))
     codes = np.array(["ACGT".index(letter) for letter in letters if letter.isupper()])
     np.add.at(pairs, (codes[:-1], codes[1:]), 1)
@@ -66,7 +66,7 @@ def test_a_command_that_fails_ends_the_demo(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("expected", [0, demo.INTERRUPTED])
-def test_who_ends_the_demo_ends_its_command_and_waits_for_it(tmp_path: Path, expected: int) -> None:
+def test_sigterm_is_forwarded_to_the_running_command(tmp_path: Path, expected: int) -> None:
     child = (
         "import os, pathlib, signal, sys, time\n"
         "def save(*_):\n"
@@ -87,7 +87,7 @@ def run(out: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def test_an_out_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_an_out_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = run(tmp_path / "file" / "demo")
     assert result.returncode == 1
@@ -97,7 +97,7 @@ def test_an_out_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_whole_way(tmp_path: Path) -> None:
+def test_a_complete_demo_and_a_second_that_reuses_it(tmp_path: Path) -> None:
     first = run(tmp_path)
     assert first.returncode == 0, first.stderr
     folder = tmp_path / "run"
@@ -109,10 +109,10 @@ def test_the_whole_way(tmp_path: Path) -> None:
 
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == list(range(len(steps)))
-    assert steps[0]["loss"] > np.log(257)  # it knew nothing
+    assert steps[0]["loss"] > np.log(257)  # untrained: above the uniform distribution
     assert steps[-1]["loss"] < 3.0
 
-    # The report needs nothing from elsewhere.
+    # The report loads no other file.
     report = (folder / "report.html").read_text()
     assert "<svg" in report
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", report)

@@ -89,4 +89,4 @@ def test_annealing_on_good_data_beats_the_same_tokens_without_it(tmp_path: Path)
     shown = [run["held_out"] for run in report["runs"]]
     assert shown[0] < shown[1]
     page = Path(report["report"]).read_text()
-    assert "Held out" in page and all(f"{loss:.4f}" in page for loss in shown)
+    assert "Held-out loss" in page and all(f"{loss:.4f}" in page for loss in shown)

@@ -127,7 +127,7 @@ def test_a_resume_detects_the_same_spikes(trainer: Any, tmp_path: Path) -> None:
     assert trainer.losses() == trainer.losses(whole)
     told = [event for event in trainer.lines("events.jsonl") if event["event"] == "spike"]
     assert told and "rows" in told[0]["where"]
-    assert "Steps left out" in (trainer.out / "report.html").read_text()
+    assert "Skipped steps" in (trainer.out / "report.html").read_text()
 
 
 @pytest.mark.slow

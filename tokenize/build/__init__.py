@@ -1,0 +1,1 @@
+"""A build: tasks that turn a corpus into shards, and the commit of a dataset."""

@@ -1,9 +1,9 @@
-"""A build: find the corpus, cut it into tasks, run what is missing, commit the manifest.
+"""Build a dataset: find the files, cut them into tasks, run unfinished tasks, commit the manifest.
 
     inputs → files → slices → tasks → shards → shard table → manifest
 
-Nothing that this writes is visible as a dataset before the manifest is, and the manifest is
-written last, in one piece. Everything before it can be killed and run again.
+The manifest is written last and atomically; before that there is no dataset. A build can be killed
+at any moment and run again.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from ...dataplane.storage import storage
 from ...dataplane.tokenizers import Tokenizer, bpe
 from ...dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from ...dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
-from .. import executors as engines
-from .. import sources
-from ..corpus.file_hashes import check_unchanged, fingerprinted
-from ..corpus.inputs import find
-from ..executors import EngineConfig
-from ..sources import File, Slice, SourceConfig
-from .commit import Made, commit, write_index_files
-from .dedup import DigestTask, decide
-from .garbage import FOLDERS, clear
+from .. import executors, sources
+from ..corpus.inputs import find_files
+from ..executors import ExecutorConfig
+from ..files.file_hashes import check_unchanged, with_fingerprints
+from ..files.input_file import File
+from ..sources.format import Slice, SourceConfig
+from .commit import BuildResult, commit, write_index_files
+from .dedup import DigestWorker, find_duplicates
+from .garbage import FOLDERS, remove_garbage
 from .generations import existing, files_of, missing, new_files
-from .lock import Claim
-from .settings import CLAIMS, DROPS, WORK, BuildJob, dataset_url, work_url
-from .shuffle import GatherTask, ranges
-from .task_state import Record
-from .tasks import BuildTask, Task
+from .lock import BuildLock
+from .settings import DROPS, LOCKS, WORK, BuildJob, dataset_url, work_url
+from .shuffle import GatherWorker, gather_tasks
+from .task_state import TaskState
+from .tasks import Task, TokenizeWorker
 
 log = get_logger(__name__)
 
-SPLIT = re.compile(r"[A-Za-z0-9_-]+")
+SPLIT_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,42 +53,41 @@ class BuildConfig:
     tokenizer: str
     """`byte`, or the path of a tokenizer.json."""
     format: str = "arrow"
-    """Of the shards: a name in dataplane.shards.FORMATS."""
+    """Format of the shards: a name in dataplane.shards.FORMATS."""
     source: SourceConfig = field(default_factory=SourceConfig)
     """How the corpus is read."""
     byte: ByteConfig | None = None
-    """Where the tokenizer is `byte`."""
+    """Settings of the tokenizer `byte`."""
     bpe: BpeConfig | None = None
-    """Where the tokenizer is a JSON file."""
+    """Settings of a tokenizer that is a JSON file."""
     shard_size: int = 64 << 20
     """Bytes of tokens after which a shard is closed."""
     slice_size: int = 16 << 20
-    """Bytes of the corpus that a task reads. Workers end within one slice of each other."""
+    """Bytes of the corpus that a task reads. Workers finish within one slice of each other."""
     compression: str | None = None
     """`zstd` or `zstd:LEVEL` (formats that can be compressed: mds)."""
     splits: dict[str, float] = field(default_factory=dict)
-    """Shares of documents held out into datasets of their own, by name."""
+    """Held-out datasets: fraction of documents, by name."""
     shuffle: int | None = None
-    """A seed: documents are shuffled across the whole build."""
+    """Seed for shuffling documents across the whole build; None: keep their order."""
     dedup: Literal["exact"] | None = None
-    """exact: of byte-equal documents only the first one is kept."""
+    """exact: keep only the first of byte-equal documents."""
     max_document_tokens: int | None = None
-    """Split what is longer, each piece with its end of document."""
+    """Split longer documents; each piece ends with the end-of-document id."""
     on_error: Literal["fail", "skip"] = "fail"
-    """What to do about a record that cannot be read."""
+    """fail: stop at a record that cannot be read; skip: leave it out."""
     rehash: bool = False
-    """Hash every input, also those whose hashes are remembered and that seem not to have
-    changed."""
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    """Where tasks run."""
+    """Hash every input again, also files that seem unchanged since their hash was cached."""
+    engine: ExecutorConfig = field(default_factory=ExecutorConfig)
+    """Executor of the tasks."""
 
     def __post_init__(self) -> None:
         if not self.inputs:
             raise ValueError("inputs is empty")
         if self.byte is not None and self.tokenizer != "byte":
-            raise ValueError("`byte` is for the tokenizer `byte`; a JSON file's settings are `bpe`")
+            raise ValueError("`byte` is for the tokenizer `byte`; use `bpe` for a JSON file")
         if self.bpe is not None and self.tokenizer == "byte":
-            raise ValueError("`bpe` is for a tokenizer's JSON file, and the tokenizer is `byte`")
+            raise ValueError("`bpe` is for a tokenizer's JSON file, but the tokenizer is `byte`")
         if self.format not in (formats := writable_formats()):
             raise ValueError(f"format is `{self.format}`, not {' or '.join(formats)}")
         if self.compression is not None:
@@ -100,64 +99,65 @@ class BuildConfig:
         check_splits(self.splits)
         for name in ("shard_size", "slice_size"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; at least one byte is needed")
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1 byte")
         if self.max_document_tokens is not None and self.max_document_tokens < 2:
-            raise ValueError("max_document_tokens is at least 2: a token and the end")
+            raise ValueError("max_document_tokens must be at least 2: a token and the end")
 
 
 def check_splits(splits: Mapping[str, float]) -> None:
-    """A split is a folder beside those that a build makes for itself, with a share of its own."""
+    """Raise ValueError for a name that a build uses for another folder, or an invalid fraction."""
     for name in splits:
         if name == "train":
-            raise ValueError("`train` is what the splits leave over")
-        if not SPLIT.fullmatch(name):
-            raise ValueError(f"a split is named by letters, digits, - and _, not `{name}`")
+            raise ValueError("`train` is the name of the rest, which no split gets")
+        if not SPLIT_NAME.fullmatch(name):
+            raise ValueError(f"a split's name has letters, digits, - and _ only, not `{name}`")
         if name in (WORK, *FOLDERS):
             raise ValueError(
-                f"a split cannot be called `{name}`: a build has a folder of that name"
+                f"a split cannot be called `{name}`: a build has a folder of this name"
             )
-    if any(not 0 < share < 1 for share in splits.values()) or sum(splits.values()) >= 1:
-        raise ValueError("splits are shares between 0 and 1 that leave something for `train`")
+    if any(not 0 < fraction < 1 for fraction in splits.values()) or sum(splits.values()) >= 1:
+        raise ValueError("splits are fractions between 0 and 1, and their sum must be less than 1")
 
 
 def build(config: BuildConfig) -> dict[str, Manifest]:
-    """Build what is missing; returns the manifest of each dataset, by its URL."""
+    """Build what is missing; return the manifest of each dataset by URL."""
     tokenizer = load_tokenizer(config)
     if isinstance(tokenizer, BpeTokenizer) and tokenizer.slow_because:
-        log.warning("tokenizing at the speed of `tokenizers`: %s", tokenizer.slow_because)
+        log.warning("using the slower `tokenizers` library: %s", tokenizer.slow_because)
     job = job_of(config, tokenizer)
-    with Claim(work_url(job.url, CLAIMS)) as claim:
-        held = {name: existing(job, name, tokenizer) for name in job.outputs}
-        began = time.time()
-        found = fingerprinted(find(config.inputs, config.source, job.url), again=config.rehash)
+    with BuildLock(work_url(job.url, LOCKS)) as lock:
+        manifests = {name: existing(job, name, tokenizer) for name in job.outputs}
+        started = time.time()
+        inputs = find_files(config.inputs, config.source, job.url)
+        inputs = with_fingerprints(inputs, rehash=config.rehash)
         last = job.outputs[0]  # the dataset that is committed after the others
-        ahead = max(held, key=lambda name: len(held[name].generations))
+        ahead = max(manifests, key=lambda name: len(manifests[name].generations))
 
         def append(files: Sequence[File]) -> dict[str, Manifest]:
-            """The datasets with one more generation, made of these files."""
-            made = make(config, job, files, held[last].generations)
-            check_unchanged(files, began)
-            claim.check()
-            return commit(job, tokenizer, files, made, held)
+            """Append a generation made of these files to each dataset."""
+            made = make(config, job, files, manifests[last].generations)
+            check_unchanged(files, started)
+            lock.check()
+            return commit(job, tokenizer, files, made, manifests)
 
-        for number, tasks in missing(job, held).items():
-            files = files_of(job, ahead, held[ahead].generations[number], found)
-            log.warning("making %d lost shards of generation %d again", len(tasks), number)
+        for number, tasks in missing(job, manifests).items():
+            files = files_of(job, ahead, manifests[ahead].generations[number], inputs)
+            log.warning("rebuilding lost shards of generation %d (%d tasks)", number, len(tasks))
             for task in tasks:
-                Record.forget(job.url, task)  # one that has outlived its shards
-            make(config, job, files, held[last].generations[:number], only=tasks)
-        finished = len(held[last].generations)
-        if len(held[ahead].generations) > finished:
+                TaskState.delete(job.url, task)  # a state that says its lost shards are finished
+            make(config, job, files, manifests[last].generations[:number], only=tasks)
+        finished = len(manifests[last].generations)
+        if len(manifests[ahead].generations) > finished:
             # Killed between two manifests: some of the datasets have this generation already.
             log.warning("finishing generation %d first", finished)
-            held = append(files_of(job, ahead, held[ahead].generations[finished], found))
-        if files := new_files(found, job, held[last]):
-            held = append(files)
+            manifests = append(files_of(job, ahead, manifests[ahead].generations[finished], inputs))
+        if files := new_files(inputs, job, manifests[last]):
+            manifests = append(files)
         else:
-            log.info("nothing to do: %s holds every input", config.out)
-        write_index_files(job, held)
-        clear(job, held)
-        return {dataset_url(job.url, name): held[name] for name in job.outputs}
+            log.info("nothing to do: %s already has every input", config.out)
+        write_index_files(job, manifests)
+        remove_garbage(job, manifests)
+        return {dataset_url(job.url, name): manifests[name] for name in job.outputs}
 
 
 def make(
@@ -166,25 +166,25 @@ def make(
     files: Sequence[File],
     earlier: Sequence[Generation],
     only: Collection[str] | None = None,
-) -> Made:
-    """Run the tasks that turn files into shards: all that are not done, or `only` some."""
+) -> BuildResult:
+    """Run the unfinished tasks that turn files into shards, or those of them in `only`."""
     tasks = cut(files, config, job)
-    idle = engines.local_workers(config.engine) - len(tasks)
+    idle = executors.local_workers(config.engine) - len(tasks)
     if idle > 0 and any(file.compression and file.size > config.slice_size for file in files):
-        log.info("workers with nothing to do: %d (a compressed file is read by one)", idle)
+        log.info("idle workers: %d (one worker reads a whole compressed file)", idle)
     digests: list[bytes] = []
     if job.dedup:
         tasks, digests = deduplicate(config, job, tasks, earlier)
     if job.seed is None:
         tasks = [task for task in tasks if only is None or task.id in only]
-    run(config, "tokenizing", BuildTask(job), tasks)
-    records = [Record.load(job.url, task.id, job.outputs) for task in tasks]
+    run(config, "tokenizing", TokenizeWorker(job), tasks)
+    states = [TaskState.load(job.url, task.id, job.outputs) for task in tasks]
     if job.seed is None:
-        return Made(records, records, digests)
-    parts = [part for part in ranges(job, records) if only is None or part.id in only]
-    run(config, "shuffling", GatherTask(job), parts)
-    gathered = [Record.load(job.url, part.id, [part.output]) for part in parts]
-    return Made(records, gathered, digests)
+        return BuildResult(states, states, digests)
+    gathers = [task for task in gather_tasks(job, states) if only is None or task.id in only]
+    run(config, "shuffling", GatherWorker(job), gathers)
+    gathered = [TaskState.load(job.url, task.id, [task.output]) for task in gathers]
+    return BuildResult(states, gathered, digests)
 
 
 def load_tokenizer(config: BuildConfig) -> Tokenizer:
@@ -212,7 +212,7 @@ def job_of(config: BuildConfig, tokenizer: Tokenizer) -> BuildJob:
 
 
 def cut(files: Sequence[File], config: BuildConfig, job: BuildJob) -> list[Task]:
-    """The tasks of a build: large files in slices, small ones together."""
+    """Cut files into tasks: a large file into several, small files together into one."""
     tasks: list[Task] = []
     together: list[Slice] = []
     for file in files:
@@ -229,27 +229,27 @@ def cut(files: Sequence[File], config: BuildConfig, job: BuildJob) -> list[Task]
 def deduplicate(
     config: BuildConfig, job: BuildJob, tasks: Sequence[Task], earlier: Sequence[Generation]
 ) -> tuple[list[Task], list[bytes]]:
-    """The same tasks, told what to leave out; and the digests of what stays."""
-    run(config, "comparing", DigestTask(job), tasks)
+    """Return the same tasks with their duplicates, and the digests of the kept documents."""
+    run(config, "comparing", DigestWorker(job), tasks)
     url = dataset_url(job.url, job.outputs[0])
-    held = [
+    before = [
         storage.read(storage.join(url, name))
         for generation in earlier
         for name in generation.provenance["digests"]
     ]
-    kept = decide(job, tasks, held)
-    told = []
-    for task, numbers in zip(tasks, kept.drops, strict=True):
+    result = find_duplicates(job, tasks, before)
+    reduced = []
+    for task, numbers in zip(tasks, result.drops, strict=True):
         name = f"{DROPS}/{hashlib.sha256(numbers.tobytes()).hexdigest()[:32]}.bin"
         storage.write(work_url(job.url, name), numbers.tobytes())
-        told.append(Task.of(task.slices, job, name))
-    return told, kept.digests
+        reduced.append(Task.of(task.slices, job, name))
+    return reduced, result.digests
 
 
 def run(config: BuildConfig, label: str, function: Any, tasks: Sequence[Any]) -> None:
-    """Run every task that has not been done."""
+    """Run tasks, and show their progress."""
     total = sum(task.size for task in tasks)
     with Progress(label, total=total, unit="B") as progress:
-        for event in engines.run(config.engine, function, tasks):
-            told = {"files": event.files, "documents": event.documents, "tokens": event.tokens}
-            progress.advance(event.bytes, **{name: n for name, n in told.items() if n})
+        for event in executors.run(config.engine, function, tasks):
+            counts = {"files": event.files, "documents": event.documents, "tokens": event.tokens}
+            progress.advance(event.bytes, **{name: n for name, n in counts.items() if n})

@@ -1,8 +1,8 @@
-"""The end of a build: what the tasks have made becomes a generation of the dataset.
+"""Commit a build: append a generation with the finished shards to each dataset.
 
-Shards are there already. The shard table follows, and what the manifest refers to; the manifest
-makes them a dataset. Formats that have an index file for other readers (index.json of MDS) get it
-then, from the manifest.
+The shards exist already. The shard table and the files that the manifest refers to are written
+next; the manifest is written after them and makes the generation visible. Last, formats that have
+an index file for other readers (index.json of MDS) get it, made from the manifest.
 """
 
 from __future__ import annotations
@@ -23,49 +23,50 @@ from ...dataplane.datasets.manifest import Manifest, Shard
 from ...dataplane.shards import shard_format
 from ...dataplane.storage import storage
 from ...dataplane.tokenizers import Tokenizer, module_of
-from ..sources import File
+from ..files.input_file import File
 from .settings import BuildJob, dataset_url
-from .task_state import Record
+from .task_state import TaskState
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Made:
-    """What the tasks of a build have noted."""
+class BuildResult:
+    """States of the finished tasks of a build."""
 
-    read: Sequence[Record]
-    """With the counts of what went in."""
-    written: Sequence[Record]
-    """With the shards that came out."""
+    read: Sequence[TaskState]
+    """States of the tasks that read the corpus: their counts go into the manifest."""
+    written: Sequence[TaskState]
+    """States of the tasks that wrote the shards."""
     digests: Sequence[bytes]
-    """Of the documents that were kept, where duplicates were not."""
+    """Digests of the documents that deduplication kept."""
 
 
 def commit(
     job: BuildJob,
     tokenizer: Tokenizer,
     files: Sequence[File],
-    made: Made,
+    made: BuildResult,
     before: dict[str, Manifest],
 ) -> dict[str, Manifest]:
-    """Append a generation to each dataset, the first one last; returns them by their names."""
-    assert all(record.done for record in [*made.read, *made.written])
-    counts: Counter[str] = sum((record.counts for record in made.read), Counter())
-    problems = [line for record in made.read for line in record.problems]
+    """Append a generation to each dataset, in reverse order of `job.outputs`; return the manifests
+    by name."""
+    assert all(state.done for state in [*made.read, *made.written])
+    counts: Counter[str] = sum((state.stats.counts for state in made.read), Counter())
+    problems = [line for state in made.read for line in state.stats.problems]
     for line in problems[:20]:
         log.warning("left out: %s", line)
-    if (more := sum(record.bad for record in made.read) - 20) > 0:
-        log.warning("left out: %d more (`tokenize inspect` counts them)", more)
-    notes = [line for record in made.read for line in record.notes]
+    if (more := sum(state.stats.bad for state in made.read) - 20) > 0:
+        log.warning("left out: %d more (`tokenize inspect` shows their count)", more)
+    notes = [line for state in made.read for line in state.stats.notes]
     for line in notes[:5]:
         log.info("%s", line)
     shards = {
         name: [
             shard
-            for record in made.written
-            if name in record.outputs
-            for shard in record.outputs[name].shards
+            for state in made.written
+            if name in state.outputs
+            for shard in state.outputs[name].shards
         ]
         for name in job.outputs
     }
@@ -73,7 +74,7 @@ def commit(
         if not shards[name] and not before[name].generations:
             raise InputError(
                 f"no documents for {dataset_url(job.url, name)}",
-                hint="the inputs hold none, or a split is too small to get any",
+                hint="check that the inputs have documents and that no split is too small",
             )
     results = {}
     for name in reversed(job.outputs):
@@ -91,23 +92,23 @@ def commit(
     return results
 
 
-def write_index_files(job: BuildJob, held: Mapping[str, Manifest]) -> None:
+def write_index_files(job: BuildJob, manifests: Mapping[str, Manifest]) -> None:
     """Write the index file that the shard format has for other readers, from each manifest."""
     format = shard_format(job.format)
     if format.index_name is None:
         return
-    for name, found in held.items():
+    for name, held in manifests.items():
         url = dataset_url(job.url, name)
         shards = [
             shard
-            for generation in found.generations
+            for generation in held.generations
             for shard in manifest.load_table(url, generation)
         ]
         where = storage.join(url, format.index_name)
         data = format.index(
             shards,
-            dtype=found.dtype,
-            weighted=found.weights is not None,
+            dtype=held.dtype,
+            weighted=held.weights is not None,
             compression=job.compression,
         )
         if not storage.exists(where) or storage.read(where) != data:
@@ -125,7 +126,7 @@ def _append(
     url = dataset_url(job.url, output)
     inputs = provenance["inputs"]["hash"]
     if any(made.provenance["inputs"]["hash"] == inputs for made in old.generations):
-        return old  # this dataset was committed before the build was killed
+        return old  # committed already, before the build was killed
     new = old.append(manifest.write_generation(url, shards, provenance))
     for name, data in tokenizer.files.items():
         storage.write(storage.join(url, name), data)
@@ -146,7 +147,7 @@ def _save_inputs(url: str, files: Sequence[File]) -> dict[str, Any]:
 
 
 def _save_named(url: str, kind: str, data: bytes) -> str:
-    """Write a file beside the manifest, named by its content."""
+    """Write a file into tables/, named by its content; return its name."""
     name = f"tables/{hashlib.sha256(data).hexdigest()[:32]}.{kind}"
     storage.write(storage.join(url, name), data)
     return name

@@ -1,11 +1,12 @@
-"""Exact deduplication: of byte-equal documents, the first one stays.
+"""Exact deduplication: keep the first of byte-equal documents.
 
-    1. each task notes the digests of its documents         (tasks, in parallel)
-    2. digests are sorted; all but the first of each fall   (here, a part of the digests at a time)
-    3. each task leaves out what has fallen                 (when it tokenizes)
+    1. each task saves the digests of its documents         (tasks, in parallel)
+    2. sort the digests; all but the first of equal ones
+       are duplicates                                       (here, one range of digests at a time)
+    3. each task leaves out its duplicates                  (when it tokenizes)
 
-"First" is by the order of the corpus, and by the order of generations: which worker was faster
-decides nothing. The digests of what stays are kept beside the dataset for its next generation.
+"First" is defined by the order of generations and of the corpus, never by the speed of workers.
+The digests of the kept documents are stored beside the dataset for its next generation.
 """
 
 from __future__ import annotations
@@ -18,57 +19,59 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dataplane.storage import storage
+from ..corpus.read_stats import ReadStats
 from .settings import DIGESTS, BuildJob, work_url
-from .task_state import Event, Record
-from .tasks import BuildTask, Task
+from .task_state import TaskEvent
+from .tasks import Task, TokenizeWorker
 
-DIGEST = 16
-PART_BYTES = 256 << 20
-"""How many bytes of digests are sorted at once."""
+DIGEST_BYTES = 16
+SORT_BYTES = 256 << 20
+"""Bytes of digests that are sorted at once."""
 
 Digests = npt.NDArray[np.uint64]
 """[documents, 2]"""
 
 
 @dataclass(frozen=True)
-class DigestTask:
-    """Notes the digest of each document of a task."""
+class DigestWorker:
+    """Saves the digests of the documents of a task."""
 
     job: BuildJob
 
-    def __call__(self, task: Task) -> Iterator[Event]:
+    def __call__(self, task: Task) -> Iterator[TaskEvent]:
         where = digests_url(self.job, task)
         if storage.exists(where):
-            yield Event(task.id, bytes=task.size, done=True)
+            yield TaskEvent(task.id, bytes=task.size, done=True)
             return
-        parts = []
-        for _, texts in BuildTask(self.job).reader.read(task.slices, Record({})):
-            parts += [
-                hashlib.blake2b(text.encode(), digest_size=DIGEST).digest() for text in texts.texts
+        digests = []
+        for _, texts in TokenizeWorker(self.job).reader.read(task.slices, ReadStats()):
+            digests += [
+                hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+                for text in texts.texts
             ]
-            yield Event(task.id, texts.size, len(texts.texts))
-        storage.write(where, b"".join(parts))
-        yield Event(task.id, done=True)
+            yield TaskEvent(task.id, texts.size, len(texts.texts))
+        storage.write(where, b"".join(digests))
+        yield TaskEvent(task.id, done=True)
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What deduplication has decided."""
+class DedupResult:
+    """Result of deduplication."""
 
     drops: list[npt.NDArray[np.int64]]
-    """Of each task, the numbers of the documents that it leaves out."""
+    """Numbers of the duplicates of each task."""
     digests: list[bytes]
-    """Of the documents that stay, sorted, in parts."""
+    """Digests of the kept documents, sorted, in consecutive ranges."""
 
 
-def decide(job: BuildJob, tasks: Sequence[Task], before: Sequence[bytes]) -> Kept:
-    """Which documents stay; `before` holds the digests of earlier generations."""
+def find_duplicates(job: BuildJob, tasks: Sequence[Task], before: Sequence[bytes]) -> DedupResult:
+    """Find the duplicates of all tasks; `before` holds the digests of earlier generations."""
     sizes = [storage.size(digests_url(job, task)) for task in tasks]
-    parts = max(1, -(-sum(sizes) // PART_BYTES))
+    ranges = max(1, -(-sum(sizes) // SORT_BYTES))
     drops: list[list[npt.NDArray[np.int64]]] = [[] for _ in tasks]
     kept = []
-    for part in range(parts):
-        low, high = part * 2**64 // parts, (part + 1) * 2**64 // parts
+    for number in range(ranges):
+        low, high = number * 2**64 // ranges, (number + 1) * 2**64 // ranges
         arrays, owners, numbers = [], [], []
         for data in before:
             old, _ = _between(data, low, high)
@@ -76,24 +79,24 @@ def decide(job: BuildJob, tasks: Sequence[Task], before: Sequence[bytes]) -> Kep
             owners.append(np.full(len(old), -1))
             numbers.append(np.zeros(len(old), np.int64))
         for owner, task in enumerate(tasks):
-            new, number = _between(storage.read(digests_url(job, task)), low, high)
+            new, new_numbers = _between(storage.read(digests_url(job, task)), low, high)
             arrays.append(new)
             owners.append(np.full(len(new), owner))
-            numbers.append(number)
+            numbers.append(new_numbers)
         digests = np.concatenate(arrays)
         owner_of, number_of = np.concatenate(owners), np.concatenate(numbers)
         # lexsort is stable: equal digests stay in the order of the corpus.
         order = np.lexsort((digests[:, 1], digests[:, 0]))
         digests, owner_of, number_of = digests[order], owner_of[order], number_of[order]
-        again = np.zeros(len(digests), bool)
-        again[1:] = np.all(digests[1:] == digests[:-1], axis=1)
-        kept.append(digests[~again & (owner_of >= 0)].tobytes())
-        fallen_owners = np.unique(owner_of[again])
-        assert not len(fallen_owners) or fallen_owners[0] >= 0  # what is kept has no duplicates
-        for owner in fallen_owners:
-            drops[owner].append(number_of[again & (owner_of == owner)])
-    return Kept(
-        [np.sort(np.concatenate([np.empty(0, np.int64), *fallen])) for fallen in drops],
+        duplicate = np.zeros(len(digests), bool)
+        duplicate[1:] = np.all(digests[1:] == digests[:-1], axis=1)
+        kept.append(digests[~duplicate & (owner_of >= 0)].tobytes())
+        affected = np.unique(owner_of[duplicate])
+        assert not len(affected) or affected[0] >= 0  # kept digests are unique
+        for owner in affected:
+            drops[owner].append(number_of[duplicate & (owner_of == owner)])
+    return DedupResult(
+        [np.sort(np.concatenate([np.empty(0, np.int64), *duplicates])) for duplicates in drops],
         [data for data in kept if data],
     )
 
@@ -103,7 +106,7 @@ def digests_url(job: BuildJob, task: Task) -> str:
 
 
 def _between(data: bytes, low: int, high: int) -> tuple[Digests, npt.NDArray[np.int64]]:
-    """The digests whose first half lies in [low, high), and their numbers."""
+    """Return the digests whose first half is in [low, high), and their numbers."""
     digests = np.frombuffer(data, np.uint64).reshape(-1, 2)
     inside = digests[:, 0] >= low
     if high < 2**64:

@@ -1,4 +1,4 @@
-"""What a dataset holds already, and which files of a corpus are new to it."""
+"""Generations of a dataset: which files are new, and which shards are lost."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ...dataplane.datasets import manifest
 from ...dataplane.datasets.manifest import Generation, Manifest
 from ...dataplane.storage import storage
 from ...dataplane.tokenizers import Tokenizer, id_type
-from ..sources import File
+from ..files.input_file import File
 from .settings import BuildJob, dataset_url
 
 log = get_logger(__name__)
 
 OPTIONS = {"seed": "shuffle", "splits": "split", "skip_bad": "skipping bad records"}
-"""What people call settings that have another name in a manifest."""
+"""Option names of settings whose name in a manifest differs."""
 
 
 def existing(job: BuildJob, output: str, tokenizer: Tokenizer) -> Manifest:
-    """The dataset that a build appends to, or one without generations."""
+    """Return the manifest that a build appends to, or one without generations."""
     url = dataset_url(job.url, output)
     settings = job.identity()
     settings = json.loads(json.dumps(settings))
@@ -53,12 +53,12 @@ def _difference(old: Manifest, new: Manifest) -> str:
     pairs |= {key: (specs[0].get(key), specs[1].get(key)) for key in specs[1]}
     were, are = _flat(old.settings), _flat(new.settings)
     pairs |= {key: (were.get(key), are[key]) for key in are if key != "tokenizer"}
-    told = [
+    differences = [
         f"{OPTIONS.get(key, key)} was {_shown(was)}, is {_shown(now)}"
         for key, (was, now) in pairs.items()
         if was != now
     ]
-    return "; ".join(told) or "its format has changed"
+    return "; ".join(differences) or "its format has changed"
 
 
 def _shown(setting: Any) -> str:
@@ -66,13 +66,14 @@ def _shown(setting: Any) -> str:
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """How the corpus is read stands among the other settings; its format is not the dataset's."""
+    """Move the settings of the source to the top level; `format` is the shards' format there."""
     source = dict(settings.get("source", {}))
     return {**settings, "source": None, "input_format": source.pop("format", None), **source}
 
 
 def new_files(files: Sequence[File], job: BuildJob, old: Manifest) -> list[File]:
-    """Files that no generation holds. One that has changed since is refused."""
+    """Return the files that no generation contains. A file that changed since it was built is an
+    error."""
     url = dataset_url(job.url, job.outputs[0])
     known: dict[str, str] = {}
     for generation in old.generations:
@@ -82,12 +83,11 @@ def new_files(files: Sequence[File], job: BuildJob, old: Manifest) -> list[File]
     for file in files:
         if file.fingerprint in held:
             if file.name not in known:
-                log.warning("%s is left out: %s holds its content already", file.name, url)
+                log.warning("%s is left out: %s already has its content", file.name, url)
         elif file.name in known:
             raise InputError(
                 f"{file.name} has changed since it was built into {url}",
-                hint="a dataset only grows: give new documents in new files, or build at "
-                "another URL",
+                hint="put new documents in new files, or build at another URL",
             )
         else:
             new.append(file)
@@ -95,37 +95,36 @@ def new_files(files: Sequence[File], job: BuildJob, old: Manifest) -> list[File]
 
 
 def missing(job: BuildJob, before: dict[str, Manifest]) -> dict[int, set[str]]:
-    """Shards that are named by a manifest and are not there: by generation, the tasks that make
-    them."""
+    """Return the tasks whose shards are in a manifest but not in the store, by generation."""
     lost: dict[int, set[str]] = {}
     for name, held in before.items():
         url = dataset_url(job.url, name)
-        there = set(storage.list_files(storage.join(url, "shards"))) if held.generations else set()
+        stored = set(storage.list_files(storage.join(url, "shards"))) if held.generations else set()
         for number, generation in enumerate(held.generations):
             for shard in manifest.load_table(url, generation):
                 file = shard.stored_name or shard.name
-                if file.removeprefix("shards/") not in there:
+                if file.removeprefix("shards/") not in stored:
                     lost.setdefault(number, set()).add(shard.task)
     return lost
 
 
-def files_of(job: BuildJob, output: str, made: Generation, found: Sequence[File]) -> list[File]:
-    """The files that a generation of a dataset was built from, among those that were found."""
+def files_of(job: BuildJob, output: str, made: Generation, inputs: Sequence[File]) -> list[File]:
+    """Return the inputs that a generation of a dataset was built from."""
     url = dataset_url(job.url, output)
-    by_name = {(file.name, file.fingerprint): file for file in found}
+    by_content = {(file.name, file.fingerprint): file for file in inputs}
     files = []
-    for name, mark in _inputs(url, made).items():
-        if (name, mark) not in by_name:
+    for name, fingerprint in _inputs(url, made).items():
+        if (name, fingerprint) not in by_content:
             raise InputError(
-                f"{url} has lost shards, or was not finished, and needs {name} again, which is "
-                "not among the inputs as it was",
-                hint="give the same inputs as when the dataset was built",
+                f"{url} lost shards or was not finished, and needs {name} again, which is not "
+                "among the inputs or has changed",
+                hint="pass the same inputs as when the dataset was built",
             )
-        files.append(by_name[name, mark])
+        files.append(by_content[name, fingerprint])
     return files
 
 
 def _inputs(url: str, generation: Generation) -> dict[str, str]:
-    """The names of the files that a generation was built from, and their fingerprints."""
+    """Return the names and fingerprints of the files that a generation was built from."""
     data = storage.read(storage.join(url, generation.provenance["inputs"]["name"]))
-    return {name: mark for name, _, mark in json.loads(data)}
+    return {name: fingerprint for name, _, fingerprint in json.loads(data)}

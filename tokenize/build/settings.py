@@ -1,4 +1,4 @@
-"""A build's settings, and where it keeps what it has not finished."""
+"""Settings shared by the tasks of a build, and the layout of its work folder."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 
 from ...dataplane.datasets.manifest import TokenizerInfo
 from ...dataplane.storage import storage
-from ..sources import SourceConfig
+from ..sources.format import SourceConfig
 
 VERSION = 3
-"""Changes when the same input would give other bytes: older tasks are not reused then."""
+"""Version of the task output. A change makes all task ids differ, so old tasks are not reused."""
 WORK = "work"
-"""The folder beside a dataset that holds what is not finished."""
-CLAIMS = "claims"
-"""The folder in it where builds say that they are at work."""
+"""Folder beside a dataset for unfinished work."""
+LOCKS = "claims"
+"""Folder in WORK for the lock files of builds (lock.py)."""
 TASKS, DIGESTS, DROPS, SPILLS = "tasks", "digests", "drops", "spills"
-"""The other folders in it: what tasks have noted and finished (records.py), what is known of
-duplicates (dedup.py), and what is to be shuffled (shuffle.py)."""
+"""Other folders in WORK: states of tasks (task_state.py), digests of documents and numbers of
+duplicates (dedup.py), and documents to shuffle (shuffle.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildJob:
-    """What all tasks of a build share."""
+    """Settings of all tasks of a build."""
 
     url: str
     format: str
@@ -31,21 +31,22 @@ class BuildJob:
     source: SourceConfig
     tokenizer: TokenizerInfo
     tokenizer_files: dict[str, bytes]
-    """What its manifest entry refers to."""
+    """Files that the tokenizer's manifest entry refers to, by name."""
     splits: tuple[tuple[str, float], ...] = ()
     max_document_tokens: int | None = None
     skip_bad: bool = False
     seed: int | None = None
-    """Of the shuffle; None: documents stay in the order of the corpus."""
+    """Seed of the shuffle; None: documents keep the order of the corpus."""
     dedup: bool = False
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of the datasets that are built: one without a name, or the splits."""
+        """Names of the datasets: the splits, or one with an empty name."""
         return ("train", *(name for name, _ in self.splits)) if self.splits else ("",)
 
     def identity(self) -> dict[str, Any]:
-        """What decides the bytes of a task, besides its input."""
+        """Return the settings that decide the bytes of a task, besides its input. Task ids hash
+        them and manifests store them: do not rename fields."""
         settings = asdict(self)
         for key in ("url", "tokenizer", "tokenizer_files"):
             del settings[key]

@@ -1,9 +1,9 @@
-"""Shuffling the documents of a whole build, with the memory of one shard.
+"""Shuffle the documents of a whole build, with the memory of one shard.
 
-Each document, and each piece of one that is split, has a key: a hash of the seed and of where it
-came from. Tasks write what they tokenize as spills, sorted by key, with the keys beside them; then
-each shard of the dataset is a range of keys, picked from all spills. The order depends on the seed
-and the corpus alone.
+Each document, and each piece of a split document, has a key: a hash of the seed and of its origin.
+Tasks write tokenized documents as spills, sorted by key, with the keys in a file beside them. Each
+shard of the dataset is a range of keys, gathered from all spills. The order depends on the seed and
+the corpus alone.
 
     tasks → spills (sorted by key, with an index of key ranges) → one shard for each range
 """
@@ -26,18 +26,18 @@ from ...dataplane.shards import shard_format
 from ...dataplane.shards.documents import ShardDocuments
 from ...dataplane.storage import storage
 from .settings import SPILLS, WORK, BuildJob, dataset_url
-from .task_state import Event, Record
+from .task_state import TaskEvent, TaskState
 from .writing import take, write_shard
 
 RANGES = 1 << 16
-"""How finely the keys of a spill are indexed. A shard is a whole number of these."""
+"""Ranges of keys in the index of a spill. A shard consists of whole ranges."""
 
 Keys = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class Range:
-    """The task that makes one shard: a range of keys of all spills."""
+class GatherTask:
+    """Task that makes one shard from the ranges [first, last) of all spills."""
 
     id: str
     output: str
@@ -48,36 +48,36 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Picked:
-    """Some documents of a spill, and their keys."""
+class KeyedDocuments:
+    """Documents of a spill, with their keys."""
 
     documents: ShardDocuments
     keys: Keys
 
 
 @dataclass(frozen=True)
-class GatherTask:
-    """Makes shards from spills."""
+class GatherWorker:
+    """Gathers the documents of shards from spills."""
 
     job: BuildJob
 
-    def __call__(self, task: Range) -> Iterator[Event]:
-        record = Record.load(self.job.url, task.id, [task.output])
-        if not record.done:
-            picked = [part for spill in task.spills if (part := self._pick(spill, task))]
-            if picked:
-                documents = ShardDocuments.concatenate([part.documents for part in picked])
-                keys = np.concatenate([part.keys for part in picked])
+    def __call__(self, task: GatherTask) -> Iterator[TaskEvent]:
+        state = TaskState.load(self.job.url, task.id, [task.output])
+        if not state.done:
+            parts = [part for spill in task.spills if (part := self._read_range(spill, task))]
+            if parts:
+                documents = ShardDocuments.concatenate([part.documents for part in parts])
+                keys = np.concatenate([part.keys for part in parts])
                 shuffled = take(documents, np.argsort(keys, kind="stable"))
                 url = dataset_url(self.job.url, task.output)
                 shard = write_shard(url, shuffled, self.job, task.id)
-                record.outputs[task.output].shards.append(shard)
-            record.done = True
-            record.save(self.job.url, task.id)
-        yield Event(task.id, bytes=task.size, done=True)
+                state.outputs[task.output].shards.append(shard)
+            state.done = True
+            state.save(self.job.url, task.id)
+        yield TaskEvent(task.id, bytes=task.size, done=True)
 
-    def _pick(self, spill: Shard, task: Range) -> Picked | None:
-        """The documents of a spill whose keys are in the range, if there are any."""
+    def _read_range(self, spill: Shard, task: GatherTask) -> KeyedDocuments | None:
+        """Return the documents of a spill whose keys are in the task's range, or None."""
         url = dataset_url(self.job.url, task.output)
         where = storage.join(url, spill.name)
         index = storage.read(f"{where}.keys", 8 * task.first, 8 * task.last + 8)
@@ -87,14 +87,14 @@ class GatherTask:
             return None
         keys = storage.read(f"{where}.keys", 8 * (RANGES + 1 + first), 8 * (RANGES + 1 + last))
         documents = read_documents(where, spill, first, last)
-        return Picked(documents, np.frombuffer(keys, np.uint64))
+        return KeyedDocuments(documents, np.frombuffer(keys, np.uint64))
 
 
-def ranges(job: BuildJob, records: Sequence[Record]) -> list[Range]:
-    """The tasks that turn the spills of finished tasks into shards."""
-    made = []
+def gather_tasks(job: BuildJob, states: Sequence[TaskState]) -> list[GatherTask]:
+    """Return the tasks that turn the spills of finished tasks into shards."""
+    tasks = []
     for name in job.outputs:
-        spills = tuple(shard for record in records for shard in record.outputs[name].shards)
+        spills = tuple(shard for state in states for shard in state.outputs[name].shards)
         total = sum(shard.details["bytes"] for shard in spills)
         count = min(RANGES, max(1, -(-total // job.shard_size)))
         names = [shard.name for shard in spills]
@@ -102,12 +102,12 @@ def ranges(job: BuildJob, records: Sequence[Record]) -> list[Range]:
             first, last = number * RANGES // count, (number + 1) * RANGES // count
             text = json.dumps([names, name, first, last, job.identity()], sort_keys=True)
             id = hashlib.sha256(text.encode()).hexdigest()[:32]
-            made.append(Range(id, name, first, last, spills, total // count))
-    return made
+            tasks.append(GatherTask(id, name, first, last, spills, total // count))
+    return tasks
 
 
 def write_spill(url: str, documents: ShardDocuments, job: BuildJob, task: str) -> Shard:
-    """Write documents sorted by key; beside them where each range of keys begins, and the keys."""
+    """Write documents sorted by key, and beside them the start of each key range and the keys."""
     keys = document_keys(documents, job.seed)
     order = np.argsort(keys, kind="stable")
     plain = replace(job, format="arrow", compression=None)
@@ -121,7 +121,7 @@ def write_spill(url: str, documents: ShardDocuments, job: BuildJob, task: str) -
 
 
 def document_keys(documents: ShardDocuments, seed: int | None) -> Keys:
-    """A key for each document: from the seed, its file, its position, and which piece it is."""
+    """Return the key of each document: a hash of the seed, its file, position and piece."""
     names = [f"{seed}\0{name}".encode() for name in documents.files]
     digests = [hashlib.blake2b(name, digest_size=8).digest() for name in names]
     files = np.frombuffer(b"".join(digests), np.uint64)[documents.file]
@@ -132,7 +132,7 @@ def document_keys(documents: ShardDocuments, seed: int | None) -> Keys:
 
 
 def read_documents(where: str, shard: Shard, first: int, last: int) -> ShardDocuments:
-    """The documents [first, last) of an Arrow shard, reading little more than those."""
+    """Return the documents [first, last) of an Arrow shard; read little more than their bytes."""
     form = shard_format("arrow")
     dtype = np.dtype(str(shard.details["dtype"]))
     read = partial(storage.read, where)
@@ -153,9 +153,9 @@ def read_documents(where: str, shard: Shard, first: int, last: int) -> ShardDocu
     origins = form.origins(read, shard.size, first, last, details={})
     names = dict.fromkeys(origin.file for origin in origins)
     number = {name: k for k, name in enumerate(names)}
-    found: Any = np.concatenate(tokens)
+    joined: Any = np.concatenate(tokens)
     return ShardDocuments(
-        tokens=found,
+        tokens=joined,
         starts=starts - low,
         files=tuple(names),
         file=np.array([number[origin.file] for origin in origins], np.int32),

@@ -1,4 +1,4 @@
-"""What a task notes of itself: the shards it has finished, and what it counted."""
+"""State of a task, saved in work/tasks: its finished shards, and what it read."""
 
 from __future__ import annotations
 
@@ -10,69 +10,76 @@ from dataclasses import asdict, dataclass, field
 
 from ...dataplane.datasets.manifest import Shard
 from ...dataplane.storage import storage
+from ..corpus.read_stats import ReadStats
 from .settings import TASKS, work_url
 
 
 @dataclass
-class Output:
+class OutputState:
     """What a task has finished of one dataset."""
 
     shards: list[Shard] = field(default_factory=list)
     next: int = 0
-    """How many of the task's documents lie in finished shards, or are of no concern to them."""
+    """Number of the first document that is not handled: those before it are in finished shards,
+    or do not belong to this dataset."""
     split: int = 0
-    """How many of those were longer than a document may be."""
+    """Documents in finished shards that were split because of their length."""
 
 
 @dataclass
-class Record:
-    """What is noted of a task in work/tasks: the shards it has finished, what it counted."""
+class TaskState:
+    """State of one task. `save` and `load` define the format of its file in work/tasks."""
 
-    outputs: dict[str, Output]
-    counts: Counter[str] = field(default_factory=Counter)
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    """What is no problem, but may surprise: texts that name special tokens."""
+    outputs: dict[str, OutputState]
+    stats: ReadStats = field(default_factory=ReadStats)
     untokenizable: dict[str, str] = field(default_factory=dict)
-    """Documents that have no ids, by their number in the task: why."""
+    """Documents without ids, by their number in the task, and the reason."""
     done: bool = False
-
-    @property
-    def bad(self) -> int:
-        """How many records could not be read, or have no ids."""
-        return sum(count for name, count in self.counts.items() if name.startswith("bad: "))
 
     def save(self, url: str, task: str) -> None:
         outputs = {name: asdict(output) for name, output in self.outputs.items()}
         for output in outputs.values():
             for shard in output["shards"]:
                 shard["chunks"] = base64.b64encode(shard["chunks"]).decode()
-        data = {**vars(self), "outputs": outputs}
-        storage.write(_place(url, task), json.dumps(data).encode())
+        data = {
+            "outputs": outputs,
+            "counts": self.stats.counts,
+            "problems": self.stats.problems,
+            "notes": self.stats.notes,
+            "untokenizable": self.untokenizable,
+            "done": self.done,
+        }
+        storage.write(_state_url(url, task), json.dumps(data).encode())
 
     @staticmethod
-    def load(url: str, task: str, outputs: Sequence[str]) -> Record:
-        where = _place(url, task)
+    def load(url: str, task: str, outputs: Sequence[str]) -> TaskState:
+        """Return the saved state of a task, or an empty one."""
+        where = _state_url(url, task)
         if not storage.exists(where):
-            return Record({name: Output() for name in outputs})
+            return TaskState({name: OutputState() for name in outputs})
         data = json.loads(storage.read(where))
-        found = {}
+        loaded = {}
         for name, output in data["outputs"].items():
             shards = [
                 Shard(**{**shard, "chunks": base64.b64decode(shard["chunks"])})
                 for shard in output["shards"]
             ]
-            found[name] = Output(**{**output, "shards": shards})
-        return Record(**{**data, "outputs": found, "counts": Counter(data["counts"])})
+            loaded[name] = OutputState(**{**output, "shards": shards})
+        return TaskState(
+            outputs=loaded,
+            stats=ReadStats(Counter(data["counts"]), data["problems"], data["notes"]),
+            untokenizable=data["untokenizable"],
+            done=data["done"],
+        )
 
     @staticmethod
-    def forget(url: str, task: str) -> None:
-        storage.delete(_place(url, task))
+    def delete(url: str, task: str) -> None:
+        storage.delete(_state_url(url, task))
 
 
 @dataclass(frozen=True)
-class Event:
-    """What a running task tells: what it has read and written since its last word."""
+class TaskEvent:
+    """Progress of a running task since its previous event."""
 
     task: str
     bytes: int = 0
@@ -82,5 +89,5 @@ class Event:
     done: bool = False
 
 
-def _place(url: str, task: str) -> str:
+def _state_url(url: str, task: str) -> str:
     return work_url(url, TASKS, f"{task}.json")

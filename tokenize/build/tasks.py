@@ -1,8 +1,9 @@
-"""One task of a build: slices of the corpus in, finished shards out.
+"""Tokenization tasks: read slices of the corpus, write shards.
 
-A task is named by what decides its result, and notes every shard that it has finished, so that a
-task that was killed goes on after its last shard. Its result depends on nothing but its own input:
-any worker, in any order, any number of times, writes the same bytes.
+The id of a task is a hash of all that decides its result: slices, tokenizer and settings. A task
+saves its state after every finished shard, so a killed task resumes after its last shard. Tasks
+are deterministic and idempotent: any worker, in any order, any number of times, writes the same
+bytes.
 
     read → leave out duplicates → choose the split → tokenize → shards
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -24,20 +24,23 @@ from ...dataplane.datasets.manifest import Shard
 from ...dataplane.shards.documents import ShardDocuments
 from ...dataplane.storage import storage
 from ...dataplane.tokenizers import Encoded, TextError, Tokenizer
-from ..corpus.documents import NAMED_PROBLEMS, Reader, SpecialNames, select
-from ..sources import BadRecord, Slice, Texts
+from ..corpus.documents import DocumentReader, SpecialNames, select
+from ..corpus.read_stats import MAX_MESSAGES, ReadStats
+from ..sources.format import BadRecord, Slice, Texts
 from .settings import BuildJob, dataset_url, work_url
 from .shuffle import write_spill
-from .task_state import Event, Record
+from .task_state import TaskEvent, TaskState
 from .writing import split_long, write_shard
 
 
 @dataclass(frozen=True)
 class Task:
+    """Slices that one worker tokenizes."""
+
     slices: tuple[Slice, ...]
     id: str
     drops: str | None = None
-    """The file that holds the numbers of the documents to leave out."""
+    """File in the work folder with the numbers of the documents to leave out."""
 
     @staticmethod
     def of(slices: Sequence[Slice], job: BuildJob, drops: str | None = None) -> Task:
@@ -51,13 +54,13 @@ class Task:
 
     @property
     def files(self) -> int:
-        """How many files begin in this task."""
+        """Return the number of files whose first slice is in this task."""
         return sum(part.start == 0 for part in self.slices)
 
 
 @dataclass(frozen=True)
-class BuildTask:
-    """Runs the tasks of a job; a worker has one of these, and builds its tokenizer once."""
+class TokenizeWorker:
+    """Runs tasks of a build. Each worker process has one, and loads its tokenizer once."""
 
     job: BuildJob
 
@@ -68,62 +71,63 @@ class BuildTask:
         )
 
     @cached_property
-    def reader(self) -> Reader:
-        return Reader(self.job.source, self.job.skip_bad)
+    def reader(self) -> DocumentReader:
+        return DocumentReader(self.job.source, self.job.skip_bad)
 
-    def __call__(self, task: Task) -> Iterator[Event]:
+    def __call__(self, task: Task) -> Iterator[TaskEvent]:
         job = self.job
-        record = Record.load(job.url, task.id, job.outputs)
-        if record.done:
-            yield Event(task.id, bytes=task.size, files=task.files, done=True)
+        state = TaskState.load(job.url, task.id, job.outputs)
+        if state.done:
+            yield TaskEvent(task.id, bytes=task.size, files=task.files, done=True)
             return
-        record.counts, record.problems, record.notes = Counter(), [], []
-        pending = {name: _Pending(job, name, task.id) for name in job.outputs}
-        fallen = self._fallen(task)
-        pieces = _Pieces()
+        stats = state.stats = ReadStats()  # a resumed task reads its slices again
+        pending = {name: _PendingShard(job, name, task.id) for name in job.outputs}
+        duplicates = self._duplicates(task)
+        pieces = _PieceNumbers()
         names = SpecialNames(self.tokenizer.special)
         number = 0
-        for file, texts in self.reader.read(task.slices, record):
+        for file, texts in self.reader.read(task.slices, stats):
             tokens = 0
-            names.note(file, texts, record)
+            names.note(file, texts, stats)
             piece = pieces.of(file, texts.positions) if job.source.split_large else None
-            for name, chosen in self._choose(texts, number, fallen, record).items():
+            for name, chosen in self._choose(texts, number, duplicates, state).items():
                 if not chosen:
                     continue
-                documents, numbers = self._encode(file, texts, chosen, number, record)
+                documents, numbers = self._encode(file, texts, chosen, number, state)
                 if piece is not None:
                     documents = replace(
                         documents, piece=piece[np.array(numbers, np.int64) - number]
                     )
                 tokens += len(documents.tokens)
                 for shard, last, split in pending[name].add(documents, numbers):
-                    record.outputs[name].shards.append(shard)
-                    record.outputs[name].next = last + 1
-                    record.outputs[name].split += split
-                    record.save(job.url, task.id)
+                    state.outputs[name].shards.append(shard)
+                    state.outputs[name].next = last + 1
+                    state.outputs[name].split += split
+                    state.save(job.url, task.id)
             number += len(texts.texts)
-            yield Event(task.id, texts.size, len(texts.texts), tokens)
-        for name, waiting in pending.items():
-            output = record.outputs[name]
-            if waiting.parts:
-                shard, split = waiting.write()
+            yield TaskEvent(task.id, texts.size, len(texts.texts), tokens)
+        for name, unwritten in pending.items():
+            output = state.outputs[name]
+            if unwritten.parts:
+                shard, split = unwritten.write()
                 output.shards.append(shard)
                 output.split += split
             output.next = number
-        record.counts["documents read"] = number
-        record.counts["duplicates"] = len(fallen)
-        record.counts["documents that were split"] = sum(o.split for o in record.outputs.values())
-        record.counts["bad: not tokenizable"] = len(record.untokenizable)
-        record.problems += list(record.untokenizable.values())[:NAMED_PROBLEMS]
-        record.counts = +record.counts
-        record.done = True
-        record.save(job.url, task.id)
-        yield Event(task.id, files=task.files, done=True)
+        stats.counts["documents read"] = number
+        stats.counts["duplicates"] = len(duplicates)
+        stats.counts["documents that were split"] = sum(o.split for o in state.outputs.values())
+        stats.counts["bad: not tokenizable"] = len(state.untokenizable)
+        stats.problems += list(state.untokenizable.values())[:MAX_MESSAGES]
+        stats.counts = +stats.counts
+        state.done = True
+        state.save(job.url, task.id)
+        yield TaskEvent(task.id, files=task.files, done=True)
 
     def encode(
         self, file: str, texts: Texts
     ) -> tuple[Encoded, list[int], list[tuple[int, BadRecord]]]:
-        """The ids of texts, which of them have any, and what is wrong with the others."""
+        """Return the ids of the texts, the indices of the texts that have ids, and the others with
+        their problems."""
         kept, chosen = list(range(len(texts.texts))), texts.texts
         bad: list[tuple[int, BadRecord]] = []
         while True:
@@ -132,45 +136,46 @@ class BuildTask:
             except TextError as error:
                 k = kept.pop(error.number)
                 bad.append((k, BadRecord("not tokenizable", error.why, file, texts.positions[k])))
-                self.reader.refuse(bad[-1][1])
+                self.reader.reject(bad[-1][1])
                 chosen = [texts.texts[k] for k in kept]
 
-    def _fallen(self, task: Task) -> set[int]:
-        """The numbers of the task's documents that are duplicates of others."""
+    def _duplicates(self, task: Task) -> set[int]:
+        """Return the numbers of the task's documents that are duplicates."""
         if task.drops is None:
             return set()
         data = storage.read(work_url(self.job.url, task.drops))
         return set(np.frombuffer(data, np.int64).tolist())
 
     def _choose(
-        self, texts: Texts, number: int, fallen: set[int], record: Record
+        self, texts: Texts, number: int, duplicates: set[int], state: TaskState
     ) -> dict[str, list[int]]:
-        """Which documents each dataset gets, without those that lie in its finished shards."""
+        """Return the indices of the documents of each dataset that are not in finished shards."""
         chosen: dict[str, list[int]] = {name: [] for name in self.job.outputs}
         kept = list(range(len(texts.texts)))
-        if fallen:
-            kept = [k for k in kept if number + k not in fallen]
+        if duplicates:
+            kept = [k for k in kept if number + k not in duplicates]
         if not self.job.splits:
             chosen[""] = kept
         else:
             for k in kept:
                 chosen[choose_split(content_hash(texts.texts[k]), self.job.splits)].append(k)
         for name, picked in chosen.items():
-            done = record.outputs[name].next - number
+            done = state.outputs[name].next - number
             if done > 0:
                 chosen[name] = [k for k in picked if k >= done]
         return chosen
 
     def _encode(
-        self, file: str, texts: Texts, chosen: list[int], first: int, record: Record
+        self, file: str, texts: Texts, chosen: list[int], first: int, state: TaskState
     ) -> tuple[ShardDocuments, list[int]]:
-        """The chosen texts as ids, and their numbers in the task. A text that has no ids is bad."""
+        """Return the chosen texts as ids, and their numbers in the task. A text that cannot be
+        tokenized is a bad record."""
         if len(chosen) < len(texts.texts):
             texts = select(texts, chosen)
         numbers = [first + k for k in chosen]
         encoded, kept, bad = self.encode(file, texts)
         for k, problem in bad:
-            record.untokenizable[str(numbers[k])] = str(problem)
+            state.untokenizable[str(numbers[k])] = str(problem)
         if bad:
             texts, numbers = select(texts, kept), [numbers[k] for k in kept]
         documents = ShardDocuments(
@@ -185,16 +190,17 @@ class BuildTask:
         return documents, numbers
 
 
-class _Pieces:
-    """Numbers the pieces in which a source gives what is too large to be read at once. They follow
-    each other, with one position."""
+class _PieceNumbers:
+    """Numbers the pieces of a document that is too large to be read at once. Such pieces are
+    consecutive and have the same position."""
 
     def __init__(self) -> None:
         self.last: tuple[str, int] | None = None
         self.count = 0
 
     def of(self, file: str, positions: Sequence[int]) -> Int64:
-        """For each document its piece; the lower half counts what `split_long` makes of it."""
+        """Return the piece number of each document, shifted left by 32 bits: `split_long` counts in
+        the lower half."""
         pieces = np.zeros(len(positions), np.int64)
         for k, position in enumerate(positions):
             self.count = self.count + 1 if (file, position) == self.last else 0
@@ -203,8 +209,8 @@ class _Pieces:
         return pieces << 32
 
 
-class _Pending:
-    """The documents of one dataset that wait until they fill a shard."""
+class _PendingShard:
+    """Documents of one dataset that do not fill a shard yet."""
 
     def __init__(self, job: BuildJob, output: str, task: str) -> None:
         self.job = job
@@ -216,8 +222,8 @@ class _Pending:
     def add(
         self, documents: ShardDocuments, numbers: list[int]
     ) -> Iterator[tuple[Shard, int, int]]:
-        """Take documents; give back each shard that is full, the number of its last document, and
-        how many of its documents were split."""
+        """Add documents; yield each full shard, the number of its last document, and the number of
+        its documents that were split."""
         if not len(documents):
             return
         ends = documents.starts[1:] * (documents.size / len(documents.tokens))
@@ -237,7 +243,7 @@ class _Pending:
             self.size += rest.size
 
     def write(self) -> tuple[Shard, int]:
-        """Make a shard of what waits; how many of its documents were split."""
+        """Write a shard; return it and the number of its documents that were split."""
         documents = ShardDocuments.concatenate(self.parts)
         self.parts, self.size = [], 0
         split = 0
@@ -249,15 +255,15 @@ class _Pending:
 
 
 def content_hash(text: str) -> int:
-    """64 bits of what a document says."""
+    """Return a 64-bit hash of a text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def choose_split(digest: int, splits: Sequence[tuple[str, float]]) -> str:
-    """The split of a document: decided by what it says alone, so that no other file matters."""
+    """Return the split of a document; it depends on the text alone, not on other files."""
     place = digest / 2**64
-    for name, share in splits:
-        if place < share:
+    for name, fraction in splits:
+        if place < fraction:
             return name
-        place -= share
+        place -= fraction
     return "train"

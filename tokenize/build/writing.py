@@ -1,4 +1,4 @@
-"""Documents into shards: named by their content, whole or not at all."""
+"""Write documents as shards, atomically and named by their content."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_shard(
     url: str, documents: ShardDocuments, job: BuildJob, task: str, *, folder: str = "shards"
 ) -> Shard:
     """Write documents as one shard, named by its content."""
-    out = _Hashed(url, folder)
+    out = _HashedFile(url, folder)
     try:
         shard_format(job.format).write(cast(BinaryIO, out), documents)
         chunks, digest = out.hasher.finish()
@@ -57,9 +57,9 @@ def write_shard(
     )
 
 
-class _Hashed:
-    """A new file, hashed while it is written: it has its name when it has its content. Local ones
-    are written where they will be moved within a disk, remote ones in memory."""
+class _HashedFile:
+    """A new file, hashed while it is written: its name depends on its content. A local file is
+    written to the folder that it will be renamed in, a remote file to memory."""
 
     closed = False
 
@@ -97,7 +97,7 @@ class _Hashed:
         storage.put(self.path, url)
 
     def discard(self) -> None:
-        with contextlib.suppress(OSError):  # what a full disk did not take
+        with contextlib.suppress(OSError):  # close() flushes; the disk may be full
             self.file.close()
         if self.path is not None:
             self.path.unlink(missing_ok=True)
@@ -111,23 +111,23 @@ def _compress(data: bytes, how: str) -> bytes:
 
 
 def split_long(documents: ShardDocuments, limit: int) -> ShardDocuments:
-    """Documents of at most `limit` tokens: what is longer becomes several, each with its end."""
+    """Split documents longer than `limit` tokens; each piece ends with the end-of-document id."""
     lengths = np.diff(documents.starts)
     if not len(lengths) or lengths.max() <= limit:
         return documents
-    # The last token of a document is its end; the others are dealt out, limit - 1 at a time.
+    # The last token of a document is its end; the others are cut into pieces of limit - 1.
     counts = np.maximum(1, -(-(lengths - 1) // (limit - 1)))
     owner = np.repeat(np.arange(len(documents)), counts)
     order = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
     first = documents.starts[:-1][owner] + order * (limit - 1)
     body = np.minimum(limit - 1, documents.starts[1:][owner] - 1 - first)
-    places = list(zip(first.tolist(), (first + body).tolist(), strict=True))
+    spans = list(zip(first.tolist(), (first + body).tolist(), strict=True))
     end = documents.tokens[documents.starts[1] - 1 : documents.starts[1]]
-    tokens: Any = np.concatenate([part for a, b in places for part in (documents.tokens[a:b], end)])
+    tokens: Any = np.concatenate([part for a, b in spans for part in (documents.tokens[a:b], end)])
     weights = documents.weights
     if weights is not None:
-        full = np.zeros(1, np.uint8)
-        weights = np.concatenate([part for a, b in places for part in (weights[a:b], full)])
+        full = np.zeros(1, np.uint8)  # code of loss weight 1
+        weights = np.concatenate([part for a, b in spans for part in (weights[a:b], full)])
     starts = np.concatenate([[0], np.cumsum(body + 1)])
     before = 0 if documents.piece is None else documents.piece[owner]
     return ShardDocuments(
@@ -143,7 +143,7 @@ def split_long(documents: ShardDocuments, limit: int) -> ShardDocuments:
 
 
 def take(documents: ShardDocuments, order: npt.NDArray[np.int64]) -> ShardDocuments:
-    """The documents in another order."""
+    """Return the documents in another order."""
     bounds = documents.starts.tolist()
     parts = [slice(bounds[k], bounds[k + 1]) for k in order.tolist()]
     tokens: Any = np.concatenate([documents.tokens[:0], *(documents.tokens[p] for p in parts)])

@@ -1,0 +1,1 @@
+"""A corpus: the list of its files, and its documents without bad or empty ones."""

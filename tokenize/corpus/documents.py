@@ -1,7 +1,7 @@
-"""The documents of a task, without those that are bad or empty: what every command begins with.
+"""Read the documents of a task, without bad and empty ones.
 
-Bad records are counted and named in the task's record; unless they are to be left out, the first
-one ends the task.
+Bad records are counted and named in the task's statistics. The first one is an error, unless the
+user asked to skip them.
 """
 
 from __future__ import annotations
@@ -12,83 +12,80 @@ from os.path import commonprefix
 
 from ...console.errors import InputError
 from ...dataplane.tokenizers import Raw
-from ..build.task_state import Record
-from ..sources import BadRecord, Slice, SourceConfig, Texts, source
+from ..sources import corpus_format
+from ..sources.format import BadRecord, Slice, SourceConfig, Texts
+from .read_stats import MAX_MESSAGES, ReadStats
 
-NAMED_PROBLEMS = 100
-"""How many bad records a task names; it counts all of them."""
-FIELD = "name the right field with --text-field (or --id-field), "
-HINTS = {"missing field": FIELD, "other schema": FIELD}
-"""Hints for a kind of bad record, before the hint for all of them."""
+FIELD_HINT = "name the right field with --text-field (or --id-field), "
+HINTS = {"missing field": FIELD_HINT, "other schema": FIELD_HINT}
+"""First part of the hint for some kinds of bad records."""
 
 
 @dataclass(frozen=True)
-class Reader:
+class DocumentReader:
+    """Reads the documents of slices."""
+
     config: SourceConfig
     skip_bad: bool
 
-    def read(self, slices: Sequence[Slice], record: Record) -> Iterator[tuple[str, Texts]]:
-        """Each file's documents."""
+    def read(self, slices: Sequence[Slice], stats: ReadStats) -> Iterator[tuple[str, Texts]]:
+        """Yield the name of a file and documents of it; add to `stats`."""
         for part in slices:
-            found = 0
-            for texts in source(part.file.format).read(part, self.config):
+            records = 0
+            for texts in corpus_format(part.file.format).read(part, self.config):
                 for problem in texts.problems:
-                    self._bad(problem, record)
+                    self.reject(problem)
+                    stats.add_bad(problem)
                 empty = texts.texts.count("")
                 if empty:
-                    record.counts["empty documents"] += empty
+                    stats.counts["empty documents"] += empty
                     texts = select(texts, [k for k, text in enumerate(texts.texts) if text])
-                found += len(texts.texts) + len(texts.problems)
+                records += len(texts.texts) + len(texts.problems)
                 yield part.file.name, texts
-            if not found and part.start == 0:
-                record.counts["files without documents"] += 1
+            if not records and part.start == 0:
+                stats.counts["files without documents"] += 1
 
-    def refuse(self, problem: BadRecord) -> None:
-        """End the task, unless bad records are to be left out."""
+    def reject(self, problem: BadRecord) -> None:
+        """Raise an error for a bad record, unless bad records are skipped."""
         if not self.skip_bad:
             raise InputError(
                 f"{problem.kind}: {problem.what}",
                 where=problem.where(),
-                hint=f"{HINTS.get(problem.kind, '')}fix the file, or leave such records out with "
+                hint=f"{HINTS.get(problem.kind, '')}fix the file, or leave out bad records with "
                 "--on-error skip",
             )
 
-    def _bad(self, problem: BadRecord, record: Record) -> None:
-        self.refuse(problem)
-        record.counts[f"bad: {problem.kind}"] += 1
-        if len(record.problems) < NAMED_PROBLEMS:
-            record.problems.append(str(problem))
-
 
 class SpecialNames:
-    """Finds the texts that name special tokens: such names are text, unless they are asked for,
-    but whoever has a corpus with many may want to know."""
+    """Finds texts that contain names of special tokens. Such names are encoded as plain text by
+    default; the count warns users whose corpus has many of them."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
-        self.begin = commonprefix(list(names))  # noqa: RUF071 (characters are meant)
+        self.prefix = commonprefix(list(names))  # noqa: RUF071 (characters are meant)
 
     def find(self, texts: Sequence[str]) -> list[int]:
-        if not self.names or (isinstance(texts, Raw) and self.begin.encode() not in texts.data):
+        """Return the indices of the texts that contain a special token's name."""
+        if not self.names or (isinstance(texts, Raw) and self.prefix.encode() not in texts.data):
             return []
         return [
             k
             for k, text in enumerate(texts)
-            if self.begin in text and any(name in text for name in self.names)
+            if self.prefix in text and any(name in text for name in self.names)
         ]
 
-    def note(self, file: str, texts: Texts, record: Record) -> None:
-        """Count them, and say where the first ones are."""
-        found = self.find(texts.texts)
-        record.counts["texts that name special tokens"] += len(found)
-        for k in found[: NAMED_PROBLEMS - len(record.notes)]:
+    def note(self, file: str, texts: Texts, stats: ReadStats) -> None:
+        """Count such texts, and note the places of the first ones."""
+        matches = self.find(texts.texts)
+        stats.counts["texts that name special tokens"] += len(matches)
+        for k in matches[: MAX_MESSAGES - len(stats.notes)]:
             names = ", ".join(name for name in self.names if name in texts.texts[k])
             note = BadRecord("names special tokens", names, file, texts.positions[k])
-            record.notes.append(str(note))
+            stats.notes.append(str(note))
 
 
 def select(texts: Texts, kept: Sequence[int]) -> Texts:
-    """Some of the texts."""
+    """Return the texts with the indices `kept`."""
     return replace(
         texts,
         texts=[texts.texts[k] for k in kept],

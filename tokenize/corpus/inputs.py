@@ -1,4 +1,4 @@
-"""What a corpus is made of: files, globs, folders and URLs become a list of files."""
+"""Find the files of a corpus: expand files, globs, folders and URLs."""
 
 from __future__ import annotations
 
@@ -12,33 +12,44 @@ from typing import Any
 from ...console.errors import InputError, MisuseError, StorageError, UserError
 from ...console.log import get_logger
 from ...dataplane.storage import remote, storage
-from ..sources import COMPRESSIONS, ENDINGS, SOURCES, File, SourceConfig, check_meant, web
-from .file_hashes import information
+from ..files.file_hashes import information
+from ..files.input_file import COMPRESSIONS, File
+from ..files.web import is_web
+from ..sources import (
+    CORPUS_FORMATS,
+    check_settings,
+    corpus_format,
+    format_of_ending,
+    known_endings,
+)
+from ..sources.format import SourceConfig
 
 log = get_logger(__name__)
 
 
-def find(inputs: Sequence[str], config: SourceConfig, out: str | None = None) -> list[File]:
-    """The files of all inputs: in the order of the inputs, by name within each, each file once.
-    What lies in the output is none. They have no fingerprints yet."""
+def find_files(inputs: Sequence[str], config: SourceConfig, out: str | None = None) -> list[File]:
+    """Return the files of all inputs, each once: in the order of the inputs, by name within each.
+
+    Files in the output folder `out` are left out. Fingerprints are not computed yet.
+    """
     names: dict[str, None] = {}
     problems: list[UserError] = []
     for given in inputs:
-        found = _expand(given, config)
-        if out is not None and any(_below(name, out) for name in found):
-            if _below(given, out):
+        matches = _expand(given, config)
+        if out is not None and any(_is_within(name, out) for name in matches):
+            if _is_within(given, out):
                 raise MisuseError(
-                    f"the input {given} lies in the output, {out}",
-                    hint="give the output a folder of its own",
+                    f"the input {given} is in the output folder {out}",
+                    hint="choose another folder for --out",
                 )
-            found = [name for name in found if not _below(name, out)]
-        names.update(dict.fromkeys(found))
-        if not found:
+            matches = [name for name in matches if not _is_within(name, out)]
+        names.update(dict.fromkeys(matches))
+        if not matches:
             problems.append(
                 InputError(
                     f"no files at {given}",
-                    hint="check the path; a folder is searched for "
-                    + ", ".join(f".{ending}" for ending in ENDINGS),
+                    hint="check the path; a folder is searched for files that end in "
+                    + ", ".join(f".{ending}" for ending in known_endings()),
                 )
             )
     files = []
@@ -48,12 +59,12 @@ def find(inputs: Sequence[str], config: SourceConfig, out: str | None = None) ->
         except (InputError, StorageError) as error:
             problems.append(error)
     _raise_all(problems)
-    check_meant(config, {file.format for file in files})
+    check_settings(config, {file.format for file in files})
     return files
 
 
 def _raise_all(problems: Sequence[UserError]) -> None:
-    """Tell all problems at once."""
+    """Raise one error for all problems."""
     if len(problems) == 1:
         raise problems[0]
     if problems:
@@ -64,15 +75,15 @@ def _raise_all(problems: Sequence[UserError]) -> None:
 
 
 def kind_of(name: str, config: SourceConfig) -> tuple[str | None, str | None]:
-    """A file's format and compression, by the endings of its name."""
-    path = name.split("?")[0] if web.is_web(name) else name
+    """Return the format and the compression of a file, by the endings of its name."""
+    path = name.split("?")[0] if is_web(name) else name
     parts = posixpath.basename(path).lower().split(".")
     compression = COMPRESSIONS.get(parts[-1]) if len(parts) > 1 else None
     if compression:
         parts.pop()
     if config.format != "auto":
         return config.format, compression
-    return (ENDINGS.get(parts[-1]) if len(parts) > 1 else None), compression
+    return (format_of_ending(parts[-1]) if len(parts) > 1 else None), compression
 
 
 def _expand(given: str, config: SourceConfig) -> list[str]:
@@ -84,40 +95,42 @@ def _expand(given: str, config: SourceConfig) -> list[str]:
             return [str(local)]
         if local.exists():
             raise InputError(
-                f"{given} is no file, and files are read more than once", hint="write it to a file"
+                f"{given} is not a regular file, and inputs are read more than once",
+                hint="save it as a file",
             )
         matches = sorted(glob.iglob(str(local), recursive=True))  # noqa: PTH207
         return [name for name in matches if storage.local_path(name).is_file()]
-    if web.is_web(given):  # has no folders; whether the file is there is asked with its size
+    if is_web(given):  # no folders; the request for its size shows if the file exists
         return [given]
 
-    def look(fs: Any, path: str) -> list[str]:
+    def expand(fs: Any, path: str) -> list[str]:
         if fs.isdir(path):
-            found = [fs.unstrip_protocol(name) for name in fs.find(path)]
-            return sorted(name for name in found if _wanted(name, config, given))
+            files = [fs.unstrip_protocol(name) for name in fs.find(path)]
+            return sorted(name for name in files if _wanted(name, config, given))
         if fs.exists(path):
             return [given]
         return sorted(fs.unstrip_protocol(name) for name in fs.glob(path))
 
-    return remote.request("list", given, look)
+    return remote.request("list", given, expand)
 
 
 def _files_below(folder: Path) -> list[str]:
-    """All files of a local folder. What is none is named; links to folders may go in circles."""
-    found = []
+    """Return all files of a local folder. Links to folders may form a loop: they are left out, and
+    so are special files, with a warning."""
+    names = []
     for place, folders, files in os.walk(folder):
         here = Path(place)
         links = [name for name in folders if (here / name).is_symlink()]
         for path in (here / name for name in [*links, *files]):
             if path.is_file():
-                found.append(str(path))
+                names.append(str(path))
             else:
-                log.warning("%s is left out: it is a link to a folder, or no file", path)
-    return sorted(found)
+                log.warning("%s is left out: it is a link to a folder, or not a file", path)
+    return sorted(names)
 
 
-def _below(name: str, folder: str) -> bool:
-    """Whether a file or folder is the other one, or lies in it."""
+def _is_within(name: str, folder: str) -> bool:
+    """Return True if `name` is the folder or is in it."""
     return f"{_absolute(name)}/".startswith(f"{_absolute(folder)}/")
 
 
@@ -128,30 +141,33 @@ def _absolute(name: str) -> str:
 
 
 def _wanted(name: str, config: SourceConfig, root: str) -> bool:
-    """Whether a file of a folder belongs to the corpus. What does not is named, or hidden."""
+    """Return True if a file of a folder belongs to the corpus: it is not hidden, and its format is
+    known (else warn)."""
     below = name[len(root) :].strip("/")
     if any(part.startswith((".", "_")) for part in below.split("/")):
         return False
     if kind_of(name, config)[0] is None:
-        log.warning("%s is left out: its ending says nothing of its format", name)
+        log.warning("%s is left out: its ending names no known format", name)
         return False
     return True
 
 
 def _file(name: str, config: SourceConfig) -> File:
-    if any("\ud800" <= letter <= "\udfff" for letter in name):  # how Python holds other bytes
+    if any("\ud800" <= letter <= "\udfff" for letter in name):  # bytes that are not UTF-8
         shown = os.fsencode(name).decode(errors="backslashreplace")
-        raise InputError(f"{shown}: its name is not UTF-8", hint="rename it; datasets keep names")
+        raise InputError(
+            f"{shown}: its name is not UTF-8", hint="rename it; datasets store file names"
+        )
     kind, compression = kind_of(name, config)
     if kind is None:
         raise InputError(
-            f"{name}: its ending says nothing of its format",
-            hint=f"say it with --input-format ({', '.join(SOURCES)})",
+            f"{name}: its ending names no known format",
+            hint=f"name the format with --input-format ({', '.join(CORPUS_FORMATS)})",
         )
-    if compression and kind in ("parquet", "arrow"):
+    if compression and not corpus_format(kind).compressible:
         raise InputError(
             f"{name} is a compressed {kind} file, which cannot be read from its end",
-            hint=f"decompress it ({kind} compresses within)",
+            hint=f"decompress it ({kind} files compress their data themselves)",
         )
     return File(name, _size(name), kind, compression, fingerprint="")
 

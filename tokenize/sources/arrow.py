@@ -1,4 +1,4 @@
-"""Arrow: IPC files (also called Feather 2) and IPC streams; a row a document."""
+"""Arrow: IPC files (also called Feather 2) and IPC streams; one document per row."""
 
 from __future__ import annotations
 
@@ -6,52 +6,62 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...dataplane.shards.arrow import batch_rows
-from . import BadRecord, Broken, File, Slice, SourceConfig, Texts
-from .columns import other_schema, pieces, texts_of, wanted
-from .files import open_file
+from ..files.input_file import DamagedFile, File
+from ..files.open_file import open_file
+from .columns import columns_to_read, schema_problem, small_batches, texts_of
+from .format import BadRecord, CorpusFormat, Slice, SourceConfig, Texts
 
 
-def cut(file: File, config: SourceConfig, size: int) -> list[Slice]:
-    if not hasattr(_open(file.name), "num_record_batches"):
-        return [Slice(file, 0, -1, 0, file.size)]  # a stream has no index
-    with open_file(file.name) as stream:
+class Arrow(CorpusFormat):
+    """Arrow IPC files, sliced by record batches, and streams, which are one slice."""
 
-        def read(start: int, end: int) -> bytes:
-            stream.seek(start)
-            return stream.read(end - start)
+    endings = ("arrow", "feather", "ipc")
+    settings = ("text_field", "id_field")
+    compressible = False
 
-        rows = batch_rows(read, file.size)
-    count = len(rows)
-    step = max(1, count * size // max(1, file.size))
-    slices = []
-    for start in range(0, count, step):
-        end = min(count, start + step)
-        share = file.size * (end - start) // count
-        slices.append(Slice(file, start, end, sum(rows[:start]), share))
-    return slices
+    def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
+        if not hasattr(_open(file.name), "num_record_batches"):
+            return [Slice(file, 0, -1, 0, file.size)]  # an IPC stream has no index
+        with open_file(file.name) as stream:
+
+            def read(start: int, end: int) -> bytes:
+                stream.seek(start)
+                return stream.read(end - start)
+
+            rows = batch_rows(read, file.size)
+        count = len(rows)
+        step = max(1, count * size // max(1, file.size))
+        slices = []
+        for start in range(0, count, step):
+            end = min(count, start + step)
+            share = file.size * (end - start) // count
+            slices.append(Slice(file, start, end, sum(rows[:start]), share))
+        return slices
+
+    def read(self, part: Slice, config: SourceConfig) -> Iterator[Texts]:
+        import pyarrow as pa
+
+        name = part.file.name
+        try:
+            opened = _open(name)
+        except DamagedFile as error:
+            yield Texts([], [], None, [BadRecord("damaged file", str(error), name)], part.size)
+            return
+        if (problem := schema_problem(opened.schema, part, config)) is not None:
+            yield problem
+            return
+        number = part.first
+        try:
+            for batch in _batches(opened, part):
+                yield Texts([], [], size=batch.nbytes)
+                for piece in small_batches(batch.select(columns_to_read(config)), config):
+                    yield texts_of(piece, number, config, name, "row", 0)
+                    number += len(piece)
+        except (pa.ArrowInvalid, OSError) as error:
+            yield Texts([], [], None, [BadRecord("damaged file", str(error), name, number, "row")])
 
 
-def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
-    import pyarrow as pa
-
-    name = part.file.name
-    try:
-        opened = _open(name)
-    except Broken as error:
-        yield Texts([], [], None, [BadRecord("damaged file", str(error), name)], part.size)
-        return
-    if (nothing := other_schema(opened.schema, part, config)) is not None:
-        yield nothing
-        return
-    number = part.first
-    try:
-        for batch in _batches(opened, part):
-            yield Texts([], [], size=batch.nbytes)
-            for piece in pieces(batch.select(wanted(config)), config):
-                yield texts_of(piece, number, config, name, "row", 0)
-                number += len(piece)
-    except (pa.ArrowInvalid, OSError) as error:
-        yield Texts([], [], None, [BadRecord("damaged file", str(error), name, number, "row")])
+FORMAT = Arrow()
 
 
 def _batches(opened: Any, part: Slice) -> Iterator[Any]:
@@ -71,4 +81,4 @@ def _open(name: str) -> Any:
         stream.seek(0)
         return pa.ipc.open_file(stream) if head == b"ARROW1" else pa.ipc.open_stream(stream)
     except (pa.ArrowInvalid, OSError) as error:
-        raise Broken(f"this is not an Arrow file ({error})") from None
+        raise DamagedFile(f"this is not an Arrow file ({error})") from None

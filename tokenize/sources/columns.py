@@ -1,4 +1,4 @@
-"""Rows of Arrow batches as documents: what Parquet and Arrow share."""
+"""Documents from rows of Arrow record batches, for Parquet and Arrow files."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from typing import Any
 import numpy as np
 
 from ...dataplane.arrays import Int64
-from . import BLOCK_BYTES, LARGEST_DOCUMENT, BadRecord, Slice, SourceConfig, Texts
+from ..files.input_file import BLOCK_BYTES
+from .format import LARGEST_DOCUMENT, BadRecord, Slice, SourceConfig, Texts
 
 
-def wanted(config: SourceConfig) -> list[str]:
-    """The columns that are read."""
+def columns_to_read(config: SourceConfig) -> list[str]:
+    """Return the names of the columns that are read."""
     return [config.text_field, *([config.id_field] if config.id_field else [])]
 
 
-def other_schema(schema: Any, part: Slice, config: SourceConfig) -> Texts | None:
-    """What a slice gives of a file that has not got the columns; its first one says so."""
+def schema_problem(schema: Any, part: Slice, config: SourceConfig) -> Texts | None:
+    """Return empty Texts if a file lacks the columns, else None. The file's first slice reports
+    the problem."""
     import pyarrow as pa
 
     names = schema.names
-    odd = [name for name in wanted(config) if names.count(name) != 1]
-    if odd:
-        count = names.count(odd[0])
+    wrong = [name for name in columns_to_read(config) if names.count(name) != 1]
+    if wrong:
+        count = names.count(wrong[0])
         what = f"{count} columns of the name" if count else "no column"
-        what += f" `{odd[0]}` (it has {', '.join(names)})"
+        what += f" `{wrong[0]}` (it has {', '.join(names)})"
     else:
         kind = schema.field(config.text_field).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -37,9 +39,9 @@ def other_schema(schema: Any, part: Slice, config: SourceConfig) -> Texts | None
     return Texts([], [], None, problems, part.size)
 
 
-def pieces(batch: Any, config: SourceConfig) -> Iterator[Any]:
-    """A batch in pieces of no more than BLOCK_BYTES of text, or one row: strings take more memory
-    than columns."""
+def small_batches(batch: Any, config: SourceConfig) -> Iterator[Any]:
+    """Cut a batch into pieces of at most BLOCK_BYTES of text, or of one row: Python strings take
+    more memory than columns."""
     ends = np.cumsum(_sizes(batch.column(config.text_field)))
     first = 0
     while first < len(batch):
@@ -51,7 +53,7 @@ def pieces(batch: Any, config: SourceConfig) -> Iterator[Any]:
 
 
 def _sizes(column: Any) -> Int64:
-    """The bytes of each text."""
+    """Return the bytes of each text."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -61,14 +63,14 @@ def _sizes(column: Any) -> Int64:
         sizes = pc.binary_length(column.cast(pa.large_string()))
     else:
         sizes = pc.binary_length(column)
-    found: Int64 = pc.fill_null(sizes, 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
+    filled: Int64 = pc.fill_null(sizes, 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return filled
 
 
 def texts_of(
     batch: Any, first: int, config: SourceConfig, name: str, unit: str, size: int
 ) -> Texts:
-    """The texts of a piece of a batch, whose first row has position `first`."""
+    """Return the texts of a batch whose first row has position `first`."""
     import pyarrow as pa
 
     column = batch.column(config.text_field)

@@ -1,57 +1,65 @@
-"""FASTA: a sequence a document, its lines joined, its name (the header's first word) its id."""
+"""FASTA: one document per sequence, its lines joined; the first word of the header is its id."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from . import BadRecord, File, Slice, SourceConfig, Texts
-from .streams import blocks, cut_bytes
+from ..files.input_file import File
+from .delimited import cut_bytes, record_blocks
+from .format import BadRecord, CorpusFormat, Slice, SourceConfig, Texts
 
 DELIMITER = b"\n>"
 UNIT = "record"
 BREAKS = b"\n\r \t"
 LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*-.~"
-"""Of sequences: bases or residues, stops and gaps."""
+"""Letters of sequences: bases or residues, stops and gaps."""
 
 
-def cut(file: File, config: SourceConfig, size: int) -> list[Slice]:
-    return cut_bytes(file, DELIMITER, size)
+class Fasta(CorpusFormat):
+    """FASTA files; a document is a sequence."""
 
+    endings = ("fasta", "fa", "fna", "ffn", "faa", "frn")
 
-def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
-    name = part.file.name
-    previous: tuple[int, str | None] = (-1, None)
-    for block in blocks(part, DELIMITER, unit=UNIT, split=config.split_large):
-        texts: list[str] = []
-        positions: list[int] = []
-        ids: list[str | None] = []
-        problems = [] if block.problem is None else [block.problem]
-        records = block.data.split(DELIMITER) if block.records else []
-        for number, data in enumerate(records, start=block.first):
-            if number == previous[0]:  # the next piece of a long sequence has no header
-                id, sequence = previous[1], data
-            else:
-                if number == 0:
-                    data = data.lstrip()
-                    if not data:
+    def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
+        return cut_bytes(file, DELIMITER, size)
+
+    def read(self, part: Slice, config: SourceConfig) -> Iterator[Texts]:
+        name = part.file.name
+        previous: tuple[int, str | None] = (-1, None)
+        for block in record_blocks(part, DELIMITER, unit=UNIT, split=config.split_large):
+            texts: list[str] = []
+            positions: list[int] = []
+            ids: list[str | None] = []
+            problems = [] if block.problem is None else [block.problem]
+            records = block.data.split(DELIMITER) if block.records else []
+            for number, data in enumerate(records, start=block.first):
+                if number == previous[0]:  # a further piece of a long sequence: no header
+                    id, sequence = previous[1], data
+                else:
+                    if number == 0:
+                        data = data.lstrip()
+                        if not data:
+                            continue
+                        if not data.startswith(b">"):
+                            what = "no `>` at its beginning: this is not FASTA"
+                            problems.append(BadRecord("broken FASTA", what, name, 0, UNIT))
+                            continue
+                    header, _, sequence = data.partition(b"\n")
+                    if b"\r" in header.rstrip():
+                        what = "its lines end with \\r alone, and shall end with \\n"
+                        problems.append(BadRecord("broken FASTA", what, name, number, UNIT))
                         continue
-                    if not data.startswith(b">"):
-                        what = "no `>` at its beginning: this is not FASTA"
-                        problems.append(BadRecord("broken FASTA", what, name, 0, UNIT))
-                        continue
-                header, _, sequence = data.partition(b"\n")
-                if b"\r" in header.rstrip():
-                    what = "its lines end with \\r alone, and shall end with \\n"
+                    id = (header.lstrip(b">").split() or [b""])[0].decode(errors="replace") or None
+                    previous = (number, id)
+                sequence = sequence.translate(None, BREAKS)
+                if strange := sequence.translate(None, LETTERS):
+                    what = f"`{id}` holds {strange[:1]!r}, which is no letter of a sequence"
                     problems.append(BadRecord("broken FASTA", what, name, number, UNIT))
                     continue
-                id = (header.lstrip(b">").split() or [b""])[0].decode(errors="replace") or None
-                previous = (number, id)
-            sequence = sequence.translate(None, BREAKS)
-            if strange := sequence.translate(None, LETTERS):
-                what = f"`{id}` holds {strange[:1]!r}, which is no letter of a sequence"
-                problems.append(BadRecord("broken FASTA", what, name, number, UNIT))
-                continue
-            texts.append(sequence.decode("ascii"))
-            positions.append(number)
-            ids.append(id)
-        yield Texts(texts, positions, ids, problems, block.read)
+                texts.append(sequence.decode("ascii"))
+                positions.append(number)
+                ids.append(id)
+            yield Texts(texts, positions, ids, problems, block.read)
+
+
+FORMAT = Fasta()

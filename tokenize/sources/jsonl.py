@@ -1,4 +1,4 @@
-"""JSON lines: an object a line, its text in a field."""
+"""JSON lines: one object per line, with the text in a field."""
 
 from __future__ import annotations
 
@@ -6,36 +6,45 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from . import BadRecord, File, Slice, SourceConfig, Texts
-from .streams import blocks, cut_bytes
+from ..files.input_file import File
+from .delimited import cut_bytes, record_blocks
+from .format import BadRecord, CorpusFormat, Slice, SourceConfig, Texts
 
 DELIMITER = b"\n"
 UNIT = "line"
 
 
-def cut(file: File, config: SourceConfig, size: int) -> list[Slice]:
-    return cut_bytes(file, DELIMITER, size)
+class Jsonl(CorpusFormat):
+    """JSON lines; the text is in a field."""
+
+    endings = ("jsonl", "ndjson", "json")
+    settings = ("text_field", "id_field")
+
+    def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
+        return cut_bytes(file, DELIMITER, size)
+
+    def read(self, part: Slice, config: SourceConfig) -> Iterator[Texts]:
+        name = part.file.name
+        for block in record_blocks(part, DELIMITER, unit=UNIT, split=False):
+            texts: list[str] = []
+            positions: list[int] = []
+            ids: list[str | None] = []
+            problems = [] if block.problem is None else [block.problem]
+            for number, line in enumerate(block.data.split(b"\n"), start=block.first):
+                if not line or line.isspace():
+                    continue
+                try:
+                    text, id = _document(line, config)
+                except _Bad as bad:
+                    problems.append(BadRecord(bad.kind, str(bad), name, number, UNIT))
+                    continue
+                texts.append(text)
+                positions.append(number)
+                ids.append(id)
+            yield Texts(texts, positions, ids if config.id_field else None, problems, block.read)
 
 
-def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
-    name = part.file.name
-    for block in blocks(part, DELIMITER, unit=UNIT, split=False):
-        texts: list[str] = []
-        positions: list[int] = []
-        ids: list[str | None] = []
-        problems = [] if block.problem is None else [block.problem]
-        for number, line in enumerate(block.data.split(b"\n"), start=block.first):
-            if not line or line.isspace():
-                continue
-            try:
-                text, id = _document(line, config)
-            except _Bad as bad:
-                problems.append(BadRecord(bad.kind, str(bad), name, number, UNIT))
-                continue
-            texts.append(text)
-            positions.append(number)
-            ids.append(id)
-        yield Texts(texts, positions, ids if config.id_field else None, problems, block.read)
+FORMAT = Jsonl()
 
 
 class _Bad(Exception):

@@ -1,4 +1,4 @@
-"""Plain text: a document a file, a line, or whatever stands between two separators."""
+"""Plain text: one document per file, per line, or between two separators."""
 
 from __future__ import annotations
 
@@ -7,32 +7,41 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...dataplane.tokenizers import Raw
-from . import LARGEST_DOCUMENT, BadRecord, Broken, File, Slice, SourceConfig, Texts
-from .files import decompressed
-from .streams import BOM, Block, blocks, cut_bytes, cut_text, is_utf8
+from ..files.input_file import DamagedFile, File
+from ..files.open_file import decompressed
+from .delimited import BOM, RecordBlock, cut_bytes, first_piece, is_utf8, record_blocks
+from .format import LARGEST_DOCUMENT, BadRecord, CorpusFormat, Slice, SourceConfig, Texts
 
 
-def cut(file: File, config: SourceConfig, size: int) -> list[Slice]:
-    if config.text_documents == "file":
-        return [Slice(file, 0, file.size, 0, file.size)]
-    return cut_bytes(file, _delimiter(config), size)
+class Text(CorpusFormat):
+    """Plain text; `text_documents` says what one document is."""
+
+    endings = ("txt", "text", "md")
+    settings = ("text_documents",)
+
+    def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
+        if config.text_documents == "file":
+            return [Slice(file, 0, file.size, 0, file.size)]
+        return cut_bytes(file, _delimiter(config), size)
+
+    def read(self, part: Slice, config: SourceConfig) -> Iterator[Texts]:
+        if config.text_documents == "file":
+            yield from _file_documents(part.file, config)
+            return
+        delimiter = _delimiter(config)
+        unit = "line" if config.text_documents == "line" else "document"
+        for block in record_blocks(part, delimiter, unit=unit, split=config.split_large):
+            yield _texts(block, delimiter, part.file.name, unit)
 
 
-def read(part: Slice, config: SourceConfig) -> Iterator[Texts]:
-    if config.text_documents == "file":
-        yield from _whole(part.file, config)
-        return
-    delimiter = _delimiter(config)
-    unit = "line" if config.text_documents == "line" else "document"
-    for block in blocks(part, delimiter, unit=unit, split=config.split_large):
-        yield _texts(block, delimiter, part.file.name, unit)
+FORMAT = Text()
 
 
 def _delimiter(config: SourceConfig) -> bytes:
     return b"\n" if config.text_documents == "line" else config.separator.encode()
 
 
-def _texts(block: Block, delimiter: bytes, name: str, unit: str) -> Texts:
+def _texts(block: RecordBlock, delimiter: bytes, name: str, unit: str) -> Texts:
     problems = [] if block.problem is None else [block.problem]
     if not block.records:
         return Texts([], [], None, problems, block.read)
@@ -55,14 +64,14 @@ def _texts(block: Block, delimiter: bytes, name: str, unit: str) -> Texts:
     if delimiter == b"\n" and b"\r" in block.data:
         texts = [text.removesuffix("\r") for text in texts]
     if delimiter == b"\n" and "" in texts:
-        # A blank line is no document, as in JSON lines.
+        # A blank line is not a document, as in JSON lines.
         pairs = [(text, number) for text, number in zip(texts, kept, strict=True) if text]
         texts, kept = [text for text, _ in pairs], [number for _, number in pairs]
     return Texts(texts, kept, None, problems, block.read)
 
 
-def _raw(block: Block) -> Raw | None:
-    """The lines of a block as they are, unless there is something to repair."""
+def _raw(block: RecordBlock) -> Raw | None:
+    """Return the lines of a block without copying, or None if a line needs changes."""
     if b"\r" in block.data or not is_utf8(block.data):
         return None
     data = block.data + b"\n"
@@ -72,8 +81,8 @@ def _raw(block: Block) -> Raw | None:
     return Raw(data, ends)
 
 
-def _whole(file: File, config: SourceConfig) -> Iterator[Texts]:
-    """A document that is a file; in pieces, where it is large and may be."""
+def _file_documents(file: File, config: SourceConfig) -> Iterator[Texts]:
+    """Read a file as one document; in pieces if it is too large and `split_large` is set."""
     data = b""
     read = 0
     begun = False
@@ -87,12 +96,12 @@ def _whole(file: File, config: SourceConfig) -> Iterator[Texts]:
                     what = f"a document of more than {LARGEST_DOCUMENT >> 20} MiB"
                     yield Texts([], [], None, [BadRecord("too large", what, file.name)], file.size)
                     return
-                piece = cut_text(data)
+                piece = first_piece(data)
                 data = data[len(piece) :]
                 yield _document(piece, file.name, read)
             elif len(data) > len(chunk):
                 yield Texts([], [], size=read)
-    except Broken as error:
+    except DamagedFile as error:
         yield Texts([], [], None, [BadRecord("damaged file", str(error), file.name)], read)
         return
     yield _document(data, file.name, read)

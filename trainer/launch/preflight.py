@@ -10,7 +10,7 @@ import os
 import shutil
 from functools import partial
 
-from ...console.errors import LayoutError, PlanError, RunError, StorageError, together
+from ...console.errors import LayoutError, PlanError, RunError, StorageError, run_all
 from ...console.progress import as_bytes
 from ...dataplane.order.timeline import PhaseRows
 from ..cluster.ranks import joined
@@ -26,7 +26,7 @@ DISK_RESERVE = 1 << 20
 def check(job: Job, *, elsewhere: bool = False) -> None:
     """Raise all errors that are known before the first step, here or on other machines."""
     checks = [_layout, _vocabulary, _weights, _held_out, *[_devices] * (not elsewhere)]
-    together(
+    run_all(
         *(partial(check, job) for check in checks),
         *(partial(_rows, job, phase) for phase in job.plan.phases),
     )

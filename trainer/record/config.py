@@ -1,4 +1,4 @@
-"""Which loggers a run has, and when the run is ended."""
+"""Configuration of a run's loggers, and of what skips a step or ends the run."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from ..loop.guard import Action, Guard
 
 @dataclass(frozen=True, kw_only=True)
 class WatchConfig:
-    """What is shown of a run, and what ends it."""
+    """Loggers of a run, and conditions that skip a step or end the run."""
 
     log_seconds: float = 5.0
-    """Seconds between two lines on the terminal, at least."""
+    """Least seconds between two steps on the terminal."""
     tensorboard: bool = True
-    """Write TensorBoard's files as well."""
+    """Write TensorBoard's files to the run's folder."""
     wandb: str | None = None
     """Project of Weights & Biases that gets the same curves (extra `wandb`)."""
     mlflow: str | None = None
     """Tracking URI of MLflow, or a folder, that gets the same curves (extra `mlflow`)."""
     not_finite: Action = "stop"
-    """A step whose gradients are not finite changes nothing. stop: the run ends; skip: it goes on;
-    rollback: it goes on with the weights of the newest checkpoint."""
+    """Action after a step whose gradients are not finite; such a step is never applied. stop: end
+    the run; skip: continue; rollback: continue with the weights of the newest checkpoint."""
     spike: Action | Literal["none"] = "none"
-    """The same for a step whose loss is a spike; none: it is applied like any other."""
+    """Action after a loss spike; none: apply the step like any other."""
     spike_bound: float = 10.0
-    """A loss is a spike above the median of those before it by so many of their deviations."""
+    """Deviations above the median of the losses before it that make a loss a spike."""
     spike_window: int = 100
-    """How many losses before it count; the first quarter of a window is not looked at."""
+    """Losses that a loss is compared with; no loss is a spike before a quarter of them exist."""
     rollbacks: int = 3
-    """How often a run may go back to one checkpoint before it ends."""
+    """Most rollbacks to one checkpoint; the next ends the run."""
     stall_seconds: float = 1800.0
-    """End the run when no process has begun another step, or part of the start, for so long; 0:
-    never."""
+    """Seconds without a new step, or a new part of the start, on any rank after which the run ends;
+    0: never."""
     peak_flops: float | None = None
-    """Of one device, for MFU; known GPUs need none."""
+    """Peak FLOP/s of one device, for MFU; known GPUs need none."""
 
     def __post_init__(self) -> None:
         for name, least in (

@@ -1,4 +1,4 @@
-"""A run's report: one HTML file that needs nothing else, to be looked at rather than read."""
+"""Report of a run, or of several side by side: one HTML file that loads nothing else."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .data import RunData, first_difference
 
 
 def write(folders: Sequence[str], out: str | None = None) -> tuple[Path, dict[str, Any]]:
-    """Draw the report of one run, or of several side by side. Returns where, and the facts."""
+    """Write the report of one run, or the comparison of several. Returns its path and a summary."""
     runs = [RunData.load(RunFolder(folder)) for folder in folders]
     target = Path(out) if out else RunFolder(folders[0]).report
     if out is None and len(runs) > 1:
         target = RunFolder(folders[0]).comparison
-    text = page.one(runs[0]) if len(runs) == 1 else comparison.several(runs)
+    text = page.run_page(runs[0]) if len(runs) == 1 else comparison.comparison_page(runs)
     storage.write(str(target), text.encode())
     summaries = [run.summary() for run in runs]
     for run, summary in zip(runs[1:], summaries[1:], strict=True):

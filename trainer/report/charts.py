@@ -7,8 +7,9 @@ from html import escape
 
 from ...console.progress import human
 from .data import Curve, RunData, extremes, planned_over_tokens, realised_over_tokens, smooth, thin
-from .steps import Outstanding, spells
+from .outliers import OutlierStep
 from .svg import BOTTOM, LINE, TOP, Chart, bounds, most, ticks
+from .tooltips import tooltips
 
 WIDE = 1080.0
 HALF = 530.0
@@ -26,7 +27,7 @@ def colour(number: int) -> str:
 
 
 def operator_colour(number: int) -> str:
-    """Quieter, and never those of sources: a model is not a mixture."""
+    """Return a muted colour, never one of the sources'."""
     return OPERATORS[number % len(OPERATORS)]
 
 
@@ -45,21 +46,22 @@ def spans(run: RunData) -> list[tuple[str, float, float]]:
 
 
 def steps(run: RunData) -> list[tuple[float, int]]:
-    """Round steps, and the tokens at which they begin."""
+    """Return round step numbers, and the tokens at which they begin."""
     plan = run.job.plan
     last = min(plan.first_step + len(run.metrics), plan.last_step - 1)
     wanted = dict.fromkeys(int(value) for value in ticks(plan.first_step, last, count=7))
     return [(float(plan.step(step).first_token), step) for step in wanted]
 
 
-def loss(run: RunData, outstanding: Sequence[Outstanding]) -> str:
-    """All losses faint, their run of means strong; by source where there are several."""
+def loss(run: RunData, outliers: Sequence[OutlierStep]) -> str:
+    """Draw every step's loss faint and the smoothed loss strong, with a line for each source if
+    there are several."""
     whole = run.curve("loss")
     mean = _smooth(whole)
     many = len(run.sources) > 1
     by_source = [_smooth(run.source_loss(name)) for name in run.sources] if many else []
     chart = Chart(
-        WIDE, 350, extent([run]), _in_sight([mean, *by_source], whole), _plain, BOTTOM + LINE
+        WIDE, 350, extent([run]), _visible_range([mean, *by_source], whole), _plain, BOTTOM + LINE
     )
     chart.bands(spans(run))
     chart.axes(steps(run))
@@ -68,9 +70,9 @@ def loss(run: RunData, outstanding: Sequence[Outstanding]) -> str:
     chart.line(extremes(whole), "faint")
     chart.line(mean, "strong")
     chart.beyond(whole)
-    _happened(chart, run)
-    chart.rings((each.entry["tokens"], each.entry["loss"]) for each in outstanding)
-    chart.probes(spells(run))
+    _events(chart, run)
+    chart.rings((outlier.entry["tokens"], outlier.entry["loss"]) for outlier in outliers)
+    chart.tooltips(tooltips(run))
     return chart.text("loss over tokens")
 
 
@@ -79,23 +81,24 @@ def _smooth(curve: Curve) -> Curve:
     return smooth(points, max(3, len(points.x) // 40))
 
 
-def _in_sight(means: Sequence[Curve], whole: Curve) -> tuple[float, float]:
-    """What the means come to, without the fall of the first steps, and room for what stands out."""
+def _visible_range(means: Sequence[Curve], whole: Curve) -> tuple[float, float]:
+    """Return the range of the smoothed losses without the first steps' fall, and space for
+    outliers."""
     known = [curve.y for curve in means if curve.y]
     if not known:
         return (0.0, 1.0)
     low, high = min(min(y) for y in known), max(most(y, 0.95) for y in known)
-    room = 0.4 * (high - low)
-    return bounds([low, high, min(max(whole.y), high + room), max(min(whole.y), low - room)])
+    space = 0.4 * (high - low)
+    return bounds([low, high, min(max(whole.y), high + space), max(min(whole.y), low - space)])
 
 
-def _happened(chart: Chart, run: RunData) -> None:
+def _events(chart: Chart, run: RunData) -> None:
     chart.marks(run.restarts, "restart", "resumed")
-    chart.marks(run.tokens_at([entry["step"] for entry in run.left_out]), "harm", "left out")
+    chart.marks(run.tokens_at([event["step"] for event in run.skipped]), "harm", "skipped")
 
 
 def held_out(runs: Sequence[RunData]) -> str:
-    """The loss on held-out rows: of one run by source, of several all together."""
+    """Draw the loss on held-out rows: of one run by source, of several over all sources."""
     if len(runs) == 1:
         curves = list(runs[0].held_out_curves().values())
         painted = [("strong", None), *(("medium", colour(n)) for n in range(len(curves) - 1))]
@@ -123,13 +126,13 @@ def learning_rate(run: RunData) -> str:
 
 
 def mixture(run: RunData) -> str:
-    """The planned shares above the realised ones, over the same tokens."""
+    """Draw the planned shares above the realised shares, over the same tokens."""
     colours = [colour(number) for number in range(len(run.sources))]
     chart = Chart(WIDE, 146, extent([run]))
     chart.bands(spans(run))
     chart.strip("plan", TOP, 46, planned_over_tokens(run), colours, run.sources)
     realised = realised_over_tokens(run, bins=160)
-    chart.strip("taken", TOP + 52, 46, realised, colours, run.sources)
+    chart.strip("realised", TOP + 52, 46, realised, colours, run.sources)
     chart.tokens()
     return chart.text("planned and realised shares over tokens")
 
@@ -148,7 +151,7 @@ def legend(
 
 
 def small(run: RunData, key: str, title: str, *, percent: bool = False) -> str:
-    """One quantity over tokens, half as wide."""
+    """Draw one metric over tokens, half as wide."""
     curve = run.curve(key)
     top = max(most(curve.y) * 1.25, 0.01 if percent else 0.0) if curve.y else 0.0
     label = _percent if percent else human
@@ -159,12 +162,12 @@ def small(run: RunData, key: str, title: str, *, percent: bool = False) -> str:
     chart.line(extremes(curve), "range")
     chart.line(thin(curve), "medium")
     chart.beyond(curve)
-    _happened(chart, run)
+    _events(chart, run)
     return chart.text(title)
 
 
 def compared(runs: Sequence[RunData], key: str, height: float, title: str) -> str:
-    """One quantity of several runs."""
+    """Draw one metric of several runs."""
     curves = [_smooth(run.curve(key)) if key == "loss" else thin(run.curve(key)) for run in runs]
     known = [curve.y for curve in curves if curve.y]
     top = max if key == "lr" else most
@@ -178,25 +181,25 @@ def compared(runs: Sequence[RunData], key: str, height: float, title: str) -> st
 
 
 def difference(runs: Sequence[RunData]) -> str | None:
-    """Loss of the others less that of the first, at the same tokens."""
+    """Draw the loss of the other runs minus the loss of the first, at the same tokens."""
     base, *others = (smooth(thin(run.curve("loss")), 9) for run in runs)
-    found = []
+    curves = []
     for curve in others:
         pairs = [(x, y - at) for x, y in zip(curve.x, curve.y, strict=True)
                  if (at := _at(base, x)) is not None]  # fmt: skip
-        found.append(Curve([x for x, _ in pairs], [y for _, y in pairs]))
-    if not any(curve.x for curve in found):
+        curves.append(Curve([x for x, _ in pairs], [y for _, y in pairs]))
+    if not any(curve.x for curve in curves):
         return None
-    y_range = bounds([0.0, *(y for curve in found for y in curve.y)])
+    y_range = bounds([0.0, *(y for curve in curves for y in curve.y)])
     chart = Chart(WIDE, 170, extent(runs), y_range, _plain)
     chart.axes()
-    for number, curve in enumerate(found, start=1):
+    for number, curve in enumerate(curves, start=1):
         chart.line(curve, "medium", colour(number))
     return chart.text("difference of loss")
 
 
 def _at(curve: Curve, x: float) -> float | None:
-    """A curve's value at x, between its points."""
+    """Return the curve's value at x, interpolated; None outside of the curve."""
     from bisect import bisect_left
 
     if not curve.x or not curve.x[0] <= x <= curve.x[-1]:
@@ -205,8 +208,8 @@ def _at(curve: Curve, x: float) -> float | None:
     if curve.x[place] == x:
         return curve.y[place]
     left, right = curve.x[place - 1], curve.x[place]
-    share = (x - left) / (right - left)
-    return curve.y[place - 1] * (1 - share) + curve.y[place] * share
+    part = (x - left) / (right - left)
+    return curve.y[place - 1] * (1 - part) + curve.y[place] * part
 
 
 def _plain(value: float) -> str:

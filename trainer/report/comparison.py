@@ -1,4 +1,4 @@
-"""The page of several runs, side by side."""
+"""Page of several runs, side by side."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .data import RunData, first_difference
 from .page import NATS, held_out, page, section
 
 
-def several(runs: Sequence[RunData]) -> str:
+def comparison_page(runs: Sequence[RunData]) -> str:
     names = [run.name for run in runs]
     difference = charts.difference(runs)
     body = [
@@ -23,7 +23,7 @@ def several(runs: Sequence[RunData]) -> str:
             legend=charts.legend(names),
             unit=NATS,
         ),
-        section(f"Loss less that of {names[0]}", difference) if difference else "",
+        section(f"Loss minus the loss of {names[0]}", difference) if difference else "",
         held_out(runs),
         section("Learning rate", charts.compared(runs, "lr", 160, "learning rate")),
         _comparison(runs),
@@ -32,14 +32,14 @@ def several(runs: Sequence[RunData]) -> str:
 
 
 def _comparison(runs: Sequence[RunData]) -> str:
-    facts: dict[str, list[str]] = {
+    values: dict[str, list[str]] = {
         "status": [run.status for run in runs],
         "tokens": [human(run.tokens) for run in runs],
         "loss": [f"{run.loss:.4f}" if run.loss is not None else "not finite" for run in runs],
         "tokens per second": [human(run.tokens_per_second) for run in runs],
         "held-out loss": [f"{run.held_out:.4f}" if run.held_out else "–" for run in runs],
-        "steps left out": [str(len(run.left_out)) for run in runs],
-        "waiting for data": [f"{run.data_wait:.2%}" for run in runs],
+        "skipped steps": [str(len(run.skipped)) for run in runs],
+        "data wait": [f"{run.data_wait:.2%}" for run in runs],
         "restarts": [str(len(run.restarts)) for run in runs],
         "parameters": [human(run.about["model"]["parameters"]) for run in runs],
         "model": [run.job.model.pattern for run in runs],
@@ -47,14 +47,17 @@ def _comparison(runs: Sequence[RunData]) -> str:
         "peak learning rate": [f"{run.job.run.optimizer.lr:g}" for run in runs],
         "plan": [run.job.plan.hash for run in runs],
         "ledger": [run.ledger for run in runs],
-        f"the rows beside {runs[0].name}'s": ["", *(_parting(runs[0], run) for run in runs[1:])],
+        f"rows compared with {runs[0].name}": [
+            "",
+            *(_row_difference(runs[0], run) for run in runs[1:]),
+        ],
     }
     head = "".join(f"<th>{escape(run.name)}</th>" for run in runs)
     rows = "".join(
-        f'<tr class="{"differs" if len(set(values)) > 1 else ""}"><th>{name}</th>'
-        + "".join(f"<td>{escape(value)}</td>" for value in values)
+        f'<tr class="{"differs" if len(set(cells)) > 1 else ""}"><th>{name}</th>'
+        + "".join(f"<td>{escape(value)}</td>" for value in cells)
         + "</tr>"
-        for name, values in facts.items()
+        for name, cells in values.items()
     )
     return (
         '<section><h2>Side by side</h2><div class="scroll"><table class="sides"><thead><tr>'
@@ -62,7 +65,7 @@ def _comparison(runs: Sequence[RunData]) -> str:
     )
 
 
-def _parting(first: RunData, run: RunData) -> str:
+def _row_difference(first: RunData, run: RunData) -> str:
     step = first_difference(first, run)
     if step is None:
         return "the same"

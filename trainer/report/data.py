@@ -1,4 +1,4 @@
-"""What a run's folder says of it, in the shape that the charts need."""
+"""Data of a report, read from the run's folder."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ..run.stored import read_run
 
 T = TypeVar("T")
 
-HARMS = ("spike", "not finite")
-"""Events of steps that were left out."""
+SKIPPED = ("spike", "not finite")
+"""Events of skipped steps."""
 MOST_POINTS = 500
-"""Of a curve: more would not be seen, and the file is to open at once."""
+"""Points of a curve: more would not be visible, and the file must open at once."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class PhaseShares:
-    """A phase, and how its tokens are shared: as planned, and as it was."""
+    """A phase, and the shares of the sources in it: planned and realised."""
 
     name: str
     first_token: int
@@ -53,7 +53,7 @@ class RunData:
     events: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
     hashes: dict[int, str]
-    """The ledger's, by step."""
+    """Hashes of the ledger, by step."""
     checkpoints: list[int]
 
     @classmethod
@@ -61,7 +61,10 @@ class RunData:
         job = read_run(folder)
         metrics = list(lines.read(folder.metrics))
         if not metrics:
-            raise RunError(f"the run in {folder.root} has not taken a step yet")
+            raise RunError(
+                f"the run in {folder.root} has not taken a step yet",
+                hint="wait for its first step, or start it with `trainer resume`",
+            )
         return cls(
             job=job,
             about=describe(job),
@@ -86,12 +89,12 @@ class RunData:
 
     @property
     def last_token(self) -> int:
-        """Where the run stands: what is still to come would be empty paper."""
+        """End of the last step; charts end there."""
         return int(self.metrics[-1]["tokens"])
 
     @property
     def tokens(self) -> int:
-        """Taken so far."""
+        """Tokens of the steps so far."""
         return self.last_token - self.first_token
 
     @property
@@ -101,35 +104,35 @@ class RunData:
 
     @property
     def error(self) -> str | None:
-        """Why the run has failed, if it has."""
+        """Error of a failed run."""
         last = self.events[-1] if self.events else {}
         return str(last["error"]) if last.get("event") == "fail" else None
 
     @property
     def restarts(self) -> list[float]:
-        """Tokens at which the run was taken up again."""
+        """Tokens at which the run was resumed."""
         return self.tokens_at([e["step"] for e in self.events if e["event"] == "resume"])
 
     @property
     def ledger(self) -> str:
-        """The last hash."""
+        """Last hash of the ledger."""
         return self.hashes[max(self.hashes)]
 
     @property
-    def left_out(self) -> list[dict[str, Any]]:
-        """What happened at the steps that are not in the weights."""
+    def skipped(self) -> list[dict[str, Any]]:
+        """Events of the skipped steps: their updates are not in the weights."""
         steps = {entry["step"] for entry in self.metrics if entry.get("skipped")}
-        found = {e["step"]: e for e in self.events if e["event"] in HARMS and e["step"] in steps}
-        return [found[step] for step in sorted(found)]
+        events = {e["step"]: e for e in self.events if e["event"] in SKIPPED and e["step"] in steps}
+        return [events[step] for step in sorted(events)]
 
     def tokens_at(self, steps: Sequence[int]) -> list[float]:
-        """Tokens when these steps began."""
+        """Return the tokens at which these steps began."""
         taken = {entry["step"]: float(entry["tokens"]) for entry in self.metrics}
         return [taken.get(step - 1, float(self.first_token)) for step in steps]
 
     @property
     def loss(self) -> float | None:
-        """Of the last tenth of the steps, at most fifty: one step alone is noise."""
+        """Mean loss of the last tenth of the steps, at most 50: one step alone is noise."""
         last = self.metrics[-self.last_steps :]
         known = [entry["loss"] for entry in last if entry["loss"] is not None]
         return sum(known) / len(known) if known else None
@@ -140,7 +143,7 @@ class RunData:
 
     @property
     def tokens_per_second(self) -> float:
-        """Over the steps, without the first of each start, which warms up."""
+        """Mean speed without the first step of each start, which is slower."""
         cold = {e["step"] for e in self.events if e["event"] in ("start", "resume")}
         warm = [entry for entry in self.metrics if entry["step"] not in cold] or self.metrics
         seconds = sum(entry["seconds"] for entry in warm)
@@ -156,7 +159,7 @@ class RunData:
         return float(waited / self.seconds)
 
     def curve(self, key: str) -> Curve:
-        """Every step of it."""
+        """Return a metric of every step."""
         return _curve((entry["tokens"], entry.get(key)) for entry in self.metrics)
 
     def source_loss(self, name: str) -> Curve:
@@ -166,21 +169,21 @@ class RunData:
 
     @property
     def held_out(self) -> float | None:
-        """The loss of the last evaluation."""
+        """Loss of the last evaluation."""
         return self.evaluations[-1]["loss"] if self.evaluations else None
 
     def held_out_curves(self) -> dict[str, Curve]:
-        """The loss on held-out rows: of all sources together, then of each."""
+        """Return the loss on held-out rows: of all sources together (`all`), then of each."""
         names = dict.fromkeys(name for entry in self.evaluations for name in entry["sources"])
         together = _curve((entry["tokens"], entry["loss"]) for entry in self.evaluations)
-        each = {
+        by_source = {
             name: _curve(
                 (entry["tokens"], entry["sources"].get(name, {}).get("loss"))
                 for entry in self.evaluations
             )
             for name in names
         }
-        return {"all": together, **(each if len(each) > 1 else {})}
+        return {"all": together, **(by_source if len(by_source) > 1 else {})}
 
     def phases(self) -> list[PhaseShares]:
         realised: dict[str, list[int]] = {}
@@ -216,34 +219,34 @@ class RunData:
             "data_wait": self.data_wait,
             "restarts": len(self.restarts),
             "held_out": self.held_out,
-            "left_out": [entry["step"] for entry in self.left_out],
+            "left_out": [event["step"] for event in self.skipped],
             "plan_hash": self.job.plan.hash,
             "ledger_hash": self.ledger,
         }
 
 
 def first_difference(one: RunData, other: RunData) -> int | None:
-    """The first step at which two runs did not see the same rows, by their ledgers."""
-    both = sorted(one.hashes.keys() & other.hashes.keys())
-    return next((step for step in both if one.hashes[step] != other.hashes[step]), None)
+    """Return the first step at which the ledgers of two runs differ."""
+    common = sorted(one.hashes.keys() & other.hashes.keys())
+    return next((step for step in common if one.hashes[step] != other.hashes[step]), None)
 
 
 def planned_over_tokens(run: RunData) -> list[tuple[float, float, list[float]]]:
-    """(from, to, share of each source): constant pieces of the plan."""
-    found = []
+    """Return (from, to, share of each source) for each constant stretch of the plan."""
+    columns = []
     for phase in run.job.plan.phases:
         token = float(phase.first_token)
-        for rows, shares in _pieces(phase, len(run.sources)):
+        for rows, shares in _stretches(phase, len(run.sources)):
             end = token + rows * phase.seq_len
-            found.append((token, end, shares))
+            columns.append((token, end, shares))
             token = end
-    return found
+    return columns
 
 
 def realised_over_tokens(run: RunData, bins: int) -> list[tuple[float, float, list[float]]]:
-    """The same of what was taken, step by step where there are few, binned where many."""
+    """Return (from, to, share of each source) of the steps, in at most `bins` columns."""
     count = max(1, -(-len(run.metrics) // bins))
-    found = []
+    columns = []
     begin = float(run.first_token)
     for first in range(0, len(run.metrics), count):
         group = run.metrics[first : first + count]
@@ -253,14 +256,15 @@ def realised_over_tokens(run: RunData, bins: int) -> list[tuple[float, float, li
         ]
         total = sum(rows)
         end = float(group[-1]["tokens"])
-        found.append((begin, end, [each / total for each in rows]))
+        columns.append((begin, end, [taken / total for taken in rows]))
         begin = end
-    return found
+    return columns
 
 
-def _pieces(phase: Any, sources: int) -> list[tuple[int, list[float]]]:
+def _stretches(phase: Any, sources: int) -> list[tuple[int, list[float]]]:
+    """Return (rows, share of each source) for each stretch of constant weights."""
     stretches = getattr(phase, "stretches", None)
-    if stretches is None:  # random rows have one source
+    if stretches is None:  # synthetic rows have one source
         return [(phase.rows, [1.0] * sources)]
     return [
         (stretch.rows, [weight / sum(stretch.weights) for weight in stretch.weights])
@@ -269,26 +273,26 @@ def _pieces(phase: Any, sources: int) -> list[tuple[int, list[float]]]:
 
 
 def _planned(phase: Any, sources: int) -> list[float]:
-    pieces = _pieces(phase, sources)
-    total = sum(rows for rows, _ in pieces)
-    return [sum(rows * shares[i] for rows, shares in pieces) / total for i in range(sources)]
+    stretches = _stretches(phase, sources)
+    total = sum(rows for rows, _ in stretches)
+    return [sum(rows * shares[i] for rows, shares in stretches) / total for i in range(sources)]
 
 
 def groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Neighbours together, so that there are at most MOST_POINTS groups."""
+    """Yield neighbours together, in at most MOST_POINTS groups."""
     size = max(1, -(-len(items) // MOST_POINTS))
     return (items[first : first + size] for first in range(0, len(items), size))
 
 
 def thin(curve: Curve) -> Curve:
-    """Of each group of points the mean."""
+    """Return the mean of each group of points."""
     means = [_mean(group) for group in groups(list(zip(curve.x, curve.y, strict=True)))]
     return Curve([x for x, _ in means], [y for _, y in means])
 
 
 def extremes(curve: Curve) -> Curve:
-    """Of each group of points the lowest and the highest: a single step that stands out is seen,
-    however many there are."""
+    """Return the lowest and the highest point of each group, so that one outlier among a million
+    steps stays visible."""
     pairs = [
         pair
         for group in groups(list(zip(curve.x, curve.y, strict=True)))
@@ -306,13 +310,13 @@ def _mean(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _curve(points: Iterable[tuple[float, float | None]]) -> Curve:
-    """What is known of a quantity."""
+    """Return the curve of the known values."""
     known = [(float(x), float(y)) for x, y in points if y is not None]
     return Curve([x for x, _ in known], [y for _, y in known])
 
 
 def smooth(curve: Curve, width: int) -> Curve:
-    """A centred mean over `width` points."""
+    """Return the centred mean over `width` points."""
     half = width // 2
     y = [
         sum(curve.y[max(0, i - half) : i + half + 1])

@@ -1,4 +1,4 @@
-"""The page of a run, around its charts."""
+"""Page of one run."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 from ... import __version__
 from ...console.progress import duration, human
 from . import charts
-from .data import HARMS, RunData
-from .steps import DEVIATIONS, WINDOW, Outstanding, outstanding
+from .data import SKIPPED, RunData
+from .outliers import DEVIATIONS, WINDOW, OutlierStep, find_outliers
 from .style import CSS
 
 NATS = "nats per token"
-POINT = f"{NATS} · point at a place for its steps"
+POINT = f"{NATS} · hover for the steps"
 
 
-def one(run: RunData) -> str:
-    found = outstanding(run)
+def run_page(run: RunData) -> str:
+    outliers = find_outliers(run)
     body = [
         _header(run),
         _failure(run),
         _tiles(run),
-        section("Loss", charts.loss(run, found), legend=_loss_keys(run, found), unit=POINT),
-        _outstanding(run, found),
-        _left_out(run),
+        section("Loss", charts.loss(run, outliers), legend=_loss_keys(run, outliers), unit=POINT),
+        _outliers(run, outliers),
+        _skipped(run),
         held_out([run]),
         section("Learning rate", charts.learning_rate(run)),
         section(
@@ -39,16 +39,16 @@ def one(run: RunData) -> str:
         section(
             "Gradient norm",
             charts.small(run, "grad_norm", "gradient norm"),
-            unit="before it is clipped",
+            unit="before clipping",
         ),
         section(
-            "Waiting for data",
-            charts.small(run, "data_wait", "share of the step", percent=True),
-            unit="of each step",
+            "Data wait",
+            charts.small(run, "data_wait", "data wait, percent of the step", percent=True),
+            unit="percent of the step",
         ),
         section("Seconds per step", charts.small(run, "seconds", "seconds per step")),
         "</div>",
-        _what_ran(run),
+        _configuration(run),
         _history(run),
     ]
     return page(run.name, "".join(body))
@@ -60,7 +60,7 @@ def held_out(runs: Sequence[RunData]) -> str:
         return ""
     if len(runs) > 1:
         return section(
-            "Held out",
+            "Held-out loss",
             charts.held_out(runs),
             legend=charts.legend([run.name for run in runs]),
             unit=NATS,
@@ -69,81 +69,81 @@ def held_out(runs: Sequence[RunData]) -> str:
     last = runs[0].evaluations[-1]["sources"]
     notes = [f" <em>{last[name]['loss']:.4f}</em>" if name in last else "" for name in sources]
     keys = '<span class="key"><b></b>all</span>' + charts.legend(sources, notes)
-    return section("Held out", charts.held_out(runs), legend=keys, unit=NATS)
+    return section("Held-out loss", charts.held_out(runs), legend=keys, unit=NATS)
 
 
 def _failure(run: RunData) -> str:
-    """Why the run has failed, before anything else."""
+    """Return the error of a failed run; it stands first on the page."""
     return f'<section class="failure"><pre>{escape(run.error)}</pre></section>' if run.error else ""
 
 
-def _loss_keys(run: RunData, found: Sequence[Outstanding]) -> str:
+def _loss_keys(run: RunData, outliers: Sequence[OutlierStep]) -> str:
     return (
         '<span class="key"><b></b>all tokens</span>'
         + (charts.legend(run.sources) if len(run.sources) > 1 else "")
-        + ('<span class="key"><s></s>stands out</span>' if found else "")
+        + ('<span class="key"><s></s>outlier</span>' if outliers else "")
         + ('<span class="key"><u class="restart"></u>restart</span>' if run.restarts else "")
-        + ('<span class="key"><u class="harm"></u>left out</span>' if run.left_out else "")
+        + ('<span class="key"><u class="harm"></u>skipped</span>' if run.skipped else "")
     )
 
 
-def _outstanding(run: RunData, found: Sequence[Outstanding]) -> str:
-    """The steps whose loss stands out, and what may be the reason."""
-    if not found:
+def _outliers(run: RunData, outliers: Sequence[OutlierStep]) -> str:
+    """Return the table of outlier steps, with their possible causes."""
+    if not outliers:
         return ""
     rows = "".join(
-        f"<tr><th>{each.step:,}</th><td>{escape(each.entry['phase'])}</td>"
-        f"<td>{_beside_usual(each.entry['loss'], each.usual)}</td>"
-        f"<td>{'<br>'.join(_source(*source) for source in each.risen)}</td>"
-        f"<td>{_beside_usual(each.entry['grad_norm'], each.usual_norm, '.3g')}</td>"
-        f"<td>{escape('; '.join(each.beside))}</td></tr>"
-        for each in found
+        f"<tr><th>{step.step:,}</th><td>{escape(step.entry['phase'])}</td>"
+        f"<td>{_with_usual(step.entry['loss'], step.usual)}</td>"
+        f"<td>{'<br>'.join(_source(*source) for source in step.risen)}</td>"
+        f"<td>{_with_usual(step.entry['grad_norm'], step.usual_norm, '.3g')}</td>"
+        f"<td>{escape('; '.join(step.events))}</td></tr>"
+        for step in outliers
     )
-    heads = ("step", "phase", "loss", "by source", "gradient norm", "just before")
+    heads = ("step", "phase", "loss", "by source", "gradient norm", "events before")
     head = "".join(f"<th>{name}</th>" for name in heads)
     table = (
         f'<div class="scroll"><table class="history"><thead><tr>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
     )
-    worst = max(found, key=lambda each: each.deviations)
+    worst = max(outliers, key=lambda step: step.deviations)
     audit = f"mixtures audit {run.job.folder.root} --step {worst.step} --text"
     note = (
-        f"The loss of all tokens, or of one source, is above each of the {WINDOW} before it, and "
-        f"above their median by more than {DEVIATIONS:g} deviations; grey is what was usual in "
-        "them. What a step read: "
+        f"The loss of all tokens, or of one source, is above each of the {WINDOW} losses before "
+        f"it, and above their median by more than {DEVIATIONS:g} deviations. Grey: the median of "
+        "those steps. To see the rows of a step: "
         f"<code>{escape(audit)}</code>"
     )
-    return section("Steps that stand out", f'{table}<p class="note">{note}</p>')
+    return section("Outlier steps", f'{table}<p class="note">{note}</p>')
 
 
 def _source(name: str, loss: float, usual: float | None) -> str:
-    told = _beside_usual(loss, usual) if usual is not None else f"{loss:.4f} <em>new</em>"
-    return f"{escape(name)} {told}"
+    value = _with_usual(loss, usual) if usual is not None else f"{loss:.4f} <em>new</em>"
+    return f"{escape(name)} {value}"
 
 
-def _beside_usual(value: float | None, usual: float | None, form: str = ".4f") -> str:
-    """A number, and in grey the one that was to be expected."""
-    told = f"{value:{form}}" if value is not None else "not finite"
-    return told if usual is None else f"{told}&nbsp;<em>{usual:{form}}</em>"
+def _with_usual(value: float | None, usual: float | None, form: str = ".4f") -> str:
+    """Return a number, and in grey the usual one."""
+    text = f"{value:{form}}" if value is not None else "not finite"
+    return text if usual is None else f"{text}&nbsp;<em>{usual:{form}}</em>"
 
 
-def _left_out(run: RunData) -> str:
-    """The steps that are not in the weights, with their rows."""
-    if not run.left_out:
+def _skipped(run: RunData) -> str:
+    """Return the table of skipped steps, with their rows."""
+    if not run.skipped:
         return ""
     rows = "".join(
         f"<tr><th>{event['step']:,}</th><td>{escape(event['event'])}</td>"
         f"<td>{escape(event['what'].partition(': ')[2] or event['what'])}</td>"
         f"<td>{escape(event['where'])}</td>"
         f"<td>{_back(event)}</td></tr>"
-        for event in run.left_out
+        for event in run.skipped
     )
     table = f'<div class="scroll"><table class="history"><tbody>{rows}</tbody></table></div>'
-    return section("Steps left out", table)
+    return section("Skipped steps", table)
 
 
 def _back(event: dict[str, Any]) -> str:
-    return f"back to the weights of step {event['back_to']:,}" if "back_to" in event else "skipped"
+    return f"rolled back to step {event['back_to']:,}" if "back_to" in event else "skipped"
 
 
 def _header(run: RunData) -> str:
@@ -154,7 +154,7 @@ def _header(run: RunData) -> str:
 
 
 def _stripe(run: RunData) -> str:
-    """The model, layer by layer."""
+    """Return the model as a stripe, a cell for each layer."""
     layers = run.job.model.layers
     kinds = list(dict.fromkeys(layer.mixer for layer in layers))
     cells = "".join(
@@ -175,9 +175,11 @@ def _tiles(run: RunData) -> str:
     loss = run.loss
     mfu = [entry["mfu"] for entry in run.metrics if entry["mfu"] is not None]
     hfu = [entry["hfu"] for entry in run.metrics if entry.get("hfu") is not None]
-    share = f"MFU {_mean(mfu):.1%}" + (f", HFU {_mean(hfu):.1%}" if hfu else "") if mfu else ""
+    utilisation = (
+        f"MFU {_mean(mfu):.1%}" + (f", HFU {_mean(hfu):.1%}" if hfu else "") if mfu else ""
+    )
     tiles = [
-        ("tokens", human(run.tokens), f"{_share(run.tokens / planned)} of {human(planned)}"),
+        ("tokens", human(run.tokens), f"{_percent(run.tokens / planned)} of {human(planned)}"),
         ("loss", f"{loss:.4f}" if loss is not None else "not finite", _loss_note(run)),
         (
             "steps",
@@ -187,9 +189,9 @@ def _tiles(run: RunData) -> str:
         (
             "tokens per second",
             human(run.tokens_per_second),
-            share or run.about["layout"]["device"].upper(),
+            utilisation or run.about["layout"]["device"].upper(),
         ),
-        ("waiting for data", f"{run.data_wait:.2%}", "of the time"),
+        ("data wait", f"{run.data_wait:.2%}", "of the time"),
         ("time", duration(run.seconds), _restart_note(run)),
     ]
     return (
@@ -202,8 +204,8 @@ def _tiles(run: RunData) -> str:
     )
 
 
-def _share(part: float) -> str:
-    """Not 100% before all is done, nor 0% once something is."""
+def _percent(part: float) -> str:
+    """Return a percentage: 100% only at the end, 0% only at the start."""
     return f"{int(100 * part)}%" if part >= 0.01 else f"{100 * part:.2g}%"
 
 
@@ -219,11 +221,11 @@ def _loss_note(run: RunData) -> str:
 
 def _restart_note(run: RunData) -> str:
     count = len(run.restarts)
-    return f"{count} restart{'s' * (count != 1)}" if count else "without a restart"
+    return f"{count} restart{'s' * (count != 1)}" if count else "no restart"
 
 
 def _overall(run: RunData) -> list[str]:
-    """Each source's share of all tokens taken."""
+    """Return each source's tokens, and its share of all tokens."""
     phases = run.phases()
     taken = [sum(phase.realised[i] for phase in phases) for i in range(len(run.sources))]
     total = sum(taken) or 1
@@ -232,7 +234,7 @@ def _overall(run: RunData) -> list[str]:
 
 def _phase_table(run: RunData) -> str:
     heads = "".join(f'<th colspan="2">{escape(source)}</th>' for source in run.sources)
-    under = "<th>plan</th><th>taken</th>" * len(run.sources)
+    under = "<th>plan</th><th>realised</th>" * len(run.sources)
     rows = []
     for phase in run.phases():
         taken = sum(phase.realised)
@@ -252,9 +254,9 @@ def _phase_table(run: RunData) -> str:
     )
 
 
-def _what_ran(run: RunData) -> str:
+def _configuration(run: RunData) -> str:
     layout = run.about["layout"]
-    facts = {
+    values = {
         "engine": f"{layout['engine']}, {layout['precision']}",
         "layout": f"{layout['processes']} × {layout['device']} = dp {layout['dp']} × "
         f"tp {layout['tp']} × cp {layout['cp']}",
@@ -267,7 +269,7 @@ def _what_ran(run: RunData) -> str:
         "checkpoints": ", ".join(f"step {step:,}" for step in run.checkpoints) or "none",
         "folder": str(run.job.folder.root),
     }
-    return f"<section><h2>What ran</h2>{_facts(facts)}</section>"
+    return f"<section><h2>Configuration</h2>{_list(values)}</section>"
 
 
 def _optimizer(run: RunData) -> str:
@@ -278,16 +280,16 @@ def _optimizer(run: RunData) -> str:
     )
 
 
-def _facts(facts: dict[str, str]) -> str:
-    items = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
+def _list(values: dict[str, str]) -> str:
+    items = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in values.items())
     return f"<dl>{items}</dl>"
 
 
 def _history(run: RunData) -> str:
-    """Starts and ends, without the checkpoints between them."""
+    """Return the table of starts and ends, without checkpoints and skipped steps."""
     rows = []
     for event in run.events:
-        if event["event"] in ("checkpoint", *HARMS):
+        if event["event"] in ("checkpoint", *SKIPPED):
             continue
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
         rows.append(

@@ -1,4 +1,4 @@
-"""Charts as SVG text: a frame that knows its axes, and marks that are put into it."""
+"""Charts as SVG text: a frame with axes, and the marks in it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .data import Curve
 
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 22.0, 26.0
 LINE = 16.0
-"""Between the two lines of numbers below a chart."""
+"""Distance of the two lines of numbers below a chart."""
 LETTER = 7.0
-"""The width of a letter, near enough."""
+"""Approximate width of a letter."""
 
 
 @dataclass
 class Chart:
-    """A frame over tokens; y goes up."""
+    """Frame whose x axis is tokens; y points up."""
 
     width: float
     height: float
@@ -35,23 +35,24 @@ class Chart:
 
     @property
     def base(self) -> float:
-        """Where the lowest value lies."""
+        """Height of the lowest value."""
         return self.height - self.bottom
 
     def x(self, value: float) -> float:
-        """A place in tokens; what lies outside of the range stays on its edge."""
+        """Return the x coordinate of a token, clamped to the frame."""
         low, high = self.x_range
-        share = (value - low) / (high - low or 1)
-        return LEFT + min(max(share, 0.0), 1.0) * (self.right - LEFT)
+        part = (value - low) / (high - low or 1)
+        return LEFT + min(max(part, 0.0), 1.0) * (self.right - LEFT)
 
     def y(self, value: float, *, beyond: float = 0.0) -> float:
-        """A height. It stays in the frame, or within so many heights of the frame from it."""
+        """Return the y coordinate of a value, clamped to the frame extended by `beyond` times its
+        height on both sides."""
         low, high = self.y_range
-        share = (value - low) / (high - low or 1)
-        return self.base - min(max(share, -beyond), 1.0 + beyond) * (self.base - TOP)
+        part = (value - low) / (high - low or 1)
+        return self.base - min(max(part, -beyond), 1.0 + beyond) * (self.base - TOP)
 
     def bands(self, spans: Sequence[tuple[str, float, float]]) -> None:
-        """Spans shaded in turn, with their names above where there is room, the widest first."""
+        """Shade spans in turn, with their names above where there is room, the widest first."""
         named: list[tuple[float, float]] = []
         places = [(self.x(begin), self.x(end), name) for name, begin, end in spans]
         for number, (left, right, name) in enumerate(places):
@@ -69,7 +70,8 @@ class Chart:
                 self._text("phase", middle, TOP - 8, name)
 
     def axes(self, steps: Sequence[tuple[float, int]] = ()) -> None:
-        """Lines across at round values; below, tokens, and the steps that begin at some of them."""
+        """Draw grid lines at round values; below them tokens, and the steps that begin at some of
+        them."""
         for value in ticks(*self.y_range):
             y = self.y(value)
             self.parts.append(
@@ -84,7 +86,7 @@ class Chart:
         self._below(((value, human(value)) for value in ticks(*self.x_range, count=7)), "tokens")
 
     def _below(self, labels: Iterable[tuple[float, str]], name: str, line: int = 0) -> None:
-        """A line of numbers below the frame, and what they are numbers of."""
+        """Write a line of numbers below the frame, and their unit."""
         y = self.base + 18 + LINE * line
         self._text("tick end", self.right, y, name)
         for value, label in labels:
@@ -112,7 +114,7 @@ class Chart:
         )
 
     def beyond(self, curve: Curve) -> None:
-        """What the highest point is, if it lies above the frame."""
+        """Write the value of the highest point if it lies above the frame."""
         if not curve.y or max(curve.y) <= self.y_range[1]:
             return
         highest = max(curve.y)
@@ -123,7 +125,7 @@ class Chart:
         self._text(style, x + beside, TOP + 12, label)
 
     def marks(self, places: Iterable[float], kind: str, title: str) -> None:
-        """Upright lines at tokens where something happened."""
+        """Draw vertical lines at the tokens of events."""
         for place in places:
             x = self.x(place)
             self.parts.append(
@@ -133,7 +135,7 @@ class Chart:
             )
 
     def rings(self, points: Iterable[tuple[float, float]]) -> None:
-        """Around single points."""
+        """Draw a circle around each point."""
         for x, y in points:
             self.parts.append(
                 f'<circle class="ring" cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="5"/>'
@@ -144,13 +146,13 @@ class Chart:
         name: str,
         top: float,
         height: float,
-        pieces: Iterable[tuple[float, float, list[float]]],
+        columns: Iterable[tuple[float, float, list[float]]],
         colours: Sequence[str],
         names: Sequence[str],
     ) -> None:
-        """Shares stacked over tokens: one column for each piece."""
+        """Draw shares stacked over tokens, a column for each (from, to, shares)."""
         self._text("tick y", LEFT - 8, top + height / 2 + 4, name)
-        for begin, end, shares in pieces:
+        for begin, end, shares in columns:
             left, right = self.x(begin), self.x(end)
             y = top
             for source, colour, share in zip(names, colours, shares, strict=True):
@@ -163,8 +165,8 @@ class Chart:
                 )
                 y += share * height
 
-    def probes(self, columns: Iterable[tuple[float, float, str]]) -> None:
-        """Columns that say what they are when they are pointed at; put in last, above all else."""
+    def tooltips(self, columns: Iterable[tuple[float, float, str]]) -> None:
+        """Add columns that show a text under the pointer. Call last: they must be on top."""
         for begin, end, text in columns:
             left, right = self.x(begin), self.x(end)
             self.parts.append(
@@ -177,7 +179,7 @@ class Chart:
         return " ".join(f"{self.x(x):.1f},{self.y(y, beyond=5):.1f}" for x, y in pairs)
 
     def _clipped(self, drawn: str) -> None:
-        """What leaves the frame ends at its edge: an SVG within another shows its own box alone."""
+        """Clip to the frame: an SVG within another shows its own box alone."""
         # A little wider than the frame: a line on its edge keeps its whole width.
         box = f"{LEFT - 1} {TOP - 1} {self.right - LEFT + 2} {self.base - TOP + 2}"
         x, y, width, height = box.split()
@@ -198,7 +200,7 @@ class Chart:
 
 
 def ticks(low: float, high: float, *, count: int = 5) -> list[float]:
-    """Round numbers between two values."""
+    """Return round numbers between two values."""
     if high <= low:
         return [low]
     rough = (high - low) / count
@@ -212,15 +214,15 @@ def ticks(low: float, high: float, *, count: int = 5) -> list[float]:
 def bounds(
     values: Iterable[float], *, zero: bool = False, margin: float = 0.06
 ) -> tuple[float, float]:
-    """A range that shows all values with some air."""
+    """Return a range that shows all values with a margin."""
     known = [value for value in values if math.isfinite(value)]
     if not known:
         return (0.0, 1.0)
     low, high = (0.0 if zero else min(known)), max(known)
-    air = (high - low) * margin or abs(high) * margin or 1.0
-    return (low if zero else low - air, high + air)
+    space = (high - low) * margin or abs(high) * margin or 1.0
+    return (low if zero else low - space, high + space)
 
 
-def most(values: Sequence[float], share: float = 0.98) -> float:
-    """What so many of them do not surpass: first steps and spikes must not flatten the others."""
-    return sorted(values)[math.ceil(share * (len(values) - 1))]
+def most(values: Sequence[float], fraction: float = 0.98) -> float:
+    """Return the quantile of the values: first steps and spikes must not flatten a chart."""
+    return sorted(values)[math.ceil(fraction * (len(values) - 1))]

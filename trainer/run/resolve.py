@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...console import config as reader
-from ...console.errors import ConfigError, LayoutError, Problem, RunError, together
+from ...console.errors import ConfigError, LayoutError, Problem, RunError, run_all
 from ..cluster.ranks import is_first, joined
 from ..folder import RunFolder
 from ..loop.batches import Plan
@@ -43,7 +43,7 @@ def resolve(request: Request) -> Job:
     """Return a new job, or the job in the folder if it is the same run."""
     name = Path(request.run or request.mixture or "synthetic").stem
     folder = RunFolder(request.out or f"runs/{name}")
-    run, model, planned = together(
+    run, model, planned = run_all(
         lambda: _run(request), lambda: _named_model(request), lambda: _planned(request, folder)
     )
     model = model or _unnamed_model(run, folder)

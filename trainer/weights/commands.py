@@ -57,8 +57,9 @@ def export(
     needed, whatever saved the checkpoint.
 
     \b
-    Example: trainer export runs/x out/x --dtype bf16
-    More: docs/checkpoints.md
+    trainer export runs/anneal weights/anneal --dtype bf16
+
+    Documentation: docs/checkpoints.md
     """
     from . import export as exports
     from . import source as sources
@@ -133,8 +134,9 @@ def sample(
     Without --prompt, each line of stdin is a prompt.
 
     \b
-    Example: trainer sample runs/x --prompt "def f(" --temperature 0.7 --top-p 0.9
-    More: docs/trainer.md
+    trainer sample runs/anneal --prompt "def f(" --temperature 0.7 --top-p 0.9
+
+    Documentation: docs/trainer.md
     """
     from ...models.generate import Sampling
     from . import sample as samples
@@ -149,9 +151,9 @@ def sample(
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     generated = samples.sample(weights, tokenizer, texts, tokens, sampling=sampling, device=device)
     if as_json:
-        command.emit({"from": weights.where, "samples": [vars(sample) for sample in generated]})
+        command.emit({"from": weights.where, "samples": [vars(text) for text in generated]})
         return
-    for sample in generated:
-        click.echo(f"{sample.prompt}{sample.text}")
+    for text in generated:
+        click.echo(f"{text.prompt}{text.text}")
         if len(generated) > 1:
             click.echo("─" * 40)

@@ -1,1 +1,1 @@
-"""The Triton programs: each file is imported when its kernel is first run."""
+"""Triton programs; each file is imported when its kernel first runs."""

@@ -1,7 +1,7 @@
-"""Tokens in blocks, as matrices that a filter of decaying states multiplies; see modal.py.
+"""Shared functions of modal.py: blocks of tokens as matrices, for filters of decaying states.
 
-Tokens are [CHANNELS, BLOCK, BLOCKS], states [CHANNELS, MODES, BLOCKS]. Products are for each
-channel, and warps have channels of their own.
+Tokens are [CHANNELS, BLOCK, BLOCKS], states [CHANNELS, MODES, BLOCKS]. Each channel has its own
+products, and each warp its own channels.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Products. The matrix units round what they multiply: what must keep more is a sum of terms.
+# Products. The matrix units round their inputs: a number that needs more bits is a sum of terms.
 
 
 @triton.jit
 def terms(x, kind: tl.constexpr, COUNT: tl.constexpr):
-    """x as a sum of numbers of a kind, falling in size; of fp32, numbers that tf32 holds."""
+    """Split x into a sum of terms of one type, largest first; for fp32, terms that tf32 holds."""
     found = ()
     for _ in tl.static_range(COUNT):
         if kind == tl.float32:
@@ -28,8 +28,8 @@ def terms(x, kind: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def plus_product(total, a, b, A: tl.constexpr, B: tl.constexpr):
-    """total + a·b, of A terms and of B ≤ A; without the products of small ones with small ones."""
-    for rank in tl.static_range(A - 1, -1, -1):  # the smallest first
+    """Return total + a·b for a of A and b of B ≤ A terms, without products of two small terms."""
+    for rank in tl.static_range(A - 1, -1, -1):  # smallest first
         for one in tl.static_range(A):
             if one <= rank:
                 if rank - one < B:
@@ -41,20 +41,20 @@ def plus_product(total, a, b, A: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def plus_pairs(total, a, b, TERMS: tl.constexpr):
-    """total + a·bᵀ."""
+    """Return total + a·bᵀ."""
     turned = ()
     for term in tl.static_range(TERMS):
         turned = turned + (tl.permute(b[term], 0, 2, 1),)
     return plus_product(total, a, turned, TERMS, TERMS)
 
 
-# What a program has: a chunk of a row, from `start` to `end`, and a tile of it at a time
+# Work of a program: a chunk of a row, from `start` to `end`, one tile at a time
 
 
 @triton.jit
 def chunk_of(length, width, each, chunks, TOKENS: tl.constexpr, CHANNELS: tl.constexpr):
-    """The row, the number of the chunk in it and among all, its start and end, and the channels."""
-    program = tl.program_id(0)  # neighbours read neighbouring channels
+    """Return the row, the chunk's number in it and among all, its start and end, the channels."""
+    program = tl.program_id(0)  # adjacent programs read adjacent channels
     parts = tl.cdiv(width, CHANNELS)
     channel = program % parts * CHANNELS + tl.arange(0, CHANNELS)
     row = (program // parts // chunks).to(tl.int64)
@@ -65,7 +65,7 @@ def chunk_of(length, width, each, chunks, TOKENS: tl.constexpr, CHANNELS: tl.con
 
 @triton.jit
 def places(BLOCK: tl.constexpr, BLOCKS: tl.constexpr, TURNED: tl.constexpr):
-    """Where in its tile each token is; those of a block from its last, if TURNED."""
+    """Return each token's place in its tile; TURNED reverses the tokens of each block."""
     token = tl.arange(0, BLOCK)
     if TURNED:
         token = BLOCK - 1 - token
@@ -74,7 +74,7 @@ def places(BLOCK: tl.constexpr, BLOCKS: tl.constexpr, TURNED: tl.constexpr):
 
 @triton.jit
 def read(x, stride, tile, at, start, end, channel, width):
-    """The tile's tokens, and zeros where the chunk has none."""
+    """Load the tile's tokens; zeros outside the chunk."""
     here = (tile + at >= start) & (tile + at < end)
     here = here[None, :, :] & (channel < width)[:, None, None]
     place = x + tile.to(tl.int64) * stride + at[None, :, :] * stride + channel[:, None, None]
@@ -85,7 +85,7 @@ def read(x, stride, tile, at, start, end, channel, width):
 def read_product(
     a, b, a_stride, b_stride, tile, at, start, end, channel, width, GATED: tl.constexpr
 ):  # fmt: skip
-    """a ⊙ b, rounded as they are; or a alone, where nothing is gated."""
+    """Return a ⊙ b in their own type, or a alone without gates."""
     found = read(a, a_stride, tile, at, start, end, channel, width)
     if GATED:
         other = read(b, b_stride, tile, at, start, end, channel, width)
@@ -102,7 +102,7 @@ def write(x, stride, tile, at, end, channel, width, values):
 
 @triton.jit
 def read_modes(numbers, channel, width, MODES: tl.constexpr):
-    """[CHANNELS, MODES] of what is kept mode by mode."""
+    """Load [CHANNELS, MODES] of a tensor that is stored mode by mode."""
     place = numbers + tl.arange(0, MODES)[None, :] * width + channel[:, None]
     return tl.load(place, mask=(channel < width)[:, None], other=0.0)
 
@@ -118,7 +118,7 @@ def write_modes(numbers, channel, width, values, MODES: tl.constexpr):
 
 @triton.jit
 def segments(positions, tile, at, start, end, TURNED: tl.constexpr):
-    """How many documents begin in a token's block up to it, and how many in each block."""
+    """Count the document starts in a token's block up to the token, and in each block."""
     here = (tile + at >= start) & (tile + at < end)
     begins = (tl.load(positions + tile + at, mask=here, other=1) == 0).to(tl.int32)
     count = tl.sum(begins, 0)
@@ -130,7 +130,7 @@ def segments(positions, tile, at, start, end, TURNED: tl.constexpr):
 
 @triton.jit
 def only(x, segment, number, PACKED: tl.constexpr):
-    """What of x is in the segments of this number."""
+    """Keep the values of x in the segments of this number, zero the others."""
     if PACKED:
         x = tl.where((segment == number)[None, :, :], x, 0.0)
     return x
@@ -141,7 +141,7 @@ def only(x, segment, number, PACKED: tl.constexpr):
 
 @triton.jit
 def powers(rate, ages, SPREAD: tl.constexpr):
-    """λ to each of the ages, [CHANNELS, MODES, AGES]; the last two change places if SPREAD."""
+    """Return λ^age for each age, [CHANNELS, MODES, AGES]; SPREAD swaps the last two axes."""
     if SPREAD:
         exponents = rate[:, None, :] * ages[None, :, None]
     else:
@@ -151,7 +151,7 @@ def powers(rate, ages, SPREAD: tl.constexpr):
 
 @triton.jit
 def matrix_of(taps, channel, width, BLOCK: tl.constexpr):
-    """[CHANNELS, BLOCK, BLOCK]: what each token of a block is given by each."""
+    """Return [CHANNELS, BLOCK, BLOCK]: the tap from each token of a block to each other."""
     side = tl.arange(0, BLOCK)
     lag = (side[:, None] - side[None, :])[None, :, :]
     channel = channel[:, None, None]
@@ -162,8 +162,8 @@ def matrix_of(taps, channel, width, BLOCK: tl.constexpr):
 def filtered(
     matrix, spread, x, states, segment, met, most, INPUTS: tl.constexpr, PACKED: tl.constexpr
 ):  # fmt: skip
-    """What a block's tokens are given by each other, and by the states if in the segment that
-    these have `met`."""
+    """Return the filter's outputs: from the tokens of the block, and from the states at its start
+    for tokens in the segment `met`."""
     y = tl.zeros(x.shape, dtype=tl.float32)
     y = plus_product(y, spread, terms(states, tl.float32, 2), 2, 2)
     if PACKED:
@@ -183,10 +183,10 @@ def scan(
     CHANNELS: tl.constexpr, MODES: tl.constexpr, BLOCKS: tl.constexpr, LEVELS: tl.constexpr,
     PACKED: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """What comes into each block, and what comes out of the tile: of what each block adds to the
-    states, and the `state` that comes into the tile; from behind, if BACKWARD.
+    """Return the states at each block's start and at the tile's end, from each block's contribution
+    and the `state` at the tile's start; from the end to the start if BACKWARD.
 
-    Two blocks are joined to one, and so on; then what comes in goes down the same way.
+    A tree scan: pairs of blocks are joined upwards, then starting states are handed down.
     """
     decay = decay[:, :, None]
     on = unbroken[None, None, :]

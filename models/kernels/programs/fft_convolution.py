@@ -1,8 +1,8 @@
-"""The Triton programs of fft_convolution.py: from tokens to channels, and back.
+"""Triton programs of fft_convolution.py: rows to channels, and back.
 
-In rows the channels of a token lie side by side; before and behind a transform it is the tokens of
-a channel, [documents, channels, size] in fp32. A program turns a tile of a document over, TOKENS by
-CHANNELS of it. Of `width` channels those from `start` on are worked at.
+In rows the channels of a token are adjacent; before and after a transform the tokens of a channel
+are, [documents, channels, size] in fp32. A program transposes a tile of a document, TOKENS by
+CHANNELS. A launch processes the channels from `start` on, of `width`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ def _tile(
     begins, counts, start, width, channels, size, tiles,
     TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """The first token of a document among those of all rows, the tokens and channels of a tile,
-    and where it lies before a transform; what there is of it there, and in the rows."""
+    """Return a document's first token among those of all rows, the tokens and channels of a tile,
+    the tile's offsets in a transform's input, and the masks there and in the rows."""
     document = (tl.program_id(0) // tiles).to(tl.int64)
     token = tl.program_id(0) % tiles * TOKENS + tl.arange(0, TOKENS)[:, None]
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
@@ -29,7 +29,7 @@ def _tile(
 
 @triton.jit
 def _input(x, token, channel, width, inside, GATED: tl.constexpr):
-    """w = k ⊙ v, or w."""
+    """Load w = k ⊙ v, or w."""
     if GATED:
         at = token * (3 * width) + channel
         k = tl.load(x + at + width, mask=inside, other=0.0).to(tl.float32)
@@ -42,7 +42,7 @@ def spread(
     begins, counts, start, width, channels, size, tiles, x, out,
     GATED: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """w of each document, and zeros behind it."""
+    """Write w of each document, padded with zeros."""
     token, channel, apart, real, inside = _tile(
         begins, counts, start, width, channels, size, tiles, TOKENS, CHANNELS
     )
@@ -54,7 +54,7 @@ def collect(
     begins, counts, start, width, channels, size, tiles, y, x, skip, out,
     GATED: tl.constexpr, SKIP: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """q ⊙ (y + skip ⊙ w)."""
+    """Write q ⊙ (y + skip ⊙ w)."""
     token, channel, apart, _, inside = _tile(
         begins, counts, start, width, channels, size, tiles, TOKENS, CHANNELS
     )
@@ -70,7 +70,7 @@ def collect(
 
 @triton.jit
 def _pulled(grad, x, token, channel, width, inside, GATED: tl.constexpr):
-    """The gradient of what stands between the gates."""
+    """Return the gradient of the filter's output, before the gate q."""
     g = tl.load(grad + token * width + channel, mask=inside, other=0.0).to(tl.float32)
     if GATED:
         q = tl.load(x + token * (3 * width) + channel, mask=inside, other=0.0)
@@ -83,7 +83,7 @@ def backward_spread(
     begins, counts, start, width, channels, size, tiles, grad, x, inputs, pulls, grad_skip,
     GATED: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """w and the gradient of y; and the sum of their products over the tile."""
+    """Write w, the gradient of y, and the sum of their products over the tile."""
     token, channel, apart, real, inside = _tile(
         begins, counts, start, width, channels, size, tiles, TOKENS, CHANNELS
     )
@@ -101,7 +101,7 @@ def backward_collect(
     begins, counts, start, width, channels, size, tiles, grad, x, skip, y, pulled, grad_x,
     GATED: tl.constexpr, SKIP: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """y is the filtered row once more, `pulled` what comes back through the filter to w."""
+    """Write the inputs' gradients from y, the filtered row, and `pulled`, the gradient of w."""
     token, channel, apart, _, inside = _tile(
         begins, counts, start, width, channels, size, tiles, TOKENS, CHANNELS
     )

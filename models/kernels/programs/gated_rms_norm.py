@@ -1,7 +1,7 @@
-"""The Triton programs of gated_rms_norm.py: ROWS rows at a time, and of their channels a run.
+"""Triton programs of gated_rms_norm.py: ROWS rows and one run of channels at a time.
 
-A run is a group of channels, or what this process has of one: its `share` of the group's `members`.
-CUT: the sums over whole groups are given, as `sums` has found them for each process's runs.
+A run is a group of channels, or this rank's shard of one: `share` of the group's `members`.
+CUT: sums over whole groups are inputs; `sums` computed them for the runs of each rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _gated(y, z, row, y_stride, z_stride, first, at, inside):
 
 @triton.jit
 def _given(totals, row, rows):
-    """A number of each row for this run."""
+    """Return the offsets of one number of each row for this run."""
     return tl.load(totals + row * tl.num_programs(1) + tl.program_id(1), mask=row < rows, other=0.0)
 
 
@@ -32,7 +32,7 @@ def sums(
     grad, y, z, weight, out, rows, width, share, y_stride, z_stride,
     BACKWARD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of a run's squares; and BACKWARD, behind those of all rows, of what pulls along it."""
+    """Sum the squares of a run; if BACKWARD, also the products of gradient and normed input."""
     first = tl.program_id(1) * share
     at = tl.arange(0, BLOCK)[None, :]
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]

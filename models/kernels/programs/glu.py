@@ -1,4 +1,4 @@
-"""The Triton programs of glu.py."""
+"""Triton programs of glu.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def _activated(gate, ACTIVATION: tl.constexpr):
-    """act(gate) and its slope."""
+    """Return act(gate) and its derivative."""
     if ACTIVATION == "silu":
         open_ = tl.sigmoid(gate)
         return gate * open_, open_ * (1.0 + gate * (1.0 - open_))

@@ -1,4 +1,4 @@
-"""The Triton programs of linear_cross_entropy.py: a program has a token's row of logits."""
+"""Triton programs of linear_cross_entropy.py: a program processes one token's row of logits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton.language as tl
 def statistics(
     logits, targets, weights, top, total, chosen, vocabulary, first, BLOCK: tl.constexpr
 ):
-    """The largest logit, Σ exp(logit − it), and the target's logit or 0 where it is not here."""
+    """Write the largest logit m, Σ exp(logit − m), and the target's logit (0 in other shards)."""
     token = tl.program_id(0).to(tl.int64)
     logits += token * vocabulary
     at = tl.arange(0, BLOCK)
@@ -21,7 +21,7 @@ def statistics(
         value = tl.load(logits + place, mask=place < vocabulary, other=float("-inf"))
         value = value.to(tl.float32)
         higher = tl.maximum(highest, value)
-        # A column that has seen nothing yet has no sum to rescale.
+        # A column without a logit so far has no sum to rescale.
         base = tl.where(higher == float("-inf"), 0.0, higher)
         sums = sums * tl.exp(highest - base) + tl.exp(value - base)
         highest = higher
@@ -38,7 +38,7 @@ def statistics(
 def gradients(
     logits, targets, weights, log_z, vocabulary, first, z_loss, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The logits become the gradients of w·(log Z − chosen + z_loss·log²Z), where they are."""
+    """Replace logits by the gradients of w·(log Z − chosen + z_loss·log²Z), in place."""
     token = tl.program_id(0).to(tl.int64)
     logits += token * vocabulary
     weight = tl.load(weights + token)

@@ -1,21 +1,21 @@
-"""The Triton programs of modal.py.
+"""Triton programs of modal.py.
 
-A program has CHANNELS channels and walks along a chunk of a row, a tile at a time: BLOCKS blocks of
-BLOCK tokens, which are the columns of matrix products. Each channel has matrices of its own:
+A program processes CHANNELS channels of a chunk of a row, a tile at a time: BLOCKS blocks of BLOCK
+tokens, which are the columns of matrix products. Each channel has matrices of its own:
 
-    matrix [BLOCK, BLOCK]  the filter's first taps: what a block's tokens are given by each other
-    gather [MODES, BLOCK]  λ^{BLOCK−1−j}: what a block's tokens add to the states
-    spread [BLOCK, MODES]  λ^i: what its tokens are given by the states, scaled by R·λ
+    matrix [BLOCK, BLOCK]  the filter's first taps: from the tokens of a block to each other
+    gather [MODES, BLOCK]  λ^{BLOCK−1−j}: from a block's tokens to the states
+    spread [BLOCK, MODES]  λ^i: from the states, scaled by R·λ, to the block's tokens
 
-and the states are scanned from block to block. The gradients of the inputs are the same filter from
-the end, of what is pulled from the outputs: with the tokens of each block turned round, the same
-matrices hold.
+and the states are scanned from block to block. The gradients of the inputs are the same filter, run
+from the end over the gradients of the outputs: with the tokens of each block reversed, the matrices
+are the same.
 
-Where documents begin, it is not the matrices that are changed: what they may not multiply, or may
-not give, is struck out. A block's segments are numbered: nothing passes between two of them, and
-what comes in meets the first, what goes on comes from the last.
+Document starts do not change the matrices; inputs and outputs are masked instead. The segments of a
+block are numbered: nothing passes between two segments, the incoming state reaches the first, and
+the outgoing state comes from the last.
 
-While a tile is worked on, the inputs of the next are read.
+The inputs of the next tile are read while a tile is processed.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def summaries(
     BLOCKS: tl.constexpr, LEVELS: tl.constexpr, CHANNELS: tl.constexpr, MODES: tl.constexpr,
     INPUTS: tl.constexpr, POWERS: tl.constexpr,
 ):  # fmt: skip
-    """What each chunk adds to the states behind it, of inputs a ⊙ b; if BACKWARD, to the gradients
-    of those before it. Its tiles end where it does, on that side."""
+    """Write each chunk's contribution to the states after it, from inputs a ⊙ b; if BACKWARD, to
+    the gradients of the states before it. Tiles are aligned to the chunk's end on that side."""
     TOKENS: tl.constexpr = BLOCK * BLOCKS
     kind: tl.constexpr = a.dtype.element_ty
     row, number, start, end, channel = chunk_of(length, width, each, chunks, TOKENS, CHANNELS)
@@ -66,7 +66,7 @@ def summaries(
     tiles = tl.cdiv(end - start, TOKENS)
     tile = start + (tiles - 1) * TOKENS if BACKWARD else end - tiles * TOKENS
     step = -TOKENS if BACKWARD else TOKENS
-    sums = tl.zeros([CHANNELS, MODES, BLOCKS], dtype=tl.float32)  # of the same block of all tiles
+    sums = tl.zeros([CHANNELS, MODES, BLOCKS], dtype=tl.float32)  # over all tiles, by block
     x = read_product(a, b, a_stride, b_stride, tile, at, start, end, channel, width, GATED)
     for _ in range(tiles):
         ahead = read_product(
@@ -76,7 +76,7 @@ def summaries(
         if PACKED:
             segment, count = segments(positions, tile, at, start, end, BACKWARD)
             begun = tl.sum(count, 0)
-            segment += (tl.cumsum(count, 0) - count)[None, :]  # of the tile
+            segment += (tl.cumsum(count, 0) - count)[None, :]  # in the tile
             x = only(x, segment, 0 if BACKWARD else begun, True)
             sums = tl.where(begun == 0, sums, 0.0)
         sums = plus_product(sums, gather, terms(x, kind, INPUTS), POWERS, INPUTS)
@@ -95,8 +95,8 @@ def carry(
     START: tl.constexpr, BACKWARD: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """`end` gets what comes out of the last chunk; and, if WRITE, what each chunk adds becomes what
-    comes into it. `powers`: λ to the length of a chunk, and to that of the last."""
+    """Write the states after the last chunk to `end`; if WRITE, replace each chunk's contribution
+    by the states at its start. `powers`: λ to the length of a chunk, and to that of the last."""
     parts = tl.cdiv(numbers, BLOCK)
     row = (tl.program_id(0) // parts).to(tl.int64)
     at = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
@@ -109,7 +109,7 @@ def carry(
     for block in range(tl.cdiv(chunks, AHEAD)):
         adds = ()
         keeps = ()
-        for step in tl.static_range(AHEAD):  # all are read before the first is used
+        for step in tl.static_range(AHEAD):  # all loads before the first use
             number = tl.minimum(block * AHEAD + step, chunks - 1)
             chunk = row * chunks + (chunks - 1 - number if BACKWARD else number)
             adds = adds + (tl.load(states + chunk * numbers + at, mask=real, other=0.0),)
@@ -133,7 +133,7 @@ def forward(
     LEVELS: tl.constexpr, CHANNELS: tl.constexpr, MODES: tl.constexpr, INPUTS: tl.constexpr,
     POWERS: tl.constexpr,
 ):  # fmt: skip
-    """`between` has the states that come into each chunk, `states` gets those of each tile."""
+    """Write the outputs, and the states at each tile's start; `between` has those of each chunk."""
     TOKENS: tl.constexpr = BLOCK * BLOCKS
     kind: tl.constexpr = x.dtype.element_ty
     row, number, start, end, channel = chunk_of(length, width, each, chunks, TOKENS, CHANNELS)
@@ -190,11 +190,12 @@ def backward(
     LEVELS: tl.constexpr, CHANNELS: tl.constexpr, MODES: tl.constexpr, INPUTS: tl.constexpr,
     POWERS: tl.constexpr,
 ):  # fmt: skip
-    """`between` has the gradients of states that come into each chunk from behind.
+    """Write the gradients of the inputs and of the filter. `between`: the gradients of the states
+    at each chunk's end.
 
-    The filter's gradients are sums over pairs of an input w and a later p, the gradient of what
-    stands between the gates. Of one block, `pairs` gets them by their places. Of two, `sums` gets
-    Σ λ^{lag−1}·w·p, by way of the states; and R·Σ lag·λ^lag·w·p, where a lag is taken in three
+    The filter's gradients are sums over pairs of an input w and a later p, the gradient of the
+    filter's output. Pairs within a block go to `pairs`, by their places. Pairs across blocks go to
+    `sums`: Σ λ^{lag−1}·w·p, by way of the states; and R·Σ lag·λ^lag·w·p, where a lag has three
     parts: from w to its block's end, the blocks between, and from there to p.
     """
     TOKENS: tl.constexpr = BLOCK * BLOCKS
@@ -262,7 +263,7 @@ def backward(
 
         first = terms(only(p, turned_segment, 0, PACKED), kind, INPUTS)
         pulled = plus_product(nothing, gather, first, POWERS, INPUTS)
-        # If the row ends within the tile, the block after its last has what comes from behind.
+        # If the row ends within the tile, the block after its last holds the incoming gradients.
         after = (tl.arange(0, BLOCKS) == (end - tile) // BLOCK)[None, None, :]
         pulls = pulled * weight + tl.where(after, behind[:, :, None], 0.0)
         back, adjoint = scan(

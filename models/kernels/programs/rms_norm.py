@@ -1,4 +1,4 @@
-"""The Triton programs of rms_norm.py: ROWS rows at a time, each in one piece."""
+"""Triton programs of rms_norm.py: ROWS whole rows at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def forward(
     power = (tl.sum(value * value, axis=1) / width)[:, None]
     scale = 1.0 / (tl.sqrt(power) + eps) if EPS_OUTSIDE else 1.0 / tl.sqrt(power + eps)
     gain = tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32)
-    # The twin rounds the normalised row before it is weighted, and so does this.
+    # Round the normalised row before the weight, as the twin does.
     normal = (value * scale).to(summed.dtype.element_ty).to(tl.float32)
     tl.store(out + place, (normal * gain).to(out.dtype.element_ty), mask=inside)
 

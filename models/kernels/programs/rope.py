@@ -1,4 +1,4 @@
-"""The Triton program of rope.py: a token's heads, a few at a time, turned by one set of angles."""
+"""Triton program of rope.py: rotate a token's heads, a few at a time, by one set of angles."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def forward(
         b = tl.load(from_ + half, mask=turning, other=0.0).to(tl.float32)
         tl.store(out + place, (a * c - b * s).to(kind), mask=turning)
         tl.store(out + place + half, (b * c + a * s).to(kind), mask=turning)
-        if REST > 0:  # channels that do not turn
+        if REST > 0:  # channels without rotation
             still = 2 * half + tl.arange(0, REST)[None, :]
             there = (head < heads) & (still < dim)
             from_ = x + head.to(tl.int64) * head_stride + still

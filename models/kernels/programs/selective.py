@@ -1,4 +1,4 @@
-"""What the programs of the selective scan share: where things are, and how a step is made."""
+"""Shared functions of the selective scan's programs: addresses, and the step Δ."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def channel_block(channels, blocks, CHANNELS: tl.constexpr):
-    """The head of a program, its channels, and which of these there are."""
+    """Return the head of a program, its channels, and their mask."""
     head = tl.program_id(1) // blocks
     own = tl.program_id(1) % blocks * CHANNELS + tl.arange(0, CHANNELS)
     return head, head * channels + own, own < channels
@@ -16,21 +16,21 @@ def channel_block(channels, blocks, CHANNELS: tl.constexpr):
 
 @triton.jit
 def states_at(row, chunk, chunks, width, channel, MODES: tl.constexpr):
-    """Where the states of a chunk are: [rows, chunks, MODES, width]."""
+    """Return the offsets of a chunk's states in [rows, chunks, MODES, width]."""
     mode = tl.arange(0, MODES)[:, None]
     return ((row * chunks + chunk) * MODES + mode) * width + channel[None, :]
 
 
 @triton.jit
 def document_starts(positions, token, length):
-    """−∞ where a document begins, 0 elsewhere."""
+    """Return −∞ if a document begins at the token, else 0."""
     position = tl.load(positions + token, mask=token < length, other=1)
     return tl.where(position == 0, float("-inf"), 0.0)
 
 
 @triton.jit
 def by_mode(x, token, tokens, stride, size, MODES: tl.constexpr):
-    """B or C of a token: [MODES]."""
+    """Load B or C of a token: [MODES]."""
     mode = tl.arange(0, MODES)
     at = token * stride + mode
     return tl.load(x + at, mask=(mode < size) & (at < tokens * stride), other=0.0).to(tl.float32)
@@ -38,10 +38,10 @@ def by_mode(x, token, tokens, stride, size, MODES: tl.constexpr):
 
 @triton.jit
 def softplus(dt, at, here, bias):
-    """Δ = softplus(dt + bias), or 0 where there is no token, and its slope.
+    """Return Δ = softplus(dt + bias), 0 outside the row, and its derivative.
 
-    With e = exp(−|v|) it is max(v, 0) + log(1 + e), and log(1 + e) = 2·artanh(e/(2 + e)), whose
-    series loses nothing where e is small.
+    With e = exp(−|v|), softplus(v) = max(v, 0) + log(1 + e), and log(1 + e) = 2·artanh(e/(2 + e)),
+    whose series loses no precision where e is small.
     """
     v = tl.load(dt + at, mask=here, other=0.0).to(tl.float32) + bias
     e = tl.exp(-tl.abs(v))

@@ -1,12 +1,11 @@
-"""The Triton programs of selective_scan.py.
+"""Triton programs of selective_scan.py.
 
-A program is one warp. It has a block of CHANNELS channels of a head, all MODES states of each in
-registers, and walks along a chunk of tokens, UNROLL at a time: what belongs to a channel is read
-before the first of them is used, and written after the last. One warp sums over its channels
-without a word to any other.
+A program is one warp. It holds a block of CHANNELS channels of a head, with all MODES states of
+each in registers, and scans a chunk of tokens, UNROLL at a time: loads precede the first use, and
+stores follow the last. Sums over channels stay within the warp.
 
-`A` holds A·log₂e, [MODES, width]. Where a document begins, −∞ is added to the decay's logarithm.
-Tokens that are not there have a step of 0, and leave everything as it is.
+`A` holds A·log₂e, [MODES, width]. At a document's start, −∞ is added to the decay's logarithm.
+Tokens outside the row have Δ = 0 and change nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ def summaries(
     PACKED: tl.constexpr, MODES: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """What each chunk adds to the states, starting from zeros, and the sum of its steps: ∞ if a
-    document begins in it, for then nothing comes through."""
+    """Write each chunk's contribution to the states, from zeros, and the sum of its Δ: ∞ if a
+    document begins in it, because then no state passes through."""
     row, chunk = tl.program_id(2).to(tl.int64), tl.program_id(0)
     head, channel, some = channel_block(channels, blocks, CHANNELS)
     width = channels * heads
@@ -68,8 +67,8 @@ def carry(
     START: tl.constexpr, BACKWARD: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """What each chunk adds becomes what comes into it, if WRITE; `end` gets what comes out of the
-    last."""
+    """Write the states after the last chunk to `end`; if WRITE, replace each chunk's contribution
+    by the states at its start."""
     row = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = at < numbers  # MODES · width

@@ -1,4 +1,4 @@
-"""The Triton programs of selective_scan.py that go backward; see programs/selective_scan.py."""
+"""Triton programs of selective_scan.py's backward pass; see programs/selective_scan.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def summaries(
     PACKED: tl.constexpr, MODES: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """What each chunk adds to the gradients of the states that come into it."""
+    """Write each chunk's contribution to the gradients of the states at its start."""
     row, chunk = tl.program_id(2).to(tl.int64), tl.program_id(0)
     head, channel, some = channel_block(channels, blocks, CHANNELS)
     width = channels * heads
@@ -64,14 +64,14 @@ def backward(
     PACKED: tl.constexpr, MODES: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Along the chunk for what follows from the states, and back for what follows from their
-    gradients.
+    """Scan the chunk forward for the terms that need the states, and back for those that need the
+    states' gradients.
 
-    A step's part in the decay λ is Σ_n A_n·q_n, where q_t = λ_t·S_{t−1}·(the gradient of S_t): the
-    product of something that comes from the left and something that comes from the right. It obeys
-    q_t = q_{t+1} + (what S_t gives to y) − (what t adds to S_t), each times its gradient. The first
-    is found on the way there, and kept in `shares`, fp32 [rows, length, width], for the way back.
-    The gradient of A needs nothing of the kind: P = ∂S/∂A is carried along beside S.
+    The gradient of Δ through the decay λ is Σ_n A_n·q_n, where q_t = λ_t·S_{t−1}·(gradient of S_t):
+    a product of a forward and a backward quantity. It obeys q_t = q_{t+1} + (term of S_t in y) −
+    (term of t in S_t), each times its gradient. The forward scan computes the first term and keeps
+    it in `shares`, fp32 [rows, length, width], for the way back. The gradient of A needs no such
+    term: P = ∂S/∂A is scanned beside S.
     """
     row, chunk = tl.program_id(2).to(tl.int64), tl.program_id(0)
     head, channel, some = channel_block(channels, blocks, CHANNELS)
@@ -89,7 +89,7 @@ def backward(
     grad_z += origin * width
     B += (origin * heads + head) * size
     C += (origin * heads + head) * size
-    block = (tl.program_id(1) % blocks).to(tl.int64)  # a sum over these follows
+    block = (tl.program_id(1) % blocks).to(tl.int64)  # summed over afterwards
     partial = ((block * tl.num_programs(2) * length + origin) * heads + head) * size
     grad_B += partial
     grad_C += partial
@@ -150,11 +150,11 @@ def backward(
             tl.store(grad_z + at, of_gates[k].to(grad_z.dtype.element_ty), mask=here)
             tl.store(shares + at, given[k], mask=here)
 
-    adjoint = tl.load(adjoints + own, mask=real, other=0.0)  # behind the chunk, with its λ
+    adjoint = tl.load(adjoints + own, mask=real, other=0.0)  # after the chunk, times its λ
     tl.store(grad_A + own, of_A + adjoint * slope, mask=real)
     product = tl.sum(adjoint * state * decay, axis=0)
     of_bias = tl.zeros([CHANNELS], dtype=tl.float32)
-    tl.debug_barrier()  # others may read of `shares` what this thread wrote
+    tl.debug_barrier()  # other threads may read what this thread wrote to `shares`
     for start in range(0, CHUNK, UNROLL):
         steps = ()
         slopes = ()

@@ -1,10 +1,9 @@
-"""The Triton programs of short_convolution.py.
+"""Triton programs of short_convolution.py.
 
-A thread has a few channels (CHANNELS are a program's) and walks along a span of tokens, UNROLL at a
-time. What its filter reaches, it keeps: the last REACH inputs forward, and backward besides as many
-unfinished gradients of inputs; everything is read and written once. A block of tokens is taken with
-CARE where a document begins within reach of the span, and where tokens or channels are missing;
-nowhere else is anything asked of a token.
+A thread holds a few channels (CHANNELS a program) and filters a span of tokens, UNROLL at a time.
+It keeps the last REACH inputs in registers, and backward also as many unfinished gradients of inputs;
+everything is read and written once. A block of tokens is processed with CARE (masks) where a
+document begins within reach of the span, or tokens or channels are missing; elsewhere without.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from .walk import earlier_input, inputs_of, plus_products, read, there, zeros
 
 @triton.jit
 def _place(length, width, SPAN: tl.constexpr, CHANNELS: tl.constexpr):
-    """A program's first token, row and first channel, and the number of its span in all rows."""
+    """Return a program's first token, row, first channel, and its span's number in all rows."""
     blocks = tl.cdiv(width, CHANNELS)
     span = tl.program_id(0) // blocks
     spans = tl.cdiv(length, SPAN)
@@ -27,7 +26,7 @@ def _place(length, width, SPAN: tl.constexpr, CHANNELS: tl.constexpr):
 
 @triton.jit
 def _taps(taps, skip, channel, width, share, REACH: tl.constexpr, SKIP: tl.constexpr):
-    """Of each channel; the skip is a part of the first."""
+    """Load the taps of each channel; the skip is added to the first."""
     found = ()
     for lag in tl.static_range(REACH):
         place = taps + channel // share * REACH + lag
@@ -40,7 +39,7 @@ def _taps(taps, skip, channel, width, share, REACH: tl.constexpr, SKIP: tl.const
 
 @triton.jit
 def _breaks(positions, end, REACH: tl.constexpr, SPAN: tl.constexpr):
-    """Whether a document begins within reach of a token of the span, or of those it goes on to."""
+    """Return true if a document begins within reach of the span or of the tokens after it."""
     token = tl.arange(0, 2 * SPAN)
     here = (token < end) & (token < SPAN + REACH - 1)
     position = tl.load(positions + token, mask=here, other=REACH)
@@ -52,7 +51,7 @@ def _behind(
     x, history, positions, start, channel, length, width, token_stride,
     REACH: tl.constexpr, GATED: tl.constexpr, HISTORY: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """The inputs before a span that its first token sees, the latest first; and zeros."""
+    """Load the inputs before a span that its first token sees, latest first; zeros elsewhere."""
     found = ()
     for lag in tl.static_range(1, REACH):
         w = earlier_input(
@@ -67,7 +66,7 @@ def _behind(
 
 @triton.jit
 def _shifted(window, w, positions, token, CARE: tl.constexpr, REACH: tl.constexpr):
-    """The window of the next token: w, and what it still sees of those before."""
+    """Return the window of the next token: w, and the earlier inputs that it sees."""
     found = (w,)
     for lag in tl.static_range(1, REACH):
         found = found + (window[lag - 1],)
@@ -90,7 +89,7 @@ def _filtered(window, taps, REACH: tl.constexpr):
 
 @triton.jit
 def _spread(pulled, taps, g, positions, token, CARE: tl.constexpr, REACH: tl.constexpr):
-    """The gradients of the last inputs, the latest first, when g is that of a new output."""
+    """Add a new output's gradient g to the gradients of the last inputs, latest first."""
     found = (taps[0] * g,)
     for lag in tl.static_range(1, REACH):
         seen = g
@@ -114,7 +113,7 @@ def _forward_block(
     REACH: tl.constexpr, GATED: tl.constexpr, SILU: tl.constexpr, UNROLL: tl.constexpr,
     CARE: tl.constexpr,
 ):  # fmt: skip
-    """Writes UNROLL outputs; returns the window of the last."""
+    """Write UNROLL outputs; return the window of the last."""
     real = None
     if CARE:
         real = channel < width
@@ -181,7 +180,7 @@ def _backward_block(
     REACH: tl.constexpr, GATED: tl.constexpr, SILU: tl.constexpr, HISTORY: tl.constexpr,
     UNROLL: tl.constexpr, CARE: tl.constexpr,
 ):  # fmt: skip
-    """Takes UNROLL gradients and finishes as many; returns what is carried on."""
+    """Read UNROLL gradients and finish as many; return the unfinished ones."""
     real = None
     if CARE:
         real = channel < width
@@ -192,7 +191,7 @@ def _backward_block(
     values = above
     if GATED:
         gates = read(x, first, end, channel, real, token_stride, not CARE, UNROLL)
-        done = first - REACH + 1  # those that will be finished
+        done = first - REACH + 1  # finished in this block
         keys = read(x + width, done, last, channel, real, token_stride, not CARE, UNROLL)
         values = read(x + 2 * width, done, last, channel, real, token_stride, not CARE, UNROLL)
     for step in tl.static_range(UNROLL):
@@ -218,7 +217,7 @@ def _backward_block(
         of_bias += own
         pulled = _spread(pulled, taps, g, positions, at, CARE, REACH)
 
-        token = first + step - REACH + 1  # is finished
+        token = first + step - REACH + 1  # finished now
         dw = pulled[REACH - 1]
         here = there(token, 0, last, channel, width)
         if GATED:
@@ -241,10 +240,10 @@ def backward(
     SKIP: tl.constexpr, HISTORY: tl.constexpr, PACKED: tl.constexpr,
     SPAN: tl.constexpr, UNROLL: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Of the taps and the bias, `partial` gets what a span adds up to.
+    """Write the gradients of the inputs, and to `partial` a span's sums for taps and bias.
 
-    With g the gradient of the sum over the taps: w[s] gets Σ_j h[j]·g[s+j], h[j] Σ_t g[t]·w[t−j].
-    So a span goes on for REACH − 1 tokens more, whose g it needs for its own inputs.
+    With g the gradient of the sum over the taps, the gradient of w[s] is Σ_j h[j]·g[s+j], that of
+    h[j] is Σ_t g[t]·w[t−j]. So a span reads REACH − 1 tokens beyond its end.
     """
     start, row, first_channel, span = _place(length, width, SPAN, CHANNELS)
     channel = first_channel + tl.arange(0, CHANNELS)

@@ -1,7 +1,7 @@
-"""The Triton programs of ssd.py: each has a chunk of one head.
+"""Triton programs of ssd.py: each processes a chunk of one head.
 
-total_t is the logarithm of what is left, at t, of a state that came into the chunk; `fade` what is
-left of a token's input at the chunk's end. Both are zero across a document's beginning.
+total_t is the logarithm of the decay from the chunk's start to t; `fade` is the decay from a token
+to the chunk's end. Across a document's start the decay is zero.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import triton.language as tl
 
 @triton.jit
 def _decays(dt, A, positions, first, length, heads, CHUNK: tl.constexpr, PACKED: tl.constexpr):
-    """dt, total, the sum of all steps, fade, what is carried in, and whether all of it goes on."""
+    """Return dt, total, its value at the end, fade, the decay from the chunk's start, and 1 if no
+    document begins in the chunk."""
     at = tl.arange(0, CHUNK)
     here = first + at < length
     steps = tl.load(dt + at * heads, mask=here, other=0.0)
@@ -32,7 +33,7 @@ def _decays(dt, A, positions, first, length, heads, CHUNK: tl.constexpr, PACKED:
 
 @triton.jit
 def _within(total, positions, first, length, CHUNK: tl.constexpr, PACKED: tl.constexpr):
-    """[t, s]: what is left at t of what came in at s."""
+    """Return [t, s]: the decay from s to t."""
     at = tl.arange(0, CHUNK)
     seen = at[None, :] <= at[:, None]
     if PACKED:
@@ -45,7 +46,7 @@ def _within(total, positions, first, length, CHUNK: tl.constexpr, PACKED: tl.con
 
 @triton.jit
 def _tile(x, stride, first, length, size, CHUNK: tl.constexpr, SIDE: tl.constexpr):
-    """[CHUNK, SIDE] of a chunk's tokens."""
+    """Load [CHUNK, SIDE] of a chunk's tokens."""
     at = tl.arange(0, CHUNK)[:, None]
     side = tl.arange(0, SIDE)[None, :]
     here = (first + at < length) & (side < size)
@@ -54,7 +55,7 @@ def _tile(x, stride, first, length, size, CHUNK: tl.constexpr, SIDE: tl.constexp
 
 @triton.jit
 def _state(states, dim, size, DIM: tl.constexpr, SIZE: tl.constexpr):
-    """Where the numbers of a state are, and which of them are real."""
+    """Return the offsets of a state's numbers, and their mask."""
     row = tl.arange(0, DIM)[:, None]
     column = tl.arange(0, SIZE)[None, :]
     return states + row * size + column, (row < dim) & (column < size)
@@ -62,7 +63,7 @@ def _state(states, dim, size, DIM: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def _part(states, dim, size, first, DIM: tl.constexpr, PART: tl.constexpr):
-    """PART of a state's columns."""
+    """Load PART of a state's columns."""
     row = tl.arange(0, DIM)[:, None]
     column = first + tl.arange(0, PART)[None, :]
     real = (row < dim) & (column < size)
@@ -81,8 +82,8 @@ def summaries(
     PACKED: tl.constexpr, BACKWARD: tl.constexpr, CHUNK: tl.constexpr, DIM: tl.constexpr,
     SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What a chunk adds to the state behind it; or, BACKWARD, with the gradient of y for x and C
-    for B, to the gradient of the state before it."""
+    """Write a chunk's contribution to the state after it; if BACKWARD, with the gradient of y for x
+    and C for B, to the gradient of the state before it."""
     chunk, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     first = chunk * CHUNK
     kind = x.dtype.element_ty
@@ -116,8 +117,8 @@ def carry(
     START: tl.constexpr, BACKWARD: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Of what the chunks have `added`, `end` gets what comes out of the last; and, if WRITE,
-    `states` what comes into each."""
+    """Scan the chunks' contributions `added`: write the states after the last chunk to `end` and,
+    if WRITE, those at each chunk's start to `states`."""
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = at < numbers
@@ -127,7 +128,7 @@ def carry(
     for block in range(tl.cdiv(chunks, AHEAD)):
         adds = ()
         keeps = ()
-        for step in tl.static_range(AHEAD):  # all are read before the first is used
+        for step in tl.static_range(AHEAD):  # all loads before the first use
             number = tl.minimum(block * AHEAD + step, chunks - 1)
             chunk = chunks - 1 - number if BACKWARD else number
             place = (row * chunks + chunk) * heads + head
@@ -193,7 +194,8 @@ def backward(
     PACKED: tl.constexpr, CHUNK: tl.constexpr, DIM: tl.constexpr, PART: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`adjoints`: the gradients of the states behind the chunks. B and C get one for each head."""
+    """Write the gradients; those of B and C by head. `adjoints`: gradients of the states after the
+    chunks."""
     chunk, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     first = chunk * CHUNK
     kind = x.dtype.element_ty
@@ -214,7 +216,7 @@ def backward(
     states += place * dim * size
     adjoints += place * dim * size
 
-    # A part of the states' numbers at a time: all of them would not leave registers for the rest.
+    # PART of the states' numbers at a time: all of them leave no registers for the rest.
     scores = tl.zeros([CHUNK, CHUNK], dtype=tl.float32)
     through = tl.zeros([CHUNK, DIM], dtype=tl.float32)
     ends = tl.zeros([CHUNK, DIM], dtype=tl.float32)
@@ -242,13 +244,13 @@ def backward(
     tl.store(to, of_x.to(kind), mask=here[:, None] & (channel < dim)[None, :])
 
     of_decay = met * scores * within
-    added = tl.sum(inputs.to(tl.float32) * ends, axis=1) * fade  # the gradient of dt there
+    added = tl.sum(inputs.to(tl.float32) * ends, axis=1) * fade  # the gradient of dt at the token
     of_carried = tl.sum(above.to(tl.float32) * through, axis=1) * carried
-    behind = tl.sum(of_decay, axis=0)  # by the token that came in
+    behind = tl.sum(of_decay, axis=0)  # by input token
     of_total = tl.sum(of_decay * steps[None, :], axis=1) - behind * steps + of_carried
     of_total -= added * steps
     of_end = tl.sum(added * steps, axis=0) + tl.sum(kept, axis=0) * tl.load(keep + place)
-    # A step is part of every total from its own on, and of the end.
+    # A step enters every total from its token on, and the decay to the end.
     later = tl.sum(of_total, axis=0) - tl.cumsum(of_total, axis=0) + of_total + of_end
     tl.store(grad_dt + flat, behind + added + later * rate, mask=here)
     tl.store(grad_A + place, tl.sum(later * steps, axis=0))

@@ -1,13 +1,13 @@
-"""The Triton programs of toeplitz.py.
+"""Triton programs of toeplitz.py.
 
-A program has the filter of one group as matrices of CHUNK × CHUNK, H_p[t, s] = h[t − s + p·CHUNK],
-and walks along CHUNKS streams of the row side by side: the columns of its products are a chunk of
-each, with their channels.
+A program holds the filter of one group as matrices of CHUNK × CHUNK,
+H_p[t, s] = h[t − s + p·CHUNK], and walks along CHUNKS streams of the row in parallel: the columns of its products are one chunk of
+each stream, with their channels.
 
-Documents are kept apart by striking tokens out of what is multiplied, never out of the matrices.
-From one chunk to another, only the document goes on that is open between them: tokens from its
-first to its last. Within a chunk H₀ is multiplied once for each document, as many times as the
-chunk has that holds most: `begin` and `end` are numbers for each stream.
+Documents are kept apart by masking tokens of the products' inputs, never the matrices. Between
+chunks only the document that spans them passes: tokens from its first to its last. Within a chunk
+H₀ is multiplied once for each document, as often as the chunk with the most documents needs;
+`begin` and `end` are numbers for each stream.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def matrices_of(
 
 @triton.jit
 def spread(of_streams, CHUNKS: tl.constexpr, SIDE: tl.constexpr):
-    """A number of each stream, for each of its channels; two-sided."""
+    """Repeat a number of each stream for each of its channels, as a matrix."""
     each = tl.broadcast_to(of_streams[:, None], [CHUNKS, SIDE])
     return tl.reshape(each, [CHUNKS * SIDE])[None, :]
 
 
 @triton.jit
 def begins_of(positions, start, length, CHUNK: tl.constexpr):
-    """[CHUNK, CHUNKS]: whether a document begins at a token of the chunks at `start`.
+    """Return [CHUNK, CHUNKS]: true where a document begins, in the chunks at `start`.
 
-    The first of a row may have begun before it.
+    The first document of a row may begin before the row.
     """
     token = start[None, :] + tl.arange(0, CHUNK)[:, None]
     position = tl.load(positions + tl.maximum(token, 0), mask=token < length, other=1)
@@ -49,21 +49,21 @@ def begins_of(positions, start, length, CHUNK: tl.constexpr):
 
 @triton.jit
 def open_before(positions, start, length):
-    """How many tokens before each chunk belong to the document that goes on in it."""
+    """Count the tokens before each chunk that belong to the document that continues in it."""
     position = tl.load(positions + tl.maximum(start, 0), mask=start < length, other=0)
     return position + tl.minimum(start, 0)
 
 
 @triton.jit
 def next_begin(begins, token, CHUNK: tl.constexpr):
-    """[CHUNKS]: where the next document behind a token of each chunk begins; CHUNK if none does."""
+    """Return [CHUNKS]: the start of the next document after a token of each chunk, or CHUNK."""
     time = tl.arange(0, CHUNK)[:, None]
     return tl.min(tl.where(begins & (time > token), time, CHUNK), axis=0)
 
 
 @triton.jit
 def last_begin(begins, CHUNK: tl.constexpr):
-    """[CHUNKS]: where the last document begins in each chunk; 0 if none does."""
+    """Return [CHUNKS]: the start of the last document in each chunk, or 0."""
     time = tl.arange(0, CHUNK)[:, None]
     return tl.max(tl.where(begins, time, 0), axis=0)
 
@@ -75,7 +75,7 @@ def product(a, b, to, PRECISION: tl.constexpr):
 
 @triton.jit
 def most(begins):
-    """How many documents begin in the chunk in which most do."""
+    """Return the largest number of documents that begin in one chunk."""
     return tl.max(tl.sum(begins.to(tl.int32), axis=0), axis=0)
 
 
@@ -90,7 +90,7 @@ def inputs_of(
     x, history, at, start, channel, last, length, width,
     REACH: tl.constexpr, CHUNK: tl.constexpr, GATED: tl.constexpr, HISTORY: tl.constexpr,
 ):  # fmt: skip
-    """w = k ⊙ v of the chunks at `start`, whose numbers are `at` x; zeros outside of the row."""
+    """Load w = k ⊙ v of the chunks at `start`, at offsets `at` of x; zeros outside the row."""
     here = inside_of(start, channel, last, length, CHUNK)
     if GATED:
         k = tl.load(x + width + at, mask=here, other=0.0).to(tl.float32)
@@ -121,7 +121,7 @@ def forward(
     channel = group * SHARE + tl.program_id(0) % BLOCKS * SIDE + column % SIDE
     time = tl.arange(0, CHUNK)[:, None]
     starts = (part * CHUNKS + tl.arange(0, CHUNKS)) * (each * CHUNK)
-    start = (part * CHUNKS + column // SIDE) * (each * CHUNK)  # the same, for each column
+    start = (part * CHUNKS + column // SIDE) * (each * CHUNK)  # by column
     at = start.to(tl.int64) * token_stride + channel + time * token_stride
     to = start.to(tl.int64) * width + channel + time * width
     x += row * row_stride
@@ -131,7 +131,7 @@ def forward(
     matrices = matrices_of(taps + group * REACH, REACH, PASSES, CHUNK)
     if SKIP:
         scale = tl.load(skip + channel, mask=channel < last, other=0.0).to(tl.float32)
-    before = ()  # W of the chunks before, as far as the present one sees it
+    before = ()  # W of earlier chunks, as far as this chunk sees it
     for back in tl.static_range(1, PASSES):
         w = inputs_of(
             x - (back * CHUNK) * token_stride, history, at, start - back * CHUNK, channel, last,

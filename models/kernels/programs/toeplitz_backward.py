@@ -1,4 +1,4 @@
-"""The Triton program of toeplitz.py that goes backward: over streams of chunks, as forward."""
+"""Triton program of toeplitz.py's backward pass, over streams of chunks as in the forward pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .toeplitz import (
 def _pulls(
     grad, x, to, at, start, channel, last, length, CHUNK: tl.constexpr, GATED: tl.constexpr
 ):  # fmt: skip
-    """G: the gradients of what stands between the gates, of the chunks at `start`."""
+    """Load G, the gradients of the filter's output, of the chunks at `start`."""
     here = inside_of(start, channel, last, length, CHUNK)
     pulled = tl.load(grad + to, mask=here, other=0.0)
     if GATED:
@@ -34,7 +34,7 @@ def _pulls(
 
 @triton.jit
 def _again(x, here):
-    """What was read before, from the cache: kept instead, it would fill the registers."""
+    """Load again, from the cache, what was read before: keeping it would fill the registers."""
     return tl.load(x, mask=here, other=0.0, eviction_policy="evict_first").to(tl.float32)
 
 
@@ -46,10 +46,10 @@ def backward(
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr, GATED: tl.constexpr,
     SKIP: tl.constexpr, HISTORY: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The streams are walked from their ends: the gradient of w is `forward` in a mirror.
+    """Write the gradients. The streams run from their ends: the gradient of w mirrors `forward`.
 
-    Of the filter, `partial` gets Σ G_n·W_{n−p}ᵀ: its diagonals are the gradients of the taps. These
-    sums take most of the registers, so that all else is read anew for each chunk, from the cache.
+    For the filter, `partial` receives Σ G_n·W_{n−p}ᵀ, whose diagonals sum to the gradients of the
+    taps. These sums take most registers, so all else is read again for each chunk, from the cache.
     """
     token_stride = width * (3 if GATED else 1)
     kind = x.dtype.element_ty
@@ -64,7 +64,7 @@ def backward(
     time = tl.arange(0, CHUNK)[:, None]
     down = (each - 1) * CHUNK  # to the last chunk of a stream
     if HISTORY:
-        down -= (PASSES - 1) * CHUNK  # what stands before the row has gradients as well
+        down -= (PASSES - 1) * CHUNK  # inputs before the row have gradients too
     start = (part * CHUNKS + column // SIDE) * (each * CHUNK)
     at = start.to(tl.int64) * token_stride + channel + time * token_stride
     to = start.to(tl.int64) * width + channel + time * width
@@ -82,7 +82,7 @@ def backward(
     for _ in tl.static_range(PASSES):
         sums = sums + (tl.zeros([CHUNK, CHUNK], dtype=tl.float32),)
 
-    sees = ()  # of each chunk behind, how many tokens still see the present one
+    sees = ()  # for each later chunk, how many tokens see this one
     linked = tl.full([CHUNKS], 1, tl.int32)
     for ahead in tl.static_range(1, PASSES):
         sees = sees + (linked * CHUNK,)
@@ -94,14 +94,14 @@ def backward(
     for _ in range(each):
         here = inside_of(start, channel, last, length, CHUNK)
         g = _pulls(grad, x, to, at, start, channel, last, length, CHUNK, GATED)
-        far = g  # what of it sees the chunks before: of the document that is open there
+        far = g  # its part that sees earlier chunks: of the document that spans both
         if PACKED:
             begins = begins_of(positions, starts, length, CHUNK)
             opened = next_begin(begins, -1, CHUNK)
             far = tl.where(time < spread(opened, CHUNKS, SIDE), g, 0.0)
             open = open_before(positions, start, length)
 
-        y = tl.zeros([CHUNK, CHUNKS * SIDE], dtype=tl.float32)  # the filtered row, once more
+        y = tl.zeros([CHUNK, CHUNKS * SIDE], dtype=tl.float32)  # the filtered row, recomputed
         new = ()
         for back in tl.static_range(1, PASSES):
             w = inputs_of(

@@ -1,9 +1,8 @@
-"""What is read by programs that walk along tokens, UNROLL at a time.
+"""Loads of programs that walk along tokens, UNROLL at a time.
 
-Reading comes before the first token is used, so that many loads are under way at once. Tokens are
-counted from where the pointers stand, and there are `end`. Unless ALL of them are there, the first
-and the last stand for those beyond, and whoever reads makes nothing of them: that is cheaper than a
-mask for each. `real` says which channels there are; None: all.
+All loads precede the first use, so that many are in flight. Tokens are counted from the pointers,
+up to `end`. Unless ALL of them exist, tokens outside the range repeat the first or the last one and
+the caller ignores them: that is cheaper than a mask for each. `real` masks the channels; None: all.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ import triton.language as tl
 
 @triton.jit
 def there(token, first, end, channel, width):
-    """Whether a token is one of those from `first` to `end`, for each channel that is one."""
-    tokens = channel * 0 + token  # as a vector: interpreted, a comparison of numbers is no mask
+    """Return true for each real channel if a token lies between `first` and `end`."""
+    tokens = channel * 0 + token  # a vector: the interpreter takes no scalar comparison as a mask
     return (channel < width) & (tokens >= first) & (tokens < end)
 
 
 @triton.jit
 def read(x, first, end, channel, real, stride, ALL: tl.constexpr, UNROLL: tl.constexpr):
-    """A tensor as it is."""
+    """Load a tensor unchanged."""
     found = ()
     for step in tl.static_range(UNROLL):
         token = first + step
@@ -40,7 +39,7 @@ def inputs_of(
     x, first, end, channel, real, width, stride, GATED: tl.constexpr, ALL: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """w = k ⊙ v, or x itself; fp32."""
+    """Load w = k ⊙ v, or x itself, in fp32."""
     left = read(x + (width if GATED else 0), first, end, channel, real, stride, ALL, UNROLL)
     right = left
     if GATED:
@@ -59,8 +58,8 @@ def earlier_input(
     x, history, start, token, channel, length, width, token_stride, kept,
     GATED: tl.constexpr, HISTORY: tl.constexpr,
 ):  # fmt: skip
-    """The same of one token, start + token of the row: zeros outside of the row, but for what
-    HISTORY has, the last `kept` inputs before it, already gated. `token` is a vector, too."""
+    """Load w of one token, start + token of the row: zeros outside the row, except for HISTORY, the
+    last `kept` inputs before it, already gated. `token` is a vector too."""
     real = channel < width
     here = real & (start + token >= 0) & (start + token < length)
     at = token * token_stride + channel
@@ -78,7 +77,7 @@ def earlier_input(
 
 @triton.jit
 def zeros(COUNT: tl.constexpr, CHANNELS: tl.constexpr):
-    """Sums of a thread's channels: a tuple, so that all of them are its own."""
+    """Return zeros for sums of a thread's channels: a tuple, so that each stays in its thread."""
     found = ()
     for _ in tl.static_range(COUNT):
         found = found + (tl.zeros([CHANNELS], dtype=tl.float32),)

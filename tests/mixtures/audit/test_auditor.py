@@ -233,7 +233,7 @@ def test_a_run_on_an_object_store_is_audited(run, tmp_path):
         storage.write(f"{url}/{name}", (run / name).read_bytes())
     here, there = Auditor(open_plan(str(run))), Auditor(open_plan(url))
     assert there.step(3) == here.step(3) and there.step(3)[1]
-    with pytest.raises(PlanError, match="no plan.json in the folder memory://"):
+    with pytest.raises(PlanError, match=r"no plan\.json in the folder memory://"):
         open_plan(f"memory://{tmp_path.name}/runs")
 
 

@@ -1,4 +1,4 @@
-"""Every shipped configuration is the published one, to the parameter."""
+"""Every shipped configuration has the published number of parameters, exactly."""
 
 import pytest
 

@@ -42,7 +42,7 @@ def test_a_fit_gpu_runs_them() -> None:
     ("where", "name", "value", "said"),
     [
         (torch.version, "hip", "7.0", "AMD"),
-        (torch.cuda, "get_device_capability", lambda _: (7, 5), "this one has 7.5"),
+        (torch.cuda, "get_device_capability", lambda _: (7, 5), "this GPU has 7.5"),
         (choice, "find_spec", lambda _: None, "pip install triton"),
     ],
 )

@@ -1,4 +1,4 @@
-"""All forms of the convolution are the sum that defines it."""
+"""All forms of the convolution equal the sum that defines it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_history_continues_a_row(length: int, cut: int, reach: int, cuts: list[i
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_reversed_filter_is_another(form: str) -> None:
+def test_a_reversed_filter_gives_another_result(form: str) -> None:
     x, taps = normal(1, 40, 2), normal(2, 9, seed=1)
     y = causal_convolution(x, taps, method=form)  # type: ignore[arg-type]
     other = causal_convolution(x, taps.flip(-1), method=form)  # type: ignore[arg-type]

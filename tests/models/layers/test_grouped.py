@@ -24,7 +24,7 @@ def one_by_one(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     return torch.stack([weights[g] @ row for row, g in zip(x, group.tolist(), strict=True)])
 
 
-def test_each_row_meets_the_matrix_of_its_group() -> None:
+def test_each_row_is_multiplied_by_the_matrix_of_its_group() -> None:
     x, weights = inputs()
     y, expected = grouped_product(x, weights, COUNTS), one_by_one(x, weights, COUNTS)
     assert torch.allclose(y, expected, rtol=1e-14)
@@ -68,7 +68,7 @@ def test_a_compiler_sees_one_operation_whatever_the_counts() -> None:
     assert calls == 1
 
 
-def test_torchs_counter_counts_what_it_would_count_by_itself() -> None:
+def test_torchs_counter_counts_the_products() -> None:
     x, weights = inputs()
     with FlopCounterMode(display=False) as whole:
         grouped_product(x, weights, COUNTS).sum().backward()

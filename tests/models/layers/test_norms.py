@@ -12,7 +12,7 @@ def filled(norm: torch.nn.Module) -> torch.nn.Module:
     return norm
 
 
-def test_eps_below_and_outside_of_the_root() -> None:
+def test_eps_inside_and_outside_the_root() -> None:
     x = torch.randn(3, 8, dtype=torch.float64) * 1e-3
     mean = x.square().mean(-1, keepdim=True)
     inside, outside = filled(RMSNorm(8, 1e-3)), filled(RMSNorm(8, 1e-3, eps_outside=True))
@@ -34,7 +34,7 @@ def test_layer_norm() -> None:
     assert torch.allclose(norm(x), F.layer_norm(x, (8,), norm.weight, norm.bias, 1e-5))
 
 
-def test_half_precision_is_normed_in_fp32() -> None:
+def test_half_precision_is_normalised_in_fp32() -> None:
     x = (torch.randn(4, 512) * 1e4).bfloat16()
     norm = RMSNorm(512, 1e-6)
     norm.weight.data.fill_(1)

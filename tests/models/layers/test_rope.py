@@ -1,4 +1,4 @@
-"""What transformers does not cover; its scalings are compared in conversion/."""
+"""Properties of rotary positions; conversion/ compares the scalings with transformers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.models.layers.rope import Rope, frequencies, rotate, rotation
 CPU = torch.device("cpu")
 
 
-def test_scores_depend_on_distance_alone() -> None:
+def test_scores_depend_only_on_distance() -> None:
     q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64)
 
     def score(at: int, other: int) -> float:

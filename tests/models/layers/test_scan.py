@@ -1,4 +1,4 @@
-"""Chunked scans are the recurrences that define them."""
+"""Chunked scans equal the recurrences that define them."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_modal_scan_is_the_convolution(
 
 
 def test_gradients_cross_a_cut() -> None:
-    """As under context parallelism: a neighbour's last inputs or state, and their gradients."""
+    """As under context parallelism: the previous part's last inputs or state, and gradients."""
     cut, documents = 23, documents_of([9, 20, 70], 40)
     first, later = (Documents(p) for p in documents.positions.split([cut, 40 - cut], dim=1))
     probe = normal(2, 40, 4, 3, seed=8)

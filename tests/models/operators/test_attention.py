@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def definition(attention: Any, u: Tensor) -> Tensor:
-    """A query at a time; pairs (i, i + d/2) of a head are complex numbers, which positions turn."""
+    """One query at a time; pairs (i, i + d/2) of a head are complex numbers, turned by position."""
     options, dim = attention.options, attention.head_dim
     kv_heads = options.kv_heads or options.heads
     q, k, v = (t.unflatten(-1, (-1, dim)) for t in attention.qkv(u))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def definition(hyena: Any, u: Tensor) -> Tensor:
-    """As a recurrence: N numbers of state for each channel."""
+    """A recurrence with N state elements for each channel."""
     q, w = featurized(hyena, u)
     rates = hyena.rates.exp() if hyena.options.rates == "log" else hyena.rates
     poles, residues = torch.exp(-rates).to(torch.complex128), hyena.residues.to(torch.complex128)

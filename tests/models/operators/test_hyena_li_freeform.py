@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 def definition(hyena: Any, u: Tensor) -> Tensor:
-    """The filter a tap at a time: 33 features, a sine network, a decay for each channel."""
+    """The filter tap by tap: 33 features, a sine network, a decay for each channel."""
     horizon, width = hyena.options.filter_horizon, hyena.width
     taps = []
     for t in range(min(len(u), horizon)):
@@ -47,7 +47,7 @@ def exactly() -> Any:
 
 @pytest.mark.parametrize("horizon", [2, 20, 64])
 def test_is_its_definition(horizon: int) -> None:
-    """A filter that ends within the row, and one that does not."""
+    """Filters shorter and longer than the row."""
     is_its_definition(make("hyena-li-freeform", filter_horizon=horizon), definition)
 
 

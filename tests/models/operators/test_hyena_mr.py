@@ -21,7 +21,7 @@ ENDS = {"weak": (1e-2, 1e2), "normal": (1e-1, 1e2), "strong": (1.0, 1e2)}
 
 
 def definition(hyena: Any, u: Tensor) -> Tensor:
-    """ĥ under its decay: the rates are a geometric series from group to group."""
+    """ĥ with its decay: the rates are a geometric series over groups."""
     options = hyena.options
     taps = hyena.taps.clone()
     if options.decay != "none":

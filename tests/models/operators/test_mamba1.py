@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 
 def definition(mamba: Any, u: Tensor) -> Tensor:
-    """The recurrence, a token at a time, each head by itself."""
+    """The recurrence, token by token, for each head separately."""
     options = mamba.options
     rank, size = options.rank(mamba.width), options.state_size
     x, z = (u @ mamba.input.weight.T).chunk(2, dim=-1)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 
 def definition(mamba: Any, u: Tensor) -> Tensor:
-    """The recurrence, a token and a head at a time."""
+    """The recurrence, token by token, for each head separately."""
     options = mamba.options
     inner, heads = options.expand * mamba.width, mamba.heads
     shared = options.groups * options.state_size

@@ -39,7 +39,7 @@ def one_expert(moe: MoE, number: int, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 4])
-def test_each_token_goes_to_its_largest(top_k: int) -> None:
+def test_each_token_goes_to_its_most_likely_experts(top_k: int) -> None:
     moe, x = experts(top_k=top_k), normal(2, 5, 8)
     y = moe(x, context())
     for token, got in zip(x.flatten(0, 1), y.flatten(0, 1), strict=True):
@@ -80,7 +80,7 @@ def test_sinkhorn_gives_equal_totals() -> None:
     assert torch.allclose(shares.sum(1), torch.full((50,), 1 / 50, dtype=torch.float64), rtol=1e-3)
 
 
-def test_the_balance_loss_knows_its_ends() -> None:
+def test_the_range_of_the_balance_loss() -> None:
     even = torch.full((8, 4), 0.25)
     assert balance(even, torch.arange(8)[:, None] % 4, all_of(8)) == 1
     one = torch.zeros(8, 4)
@@ -88,7 +88,7 @@ def test_the_balance_loss_knows_its_ends() -> None:
     assert balance(one, torch.ones(8, 1, dtype=torch.int64), all_of(8)) == 4
 
 
-def test_losses_are_added_in_training() -> None:
+def test_losses_are_reported_in_training() -> None:
     moe, x = experts(balance_loss=0.1, z_loss=0.01), normal(1, 9, 8)
     where = context()
     moe(x, where)
@@ -132,7 +132,7 @@ def test_batch_statistics_leave_out_padding_rows(options: dict[str, Any]) -> Non
     assert moe(fill, nothing).isfinite().all() and not any(nothing.losses)
 
 
-def test_an_even_spread_is_worth_top_k() -> None:
+def test_the_balance_loss_of_an_even_spread_is_top_k() -> None:
     even = torch.full((4, 4), 0.25, dtype=torch.float64)
     chosen = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0]])
     assert float(balance(even, chosen, all_of(4))) == pytest.approx(2.0)
@@ -145,8 +145,10 @@ def test_an_even_spread_is_worth_top_k() -> None:
         {"top_k": 1, "router": "sigmoid", "sinkhorn": True, "z_loss": 0.1},
     ],
 )
-def test_compiled_without_a_break(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.models.operators.moe.SINKHORN_ROUNDS", 4)  # they are unrolled
+def test_compiled_without_a_graph_break(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.models.operators.moe.SINKHORN_ROUNDS", 4)  # rounds are unrolled
     moe, x = experts(**options), normal(3, 9, 8)
     rows = torch.tensor([True, True, False])
 

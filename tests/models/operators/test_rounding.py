@@ -1,4 +1,4 @@
-"""How far bf16 moves what sets the pace of a scan: docs/trainer.md gives these bounds."""
+"""Rounding of a scan's rates to bf16: docs/trainer.md gives these bounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACE = {
 
 
 @pytest.mark.parametrize("name", ["tiny-mamba", "tiny-hybrid"])
-def test_rounded_rates_are_as_far_off_as_is_said(name: str) -> None:
+def test_rounding_errors_of_rates_are_as_documented(name: str) -> None:
     model = Model(load_model_config(name))
     model.init_weights(1)
     worst = dict.fromkeys(PACE, 0.0)

@@ -1,4 +1,4 @@
-"""The shared block beside its formula; beside transformers it is in conversion/."""
+"""The shared block against its formula; conversion/ compares it with transformers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def call_of(block: Any, seed: int) -> ZambaCall:
 
 
 def definition(block: Any, call: Any, h: Tensor, e: Tensor) -> Tensor:
-    """MLP(norm(Attn(norm([h; e]))))·L, a head at a time."""
+    """MLP(norm(Attn(norm([h; e]))))·L, head by head."""
     heads, eps = block.options.heads, block.options.norm_eps
 
     def norm(x: Tensor, weight: Tensor) -> Tensor:

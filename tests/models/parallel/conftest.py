@@ -47,8 +47,8 @@ def greatest_difference(
     *arguments: Any,
     divided: list[bool] | None = None,
 ) -> float:
-    """Between a function of work.py on the parts of its inputs, and `whole` on all of them: of the
-    output, and of the gradients of the inputs. Those that are not divided every rank has whole."""
+    """Greatest difference between a function of work.py on parts of its inputs and `whole` on all
+    of them: of the output, and of the gradients of the inputs. Undivided inputs are replicated."""
     divided = divided or [True] * len(inputs)
     leaves = [each.clone().requires_grad_() for each in inputs]
     y = whole(*leaves)

@@ -1,4 +1,4 @@
-"""Models whose rows are divided: every operator gives on the parts what it gives on whole rows."""
+"""Context parallelism: every operator computes on parts of rows the same as on whole rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.models.parallel.sharding import LocalShard
 
 ROWS, LENGTH = 3, 48
 CUTS = [0, 1, 2, 9, 46, 48, 60, 72, 73, 144]
-"""A document over all parts, others that begin at a cut or just behind, a row that is one."""
+"""A document over all parts, others that begin at or just after a boundary, a row of one."""
 BOUND = 1e-12
 
 
@@ -32,7 +32,7 @@ def batch(model: Model) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def alone(model: Model, cuts: list[int] | None) -> tuple[torch.Tensor, float, dict[str, Any]]:
-    """In one process: logits, auxiliary losses, gradients."""
+    """Logits, auxiliary losses and gradients in one process."""
     tokens, probe = batch(model)
     documents = None
     if cuts is not None:
@@ -48,7 +48,7 @@ def alone(model: Model, cuts: list[int] | None) -> tuple[torch.Tensor, float, di
 def apart(
     ranks: Ranks, model: Model, cuts: list[int] | None, *, dropped: int = 0, **options: Any
 ) -> float:
-    """The greatest difference between the parts and the whole, of logits, losses and gradients.
+    """Greatest difference of logits, losses and gradients between parts and whole rows.
 
     `dropped` ranks are left out of the sum of gradients.
     """
@@ -74,7 +74,7 @@ def apart(
 
 
 def assembled(held: list[tuple[LocalShard, np.ndarray]]) -> np.ndarray:
-    """The whole gradient from what the ranks have: their sum, each at its place."""
+    """Assemble the whole gradient: the sum of the ranks' local shards, each at its place."""
     whole = torch.zeros(held[0][0].shape, dtype=torch.float64)
     for part, gradient in held:
         index = torch.arange(part.shape[part.dim])
@@ -95,7 +95,7 @@ def heads_divide(model: Model, ranks: Ranks) -> bool:
 
 @pytest.fixture(scope="module")
 def mixed(tiny_of: Callable[..., Model]) -> Model:
-    """Mixers of every sort, and learned positions."""
+    """Mixers of every kind, and learned positions."""
     pattern = "[gqa, mamba1, mamba2, mr-toeplitz, li-complex, freeform]"
     return tiny_of(pattern, learned_positions=LENGTH)
 
@@ -104,7 +104,7 @@ RING = {"attention": "ring", "hyena_li": "a2a"}
 
 
 def test_every_operator(two: Ranks, four: Ranks, tiny: Model) -> None:
-    """On four ranks filters reach over several parts, and there are fewer kv_heads than ranks."""
+    """With four ranks, filters reach over several parts, and kv_heads are fewer than ranks."""
     assert apart(two, tiny, CUTS) < BOUND
     assert apart(two, tiny, None, **RING) < BOUND
     assert apart(four, tiny, CUTS, **RING) < BOUND
@@ -141,13 +141,13 @@ def test_documents_that_see_each_other(four: Ranks, mixed: Model) -> None:
 
 
 @pytest.mark.parametrize("recompute", ["block", "operator"])
-def test_what_is_computed_again_is_sent_again(four: Ranks, mixed: Model, recompute: str) -> None:
+def test_recompute_repeats_the_communication(four: Ranks, mixed: Model, recompute: str) -> None:
     assert apart(four, mixed, CUTS, recompute=recompute) < BOUND
     assert apart(four, mixed, CUTS, recompute=recompute, **RING) < BOUND
 
 
 def test_with_tensor_parallelism(four: Ranks, mixed: Model, tiny_of: Callable[..., Model]) -> None:
-    """Two by two: inside an operator a rank has a part of the row and a part of the channels."""
+    """Two by two: inside an operator, a rank has a part of the row and of the channels."""
     assert apart(four, mixed, CUTS, tensor=2) < BOUND
     assert apart(four, mixed, CUTS, tensor=2, **RING) < BOUND
     zamba = {"kind": "zamba-block", "heads": 4, "hidden": 24, "lora_rank": 3}
@@ -156,7 +156,7 @@ def test_with_tensor_parallelism(four: Ranks, mixed: Model, tiny_of: Callable[..
 
 
 def test_routers_count_all_parts(four: Ranks, tiny_of: Callable[..., Model]) -> None:
-    """Balance and z losses, and Sinkhorn's choice, are of whole rows."""
+    """Balance and z losses, and Sinkhorn's choice, cover whole rows."""
     softmax = {"kind": "moe", "experts": 4, "hidden": 12, "balance_loss": 0.5, "z_loss": 0.1}
     sigmoid = {"kind": "moe", "experts": 3, "top_k": 1, "hidden": 12, "router": "sigmoid"}
     operators = {"a": softmax, "b": {**sigmoid, "sinkhorn": True}}
@@ -165,9 +165,9 @@ def test_routers_count_all_parts(four: Ranks, tiny_of: Callable[..., Model]) -> 
     assert apart(four, model, CUTS, training=True, fault="routers") > 1e-4
 
 
-def test_what_must_be_noticed(four: Ranks, mixed: Model) -> None:
-    """The negative controls: a sum that leaves a rank out, a halo that is shifted, states that are
-    thrown away, positions that begin anew in each part."""
+def test_faults_are_detected(four: Ranks, mixed: Model) -> None:
+    """Negative controls: a sum without one rank, a shifted halo, discarded states, positions that
+    restart in each part."""
     assert apart(four, mixed, CUTS, dropped=1) > 1e-3
     for fault in ("halo", "states", "positions"):
         assert apart(four, mixed, CUTS, fault=fault) > 1e-4, fault

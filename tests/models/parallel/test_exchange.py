@@ -1,4 +1,4 @@
-"""Whole rows of some channels, and all channels of a part again."""
+"""From all channels of parts to some channels of whole rows, and back."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def test_there_and_back(pools: dict[int, Ranks], differs: Callable[..., float]) 
             assert differs(ranks, "exchange", lambda x: x.cumsum(dim=1), [x]) < 1e-13
 
 
-def test_seats_share_everything_once() -> None:
+def test_the_ranks_parts_cover_everything_once() -> None:
     for count in (0, 1, 5, 8):
         parts = [rank.part(count) for rank in Axis(None, 2, 4).ranks()]
         assert [place for part in parts for place in range(count)[part]] == list(range(count))
         assert parts[2] == Axis(None, 2, 4).part(count)
 
 
-def test_alone_nothing_is_sent_and_nothing_copied() -> None:
+def test_one_rank_sends_and_copies_nothing() -> None:
     x = torch.zeros(2, 3, 4)
     assert exchange([x], [x.shape], ALONE)[0] is x
     assert whole_rows([x], ALONE) is x

@@ -1,4 +1,4 @@
-"""The halo is what stands before a part, however many parts it comes from."""
+"""The halo holds the positions before a part, from however many parts they come."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def test_the_halo(
     assert differs(pools[size], "halo", whole, [x], count) < 1e-13
 
 
-def test_nothing_precedes_whole_rows() -> None:
+def test_the_halo_of_whole_rows_is_zero() -> None:
     assert torch.equal(preceding(torch.ones(1, 4, 2), 3, ALONE, part=4), torch.zeros(1, 3, 2))

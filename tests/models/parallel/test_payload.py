@@ -1,4 +1,4 @@
-"""What crosses: as docs/models.md says, counted in the place of the network."""
+"""Payloads of context parallelism are as in docs/models.md, counted in place of the network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WIDTH = 16
 
 
 class Network:
-    """Takes what is sent, counts it, and lets zeros arrive. Messages to oneself are none."""
+    """Counts what is sent to other ranks, and delivers zeros."""
 
     def __init__(self, axis: Axis) -> None:
         self.axis = axis
@@ -34,7 +34,7 @@ class Network:
 
 
 def forward_numbers(model: Model, axis: Axis, part: int, **forms: Any) -> int:
-    """Sent by one process for one row."""
+    """Numbers that one rank sends for one row."""
     model.shard(Axes(context=axis, **forms))
     with mock.patch.object(dist, "all_to_all_single", Network(axis)) as network:
         model.hidden(torch.zeros(1, part, dtype=torch.int64))
@@ -42,7 +42,7 @@ def forward_numbers(model: Model, axis: Axis, part: int, **forms: Any) -> int:
 
 
 class Largest(TorchDispatchMode):
-    """The numbers of the largest tensor that an operation makes."""
+    """Number of elements of the largest tensor that an operation creates."""
 
     numbers = 0
 
@@ -57,7 +57,7 @@ class Largest(TorchDispatchMode):
 
 
 def largest(model: Model, size: int, part: int, **forms: Any) -> int:
-    """In forward and backward of a packed part of a row."""
+    """Size of the largest tensor in forward and backward of a packed part of a row."""
     axis = Axis(None, size - 1, size)
     model.shard(Axes(context=axis, **forms))
     length = part * size
@@ -90,7 +90,9 @@ def test_attention(one: Callable[..., Model], part: int, rank: int) -> None:
 
 @pytest.mark.parametrize("part", [64, 128])
 @pytest.mark.parametrize("rank", [0, 1, 3])
-def test_what_does_not_grow_with_the_row(one: Callable[..., Model], part: int, rank: int) -> None:
+def test_halos_and_states_do_not_grow_with_the_row(
+    one: Callable[..., Model], part: int, rank: int
+) -> None:
     axis, later = Axis(None, rank, 4), 3 - rank
     featurizer = 2 * 3 * WIDTH * (later > 0)
     se = one(kind="hyena-se", groups=4, taps=7)
@@ -118,8 +120,8 @@ def test_long_filters_by_channels(one: Callable[..., Model], part: int) -> None:
 def test_nothing_grows_with_the_square_of_the_row(
     tiny_of: Callable[..., Model], attention: str
 ) -> None:
-    """Twice the part is at most twice the memory; twice the processes for a row of one length are
-    half of it, as far as there is no tile that a part fills."""
+    """Memory at most doubles with twice the part, and halves with twice the ranks for the same
+    row, while a part is larger than a tile."""
     model = tiny_of("[mha, gqa, mamba2, mr-toeplitz, li, freeform, se]")
     forms = {"attention": attention}
     before, after = largest(model, 2, 1024, **forms), largest(model, 2, 2048, **forms)

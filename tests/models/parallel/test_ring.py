@@ -1,4 +1,4 @@
-"""Attention round the ring is attention by its definition."""
+"""Ring attention equals attention by its definition."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_the_ring(
     assert worst < BOUND
 
 
-def test_every_rank_has_as_much_to_do() -> None:
-    """Pairs of queries and keys that see each other."""
+def test_every_rank_computes_equally_many_scores() -> None:
+    """Count pairs of queries and keys that see each other."""
     part, size = 6, 4
     work = []
     for rank in range(size):

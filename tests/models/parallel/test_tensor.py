@@ -1,4 +1,4 @@
-"""Models that are divided: every operator's parts together are the whole, in fp64."""
+"""Tensor parallelism: every operator on local shards equals the whole operator, in fp64."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BOUND = 1e-12
 
 
 def make(*changes: str) -> Model:
-    """No weight is where it begins: a bias of nothing hides who adds it."""
+    """Perturb all initial weights: a zero bias would hide how often it is added."""
     model = Model(load_model_config(EVERY, changes)).double()
     model.init_weights(3)
     with torch.no_grad():
@@ -56,8 +56,8 @@ def alone(model: Model) -> tuple[float, dict[str, torch.Tensor]]:
 
 
 def apart(ranks: Ranks, model: Model, *, summed: bool = True, **options: Any) -> float:
-    """The greatest relative difference of the loss and of the gradients, put together. `summed` is
-    whether those of parameters that all ranks have are."""
+    """Greatest relative difference of the loss and of the assembled gradients. `summed` is whether
+    gradients of replicated parameters are summed."""
     tokens, weights = batch(model)
     loss, gradients = alone(model)
     state = {name: weight.numpy() for name, weight in model.state_dict().items()}
@@ -81,27 +81,29 @@ def place(whole: torch.Tensor, part: LocalShard, gradient: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_the_parts_of_every_operator_are_the_whole(pools: dict[int, Ranks], processes: int) -> None:
-    """Among them: fewer heads of keys than processes, groups that processes cut into, a vocabulary
-    and hidden channels that do not divide, biases behind sums, routers with losses."""
+def test_local_shards_of_every_operator_equal_the_whole(
+    pools: dict[int, Ranks], processes: int
+) -> None:
+    """Covers fewer heads of keys than ranks, groups split over ranks, a vocabulary and hidden
+    channels that do not divide evenly, biases after sums, routers with losses."""
     assert apart(pools[processes], make()) < BOUND
 
 
-def test_an_output_matrix_of_its_own(two: Ranks) -> None:
+def test_an_untied_head(two: Ranks) -> None:
     assert apart(two, make("tie_embeddings=false", "norm=rms")) < BOUND
 
 
 @pytest.mark.parametrize("recompute", ["block", "operator"])
-def test_what_is_computed_again_is_gathered_again(two: Ranks, recompute: str) -> None:
+def test_recompute_repeats_the_gather(two: Ranks, recompute: str) -> None:
     assert apart(two, make(), recompute=recompute) < BOUND
 
 
 @pytest.mark.parametrize("fault", ["bias", "norm"])
-def test_a_fault_shows(two: Ranks, fault: str) -> None:
+def test_faults_are_detected(two: Ranks, fault: str) -> None:
     assert apart(two, make(), fault=fault) > 1e-3
 
 
-def test_gradients_of_what_all_have_must_be_summed(two: Ranks) -> None:
+def test_gradients_of_replicated_parameters_must_be_summed(two: Ranks) -> None:
     assert apart(two, make(), summed=False) > 1e-3
 
 

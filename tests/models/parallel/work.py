@@ -1,4 +1,4 @@
-"""What the ranks of `Ranks` do: their part of an operator, or of a model, and its gradients."""
+"""Work of the ranks of `Ranks`: a part of an operator or of a model, and its gradients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def context_axis() -> Axis:
 
 @cache
 def grid(tensor: int) -> tuple[Axis, Axis]:
-    """The tensor and the context axis; neighbours are on one tensor axis."""
+    """Return the tensor and the context axis; neighbouring ranks share a tensor axis."""
     rank, ranks = dist.get_rank(), torch.arange(dist.get_world_size()).view(-1, tensor)
     axes = []
     for lines in (ranks, ranks.T):
@@ -59,8 +59,8 @@ def model_part(
     training: bool = False,
     fault: str | None = None,
 ) -> tuple[np.ndarray, float, dict[str, tuple[LocalShard, np.ndarray]]]:
-    """Our part of the logits, the auxiliary losses, and this rank's gradients with what part of
-    the whole they are."""
+    """Return this rank's part of the logits, the auxiliary losses, and its gradients with their
+    local shards."""
     shared, axis = grid(tensor) if tensor > 1 else (ALONE, context_axis())
     model = Model(config).double().train(training)
     model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
@@ -76,7 +76,7 @@ def model_part(
         hidden, losses = model.hidden(torch.from_numpy(tokens[:, ours]), documents)
         logits = model.logits(hidden)
         known = torch.from_numpy(probe[:, ours, shared.part(probe.shape[2])])
-        # As the trainer has it: auxiliary losses in proportion to the part's share of the batch.
+        # As in the trainer: auxiliary losses in proportion to the part's fraction of the batch.
         total = (logits * known).sum() + losses / axis.size
         names, parameters = zip(*model.named_parameters(), strict=True)
         gradients = torch.autograd.grad(total, parameters, allow_unused=True)
@@ -98,8 +98,8 @@ def share_of_loss(
     recompute: str = "none",
     fault: str | None = None,
 ) -> tuple[float, dict[str, tuple[LocalShard, np.ndarray]]]:
-    """This rank's share of the loss where tensor parallelism divides the model, and its gradients
-    with what part of the whole they are."""
+    """Return this rank's share of the loss under tensor parallelism, and its gradients with their
+    local shards."""
     model = Model(config).double()
     model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
     model.shard(Axes(tensor=context_axis()))
@@ -125,8 +125,8 @@ def part_of(
     probe: np.ndarray,
     *arguments: Any,
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """A function below, of our part of those inputs that are `divided`: our part of the output,
-    and the gradients of all inputs."""
+    """Call a function below on this rank's part of the `divided` inputs. Return this rank's part
+    of the output, and the gradients of all inputs."""
     axis = context_axis()
     leaves = []
     for each, cut in zip(inputs, divided, strict=True):
@@ -145,14 +145,14 @@ def ring(axis: Axis, q: Tensor, k: Tensor, v: Tensor, past: np.ndarray | None, t
 
 
 def halo_of(axis: Axis, x: Tensor, count: int) -> Tensor:
-    """For each of our places a sum that gives each place of the halo a weight of its own."""
+    """Add to each position a sum in which each position of the halo has its own weight."""
     before = preceding(x[:, -count:], count, axis, part=x.shape[1])
     assert before.shape[1] == count
     return x + (before.sin() * torch.arange(1, count + 1)[:, None]).sum(dim=1, keepdim=True)
 
 
 def exchanged(axis: Axis, x: Tensor) -> Tensor:
-    """There and back, with channels that do not divide evenly."""
+    """To whole rows and back, with channels that do not divide evenly."""
     shares = [rank.part(x.shape[2]) for rank in axis.ranks()]
     whole = whole_rows([x[:, :, mine] for mine in shares], axis)
     return own_parts(whole.cumsum(dim=1), [mine.stop - mine.start for mine in shares], axis)
@@ -174,7 +174,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 
 @contextmanager
 def shifted_halo() -> Iterator[None]:
-    """Each part gets its halo turned by a place."""
+    """Each part gets its halo shifted by one position."""
     right = halo.preceding
 
     def wrong(x: Tensor, count: int, axis: Axis, *, part: int) -> Tensor:
@@ -186,7 +186,7 @@ def shifted_halo() -> Iterator[None]:
 
 @contextmanager
 def forgotten_states() -> Iterator[None]:
-    """The states are exchanged, and thrown away."""
+    """The states are exchanged and discarded."""
     right = states.entering
 
     def wrong(added: Tensor, kept: Tensor, axis: Axis) -> Tensor:
@@ -198,14 +198,14 @@ def forgotten_states() -> Iterator[None]:
 
 @contextmanager
 def routers_alone() -> Iterator[None]:
-    """Each part's routers count its own tokens."""
+    """The routers of each part count its own tokens only."""
     with mock.patch("headrace.models.operators.moe.reduce", lambda x, axis: x):
         yield
 
 
 @contextmanager
 def positions_anew() -> Iterator[None]:
-    """Each part takes itself for the beginning of its rows."""
+    """Positions restart in each part."""
     with mock.patch.object(Documents, "part", documents_anew):
         yield
 
@@ -218,7 +218,7 @@ def documents_anew(documents: Documents, axis: Axis) -> Documents:
 
 @contextmanager
 def whole_biases() -> Iterator[None]:
-    """Each process adds all of the bias to its part of a sum."""
+    """Each rank adds the whole bias to its partial sum."""
 
     def wrong(self: OutputLinear, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -229,7 +229,7 @@ def whole_biases() -> Iterator[None]:
 
 @contextmanager
 def norms_alone() -> Iterator[None]:
-    """Each process takes a norm's group for its own."""
+    """Each rank normalises its part of a group alone."""
     with mock.patch("headrace.models.layers.norms.sums_of_groups", lambda sums, *_: sums):
         yield
 

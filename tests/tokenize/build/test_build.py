@@ -15,8 +15,8 @@ from headrace.dataplane.datasets import manifest
 from headrace.dataplane.tokenizers.bpe import BpeConfig
 from headrace.dataplane.tokenizers.byte import ByteConfig
 from headrace.tokenize.build.build import BuildConfig
-from headrace.tokenize.executors import EngineConfig
-from headrace.tokenize.sources import SourceConfig
+from headrace.tokenize.executors import ExecutorConfig
+from headrace.tokenize.sources.format import SourceConfig
 
 Run = Callable[..., Path]
 BY_NAME = SourceConfig(id_field="name")
@@ -56,7 +56,7 @@ def test_the_bytes_do_not_depend_on_the_workers(
 ) -> None:
     (corpus / "lines.txt").write_text("\n".join(texts(400)))
     one = run_build(corpus, out="one", engine=ONE, **options)
-    two = run_build(corpus, out="two", engine=EngineConfig(workers=2), **options)
+    two = run_build(corpus, out="two", engine=ExecutorConfig(workers=2), **options)
     assert snapshot(one) == snapshot(two)
 
 
@@ -158,11 +158,11 @@ def test_dna_weighs_masked_bases_less(tmp_path: Path, run_build: Run) -> None:
 
 
 def test_two_builds_at_once(corpus: Path, run_build: Run, tmp_path: Path) -> None:
-    from headrace.tokenize.build.lock import Claim
+    from headrace.tokenize.build.lock import BuildLock
 
     with (
-        Claim(str(tmp_path / "out" / "work" / "claims")),
-        pytest.raises(BusyError, match="at work"),
+        BuildLock(str(tmp_path / "out" / "work" / "claims")),
+        pytest.raises(BusyError, match="another build is writing here"),
     ):
         run_build(corpus)
     run_build(corpus)
@@ -200,8 +200,8 @@ def test_misuse_is_told_by_name() -> None:
     for wrong, message in (
         ({"compression": "zstd"}, "the arrow format cannot be compressed"),
         ({"compression": "lz4", "format": "mds"}, "not zstd"),
-        ({"splits": {"val": 1.0}}, "shares between 0 and 1"),
-        ({"splits": {"train": 0.1}}, "what the splits leave over"),
+        ({"splits": {"val": 1.0}}, "fractions between 0 and 1"),
+        ({"splits": {"train": 0.1}}, "the name of the rest"),
         ({"splits": {"work": 0.1}}, "cannot be called `work`"),
         ({"splits": {"": 0.1}}, "letters, digits"),
         ({"max_document_tokens": 1}, "at least 2"),

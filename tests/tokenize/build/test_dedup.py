@@ -10,11 +10,11 @@ from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from headrace.tokenize.build import dedup
 from headrace.tokenize.build.settings import BuildJob
 from headrace.tokenize.build.tasks import Task
-from headrace.tokenize.sources import SourceConfig
+from headrace.tokenize.sources.format import SourceConfig
 
 
 def digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=dedup.DIGEST).digest()
+    return hashlib.blake2b(text.encode(), digest_size=dedup.DIGEST_BYTES).digest()
 
 
 @pytest.mark.parametrize("part", [1, 64, 1 << 20])
@@ -22,7 +22,7 @@ def test_the_first_of_equal_documents_stays(
     tmp_path: Path, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever part of the digests is sorted at once."""
-    monkeypatch.setattr(dedup, "PART_BYTES", part)
+    monkeypatch.setattr(dedup, "SORT_BYTES", part)
     job = BuildJob(
         url=str(tmp_path),
         format="arrow",
@@ -36,8 +36,8 @@ def test_the_first_of_equal_documents_stays(
     tasks = [Task((), f"task{number}") for number in range(2)]
     for task, texts in zip(tasks, corpus, strict=True):
         storage.write(dedup.digests_url(job, task), b"".join(map(digest, texts)))
-    kept = dedup.decide(job, tasks, [digest("old")])
+    kept = dedup.find_duplicates(job, tasks, [digest("old")])
     assert [drops.tolist() for drops in kept.drops] == [[2], [1, 2, 4]]
     data = b"".join(kept.digests)
-    found = {data[k : k + dedup.DIGEST] for k in range(0, len(data), dedup.DIGEST)}
+    found = {data[k : k + dedup.DIGEST_BYTES] for k in range(0, len(data), dedup.DIGEST_BYTES)}
     assert found == set(map(digest, "abcd"))

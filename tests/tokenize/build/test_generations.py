@@ -12,8 +12,8 @@ from corpora import read_dataset, snapshot, texts, write_jsonl
 from headrace.console.errors import InputError, StorageError
 from headrace.dataplane.datasets import manifest
 from headrace.dataplane.tokenizers.byte import ByteConfig
-from headrace.tokenize.build import build as building
-from headrace.tokenize.sources import SourceConfig
+from headrace.tokenize.build import build
+from headrace.tokenize.sources.format import SourceConfig
 
 Run = Callable[..., Path]
 
@@ -39,13 +39,13 @@ def test_each_generation_is_built_from_its_own_files(
     tmp_path: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut: list[list[str]] = []
-    make = building.make
+    make = build.make
 
     def noting(config: Any, job: Any, files: Any, *rest: Any, **options: Any) -> Any:
         cut.append([Path(file.name).name for file in files])
         return make(config, job, files, *rest, **options)
 
-    monkeypatch.setattr(building, "make", noting)
+    monkeypatch.setattr(build, "make", noting)
     corpus = tmp_path / "corpus"
     for number in range(3):
         write_jsonl(corpus / f"{number}.jsonl", texts(20, seed=number))

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from headrace.console.errors import BusyError, StorageError
-from headrace.tokenize.build import lock as claims
-from headrace.tokenize.build.lock import Claim
+from headrace.tokenize.build import lock
+from headrace.tokenize.build.lock import BuildLock
 
 
 def foreign(folder: Path, **values: Any) -> Path:
@@ -32,7 +32,7 @@ def claims_in(folder: str) -> list[Path]:
 
 def test_a_claim_is_there_while_it_is_held(tmp_path: Path) -> None:
     folder = tmp_path / "claims"
-    with Claim(str(folder)) as claim:
+    with BuildLock(str(folder)) as claim:
         (path,) = folder.iterdir()
         assert json.loads(path.read_text())["pid"] == os.getpid()
         claim.check()
@@ -42,34 +42,37 @@ def test_a_claim_is_there_while_it_is_held(tmp_path: Path) -> None:
 def test_another_machine_is_believed_for_the_length_of_its_lease(tmp_path: Path) -> None:
     folder = tmp_path / "claims"
     path = foreign(folder)
-    with pytest.raises(BusyError, match="process 1 on elsewhere"), Claim(str(folder)):
+    with pytest.raises(BusyError, match="process 1 on elsewhere"), BuildLock(str(folder)):
         pass
     assert [one.name for one in folder.iterdir()] == ["0.json"]
-    path = foreign(folder, beat=time.time() - claims.LEASE - 1)
-    with Claim(str(folder)):
+    path = foreign(folder, beat=time.time() - lock.LEASE - 1)
+    with BuildLock(str(folder)):
         assert not path.exists()
 
 
 def test_a_dead_process_of_this_machine_blocks_nobody(tmp_path: Path) -> None:
     folder = str(tmp_path / "claims")
-    code = f"from headrace.tokenize.build.lock import Claim; Claim({folder!r}).__enter__(); input()"
+    code = (
+        "from headrace.tokenize.build.lock import BuildLock\n"
+        f"BuildLock({folder!r}).__enter__(); input()"
+    )
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     deadline = time.monotonic() + 300
     while not any(json.loads(path.read_text())["holding"] for path in claims_in(folder)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    with pytest.raises(BusyError, match=f"process {process.pid}"), Claim(folder):
+    with pytest.raises(BusyError, match=f"process {process.pid}"), BuildLock(folder):
         pass
     process.send_signal(signal.SIGKILL)
     process.wait()
-    with Claim(folder):
+    with BuildLock(folder):
         pass
 
 
 def test_a_build_that_was_out_of_touch_stops(tmp_path: Path) -> None:
-    with Claim(str(tmp_path / "claims")) as claim:
+    with BuildLock(str(tmp_path / "claims")) as claim:
         foreign(tmp_path / "claims")
-        with pytest.raises(BusyError, match="out of touch"):
+        with pytest.raises(BusyError, match="could not renew its lock"):
             claim.check()
 
 
@@ -96,7 +99,7 @@ def contend(folder: Path, log: Path, start: Any) -> None:
     start.wait()
     for _ in range(3):
         try:
-            with Claim(str(folder)), log.open("a", buffering=1) as file:
+            with BuildLock(str(folder)), log.open("a", buffering=1) as file:
                 file.write(f"+{os.getpid()}\n")
                 time.sleep(0.05)
                 file.write(f"-{os.getpid()}\n")
@@ -107,6 +110,9 @@ def contend(folder: Path, log: Path, start: Any) -> None:
 def test_what_is_no_claim_is_told(tmp_path: Path) -> None:
     for text in ("{", "[]", "{}"):
         (tmp_path / "0.json").write_text(text)
-        with pytest.raises(StorageError, match=r"0\.json is not the claim"), Claim(str(tmp_path)):
+        with (
+            pytest.raises(StorageError, match=r"0\.json is not the lock"),
+            BuildLock(str(tmp_path)),
+        ):
             pass
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".json"] == ["0.json"]

@@ -11,10 +11,10 @@ import pytest
 from corpora import read_dataset, texts, write_jsonl
 
 from headrace.dataplane.shards.documents import ShardDocuments
-from headrace.tokenize import sources
 from headrace.tokenize.build import shuffle
 from headrace.tokenize.build.shuffle import document_keys
-from headrace.tokenize.sources import files, streams
+from headrace.tokenize.files import open_file
+from headrace.tokenize.sources import delimited
 
 Run = Callable[..., Path]
 
@@ -76,9 +76,9 @@ def test_pieces_of_a_text_that_is_read_in_pieces(
     tmp_path: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text too large to be read at once comes as several, each with the same position."""
-    for module in (sources, streams, sources.source("text")):
-        monkeypatch.setattr(module, "LARGEST_DOCUMENT", 3000)
-    for module in (files, streams):
+    for module in ("delimited", "text"):
+        monkeypatch.setattr(f"headrace.tokenize.sources.{module}.LARGEST_DOCUMENT", 3000)
+    for module in (open_file, delimited):
         monkeypatch.setattr(module, "BLOCK_BYTES", 900)
     count = 2000
     file = tmp_path / "a.txt"

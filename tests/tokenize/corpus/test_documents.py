@@ -10,7 +10,7 @@ from corpora import write_jsonl
 from headrace.dataplane.datasets import manifest
 from headrace.dataplane.tokenizers import Raw
 from headrace.tokenize.corpus.documents import SpecialNames
-from headrace.tokenize.sources import SourceConfig
+from headrace.tokenize.sources.format import SourceConfig
 
 Run = Callable[..., Path]
 

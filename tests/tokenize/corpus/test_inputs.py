@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from headrace.console.errors import InputError, MisuseError
-from headrace.tokenize.corpus.inputs import find
-from headrace.tokenize.sources import SourceConfig, source
+from headrace.tokenize.corpus.inputs import find_files
+from headrace.tokenize.sources import corpus_format
+from headrace.tokenize.sources.format import SourceConfig
 
 
 def test_names_globs_folders_and_what_is_left_out(tmp_path: Path) -> None:
@@ -24,7 +25,7 @@ def test_names_globs_folders_and_what_is_left_out(tmp_path: Path) -> None:
     config = SourceConfig()
 
     def names(*inputs: str) -> list[str]:
-        files = find([str(tmp_path / one) for one in inputs], config)
+        files = find_files([str(tmp_path / one) for one in inputs], config)
         return [str(Path(file.name).relative_to(tmp_path)) for file in files]
 
     odd = ["odd/[1] #2*.txt", "odd/a?b=c.txt", "odd/水 \n.fa"]
@@ -33,12 +34,12 @@ def test_names_globs_folders_and_what_is_left_out(tmp_path: Path) -> None:
     assert names("b/*.zst", "a.jsonl", "*.jsonl") == ["b/c.txt.zst", "a.jsonl"]
     with pytest.raises(InputError, match="no files at"):
         names("nothing-*.jsonl")
-    with pytest.raises(InputError, match="says nothing of its format"):
+    with pytest.raises(InputError, match="names no known format"):
         names("n.bin")
     with pytest.raises(InputError, match="3 problems with the inputs") as caught:
         names("n.bin", "nothing", "a.jsonl", "no.txt")
     assert str(caught.value).count("no files at") == 2
-    assert find([str(tmp_path / "n.bin")], SourceConfig(format="text"))[0].format == "text"
+    assert find_files([str(tmp_path / "n.bin")], SourceConfig(format="text"))[0].format == "text"
 
 
 def test_what_is_no_file_of_a_folder_is_told(
@@ -53,19 +54,19 @@ def test_what_is_no_file_of_a_folder_is_told(
     (corpus / "broken.txt").symlink_to(tmp_path / "c.txt")
     (corpus / "circle").symlink_to(corpus)
     os.mkfifo(corpus / "pipe.txt")
-    found = find([str(corpus)], SourceConfig())
+    found = find_files([str(corpus)], SourceConfig())
     assert [Path(file.name).name for file in found] == ["a.txt", "link.txt"]
     for name in ("broken.txt", "circle", "pipe.txt"):
         assert f"{corpus / name} is left out" in caplog.text
-    with pytest.raises(InputError, match="is no file"):
-        find([str(corpus / "pipe.txt")], SourceConfig())
+    with pytest.raises(InputError, match="is not a regular file"):
+        find_files([str(corpus / "pipe.txt")], SourceConfig())
 
 
 def test_a_name_that_is_no_text_is_told(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path) + b"/caf\xe9.txt"
     Path(os.fsdecode(path)).write_text("x")
     with pytest.raises(InputError, match=r"/caf\\xe9.txt: its name is not UTF-8"):
-        find([str(tmp_path)], SourceConfig())
+        find_files([str(tmp_path)], SourceConfig())
 
 
 def test_the_output_is_no_input(tmp_path: Path) -> None:
@@ -75,13 +76,13 @@ def test_the_output_is_no_input(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     out = str(tmp_path / "out")
     for given_ in (tmp_path, tmp_path / "**" / "*.json*", f"file://{tmp_path}"):
-        files = find([str(given_)], SourceConfig(), out)
+        files = find_files([str(given_)], SourceConfig(), out)
         assert [Path(file.name).name for file in files] == ["a.jsonl", "b.jsonl"]
     for given_ in (out, tmp_path / "out" / "*.json", tmp_path / "out" / "manifest.json"):
-        with pytest.raises(MisuseError, match="lies in the output"):
-            find([str(given_)], SourceConfig(), out)
-    with pytest.raises(MisuseError, match="lies in the output"):
-        find([str(tmp_path)], SourceConfig(), str(tmp_path))
+        with pytest.raises(MisuseError, match="is in the output folder"):
+            find_files([str(given_)], SourceConfig(), out)
+    with pytest.raises(MisuseError, match="is in the output folder"):
+        find_files([str(tmp_path)], SourceConfig(), str(tmp_path))
 
 
 def test_a_url_of_another_file_system(tmp_path: Path) -> None:
@@ -93,12 +94,12 @@ def test_a_url_of_another_file_system(tmp_path: Path) -> None:
     memory.pipe("/corpus/c?d=e #1.jsonl", b'{"text": "four"}\n')
     config = SourceConfig()
     for given_ in ("memory://corpus", "memory://corpus/*.jsonl*"):
-        files = find([given_], config)
+        files = find_files([given_], config)
         found = [
             text
             for file in files
-            for part in source(file.format).cut(file, config, 20)
-            for block in source(file.format).read(part, config)
+            for part in corpus_format(file.format).cut(file, config, 20)
+            for block in corpus_format(file.format).read(part, config)
             for text in block.texts
         ]
         assert found == ["one", "two", "three", "four"]
@@ -117,7 +118,7 @@ def test_a_setting_that_means_nothing_to_the_inputs_is_refused(
 ) -> None:
     (tmp_path / name).touch()
     with pytest.raises(MisuseError, match="and no input is one"):
-        find([str(tmp_path)], SourceConfig(**option))
+        find_files([str(tmp_path)], SourceConfig(**option))
     for other in ("b.txt", "b.jsonl"):
         (tmp_path / other).touch()
-    assert len(find([str(tmp_path)], SourceConfig(**option))) == 3
+    assert len(find_files([str(tmp_path)], SourceConfig(**option))) == 3

@@ -1,10 +1,11 @@
-"""What is said of a run before it runs."""
+"""The description of a run before it starts."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from headrace.trainer.costs.memory import describe
+from headrace.trainer.costs import describe
+from headrace.trainer.engines.deepspeed import LARGEST_BUCKET
 
 
 def test_the_description_adds_up(ask: Any) -> None:
@@ -16,8 +17,9 @@ def test_the_description_adds_up(ask: Any) -> None:
     assert about["memory"] == {
         "weights": 4 * count,
         "gradients": 4 * count,
-        "masters": 2 * count,
-        "moments": 4 * count,
+        "masters": 4 * -(-count // 2),
+        "optimizer": 8 * -(-count // 2),
+        "buffers": 4 * min(-(-count // 256) * 256, LARGEST_BUCKET["cpu"]),
     }
     assert about["checkpoints"] == {"bytes": 12 * count, "saved": 2}
     more = describe.describe(found, activations=True)
@@ -35,8 +37,8 @@ def test_a_kind_of_layer_has_a_letter_of_its_own(ask: Any) -> None:
     assert describe.stripe(ask(model="tiny-hybrid")) == "[SMLAT]"
 
 
-def test_memory_is_told_by_rank_where_ranks_differ(ask: Any) -> None:
-    """An odd vocabulary: the last of two processes has a row more."""
+def test_memory_is_shown_by_tensor_rank_where_ranks_differ(ask: Any) -> None:
+    """An odd vocabulary: the last of two ranks has one row more."""
     found = ask("processes=2", "layout.tp=2", "model.vocab_size=37", "engine.kind=fsdp2")
     about = describe.describe(found)
     first, last = about["memory_by_tensor_rank"]

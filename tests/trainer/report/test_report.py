@@ -1,4 +1,4 @@
-"""The report of a run that is written down by hand, so that every number is known."""
+"""Reports of runs whose files are written by hand, so that every number is known."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headrace.trainer.report.svg import bounds, most, ticks
 from headrace.trainer.run.stored import read_run
 
 
-def test_a_report_is_one_file_with_what_ran(tmp_path: Path) -> None:
+def test_a_report_shows_the_run_in_one_file(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "ocean & <river>", [4.0, 3.0, 2.0, 1.0])
     path, summary = report.write([str(folder.root)], None)
     text = path.read_text()
@@ -38,12 +38,12 @@ def test_a_report_is_one_file_with_what_ran(tmp_path: Path) -> None:
     assert run["tokens_per_second"] == pytest.approx(640.0) and run["data_wait"] == 0.25
 
 
-def test_a_restart_is_marked_at_the_tokens_taken_before_it(tmp_path: Path) -> None:
+def test_a_restart_is_marked_at_the_tokens_before_it(tmp_path: Path) -> None:
     run = RunData.load(make_run(tmp_path / "run", [4.0, 3.0, 2.0, 1.0]))
     assert run.restarts == [128.0]
 
 
-def test_losses_that_are_not_finite_are_shown_as_such(tmp_path: Path) -> None:
+def test_losses_that_are_not_finite_are_named(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [4.0, None, None, None])
     text = report.write([str(folder.root)], None)[0].read_text()
     check_page(text)
@@ -57,7 +57,7 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
     text = path.read_text()
     check_page(text)
     assert path.name == "compare.html" and len(summary["runs"]) == 2
-    assert "Loss less that of a" in text
+    assert "Loss minus the loss of a" in text
 
 
 def evaluate(folder: RunFolder, losses: dict[int, float]) -> None:
@@ -73,30 +73,35 @@ def evaluate(folder: RunFolder, losses: dict[int, float]) -> None:
     folder.evaluations.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-LEFT_OUT = {"skipped": True, "why": "spike"}
+SKIPPED = {"skipped": True, "why": "spike"}
 
 
-def test_what_was_held_out_and_left_out_is_shown(tmp_path: Path) -> None:
+def test_held_out_losses_and_skipped_steps_are_shown(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [4.0, 3.0, 9.0, 1.0])
     plain = report.write([str(folder.root)])[0].read_text()
-    assert "Held out" not in plain and "Steps left out" not in plain
+    assert "Held-out loss" not in plain and "Skipped steps" not in plain
     evaluate(folder, {1: 3.5, 3: 2.25})
-    rewrite(folder.metrics, lambda e: e.update(LEFT_OUT if e["step"] == 2 else {}))
+    rewrite(folder.metrics, lambda e: e.update(SKIPPED if e["step"] == 2 else {}))
     with folder.events.open("a") as events:
-        for step in (2, 3):  # the second was taken again after a resume, and was none
-            harm = {"event": "spike", "step": step, "what": "step 2: a spike above 5"}
+        for step in (2, 3):  # step 3 was run again after a resume, and was applied
+            skipped = {"event": "spike", "step": step, "what": "step 2: a spike above 5"}
             more = {"time": 4.0, "where": "rows 8 to 11, phase <one>", "back_to": 0}
-            events.write(json.dumps({**harm, **more}) + "\n")
+            events.write(json.dumps({**skipped, **more}) + "\n")
     path, summary = report.write([str(folder.root)])
     text = path.read_text()
     check_page(text)
-    for word in ("Held out", "1.2500", "rows 8 to 11, phase &lt;one&gt;", "weights of step 0"):
+    for word in (
+        "Held-out loss",
+        "1.2500",
+        "rows 8 to 11, phase &lt;one&gt;",
+        "rolled back to step 0",
+    ):
         assert word in text, word
     (run,) = summary["runs"]
     assert (run["held_out"], run["left_out"]) == (2.25, [2])
 
 
-def test_a_run_that_failed_says_why_first(tmp_path: Path) -> None:
+def test_the_error_of_a_failed_run_is_shown(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [4.0])
     with folder.events.open("a") as events:
         error = "rank 1 <died>\n  where: step 1"
@@ -106,7 +111,7 @@ def test_a_run_that_failed_says_why_first(tmp_path: Path) -> None:
     assert "<pre>rank 1 &lt;died&gt;\n  where: step 1</pre>" in text
 
 
-def test_a_comparison_says_where_the_rows_part(tmp_path: Path) -> None:
+def test_a_comparison_names_the_first_step_with_other_rows(tmp_path: Path) -> None:
     first, second, third = (make_run(tmp_path / name, [4.0, 3.0, 2.0]) for name in "abc")
     evaluate(first, {2: 3.0})
     evaluate(third, {2: 4.0})
@@ -114,11 +119,11 @@ def test_a_comparison_says_where_the_rows_part(tmp_path: Path) -> None:
     path, summary = report.write([str(each.root) for each in (first, second, third)])
     text = path.read_text()
     check_page(text)
-    assert "the same" in text and "differ from step 1 on" in text and "Held out" in text
+    assert "the same" in text and "differ from step 1 on" in text and "Held-out loss" in text
     assert [run.get("first_difference") for run in summary["runs"]] == [None, None, 1]
 
 
-def test_runs_are_compared_if_asked(tmp_path: Path) -> None:
+def test_each_run_has_its_report_unless_compare_is_set(tmp_path: Path) -> None:
     roots = [str(make_run(tmp_path / name, [2.0, 1.0]).root) for name in "ab"]
     done = CliRunner().invoke(main, ["report", *roots, "--json"])
     assert [Path(each["report"]).name for each in json.loads(done.stdout)] == ["report.html"] * 2

@@ -115,7 +115,7 @@ def test_a_run_needs_exactly_one_source_of_rows(tmp_path: Path) -> None:
     with pytest.raises(SeveralErrors, match="not both") as caught:
         words = ["synthetic.steps=2"]
         resolve.resolve(Request(model=TINY, out=str(tmp_path), mixture="m.yaml", overrides=words))
-    assert "there is no file m.yaml" in str(caught.value)
+    assert "file not found: m.yaml" in str(caught.value)
 
 
 def test_a_batch_job_decides_its_own_world_size(

@@ -1,4 +1,4 @@
-"""Files of a corpus: opened by URL, and decompressed by what their first bytes say."""
+"""Open input files by path or URL; decompress them by their first bytes."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any, BinaryIO, cast
 
 from ...console.errors import InputError
 from ...dataplane.storage import storage
-from . import BLOCK_BYTES, Broken, File
+from .input_file import BLOCK_BYTES, DamagedFile, File
 from .web import WebFile, is_web
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-"""With which archives begin."""
+"""First bytes of compressed files."""
 
 
 def open_file(name: str) -> BinaryIO:
-    """A file of the corpus, opened for reading; seekable where its store allows."""
+    """Open an input file for reading; it is seekable where its store allows that."""
     if storage.is_local(name):
         try:
             return storage.local_path(name).open("rb")
         except OSError as error:
             raise InputError(f"cannot read {name}: {error.strerror}") from None
-    opened = WebFile(name) if is_web(name) else _Remote(name)
+    opened = WebFile(name) if is_web(name) else RemoteFile(name)
     return cast(BinaryIO, io.BufferedReader(opened, BLOCK_BYTES))
 
 
-class _Remote(io.RawIOBase):
-    """A remote file, read by ranges, each of which is tried again where its store falters."""
+class RemoteFile(io.RawIOBase):
+    """A remote file, read by byte ranges; each range is retried on transient errors."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -58,23 +58,22 @@ class _Remote(io.RawIOBase):
         return len(data)
 
 
-def is_packed(head: bytes) -> bool:
-    """Whether a file that begins so is an archive."""
+def is_compressed(head: bytes) -> bool:
+    """Return True if these first bytes are those of a compressed file."""
     return head.startswith((GZIP, ZSTD))
 
 
 def decompressed(file: File) -> Iterator[tuple[bytes, int]]:
-    """A whole file in blocks, decompressed by what its first bytes say; and how many bytes of the
-    file were read for each."""
+    """Yield a whole file in decompressed blocks, each with the bytes of the file read for it."""
     with open_file(file.name) as stream:
         before = 0
-        for block in _unpacked(file, stream):
+        for block in _decompress(file, stream):
             at = stream.tell()
             yield block, at - before
             before = at
 
 
-def _unpacked(file: File, stream: BinaryIO) -> Iterator[bytes]:
+def _decompress(file: File, stream: BinaryIO) -> Iterator[bytes]:
     head = stream.read(4)
     if head.startswith(GZIP):
         yield from _gunzip(head, stream)
@@ -82,7 +81,7 @@ def _unpacked(file: File, stream: BinaryIO) -> Iterator[bytes]:
         yield from _unzstd(head, stream)
     else:
         if file.compression and head:
-            raise Broken(f"its name says {file.compression}, its first bytes do not")
+            raise DamagedFile(f"its name says {file.compression}, its first bytes do not")
         chunk = head + read_full(stream, BLOCK_BYTES - len(head))
         while chunk:
             yield chunk
@@ -90,7 +89,7 @@ def _unpacked(file: File, stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _gunzip(data: bytes, stream: BinaryIO) -> Iterator[bytes]:
-    """gzip, with as many members as there are."""
+    """Decompress gzip with any number of members."""
     inflate: Any = zlib.decompressobj(31)
     try:
         while True:
@@ -108,13 +107,13 @@ def _gunzip(data: bytes, stream: BinaryIO) -> Iterator[bytes]:
                 continue
             data = stream.read(BLOCK_BYTES // 4)
             if not data:
-                raise Broken("the gzip stream is cut off")
+                raise DamagedFile("the gzip stream is cut off")
     except zlib.error as error:
-        raise Broken(f"the gzip stream is damaged ({error})") from None
+        raise DamagedFile(f"the gzip stream is damaged ({error})") from None
 
 
 def _unzstd(data: bytes, stream: BinaryIO) -> Iterator[bytes]:
-    """zstd, with as many frames as there are."""
+    """Decompress zstd with any number of frames."""
     import zstandard
 
     decompressor = zstandard.ZstdDecompressor(max_window_size=2**31)
@@ -131,19 +130,19 @@ def _unzstd(data: bytes, stream: BinaryIO) -> Iterator[bytes]:
             out = inflate.decompress(data)
             for at in range(0, len(out), BLOCK_BYTES):
                 yield out[at : at + BLOCK_BYTES]
-            # The library inflates all that it is given: what inflates much is given less.
+            # The library inflates its whole input at once: feed less if it inflates a lot.
             feed = max(256, feed // 2) if len(out) > 4 * BLOCK_BYTES else feed
             data = b""
             if not inflate.eof:
                 data = stream.read(feed)
                 if not data:
-                    raise Broken("the zstd stream is cut off")
+                    raise DamagedFile("the zstd stream is cut off")
     except zstandard.ZstdError as error:
-        raise Broken(f"the zstd stream is damaged ({error})") from None
+        raise DamagedFile(f"the zstd stream is damaged ({error})") from None
 
 
 def read_full(stream: BinaryIO, size: int) -> bytes:
-    """As many bytes as there are, up to `size`."""
+    """Read `size` bytes, or all that are left if there are fewer."""
     parts = []
     while size > 0 and (part := stream.read(min(size, 16 << 20))):
         parts.append(part)

@@ -14,9 +14,10 @@ from corpora import read_file, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.tokenize import sources
-from headrace.tokenize.corpus.inputs import find
-from headrace.tokenize.sources import SourceConfig, files, source, streams
+from headrace.tokenize.corpus.inputs import find_files
+from headrace.tokenize.files import open_file
+from headrace.tokenize.sources import corpus_format, delimited
+from headrace.tokenize.sources.format import SourceConfig
 
 
 def plain(path: Path, data: bytes) -> Path:
@@ -58,9 +59,9 @@ def test_what_is_read_is_counted_in_bytes_of_the_file(tmp_path: Path, ending: st
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts(500)).encode()
     path = plain(tmp_path / f"a.jsonl{ending}", PACKINGS[ending](lines))
     config = SourceConfig()
-    (file,) = find([str(path)], config)
-    (part,) = source("jsonl").cut(file, config, 1 << 30)
-    assert sum(one.size for one in source("jsonl").read(part, config)) == path.stat().st_size
+    (file,) = find_files([str(path)], config)
+    (part,) = corpus_format("jsonl").cut(file, config, 1 << 30)
+    assert sum(one.size for one in corpus_format("jsonl").read(part, config)) == path.stat().st_size
 
 
 RECORDS = st.lists(st.text("ab>\n\r é", max_size=9), max_size=30)
@@ -90,7 +91,7 @@ def test_slices_make_no_difference(
     path.write_bytes(data.encode())
     whole = read_file(path, **options)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (files, streams):
+        for module in (open_file, delimited):
             patch.setattr(module, "BLOCK_BYTES", block)
         assert read_file(path, size=size, **options) == whole
     if kind == "line":
@@ -211,9 +212,9 @@ def test_an_archive_without_its_ending_is_read_all_the_same(tmp_path: Path) -> N
 def test_a_document_beyond_the_limit_is_refused_or_split(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (sources, streams, sources.source("text")):
-        monkeypatch.setattr(module, "LARGEST_DOCUMENT", 3000)
-    for module in (files, streams):
+    for module in ("delimited", "text"):
+        monkeypatch.setattr(f"headrace.tokenize.sources.{module}.LARGEST_DOCUMENT", 3000)
+    for module in (open_file, delimited):
         monkeypatch.setattr(module, "BLOCK_BYTES", 500)
     long = "é à " * 2000
     options: dict[str, Any] = {"text_documents": "line"} if name == "a.txt" else {}
@@ -236,16 +237,16 @@ def test_a_document_beyond_the_limit_is_refused_or_split(
 def test_a_line_without_end_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by every slice that lies in it: that would be the square of its size."""
     path = plain(tmp_path / "a.txt", b"first\n" + b"x" * 200_000)
-    for module in (files, streams):
+    for module in (open_file, delimited):
         monkeypatch.setattr(module, "BLOCK_BYTES", 1000)
     config = SourceConfig(text_documents="line")
-    (file,) = find([str(path)], config)
-    parts = source("text").cut(file, config, 2000)
+    (file,) = find_files([str(path)], config)
+    parts = corpus_format("text").cut(file, config, 2000)
     assert len(parts) == 100
-    blocks_read = [sum(one.size for one in source("text").read(p, config)) for p in parts]
+    blocks_read = [sum(one.size for one in corpus_format("text").read(p, config)) for p in parts]
     assert blocks_read[0] >= 200_000 and not any(blocks_read[1:])
     read = 0
-    inner = streams.read_full
+    inner = delimited.read_full
 
     def counting(stream: Any, size: int) -> bytes:
         nonlocal read
@@ -253,7 +254,7 @@ def test_a_line_without_end_is_read_once(tmp_path: Path, monkeypatch: pytest.Mon
         read += len(data)
         return data
 
-    monkeypatch.setattr(streams, "read_full", counting)
+    monkeypatch.setattr(delimited, "read_full", counting)
     for part in parts[1:]:
-        list(source("text").read(part, config))
+        list(corpus_format("text").read(part, config))
     assert read < 2 * path.stat().st_size

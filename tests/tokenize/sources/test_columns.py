@@ -11,8 +11,9 @@ from corpora import read_file, texts
 
 from headrace.console.errors import InputError
 from headrace.tokenize import sources
-from headrace.tokenize.corpus.inputs import find
-from headrace.tokenize.sources import SourceConfig, columns, source
+from headrace.tokenize.corpus.inputs import find_files
+from headrace.tokenize.sources import columns, corpus_format
+from headrace.tokenize.sources.format import SourceConfig
 
 
 def test_parquet_and_arrow(tmp_path: Path) -> None:
@@ -70,9 +71,9 @@ def test_a_broken_file_is_an_error_or_left_out(tmp_path: Path, name: str) -> Non
         read_file(path)
     assert caught.value.where == str(path)
     config = SourceConfig()
-    (file,) = find([str(path)], config)
+    (file,) = find_files([str(path)], config)
     (part,) = sources.cut(file, config, 1 << 20, skip_bad=True)
-    (texts_,) = source(file.format).read(part, config)
+    (texts_,) = corpus_format(file.format).read(part, config)
     assert [(one.kind, one.file) for one in texts_.problems] == [("damaged file", str(path))]
 
 
@@ -92,9 +93,9 @@ def test_rows_become_strings_a_few_at_a_time(
             with pa.ipc.new_file(str(tmp_path / name), table.schema) as out:
                 out.write_table(table)
         config = SourceConfig(split_large=True)
-        (file,) = find([str(tmp_path / name)], config)
-        (part,) = source(file.format).cut(file, config, 1 << 20)
-        blocks = list(source(file.format).read(part, config))
+        (file,) = find_files([str(tmp_path / name)], config)
+        (part,) = corpus_format(file.format).cut(file, config, 1 << 20)
+        blocks = list(corpus_format(file.format).read(part, config))
         sizes = [[len(text.encode()) for text in block.texts] for block in blocks]
         assert [one for one in sizes if one] == [[20, 200], [3000], [480, 20], [20], [800]]
         (problem,) = (problem for block in blocks for problem in block.problems)

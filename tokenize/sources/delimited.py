@@ -1,4 +1,4 @@
-"""Bytes of a file, cut at delimiters into records, with bounded memory."""
+"""Records between delimiters: cut files into slices, and read blocks with bounded memory."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from . import BLOCK_BYTES, LARGEST_DOCUMENT, BadRecord, Broken, File, Slice
-from .files import decompressed, is_packed, open_file, read_full
-from .web import is_web
+from ..files.input_file import BLOCK_BYTES, DamagedFile, File
+from ..files.open_file import decompressed, is_compressed, open_file, read_full
+from ..files.web import is_web
+from .format import LARGEST_DOCUMENT, BadRecord, Slice
 
 BOM = b"\xef\xbb\xbf"
-"""Stands at the beginning of some files, and says that they are UTF-8. It is no text."""
+"""Byte-order mark that some files begin with, to say that they are UTF-8. It is not text."""
 
 
 @dataclass(frozen=True)
-class Block:
-    """Whole records side by side, the delimiters between them included."""
+class RecordBlock:
+    """Consecutive whole records, with the delimiters between them."""
 
     data: bytes
     first: int
-    """The number of its first record."""
+    """Number of the first record."""
     records: int
     read: int
-    """Bytes of the file that were read for it."""
+    """Bytes of the file that were read for the block."""
     problem: BadRecord | None = None
-    """Why a record is missing here."""
+    """Reason why a record is missing here."""
 
 
 def cut_bytes(file: File, delimiter: bytes, size: int) -> list[Slice]:
-    """Slices of a delimited file; one that is compressed, small, or behind http is one slice."""
+    """Cut a delimited file. A small, compressed or http(s) file is one slice."""
     whole = [Slice(file, 0, file.size, 0, file.size)]
     if file.compression or 2 * file.size < 3 * size or _overlaps_itself(delimiter):
         return whole
@@ -40,12 +41,12 @@ def cut_bytes(file: File, delimiter: bytes, size: int) -> list[Slice]:
     edges = [*range(0, file.size - size // 2, size), file.size]
     slices, records = [], 0
     with open_file(file.name) as stream:
-        if is_packed(stream.read(4)):  # whatever its name says
+        if is_compressed(stream.read(4)):  # regardless of its name
             return whole
         for start, end in itertools.pairwise(edges):
             slices.append(Slice(file, start, end, records, end - start))
-            # The first record at or after `end` is preceded by as many records as there are
-            # delimiters that end before it, and the very first record.
+            # Records before the first one at or after `end`: the delimiters that end before it,
+            # plus one.
             low = max(0, start - len(delimiter))
             stream.seek(low)
             data = read_full(stream, end - 1 - low)
@@ -53,11 +54,13 @@ def cut_bytes(file: File, delimiter: bytes, size: int) -> list[Slice]:
     return slices
 
 
-def blocks(part: Slice, delimiter: bytes, *, unit: str, split: bool) -> Iterator[Block]:
-    """The records of a slice that start in it, a block at a time.
+def record_blocks(
+    part: Slice, delimiter: bytes, *, unit: str, split: bool
+) -> Iterator[RecordBlock]:
+    """Yield the records that start in a slice, in blocks.
 
-    A record that is larger than LARGEST_DOCUMENT is cut into pieces if `split`, else it is left
-    out as a Problem.
+    A record larger than LARGEST_DOCUMENT is cut into pieces if `split`; else it is skipped and
+    reported as a BadRecord.
     """
     begun = part.start > 0
     for block in _blocks(part, delimiter, unit, split):
@@ -67,16 +70,16 @@ def blocks(part: Slice, delimiter: bytes, *, unit: str, split: bool) -> Iterator
         yield block
 
 
-def _blocks(part: Slice, delimiter: bytes, unit: str, split: bool) -> Iterator[Block]:
+def _blocks(part: Slice, delimiter: bytes, unit: str, split: bool) -> Iterator[RecordBlock]:
     reader = _chunks(part, delimiter)
     number = part.first
     carry = b""
     broken: str | None = None
-    leaving_out = False
+    skipping_record = False
     while True:
         try:
             chunk, read = next(reader, (b"", 0))
-        except Broken as error:
+        except DamagedFile as error:
             chunk, broken = b"", str(error)
         if not chunk:
             break
@@ -84,43 +87,43 @@ def _blocks(part: Slice, delimiter: bytes, unit: str, split: bool) -> Iterator[B
         cut = _last(data, delimiter)
         if cut < 0:
             carry = data
-            if leaving_out:
+            if skipping_record:
                 carry = data[-len(delimiter) :]
-                yield Block(b"", number, 0, read)
+                yield RecordBlock(b"", number, 0, read)
             elif len(data) > LARGEST_DOCUMENT:
                 if split:
-                    piece = cut_text(data)
+                    piece = first_piece(data)
                     carry = data[len(piece) :]
-                    yield Block(piece, number, 1, read)
+                    yield RecordBlock(piece, number, 1, read)
                 else:
-                    leaving_out = True
+                    skipping_record = True
                     carry = data[-len(delimiter) :]
-                    yield Block(b"", number, 0, read, _too_large(part, number, unit))
+                    yield RecordBlock(b"", number, 0, read, _too_large(part, number, unit))
             else:
-                yield Block(b"", number, 0, read)
+                yield RecordBlock(b"", number, 0, read)
             continue
         whole, carry = data[:cut], data[cut + len(delimiter) :]
-        if leaving_out:
-            leaving_out = False
+        if skipping_record:
+            skipping_record = False
             end = whole.find(delimiter)
             whole = b"" if end < 0 else whole[end + len(delimiter) :]
             number += 1
             if end < 0:
-                yield Block(b"", number, 0, read)
+                yield RecordBlock(b"", number, 0, read)
                 continue
         records = _count(whole, delimiter) + 1
-        yield Block(whole, number, records, read)
+        yield RecordBlock(whole, number, records, read)
         number += records
     if broken is not None:
         problem = BadRecord("damaged file", broken, part.file.name, number, unit)
-        yield Block(b"", number, 0, 0, problem)
-    elif carry and not leaving_out:
-        yield Block(carry, number, 1, 0)
+        yield RecordBlock(b"", number, 0, 0, problem)
+    elif carry and not skipping_record:
+        yield RecordBlock(carry, number, 1, 0)
 
 
 def _chunks(part: Slice, delimiter: bytes) -> Iterator[tuple[bytes, int]]:
-    """The bytes of the records that start in a slice, the last one's delimiter included; and how
-    many bytes of the file were read for them."""
+    """Yield the bytes of the records that start in a slice (with the last record's delimiter), and
+    the number of bytes of the file read for them."""
     if part.file.compression or (part.start == 0 and part.end >= part.file.size):
         yield from decompressed(part.file)
         return
@@ -138,25 +141,25 @@ def _chunks(part: Slice, delimiter: bytes) -> Iterator[tuple[bytes, int]]:
             at += len(chunk)
             tail = b""
             if skipping:
-                found = data.find(delimiter)
-                if found < 0:
+                match = data.find(delimiter)
+                if match < 0:
                     if at >= part.end:
-                        return  # no record begins here
+                        return  # no record starts in this slice
                     tail = data[-(len(delimiter) - 1) :] if len(delimiter) > 1 else b""
                     continue
                 skipping = False
-                begin += found + len(delimiter)
-                data = data[found + len(delimiter) :]
+                begin += match + len(delimiter)
+                data = data[match + len(delimiter) :]
                 if begin >= part.end:
                     return
-            # The slice ends with the first delimiter that ends at or after its end.
+            # The slice ends at the first delimiter that ends at or after `part.end`.
             low = max(0, part.end - begin - len(delimiter))
-            found = data.find(delimiter, low) if begin + len(data) >= part.end else -1
-            if found >= 0:
-                data = data[: found + len(delimiter)]
+            match = data.find(delimiter, low) if begin + len(data) >= part.end else -1
+            if match >= 0:
+                data = data[: match + len(delimiter)]
                 yield data, len(data)
                 return
-            if keep := len(delimiter) - 1:  # a delimiter may lie across two chunks
+            if keep := len(delimiter) - 1:  # a delimiter may span two chunks
                 tail = data[-keep:]
                 data = data[:-keep]
             if data:
@@ -165,8 +168,8 @@ def _chunks(part: Slice, delimiter: bytes) -> Iterator[tuple[bytes, int]]:
         yield tail, len(tail)
 
 
-def cut_text(data: bytes) -> bytes:
-    """A first piece of a long text, cut before a space if there is one near, else between
+def first_piece(data: bytes) -> bytes:
+    """Return the first piece of a long text, cut before a near space or else between
     characters."""
     end = min(BLOCK_BYTES, LARGEST_DOCUMENT // 2)
     space = data.rfind(b" ", end - 4096, end)
@@ -185,6 +188,7 @@ def _too_large(part: Slice, number: int, unit: str) -> BadRecord:
 
 
 def is_utf8(data: bytes) -> bool:
+    """Return True if the bytes are valid UTF-8."""
     import pyarrow as pa
 
     if data.isascii():
@@ -205,12 +209,12 @@ def _count(data: bytes, delimiter: bytes) -> int:
 
 
 def _last(data: bytes, delimiter: bytes) -> int:
-    """Where the last delimiter begins, found from the left."""
+    """Return the position of the last delimiter; delimiters are matched from the left."""
     if not _overlaps_itself(delimiter):
         return data.rfind(delimiter)
     return len(data) - len(data.split(delimiter)[-1]) - len(delimiter)
 
 
 def _overlaps_itself(delimiter: bytes) -> bool:
-    """Whether its occurrences depend on where one begins to look ("\\n\\n" in "\\n\\n\\n")."""
+    """Return True if its matches depend on the start of the search ("\\n\\n" in "\\n\\n\\n")."""
     return any(delimiter.startswith(delimiter[k:]) for k in range(1, len(delimiter)))

@@ -22,10 +22,12 @@ from corpora import ONE, read_dataset, texts
 from headrace.console.errors import InputError, StorageError
 from headrace.dataplane.storage import remote
 from headrace.tokenize.build.build import BuildConfig, build
-from headrace.tokenize.corpus.file_hashes import fingerprinted
-from headrace.tokenize.corpus.inputs import find
-from headrace.tokenize.sources import SourceConfig, files, source
-from headrace.tokenize.sources.web import WebFile
+from headrace.tokenize.corpus.inputs import find_files
+from headrace.tokenize.files import open_file
+from headrace.tokenize.files.file_hashes import with_fingerprints
+from headrace.tokenize.files.web import WebFile
+from headrace.tokenize.sources import corpus_format
+from headrace.tokenize.sources.format import SourceConfig
 
 DOCUMENTS = texts(300)
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS).encode()
@@ -108,9 +110,9 @@ class serving:
 
 def read(url: str) -> list[str]:
     config = SourceConfig()
-    (file,) = find([url], config)
-    parts = source(file.format).cut(file, config, 1000)
-    found = [block for part in parts for block in source(file.format).read(part, config)]
+    (file,) = find_files([url], config)
+    parts = corpus_format(file.format).cut(file, config, 1000)
+    found = [block for part in parts for block in corpus_format(file.format).read(part, config)]
     assert not [problem for block in found for problem in block.problems]
     return [text for block in found for text in block.texts]
 
@@ -122,13 +124,16 @@ def read(url: str) -> list[str]:
 def test_whatever_a_server_can_its_files_are_read(
     web: str, mode: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(open_file, "BLOCK_BYTES", 1000)
     assert read(f"{web}/{mode}/{name}") == DOCUMENTS
 
 
 def test_parquet_needs_ranges(web: str) -> None:
     assert read(f"{web}/ranges/c.parquet") == DOCUMENTS
-    for mode, message in (("plain", "gives no ranges"), ("no-length", "does not tell its size")):
+    for mode, message in (
+        ("plain", "does not support byte ranges"),
+        ("no-length", "does not send its size"),
+    ):
         with pytest.raises(InputError, match=message) as caught:
             read(f"{web}/{mode}/c.parquet")
         assert "download" in str(caught.value.hint)
@@ -141,8 +146,8 @@ def test_an_empty_file(web: str) -> None:
 def test_what_is_not_there_or_not_given_is_told_at_once(web: str) -> None:
     names = [f"{web}/{code}/a.jsonl" for code in (404, 403, 500)]
     with pytest.raises(InputError, match="3 problems with the inputs") as caught:
-        find(names, SourceConfig())
-    for name, reason in zip(names, ("not exist", "access is denied", "answers 500"), strict=True):
+        find_files(names, SourceConfig())
+    for name, reason in zip(names, ("not exist", "access is denied", "answered 500"), strict=True):
         assert re.search(f"cannot read {name}: .*{reason}", str(caught.value))
 
 
@@ -155,12 +160,14 @@ def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "FIRST_PAUSE", 0.001)
     monkeypatch.setattr(remote, "LONGEST_PAUSE", 0.002)
     with pytest.raises(StorageError, match="refused"):
-        find(["http://127.0.0.1:9/a.jsonl"], SourceConfig())
+        find_files(["http://127.0.0.1:9/a.jsonl"], SourceConfig())
 
 
 def test_a_file_that_changes_is_another_file(web: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def mark() -> str:
-        return fingerprinted(find([f"{web}/ranges/a.jsonl"], SourceConfig()))[0].fingerprint
+        return with_fingerprints(find_files([f"{web}/ranges/a.jsonl"], SourceConfig()))[
+            0
+        ].fingerprint
 
     first = mark()
     assert mark() == first
@@ -173,7 +180,7 @@ def test_a_file_that_changes_is_another_file(web: str, monkeypatch: pytest.Monke
             lambda self, name, value: send(self, name, '"2"' if name == "ETag" else value),
         )
         file.seek(20)
-        with pytest.raises(InputError, match="has changed while it was read"):
+        with pytest.raises(InputError, match="changed while it was read"):
             file.read(10)
     assert mark() != first
 
@@ -217,7 +224,7 @@ def test_a_build_from_https(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with serving(kind, context) as server:
         url = f"https://127.0.0.1:{server.server_port}/ranges/b.jsonl.gz"
         config = BuildConfig(inputs=(url,), out=str(tmp_path / "out"), tokenizer="byte", engine=ONE)
-        with pytest.raises(StorageError, match="certificate of the server is not trusted"):
+        with pytest.raises(StorageError, match="certificate is not trusted"):
             build(config)
         monkeypatch.setenv("SSL_CERT_FILE", str(pem))
         build(config)

@@ -1,4 +1,4 @@
-"""Which steps stand out, of runs whose losses are written down by hand."""
+"""Outlier steps and tooltips of runs whose losses are written by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from written_runs import check_page, make_run, rewrite
 
 from headrace.trainer.report import page
 from headrace.trainer.report.data import RunData
-from headrace.trainer.report.steps import APART, MOST, outstanding, spells
+from headrace.trainer.report.outliers import APART, MOST, find_outliers
+from headrace.trainer.report.tooltips import tooltips
 
 STEPS = 600
 
@@ -24,18 +25,18 @@ def noisy(changes: dict[int, float]) -> list[float | None]:
     ]
 
 
-def test_what_falls_and_wavers_does_not_stand_out(tmp_path: Path) -> None:
+def test_a_noisy_falling_loss_has_no_outlier(tmp_path: Path) -> None:
     run = RunData.load(make_run(tmp_path / "run", noisy({})))
-    assert outstanding(run) == []
-    text = page.one(run)
-    assert "stand" not in text
+    assert find_outliers(run) == []
+    text = page.run_page(run)
+    assert "Outlier" not in text and "outlier" not in text
 
 
-def test_a_spike_stands_out_with_what_made_it(tmp_path: Path) -> None:
+def test_an_outlier_names_the_sources_that_caused_it(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", noisy({300: 1.5, 301: 1.9, 303: 0.9, 450: -2.0}))
 
     def divide(entry: dict[str, Any]) -> None:
-        """Half of each step is of a source that does not move."""
+        """Give half of each step to a source whose loss is constant."""
         sources = {"still": {"loss": 2.0, "weight": 32.0, "rows": 2}}
         sources["synthetic"] = {"loss": 2 * entry["loss"] - 2, "weight": 32.0, "rows": 2}
         if entry["step"] == 301:
@@ -44,16 +45,16 @@ def test_a_spike_stands_out_with_what_made_it(tmp_path: Path) -> None:
 
     rewrite(folder.metrics, divide)
     run = RunData.load(folder)
-    (found,) = outstanding(run)
+    (found,) = find_outliers(run)
     assert found.step == 301 and found.usual == pytest.approx(2, abs=0.1)
     assert [name for name, *_ in found.risen] == ["synthetic"]
-    assert found.entry["grad_norm"] == 40.0 and found.usual_norm == 1.0 and found.beside == []
-    text = page.one(run)
+    assert found.entry["grad_norm"] == 40.0 and found.usual_norm == 1.0 and found.events == []
+    text = page.run_page(run)
     check_page(text)
-    assert "Steps that stand out" in text and f"audit {folder.root} --step 301 --text" in text
+    assert "Outlier steps" in text and f"audit {folder.root} --step 301 --text" in text
 
 
-def test_a_source_stands_out_that_the_whole_would_hide(tmp_path: Path) -> None:
+def test_an_outlier_of_a_small_source_is_found(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", noisy({}))
 
     def add_a_small_one(entry: dict[str, Any]) -> None:
@@ -61,7 +62,7 @@ def test_a_source_stands_out_that_the_whole_would_hide(tmp_path: Path) -> None:
         entry["sources"]["small"] = {"loss": loss, "weight": 1.0, "rows": 1}
 
     rewrite(folder.metrics, add_a_small_one)
-    (found,) = outstanding(RunData.load(folder))
+    (found,) = find_outliers(RunData.load(folder))
     assert found.step == 400 and found.risen[0] == (
         "small",
         pytest.approx(4.401),
@@ -69,33 +70,33 @@ def test_a_source_stands_out_that_the_whole_would_hide(tmp_path: Path) -> None:
     )
 
 
-def test_what_happened_just_before_is_told(tmp_path: Path) -> None:
+def test_an_outlier_lists_the_events_before_it(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", noisy({101: 2.0}))  # a resume is at step 2
-    (found,) = outstanding(RunData.load(folder))
-    assert found.beside == ["the run was resumed 99 steps before"]
+    (found,) = find_outliers(RunData.load(folder))
+    assert found.events == ["the run was resumed 99 steps before"]
 
 
-def test_steps_that_were_left_out_are_told_elsewhere(tmp_path: Path) -> None:
+def test_skipped_steps_are_not_outliers(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", noisy({300: 3.0}))
     rewrite(
         folder.metrics,
         lambda e: e.update({"skipped": True, "why": "spike"} if e["step"] == 300 else {}),
     )
-    assert outstanding(RunData.load(folder)) == []
+    assert find_outliers(RunData.load(folder)) == []
 
 
-def test_a_table_has_no_more_than_can_be_read(tmp_path: Path) -> None:
+def test_the_table_keeps_the_largest_outliers(tmp_path: Path) -> None:
     rising = {step + more: 0.1 * step + more for step in range(120, STEPS, 30) for more in (0, 5)}
-    found = outstanding(RunData.load(make_run(tmp_path / "run", noisy(rising))))
+    found = find_outliers(RunData.load(make_run(tmp_path / "run", noisy(rising))))
     steps = [each.step for each in found]
     assert steps == [step + 5 for step in range(120, STEPS, 30)][-MOST:]
     assert all(b - a >= APART for a, b in pairwise(steps))
 
 
-def test_every_place_of_the_chart_says_its_steps(tmp_path: Path) -> None:
+def test_every_column_of_the_chart_has_a_tooltip(tmp_path: Path) -> None:
     run = RunData.load(make_run(tmp_path / "run", noisy({301: 1.5})))
-    told = list(spells(run))
-    assert told[0][0] == 0 and told[-1][1] == run.last_token
-    assert all(a[1] == b[0] for a, b in pairwise(told))
-    (text,) = [text for begin, end, text in told if begin < 64 * 301 + 1 <= end]
+    columns = list(tooltips(run))
+    assert columns[0][0] == 0 and columns[-1][1] == run.last_token
+    assert all(a[1] == b[0] for a, b in pairwise(columns))
+    (text,) = [text for begin, end, text in columns if begin < 64 * 301 + 1 <= end]
     assert "steps 300 to 301" in text and "at step 301)" in text and "phase synthetic" in text

@@ -13,34 +13,34 @@ from corpora import texts, write_jsonl
 
 from headrace.console.errors import InputError
 from headrace.dataplane.datasets import manifest
-from headrace.tokenize.corpus import file_hashes as fingerprints
 from headrace.tokenize.corpus import inputs
-from headrace.tokenize.corpus.file_hashes import check_unchanged, fingerprinted
-from headrace.tokenize.corpus.inputs import find
-from headrace.tokenize.sources import SourceConfig
+from headrace.tokenize.corpus.inputs import find_files
+from headrace.tokenize.files import file_hashes
+from headrace.tokenize.files.file_hashes import check_unchanged, with_fingerprints
+from headrace.tokenize.sources.format import SourceConfig
 
 Run = Callable[..., Path]
 
 
-def marks(*names: object, again: bool = False) -> list[str]:
-    files = find([str(name) for name in names], SourceConfig())
-    return [file.fingerprint for file in fingerprinted(files, again=again)]
+def marks(*names: object, rehash: bool = False) -> list[str]:
+    files = find_files([str(name) for name in names], SourceConfig())
+    return [file.fingerprint for file in with_fingerprints(files, rehash=rehash)]
 
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are hashed, as they are. Files of any size and age are worth to
     be remembered here."""
-    monkeypatch.setattr(fingerprints, "WORTH_IT", 0)
-    monkeypatch.setattr(fingerprints, "GRAIN", -1)
+    monkeypatch.setattr(file_hashes, "MIN_CACHED_BYTES", 0)
+    monkeypatch.setattr(file_hashes, "CLOCK_RESOLUTION", -1)
     names: list[str] = []
-    inner = fingerprints._fingerprint
+    inner = file_hashes._fingerprint
 
-    def counting(file: fingerprints.File) -> object:
+    def counting(file: file_hashes.File) -> object:
         names.append(Path(file.name).name)
         return inner(file)
 
-    monkeypatch.setattr(fingerprints, "_fingerprint", counting)
+    monkeypatch.setattr(file_hashes, "_fingerprint", counting)
     return names
 
 
@@ -52,7 +52,7 @@ def test_a_file_that_is_as_it_was_is_hashed_once(tmp_path: Path, hashed: list[st
     assert first == [hashlib.sha256(name.encode()).hexdigest()[:32] for name in ("one", "two")]
     assert marks(one, two) == first
     assert hashed == ["1.txt", "2.txt"]
-    assert marks(one, again=True) == first[:1]
+    assert marks(one, rehash=True) == first[:1]
     assert hashed == ["1.txt", "2.txt", "1.txt"]
 
 
@@ -79,7 +79,7 @@ def test_what_has_changed_only_just_now_is_not_remembered(
     tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second change may come within the same tick of the clock."""
-    monkeypatch.setattr(fingerprints, "GRAIN", 60)
+    monkeypatch.setattr(file_hashes, "CLOCK_RESOLUTION", 60)
     file = tmp_path / "a.txt"
     file.write_text("x")
     assert marks(file) == marks(file)
@@ -94,7 +94,7 @@ def test_small_files_are_not_worth_it(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     marks(tmp_path / "a.txt")
     assert (
-        not fingerprints.Memory(fingerprints.cache_file())
+        not file_hashes.HashCache(file_hashes.cache_file())
         .database.execute("select * from files")
         .fetchall()
     )
@@ -139,10 +139,10 @@ def test_a_file_that_is_written_while_it_is_read_is_refused(
         return made
 
     monkeypatch.setattr(build, "make", writing)
-    with pytest.raises(InputError, match=r"1 inputs were changed .*1\.jsonl"):
+    with pytest.raises(InputError, match=r"1 inputs changed while .*1\.jsonl"):
         run_build(corpus)
     assert not (corpus.parent / "out" / "manifest.json").exists()
-    check_unchanged(find([str(corpus)], SourceConfig()), time.time() + 1)
+    check_unchanged(find_files([str(corpus)], SourceConfig()), time.time() + 1)
 
 
 def test_a_store_that_tells_no_version_has_its_files_read() -> None:
@@ -160,7 +160,7 @@ def test_a_store_that_tells_no_version_has_its_files_read() -> None:
 def test_what_two_names_share_by_chance_does_not_make_them_equal(
     said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (inputs, fingerprints):
+    for module in (inputs, file_hashes):
         monkeypatch.setattr(module, "information", lambda name: {"size": 3, said: "the same"})
     monkeypatch.setattr(inputs, "_expand", lambda given, config: [given])
     http, other, object, copy = marks(
@@ -174,13 +174,13 @@ def test_an_object_that_is_overwritten_while_it_is_read_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tags = {"a.txt": "1", "b.txt": "1"}
-    for module in (inputs, fingerprints):
+    for module in (inputs, file_hashes):
         monkeypatch.setattr(
             module, "information", lambda name: {"size": 3, "ETag": tags[name.rpartition("/")[2]]}
         )
     monkeypatch.setattr(inputs, "_expand", lambda given, config: [given])
-    files = fingerprinted(find(["s3://host/a.txt", "https://host/b.txt"], SourceConfig()))
+    files = with_fingerprints(find_files(["s3://host/a.txt", "https://host/b.txt"], SourceConfig()))
     check_unchanged(files, 0)
     tags["a.txt"] = "2"
-    with pytest.raises(InputError, match=r"1 inputs were changed .*s3://host/a\.txt"):
+    with pytest.raises(InputError, match=r"1 inputs changed while .*s3://host/a\.txt"):
         check_unchanged(files, 0)

@@ -1,9 +1,9 @@
-"""Files behind http:// and https://, read from their beginning; anywhere, where a server gives
-ranges of bytes.
+"""Files at http:// and https:// URLs: sequential reads, and seeks if the server supports ranges.
 
-What a connection loses is asked for again from the place that was reached. A server that gives no
-ranges sends the file again from its beginning, and what is known of it is skipped. An answer that
-ends early is no end of the file; only where a server tells no length there is no telling.
+After a lost connection, reading resumes at the position that was reached. A server without ranges
+sends the file from its beginning again, and the bytes already read are skipped. A response that
+ends early is an error, not the end of the file, unless the server sends no Content-Length: then
+the two cannot be told apart.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...console.errors import InputError, StorageError
 from ...dataplane.storage.remote import retry
 
 TIMEOUT = 60.0
-"""Seconds without a byte after which a connection is given up."""
+"""Seconds without a byte after which a connection is closed."""
 SKIP_BYTES = 1 << 20
 
 
@@ -29,13 +29,15 @@ def is_web(url: str) -> bool:
 
 
 def information(url: str) -> dict[str, Any]:
-    """What a server says of a file: its size, if it tells one, and the marks of its version."""
+    """Return the size of a file, if its server sends one, and the headers of its version."""
     with WebFile(url) as file:
         file.connect()
         return {"size": file.size, **file.version}
 
 
 class WebFile(io.RawIOBase):
+    """A file on a web server, read over one connection at a time."""
+
     def __init__(self, url: str) -> None:
         self.url = url
         self.at = 0
@@ -54,7 +56,7 @@ class WebFile(io.RawIOBase):
         if whence == io.SEEK_END:
             self.connect()
             if self.size is None:
-                raise InputError(f"{self.url}: its server does not tell its size", hint=DOWNLOAD)
+                raise InputError(f"{self.url}: the server does not send its size", hint=DOWNLOAD)
         to = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.size or 0}[whence]
         if to != self.at:
             self._disconnect()
@@ -71,7 +73,7 @@ class WebFile(io.RawIOBase):
         return len(data)
 
     def connect(self) -> None:
-        """Ask for the file, to learn what its server says of it."""
+        """Send the request, to read size and version from the response headers."""
         if self._answer is None:
             retry("read", self.url, self._connect)
 
@@ -89,10 +91,10 @@ class WebFile(io.RawIOBase):
             data = self._answer.read(size)
         except (OSError, http.client.HTTPException) as error:
             self._disconnect()
-            raise _told(error) from None
+            raise _as_file_error(error) from None
         if not data and self.size is not None and self.at < self.size:
             self._disconnect()
-            raise ConnectionError(f"it ended after {self.at:,} of {self.size:,} bytes")
+            raise ConnectionError(f"the response ended after {self.at:,} of {self.size:,} bytes")
         return data
 
     def _connect(self) -> None:
@@ -100,38 +102,37 @@ class WebFile(io.RawIOBase):
         try:
             answer = urllib.request.urlopen(request, timeout=TIMEOUT)
         except urllib.error.HTTPError as error:
-            if error.code == 416:  # there is nothing from here on: an empty file
+            if error.code == 416:  # range not satisfiable: the file is empty
                 self.size = self.at
                 return
-            raise _told(error) from None
+            raise _as_file_error(error) from None
         except (OSError, http.client.HTTPException) as error:
-            raise _told(error) from None
+            raise _as_file_error(error) from None
         self._answer = answer
         ranged = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range", ""))
         length = answer.headers.get("Content-Length")
         total = ranged[2] if ranged else length
-        version = {key: answer.headers[key] for key in MARKS if answer.headers.get(key)}
+        version = {key: answer.headers[key] for key in VERSION_HEADERS if answer.headers.get(key)}
         if self.version and version != self.version:
-            raise InputError(f"{self.url} has changed while it was read")
+            raise InputError(f"{self.url} changed while it was read")
         self.version = version
         self.size = int(total) if total and total != "*" else None
         if self.at and not ranged:
             if self._sought:
                 raise InputError(
-                    f"{self.url}: its server gives no ranges of bytes, without which such a file "
-                    "cannot be read",
+                    f"{self.url}: the server does not support byte ranges, which this format needs",
                     hint=DOWNLOAD,
                 )
             self._skip()
 
     def _skip(self) -> None:
-        """The server sends all of the file, whatever was asked for."""
+        """Skip the bytes already read: the server ignored the range and sends the whole file."""
         assert self._answer is not None
         left = self.at
         while left:
             data = self._answer.read(min(left, SKIP_BYTES))
             if not data:
-                raise ConnectionError("it ended before the place that was reached already")
+                raise ConnectionError("the response ended before the position already reached")
             left -= len(data)
 
     def _disconnect(self) -> None:
@@ -140,25 +141,25 @@ class WebFile(io.RawIOBase):
             self._answer = None
 
 
-MARKS = ("ETag", "Last-Modified")
-DOWNLOAD = "download the file, and give its path"
+VERSION_HEADERS = ("ETag", "Last-Modified")
+DOWNLOAD = "download the file, and pass its path"
 
 
-def _told(error: Exception) -> Exception:
-    """An error of the web as one of files: whether it passes is known by its kind."""
+def _as_file_error(error: Exception) -> Exception:
+    """Convert a web error into an OSError; its class decides if the request is retried."""
     if isinstance(error, urllib.error.HTTPError):
         if error.code in (404, 410):
             return FileNotFoundError(str(error))
         if error.code in (401, 403):
             return PermissionError(str(error))
         if error.code in (408, 429) or error.code >= 500:
-            return ConnectionError(f"the server answers {error.code} {error.reason}")
-        return OSError(f"the server answers {error.code} {error.reason}")
+            return ConnectionError(f"the server answered {error.code} {error.reason}")
+        return OSError(f"the server answered {error.code} {error.reason}")
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, ssl.SSLCertVerificationError):
         return StorageError(
-            f"the certificate of the server is not trusted: {reason.verify_message}",
-            hint="name the file of the authority that signed it in SSL_CERT_FILE",
+            f"the server's certificate is not trusted: {reason.verify_message}",
+            hint="set SSL_CERT_FILE to the certificate file of the authority that signed it",
         )
     if isinstance(reason, (TimeoutError, ConnectionError)):
         return reason

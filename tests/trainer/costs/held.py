@@ -1,0 +1,133 @@
+"""Work of the ranks of test_state.py: train an engine, and measure what it holds of its state.
+
+A measurement walks all live tensors of the process, so it sees the buffers that an engine does not
+show. Only the names of the parts need the engine: masters and optimizer states are its fragments,
+weights are its parameters, buffers have the size of DeepSpeed's buckets, and the rest is gradients.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headrace.models.accounting.memory import rank_shapes
+from headrace.models.accounting.state import Degrees
+from headrace.models.config import load_model_config
+from headrace.models.documents import Documents
+from headrace.models.precision import PRECISIONS
+from headrace.trainer.checkpoints.fragments import MASTER
+from headrace.trainer.engines import ENGINES
+from headrace.trainer.engines import deepspeed as deepspeed_engine
+
+TRAINER = Path(__file__).parents[1]
+sys.path.insert(0, str(TRAINER))
+layouts = import_module("layouts")
+BUCKET = 50_000
+"""Elements; below the number of parameters, and the size of no other tensor."""
+deepspeed_engine.LARGEST_BUCKET["cpu"] = BUCKET
+ADAMW = 8
+"""Bytes per parameter: two fp32 tensors."""
+
+Held = dict[str, int]
+"""Bytes of each part."""
+
+
+def measure(layout: str) -> dict[str, Any]:
+    """Measure one layout, such as `deepspeed-1-bf16` or `fsdp2-0-fp32-tp2`."""
+    parallel = layouts.place(layout)
+    batches = [batch_of(number, parallel) for number in range(2)]
+    alive = list(tensors())  # kept, so that no new storage gets the key of an old one
+    before = {key_of(tensor) for tensor in alive}
+    engine = layouts.make_engine(layout, parallel)
+    moments: list[Held] = []
+    for step in range(2):
+        for number, batch in enumerate(batches):
+            sums = engine(*batch)
+            sums.total.register_hook(lambda _: moments.append(parts_of(engine, before)))
+            engine.backward(sums.total / 100, last=number == 1)
+            del sums
+            moments.append(parts_of(engine, before))
+        if step == 0:
+            apply(engine)
+            moments.clear()  # a first step allocates what the next ones reuse
+    del alive
+    backward, after = moments[::2], moments[1::2]
+    held = {part: max(moment[part] for moment in after) for part in after[0]}
+    held["buffers"] = max(moment["buffers"] for moment in [*backward, *after])
+    tensor, context = parallel.axes.tensor, parallel.axes.context
+    kind, option, precision = layout.split("-")[:3]
+    config: Any = ENGINES[kind]
+    config = config(zero=int(option)) if kind == "deepspeed" else config(shard=int(option) or None)
+    return {
+        "tensor_rank": tensor.rank,
+        "held": held,
+        "parts": config.state_layout(PRECISIONS[precision], ADAMW, "cpu"),
+        "shapes": rank_shapes(load_model_config(TRAINER / "tiny.yaml"), tensor.size, tensor.rank),
+        "degrees": Degrees(dp=parallel.dp, tp=tensor.size, cp=context.size),
+    }
+
+
+def apply(engine: Any) -> None:
+    engine.update(layouts.LR)
+
+
+def batch_of(number: int, parallel: Any) -> tuple[Any, ...]:
+    ours = parallel.axes.context.part(layouts.LENGTH)
+    rows = [tensor[number : number + 1][:, ours].clone() for tensor in layouts.global_batch(0)[:3]]
+    documents = Documents.from_cu_seqlens(torch.tensor([0, layouts.LENGTH]), (1, layouts.LENGTH))
+    return (*rows, documents.part(parallel.axes.context))
+
+
+def parts_of(engine: Any, before: set[int]) -> Held:
+    """Sort the storages that came since `before` into the parts of the state."""
+    live = {key: size for key, size in storages().items() if key not in before}
+    fragments = engine.fragments()
+    masters = {key_of(f.data) for f in fragments if f.key.startswith(MASTER)}
+    optimizer = {key_of(f.data) for f in fragments if not f.key.startswith(MASTER)}
+    weights = {
+        key_of(tensor)
+        for parameter in engine.objective.parameters()
+        for tensor in (local(parameter), getattr(parameter, "ds_tensor", None))
+        if tensor is not None
+    }
+    held = {
+        "masters": take(live, masters),
+        "optimizer": take(live, optimizer),
+        "weights": take(live, weights),
+        "buffers": take(live, {key for key, size in live.items() if size == 4 * BUCKET}),
+    }
+    return {**held, "gradients": sum(live.values())}
+
+
+def take(live: dict[int, int], keys: set[int]) -> int:
+    return sum(live.pop(key, 0) for key in keys)
+
+
+def storages() -> dict[int, int]:
+    """Return the bytes of every storage of a live tensor."""
+    gc.collect()
+    return {key_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors()}
+
+
+def tensors() -> Iterator[torch.Tensor]:
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.Tensor) and thing.device.type == "cpu":
+            yield local(thing)
+            if thing.is_leaf and thing.grad is not None:
+                yield local(thing.grad)
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """The tensor itself, or this rank's shard of a DTensor."""
+    whole: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return whole.detach()
+
+
+def key_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,116 @@
+"""The state that engines list, beside the tensors that they hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import Ranks
+
+from headrace.models.accounting.state import StatePart, state_bytes
+
+Measured = dict[str, Any]
+"""What a rank answers: its tensor rank, the bytes that it holds, and what its engine lists."""
+SMALL_TENSORS = 2048
+"""Bytes: AdamW's step counters, padding of flat groups, and what a loss leaves behind."""
+SINGLE = [
+    "deepspeed-0-fp32",
+    "deepspeed-1-fp32",
+    "deepspeed-2-fp32",
+    "deepspeed-3-fp32",
+    "deepspeed-1-bf16",
+    "deepspeed-2-bf16",
+    "deepspeed-3-bf16",
+    "fsdp2-0-fp32",
+    "fsdp2-0-bf16",
+]
+DOUBLE = [
+    *SINGLE,
+    "fsdp2-1-fp32",  # HSDP: two replicas
+    "deepspeed-1-fp32-tp2",
+    "deepspeed-3-bf16-cp2",
+    "fsdp2-0-fp32-cp2",
+    "fsdp2-0-bf16-tp2",
+]
+
+
+@pytest.fixture(scope="module")
+def measure() -> Iterator[Callable[[int, str], list[Measured]]]:
+    with ExitStack() as stack:
+
+        @cache
+        def pool(size: int) -> Ranks:
+            made = Ranks(size, Path(__file__).with_name("held.py"))
+            stack.callback(made.stop)
+            return made
+
+        @cache
+        def run(ranks: int, layout: str) -> list[Measured]:
+            return pool(ranks).run("measure", layout)
+
+        yield run
+
+
+def differences(layout: str, measured: list[Measured], parts: list[StatePart]) -> dict[str, int]:
+    """Return live bytes less listed bytes, where a part differs on the rank that holds the most of
+    its tensor rank."""
+    found = {}
+    for tensor_rank in {rank["tensor_rank"] for rank in measured}:
+        ranks = [rank for rank in measured if rank["tensor_rank"] == tensor_rank]
+        listed = masters_apart(state_bytes(parts, ranks[0]["shapes"], ranks[0]["degrees"]))
+        for part in ranks[0]["held"]:
+            difference = max(rank["held"][part] for rank in ranks) - listed.get(part, 0)
+            if not -SMALL_TENSORS <= difference <= SMALL_TENSORS + edge(layout, part, ranks[0]):
+                found[f"{part} of tensor rank {tensor_rank}"] = difference
+    return found
+
+
+def masters_apart(listed: dict[str, int]) -> dict[str, int]:
+    """An engine that lists no masters computes with them: its fragments are its weights."""
+    return listed if "masters" in listed else {**listed, "masters": listed["weights"], "weights": 0}
+
+
+def edge(layout: str, part: str, rank: Measured) -> int:
+    """ZeRO-2 in fp32 keeps the whole gradient of the parameter on the edge of its shard."""
+    if layout.startswith("deepspeed-2-fp32") and part == "gradients":
+        return 4 * max(math.prod(shape) for shape in rank["shapes"].values())
+    return 0
+
+
+@pytest.mark.parametrize("layout", SINGLE)
+def test_listed_state_is_what_one_rank_holds(
+    measure: Callable[[int, str], list[Measured]], layout: str
+) -> None:
+    measured = measure(1, layout)
+    assert not differences(layout, measured, measured[0]["parts"])
+
+
+@pytest.mark.parametrize("layout", DOUBLE)
+def test_listed_state_is_what_each_of_two_ranks_holds(
+    measure: Callable[[int, str], list[Measured]], layout: str
+) -> None:
+    measured = measure(2, layout)
+    assert not differences(layout, measured, measured[0]["parts"])
+
+
+@pytest.mark.parametrize("layout", ["deepspeed-1-fp32", "deepspeed-3-bf16", "fsdp2-0-fp32"])
+def test_every_wrong_entry_is_found(
+    measure: Callable[[int, str], list[Measured]], layout: str
+) -> None:
+    """Negative control: a byte more, a part left out, a part not sharded."""
+    measured = measure(2, layout)
+    parts = measured[0]["parts"]
+    for number, part in enumerate(parts):
+        assert isinstance(part.bytes_per_parameter, int)
+        wrong = [[replace(part, bytes_per_parameter=part.bytes_per_parameter + 1)], []]
+        if part.sharded_over and part.name != "weights":
+            wrong.append([replace(part, sharded_over=())])
+        for instead in wrong:
+            changed = [*parts[:number], *instead, *parts[number + 1 :]]
+            assert differences(layout, measured, changed), (part, instead)

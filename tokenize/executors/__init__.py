@@ -1,0 +1,52 @@
+"""Executors: run tasks in this process, in processes of this machine, or on a Ray cluster.
+
+A task function is a generator; the executor passes its events to the caller as they come. Events
+of different tasks come in any order: tasks must not depend on each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from ...console.machine import cores
+from .local import run_local
+from .ray_cluster import run_on_ray
+
+T = TypeVar("T")
+E = TypeVar("E")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorConfig:
+    kind: Literal["local", "ray"] = "local"
+    """Where tasks run: in processes of this machine, or on a Ray cluster."""
+    workers: int | None = None
+    """local: number of processes; None: one per core."""
+    address: str | None = None
+    """ray: address of the cluster; None: Ray starts one on this machine."""
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers is {self.workers}; it must be at least 1")
+        if self.address is not None and self.kind != "ray":
+            raise ValueError("address is the address of a Ray cluster: it needs kind `ray`")
+        if self.workers is not None and self.kind == "ray":
+            raise ValueError("workers is for the local engine; a Ray cluster has its own workers")
+
+
+def run(
+    config: ExecutorConfig, function: Callable[[T], Iterator[E]], tasks: Sequence[T]
+) -> Iterator[E]:
+    """Run `function` on each task, and yield the events of all tasks as they come."""
+    if config.kind == "ray":
+        return run_on_ray(function, tasks, config.address)
+    return run_local(function, tasks, local_workers(config))
+
+
+def local_workers(config: ExecutorConfig) -> int:
+    """Return the number of worker processes on this machine; 0 if a Ray cluster runs the tasks."""
+    if config.kind == "ray":
+        return 0
+    return config.workers or cores()

@@ -1,0 +1,1 @@
+"""Input files: opening, decompressing, HTTP, and hashes of their content."""

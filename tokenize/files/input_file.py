@@ -1,0 +1,28 @@
+"""One file of a corpus, and the error that says it is damaged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+COMPRESSIONS = {"gz": "gzip", "gzip": "gzip", "zst": "zstd", "zstd": "zstd"}
+"""Compression by the ending of a file's name."""
+
+BLOCK_BYTES = 4 << 20
+"""Bytes read, decompressed and tokenized at once."""
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a corpus. The ids of build tasks hash these fields: do not rename them."""
+
+    name: str
+    """URL or path, as the user gave it."""
+    size: int
+    format: str
+    compression: str | None
+    fingerprint: str
+    """Name of the content (see file_hashes.py); empty until it is computed."""
+
+
+class DamagedFile(Exception):
+    """A file is truncated, or is not of the format that its name says."""

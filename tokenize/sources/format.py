@@ -1,0 +1,105 @@
+"""Interface of a corpus format, and the types it works with.
+
+A format cuts a file into slices and reads the documents of a slice. A slice is what one task reads:
+a range of bytes, of row groups or of record batches. The cuts depend on the file alone, so that a
+build has the same tasks on every machine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from ..files.input_file import File
+
+LARGEST_DOCUMENT = 32 << 20
+"""Bytes of text. A worker holds a document several times (its text, where one emoji makes Python
+take four bytes for every character; its ids; the shard it goes into) and must stay below 1 GiB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceConfig:
+    format: str = "auto"
+    """Format of the files: a name in CORPUS_FORMATS; `auto` chooses by their endings."""
+    text_field: str = "text"
+    """Field or column that holds the text."""
+    id_field: str | None = None
+    """Field or column that holds the corpus' own id of a document."""
+    text_documents: Literal["file", "line", "separator"] = "file"
+    """What one document of a plain text is."""
+    separator: str = "\n\n"
+    """Separator of the documents of a plain text, if `text_documents` is `separator`."""
+    split_large: bool = False
+    """Read a text above the memory limit in pieces, instead of rejecting it."""
+
+    def __post_init__(self) -> None:
+        if not self.separator:
+            raise ValueError("separator is empty")
+        if self.separator != "\n\n" and self.text_documents != "separator":
+            raise ValueError("separator needs text_documents: separator")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Part of a file: [start, end) in the format's own unit. The ids of build tasks hash these
+    fields: do not rename them."""
+
+    file: File
+    start: int
+    end: int
+    first: int
+    """Position in the file of the slice's first document."""
+    size: int
+    """Approximate bytes of the file in the slice."""
+
+
+@dataclass(frozen=True)
+class BadRecord:
+    """A record that cannot be read. Manifests store its kind and its text."""
+
+    kind: str
+    what: str
+    file: str
+    position: int | None = None
+    unit: str = "record"
+
+    def where(self) -> str:
+        if self.position is None:
+            return self.file
+        return f"{self.file}, {self.unit} {self.position + 1}"
+
+    def __str__(self) -> str:
+        return f"{self.where()}: {self.kind}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Documents as they were read, in the order of their file."""
+
+    texts: Sequence[str]
+    positions: Sequence[int]
+    ids: list[str | None] | None = None
+    problems: list[BadRecord] = field(default_factory=list)
+    size: int = 0
+    """Bytes of the file that were read for them."""
+
+
+class CorpusFormat(ABC):
+    """A corpus format."""
+
+    endings: ClassVar[tuple[str, ...]]
+    """Endings of file names, without the dot."""
+    settings: ClassVar[tuple[str, ...]] = ()
+    """Fields of SourceConfig that this format uses and some other formats do not."""
+    compressible: ClassVar[bool] = True
+    """True if whole files may be compressed (.gz, .zst)."""
+
+    @abstractmethod
+    def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
+        """Cut a file into slices of about `size` bytes, or raise DamagedFile."""
+
+    @abstractmethod
+    def read(self, part: Slice, config: SourceConfig) -> Iterator[Texts]:
+        """Read the documents of a slice. Records that cannot be read are in `problems`."""
