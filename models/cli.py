@@ -20,7 +20,15 @@ def positive(name: str, default: int, help: str) -> Callable[[Any], Any]:
 
 @command.group("models")
 def main() -> None:
-    """Hybrid models: list, exact counts and memory, conversion. More: docs/models.md."""
+    """List the shipped models, count their parameters and memory, convert models.
+
+    \b
+    Examples:
+      headrace models list
+      headrace models show tiny-hybrid
+
+    More: docs/models.md
+    """
 
 
 @main.command("list")

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from headrace.console.headrace import COMMANDS, main
 
 ROOT = Path(__file__).parents[2]
-DESCRIBED = ("tokenize", "mixtures", "doctor")
+DESCRIBED = ("tokenize", "mixtures", "trainer", "models", "doctor", "demo")
 """Subcommands whose help texts have examples and name a page."""
 
 
