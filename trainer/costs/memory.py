@@ -1,4 +1,4 @@
-"""What a job costs, counted before it runs: parameters, batches, memory, checkpoints."""
+"""Costs of a run, counted before it starts: parameters, batches, memory, checkpoints."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..run.run import Job
 if TYPE_CHECKING:
     from ...models.accounting.state import Degrees
 
-STATE_BYTES = 12
-"""Of a checkpoint, for each parameter: master, exp_avg, exp_avg_sq in fp32."""
+NUMBER_BYTES = 4
+"""Bytes of a number in a checkpoint: masters and optimizer states are fp32."""
 
 
 def parameters(job: Job) -> int:
@@ -22,22 +22,37 @@ def parameters(job: Job) -> int:
 
 
 def checkpoint_bytes(job: Job) -> int:
-    return STATE_BYTES * parameters(job)
+    from ...models.accounting.count import build_meta
+
+    model = build_meta(job.model)
+    states = job.run.optimizer.states(model)
+    return sum(
+        NUMBER_BYTES * (1 + len(states[name])) * parameter.numel()
+        for name, parameter in model.named_parameters()
+    )
+
+
+def groups(job: Job) -> list[dict[str, Any]]:
+    """Return the optimizer's parameter groups, with their rates and decays."""
+    from ...models.accounting.count import build_meta
+    from ..engines.groups import describe_groups
+
+    return describe_groups(build_meta(job.model), job.run.optimizer)
 
 
 def checkpoints(job: Job) -> int:
-    """How many the run saves."""
+    """Count the checkpoints that the run saves."""
     first, last = job.plan.first_step, job.plan.last_step
     planned = {step for step in range(first + 1, last) if step % job.run.checkpoints.every == 0}
     return len(planned | set(job.ends))
 
 
 def batches(job: Job) -> list[dict[str, Any]]:
-    """Each phase's rows, micro-batches and steps."""
-    found = []
+    """Return each phase's rows, micro-batches and steps."""
+    phases = []
     for phase in job.plan.phases:
         rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp, job.run.layout.cp)
-        found.append(
+        phases.append(
             {
                 "phase": phase.name,
                 "tokens": phase.tokens,
@@ -48,7 +63,7 @@ def batches(job: Job) -> list[dict[str, Any]]:
                 "micro_batch_rows": rows,
             }
         )
-    return found
+    return phases
 
 
 def state_memory(job: Job) -> list[dict[str, int]]:
