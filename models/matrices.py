@@ -1,4 +1,4 @@
-"""Which parameters are matrices of projections, for optimizers that treat matrices as such."""
+"""Parameters that are projection matrices, for optimizers that treat matrices specially (Muon)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Matrices(NamedTuple):
     shape: tuple[int, ...]
     """Shape of the whole parameter."""
     rows: tuple[int, ...]
-    """Rows of each projection, one behind the other: `qkv.weight` holds three."""
+    """Rows of each projection, concatenated along dimension −2: `qkv.weight` holds three."""
 
     @property
     def cost(self) -> float:
-        """Multiplications of a product of each matrix with its transpose."""
+        """Number of multiplications in the products of each matrix with its transpose."""
         *stack, _, columns = self.shape
         products = sum(min(rows, columns) ** 2 * max(rows, columns) for rows in self.rows)
         return float(math.prod(stack) * products)
@@ -38,23 +38,24 @@ def matrices(config: ModelConfig) -> dict[str, Matrices]:
     """
     with torch.device("meta"):
         model = Model(config)
-    found: dict[str, Matrices] = {}
+    result: dict[str, Matrices] = {}
     for path, owner in model.named_modules():
         if isinstance(owner, Operator | Call):
             for name, rows in _projections(owner).items():
                 shape = tuple(owner.get_parameter(name).shape)
-                found[f"{path}.{name}"] = Matrices(shape, rows)
-    return found
+                result[f"{path}.{name}"] = Matrices(shape, rows)
+    return result
 
 
 def _projections(owner: Operator | Call) -> dict[str, tuple[int, ...]]:
-    found = dict(owner.stacks()) if isinstance(owner, Operator) else {}
+    """Rows of each projection of the operator or call, by parameter name."""
+    rows = dict(owner.stacks()) if isinstance(owner, Operator) else {}
     once = owner.once if isinstance(owner, Operator) else ()
     for path, module in owner.named_modules():
         if path.split(".")[0] in once:
             continue
         if isinstance(module, SplitLinear):
-            found[f"{path}.weight"] = tuple(module.parts.values())
+            rows[f"{path}.weight"] = tuple(module.parts.values())
         elif isinstance(module, nn.Linear):
-            found[f"{path}.weight"] = (len(module.weight),)
-    return found
+            rows[f"{path}.weight"] = (len(module.weight),)
+    return rows

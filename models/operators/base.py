@@ -143,8 +143,8 @@ class Operator(nn.Module, ABC):
         return set()
 
     def stacks(self) -> dict[str, tuple[int, ...]]:
-        """Return the parameters [stack, rows, columns] that are projections beside those of linear
-        layers, by name, with the rows of each projection, one behind the other."""
+        """Parameters [stack, rows, columns] that hold projections outside linear layers, by name,
+        with the rows of each projection, concatenated."""
         return {}
 
     def flops(self, length: int) -> dict[str, float]:

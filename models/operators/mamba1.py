@@ -119,7 +119,7 @@ class Mamba1(Operator):
         init.output(self.output)
 
     def stacks(self) -> dict[str, tuple[int, ...]]:
-        """Each head's projections to its step, B and C, and of its step to the channels."""
+        """Projections of each head to δ, B and C, and from δ to the channels."""
         return {"select": tuple(self.sizes), "dt": (self.dt.shape[1],)}
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
