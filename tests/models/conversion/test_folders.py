@@ -228,7 +228,7 @@ def test_the_convert_command(tmp_path: Path) -> None:
     assert done.exit_code == 0 and done.stdout == "" and "b: mamba" in done.stderr
     assert same(tensors, read_model(tmp_path / "b")[1])
     again = run(str(tmp_path / "a"), str(tmp_path / "b"), "--format", "huggingface")
-    assert again.exit_code == 1 and "is there already" in again.stderr
+    assert again.exit_code == 1 and "exists already" in again.stderr
     other = run(str(tmp_path / "a"), str(tmp_path / "c"), "--format", "vortex")
     assert other.exit_code == 1 and "Vortex cannot say this model" in other.stderr
     assert run(str(tmp_path / "a"), str(tmp_path / "c")).exit_code == 2
