@@ -42,8 +42,11 @@ def stepper(engine: str) -> tuple[int, Callable[[], None]]:
     from headrace.models.precision import PRECISIONS
     from headrace.trainer.cluster import ranks as group
     from headrace.trainer.engines import ENGINES as KNOWN
-    from headrace.trainer.engines import build, give, optimizer
-    from headrace.trainer.engines.objective import Objective, parameters, undecayed
+    from headrace.trainer.engines import build, give
+    from headrace.trainer.engines.groups import parameter_groups
+    from headrace.trainer.engines.objective import Objective, parameters
+    from headrace.trainer.engines.optimizers.adamw import AdamWConfig
+    from headrace.trainer.engines.update import update
     from headrace.trainer.layout.config import LayoutConfig
     from headrace.trainer.layout.groups import join
 
@@ -67,13 +70,14 @@ def stepper(engine: str) -> tuple[int, Callable[[], None]]:
         objective.model.init_weights(1)
     named = parameters(objective)
     count = sum(p.numel() for p in named.values())
-    settings = optimizer.OptimizerConfig()
+    settings = AdamWConfig()
     tokens = torch.randint(0, 8192, (ROWS, LENGTH + 1))
     rows = (tokens[:, :-1], tokens[:, 1:], torch.ones(ROWS, LENGTH), None)
     total = float(ROWS * LENGTH)
 
     if engine == PLAIN:
-        plain = optimizer.build(named, undecayed(objective), settings)
+        groups = parameter_groups(objective.model, settings)
+        plain = settings.build(objective.model, groups, named)
 
         def step() -> None:
             (objective(*rows).total / total).backward()
@@ -89,7 +93,7 @@ def stepper(engine: str) -> tuple[int, Callable[[], None]]:
 
         def step() -> None:
             ours.backward(ours(*rows).total / total, last=True)
-            ours.update(settings.lr)
+            update(ours, settings.lr)
 
     return count, step
 

@@ -28,13 +28,6 @@ def overrides_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("overrides", nargs=-1, metavar="[PATH.TO.KEY=VALUE]...")(function)
 
 
-def epilog(*examples: str, page: str) -> str:
-    """Return the end of a help text: examples, and the page of the documentation."""
-    title = "Example" if len(examples) == 1 else "Examples"
-    lines = "\n".join(f"  {example}" for example in examples)
-    return f"\b\n{title}:\n{lines}\n\nMore: {page}"  # after \b, click does not wrap lines
-
-
 def emit(value: object) -> None:
     """Print one JSON document on stdout."""
     click.echo(json.dumps(value, indent=2, default=str))
@@ -94,7 +87,7 @@ def _raised_by_echo(error: OSError) -> bool:
 
 
 def group(
-    name: str, cls: type[CommandGroup] = CommandGroup, *, epilog: str | None = None
+    name: str, cls: type[CommandGroup] = CommandGroup
 ) -> Callable[[Callable[[], None]], CommandGroup]:
     """Make a function the root of a command; its docstring is the help text."""
 
@@ -102,9 +95,7 @@ def group(
         from .. import __version__
 
         settings = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-        root: CommandGroup = click.group(
-            cls=cls, name=name, context_settings=settings, epilog=epilog
-        )(function)
+        root: CommandGroup = click.group(cls=cls, name=name, context_settings=settings)(function)
         root.params.append(
             click.Option(
                 ["--debug"], is_flag=True, expose_value=False, help="Show tracebacks of errors."

@@ -63,7 +63,8 @@ def read_yaml(file: str | pathlib.Path) -> tuple[Data, Lines]:
         what = f"{path} is not UTF-8 text: byte 0x{error.object[error.start]:02x} at {error.start}"
         raise StorageError(what, hint="save the file as UTF-8") from None
     except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror or error}") from None
+        what = f"cannot read {path}: {error.strerror or error}"
+        raise StorageError(what, hint="check the path and the permissions of the file") from None
     return yaml_text.parse(text, source=str(file))
 
 

@@ -1,4 +1,4 @@
-"""`headrace doctor`: what this machine has, what headrace uses by default, what is missing.
+"""`headrace doctor`: components of this machine, default settings, missing packages.
 
 Packages are those that this installation declares as requirements, devices are those that torch
 can use, and the defaults come from the code that chooses them.
@@ -41,7 +41,7 @@ class Missing:
 
 @dataclass
 class Report:
-    """The state of this machine: components, defaults, and what is missing."""
+    """State of this machine: components, defaults, missing packages."""
 
     found: dict[str, str] = field(default_factory=dict)
     used: dict[str, str] = field(default_factory=dict)
@@ -53,13 +53,19 @@ class Report:
         return not any(item.needed for item in self.missing)
 
 
-@click.command(epilog=command.epilog("headrace doctor", page="README.md"))
+@click.command()
 @command.json_option
 @click.pass_context
 def main(ctx: click.Context, as_json: bool) -> None:
-    """Check this machine: versions, devices, default settings, and what is missing.
+    """Check this machine: versions, devices, default settings, missing packages.
 
     Exits with 1 if something that headrace needs is missing.
+
+    \b
+    Example:
+      headrace doctor
+
+    More: README.md
     """
     report = examine()
     if as_json:

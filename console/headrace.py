@@ -1,6 +1,6 @@
 """`headrace`: the umbrella command; its subcommands are imported when they are used.
 
-The one file that knows all folders, by the names of their modules.
+This is the one file that names the modules of all folders.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from .command import CommandGroup, epilog, group
+from .command import CommandGroup, group
 
 COMMANDS = {
     "tokenize": ("..tokenize.cli", "Build token datasets from corpora."),
@@ -40,21 +40,20 @@ class LazyGroup(CommandGroup):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-@group(
-    "headrace",
-    cls=LazyGroup,
-    epilog=epilog(
-        "headrace doctor",
-        "headrace tokenize build corpus/*.jsonl --out data/web --tokenizer byte",
-        "headrace mixtures plan mixture.yaml",
-        page="README.md; each command names its own page",
-    ),
-)
+@group("headrace", cls=LazyGroup)
 def main() -> None:
     """Pretrain models, with the data stream first.
 
     `tokenize` builds datasets from corpora, `mixtures` plans the stream of a run, and `trainer`
     trains a model on it.
+
+    \b
+    Examples:
+      headrace doctor
+      headrace tokenize build corpus/*.jsonl --out data/web --tokenizer byte
+      headrace mixtures plan mixture.yaml
+
+    More: README.md; each command names its own page
     """
     click.get_current_context().obj = find_engine_state
 

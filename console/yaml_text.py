@@ -100,7 +100,7 @@ def count(text: str) -> int | float:
 def _index(
     loader: Any, node: yaml.Node, path: Path, above: tuple[yaml.Node, ...], lines: Lines
 ) -> Iterator[Problem]:
-    """Record the line of every value; yield what YAML allows but cannot be meant."""
+    """Record the line of every value; yield mistakes that YAML allows."""
     import yaml
 
     if node in above:

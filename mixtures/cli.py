@@ -11,36 +11,38 @@ import click
 from ..console import command
 
 PLAN_ARGUMENT = "MIXTURE.yaml|PLAN.json|RUN"
-PAGE = "docs/mixtures.md"
 
 
-@command.group(
-    "mixtures",
-    epilog=command.epilog(
-        "mixtures new s3://corpus/web s3://corpus/code --out mixture.yaml",
-        "mixtures plan mixture.yaml",
-        page=PAGE,
-    ),
-)
+@command.group("mixtures")
 def main() -> None:
     """Plan the data of a run, and audit it afterwards.
 
     A mixture is a YAML file that names datasets, their shares and the phases of training. Its plan
     decides every row of a run.
+
+    \b
+    Examples:
+      mixtures new s3://corpus/web s3://corpus/code --out mixture.yaml
+      mixtures plan mixture.yaml
+
+    More: docs/mixtures.md
     """
 
 
-@main.command(
-    epilog=command.epilog(
-        "mixtures new s3://corpus/web s3://corpus/code --out mixture.yaml", page=PAGE
-    )
-)
+@main.command()
 @click.argument("datasets", nargs=-1, metavar="[DATASET]...")
 @click.option("--out", type=click.Path(), help="Write to this file instead of stdout.")
 @click.option("--force", is_flag=True, help="Overwrite the file.")
 @command.json_option
 def new(datasets: tuple[str, ...], out: str | None, force: bool, as_json: bool) -> None:
-    """Write a first mixture of some datasets, with comments, ready to edit."""
+    """Write a first mixture of some datasets, with comments, ready to edit.
+
+    \b
+    Example:
+      mixtures new s3://corpus/web s3://corpus/code --out mixture.yaml
+
+    More: docs/mixtures.md
+    """
     from ..console import yaml_text
     from ..console.errors import StorageError
     from ..dataplane.storage import storage
@@ -58,7 +60,7 @@ def new(datasets: tuple[str, ...], out: str | None, force: bool, as_json: bool) 
         click.echo(text, nl=False)
 
 
-@main.command(epilog=command.epilog("mixtures check mixture.yaml", page=PAGE))
+@main.command()
 @click.argument("file", metavar="MIXTURE.yaml", type=click.Path())
 @command.overrides_argument
 @command.json_option
@@ -67,6 +69,12 @@ def check(ctx: click.Context, file: str, overrides: tuple[str, ...], as_json: bo
     """Report all problems of a mixture, with line numbers.
 
     Exits with 1 if there are any.
+
+    \b
+    Example:
+      mixtures check mixture.yaml
+
+    More: docs/mixtures.md
     """
     from ..console.errors import ConfigError, UserError
     from .planning.open_plan import open_plan
@@ -88,13 +96,7 @@ def check(ctx: click.Context, file: str, overrides: tuple[str, ...], as_json: bo
         click.echo(f"{file} has no problems: {plan.tokens:,} tokens, plan {plan.hash}")
 
 
-@main.command(
-    epilog=command.epilog(
-        "mixtures plan mixture.yaml --tokens-per-second 3e6",
-        "mixtures plan mixture.yaml phases.anneal.tokens=50B --out plan.json",
-        page=PAGE,
-    )
-)
+@main.command()
 @click.argument("file", metavar=PLAN_ARGUMENT, type=click.Path())
 @command.overrides_argument
 @click.option("--out", type=click.Path(), help="Save the plan as JSON.")
@@ -111,7 +113,15 @@ def plan(
     tokens_per_second: float | None,
     as_json: bool,
 ) -> None:
-    """Show how many rows, tokens and epochs each source gets."""
+    """Show how many rows, tokens and epochs each source gets.
+
+    \b
+    Examples:
+      mixtures plan mixture.yaml --tokens-per-second 3e6
+      mixtures plan mixture.yaml phases.anneal.tokens=50B --out plan.json
+
+    More: docs/mixtures.md
+    """
     from .planning.open_plan import open_plan
     from .view.summary import summarize
     from .view.table import as_data, table
@@ -127,13 +137,20 @@ def plan(
         click.echo(table(summary, tokens_per_second))
 
 
-@main.command(epilog=command.epilog("mixtures plot mixture.yaml --out mixture.png", page=PAGE))
+@main.command()
 @click.argument("file", metavar=PLAN_ARGUMENT, type=click.Path())
 @command.overrides_argument
 @click.option("--out", type=click.Path(), required=True, help="A .png, .svg or .html file.")
 @command.json_option
 def plot(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> None:
-    """Draw weights, learning rate, tokens and epochs over the tokens of a plan."""
+    """Draw weights, learning rate, tokens and epochs over the tokens of a plan.
+
+    \b
+    Example:
+      mixtures plot mixture.yaml --out mixture.png
+
+    More: docs/mixtures.md
+    """
     from .planning.open_plan import open_plan
     from .view.curves import curves
     from .view.plot import draw, kind_of
@@ -147,14 +164,7 @@ def plot(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> None
         command.say(f"wrote {out}")
 
 
-@main.command(
-    epilog=command.epilog(
-        "mixtures audit runs/first --step 120000",
-        "mixtures audit plan.json --rows 1000:1010 --text",
-        "mixtures audit runs/first --document 17 --source web",
-        page=f"{PAGE}, section Audit",
-    )
-)
+@main.command()
 @click.argument("file", metavar=PLAN_ARGUMENT, type=click.Path())
 @command.overrides_argument
 @click.option("--rows", metavar="A:B", help="Show rows A to B, without B; or one row.")
@@ -177,6 +187,14 @@ def audit(
 
     For a run's folder, --step also proves the rows by the run's ledger, and shows the losses that
     the run recorded. With --document: the rows in which a document was or will be trained on.
+
+    \b
+    Examples:
+      mixtures audit runs/first --step 120000
+      mixtures audit plan.json --rows 1000:1010 --text
+      mixtures audit runs/first --document 17 --source web
+
+    More: docs/mixtures.md, section Audit
     """
     from .audit.audit_rows import AuditedRow
     from .audit.auditor import Auditor

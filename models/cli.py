@@ -20,7 +20,15 @@ def positive(name: str, default: int, help: str) -> Callable[[Any], Any]:
 
 @command.group("models")
 def main() -> None:
-    """Hybrid models: list, exact counts and memory, conversion. More: docs/models.md."""
+    """List the shipped models, count their parameters and memory, convert models.
+
+    \b
+    Examples:
+      headrace models list
+      headrace models show tiny-hybrid
+
+    More: docs/models.md
+    """
 
 
 @main.command("list")
@@ -112,7 +120,9 @@ def show_model(
     from .precision import PRECISIONS
 
     if find_engine_state is None:
-        raise click.UsageError("run it as `headrace models show`, which knows the engines")
+        raise click.UsageError(
+            "use the command `headrace models show`: this entry point cannot list engine state"
+        )
     config = load_model_config(name_or_file, overrides)
     degrees, number_format = Degrees(dp=dp, tp=tp, cp=cp), PRECISIONS[precision]
     words = [*run, *([] if zero is None else [f"engine.zero={zero}"])]

@@ -1,4 +1,4 @@
-"""Plans without shards: datasets that are only heads, runs that are only plans, and a slow twin."""
+"""Plans without shards: dataset heads, folders of runs, and a slow count of served tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace.dataplane.storage import storage
 def write_head(
     url: str, *tokens: int, fingerprint: str = "test", vocab_size: int = 512, shards: int = 1
 ) -> str:
-    """Append generations of so many tokens to a dataset that has no shards; returns its URL."""
+    """Append generations of these sizes to a dataset without shards; return its URL."""
     if storage.exists(storage.join(url, manifests.NAME)):
         manifest = manifests.load(url)
     else:
@@ -44,11 +44,11 @@ def write_head(
 
 
 def served(plan: Plan, first: int | None = None, last: int | None = None) -> Counter[tuple]:
-    """How often each (source, epoch, token) is an input of the rows [first, last)."""
+    """Count how often each (source, epoch, token) is an input of the rows [first, last)."""
     stream = Stream(plan)
     first = plan.first_row if first is None else first
     last = plan.last_row if last is None else last
-    found: Counter[tuple] = Counter()
+    inputs: Counter[tuple] = Counter()
     for phase in plan.phases:
         rows = np.arange(max(first, phase.first_row), min(last, phase.last_row))
         if not len(rows):
@@ -58,12 +58,12 @@ def served(plan: Plan, first: int | None = None, last: int | None = None) -> Cou
             located.sources.tolist(), located.epochs.tolist(), located.tokens.tolist(), strict=True
         ):
             name = plan.sources[source].name
-            found.update((name, epoch, token + at) for at in range(phase.seq_len))
-    return found
+            inputs.update((name, epoch, token + at) for at in range(phase.seq_len))
+    return inputs
 
 
 def write_run(folder: Path, plan: Plan, steps: int | None = None) -> Path:
-    """A run's folder, as far as mixtures look into one: its plan, and a checkpoint at a step."""
+    """Write a run folder as far as mixtures read it: a plan, and a checkpoint at a step."""
     folder.mkdir(parents=True, exist_ok=True)
     plan.save(folder / "plan.json")
     if steps is not None:

@@ -1,4 +1,4 @@
-"""Mixtures of all kinds for hypothesis: shares, replays, ramps, lengths."""
+"""Random mixtures for hypothesis: shares, replays, changing shares, sequence lengths."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ LENGTHS = (8, 16, 32)
 
 
 def shares(draw: st.DrawFn, names: Sequence[str]) -> dict[str, float]:
-    """Shares as people write them: decimals, and the largest takes what is left."""
-    parts = [draw(st.integers(0, 4)) for _ in names]
-    parts[0] += not sum(parts)
-    found = [part * 1000 // sum(parts) for part in parts]
-    found[parts.index(max(parts))] += 1000 - sum(found)
-    return {name: share / 1000 for name, share in zip(names, found, strict=True)}
+    """Draw shares with three decimals that sum to 1; the largest takes the rest."""
+    units = [draw(st.integers(0, 4)) for _ in names]
+    units[0] += not sum(units)
+    thousandths = [unit * 1000 // sum(units) for unit in units]
+    thousandths[units.index(max(units))] += 1000 - sum(thousandths)
+    return {name: share / 1000 for name, share in zip(names, thousandths, strict=True)}
 
 
 def weights(draw: st.DrawFn, names: Sequence[str]) -> dict[str, Weight]:
@@ -36,14 +36,14 @@ def phases(
     replays: Sequence[str] = (),
     lengths: Sequence[int] = LENGTHS,
 ) -> dict[str, PhaseSpec]:
-    found: dict[str, Any] = {}
+    drawn: dict[str, Any] = {}
     for number in range(draw(st.integers(1, 3))):
         length = draw(st.sampled_from(lengths))
-        known = [*names, *replays, *found] if draw(st.booleans()) else list(names)
-        found[f"{prefix}{number}"] = PhaseSpec(
+        known = [*names, *replays, *drawn] if draw(st.booleans()) else list(names)
+        drawn[f"{prefix}{number}"] = PhaseSpec(
             tokens=draw(st.integers(64, 700)),
             weights=weights(draw, known),
             seq_len=length,
             batch=length * draw(st.integers(1, 2)),
         )
-    return found
+    return drawn

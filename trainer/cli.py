@@ -21,10 +21,11 @@ def main() -> None:
     """Train a model on a mixture, resume runs, and report on them.
 
     \b
-    trainer run --mixture anneal.yaml --out runs/anneal
+    Examples:
+      trainer run --mixture anneal.yaml --out runs/anneal
     trainer resume runs/anneal
 
-    Documentation: docs/trainer.md
+    More: docs/trainer.md
     """
 
 
@@ -72,11 +73,13 @@ def run(
     Overrides set keys of the run; overrides that begin with `mixture.` or `model.` set keys of
     those files. `--dry-run` prints every key with its value.
 
-    \b
-    trainer run --mixture anneal.yaml --out runs/anneal optimizer.lr=1e-3
-
     Exit codes: 0 finished, 85 saved and stopped early (start it again), 1 failed, 2 misuse.
-    Documentation: docs/trainer.md
+
+    \b
+    Example:
+      trainer run --mixture anneal.yaml --out runs/anneal optimizer.lr=1e-3
+
+    More: docs/trainer.md
     """
     from .run.request import Request
     from .run.resolve import resolve
@@ -113,9 +116,10 @@ def resume(
     """Resume the run in the folder RUN; nothing else is needed.
 
     \b
-    trainer resume runs/anneal --stop-after 1000
+    Example:
+      trainer resume runs/anneal --stop-after 1000
 
-    Documentation: docs/trainer.md
+    More: docs/trainer.md
     """
     from .folder import RunFolder
     from .run.resolve import load
@@ -138,9 +142,10 @@ def report(folders: tuple[str, ...], compare: bool, out: str | None, as_json: bo
     the run is going.
 
     \b
-    trainer report runs/anneal runs/other --compare
+    Example:
+      trainer report runs/anneal runs/other --compare
 
-    Documentation: docs/trainer.md
+    More: docs/trainer.md
     """
     from .report import write
 

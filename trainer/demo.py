@@ -53,9 +53,10 @@ def main(ctx: click.Context, out: str) -> None:
     It takes minutes, and shows each command before it runs.
 
     \b
-    headrace demo --out runs/demo
+    Example:
+      headrace demo --out runs/demo
 
-    Documentation: README.md
+    More: README.md
     """
     began = time.monotonic()
     demo = Demo(Path(out))

@@ -33,11 +33,11 @@ BLOCK = 256
 class Auditor:
     """Reads the rows and documents of one plan."""
 
-    def __init__(self, target: OpenedPlan, *, text: bool = False) -> None:
-        self.target = target
-        self.plan = target.plan
+    def __init__(self, opened: OpenedPlan, *, text: bool = False) -> None:
+        self.opened = opened
+        self.plan = opened.plan
         self.text = text
-        self.reader = RowReader(target.plan, stream=target.stream)
+        self.reader = RowReader(opened.plan, stream=opened.stream)
         self._tokenizer = cache(self._load_tokenizer)
 
     def rows(self, rows: range) -> Iterator[AuditedRow]:
@@ -57,7 +57,7 @@ class Auditor:
         """Return the rows of a step, and True if the run's ledger proves them."""
         planned = self._planned_step(number)
         before, entry = (
-            ledger.find(self.target.ledger, number) if self.target.ledger else (None, None)
+            ledger.find(self.opened.ledger, number) if self.opened.ledger else (None, None)
         )
         audited = list(self.rows(range(planned.first_row, planned.last_row)))
         if entry is None:
@@ -66,14 +66,16 @@ class Auditor:
             raise IntegrityError(
                 f"step {number} took rows {entry.first_row:,} to {entry.last_row:,} by the ledger, "
                 f"but rows {planned.first_row:,} to {planned.last_row:,} by the plan",
-                where=self.target.ledger,
+                where=self.opened.ledger,
+                hint="restore the plan.json that the run was started with",
             )
         previous = self._hash_before(number, before)
         if ledger.roll(previous, (bytes.fromhex(row.tokens_hash) for row in audited)) != entry.hash:
             raise IntegrityError(
                 f"the rows of step {number} do not match their hash in the ledger: the datasets, "
                 "the plan or the ledger were changed after the run",
-                where=self.target.ledger,
+                where=self.opened.ledger,
+                hint="check the datasets of the plan with `tokenize verify URL`",
             )
         return audited, True
 
@@ -165,6 +167,7 @@ class Auditor:
                 f"the ledger of the run that this run continues has no step {step - 1}, so the "
                 "first step cannot be proved",
                 where=parent,
+                hint="restore the ledger of that run",
             )
         return entry.hash
 
@@ -220,9 +223,9 @@ class Auditor:
     @cached_property
     def _rows_taken(self) -> int | None:
         """One past the last row that the run has taken; None if there is no ledger."""
-        if self.target.ledger is None:
+        if self.opened.ledger is None:
             return None
-        newest = ledger.last(self.target.ledger)
+        newest = ledger.last(self.opened.ledger)
         return newest.last_row if newest else self.plan.first_row
 
     def _decode(self, source: int, ids: list[int]) -> str:

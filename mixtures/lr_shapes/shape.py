@@ -1,4 +1,4 @@
-"""What all learning-rate shapes share: the warm-up, and the settings that most of them use."""
+"""Base class of all learning-rate shapes: warm-up, common settings and their checks."""
 
 from __future__ import annotations
 

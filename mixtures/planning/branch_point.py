@@ -4,8 +4,8 @@ A source keeps its order and its position if the order still fits: the dataset h
 the chunks are multiples of the new sequence lengths. Otherwise it starts a new order over the
 chunks of the epoch that were not started, and over what the dataset has grown by.
 
-Sources that the new mixture does not use stay in the plan, so that a later mixture still knows how
-far they were read.
+Sources that the new mixture does not use stay in the plan, so that their positions are not lost
+for a later mixture.
 """
 
 from __future__ import annotations

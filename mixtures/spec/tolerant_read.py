@@ -46,7 +46,7 @@ class Draft:
 
     @property
     def lacks_section(self) -> bool:
-        """True if a whole section was removed, with names that nobody knows."""
+        """True if a whole section was removed, so that its names are unknown."""
         return any(len(path) == 1 for path in self.removed)
 
     def problem(self, finding: Finding) -> Problem | None:

@@ -36,7 +36,7 @@ class PhaseSpan:
 
 @dataclass(frozen=True)
 class Curves:
-    """The curves of a plan: what `mixtures plot` draws, and prints with --json."""
+    """Curves of a plan, as `mixtures plot` draws them and prints them with --json."""
 
     phases: list[PhaseSpan]
     sources: list[str]

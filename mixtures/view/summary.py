@@ -23,7 +23,7 @@ from ..planning.shares import drawn_shares
 
 @dataclass(frozen=True, kw_only=True)
 class SourceUse:
-    """What a phase or the whole plan takes from a source."""
+    """Rows, tokens and epochs that a phase or the whole plan takes from a source."""
 
     source: str
     rows: int
@@ -44,7 +44,7 @@ class SourceUse:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseUse:
-    """The rows, steps and tokens of a phase, and what it takes from each source."""
+    """The rows, steps and tokens of a phase, and its use of each source."""
 
     phase: str
     first_row: int

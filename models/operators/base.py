@@ -142,6 +142,11 @@ class Operator(nn.Module, ABC):
         """Chunk sizes in whose layouts plain torch needs packed rows of this length."""
         return set()
 
+    def stacks(self) -> dict[str, tuple[int, ...]]:
+        """Return the parameters [stack, rows, columns] that are projections beside those of linear
+        layers, by name, with the rows of each projection, one behind the other."""
+        return {}
+
     def flops(self, length: int) -> dict[str, float]:
         """Forward floating-point operations for each token, by part, at this sequence length.
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from ..initializers import Initializers
 from ..layers.gated_scan import gated_scan
-from ..layers.linear import OutputLinear, SplitLinear
-from ..parallel.sharding import Shard, ShardingSpec, inputs, outputs
+from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
+from ..parallel.sharding import Shard, ShardingSpec
 from ..parallel.tensor import reduce
 from ..precision import widen
 from .base import BatchContext, FusedOptions, Operator, divides
@@ -117,6 +117,10 @@ class Mamba1(Operator):
         init.constant(self.A_log, torch.arange(1, self.options.state_size + 1).log())
         init.constant(self.D, 1.0)
         init.output(self.output)
+
+    def stacks(self) -> dict[str, tuple[int, ...]]:
+        """Each head's projections to its step, B and C, and of its step to the channels."""
+        return {"select": tuple(self.sizes), "dt": (self.dt.shape[1],)}
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
         """Shard by the channels of each head: its dt, B and C are sums over all its channels."""

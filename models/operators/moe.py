@@ -123,6 +123,10 @@ class MoE(Operator):
         hidden = self.options.hidden
         return {"gate_up": Shard(1, (hidden, hidden)), "down": Shard(2)}
 
+    def stacks(self) -> dict[str, tuple[int, ...]]:
+        hidden = self.options.hidden
+        return {"gate_up": (hidden, hidden), "down": (self.width,)}
+
     def flops(self, length: int) -> dict[str, float]:
         expert = self.gate_up[0].numel() + self.down[0].numel()
         return {"experts": 2.0 * self.options.top_k * expert}

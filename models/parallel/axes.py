@@ -22,6 +22,10 @@ class Axis:
     rank: int
     size: int
 
+    def __reduce__(self) -> tuple[type[Axis], tuple[None, int, int]]:
+        """Pickle rank and size: a process group has no meaning in another process."""
+        return Axis, (None, self.rank, self.size)
+
     def part_range(self, number: int) -> range:
         """Indices of this rank, if `number` items are split into contiguous parts."""
         return range(number * self.rank // self.size, number * (self.rank + 1) // self.size)

@@ -21,8 +21,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from ..layers.linear import OutputLinear, SplitLinear
-from .axes import Axis
+from .axes import ALONE, Axis
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,14 @@ class Shardable(Protocol):
         """Return how parameters are sharded over this number of tensor-parallel ranks."""
 
 
+@runtime_checkable
+class Resizable(Protocol):
+    """A module whose attributes depend on the sizes of its local shards."""
+
+    def resize(self, axis: Axis) -> None:
+        """Update the attributes after the parameters were sharded."""
+
+
 @dataclass(frozen=True)
 class LocalShard:
     """Local shard of one parameter: the part that this rank holds."""
@@ -64,10 +71,14 @@ class LocalShard:
     dim: int = 0
     runs: tuple[range, ...] | None = None
     """Indices along `dim` that this rank holds, in this order; None: all."""
-    shared: bool = False
-    """True if the parameter is replicated on all ranks of the axis."""
-    stored: bool = True
-    """True if this rank writes it to checkpoints."""
+    copies: Axis = ALONE
+    """Ranks that hold the same parameter, each with a part of its gradient. The gradient is their
+    sum; the first of them counts it in the norm and writes it to checkpoints."""
+
+    @property
+    def stored(self) -> bool:
+        """True on the rank of `copies` that counts and writes the parameter."""
+        return self.copies.rank == 0
 
     @property
     def local(self) -> tuple[int, ...]:
@@ -85,21 +96,6 @@ class LocalShard:
         return torch.cat(pieces, dim=self.dim)
 
 
-def outputs(name: str, linear: nn.Linear | SplitLinear, *, blocks: int = 1) -> ShardingSpec:
-    """Shard the matrix `name` by its outputs: each part of a SplitLinear separately, and if a part
-    consists of several `blocks`, each block."""
-    sizes = [len(linear.weight)]
-    if isinstance(linear, SplitLinear):
-        sizes = list(linear.parts.values())
-    shard = Shard(0, tuple(size // blocks for size in sizes for _ in range(blocks)))
-    return {f"{name}.weight": shard, f"{name}.bias": shard}
-
-
-def inputs(name: str, *, blocks: tuple[int, ...] = ()) -> ShardingSpec:
-    """Shard the matrix `name` by its inputs: the ranks' outputs must be summed."""
-    return {f"{name}.weight": Shard(1, blocks)}
-
-
 def filters(name: str, groups: int, ranks: int) -> ShardingSpec:
     """Shard filters that neighbouring channels share, if the ranks divide them evenly."""
     return {name: Shard(0)} if groups % ranks == 0 else {}
@@ -110,12 +106,11 @@ def shard_parameters(model: nn.Module, axis: Axis) -> dict[str, LocalShard]:
 
     The model must hold whole parameters, or be on the meta device.
     """
-    shared = axis.size > 1
     shards = {
-        name: LocalShard(tuple(p.shape), shared=shared, stored=axis.rank == 0)
+        name: LocalShard(tuple(p.shape), copies=axis if axis.size > 1 else ALONE)
         for name, p in model.named_parameters()
     }
-    if not shared:
+    if axis.size == 1:
         return shards
     for path, module in list(model.named_modules()):
         if not isinstance(module, Shardable):
@@ -132,8 +127,6 @@ def shard_parameters(model: nn.Module, axis: Axis) -> dict[str, LocalShard]:
             shards[f"{path}.{name}" if path else name] = shard
             setattr(holder, leaf, nn.Parameter(shard.take(whole.detach())))
     for module in model.modules():
-        if isinstance(module, SplitLinear):
-            module.parts = {name: len(axis.part_range(size)) for name, size in module.parts.items()}
-        elif isinstance(module, OutputLinear):
-            module.ranks = axis.size
+        if isinstance(module, Resizable):
+            module.resize(axis)
     return shards

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from headrace.console.headrace import COMMANDS, main
 
 ROOT = Path(__file__).parents[2]
-DESCRIBED = ("mixtures", "doctor")
+DESCRIBED = ("tokenize", "mixtures", "trainer", "models", "doctor", "demo")
 """Subcommands whose help texts have examples and name a page."""
 
 
@@ -78,11 +78,12 @@ def described_commands() -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("words", described_commands(), ids=" ".join)
 def test_help_has_examples_that_parse_and_names_a_page(words: tuple[str, ...]) -> None:
     text = CliRunner().invoke(main, [*words, "--help"]).stdout
-    _, found, rest = text.partition("Example")
-    assert found, text
-    examples, found, page = rest.partition("More: ")
-    assert found, text
-    assert (ROOT / re.split("[;,]", page.strip())[0]).is_file(), page
+    _, title, rest = text.partition("Example")
+    assert title, text
+    examples, more, rest = rest.partition("More: ")
+    assert more, text
+    page = re.split("[;, \n]", rest)[0]
+    assert (ROOT / page).is_file(), page
     lines = [line.split() for line in examples.splitlines()[1:] if line.strip()]
     assert lines
     for line in lines:

@@ -151,7 +151,7 @@ def test_tensor_ranks_hold_their_shards() -> None:
     count = parameters(Model(config))
     shapes = rank_shapes(config, 2, 1)
     here = flat(shapes, 1)
-    # Norms and such small things are on every rank of a tensor axis.
+    # Norms and other small parameters are replicated on every rank of the tensor axis.
     assert 1 <= 2 * here / count < 1.02
     message = r"operators\.attention: tp=8 does not divide its 4 heads"
     with pytest.raises(LayoutError, match=message):

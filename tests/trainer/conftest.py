@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,10 +21,11 @@ from headrace.console import config as reader
 from headrace.models.model import Model
 from headrace.models.parallel.sharding import LocalShard
 from headrace.trainer.checkpoints import store
-from headrace.trainer.checkpoints.fragments import KINDS, Fragment, keyed
+from headrace.trainer.checkpoints.fragments import MASTER, Fragment, keyed
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.saver import Saver
 from headrace.trainer.cluster import ranks as group
+from headrace.trainer.engines.optimizers.adamw import STATES
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import Parallel, join
@@ -32,6 +35,16 @@ from headrace.trainer.run.run import Job
 
 TINY = Path(__file__).with_name("tiny.yaml")
 LAYOUTS = Path(__file__).with_name("layouts.py")
+
+
+@pytest.fixture(scope="session")
+def work() -> ModuleType:
+    """layouts.py, for one process."""
+    spec = importlib.util.spec_from_file_location("work", LAYOUTS)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["work"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")
@@ -149,7 +162,7 @@ def checkpoint_of(tmp_path: Path, parallel: Parallel) -> Callable[..., RunFolder
             Fragment(
                 keyed(kind, name), LocalShard(tuple(p.shape)), 0, p.detach().float().reshape(-1)
             )
-            for kind in KINDS
+            for kind in (MASTER, *STATES)
             for name, p in model.named_parameters()
         ]
         texts = {store.MODEL: reader.dump(model.config)}

@@ -22,14 +22,16 @@ from headrace.models.model import initial_weights
 from headrace.models.parallel.sharding import LocalShard
 from headrace.models.precision import PRECISIONS
 from headrace.trainer.checkpoints import saver, store
-from headrace.trainer.checkpoints.fragments import KINDS
+from headrace.trainer.checkpoints.fragments import MASTER
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.engines import ENGINES, build, give
 from headrace.trainer.engines import deepspeed as deepspeed_engine
+from headrace.trainer.engines import update as steps_of
 from headrace.trainer.engines.engine import Engine
 from headrace.trainer.engines.objective import Objective, parameters
-from headrace.trainer.engines.optimizer import OptimizerConfig
-from headrace.trainer.engines.shares import Shares
+from headrace.trainer.engines.optimizers import OPTIMIZERS
+from headrace.trainer.engines.optimizers.exchange import Exchange
+from headrace.trainer.engines.update import update
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import Parallel, join
 
@@ -43,6 +45,8 @@ BUCKET = 1024
 deepspeed_engine.LARGEST_BUCKET["cpu"] = BUCKET
 LINEAR = nn.functional.linear
 """As torch has it. ZeRO-3 puts its own in the place, for every engine that comes after it."""
+
+norm_of = steps_of.global_norm
 
 
 @cache
@@ -62,7 +66,14 @@ def place(layout: str) -> Parallel:
     return groups(degree.get("tp", 1), degree.get("cp", 1), attention, hyena_li)
 
 
-def make_engine(layout: str, parallel: Parallel, seed: int = 3, model: str = "tiny") -> Engine:
+def make_engine(
+    layout: str,
+    parallel: Parallel,
+    seed: int = 3,
+    model: str = "tiny",
+    optimizer: str = "adamw",
+    **options: Any,
+) -> Engine:
     """`deepspeed-1-bf16`, `fsdp2-0-fp32`, `deepspeed-3-fp32-tp2`, …"""
     nn.functional.linear = LINEAR
     kind, option, precision = layout.split("-")[:3]
@@ -70,11 +81,11 @@ def make_engine(layout: str, parallel: Parallel, seed: int = 3, model: str = "ti
         config: Any = ENGINES[kind](zero=int(option))  # type: ignore[arg-type,call-arg]
     else:
         config = ENGINES[kind](shard=int(option) or None)  # type: ignore[call-arg]
-    optimizer = OptimizerConfig(lr=LR, clip=0.5)
+    settings: Any = OPTIMIZERS[optimizer](**{"lr": LR, "clip": 0.5, **options})  # type: ignore[arg-type]
     shape = load_model_config(Path(__file__).with_name(f"{model}.yaml"))
     empty = build_meta(shape)
     empty.shard(parallel.axes)
-    engine = build(config, Objective(empty, Z_LOSS), optimizer, PRECISIONS[precision], parallel)
+    engine = build(config, Objective(empty, Z_LOSS), settings, PRECISIONS[precision], parallel)
     give(engine, initial_weights(shape, seed))
     return engine
 
@@ -125,15 +136,15 @@ def train(
             engine.backward(sums.total / divisor, last=number == len(mine) - 1)
             loss += sums.rows.sum().double()
         dist.all_reduce(loss, group=parallel.control)
-        update = engine.update(LR)
-        assert update.applied
-        found.append([float(loss) / total, update.grad_norm])
+        result = update(engine, LR)
+        assert result.applied
+        found.append([float(loss) / total, result.grad_norm])
     return found
 
 
 def gathered(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
     """The whole state by an independent way: every rank's fragments, element by element."""
-    mine = [(f.key, f.part, f.start, f.data.clone().cpu()) for f in engine.fragments()]
+    mine = [(f.key, f.shard, f.start, f.data.clone().cpu()) for f in engine.fragments()]
     everyone: list[Any] = [None] * parallel.world
     dist.all_gather_object(everyone, mine, group=parallel.control)
     whole: dict[str, torch.Tensor] = {}
@@ -156,7 +167,7 @@ def oracle(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
     mine: dict[str, Any] = {}
     for name, parameter in parameters(engine.objective).items():
         part = engine.objective.model.local_shards[name]
-        for kind in KINDS:
+        for kind in (MASTER, *engine.pieces.states[name]):  # type: ignore[attr-defined]
             mine[f"{kind}.{name}"] = (part, _full(engine, parameter, kind, DTensor).clone())
     everyone: list[Any] = [None] * parallel.world
     dist.all_gather_object(everyone, mine, group=parallel.control)
@@ -221,26 +232,34 @@ def parity(
     steps: int,
     mean_of_means: bool = False,
     unsummed: bool = False,
+    local: bool = False,
     model: str = "tiny",
+    **optimizer: Any,
 ) -> dict[str, Any]:
     """Losses, norms and the whole state after some steps, for each layout. `unsummed` is the fault
-    that gradients of what all processes of a tensor axis have are left as they are."""
+    that gradients are not summed over copies; `local`, that each rank orthogonalises its own range
+    of a matrix, zeros elsewhere."""
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         if unsummed:
-            faults = {
-                "sum": lambda self, gradients: None,
-                "summed": lambda self, gradient: gradient,
-            }
-            stack.enter_context(mock.patch.multiple(Shares, **faults))
+            stack.enter_context(mock.patch.object(steps_of, "sum_copies", lambda gradients: None))
+        if local:
+            stack.enter_context(mock.patch.object(Exchange, "__call__", own_ranges))
         for layout in layouts:
             parallel = place(layout)
-            engine = make_engine(layout, parallel, model=model)
+            engine = make_engine(layout, parallel, model=model, **optimizer)
             found[layout] = train(engine, parallel, 0, steps, mean_of_means=mean_of_means)
             whole = gathered(engine, parallel)
             if parallel.first:
                 torch.save(whole, folder / f"{layout}.pt")
     return found
+
+
+def own_ranges(self: Exchange, fragments: Any, compute: Any) -> None:
+    for each in fragments:
+        whole = torch.zeros(each.shape)
+        each.give(whole)
+        each.take(compute(each.parameter, whole))
 
 
 def scaled(folder: Path, layouts: list[str], scales: list[float]) -> dict[str, Any]:
@@ -254,12 +273,14 @@ def scaled(folder: Path, layouts: list[str], scales: list[float]) -> dict[str, A
     }
 
 
-def save_all(folder: Path, layouts: list[str], steps: int) -> dict[str, Any]:
+def save_all(
+    folder: Path, layouts: list[str], steps: int, optimizer: str = "adamw"
+) -> dict[str, Any]:
     """Train and save in each layout; go on a little, for what a resume must repeat."""
     found: dict[str, Any] = {}
     for layout in layouts:
         parallel = place(layout)
-        engine = make_engine(layout, parallel)
+        engine = make_engine(layout, parallel, optimizer=optimizer)
         train(engine, parallel, 0, steps)
         keeper = saver.Saver(folder / layout, CheckpointConfig(), parallel.checkpoint)
         (folder / layout).mkdir(exist_ok=True)
@@ -274,13 +295,18 @@ def save_all(folder: Path, layouts: list[str], steps: int) -> dict[str, Any]:
 
 
 def load_all(
-    folder: Path, sources: list[str], targets: list[str], steps: int, used: bool
+    folder: Path,
+    sources: list[str],
+    targets: list[str],
+    steps: int,
+    used: bool,
+    optimizer: str = "adamw",
 ) -> dict[str, Any]:
     """Load every source into every target; each from other weights, or already trained."""
     found: dict[str, Any] = {}
     for target in targets:
         parallel = place(target)
-        engine = make_engine(target, parallel, seed=99)
+        engine = make_engine(target, parallel, seed=99, optimizer=optimizer)
         if used:
             train(engine, parallel, 50, 1)
         for source in sources:
@@ -301,9 +327,10 @@ def load_all(
     return found
 
 
-def left_out(folder: Path, layouts: list[str]) -> dict[str, list[bool]]:
-    """Each engine is given a step that must leave no trace: whether it was applied, whether weights
-    and moments are what they were, the updates one more, and the next step the same."""
+def left_out(folder: Path, layouts: list[str], faulty: int | None = None) -> dict[str, list[bool]]:
+    """Give each engine a step with a NaN, on all ranks or on one data-parallel rank. Return whether
+    it was applied, whether weights and moments stay, the number of steps grows by one, and the next
+    step is the same."""
     found = {}
     for layout in layouts:
         parallel = place(layout)
@@ -313,12 +340,40 @@ def left_out(folder: Path, layouts: list[str]) -> dict[str, list[bool]]:
         before, updates = gathered(engine, parallel), engine.updates
         tokens, targets, weights, _ = (part[1:2] for part in global_batch(7))
         documents = Documents.from_cu_seqlens(torch.tensor([0, tokens.numel()]), tokens.shape)
-        for last, factor in ((False, 1.0), (True, math.nan)):
+        harmed = faulty is None or parallel.data.rank == faulty
+        for last, factor in ((False, 1.0), (True, math.nan if harmed else 1.0)):
             sums = engine(tokens, targets, weights, documents)
             engine.backward(sums.total * factor, last=last)
-        applied = engine.update(LR).applied
+        applied = update(engine, LR).applied
         after = gathered(engine, parallel)
         same = all(torch.equal(before[key], after[key]) for key in before)
         goes_on = train(engine, parallel, 1, 1) == never[1:]
         found[layout] = [applied, same, engine.updates == updates + 1, goes_on]
+    return found
+
+
+def shards_of_gradients(folder: Path, layouts: list[str], model: str) -> dict[str, float]:
+    """Save the whole gradient of a step for each layout, from the shards of all ranks that write.
+    Return its norm as the engine's step finds it."""
+    found = {}
+    for layout in layouts:
+        parallel = place(layout)
+        engine = make_engine(layout, parallel, model=model)
+        seen: list[Any] = []
+
+        def keep(gradients: Any, device: Any, seen: list[Any] = seen) -> float:
+            seen += [(g.parameter, g.shard, g.start, g.data.clone(), g.writes) for g in gradients]
+            return norm_of(gradients, device)
+
+        with mock.patch.object(steps_of, "global_norm", keep):
+            [[_, found[layout]]] = train(engine, parallel, 0, 1)
+        everyone: list[Any] = [None] * parallel.world
+        dist.all_gather_object(everyone, seen, group=parallel.control)
+        whole: dict[str, torch.Tensor] = {}
+        for name, shard, start, data, writes in (each for held in everyone for each in held):
+            flat = whole.setdefault(name, torch.zeros(shard.shape)).view(-1)
+            # A range that two ranks wrote would be counted twice.
+            flat[numbered(shard)[start : start + data.numel()]] += data if writes else 0.0
+        if parallel.first:
+            torch.save(whole, folder / f"{layout}.gradients.pt")
     return found

@@ -29,7 +29,7 @@ from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import join
 from headrace.trainer.loop.loop import Loop, LoopOptions
 from headrace.trainer.engines.objective import Objective
-from headrace.trainer.engines.optimizer import OptimizerConfig
+from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.record.steps import NullRecorder
 from headrace.trainer.loop.synthetic import SyntheticLoader, SyntheticPlan
 
@@ -39,7 +39,7 @@ parallel = join(LayoutConfig(), "cpu", minute)
 operators = {"a": OPTIONS["attention"](heads=2), "g": OPTIONS["glu"](hidden=32)}
 config = ModelConfig(vocab_size=64, width=32, pattern="[a]*2", mlp="g", operators=operators)
 objective = Objective(build_meta(config))
-engine = build(Fsdp2Config(), objective, OptimizerConfig(), PRECISIONS["fp32"], parallel)
+engine = build(Fsdp2Config(), objective, AdamWConfig(), PRECISIONS["fp32"], parallel)
 give(engine, initial_weights(config, 1))
 plan = SyntheticPlan(SyntheticConfig(steps=2, seq_len=32, batch_rows=4), 64, 1)
 def steps(step, rows):

@@ -135,3 +135,25 @@ def test_checkpoints_load_across_engines_and_divisions(in_processes: Any, tmp_pa
         assert {worst for worst, _ in found.values()} == {0.0}
         if used:
             assert all(found[f"{name} → {name}"][1] == kept[name] for name in SAVED)
+
+
+@pytest.mark.slow
+def test_shards_of_gradients_are_the_whole_gradient(in_processes: Any, tmp_path: Path) -> None:
+    """Each element is written by one rank, and the norm is that of the whole."""
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    for place in (alone, together):
+        place.mkdir()
+    engines = [*ENGINES, "fsdp2-1"]
+    layouts = [f"{engine}-fp32{division}" for engine in engines for division in ("", "-tp2")]
+    names = {"model": "tiny"}
+    wanted = in_processes(1, "shards_of_gradients", alone, layouts=[REFERENCE], **names)[REFERENCE]
+    whole = torch.load(alone / f"{REFERENCE}.gradients.pt")
+    found = in_processes(2, "shards_of_gradients", together, layouts=layouts, **names)
+    for layout, norm in found.items():
+        have = torch.load(together / f"{layout}.gradients.pt")
+        own = sum(float(gradient.double().square().sum()) for gradient in have.values()) ** 0.5
+        assert abs(norm - own) < 1e-12 * own, (layout, norm, own)
+        assert abs(norm - wanted) < NORM * wanted, (layout, norm, wanted)
+        for name, gradient in whole.items():
+            apart = float((have[name] - gradient).abs().max() / gradient.abs().max())
+            assert apart < GRADIENT, (layout, name, apart)

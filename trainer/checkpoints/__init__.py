@@ -1,1 +1,1 @@
-"""Checkpoints: one format for every engine and layout, committed whole or not at all."""
+"""Checkpoints: one format for all engines and layouts, committed atomically."""

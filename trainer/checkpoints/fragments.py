@@ -1,11 +1,10 @@
-"""What a process holds of the run's state: fragments of logical tensors.
+"""Fragments: the ranges of logical tensors that a rank holds.
 
-Every engine cuts the state differently. ZeRO flattens parameters end to end and gives each rank
-a range that begins and ends anywhere; FSDP2 gives it rows. Both are the same thing: a row-major
-range of a tensor whose name and whole shape any other layout knows; or, under tensor parallelism,
-of this process's part of that tensor.
+Engines cut the state differently. ZeRO lays parameters end to end and gives each rank a range that
+begins and ends anywhere; FSDP2 gives each rank rows. Both are row-major ranges of a tensor whose
+name and whole shape all layouts know; under tensor parallelism, ranges of the local shard.
 
-    weight [5, 4]          a rank of ZeRO holds elements 6 … 17       as boxes
+    weight [5, 4]          a ZeRO rank holds elements 6 … 17          as boxes
     ┌─────────┐            ┌─────────┐
     │ · · · · │            │ · · · · │
     │ · · · · │            │ · · █ █ │                                [1, 2:4]
@@ -14,7 +13,7 @@ of this process's part of that tensor.
     │ · · · · │            │ █ █ · · │                                [4, 0:2]
     └─────────┘            └─────────┘
 
-Boxes are what a checkpoint stores, so that a reader with any other cut finds its elements.
+A checkpoint stores boxes, so that a reader with any other cut finds its elements.
 """
 
 from __future__ import annotations
@@ -30,11 +29,9 @@ from ...models.parallel.sharding import LocalShard
 Shape = tuple[int, ...]
 
 MASTER = "master"
-MOMENTS = ("exp_avg", "exp_avg_sq")
-KINDS = (MASTER, *MOMENTS)
 
 CAP = 1 << 22
-"""The most elements of one stored box: a reader loads a box whole to use any of it."""
+"""Maximum elements of a stored box: a reader loads a whole box to use any part of it."""
 
 
 @dataclass(frozen=True)
@@ -48,26 +45,32 @@ class Box:
     def numel(self) -> int:
         return math.prod(self.sizes)
 
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Index of the box in its tensor."""
+        pairs = zip(self.offsets, self.sizes, strict=True)
+        return tuple(slice(offset, offset + size) for offset, size in pairs)
+
 
 @dataclass(frozen=True)
 class Fragment:
     """A range of one logical tensor, in live memory."""
 
     key: str
-    """`master.<parameter>`, `exp_avg.<parameter>` or `exp_avg_sq.<parameter>`."""
-    part: LocalShard
-    """What this rank has of the logical tensor: all of it, without tensor parallelism."""
+    """`master.<parameter>`, or `<state>.<parameter>` of an optimizer's state tensor."""
+    shard: LocalShard
+    """This rank's local shard of the logical tensor: all of it, without tensor parallelism."""
     start: int
-    """Where the range begins in this rank's part of the tensor, in row-major order."""
+    """Index of the range's first element in the local shard, in row-major order."""
     data: torch.Tensor
     """The elements: a one-dimensional view of the engine's own memory."""
     writes: bool = True
-    """Whether this rank stores it; of replicas only one does."""
+    """True if this rank stores the range and counts it in the norm; one replica does."""
 
     @property
     def shape(self) -> Shape:
-        """Of the whole logical tensor."""
-        return self.part.shape
+        """Shape of the whole logical tensor."""
+        return self.shard.shape
 
     @property
     def parameter(self) -> str:
@@ -76,27 +79,31 @@ class Fragment:
     def take(self, whole: torch.Tensor) -> None:
         """Copy this range from the whole tensor."""
         for box, view in self.boxes():
-            begins = zip(box.offsets, box.sizes, strict=True)
-            view.copy_(whole[tuple(slice(offset, offset + size) for offset, size in begins)])
+            view.copy_(whole[box.slices])
+
+    def give(self, whole: torch.Tensor) -> None:
+        """Copy this range into the whole tensor."""
+        for box, view in self.boxes():
+            whole[box.slices] = view
 
     def boxes(self, cap: int = CAP) -> Iterator[tuple[Box, torch.Tensor]]:
-        """The range as boxes of the logical tensor, each with a view of its elements."""
+        """Yield the range as boxes of the logical tensor, each with a view of its elements."""
         taken = 0
-        for box in cover(self.part.local, self.start, self.start + self.data.numel(), cap):
+        for box in cover(self.shard.local, self.start, self.start + self.data.numel(), cap):
             view = self.data.narrow(0, taken, box.numel).view(box.sizes)
             taken += box.numel
-            yield from placed(box, view, self.part)
+            yield from placed(box, view, self.shard)
 
 
-def placed(box: Box, view: torch.Tensor, part: LocalShard) -> Iterator[tuple[Box, torch.Tensor]]:
-    """A box of a rank's part, as boxes of the logical tensor: one for each run that it meets."""
-    if part.runs is None:
+def placed(box: Box, view: torch.Tensor, shard: LocalShard) -> Iterator[tuple[Box, torch.Tensor]]:
+    """Yield a box of a local shard as boxes of the logical tensor, one for each run it meets."""
+    if shard.runs is None:
         yield box, view
         return
-    dim = part.dim
+    dim = shard.dim
     first, last = box.offsets[dim], box.offsets[dim] + box.sizes[dim]
     begin = 0
-    for run in part.runs:
+    for run in shard.runs:
         low, high = max(first, begin), min(last, begin + len(run))
         if low < high:
             offsets, sizes = list(box.offsets), list(box.sizes)
@@ -106,7 +113,7 @@ def placed(box: Box, view: torch.Tensor, part: LocalShard) -> Iterator[tuple[Box
 
 
 def cover(shape: Shape, start: int, end: int, cap: int) -> Iterator[Box]:
-    """The row-major range [start, end) of a tensor, as boxes of at most `cap` elements."""
+    """Yield the row-major range [start, end) of a tensor as boxes of at most `cap` elements."""
     if start >= end:
         return
     if not shape:
@@ -132,5 +139,5 @@ def keyed(kind: str, parameter: str) -> str:
 
 
 def masters(fragments: Iterable[Fragment]) -> list[Fragment]:
-    """Those of the weights."""
+    """Return the fragments of the master weights."""
     return [each for each in fragments if each.key.startswith(keyed(MASTER, ""))]

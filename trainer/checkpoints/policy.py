@@ -1,4 +1,4 @@
-"""When a run saves, and what it keeps."""
+"""When a run saves, and which checkpoints it keeps."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
+    """When a run saves, and which checkpoints it keeps."""
+
     every: int = 500
-    """Steps between two checkpoints. The last step and an interruption save as well."""
+    """Steps between two checkpoints. The last step and an interruption are saved too."""
     keep_last: int = 3
-    """The newest checkpoints that stay."""
+    """Number of the newest checkpoints to keep."""
     keep_every: int | None = None
-    """Checkpoints of steps that this divides stay for good."""
+    """Checkpoints of steps that this divides are never deleted."""
     keep_abandoned: int = 3
-    """Checkpoints that a run passed over (--fallback), which stay to be looked at: the latest."""
+    """Number of the latest abandoned checkpoints (--fallback) to keep for inspection."""
     url: str | None = None
-    """Where the files of checkpoints go (s3://…, or what else fsspec opens); the run's folder keeps
-    a record of each. Left out: they stay in the run's folder."""
+    """Store for the files of checkpoints (s3://…, or any URL that fsspec opens); the run's folder
+    keeps a record of each. Default: the run's folder."""
     background: bool = True
-    """Write while the next steps run; the run waits only for a copy to host memory."""
+    """Write while the next steps run; the step waits only for a copy to host memory."""
 
     def __post_init__(self) -> None:
         for name in ("every", "keep_last", "keep_every"):
@@ -34,5 +36,5 @@ class CheckpointConfig:
 
 
 def is_planned(step: int, every: int, edges: Collection[int]) -> bool:
-    """Whether a run saves at this step in any case: an interruption saves wherever it comes."""
+    """Return True if a run saves at this step without an interruption."""
     return step % every == 0 or step in edges

@@ -1,11 +1,11 @@
-"""Saving beside training: the step waits for a copy to host memory, a thread does the rest.
+"""Background saving: the step waits for a copy to host memory, a thread writes it.
 
     step 119   step 120   step 121   step 122
                │ copy to host
                └─ thread: write, hash, agree, rename ─┘
 
-The thread speaks to the other ranks' threads over a process group of its own, so that its
-messages never meet those of a step. Whether the save succeeded is agreed on by all ranks.
+The thread talks to the other ranks' threads over a process group of its own, so that its messages
+never mix with those of a step. All ranks agree whether the save succeeded.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Saver:
         keep: Collection[int] = (),
         texts: Mapping[str, str] | None = None,
     ) -> None:
-        """`keep` are steps whose checkpoints stay for good, besides those of the policy; `texts`
-        are files that lie in every checkpoint."""
+        """`keep` are steps whose checkpoints are never deleted, besides those of the policy.
+        `texts` are files that every checkpoint contains."""
         self.folder = folder
         self.keep = keep
         self.texts = texts
@@ -52,13 +52,13 @@ class Saver:
         self.group = group
         self.rank = dist.get_rank(group)
         self.blocked = 0.0
-        """Seconds that the last save kept the step waiting."""
+        """Seconds that the last save blocked the step."""
         self._buffers: dict[str, torch.Tensor] = {}
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
 
     def save(self, fragments: Sequence[Fragment], state: RunState) -> None:
-        """Begin to save; collective. Waits for the save before it, if that still runs."""
+        """Start a save. Wait for the previous one, if it still runs. Collective."""
         began = time.perf_counter()
         self.wait()
         copies = [self._copy(fragment) for fragment in fragments if fragment.writes]
@@ -71,7 +71,7 @@ class Saver:
         self.blocked = time.perf_counter() - began
 
     def wait(self) -> None:
-        """Until nothing is being written. Raises what went wrong."""
+        """Wait for the running save. Raise its error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -87,7 +87,7 @@ class Saver:
             raise failure
 
     def _copy(self, fragment: Fragment) -> Fragment:
-        """The fragment in host memory, in a buffer that the next save uses again."""
+        """Copy the fragment to host memory, into a buffer that the next save reuses."""
         buffer = self._buffers.get(fragment.key)
         if buffer is None or buffer.shape != fragment.data.shape:
             pinned = fragment.data.is_cuda
@@ -99,11 +99,11 @@ class Saver:
     def _attempt(self, fragments: Sequence[Fragment], state: RunState) -> None:
         try:
             self._failure = self._write(fragments, state)
-        except Exception as error:  # another rank is gone, say: who waits for the save raises it
+        except Exception as error:  # such as a lost rank: `wait` raises it
             self._failure = error
 
     def _write(self, fragments: Sequence[Fragment], state: RunState) -> UserError | None:
-        """What went wrong, as all ranks agree."""
+        """Write and commit. Return the error that all ranks agree on."""
         files: list[store.StoredFile] = []
         path, failure = self._begin(state)
         if failure is None:
@@ -115,7 +115,7 @@ class Saver:
         gathered = [(files, failure)] * dist.get_world_size(self.group)
         dist.all_gather_object(gathered, (files, failure), group=self.group)
         failures = [each for _, each in gathered if each is not None]
-        # The rank whose disk failed says more than those that heard of it.
+        # The rank whose disk failed has the most precise error.
         failures.sort(key=lambda each: not isinstance(each, StorageError))
         verdict: list[UserError | None] = [failures[0] if failures else None]
         if self.rank == 0:
@@ -131,7 +131,7 @@ class Saver:
         return "write", f"a checkpoint in {self.config.url or self.folder}"
 
     def _begin(self, state: RunState) -> tuple[Path, UserError | None]:
-        """The folder to write into, which the first rank has made."""
+        """Return the folder to write into, which rank 0 creates."""
         token = uuid.uuid4().hex[:8]
         begun: list[Any] = [token, None]
         if self.rank == 0:
@@ -157,9 +157,9 @@ class Saver:
 
 
 def load(path: Path | str, fragments: Sequence[Fragment], group: dist.ProcessGroup) -> RunState:
-    """Verify a checkpoint and read it into the fragments, whatever layout wrote it; collective.
+    """Verify a checkpoint and read it into the fragments, whatever layout wrote it. Collective.
 
-    Each rank hashes its share of the files, and none reads before all are found whole.
+    Each rank hashes some of the files; no rank reads before all files are verified.
     """
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     failure: UserError | None = None

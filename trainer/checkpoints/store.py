@@ -1,21 +1,20 @@
-"""Where checkpoints lie, and what makes one whole.
+"""Checkpoint folders: layout, atomic commit, verification, deletion.
 
     checkpoints/
-      step-00000120/               exists only when it is whole
+      step-00000120/               exists only if it is complete
         tensors/                   torch's distributed checkpoint files
         state.json                 the scalars: step, row, plan, updates, ledger
-        model.yaml                 the model, so that a checkpoint says what it is of
+        model.yaml                 the model, so that the checkpoint alone can be exported
         manifest.json              every file with its size and sha256; written last
-      .step-00000140.7c3f….tmp/    being written, or left by a run that was killed
+      .step-00000140.7c3f….tmp/    being written, or left behind by a killed run
 
-A checkpoint is written into a fresh folder, and one rename makes it appear. It is never written
-to again. Reading begins with the hashes.
+A checkpoint is written into a new folder, which one rename makes visible. It is never written to
+again. Reading starts with the hashes.
 
-With `checkpoints.url` its files move to a prefix of their own there, `URL/step-00000120.7c3f…/`,
-the manifest last. What stays in the run's folder is its record: the small files, and the file
-`remote`, which names the prefix. The record appears by the same rename, so that everything else
-(what there is, what is newest, what may be deleted) is one and the same for both, and nothing at
-the URL is ever touched but what a record names.
+With `checkpoints.url` the files move to a prefix of their own, `URL/step-00000120.7c3f…/`, the
+manifest last. The run's folder keeps a record: the small files, and the file `remote`, which names
+the prefix. The same rename makes the record visible, so listing, choosing the newest and deleting
+work alike for both. Nothing at the URL is changed but prefixes that a record names.
 """
 
 from __future__ import annotations
@@ -72,18 +71,18 @@ class RunState:
     """Tokens of all rows below `row`."""
     plan_hash: str
     updates: int
-    """Optimizer updates that the weights have seen."""
+    """Optimizer steps that were applied to the weights."""
     ledger: str
     """The ledger's hash after the last step."""
     seed: int
     losses: tuple[float, ...] = ()
-    """Of the latest steps, where the run looks out for spikes."""
+    """Losses of the latest steps, if the run watches for spikes."""
     rollbacks: int = 0
-    """How often the run has gone back to the checkpoint before this one."""
+    """Rollbacks to the checkpoint before this one."""
     run: str = ""
-    """Names the run that saved it by what makes it that run and no other."""
+    """Hash of everything that defines the run that saved it."""
     layout: dict[str, Any] = field(default_factory=dict)
-    """The engine and layout that saved it; any other may load it."""
+    """Engine and layout that saved it; any other can load it."""
     headrace: str = ""
     torch: str = ""
 
@@ -93,7 +92,7 @@ def name(step: int) -> str:
 
 
 def committed(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
+    """Return the checkpoints of a run, oldest first."""
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if NAME.match(path.name)]
@@ -111,26 +110,26 @@ def temporary(folder: Path, step: int, token: str) -> Path:
 
 
 def place(path: Path | str) -> str:
-    """Where the files of a checkpoint are: its own folder, or what its record names."""
+    """Return where the files of a checkpoint are: its own folder, or the prefix of its record."""
     note = storage.join(str(path), REMOTE)
     if not storage.is_local(note) or not storage.exists(note):
         return str(path)
     url = storage.read(note).decode()
-    if storage.is_local(url):  # what is deleted there would be somebody's
+    if storage.is_local(url):  # deleting it would delete a user's files
         raise damaged(path, f"its {REMOTE} names no store")
     return url
 
 
 def begin(path: Path, url: str | None) -> None:
-    """Make the folder that a checkpoint is written into. It says at once where its files are to
-    go, so that whoever has to clean up knows."""
+    """Create the folder that a checkpoint is written into. It names the prefix of the files from
+    the start, so that a later start can delete them."""
     (path / TENSORS).mkdir(parents=True)
     if url is not None:
         storage.write(str(path / REMOTE), url.encode())
 
 
 def send(path: Path, files: Sequence[StoredFile]) -> None:
-    """Move files to where the checkpoint's are to be, if that is elsewhere."""
+    """Upload files to the checkpoint's prefix, if it has one."""
     target = place(path)
     if target != str(path):
         for file in files:
@@ -144,7 +143,7 @@ def commit(
     state: RunState,
     texts: Mapping[str, str] | None = None,
 ) -> None:
-    """Make the checkpoint in the temporary folder `path` appear as `target`."""
+    """Commit the checkpoint in the temporary folder `path` as `target`."""
     small = {STATE: json.dumps(asdict(state), indent=1), **(texts or {})}
     written = [*files, *(_write(path, name, text) for name, text in small.items())]
     listed = sorted((asdict(file) for file in written), key=lambda file: str(file["name"]))
@@ -152,7 +151,7 @@ def commit(
     _write(path, MANIFEST, json.dumps({**content, "seal": _seal(content)}, indent=1))
     elsewhere = place(path)
     if elsewhere != str(path):
-        for file in (*small, MANIFEST):  # the manifest last: before, there is no checkpoint
+        for file in (*small, MANIFEST):  # last: without it there is no checkpoint
             storage.write(storage.join(elsewhere, file), (path / file).read_bytes())
         shutil.rmtree(path / TENSORS)
     else:
@@ -163,7 +162,7 @@ def commit(
 
 
 def read_manifest(path: Path | str) -> list[StoredFile]:
-    """The files that the checkpoint must hold."""
+    """Return the files of a checkpoint, from its manifest."""
     try:
         content = json.loads(_read(path, MANIFEST))
         seal = content.pop("seal")
@@ -182,7 +181,7 @@ def read_manifest(path: Path | str) -> list[StoredFile]:
 
 
 def verify(path: Path | str, files: Sequence[StoredFile]) -> None:
-    """Hash the files and compare with what was written."""
+    """Raise unless the files have the sizes and hashes of the manifest."""
     for file in files:
         url = storage.join(place(path), file.name)
         if not storage.exists(url):
@@ -196,7 +195,7 @@ def verify(path: Path | str, files: Sequence[StoredFile]) -> None:
                 digest.update(storage.read(url, start, min(start + BLOCK, size)))
         except StorageError as error:
             if not storage.is_local(url):
-                raise  # a store that does not answer has damaged nothing
+                raise  # an unavailable store: nothing is damaged
             raise damaged(path, f"{file.name} cannot be read ({error.what})") from None
         if digest.hexdigest() != file.sha256:
             raise damaged(path, f"the bytes of {file.name} are not the ones that were written")
@@ -219,7 +218,7 @@ def damaged(path: Path | str, what: str) -> CheckpointError:
 
 
 def prune(folder: Path, config: CheckpointConfig, keep: Collection[int] = ()) -> list[int]:
-    """Delete what neither the policy nor `keep` keeps; returns the steps."""
+    """Delete checkpoints that neither the policy nor `keep` keeps. Return their steps."""
     gone = []
     for path in committed(folder)[: -config.keep_last]:
         step = step_of(path)
@@ -234,19 +233,19 @@ def prune(folder: Path, config: CheckpointConfig, keep: Collection[int] = ()) ->
 
 
 def clean(folder: Path) -> None:
-    """Remove what runs that were killed left half written or half deleted."""
+    """Delete what killed runs left half written or half deleted."""
     for path in folder.glob(".*.tmp"):
         log.info("removing %s, which was left half written", path.name)
         remove(path)
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint's hidden folder and its files, wherever they are. A store that does not
-    answer keeps nobody waiting: what it keeps is named here, for the next `clean`."""
+    """Delete a checkpoint's hidden folder and its files, here and at its prefix. If the store does
+    not answer, the folder stays and names the prefix, for the next `clean`."""
     elsewhere = place(path)
     if elsewhere != str(path):
         try:
-            # The manifest first: what is half deleted must not look whole.
+            # The manifest first: half a checkpoint must not look complete.
             storage.delete(storage.join(elsewhere, MANIFEST))
             for file in storage.list_files(elsewhere):
                 storage.delete(storage.join(elsewhere, file))
@@ -257,7 +256,7 @@ def remove(path: Path) -> None:
 
 
 def set_aside(folder: Path, after: int) -> None:
-    """Move checkpoints later than step `after` out of the way: the run goes on from there."""
+    """Rename checkpoints later than step `after`: the run resumes from there."""
     for path in committed(folder):
         if step_of(path) > after:
             place, number = folder / f"{ABANDONED}{path.name}", 1
@@ -268,7 +267,7 @@ def set_aside(folder: Path, after: int) -> None:
 
 
 def whole(url: str) -> list[str]:
-    """The checkpoints below a URL, oldest first: those that have a manifest."""
+    """Return the checkpoints below a URL, oldest first: prefixes with a manifest."""
     names = [file.rpartition("/")[0] for file in storage.list_files(url) if is_manifest(file)]
     return [storage.join(url, each) for each in sorted(names, key=step_of)]
 
@@ -279,15 +278,16 @@ def is_manifest(file: str) -> bool:
 
 
 def adopt(folder: Path, url: str, run: str) -> None:
-    """Make records of the checkpoints at `url` that a run has saved whose folder is lost. Before
-    one appears all are made: what is hidden says that a start was killed while they appeared."""
+    """Create records of a run's checkpoints at `url`, if the run's folder was lost. All records
+    are created before the first becomes visible: a hidden one left over means that a start was
+    killed in between."""
     if committed(folder) and not any(folder.glob(f".*{ADOPTED}")):
         return
     made: dict[Path, Path] = {}
     for there in whole(url):
         state = read_state(there)
         path, target = folder / f".{name(state.step)}{ADOPTED}", folder / name(state.step)
-        if state.run != run or target.exists() or target in made:  # it has saved this step twice
+        if state.run != run or target.exists() or target in made:  # this step was saved twice
             continue
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
@@ -301,7 +301,7 @@ def adopt(folder: Path, url: str, run: str) -> None:
 
 
 def _delete(path: Path) -> None:
-    # Hidden first: a folder half deleted must not look like a checkpoint.
+    # Hidden first: half a folder must not look like a checkpoint.
     doomed = path.with_name(f".{path.name}.deleted.tmp")
     path.rename(doomed)
     remove(doomed)

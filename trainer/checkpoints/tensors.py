@@ -1,8 +1,8 @@
 """Tensors on disk: torch's distributed checkpoint files, keyed by logical name.
 
-The planners below give torch's own writer and reader our fragments, box by box, so that nothing
-is gathered and nothing is copied on the way in. Any tool that reads torch's format reads these
-files (`python -m torch.distributed.checkpoint.format_utils dcp_to_torch …`).
+The planners below pass fragments to torch's writer and reader box by box: nothing is gathered, and
+reading makes no copy. Any tool that reads torch's format reads these files
+(`python -m torch.distributed.checkpoint.format_utils dcp_to_torch …`).
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from torch.futures import Future
 
 from ...console.errors import CheckpointError, StorageError, UserError
 from ...dataplane.storage import storage
-from .fragments import Box, Fragment, keyed
+from .fragments import MASTER, Box, Fragment, keyed
 from .store import TENSORS, StoredFile
 
 METADATA = ".metadata"
 READERS = 8
-"""Boxes read at once by one process: in a store, each is a request."""
+"""Boxes that one rank reads at once: in a store, each is a request."""
 
 
 def write(
     folder: Path, fragments: Sequence[Fragment], group: dist.ProcessGroup
 ) -> list[StoredFile]:
-    """Write the fragments that this rank stores; collective. Returns this rank's files."""
+    """Write the fragments that this rank stores. Return this rank's files. Collective."""
     writer = FileSystemWriter(folder, single_file_per_rank=True, per_thread_copy_ahead=0)
     files = HashingFiles()
     writer.fs = files
@@ -83,7 +83,7 @@ def write(
 def read(
     folder: Path | str, fragments: Sequence[Fragment], group: dist.ProcessGroup | None
 ) -> None:
-    """Fill the fragments from a checkpoint of any layout; collective."""
+    """Fill the fragments from a checkpoint of any layout. Collective."""
     with failures_named("read", str(folder).rpartition("/")[0]):
         load_tensors(
             {},
@@ -94,7 +94,7 @@ def read(
 
 
 class Stored:
-    """The tensors of a checkpoint, for one process."""
+    """Tensors of a checkpoint, for one process."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -103,7 +103,7 @@ class Stored:
         self.reader.set_up_storage_reader(self.metadata, is_coordinator=True)
 
     def shapes(self, kind: str) -> dict[str, tuple[int, ...]]:
-        """Of the tensors of one kind, by parameter."""
+        """Return the shapes of the tensors of one kind, by parameter."""
         start = keyed(kind, "")
         return {
             key.removeprefix(start): tuple(item.size)
@@ -119,7 +119,7 @@ class Stored:
 
 
 class BoxReader(StorageReader):
-    """Reads stored boxes, each by one ranged read of a file here or in a store."""
+    """Reads each stored box by one ranged read, from disk or from a store."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -178,7 +178,7 @@ class BoxReader(StorageReader):
 
 
 class _SavePlanner(DefaultSavePlanner):
-    """Plans to write each box of the fragments that this rank stores."""
+    """Plans the writes of this rank's boxes."""
 
     def __init__(self, fragments: Sequence[Fragment]) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class _SavePlanner(DefaultSavePlanner):
 
 
 class LoadFragments(DefaultLoadPlanner):
-    """Plans to read what the fragments need, straight into the engine's memory."""
+    """Plans reads straight into the engine's memory."""
 
     def __init__(self, fragments: Sequence[Fragment]) -> None:
         super().__init__()
@@ -223,7 +223,12 @@ class LoadFragments(DefaultLoadPlanner):
         for fragment in self.fragments:
             stored = self.metadata.state_dict_metadata.get(fragment.key)
             if not isinstance(stored, TensorStorageMetadata):
-                raise CheckpointError(f"it holds no {fragment.key}", hint=_ANOTHER_MODEL)
+                weights = keyed(MASTER, fragment.parameter) in self.metadata.state_dict_metadata
+                raise CheckpointError(
+                    f"it holds no {fragment.key}"
+                    f"{', but the weights: another optimizer saved it' if weights else ''}",
+                    hint=_ANOTHER_OPTIMIZER if weights else _ANOTHER_MODEL,
+                )
             if tuple(stored.size) != fragment.shape:
                 raise CheckpointError(
                     f"its {fragment.key} has shape {list(stored.size)}, the model's has "
@@ -248,7 +253,7 @@ def _chunk(box: Box) -> ChunkStorageMetadata:
 
 
 def _check_whole(metadata: Metadata, folder: Path) -> None:
-    """Refuse to commit tensors with holes. torch checks this for more than one rank only."""
+    """Raise if a tensor would miss elements. torch checks this for more than one rank only."""
     for key, item in metadata.state_dict_metadata.items():
         assert isinstance(item, TensorStorageMetadata)
         held = sum(math.prod(chunk.sizes) for chunk in item.chunks)
@@ -260,12 +265,12 @@ def _check_whole(metadata: Metadata, folder: Path) -> None:
 
 
 class HashingFiles(FileSystem):
-    """Files that hash what is written to them, while it is written."""
+    """Files that hash their bytes while they are written."""
 
     def __init__(self) -> None:
         self.written: dict[str, _HashingStream] = {}
         self.failure: OSError | None = None
-        """What the disk said: torch's serialiser hides it behind a fault of its own."""
+        """The disk's error: torch's serialiser hides it behind one of its own."""
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[io.IOBase]:
@@ -276,7 +281,7 @@ class HashingFiles(FileSystem):
 
 
 class _HashingStream(io.IOBase):
-    """Writes forward only: a hash cannot go back."""
+    """Writes forward only: a hash cannot seek."""
 
     def __init__(self, file: Any, owner: HashingFiles) -> None:
         self.file = file
@@ -306,13 +311,13 @@ class _HashingStream(io.IOBase):
 
 
 def _committed(name: str) -> str:
-    """torch writes its metadata beside its final name, and renames it."""
+    """Return the final name of a file: torch renames its metadata."""
     return name.removesuffix(".tmp")
 
 
 @contextmanager
 def failures_named(verb: str, what: str) -> Iterator[None]:
-    """Turn what torch or the disk raised, on any rank, into an error that a person can fix."""
+    """Convert errors of torch or the disk, on any rank, into user errors."""
     try:
         yield
     except CheckpointException as error:  # a BaseException: the failures of all ranks
@@ -337,3 +342,7 @@ def named(cause: BaseException, verb: str, what: str, rank: int = 0) -> UserErro
 
 
 _ANOTHER_MODEL = "load it into the model that it was saved from (model.yaml of its run)"
+_ANOTHER_OPTIMIZER = (
+    "use the optimizer.kind of the run that saved it, or take its weights alone (init_from without "
+    "moments)"
+)

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint by name, from its files alone: in one process, without an engine."""
+"""Weights of a checkpoint from its files alone: in one process, without an engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .fragments import MASTER, Fragment, keyed
 
 
 def weights(checkpoint: Path | str) -> Weights:
-    """In fp32, each read when it is asked for; the files are proven to be what was written."""
+    """Return the fp32 weights, read lazily, after verifying the files."""
     store.verify(checkpoint, store.read_manifest(checkpoint))
     stored = tensors.Stored(storage.join(store.place(checkpoint), store.TENSORS))
     shapes = stored.shapes(MASTER)

@@ -33,6 +33,7 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
             "sources": [source.name for source in job.plan.sources],
         },
         "layout": job.layout,
+        "groups": costs.groups(job),
         "batch": costs.batches(job),
         "memory": max(by_rank, key=lambda parts: sum(parts.values())),
         "memory_by_tensor_rank": by_rank,
@@ -66,10 +67,19 @@ def lines(about: dict[str, Any]) -> list[str]:
             f"steps of {phase['rows']} rows × {phase['seq_len']:,}; each rank "
             f"{phase['micro_batches']} × {phase['micro_batch_rows']} rows"
         )
+    if any(group["match"] for group in about["groups"]):
+        text += [f"group        {_group(group)}" for group in about["groups"]]
     text += [f"memory       {line}" for line in _memory(about["memory_by_tensor_rank"])]
     saved = about["checkpoints"]
     text.append(f"checkpoints  {saved['saved']} of {as_bytes(saved['bytes'])} each")
     return text
+
+
+def _group(group: dict[str, Any]) -> str:
+    return (
+        f"{group['match'] or 'all others'}: {group['parameters']:,} parameters, peak rate "
+        f"{group['lr']:g}, decay {group['weight_decay']:g}, {', '.join(group['states'])}"
+    )
 
 
 def _memory(by_rank: list[dict[str, int]]) -> list[str]:

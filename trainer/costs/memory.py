@@ -10,8 +10,8 @@ from ..run.run import Job
 if TYPE_CHECKING:
     from ...models.accounting.state import Degrees
 
-STATE_BYTES = 12
-"""Bytes of a checkpoint for each parameter: master, exp_avg, exp_avg_sq in fp32."""
+NUMBER_BYTES = 4
+"""Bytes of a number in a checkpoint: masters and optimizer states are fp32."""
 
 
 def parameters(job: Job) -> int:
@@ -22,7 +22,22 @@ def parameters(job: Job) -> int:
 
 
 def checkpoint_bytes(job: Job) -> int:
-    return STATE_BYTES * parameters(job)
+    from ...models.accounting.count import build_meta
+
+    model = build_meta(job.model)
+    states = job.run.optimizer.states(model)
+    return sum(
+        NUMBER_BYTES * (1 + len(states[name])) * parameter.numel()
+        for name, parameter in model.named_parameters()
+    )
+
+
+def groups(job: Job) -> list[dict[str, Any]]:
+    """Return the optimizer's parameter groups, with their rates and decays."""
+    from ...models.accounting.count import build_meta
+    from ..engines.groups import describe_groups
+
+    return describe_groups(build_meta(job.model), job.run.optimizer)
 
 
 def checkpoints(job: Job) -> int:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from ...console.errors import ConfigError, Problem
 from ...models.accounting.state import Degrees, EngineState
 from ...models.precision import Precision
-from ..checkpoints.fragments import MOMENTS
 from ..layout.devices import choose_device
 from ..run import config as run_config
 from ..run.config import RunConfig
@@ -25,8 +24,8 @@ STATE_BYTES = 4
 
 def engine_state(run: RunConfig, model: Model, precision: Precision, device: str) -> EngineState:
     """Return what the engine and the optimizer of a run hold of a model."""
-    optimizer = STATE_BYTES * len(MOMENTS)
-    parts = run.engine.state_layout(precision, optimizer, device)
+    states = run.optimizer.states(model)
+    parts = run.engine.state_layout(precision, lambda name: STATE_BYTES * len(states[name]), device)
     return EngineState(engine=run.engine.describe(), parts=parts)
 
 

@@ -1,7 +1,7 @@
-"""Engines: what turns gradients into updates, and who holds which part of the state.
+"""Engines: they hold the sharded state, compute gradients and apply them.
 
-This is the one place that knows them by name. An engine is a file here with a configuration and
-a class that satisfies `Engine`; the file's heavy imports are inside its functions.
+This is the only list of engines. An engine is a file here with a configuration and a class that
+satisfies `Engine`; the file's heavy imports are inside its functions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..layout.groups import Parallel
     from .engine import Engine
     from .objective import Objective
-    from .optimizer import OptimizerConfig
+    from .optimizers.base import OptimizerConfig
 
 EngineConfig = DeepSpeedConfig | Fsdp2Config
 
@@ -36,14 +36,14 @@ def build(
     precision: Precision,
     parallel: Parallel,
 ) -> Engine:
-    """The engine of an objective that stands on the meta device, divided. What it trains has no
-    values until it is given them: by `give`, or by a checkpoint."""
+    """Return the engine of an objective on the meta device, sharded for tensor parallelism. Its
+    weights have no values until `give` or a checkpoint fills them."""
     return config.build(objective, optimizer, precision, parallel)
 
 
 def give(engine: Engine, weights: Mapping[str, Tensor]) -> None:
-    """Give a new engine its weights. Of whole tensors it asks for those that it has a part of, one
-    after the other, so that a process holds no more than one beside its part."""
+    """Fill a new engine with weights. It reads whole tensors one after the other, and only those
+    of which the rank holds a range: no rank holds more than one beside its shards."""
     from ..checkpoints.fragments import masters
 
     for fragment in masters(engine.fragments()):

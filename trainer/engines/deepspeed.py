@@ -1,8 +1,8 @@
 """DeepSpeed: ZeRO 0 to 3 over the data axis.
 
-DeepSpeed owns the flat buffers, the reduction of gradients and the update. We own the optimizer's
-arithmetic (torch's AdamW), when an update happens, and where every element of the state lies:
-that is in deepspeed_state.py, the one file that reads DeepSpeed's private fields.
+DeepSpeed owns the flat buffers and the reduction of gradients, and calls the optimizer. headrace
+owns the optimizer's arithmetic, the norm and clipping (update.py), and the accumulation boundary.
+deepspeed_state.py locates the state: it is the only file that reads DeepSpeed's private fields.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ if TYPE_CHECKING:
     from ..checkpoints.fragments import Fragment
     from ..layout.config import LayoutConfig
     from ..layout.groups import Parallel
-    from .engine import Update
     from .objective import Objective, Sums
-    from .optimizer import OptimizerConfig
+    from .optimizers.base import OptimizerConfig
 
 LARGEST_BUCKET = {"cuda": 200_000_000, "cpu": 1 << 22}
-"""Elements that are reduced or gathered at once, at most: DeepSpeed allocates as many in every
-step. On CPU it is what the allocator keeps, and does not get from the system again each time."""
+"""Maximum of the elements that are reduced or gathered at once: DeepSpeed allocates a buffer of
+this size in every step. The CPU's is a size that the allocator keeps between steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +40,8 @@ class DeepSpeedConfig:
 
     kind: Literal["deepspeed"] = "deepspeed"
     zero: Literal[0, 1, 2, 3] = 1
-    """What is divided among the data-parallel processes: 0 nothing, 1 masters and moments,
-    2 gradients as well, 3 weights as well."""
+    """State that is sharded over the data-parallel ranks. 0: none; 1: masters and optimizer
+    states; 2: gradients too; 3: weights too."""
 
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
         if self.zero == 0 and precision.separate_masters:
@@ -81,46 +80,42 @@ class DeepSpeed:
         precision: Precision,
         parallel: Parallel,
     ) -> None:
-
         deepspeed = _import(parallel.device.type)
         from . import deepspeed_state
-        from . import optimizer as adamw
-        from .objective import parameters, parts, undecayed
-        from .shares import Shares
+        from .groups import local_shards, parameter_groups
+        from .objective import parameters
+        from .pieces import Pieces
 
-        # DeepSpeed insists on it, and whoever starts a single process does not set it.
+        # DeepSpeed requires it, and a process without a launcher has none.
         os.environ.setdefault("LOCAL_RANK", str(parallel.device.index or 0))
-        here, spared = parts(objective), undecayed(objective)
-        settings = _settings(config, optimizer, precision, _bucket(here, parallel.device.type))
+        model = objective.model
+        shards, groups = local_shards(model), parameter_groups(model, optimizer)
+        settings = _settings(config, precision, _bucket(shards, parallel.device.type))
+        mpu = Groups(parallel)
         if precision.separate_masters:
-            objective.to(precision.compute)  # on the meta device: what is made has half the bytes
+            objective.to(precision.compute)  # on the meta device: creates bf16 memory
         if config.zero == 3:
-            _partition(objective, settings, parallel)
+            _partition(objective, settings, mpu, parallel.device)
         else:
             objective.to_empty(device=parallel.device)
         self.objective = objective
-        self.named = named = parameters(objective)
-        self.shares = Shares(here, parallel.axes.tensor)
-        for name, parameter in named.items():
-            # Hooks, because ZeRO divides a gradient as soon as it has it; and the mark by which
-            # DeepSpeed counts in its norm, on every rank, what each has a part of.
-            if name in self.shares.shared:
-                parameter.register_hook(self.shares.summed)
-            parameter.tensor_model_parallel = name not in self.shares.shared  # type: ignore[attr-defined]
+        self.device = parallel.device
         self.ranks = parallel.data.size
-        # Without ZeRO, DeepSpeed would clip without telling the norm: we do it.
         self.plain = config.zero == 0
         self.clip = optimizer.clip
-        self.optimizer = adamw.build(named, spared, optimizer)
         self.updates = 0
+        named = parameters(objective)
+        self.optimizer = optimizer.build(model, groups, named)
+        _allow(type(self.optimizer))
         self.engine, *_ = deepspeed.initialize(
             model=objective,
             optimizer=self.optimizer,
             config=settings,
             dist_init_required=False,
-            mpu=Groups(parallel),
+            mpu=mpu,
         )
-        self.state = deepspeed_state.find(self.engine, self.optimizer, named, here, parallel.data)
+        self.state = deepspeed_state.find(self.engine, self.optimizer, named, parallel.data)
+        self.pieces = Pieces(self.optimizer, shards, groups)
 
     def __call__(self, *inputs: Any) -> Sums:
         sums: Sums = self.engine(*inputs)
@@ -131,58 +126,49 @@ class DeepSpeed:
         # DeepSpeed averages over the ranks; the loop wants sums.
         self.engine.backward(loss * self.ranks, scale_wrt_gas=False)
 
-    def update(self, lr: float) -> Update:
-        from . import optimizer as adamw
-        from .engine import Update
+    def gradients(self) -> list[Fragment]:
+        pieces = self.state.pieces()
+        return self.pieces.gradients(pieces, self.state.gradients(pieces))
 
-        adamw.set_lr(self.optimizer, lr)
+    def step(self, lr: float) -> None:
+        self.optimizer.set_lr(lr)
+        self.engine.step()
+        assert self.engine.was_step_applied(), "the gradients are finite"
+        self.updates += 1
+
+    def discard(self) -> None:
         if self.plain:
-            norm = self._clip()
-            if not math.isfinite(norm):
-                self.engine.zero_grad()
-                return Update(norm, applied=False)
-            self.engine.step()
-        else:
-            self.engine.step()
-            norm = float(self.engine.get_global_grad_norm())
-        applied = bool(self.engine.was_step_applied())
-        if not applied:
-            # ZeRO-3 returns before it has gathered what the next forward pass counts on.
-            self.state.refresh()
-        self.updates += applied
-        return Update(norm, applied)
+            self.engine.zero_grad()
+            return
+        self.state.refuse()
+        self.engine.step()
+        assert not self.engine.was_step_applied(), "the gradients are not finite"
+        # ZeRO-3 returns before it gathers what the next forward pass needs.
+        self.state.refresh()
 
     def fragments(self) -> list[Fragment]:
-        return self.state.fragments()
+        return self.pieces.fragments(self.state.pieces())
 
-    def loaded(self, updates: int) -> None:
-        from . import optimizer as adamw
-
-        self.updates = updates
-        adamw.set_updates(self.optimizer, updates)
+    def loaded(self, steps: int) -> None:
+        self.updates = steps
+        self.optimizer.loaded(steps)
         self.state.refresh()
-        self.engine.global_steps = updates
-        self.engine.micro_steps = updates
-
-    def _clip(self) -> float:
-        import torch
-
-        from .shares import clip
-
-        for parameter in self.named.values():
-            if parameter.grad is None:  # unused: decayed as under ZeRO, not passed over
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = {n: p.grad for n, p in self.named.items() if p.grad is not None}
-        norm = self.shares.norm(gradients)
-        clip(gradients, norm, self.clip)
-        return norm
+        self.engine.global_steps = steps
+        self.engine.micro_steps = steps
 
 
 class Groups:
-    """The groups, under the names by which DeepSpeed asks for them (its `mpu`)."""
+    """The process groups, under the names by which DeepSpeed asks for them (its `mpu`).
+
+    The model-parallel group is this rank alone: DeepSpeed reduces a norm over it once for each
+    parameter group, and would hang where ranks have different numbers of groups.
+    """
 
     def __init__(self, parallel: Parallel) -> None:
-        self.data, self.model = parallel.data, parallel.axes.tensor
+        import torch.distributed as dist
+
+        self.data = parallel.data
+        self.alone = dist.new_group([parallel.rank], use_local_synchronization=True)
 
     def get_data_parallel_group(self) -> Any:
         return self.data.group
@@ -194,25 +180,22 @@ class Groups:
         return self.data.size
 
     def get_model_parallel_group(self) -> Any:
-        return self.model.group
+        return self.alone
 
     def get_model_parallel_rank(self) -> int:
-        return self.model.rank
+        return 0
 
     def get_model_parallel_world_size(self) -> int:
-        return self.model.size
+        return 1
 
 
-def _settings(
-    config: DeepSpeedConfig, optimizer: OptimizerConfig, precision: Precision, bucket: int
-) -> dict[str, Any]:
+def _settings(config: DeepSpeedConfig, precision: Precision, bucket: int) -> dict[str, Any]:
     half = precision.separate_masters
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # counters only: the loop owns the batch
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": optimizer.clip if config.zero else 0.0,
+        "gradient_clipping": 0.0,  # update.py clips
         "communication_data_type": "fp32",
-        "zero_allow_untested_optimizer": True,
         "zero_optimization": {
             "stage": config.zero,
             # Before ZeRO-3, what DeepSpeed calls so is an all-reduce of a copy, and a copy back.
@@ -228,8 +211,10 @@ def _settings(
     return settings
 
 
-def _partition(objective: Objective, settings: dict[str, Any], parallel: Parallel) -> None:
-    """Make the parameters module by module, and cut each at once: whole they never stand."""
+def _partition(
+    objective: Objective, settings: dict[str, Any], mpu: Groups, device: torch.device
+) -> None:
+    """Create the parameters module by module and cut each at once: no rank holds them all."""
     import deepspeed
     import torch
     from torch import nn
@@ -237,24 +222,32 @@ def _partition(objective: Objective, settings: dict[str, Any], parallel: Paralle
     cut = None
     for module in objective.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            empty = torch.empty_like(parameter, device=parallel.device)
+            empty = torch.empty_like(parameter, device=device)
             setattr(module, name, nn.Parameter(empty))
         own = list(module.parameters(recurse=False))
         if cut is not None:
             cut(param_list=own)
         elif own:
-            groups = {"data_parallel_group": parallel.data.group, "mpu": Groups(parallel)}
+            groups = {"data_parallel_group": mpu.data.group, "mpu": mpu}
             deepspeed.zero.Init(
                 module=nn.ParameterList(own), config_dict_or_path=settings, **groups
             )
             cut = own[0].convert_to_zero_parameters  # type: ignore[attr-defined]
 
 
-def _bucket(parts: Mapping[str, LocalShard], device: str) -> int:
+def _bucket(shards: Mapping[str, LocalShard], device: str) -> int:
     from .deepspeed_memory import bucket_elements
 
-    numel = sum(math.prod(part.local) for part in parts.values())
+    numel = sum(math.prod(shard.local) for shard in shards.values())
     return bucket_elements(numel, LARGEST_BUCKET[device])
+
+
+def _allow(kind: type) -> None:
+    """Add to the optimizers that DeepSpeed takes without a warning."""
+    from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
+
+    if kind not in ZERO_SUPPORTED_OPTIMIZERS:
+        ZERO_SUPPORTED_OPTIMIZERS.append(kind)
 
 
 def _import(device: str) -> Any:
@@ -270,7 +263,7 @@ def _import(device: str) -> Any:
         ) from None
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     if device == "cpu":
-        # It would compile a shared-memory all-reduce with a C++ compiler, which a machine need
-        # not have, and probe for a dozen more operators that we never use.
+        # DeepSpeed would compile a shared-memory all-reduce, which needs a C++ compiler, and probe
+        # for a dozen operators that headrace does not use.
         deepspeed.ops.__compatible_ops__ = {}
     return deepspeed

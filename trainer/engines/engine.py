@@ -1,52 +1,53 @@
-"""What the loop asks of an engine.
+"""The interface between the loop and an engine.
 
-An engine is built of an objective on the meta device: it makes what this process holds, without
-values, and is given them before anything else, through its fragments.
+An engine is built from an objective on the meta device. It allocates this rank's state without
+values; the caller fills the state through `fragments()` before the first step.
 
     for micro-batch:  sums = engine(…);  engine.backward(sums.total / weight, last=…)
-    engine.update(lr)
+    update(engine, lr)                   # update.py, the same for all engines
 
 Gradients of all micro-batches and ranks are *summed*: the loop has divided the loss by the
-weight of the global batch already. An engine that averages undoes it.
+weight of the global batch. An engine that averages gradients multiplies by the number of ranks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from ..checkpoints.fragments import Fragment
 from .objective import Objective, Sums
-
-
-@dataclass(frozen=True)
-class Update:
-    """What became of one update."""
-
-    grad_norm: float
-    """Of the summed gradients, before clipping."""
-    applied: bool
-    """False where the norm was not finite: nothing was changed."""
+from .optimizers.base import Optimizer
 
 
 class Engine(Protocol):
     objective: Objective
+    optimizer: Optimizer
+    device: torch.device
+    clip: float
+    """Limit of the norm of all gradients; 0: no limit."""
     updates: int
-    """Updates applied since the run began."""
+    """Optimizer steps applied since the run began."""
 
     def __call__(self, *inputs: Any) -> Sums:
-        """The objective's forward pass."""
+        """Run the objective's forward pass."""
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add the gradients of one micro-batch; the update follows the `last`."""
+        """Add the gradients of one micro-batch; `last` is the last of an optimizer step."""
 
-    def update(self, lr: float) -> Update:
-        """Clip the gradients, apply them, and forget them."""
+    def gradients(self) -> list[Fragment]:
+        """Return the shards of the summed gradients that this rank applies: live memory. Parameters
+        with copies are not yet summed over them. Call after the last backward pass."""
+
+    def step(self, lr: float) -> None:
+        """Apply the gradients and clear them."""
+
+    def discard(self) -> None:
+        """Clear the gradients and change nothing else."""
 
     def fragments(self) -> list[Fragment]:
-        """This rank's part of masters and moments: views of live memory, for saving and loading."""
+        """Return this rank's masters and optimizer states: live memory, to save and to load."""
 
-    def loaded(self, updates: int) -> None:
-        """The fragments were written to: bring the rest of the state into line with them."""
+    def loaded(self, steps: int) -> None:
+        """Update all that follows from the fragments, after they were written to."""

@@ -1,10 +1,9 @@
-"""FSDP2: torch's own sharding, block by block. Needs torch alone.
+"""FSDP2: torch's own sharding, block by block. It needs torch alone.
 
-Under tensor parallelism it shards this process's part of each parameter over the data axis, as if
-the part were all.
+Under tensor parallelism it shards each local shard over the data axis.
 
-Masters are the sharded parameters themselves, in fp32; each block is gathered (in bf16, where
-that is the precision) just before it computes, and its gradients are summed in fp32.
+The sharded fp32 parameters are the masters. Each block is gathered just before it computes, in the
+compute precision, and its gradients are summed in fp32.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
     from ..checkpoints.fragments import Fragment
     from ..layout.config import LayoutConfig
     from ..layout.groups import Parallel
-    from .engine import Update
     from .objective import Objective, Sums
-    from .optimizer import OptimizerConfig
+    from .optimizers.base import OptimizerConfig
+    from .pieces import Piece
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,7 @@ class Fsdp2Config:
 
     kind: Literal["fsdp2"] = "fsdp2"
     shard: int | None = None
-    """Processes that share one copy of the state; the copies are replicas (HSDP). None: all."""
+    """Ranks that share one copy of the state; more copies are replicas (HSDP). None: all ranks."""
     reshard: bool = True
     """Free a block's weights after its forward pass, and gather them again for backward."""
     compile: bool = False
@@ -57,7 +56,7 @@ class Fsdp2Config:
             )
         if self.compile and (layout.tp > 1 or layout.cp > 1):
             raise LayoutError(
-                f"engine.compile does not see through what processes say to each other "
+                "engine.compile cannot compile the communication of tensor or context parallelism "
                 f"(layout.tp={layout.tp}, layout.cp={layout.cp})",
                 hint="set engine.compile=false, or layout.tp=1 and layout.cp=1",
             )
@@ -110,12 +109,13 @@ class Fsdp2:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        from . import optimizer as adamw
-        from .objective import parameters, parts, undecayed
-        from .shares import Shares
+        from .groups import local_shards, parameter_groups
+        from .objective import parameters
+        from .pieces import Pieces
 
-        self.parts, spared = parts(objective), undecayed(objective)
-        self.shares = Shares(self.parts, parallel.axes.tensor)
+        model = objective.model
+        shards, groups = local_shards(model), parameter_groups(model, optimizer)
+        self.device = parallel.device
         self.ranks = parallel.data.size
         self.shards = config.shard or self.ranks
         shape = (self.ranks // self.shards, self.shards, parallel.axes.tensor.size)
@@ -131,7 +131,7 @@ class Fsdp2:
             "mp_policy": MixedPrecisionPolicy(
                 param_dtype=precision.compute if precision.separate_masters else None,
                 reduce_dtype=torch.float32,
-                cast_forward_inputs=False,  # the weights of the loss stay what they are
+                cast_forward_inputs=False,  # loss weights stay fp32
             ),
             "reshard_after_forward": config.reshard,
         }
@@ -140,86 +140,77 @@ class Fsdp2:
                 block.compile()
             fully_shard(block, **wanted)
         fully_shard(objective, **wanted)
-        objective.to_empty(device=parallel.device)  # its shards alone
+        objective.to_empty(device=parallel.device)  # shards only
         self.objective = objective
         self.parameters = parameters(objective)
-        self.optimizer = adamw.build(self.parameters, spared, optimizer)
-        self.fragments()  # creates Adam's moments before the first update
+        self.optimizer = optimizer.build(model, groups, self.parameters)
+        self.pieces = Pieces(self.optimizer, shards, groups)
 
     def __call__(self, *inputs: Any) -> Sums:
         sums: Sums = self.objective(*inputs)
         return sums
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        # Every micro-batch is reduced into sharded fp32 sums at once: memory over messages.
+        # Each micro-batch is reduced into sharded fp32 sums: less memory, more messages.
         self.objective.set_is_last_backward(last)  # type: ignore[operator]
         (loss * self.ranks).backward()  # FSDP2 averages; the loop wants sums
 
-    def update(self, lr: float) -> Update:
+    def gradients(self) -> list[Fragment]:
         import torch
 
-        from . import optimizer as adamw
-        from .engine import Update
-        from .shares import clip
+        from .pieces import local
 
         for parameter in self.parameters.values():
-            if parameter.grad is None:  # unused: decayed as ZeRO does, not passed over
+            if parameter.grad is None:  # unused: it still decays, as under ZeRO
                 parameter.grad = torch.zeros_like(parameter)
-        gradients = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
-        self.shares.sum({name: _local(gradient) for name, gradient in gradients.items()})
-        norm = self.shares.norm(gradients)
-        applied = math.isfinite(norm)
-        if applied:
-            clip(gradients, norm, self.clip)
-            adamw.set_lr(self.optimizer, lr)
-            self.optimizer.step()
-            self.updates += 1
+        pieces = self._pieces()
+        found = [self.parameters[piece.parameter].grad for piece in pieces]
+        flat = [local(gradient).view(-1) for gradient in found if gradient is not None]
+        return self.pieces.gradients(pieces, flat)
+
+    def step(self, lr: float) -> None:
+        self.optimizer.set_lr(lr)
+        self.optimizer.step()
+        self.discard()
+        self.updates += 1
+
+    def discard(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        return Update(norm, applied)
 
     def fragments(self) -> list[Fragment]:
-        from ..checkpoints.fragments import MASTER, Fragment, keyed
-        from . import optimizer as adamw
+        return self.pieces.fragments(self._pieces())
+
+    def loaded(self, steps: int) -> None:
+        self.updates = steps
+        self.optimizer.loaded(steps)
+
+    def _pieces(self) -> list[Piece]:
+        from .pieces import Piece, local
 
         found = []
         for name, parameter in self.parameters.items():
-            tensors = {MASTER: parameter.data, **adamw.moments(self.optimizer, parameter)}
-            start = self._first_element(parameter)
-            for kind, tensor in tensors.items():
-                local = _local(tensor)
-                if local.numel():
-                    found.append(
-                        Fragment(
-                            key=keyed(kind, name),
-                            part=self.parts[name],
-                            start=start,
-                            data=local.detach().view(-1),
-                            writes=self.replica == 0 and self.parts[name].stored,
-                        )
+            if numel := local(parameter).numel():
+                found.append(
+                    Piece(
+                        parameter=name,
+                        tensor=parameter,
+                        begin=0,
+                        start=self._first_element(parameter),
+                        numel=numel,
+                        writes=self.replica == 0,
                     )
+                )
         return found
 
-    def loaded(self, updates: int) -> None:
-        from . import optimizer as adamw
-
-        self.updates = updates
-        adamw.set_updates(self.optimizer, updates)
-
     def _first_element(self, parameter: nn.Parameter | DTensor) -> int:
-        """Rows are dealt in equal pieces, the last ones shorter or empty."""
+        """Return the index of the shard's first element: equal numbers of rows, the last fewer."""
         rows, *rest = parameter.shape
         piece = -(-rows // self.shards)
         return min(piece * self.shard, rows) * math.prod(rest)
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's shard, in its own memory."""
-    local: torch.Tensor = tensor.to_local()  # type: ignore[attr-defined]
-    return local
-
-
 def _blocks(objective: nn.Module) -> Iterator[nn.Module]:
-    """What is gathered together: the members of the model's outermost lists of modules."""
+    """Yield the modules that are gathered together: those of the outermost module lists."""
     from torch import nn
 
     for child in objective.children():

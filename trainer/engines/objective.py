@@ -1,7 +1,7 @@
-"""What an engine trains: the model and its loss as one module, so that the loss is sums.
+"""The objective: model and loss as one module, which an engine trains.
 
-The mean that training minimises is over the whole global batch. No rank knows it alone, so the
-module gives sums and the loop divides by the weight of all ranks' micro-batches.
+Training minimises a mean over the global batch. No rank knows it alone, so the module returns sums
+and the loop divides them by the weight of all ranks' micro-batches.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from torch import nn
 
 from ...models.documents import Documents
 from ...models.model import Model
-from ...models.operators import Operator
-from ...models.parallel.sharding import LocalShard
 from ...models.parallel.tensor import highest
 
 PREFIX = "model."
@@ -22,10 +20,10 @@ PREFIX = "model."
 
 class Sums(NamedTuple):
     total: torch.Tensor
-    """What backward starts from: Σ w·ℓ, and the routers' losses in proportion to Σ w."""
+    """Start of the backward pass: Σ w·ℓ, and the routers' losses in proportion to Σ w."""
     rows: torch.Tensor
-    """Σ w·ℓ of each row, for the losses by source. Both are this process's share, where a layout
-    divides rows: the loss is their sum over the axes."""
+    """Σ w·ℓ of each row, for the losses by source. Where tensor or context parallelism splits the
+    loss, both are this rank's part: the loss is their sum over the axes."""
 
 
 class Objective(nn.Module):
@@ -41,7 +39,7 @@ class Objective(nn.Module):
         weights: torch.Tensor,
         documents: Documents | None,
     ) -> Sums:
-        # Rows of padding have no weights, in any part: the routers are not to count them.
+        # Padding rows have no weights on any rank: the routers must not count them.
         text = highest((weights != 0).any(dim=1).int(), self.model.axes.context).bool()
         hidden, auxiliary = self.model.hidden(tokens, documents, rows=text)
         z_loss = self.z_loss if self.training else 0.0
@@ -50,26 +48,8 @@ class Objective(nn.Module):
 
 
 def parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters by their logical names: the model's own, whatever wraps it."""
+    """Return the parameters by logical name: the model's own names, whatever wraps it."""
     return {_logical(name): parameter for name, parameter in module.named_parameters()}
-
-
-def parts(objective: Objective) -> dict[str, LocalShard]:
-    """What is here of each parameter. To be asked before an engine wraps or divides them."""
-    whole = {name: LocalShard(tuple(p.shape)) for name, p in parameters(objective).items()}
-    return objective.model.local_shards or whole
-
-
-def undecayed(module: nn.Module) -> set[str]:
-    """The logical names of what weight decay leaves alone: vectors and scalars, and what operators
-    except. To be asked before an engine wraps or divides them."""
-    flat = {name for name, parameter in parameters(module).items() if parameter.ndim < 2}
-    return flat | {
-        _logical(f"{path}.{name}")
-        for path, operator in module.named_modules()
-        if isinstance(operator, Operator)
-        for name in operator.no_decay
-    }
 
 
 def _logical(name: str) -> str:

@@ -25,7 +25,7 @@ DISK_RESERVE = 1 << 20
 
 def check(job: Job, *, elsewhere: bool = False) -> None:
     """Raise all errors that are known before the first step, here or on other machines."""
-    checks = [_layout, _vocabulary, _weights, _held_out, *[_devices] * (not elsewhere)]
+    checks = [_layout, _vocabulary, _groups, _weights, _held_out, *[_devices] * (not elsewhere)]
     run_all(
         *(partial(check, job) for check in checks),
         *(partial(_rows, job, phase) for phase in job.plan.phases),
@@ -68,6 +68,14 @@ def _vocabulary(job: Job) -> None:
             f"{job.model.vocab_size:,}",
             hint=f"override model.vocab_size={job.plan.vocab_size}, or take another model",
         )
+
+
+def _groups(job: Job) -> None:
+    """Raise if a pattern of optimizer.groups matches no parameter."""
+    from ...models.accounting.count import build_meta
+    from ..engines.groups import parameter_groups
+
+    parameter_groups(build_meta(job.model), job.run.optimizer)
 
 
 def _rows(job: Job, phase: PhaseRows) -> None:

@@ -78,8 +78,7 @@ def join(layout: LayoutConfig, device: Literal["cpu", "cuda"], timeout: timedelt
         batch=_axis(grid, [dp], timeout),
         data=_axis(grid, [dp, cp], timeout, alone=True),
         axes=Axes(
-            # DeepSpeed takes a missing group for all ranks, and would count each in its norm.
-            tensor=_axis(grid, [tp], timeout, alone=True),
+            tensor=_axis(grid, [tp], timeout),
             context=_axis(grid, [cp], timeout),
             attention=layout.attention,
             hyena_li=layout.hyena_li,

@@ -24,8 +24,9 @@ from ...dataplane.runlog.ledger import roll
 from ..checkpoints.policy import is_planned
 from ..checkpoints.saver import Saver
 from ..checkpoints.store import RunState
-from ..engines.engine import Engine, Update
+from ..engines.engine import Engine
 from ..engines.objective import Sums
+from ..engines.update import Update, update
 from ..layout.groups import Parallel
 from .batches import MicroBatch, Plan, Steps, micro_rows
 from .evaluate import Evaluation, Evaluator
@@ -152,8 +153,8 @@ class Loop:
 
         stats, limit = self._gradients(batches, waited, state)
         rate = self.lr(step.number)
-        update = self.engine.update(rate)
-        skipped = None if update.applied else self._skipped(limit)
+        result = update(self.engine, rate)
+        skipped = None if result.applied else self._skipped(limit)
         restored = None
         if skipped is not None and skipped.action == "rollback":
             restored = self._roll_back(state, skipped, stats)
@@ -161,7 +162,7 @@ class Loop:
         ledger = roll(state.ledger, stats.digests)
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
-        self.recorder.record(StepRecord(step, stats, update, rate, seconds, ledger, skipped))
+        self.recorder.record(StepRecord(step, stats, result, rate, seconds, ledger, skipped))
         if skipped is not None and skipped.action == "stop":
             raise self._stopped(skipped, step, stats)
         losses = (restored or state).losses  # recent losses of the weights that the run keeps

@@ -262,7 +262,7 @@ def _configuration(run: RunData) -> str:
         f"tp {layout['tp']} × cp {layout['cp']}",
         "model": run.job.model.pattern,
         "width": f"{run.job.model.width:,}, vocabulary {run.job.model.vocab_size:,}",
-        "optimizer": _optimizer(run),
+        "optimizer": run.job.run.optimizer.describe(),
         "seed": str(run.job.run.seed),
         "plan": run.job.plan.hash,
         "ledger": run.ledger,
@@ -270,14 +270,6 @@ def _configuration(run: RunData) -> str:
         "folder": str(run.job.folder.root),
     }
     return f"<section><h2>Configuration</h2>{_list(values)}</section>"
-
-
-def _optimizer(run: RunData) -> str:
-    config = run.job.run.optimizer
-    return (
-        f"AdamW, peak {config.lr:g}, β {config.beta1:g} / {config.beta2:g}, decay "
-        f"{config.weight_decay:g}, clip {config.clip:g}"
-    )
 
 
 def _list(values: dict[str, str]) -> str:

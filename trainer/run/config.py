@@ -19,7 +19,8 @@ from ..checkpoints.policy import CheckpointConfig
 from ..cluster.slurm import SlurmConfig
 from ..engines import ENGINES, EngineConfig
 from ..engines.deepspeed import DeepSpeedConfig
-from ..engines.optimizer import OptimizerConfig
+from ..engines.optimizers import DEFAULT, OPTIMIZERS
+from ..engines.optimizers.base import OptimizerConfig
 from ..layout.config import LayoutConfig
 from ..layout.devices import DeviceKind
 from ..loop.evaluate import EvaluateConfig
@@ -35,7 +36,9 @@ class RunConfig:
     """Seed of the initial weights and of random numbers within a step."""
     precision: Annotated[str, NameIn(PRECISIONS, "auto")] = "auto"
     """bf16 keeps masters, moments and gradient sums in fp32. auto: bf16 on GPU, fp32 on CPU."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    optimizer: Annotated[OptimizerConfig, OneOf(OPTIMIZERS, tag="kind")] = field(
+        default_factory=DEFAULT
+    )
     z_loss: float = 0.0
     """Weight of log²Z in the loss, which keeps logits from drifting."""
     init_from: InitFrom | None = None
@@ -91,9 +94,10 @@ def build(
     data: Data, overrides: Sequence[str], *, source: str, lines: Lines | None = None
 ) -> RunConfig:
     data = reader.apply_overrides(data, overrides, lines)
-    engine = data.get("engine")
-    if isinstance(engine, dict):
-        engine.setdefault("kind", DeepSpeedConfig().kind)
+    for name, default in (("engine", DeepSpeedConfig), ("optimizer", DEFAULT)):
+        chosen = data.get(name)
+        if isinstance(chosen, dict):
+            chosen.setdefault("kind", default().kind)
     return reader.build(RunConfig, data, source=source, lines=lines)
 
 

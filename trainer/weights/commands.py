@@ -57,9 +57,10 @@ def export(
     needed, whatever saved the checkpoint.
 
     \b
-    trainer export runs/anneal weights/anneal --dtype bf16
+    Example:
+      trainer export runs/anneal weights/anneal --dtype bf16
 
-    Documentation: docs/checkpoints.md
+    More: docs/checkpoints.md
     """
     from . import export as exports
     from . import source as sources
@@ -134,9 +135,10 @@ def sample(
     Without --prompt, each line of stdin is a prompt.
 
     \b
-    trainer sample runs/anneal --prompt "def f(" --temperature 0.7 --top-p 0.9
+    Example:
+      trainer sample runs/anneal --prompt def --temperature 0.7 --top-p 0.9
 
-    Documentation: docs/trainer.md
+    More: docs/trainer.md
     """
     from ...models.generate import Sampling
     from . import sample as samples

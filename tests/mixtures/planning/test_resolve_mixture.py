@@ -144,8 +144,9 @@ def test_phases_are_adjacent_and_of_whole_steps(planned, case):
     plan = planned(case)
     for phase, spec in zip(plan.phases, mixture.phases.values(), strict=True):
         assert phase.rows % phase.batch_rows == 0
-        update = phase.batch_rows * phase.seq_len
-        assert phase.tokens == update or abs(phase.tokens - spec.tokens) <= update / 2
+        step_tokens = phase.batch_rows * phase.seq_len
+        difference = abs(phase.tokens - spec.tokens)
+        assert phase.tokens == step_tokens or difference <= step_tokens / 2
         assert sum(stretch.rows for stretch in phase.stretches) == phase.rows
     for one, two in pairwise(plan.phases):
         assert two.first_row == one.last_row

@@ -69,7 +69,7 @@ def apart(ranks: Ranks, model: Model, *, summed: bool = True, **options: Any) ->
         whole = torch.zeros(wanted.shape, dtype=torch.float64)
         for number, (_, found) in enumerate(answers):
             part, gradient = found[name]
-            if number == 0 or summed or not part.shared:
+            if number == 0 or summed or part.copies.size == 1:
                 place(whole, part, gradient)
         worst = max(worst, float((whole - wanted).abs().max() / wanted.abs().max()))
     return worst

@@ -57,11 +57,15 @@ def test_rollback_is_known_from_the_actions(which: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_skipped_step_leaves_no_trace_in_any_engine(in_processes: Any) -> None:
-    """Two ranks: after a skipped spike the next step is that of a run without it."""
+@pytest.mark.parametrize("faulty", [None, 1])
+def test_a_skipped_step_leaves_no_trace_in_any_engine(
+    in_processes: Any, faulty: int | None
+) -> None:
+    """Two ranks, both or one with a NaN: the next step is that of a run without it."""
     layouts = [*(f"deepspeed-{stage}-fp32" for stage in range(4)), "fsdp2-0-fp32"]
-    found = in_processes(2, "left_out", layouts=[*layouts, "deepspeed-1-bf16", "deepspeed-3-bf16"])
-    assert len(found) == 7
+    layouts += ["deepspeed-1-bf16", "deepspeed-2-bf16", "deepspeed-3-bf16"]
+    found = in_processes(2, "left_out", layouts=layouts, faulty=faulty)
+    assert len(found) == 8
     for layout, (applied, same, counted, goes_on) in found.items():
         assert not applied, layout
         assert same and counted and goes_on, layout

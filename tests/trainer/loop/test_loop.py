@@ -18,7 +18,7 @@ from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.engines import build, give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
-from headrace.trainer.engines.optimizer import OptimizerConfig
+from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.loop.batches import MicroBatch, micro_batches, micro_rows
 from headrace.trainer.loop.guard import Guard
@@ -49,7 +49,7 @@ def steps(step: int, rows: int) -> Iterator[Sequence[MicroBatch]]:
 def make(parallel: Parallel, **options: Any) -> tuple[Loop, Kept]:
     model = build_meta(load_model_config(Path(__file__).parents[1].joinpath("tiny.yaml")))
     engine = build(
-        Fsdp2Config(), Objective(model), OptimizerConfig(lr=1e-2), PRECISIONS["fp32"], parallel
+        Fsdp2Config(), Objective(model), AdamWConfig(lr=1e-2), PRECISIONS["fp32"], parallel
     )
     give(engine, initial_weights(model.config, 3))
     kept = Kept()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headrace.trainer.engines.engine import Update
+from headrace.trainer.engines.update import Update
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.loop.guard import SkippedStep
 from headrace.trainer.loop.loop import StepRecord

@@ -1,0 +1,140 @@
+"""Which parameters decay, and which have a rate of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.console.config import build as build_config
+from headrace.console.errors import ConfigError
+from headrace.models.accounting.count import build_meta
+from headrace.models.config import ModelConfig, load_model_config
+from headrace.models.model import Model
+from headrace.models.operators import OPERATORS
+from headrace.trainer.engines.groups import describe_groups, no_decay, parameter_groups
+from headrace.trainer.engines.optimizers.adamw import AdamWConfig
+from headrace.trainer.engines.optimizers.base import GroupConfig
+from headrace.trainer.engines.optimizers.muon import MuonConfig
+
+FOLDER = Path(__file__).parents[1]
+
+
+def tiny(name: str = "tiny") -> Model:
+    return build_meta(load_model_config(FOLDER / f"{name}.yaml"))
+
+
+def chosen(model: Model, *groups: GroupConfig) -> dict[str, list[str]]:
+    """The names of each pattern's parameters."""
+    found: dict[str, list[str]] = {}
+    for group in parameter_groups(model, AdamWConfig(groups=groups)):
+        found.setdefault(str(group.match), []).extend(group.names)
+    return found
+
+
+def test_a_pattern_matches_names_and_operators() -> None:
+    model = tiny()  # se, mr, li: Hyena; mamba; attention; each with a GLU
+    hyena = chosen(model, GroupConfig(match="blocks.*.hyena*"))["blocks.*.hyena*"]
+    places = {name.split(".operator.")[0] for name in hyena}
+    assert places == {"blocks.0.mixer", "blocks.1.mixer", "blocks.2.mixer"}
+    same = [
+        chosen(model, GroupConfig(match=match))[match]
+        for match in ("blocks.1.mr.*", "blocks.1.hyena-mr.*", "blocks.1.mixer.operator.*")
+    ]
+    assert same[0] == same[1] == same[2] and same[0]
+    glu = chosen(model, GroupConfig(match="blocks.*.glu.gate_up.*"))
+    assert len(glu["blocks.*.glu.gate_up.*"]) == 5
+    shared = tiny("shared")
+    assert chosen(shared, GroupConfig(match="shared.zamba-block.down.weight")) == chosen(
+        shared, GroupConfig(match="shared.zamba-block.down.weight")
+    )
+    assert chosen(shared, GroupConfig(match="shared.zamba-block.down*"))["shared.zamba-block.down*"]
+
+
+def test_the_first_match_counts_and_every_parameter_is_in_one_group() -> None:
+    model = tiny()
+    first, second = GroupConfig(match="*.qkv.*"), GroupConfig(match="blocks.0.*")
+    found = chosen(model, first, second)
+    assert "blocks.0.mixer.operator.qkv.weight" in found["*.qkv.*"]
+    assert "blocks.0.mixer.operator.output.weight" in found["blocks.0.*"]
+    names = [name for group in found.values() for name in group]
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+
+
+def test_rate_and_decay_are_the_groups_own_and_vectors_never_decay() -> None:
+    config = AdamWConfig(
+        lr=2.0,
+        weight_decay=0.5,
+        groups=(GroupConfig(match="blocks.*.hyena*", lr=0.5, weight_decay=0.25),),
+    )
+    for group in parameter_groups(tiny(), config):
+        ours = group.match is not None
+        assert group.lr == (0.5 if ours else 1.0)
+        flat = all("norm" in name or "bias" in name for name in group.names)
+        assert group.weight_decay in ({0.0} if flat else {0.0, 0.25 if ours else 0.5})
+    rows = describe_groups(tiny(), config)
+    assert {row["lr"] for row in rows} == {1.0, 2.0}
+    assert {row["weight_decay"] for row in rows} == {0.0, 0.25, 0.5}
+    assert sum(row["parameters"] for row in rows) == sum(p.numel() for p in tiny().parameters())
+
+
+def test_a_pattern_without_parameters_is_an_error_with_the_nearest_names() -> None:
+    groups = (GroupConfig(match="blocks.*.hyna-se.qkv.weight"),)
+    with pytest.raises(ConfigError, match=r"no parameter.*hyena-se\.qkv\.weight") as raised:
+        parameter_groups(tiny(), AdamWConfig(groups=groups))
+    assert "groups.0.match" in str(raised.value)
+    shadowed = (GroupConfig(match="blocks.*"), GroupConfig(match="blocks.0.*"))
+    with pytest.raises(ConfigError, match="only parameters of the groups before it"):
+        parameter_groups(tiny(), AdamWConfig(groups=shadowed))
+
+
+def test_parameters_with_other_states_are_in_other_groups() -> None:
+    states = {group.states for group in parameter_groups(tiny(), MuonConfig())}
+    assert states == {("momentum",), ("exp_avg", "exp_avg_sq")}
+
+
+KINDS: dict[str, dict[str, object]] = {
+    "attention": {"heads": 2, "qkv_bias": True, "qk_norm": True},
+    "mamba1": {"heads": 2, "state_size": 4},
+    "mamba2": {"state_size": 4, "head_dim": 8},
+    "hyena-se": {"groups": 4},
+    "hyena-mr": {"groups": 4, "taps": 5, "filter_horizon": 16},
+    "hyena-li": {"state_size": 2, "poles": "complex"},
+    "hyena-li-freeform": {"filter_horizon": 16},
+    "hyena-mlp": {"hidden": 24, "groups": 4},
+    "mlp": {"hidden": 24, "bias": True},
+    "glu": {"hidden": 24},
+    "moe": {"experts": 2, "hidden": 8},
+    "zamba-block": {"heads": 2, "hidden": 24, "lora_rank": 2},
+}
+CONSTANT = {
+    "mamba1": {"dt_bias", "A_log", "D"},
+    "hyena-li": {"rates", "angles", "residues", "residues_i"},
+}
+"""Parameters of several dimensions without weight decay."""
+
+
+def model_of(kind: str, options: dict[str, Any]) -> Model:
+    shared = kind == "zamba-block"
+    other = {"other": {"kind": "hyena-se", "groups": 4}} if shared else {}
+    data = {
+        "vocab_size": 11,
+        "width": 16,
+        "pattern": "[shared>other]" if shared else "[one/none]",
+        "operators": {"shared" if shared else "one": {"kind": kind, **options}, **other},
+    }
+    return Model(build_config(ModelConfig, data, source="a test"))
+
+
+def test_rates_and_gains_of_every_operator_have_no_decay_and_nothing_else() -> None:
+    assert KINDS.keys() == OPERATORS.keys()
+    for kind, options in KINDS.items():
+        model = model_of(kind, options)
+        groups = parameter_groups(model, AdamWConfig(weight_decay=0.5))
+        constant = {n for group in groups for n in group.names if group.weight_decay == 0}
+        assert constant == no_decay(model)
+        named = dict(model.named_parameters())
+        assert constant >= {name for name, p in named.items() if p.ndim < 2}, kind
+        several = {name.rpartition(".")[2] for name in constant if named[name].ndim > 1}
+        assert several == CONSTANT.get(kind, set()), kind

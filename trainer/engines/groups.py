@@ -1,0 +1,141 @@
+"""Parameter groups: which parameters have the same learning rate, decay, states and copies.
+
+All ranks that hold copies of a parameter make the same groups in the same order, so that ZeRO and
+FSDP2 cut the groups identically, and one all-reduce of a group's gradient shards sums the copies.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ...console.errors import ConfigError, Problem
+from ...models.model import Model
+from ...models.operators import Operator
+from ...models.parallel.sharding import LocalShard
+from .optimizers.base import GroupConfig, OptimizerConfig, ParameterGroup
+
+NEAREST = 3
+
+
+def parameter_groups(model: Model, config: OptimizerConfig) -> list[ParameterGroup]:
+    """Return the groups of a model's parameters. Call before an engine wraps the model."""
+    shards, constant, states = local_shards(model), no_decay(model), config.states(model)
+    chosen = assign(aliases(model), config.groups)
+    names: dict[tuple[Any, ...], list[str]] = {}
+    for name, shard in shards.items():
+        key = (chosen[name], name in constant, states[name], shard.copies.size > 1)
+        names.setdefault(key, []).append(name)
+    return [_group(tuple(names[key]), key, config, shards[names[key][0]]) for key in sorted(names)]
+
+
+def _group(
+    names: tuple[str, ...], key: tuple[Any, ...], config: OptimizerConfig, shard: LocalShard
+) -> ParameterGroup:
+    number, constant, states, _ = key
+    own = config.groups[number] if number < len(config.groups) else None
+    decay = config.weight_decay
+    if own is not None and own.weight_decay is not None:
+        decay = own.weight_decay
+    return ParameterGroup(
+        names=names,
+        match=own.match if own is not None else None,
+        lr=own.lr if own is not None else 1.0,
+        weight_decay=0.0 if constant else decay,
+        states=states,
+        copies=shard.copies,
+    )
+
+
+def describe_groups(model: Model, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Return a row for each parameter group of a model that may stand on the meta device."""
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    return [
+        {
+            "match": group.match,
+            "tensors": len(group.names),
+            "parameters": sum(sizes[name] for name in group.names),
+            "lr": config.lr * group.lr,
+            "weight_decay": group.weight_decay,
+            "states": list(group.states),
+        }
+        for group in parameter_groups(model, config)
+    ]
+
+
+def local_shards(model: Model) -> Mapping[str, LocalShard]:
+    """Return the local shard of each parameter. Call before an engine wraps the model."""
+    if model.local_shards:
+        return model.local_shards
+    return {name: LocalShard(tuple(p.shape)) for name, p in model.named_parameters()}
+
+
+def no_decay(model: Model) -> set[str]:
+    """Return the parameters without weight decay: vectors, scalars, and the operators' own."""
+    flat = {name for name, parameter in model.named_parameters() if parameter.ndim < 2}
+    return flat | {
+        f"{path}.{name}"
+        for path, operator in model.named_modules()
+        if isinstance(operator, Operator)
+        for name in operator.no_decay
+    }
+
+
+def aliases(model: Model) -> dict[str, tuple[str, ...]]:
+    """Return the names that a pattern can match, for each parameter: the parameter's own, and
+    those with an operator's name or kind in place of `mixer.operator` and `mlp.operator`."""
+    config = model.config
+    places: dict[str, list[str]] = {}
+    for number, layer in enumerate(config.layers):
+        for branch, operator in (("mixer", layer.mixer), ("mlp", layer.mlp)):
+            if operator is not None:
+                kind = config.operators[operator].kind
+                here = [f"blocks.{number}.{word}." for word in (operator, kind)]
+                places[f"blocks.{number}.{branch}.operator."] = here
+        if layer.shared is not None:
+            kind = config.operators[layer.shared].kind
+            places[f"shared.{layer.shared}."] = [f"shared.{kind}."]
+    found = {}
+    for name, _ in model.named_parameters():
+        place = re.match(r"blocks\.\d+\.(mixer|mlp)\.operator\.|shared\.[^.]+\.", name)
+        others = places[place[0]] if place is not None else []
+        found[name] = (name, *(other + name[place.end() :] for other in others if place))
+    return found
+
+
+def assign(names: Mapping[str, Sequence[str]], groups: Sequence[GroupConfig]) -> dict[str, int]:
+    """Return the number of the first group that matches each parameter; len(groups) for none."""
+    chosen = {
+        name: next((n for n, group in enumerate(groups) if _matches(group, called)), len(groups))
+        for name, called in names.items()
+    }
+    unused = [number for number in range(len(groups)) if number not in chosen.values()]
+    if unused:
+        problems = [Problem(f"groups.{n}.match", _unmatched(groups[n], names)) for n in unused]
+        raise ConfigError("the optimizer", problems)
+    return chosen
+
+
+def _matches(group: GroupConfig, called: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, group.match) for name in called)
+
+
+def _unmatched(group: GroupConfig, names: Mapping[str, Sequence[str]]) -> str:
+    if any(_matches(group, called) for called in names.values()):
+        return f"`{group.match}` matches only parameters of the groups before it"
+    known = sorted({pattern for called in names.values() for pattern in _patterns(called)})
+    near = difflib.get_close_matches(group.match, known, n=NEAREST, cutoff=0.3)
+    hint = f"; the nearest are {', '.join(near)}" if near else ""
+    return f"no parameter's name matches `{group.match}`{hint}"
+
+
+def _patterns(called: Sequence[str]) -> Iterator[str]:
+    """Yield patterns that would match a parameter, layer numbers replaced by `*`."""
+    for name in called:
+        words = ["*" if word.isdigit() else word for word in name.split(".")]
+        for length in range(2 if words[0] == "blocks" else 1, len(words) + 1):
+            tail = "" if length == len(words) else ".*"
+            yield ".".join(words[:length]) + tail

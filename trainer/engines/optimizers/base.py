@@ -1,0 +1,154 @@
+"""What all optimizers share: settings, parameter groups, and the arithmetic of one step.
+
+    gradients ─► sums over copies ─► norm, clip ─► `direct` ─► `step`
+
+ZeRO lays the parameters of a group end to end and cuts them anywhere, so `step` must work element
+by element. An optimizer that needs whole matrices computes its directions in `direct`, which
+receives every local range with its place in the parameter.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ....models.model import Model
+from ....models.parallel.axes import ALONE, Axis
+from ...checkpoints.fragments import Fragment
+
+Limits = Sequence[tuple[str, str, bool]]
+"""Field, what it must be, and whether it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupConfig:
+    """Learning rate and weight decay of the parameters that match a pattern."""
+
+    match: str
+    """Pattern of names: `blocks.*.mixer.operator.*`, or with an operator's name or kind in place of
+    `mixer.operator` and `mlp.operator`: `blocks.*.hyena*`. `*` matches dots as well."""
+    lr: float = 1.0
+    """Multiple of the run's learning rate; 0 freezes the parameters."""
+    weight_decay: float | None = None
+    """Left out: the optimizer's. Vectors and rates of scans have none in any case."""
+
+    def __post_init__(self) -> None:
+        require(
+            self,
+            [
+                ("lr", "at least 0", self.lr >= 0),
+                ("weight_decay", "at least 0", (self.weight_decay or 0) >= 0),
+            ],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(ABC):
+    """Settings that every optimizer has."""
+
+    kind: str
+    lr: float = 3e-4
+    """Peak learning rate of the run; phases give multiples of it."""
+    weight_decay: float = 0.1
+    """Decay of matrices; norms, biases, gains, and the rates of scans have none."""
+    clip: float = 1.0
+    """Limit of the norm of all gradients; 0: no limit."""
+    groups: tuple[GroupConfig, ...] = ()
+    """Parameters with a learning rate or weight decay of their own. The first match counts."""
+
+    def __post_init__(self) -> None:
+        require(self, self.limits())
+
+    def limits(self) -> list[tuple[str, str, bool]]:
+        """Return the limits of the fields."""
+        return [
+            ("lr", "above 0", self.lr > 0),
+            ("weight_decay", "at least 0", self.weight_decay >= 0),
+            ("clip", "at least 0", self.clip >= 0),
+        ]
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return name and settings in one line, for people."""
+
+    @abstractmethod
+    def states(self, model: Model) -> dict[str, tuple[str, ...]]:
+        """Return the names of the state tensors of every parameter, by the parameter's name. Each
+        is an fp32 tensor of the parameter's shape, and `<state>.<parameter>` in a checkpoint."""
+
+    @abstractmethod
+    def build(
+        self, model: Model, groups: Sequence[ParameterGroup], parameters: Mapping[str, nn.Parameter]
+    ) -> Optimizer:
+        """Return the optimizer of this rank's parameters."""
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that are updated alike and have the same copies."""
+
+    names: tuple[str, ...]
+    match: str | None
+    """The pattern of `optimizer.groups` that chose them; None: no pattern."""
+    lr: float
+    """Multiple of the run's learning rate."""
+    weight_decay: float
+    states: tuple[str, ...]
+    """Names of the state tensors of each parameter."""
+    copies: Axis = ALONE
+    """Ranks that hold the same parameters, in the same order."""
+
+
+class Optimizer(torch.optim.Optimizer):
+    """A torch optimizer whose state a checkpoint can hold."""
+
+    def set_lr(self, lr: float) -> None:
+        for group in self.param_groups:
+            group["lr"] = lr * group["lr_factor"]
+
+    def state_of(self, tensor: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return the state tensors of one tensor; create them as zeros before the first step, so
+        that a load can fill them."""
+        state = self.state[tensor]
+        for name in names:
+            if name not in state:
+                state[name] = torch.zeros_like(tensor, memory_format=torch.preserve_format)
+        return {name: state[name] for name in names}
+
+    def loaded(self, steps: int) -> None:
+        """Accept state tensors that were written to from outside, after this number of steps."""
+
+    def direct(self, gradients: Sequence[Fragment], held: Callable[[], list[Fragment]]) -> None:
+        """Replace gradients by directions in place, where `step` needs whole parameters to find
+        them. `held` returns this rank's fragments of masters and states. Collective."""
+
+
+def torch_groups(
+    groups: Sequence[ParameterGroup], parameters: Mapping[str, nn.Parameter]
+) -> list[dict[str, Any]]:
+    """Return the groups in the form that torch's optimizers take."""
+    return [
+        {
+            "params": [parameters[name] for name in group.names],
+            "weight_decay": group.weight_decay,
+            "lr_factor": group.lr,
+            "states": group.states,
+        }
+        for group in groups
+    ]
+
+
+def require(config: object, limits: Limits) -> None:
+    """Raise one ValueError for all fields that are outside their limits."""
+    wrong = [
+        f"{name} must be {limit}, not {getattr(config, name)}"
+        for name, limit, right in limits
+        if not right
+    ]
+    if wrong:
+        raise ValueError("; ".join(wrong))

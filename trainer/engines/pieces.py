@@ -1,0 +1,78 @@
+"""Pieces: the ranges of parameters that a rank updates, in the engine's own memory.
+
+An engine states its pieces; from them follow the fragments of masters, optimizer states and
+gradients. All three have the same ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ...models.parallel.sharding import LocalShard
+from ..checkpoints.fragments import MASTER, Fragment, keyed
+from .optimizers.base import Optimizer, ParameterGroup
+
+GRADIENT = "gradient"
+
+
+class Piece(NamedTuple):
+    """A range of this rank's local shard of one parameter."""
+
+    parameter: str
+    tensor: Tensor
+    """The tensor that the optimizer updates: the parameter's, or a flat one of several."""
+    begin: int
+    """First element of the range in `tensor`'s own memory."""
+    start: int
+    """First element of the range in the local shard, in row-major order."""
+    numel: int
+    writes: bool
+    """True on the one rank that stores the range and counts it in the norm."""
+
+
+class Pieces:
+    """Makes fragments of an engine's pieces."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        shards: Mapping[str, LocalShard],
+        groups: Iterable[ParameterGroup],
+    ) -> None:
+        self.optimizer = optimizer
+        self.shards = shards
+        self.states = {name: group.states for group in groups for name in group.names}
+
+    def fragments(self, pieces: Iterable[Piece]) -> list[Fragment]:
+        """Return fragments of the masters and optimizer states."""
+        found = []
+        for piece in pieces:
+            states = self.optimizer.state_of(piece.tensor, self.states[piece.parameter])
+            for kind, tensor in {MASTER: piece.tensor, **states}.items():
+                flat = local(tensor).view(-1).narrow(0, piece.begin, piece.numel)
+                found.append(self._fragment(kind, piece, flat))
+        return found
+
+    def gradients(self, pieces: Iterable[Piece], flat: Iterable[Tensor]) -> list[Fragment]:
+        """Return fragments of the gradients, from the flat gradient of each piece."""
+        pairs = zip(pieces, flat, strict=True)
+        return [self._fragment(GRADIENT, piece, gradient) for piece, gradient in pairs]
+
+    def _fragment(self, kind: str, piece: Piece, data: Tensor) -> Fragment:
+        shard = self.shards[piece.parameter]
+        return Fragment(
+            key=keyed(kind, piece.parameter),
+            shard=shard,
+            start=piece.start,
+            data=data,
+            writes=piece.writes and shard.stored,
+        )
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's memory of a tensor, sharded or not."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
