@@ -228,9 +228,9 @@ def test_the_convert_command(tmp_path: Path) -> None:
     assert done.exit_code == 0 and done.stdout == "" and "b: mamba" in done.stderr
     assert same(tensors, read_model(tmp_path / "b")[1])
     again = run(str(tmp_path / "a"), str(tmp_path / "b"), "--format", "huggingface")
-    assert again.exit_code == 1 and "is there already" in again.stderr
+    assert again.exit_code == 1 and "exists already" in again.stderr
     other = run(str(tmp_path / "a"), str(tmp_path / "c"), "--format", "vortex")
-    assert other.exit_code == 1 and "Vortex cannot say this model" in other.stderr
+    assert other.exit_code == 1 and "Vortex cannot represent this model" in other.stderr
     assert run(str(tmp_path / "a"), str(tmp_path / "c")).exit_code == 2
     choices = next(p for p in main.commands["convert"].params if p.name == "format").type
     assert set(choices.choices) == set(FORMATS)  # type: ignore[attr-defined]

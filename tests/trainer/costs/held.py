@@ -28,7 +28,7 @@ from headrace.trainer.engines import deepspeed as deepspeed_engine
 TRAINER = Path(__file__).parents[1]
 sys.path.insert(0, str(TRAINER))
 layouts = import_module("layouts")
-BUCKET = 50_000
+BUCKET = 20_000
 """Elements; below the number of parameters, and the size of no other tensor."""
 BUCKETS = (2 * BUCKET, 4 * BUCKET)
 """Bytes of a bucket in bf16 and in fp32."""

@@ -61,7 +61,7 @@ def test_gathered_weights_are_counted(ask: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--run", "engine.kind=fsdp3"], "there is no `fsdp3`; did you mean `fsdp2`?"),
+        (["--run", "engine.kind=fsdp3"], "`fsdp3` is unknown; did you mean `fsdp2`?"),
         (["--run", "engine.kind=fsdp2", "--zero", "3"], "engine.zero: unknown key"),
         (["--run", "precision=fp32"], "precision: is not of engine, optimizer, device"),
         (["--zero", "0"], "engine.zero=0"),

@@ -74,7 +74,11 @@ def differences(layout: str, measured: list[Measured], parts: list[StatePart]) -
 
 def masters_apart(listed: dict[str, int]) -> dict[str, int]:
     """An engine that lists no masters computes with them: its fragments are its weights."""
-    return listed if "masters" in listed else {**listed, "masters": listed["weights"], "weights": 0}
+    return (
+        listed
+        if "masters" in listed
+        else {**listed, "masters": listed.get("weights", 0), "weights": 0}
+    )
 
 
 def edge(layout: str, part: str, rank: Measured) -> int:

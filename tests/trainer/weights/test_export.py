@@ -67,7 +67,7 @@ def test_a_model_that_a_format_cannot_hold_is_refused_before_writing(
         assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "cat.jpg").touch()
-    with pytest.raises(StorageError, match="is there already"):
+    with pytest.raises(StorageError, match="exists already"):
         export(found, str(tmp_path / "out"), "headrace", dtype="fp32", tokenizer=None)
 
 
