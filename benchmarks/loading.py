@@ -1,13 +1,13 @@
-"""Loading a mixture, beside a loop that slices the same tokens out of memory-mapped files.
+"""Loading a mixture, compared with a loop that slices the same tokens from memory-mapped files.
 
-    python -m benchmarks.loading            prints two lines for each sequence length
+    python -m benchmarks.loading            prints two lines per sequence length
 
-The raw loop knows where every row lies: it slices np.memmaps, makes the slices int64, stacks them
-and hands over inputs and targets as tensors, the same that ours has (it is checked). Ours also
-computes the order, finds the documents, masks and weighs, and (where said) hashes each row for the
-ledger. Both take turns, a few steps each, and their CPU seconds are compared. Beside it stands a
-loop that is as bare as can be: plain arrays over the maps instead of np.memmaps, whose slices cost
-a call to Python each. Two workers are compared with none that do the same, by the clock.
+The raw loop knows the location of every row: it slices np.memmaps, converts the slices to int64,
+stacks them, and returns inputs and targets as tensors. The benchmark checks that they equal the
+loader's. The loader also computes the order, finds the documents, masks targets, sets loss
+weights, and (if stated) hashes each row for the ledger. The loops alternate, a few steps each; the
+figures compare CPU seconds. A second, bare loop slices plain arrays over the maps instead of
+np.memmaps, whose slices cost a Python call each. Two workers are compared with none by wall time.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from headrace.dataplane.order.plan import Plan
 
 SEQ_LENS, STEP_TOKENS, STEPS, ROUNDS = (2048, 4096, 8192), 1 << 15, 600, 5
 TURN = 60
-"""Steps of one loop before it is the other's turn."""
+"""Steps of one loop before the next loop runs."""
 SIZES = {"web": 14e6, "code": 5e6, "math": 3e6}
 
 
 def write_datasets(folder: Path) -> None:
-    """Documents of about 1,000 tokens."""
+    """Write datasets of documents of about 1,000 tokens."""
     rng = np.random.default_rng(0)
     for number, (name, tokens) in enumerate(SIZES.items()):
         lengths = rng.geometric(1 / 1000, int(tokens / 1000)) + 1
@@ -48,7 +48,7 @@ def write_datasets(folder: Path) -> None:
 
 
 def make_plan(folder: Path, seq_len: int) -> Plan:
-    """A .7/.2/.1 mixture, of which every chunk is touched in the first half."""
+    """Return a plan of a .7/.2/.1 mixture whose first half reads every chunk."""
     return plan_of(
         {
             "sources": {name: {"data": str(folder / name), "max_epochs": 9} for name in SIZES},
@@ -69,7 +69,7 @@ Pieces = list[npt.NDArray[np.uint16]]
 
 
 def raw_loop(plan: Plan, *, bare: bool = False) -> Iterator[Batch]:
-    """The limit: the steps of the second half of the plan, over and over, located beforehand."""
+    """The limit: repeat the steps of the second half of the plan, at precomputed locations."""
     rows, seq_len = plan.phases[0].batch_rows, plan.phases[0].seq_len
     reader = RowReader(plan)
     located = reader.stream.locate(np.arange(STEPS * rows, 2 * STEPS * rows))
@@ -100,14 +100,14 @@ def raw_loop(plan: Plan, *, bare: bool = False) -> Iterator[Batch]:
 
 
 def loader(plan: Plan, *, workers: int = 0, digests: bool = False) -> Iterator[Batch]:
-    """Every step of the plan, each one micro-batch."""
+    """Yield every step of the plan as one micro-batch."""
     rows = plan.phases[0].batch_rows
     for (batch,) in Loader(plan, micro_batch=rows, workers=workers, digests=digests):
         yield batch.tokens, batch.targets
 
 
 def seconds(steps: Iterator[Batch], count: int, clock: Callable[[], float]) -> float:
-    """Of one step."""
+    """Return the seconds per step."""
     started = clock()
     for _ in range(count):
         next(steps)
@@ -115,13 +115,13 @@ def seconds(steps: Iterator[Batch], count: int, clock: Callable[[], float]) -> f
 
 
 def compare(plan: Plan) -> dict[str, float]:
-    """CPU seconds of a step: the median of each loop's turns."""
+    """Return the CPU seconds per step of each loop: the median of its turns."""
     loops = {"raw": raw_loop(plan), "bare": raw_loop(plan, bare=True)}
     ours = {"plain": loader(plan), "hashed": loader(plan, digests=True)}
     taken = {"first": [seconds(ours["plain"], STEPS, time.process_time)]}
     seconds(ours["hashed"], STEPS, time.process_time)
-    for one, other in zip(next(ours["plain"]), next(loops["raw"]), strict=True):
-        assert torch.equal(one, other), "they read something else"
+    for mine, raw in zip(next(ours["plain"]), next(loops["raw"]), strict=True):
+        assert torch.equal(mine, raw), "the loops read different tokens"
     loops |= ours
     for _ in range(STEPS // TURN - 1):
         for name, steps in loops.items():
@@ -130,7 +130,7 @@ def compare(plan: Plan) -> dict[str, float]:
 
 
 def workers(plan: Plan, *, digests: bool) -> float:
-    """The rate with two workers, in terms of that with none."""
+    """Return the rate with two workers over the rate without."""
     ratios = []
     for _ in range(ROUNDS):
         pair = []
@@ -143,14 +143,14 @@ def workers(plan: Plan, *, digests: bool) -> float:
 
 
 def measure(plan: Plan) -> None:
-    found = compare(plan)
-    raw, plain = found["raw"], found["plain"]
+    taken = compare(plan)
+    raw, plain = taken["raw"], taken["plain"]
     rows, seq_len = plan.phases[0].batch_rows, plan.phases[0].seq_len
     print(
         f"loading {rows} x {seq_len:,}: {raw / plain:.2f} of a raw memory-mapped loop "
         f"({STEP_TOKENS / plain / 1e6:.0f} of {STEP_TOKENS / raw / 1e6:.0f} Mtok/CPU s), "
-        f"{found['bare'] / plain:.2f} of a bare one; with row digests {raw / found['hashed']:.2f}; "
-        f"first touch, hashing chunks, {raw / found['first']:.2f}"
+        f"{taken['bare'] / plain:.2f} of a bare one; with row digests {raw / taken['hashed']:.2f}; "
+        f"first touch, hashing chunks, {raw / taken['first']:.2f}"
     )
     print(
         f"loading {rows} x {seq_len:,}: 2 workers {workers(plan, digests=False):.2f} of none; "

@@ -1,11 +1,11 @@
-"""How well the hierarchical order shuffles, and what a window costs: one line for each grain.
+"""Shuffle quality of the hierarchical order, and the cost of a window: one line per chunking.
 
-A corpus in the order in which it was crawled changes slowly: here a signal over the tokens of a
-source whose neighbours resemble each other over about 4M tokens (a crawl file, a book series). Rows
-are served in the order of a plan; the figure is the correlation of the signal between rows that
-are served `distance` apart, and the spread of a 1,024-row batch's mean over what independent rows
-would give. A full permutation shows what is left by chance. The last columns are what a window
-keeps in the cache (uint16), and what cutting chunks out of hashed ones fetches too much.
+A corpus in crawl order changes slowly. The benchmark models it as a signal over the tokens of a
+source that is correlated over about 4M tokens (a crawl file, a book series). Rows are served in the
+order of a plan. The figures are the correlation of the signal between rows served `distance` apart,
+and the spread of the mean of 1,024-row batches over that of independent rows. A full permutation
+shows the level of chance. The last columns are the bytes of a window in the cache (uint16), and the
+excess bytes fetched because shuffled chunks do not align with hashed ones.
 
     python -m benchmarks.shuffle
 """
@@ -21,11 +21,12 @@ from headrace.dataplane.order.source_order import Position, SourceOrder
 TOKENS, SEQ_LEN, RESEMBLE = 8_000_000_000, 4096, 4_000_000
 DISTANCES = (1, 64, 4096)
 BATCH = 1024
-GRAINS = ((20, 8), (20, 64), (20, 256), (22, 32), (23, 8), (23, 16), (23, 32), (23, 64), (25, 8))
+CHUNKINGS = ((20, 8), (20, 64), (20, 256), (22, 32), (23, 8), (23, 16), (23, 32), (23, 64), (25, 8))
 
 
 def signal() -> np.ndarray:
-    """One value a row, in storage order: a stationary series that forgets over RESEMBLE tokens."""
+    """Return one value per row in storage order: a stationary series, correlated over RESEMBLE
+    tokens."""
     rows = TOKENS // SEQ_LEN
     keep = np.exp(-SEQ_LEN / RESEMBLE)
     noise = np.random.default_rng(0).normal(size=rows) * np.sqrt(1 - keep**2)
@@ -53,7 +54,7 @@ def main() -> None:
     report("none (storage order)", values, "")
     everything = permute(key("full"), len(values), np.arange(len(values)))
     report("full permutation", values[everything], "")
-    for bits, window in GRAINS:
+    for bits, window in CHUNKINGS:
         chunk = 1 << bits
         order = SourceOrder(seed=1, name="web", tokens=TOKENS, chunk=chunk, window=window)
         rows = np.arange(order.rows(0, SEQ_LEN))

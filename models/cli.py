@@ -120,7 +120,9 @@ def show_model(
     from .precision import PRECISIONS
 
     if find_engine_state is None:
-        raise click.UsageError("run it as `headrace models show`, which knows the engines")
+        raise click.UsageError(
+            "use the command `headrace models show`: this entry point cannot list engine state"
+        )
     config = load_model_config(name_or_file, overrides)
     degrees, number_format = Degrees(dp=dp, tp=tp, cp=cp), PRECISIONS[precision]
     words = [*run, *([] if zero is None else [f"engine.zero={zero}"])]

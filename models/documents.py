@@ -218,7 +218,8 @@ def plain_layout(rows: int, length: int, chunk: int, device: torch.device) -> Al
     """Layout of rows of one document each."""
     chunks = -(-length // chunk)
     column = torch.arange(chunks * chunk, device=device).clamp(max=length)
-    continues = torch.ones(rows, chunks, dtype=torch.bool, device=device)  # the first: of a state
+    # The first chunk too: it may continue a state from before the row.
+    continues = torch.ones(rows, chunks, dtype=torch.bool, device=device)
     return Aligned(
         chunk,
         column.expand(rows, -1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 
 import torch
 from torch import Tensor, nn
@@ -84,10 +84,10 @@ class Model(nn.Module):
         if self.shared:
             batch = replace(batch, embeddings=u)
         losses = u.new_zeros((), dtype=torch.float32)
-        for block, own in zip(self.typed_blocks(), states or repeat(None), strict=False):
-            u, loss = block(u, batch, own, self.shared_block(block.layer))
+        for block, block_states in zip(self.typed_blocks(), states or repeat(None), strict=False):
+            u, loss = block(u, batch, block_states, self.shared_block(block.layer))
             losses = losses + loss
-        for state in (state for own in states or () for state in own):
+        for state in chain.from_iterable(states or ()):
             state.seen += tokens.shape[1]
         return self.norm(u), losses
 
@@ -152,6 +152,7 @@ class Model(nn.Module):
         return shared
 
     def typed_blocks(self) -> list[Block]:
+        """The blocks, with their type."""
         return [block for block in self.blocks if isinstance(block, Block)]
 
     def shard(self, axes: Axes) -> None:

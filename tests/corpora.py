@@ -1,4 +1,4 @@
-"""Small corpora, how they are read, and everything that a dataset built from them says."""
+"""Small corpora, and helpers that read them and the datasets built from them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from headrace.tokenize.executors import ExecutorConfig
 from headrace.tokenize.sources import corpus_format
 from headrace.tokenize.sources.format import BadRecord, SourceConfig
 
-Found = tuple[list[tuple[int, str, str | None]], list[BadRecord]]
+Records = tuple[list[tuple[int, str, str | None]], list[BadRecord]]
 
 ONE = ExecutorConfig(workers=1)
-"""The engine of most tests: no processes."""
+"""The executor of most tests: no worker processes."""
 
 WORDS = [*("water", "wheel", "mill", "stream", "水", "roue", "🙂", "naïve", "\n\n   return")]
 
@@ -45,21 +45,21 @@ def write_jsonl(path: Path, documents: Iterable[str]) -> Path:
     return path
 
 
-def read_file(path: Path, size: int = 1 << 30, **options: Any) -> Found:
-    """All documents of a file, read in slices of about `size` bytes."""
+def read_file(path: Path, size: int = 1 << 30, **options: Any) -> Records:
+    """Read all documents of a file, in slices of about `size` bytes."""
     config = SourceConfig(**options)
     (file,) = find_files([str(path)], config)
-    found, problems = [], []
+    documents, problems = [], []
     for part in sources.cut(file, config, size, skip_bad=False):
         for block in corpus_format(file.format).read(part, config):
             ids = block.ids or [None] * len(block.texts)
-            found += list(zip(block.positions, block.texts, ids, strict=True))
+            documents += list(zip(block.positions, block.texts, ids, strict=True))
             problems += block.problems
-    return found, problems
+    return documents, problems
 
 
 def read_dataset(url: str | Path) -> list[tuple[DocumentOrigin, str, list[int]]]:
-    """Every document of a dataset: where it came from, its text, its ids."""
+    """Return the origin, the text and the ids of every document of a dataset."""
     dataset = Dataset(str(url))
     tokenizer = load(dataset.manifest.tokenizer, str(url))
     total = int(dataset.shard_tokens[-1])
@@ -68,16 +68,16 @@ def read_dataset(url: str | Path) -> list[tuple[DocumentOrigin, str, list[int]]]
     bounds = [*dataset.document_starts(0, total).tolist(), total]
     origins = dataset.origins(0, int(dataset.shard_documents[-1]))
     end = dataset.manifest.tokenizer.end_of_document
-    found = []
+    documents = []
     for origin, low, high in zip(origins, bounds[:-1], bounds[1:], strict=True):
         document = ids[low:high].tolist()
         assert document[-1] == end
-        found.append((origin, tokenizer.decode(document[:-1]), document))
-    return found
+        documents.append((origin, tokenizer.decode(document[:-1]), document))
+    return documents
 
 
 def snapshot(url: str | Path) -> dict[str, bytes]:
-    """Every file of a dataset."""
+    """Return the content of every file of a dataset, by name."""
     root = Path(url)
     return {
         str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()

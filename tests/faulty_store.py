@@ -1,4 +1,4 @@
-"""A proxy before an S3 server, which does to chosen requests what networks and stores do."""
+"""A proxy before an S3 server that injects faults of networks and stores into some requests."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ FAULTS = {
     "failing": lambda relay: relay.refuse(500, "InternalError", "We encountered an error."),
     "expired": lambda relay: relay.refuse(400, "ExpiredToken", "The provided token has expired."),
 }
-"""What may become of a request: its connection is closed or reset before an answer; it is closed
-after one, as a server does with those that idle; the answer or the upload is cut in the middle; all
-is done and the answer lost; nothing is ever said; it is refused."""
+"""Faults: the connection is closed or reset before a response; closed after one, as servers do with
+idle connections; the response or the upload is cut in the middle; the request is executed and its
+response lost; the server never responds; the request is refused."""
 
 
 def at_times(faults: Sequence[str], *, every: int) -> Callable[[Relay], str | None]:
-    """One fault after the other, each after some good requests."""
+    """Cycle through the faults, one for every `every`-th request."""
     count, cycle, lock = itertools.count(1), itertools.cycle(faults), Lock()
 
     def choose(request: Relay) -> str | None:
@@ -41,7 +41,7 @@ def at_times(faults: Sequence[str], *, every: int) -> Callable[[Relay], str | No
 
 
 class FaultyStore(ThreadingHTTPServer):
-    """Relays to the server at `port`. `choose` says which fault a request meets, if any."""
+    """Relays requests to the server at `port`; `choose` returns the fault of a request, or None."""
 
     daemon_threads = True
 
@@ -62,10 +62,10 @@ class FaultyStore(ThreadingHTTPServer):
         self.server_close()
 
     def shutdown_request(self, request: Any) -> None:
-        request.close()  # without a farewell, which `reset` does not give
+        request.close()  # without a shutdown, which `reset` must not send
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # clients that have given up
+        pass  # clients that have disconnected
 
 
 class Relay(BaseHTTPRequestHandler):
@@ -86,26 +86,26 @@ class Relay(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = relay
 
     def ask(self) -> tuple[http.client.HTTPResponse, bytes]:
-        """What the server behind says."""
+        """Forward the request; return the server's response and its body."""
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         there = http.client.HTTPConnection("127.0.0.1", self.server.behind)
         there.request(self.command, self.path, body, dict(self.headers))
-        found = there.getresponse()
-        return found, found.read()
+        response = there.getresponse()
+        return response, response.read()
 
     def answer(
         self,
-        found: http.client.HTTPResponse,
+        response: http.client.HTTPResponse,
         body: bytes,
         *,
         cut: bool = False,
         then: Callable[[], None] | None = None,
     ) -> None:
-        self.send_response(found.status)
-        for name, value in found.getheaders():
+        self.send_response(response.status)
+        for name, value in response.getheaders():
             if name.lower() not in ("content-length", "connection", "server", "date"):
                 self.send_header(name, value)
-        size = found.getheader("Content-Length") if self.command == "HEAD" else len(body)
+        size = response.getheader("Content-Length") if self.command == "HEAD" else len(body)
         self.send_header("Content-Length", str(size))
         self.end_headers()
         self.wfile.write(body[: len(body) // 2] if cut else body)

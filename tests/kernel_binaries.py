@@ -1,4 +1,4 @@
-"""Binaries of the kernels for GPUs that are not at hand, and what they need.
+"""Binaries of the kernels for other GPUs than this machine's, and the resources they need.
 
 A case is run with the launching of programs taken away: what would have been launched is written
 down, with the types and constants that it would have had, and compiled for any GPU.
@@ -47,13 +47,13 @@ KINDS = {
 }
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
 LONG = Shape(1, 512, 4096)
-"""Rows that are taken as long ones: by a few PROGRAMS that walk along several tiles each."""
+"""Rows that count as long here: a few PROGRAMS process several tiles each."""
 PROGRAMS = 16
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A program with everything that its binary depends on."""
+    """A program and all that its binary depends on."""
 
     program: JITFunction
     signature: tuple[tuple[str, str], ...]
@@ -68,12 +68,12 @@ class Launch:
 
     @property
     def multiplies(self) -> bool:
-        """Whether it has products of matrices, which belong on the matrix units."""
+        """True if it has matrix products, which must run on the matrix units."""
         return self.name.startswith(("modal.", "ssd.", "toeplitz")) and ".carry" not in self.name
 
     @property
     def configuration(self) -> str:
-        """The constants that a person chose, shortly."""
+        """Return the constants of the configuration, in short."""
         chosen = [
             name.lower() if value is True else f"{name.lower()}={value}"
             for name, value in self.constants
@@ -95,8 +95,8 @@ class Binary:
 
 
 def launches(case: Case, shape: Shape, dtype: torch.dtype) -> list[Launch]:
-    """What a forward and a backward pass would launch on a GPU, each once; and then what they
-    would where two processes divide the work."""
+    """Yield each program that a forward and a backward pass launch on a GPU, once; then those of
+    two ranks that divide the work."""
     found: dict[Launch, None] = {}
 
     def write_down(program: JITFunction, *args: Any, **options: Any) -> None:
@@ -116,8 +116,7 @@ def launches(case: Case, shape: Shape, dtype: torch.dtype) -> list[Launch]:
 
 @contextmanager
 def divided() -> Iterator[None]:
-    """Kernels take themselves for the first of two processes; what they say to the other is not
-    heard, and not answered."""
+    """Let kernels run as the first of two ranks; messages to the other rank are dropped."""
     if not dist.is_initialized():
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     axis = Axis(dist.group.WORLD, 0, 2)
@@ -170,7 +169,7 @@ def compiled(launch: Launch, capability: int) -> Binary:
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of local memory, as the assembler left them."""
+    """Return registers and bytes of local memory, from the assembler."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -186,7 +185,7 @@ def resources(cubin: bytes) -> tuple[int, int]:
 def every_launch(
     cases: Iterable[Case], shape: Shape, dtypes: Iterable[torch.dtype]
 ) -> list[Launch]:
-    """Those of all cases, each once."""
+    """Return the launches of all cases, each once."""
     found = (
         launch for dtype in dtypes for case in cases for launch in launches(case, shape, dtype)
     )

@@ -48,7 +48,7 @@ def served(plan: Plan, first: int | None = None, last: int | None = None) -> Cou
     stream = Stream(plan)
     first = plan.first_row if first is None else first
     last = plan.last_row if last is None else last
-    found: Counter[tuple] = Counter()
+    inputs: Counter[tuple] = Counter()
     for phase in plan.phases:
         rows = np.arange(max(first, phase.first_row), min(last, phase.last_row))
         if not len(rows):
@@ -58,8 +58,8 @@ def served(plan: Plan, first: int | None = None, last: int | None = None) -> Cou
             located.sources.tolist(), located.epochs.tolist(), located.tokens.tolist(), strict=True
         ):
             name = plan.sources[source].name
-            found.update((name, epoch, token + at) for at in range(phase.seq_len))
-    return found
+            inputs.update((name, epoch, token + at) for at in range(phase.seq_len))
+    return inputs
 
 
 def write_run(folder: Path, plan: Plan, steps: int | None = None) -> Path:

@@ -1,7 +1,7 @@
-"""A real S3 server for tests: OpenStack Swift with its s3api, one node on 127.0.0.1.
+"""An S3 server for tests: OpenStack Swift with its s3api, one node on 127.0.0.1.
 
-It is installed once, into a folder that pytest keeps between runs. Besides starting and stopping,
-it can be killed with SIGKILL and started again on the same data, and it can throttle for real.
+It is installed once, into a folder that pytest keeps between runs. It can be killed by SIGKILL and
+restarted on the same data, and it can throttle requests.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ use = egg:swift#{name}
 
 
 def install(folder: Path) -> Path:
-    """Swift's programs, in an environment of their own; skips where they cannot be had."""
+    """Install Swift in its own environment; return its programs, or skip the test."""
     programs = folder / "bin"
     if (folder / "done").exists():
         return programs
@@ -117,7 +117,7 @@ def install(folder: Path) -> Path:
 
 
 class Swift:
-    """A server with its data below `root`; `writes` a second and bucket, if it is to throttle."""
+    """A server with its data in `root`. It throttles above `writes` per second and bucket."""
 
     def __init__(self, programs: Path, root: Path, *, writes: int | None = None) -> None:
         self.programs, self.root, self.writes = programs, root, writes
@@ -145,7 +145,7 @@ class Swift:
         while not self._answers():
             if time.monotonic() > deadline:
                 self.stop(signal.SIGKILL)
-                raise RuntimeError(f"Swift does not answer; see {self.root}/*.log")
+                raise RuntimeError(f"Swift does not respond; see {self.root}/*.log")
             time.sleep(0.1)
 
     def stop(self, with_signal: signal.Signals = signal.SIGTERM) -> None:
@@ -213,12 +213,12 @@ class Swift:
 
 
 def _free_ports(count: int) -> int:
-    """The first of `count` ports side by side that nobody uses."""
+    """Return the first of `count` consecutive free ports."""
     for first in range(18100, 30000, count):
         try:
             for port in range(first, first + count):
-                with socket.socket() as one:
-                    one.bind(("127.0.0.1", port))
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
         except OSError:
             continue
         return first

@@ -1,10 +1,10 @@
-"""Training rows from a real S3 server, beside a raw parallel GET of the same bytes.
+"""Training rows from a real S3 server, compared with a raw parallel GET of the same bytes.
 
 OpenStack Swift with its s3api runs on this machine (tests/swift.py installs it). A phase is read
-cold through a bounded cache: bytes fetched over the bytes of the rows, and over those of the chunks
-that the rows lie in; requests; the cache's largest size; tokens a second beside sixteen threads
-that only GET those objects, 8 MiB at a time. The first batch is timed in a process of its own that
-has imported torch and nothing else. Server and reader share the machine's cores.
+with a cold, bounded cache. The figures are the bytes fetched over the bytes of the rows, and over
+those of the chunks that the rows lie in; the requests; the cache's largest size; and the tokens per
+second, compared with sixteen threads that only GET the objects, 8 MiB at a time. The first batch is
+timed in a new process that has imported only torch. Server and reader share the machine's cores.
 
     python -m benchmarks.long.object_storage
 """
@@ -51,7 +51,7 @@ print(time.perf_counter() - started)
 
 
 def make_plan(url: str) -> Plan:
-    """320 MB of tokens in objects of 64 MB; windows of 32 MB; a phase over nearly all of them."""
+    """Return a plan over 320 MB of tokens: objects of 64 MB, windows of 32 MB, nearly one epoch."""
     rng = np.random.default_rng(0)
     ids = rng.integers(1, 512, TOKENS).astype(np.uint16)
     ids[999::1000] = 0
@@ -74,7 +74,7 @@ def make_plan(url: str) -> Plan:
 
 
 def chunk_bytes(plan: Plan) -> int:
-    """The bytes of all chunks in which a row of the plan lies, each once."""
+    """Return the bytes of all chunks that rows of the plan lie in."""
     reader = RowReader(plan)
     dataset = reader.dataset(0)
     chunks = set()
@@ -89,7 +89,7 @@ def chunk_bytes(plan: Plan) -> int:
 
 
 def raw_rate(url: str) -> float:
-    """Bytes a second of sixteen threads that GET the objects and drop them."""
+    """Return the bytes per second of sixteen threads that GET the objects and discard them."""
 
     def ranges() -> Iterator[tuple[str, int, int]]:
         for shard in Dataset(url).shards:

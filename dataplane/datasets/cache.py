@@ -32,6 +32,8 @@ DEFAULT_BYTES = 64 << 30
 
 
 class Cache:
+    """A cache on a local disk, shared by the threads and processes of a machine."""
+
     def __init__(self, folder: str | Path | None = None, *, max_bytes: int = DEFAULT_BYTES) -> None:
         """The folder is created, or refused, when the first chunk is read."""
         self.folder = CacheFolder(default_folder() if folder is None else Path(folder), max_bytes)

@@ -35,7 +35,7 @@ LOCKS = ".headrace-turns"
 UNKNOWN = -1
 """Recorded size while the folder is being changed."""
 CHUNK_NAME = re.compile(r"^[0-9a-f]{64}/[0-9]+$")
-HALF_NAME = re.compile(r"^[0-9a-f]{64}/\.[0-9]+\.[0-9a-f]{8}$")
+PARTIAL_NAME = re.compile(r"^[0-9a-f]{64}/\.[0-9]+\.[0-9a-f]{8}$")
 TOUCH_SECONDS = 30.0
 """Age of a chunk's access time after which a read renews it."""
 EVICT_FRACTION = 20
@@ -53,10 +53,12 @@ class Usage:
 
 
 class CacheFolder:
+    """The files of a cache; processes may share the folder."""
+
     def __init__(self, path: Path, max_bytes: int) -> None:
         """The folder is created, or refused, on first use."""
         self.root, self.max_bytes = path, max_bytes
-        self.ours = False
+        self.marked = False
         """True once the marker was seen; from then on a deleted folder is created again."""
         self.wanted: list[Wanted] = []
         """The chunks that each prefetcher of this process waits for."""
@@ -123,7 +125,7 @@ class CacheFolder:
 
     @cached_property
     def lock_file(self) -> BinaryIO:
-        """The file whose bytes are locked by whoever fetches the chunks that they stand for."""
+        """The file whose bytes stand for chunks; a process locks those that it fetches."""
         try:
             with self.locked() as usage:  # the bound may have been larger before
                 self._make_room(usage, 0)
@@ -151,10 +153,10 @@ class CacheFolder:
         while True:
             with suppress(FileNotFoundError):
                 file = marker.open("r+b")
-                self.ours = True
+                self.marked = True
                 return file
             self.root.mkdir(parents=True, exist_ok=True)
-            others = not self.ours and any(self.root.iterdir())
+            others = not self.marked and any(self.root.iterdir())
             # Check for the marker last: another process may just have created it.
             if others and not marker.exists():
                 raise ConfigError(
@@ -192,7 +194,7 @@ class CacheFolder:
 
     def _recount(self) -> int:
         for path in self.root.glob("*/.*"):
-            if HALF_NAME.match(path.relative_to(self.root).as_posix()):
+            if PARTIAL_NAME.match(path.relative_to(self.root).as_posix()):
                 path.unlink(missing_ok=True)
         return sum(path.stat().st_size for path in self._chunks())
 

@@ -37,7 +37,7 @@ BURST = 256
 CACHE_FRACTION = 2
 """Chunks fetched and not yet read take at most 1/2 of the cache."""
 MOST_AHEAD = 4 << 30
-"""... and at most these bytes."""
+"""Upper limit in bytes of chunks fetched and not yet read."""
 
 
 class Queue:

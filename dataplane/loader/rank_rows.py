@@ -24,7 +24,7 @@ from .prefetch import Prefetcher
 from .rows import RowArrays, RowReader
 
 GROUP_BYTES = 2 << 20
-"""Bytes that stay in a core's cache between being written and being read."""
+"""Bytes of the arrays of a group: they stay in a core's cache from their write to their read."""
 TOKEN_BYTES = 12
 """Bytes per token: an int64 id and the float32 weight of a target."""
 

@@ -48,7 +48,7 @@ is being filled."""
 
 @dataclass(frozen=True)
 class _Job:
-    """What a worker reads, and the layout of its shared memory."""
+    """The rows that a worker reads, and the layout of its shared memory."""
 
     rank_rows: RankRows
     cache: Cache | None

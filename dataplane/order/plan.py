@@ -73,6 +73,8 @@ class Parent:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Timeline[Phase]):
+    """The rows of a run: sources, phases, and their order."""
+
     seed: int
     sources: tuple[PlanSource, ...]
     phases: tuple[Phase, ...]

@@ -70,6 +70,8 @@ class Shortage:
 
 
 class Stream:
+    """The rows of a plan, located in their sources."""
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.assignment = Assignment(plan.segments(), plan.debts or None)

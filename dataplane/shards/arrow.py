@@ -41,6 +41,8 @@ Block = tuple[int, int, int]
 
 
 class ArrowFormat(ShardFormat):
+    """Arrow IPC files."""
+
     external_files = ".arrow or .feather files"
     index_options = ("column",)
 
@@ -256,11 +258,11 @@ class _File:
 
 
 def _blocks(read: Reader, size: int) -> tuple[list[Block], int]:
-    """Where a file's record batches lie, and where its footer begins."""
+    """Return the record batches of a file, and the offset of its footer."""
     tail = read(max(0, size - TAIL), size)
     if read(0, min(4, size)) == STREAM:
         raise InputError(
-            "an Arrow IPC stream: where its batches lie is told nowhere",
+            "an Arrow IPC stream, which does not record the offsets of its batches",
             hint="write it again as an Arrow IPC file (pyarrow.ipc.new_file)",
         )
     if len(tail) < 10 or not tail.endswith(MAGIC):

@@ -21,9 +21,9 @@ Reader = Callable[[int, int], bytes]
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """Where the tokens of a shard lie in its file.
+    """Locations of the tokens of a shard in its file.
 
-    A shard is a sequence of runs: tokens that lie side by side. Run k holds tokens
+    A shard is a sequence of runs of contiguous tokens. Run k holds the tokens
     [run_tokens[k], run_tokens[k + 1]) at byte run_bytes[k]; their weight codes, one byte each,
     at weight_bytes[k].
     """

@@ -32,6 +32,8 @@ FIXED |= {"int8": 1, "int16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
 class MdsFormat(ShardFormat):
+    """MDS, with the dataset's index.json for StreamingDataset."""
+
     compressible = True
     index_name = "index.json"
     external_files = "an index.json"
@@ -170,6 +172,7 @@ class MdsFormat(ShardFormat):
 
 
 def index_columns(dtype: str, *, weighted: bool) -> dict[str, Any]:
+    """Return the description of the columns, for a shard's config and for index.json."""
     encodings = {"tokens": f"ndarray:{dtype}"}
     if weighted:
         encodings["weights"] = "ndarray:uint8"
@@ -184,6 +187,7 @@ def index_columns(dtype: str, *, weighted: bool) -> dict[str, Any]:
 
 
 def _id_type(entry: dict[str, Any], column: str, dtype: str | None) -> str:
+    """Return the type of the ids of a shard in index.json; `dtype` if it records none."""
     names = entry["column_names"]
     if column not in names:
         raise InputError(
@@ -259,7 +263,7 @@ def _external_layout(
     names = config["column_names"]
     if column not in names:
         raise InputError(
-            f"the MDS file has no column `{column}`", hint=f"it has: {', '.join(names)}"
+            f"the MDS file has no column `{column}`", hint=f"its columns: {', '.join(names)}"
         )
     encoding = config["column_encodings"][names.index(column)]
     places, lengths = [], []

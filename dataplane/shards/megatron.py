@@ -24,6 +24,8 @@ TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 
 
 class MegatronFormat(ShardFormat):
+    """Megatron-LM's .bin and .idx files, read-only."""
+
     external_files = ".bin files with an .idx each"
 
     def layout(

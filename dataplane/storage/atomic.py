@@ -61,7 +61,7 @@ def _open_temporary(target: Path) -> tuple[Path, BinaryIO]:
 
 
 def _lock(file: BinaryIO, path: Path) -> bool:
-    """Lock a file. False if another process holds it, or has renamed it meanwhile."""
+    """Lock a file. False if another process holds it or has renamed it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(file.fileno()), path.stat())

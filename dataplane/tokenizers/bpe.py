@@ -32,6 +32,8 @@ SLOW_LIMIT = 4 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class BpeConfig:
+    """Settings of a tokenizer.json."""
+
     end_of_document: str | None = None
     """The token that ends every document; None: the first usual name in the vocabulary."""
     parse_special: bool = False
@@ -48,6 +50,8 @@ def load(source: str, config: BpeConfig) -> BpeTokenizer:
 
 
 class BpeTokenizer:
+    """A tokenizer.json, on the fast path (fast_bpe.py) where that gives equal ids."""
+
     def __init__(self, text: bytes, config: BpeConfig, *, source: str) -> None:
         try:
             self.tokenizer = _library(text, config.parse_special)
@@ -155,8 +159,8 @@ class BpeTokenizer:
                 why = self.slow_because or "it contains the name of a token"
                 raise TextError(
                     number,
-                    f"{len(text):,} characters are too many for the `tokenizers` library, which must encode "
-                    f"this text ({why})",
+                    f"{len(text):,} characters are too many for the `tokenizers` library, which "
+                    f"must encode this text ({why})",
                 )
             try:
                 encoding = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]

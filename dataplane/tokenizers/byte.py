@@ -1,7 +1,7 @@
 """Bytes as tokens: ids 0–255 are the bytes of UTF-8, special tokens follow.
 
 For DNA, lower-case bases (the masked repeats of a genome) become the ids of their upper case and
-weigh less in the loss, so that a model does not spend itself on sequences repeated a million times.
+weigh less in the loss: a sequence that repeats a million times is not what a model should learn.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ MASKED[ord("a") : ord("z") + 1] = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ByteConfig:
+    """Settings of the byte tokenizer."""
+
     special_tokens: tuple[str, ...] = (END,)
     """Special tokens, from id 256 on. The first one ends every document."""
     parse_special: bool = False
@@ -52,6 +54,8 @@ class ByteConfig:
 
 
 class ByteTokenizer:
+    """Encodes UTF-8 bytes as ids 0–255."""
+
     def __init__(self, config: ByteConfig) -> None:
         self.config = config
         self.weight_table = (1.0, config.masked_weight) if config.dna else None

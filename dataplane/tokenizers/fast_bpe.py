@@ -7,9 +7,9 @@ checked:
 1. The merges. tiktoken joins the pair whose union has the lowest rank; `tokenizers` joins the
    pairs in its list, which may hold several pairs for a token, each with its own rank. They agree
    if every token, encoded alone, ends with a pair listed for it, and if those pairs are listed in
-   the order of the tokens (`convert` checks both). Proof: if the two ever differed, at a pair (x, y) that is
-   not listed although xy is a token, or that is listed elsewhere, then the token xy alone would end
-   with that pair as well.
+   the order of the tokens (`convert` checks both). Proof: if the two ever differed, at a pair
+   (x, y) that is not listed although xy is a token, or that is listed elsewhere, then the token xy
+   alone would end with that pair as well.
 2. The pattern. All supported ones (PATTERNS) end in `\s+(?!\S)|\s+`: of several spaces, the last
    belongs to the next word. Without the look-ahead, a mark before that last space has the same
    effect: the original pattern splits there too, because no alternative matches across it.
@@ -58,6 +58,8 @@ class Inexact(Exception):
 
 
 class FastBpe:
+    """A tiktoken encoding that gives the ids of a `tokenizers` tokenizer."""
+
     def __init__(self, ranks: dict[bytes, int], ids: npt.NDArray[np.uint32], pattern: str) -> None:
         """`ids` holds the id of each rank."""
         import tiktoken

@@ -1,4 +1,4 @@
-"""Exact parameters and floating-point operations, from the module itself."""
+"""Exact parameters and floating-point operations, counted from the built module."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ..model import Model
 from ..operators import Operator
 
 TRAINING = 3.0
-"""Forward passes that a forward and a backward pass cost: each product has two in return."""
+"""Cost of a forward and a backward pass, in forward passes: backward has two products for each."""
 
 
 def build_meta(config: ModelConfig) -> Model:
-    """The model without storage: any size is built in a moment."""
+    """Build the model on the meta device, without storage."""
     with torch.device("meta"):
         return Model(config)
 
 
 def parameters(model: nn.Module) -> int:
-    """Every parameter once, whether or not it is tied or shared."""
+    """Count parameters; tied and shared ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def parameters_by_part(model: Model) -> dict[str, int]:
-    """By part: the embedding, each operator by its name in the YAML, the norms, the head."""
+    """Count parameters by part: embedding, each operator by its YAML name, norms, head."""
     parts: Counter[str] = Counter()
     parts["embedding"] = model.embedding.weight.numel()
     if model.positions is not None:
@@ -51,21 +51,21 @@ def parameters_by_part(model: Model) -> dict[str, int]:
 
 
 def forward_flops_per_token(config: ModelConfig, seq_len: int) -> dict[str, float]:
-    """By part: two for each weight of a matrix product, and each operator's own, as it says.
+    """Count FLOPs by part: two for each weight of a matrix product, and each operator's own.
 
-    Attention is counted as the plain kernels compute it: every pair of the row, the causal half
-    that is masked included.
+    Attention is counted as the plain kernels compute it: every pair of the row, including the
+    masked half.
     """
     return forward_flops(build_meta(config), seq_len)
 
 
 def step_flops_per_token(config: ModelConfig, seen: int) -> dict[str, float]:
-    """The same for one token of generation after `seen` others."""
+    """Count FLOPs by part for one generated token after `seen` others."""
     return step_flops(build_meta(config), seen)
 
 
 def training_flops_per_token(config: ModelConfig, seq_len: int) -> float:
-    """Forward and backward: three times the forward pass; recomputation is not counted."""
+    """Count FLOPs of forward and backward pass; recomputation is not counted."""
     return TRAINING * sum(forward_flops_per_token(config, seq_len).values())
 
 
@@ -78,6 +78,7 @@ def step_flops(model: Model, seen: int) -> dict[str, float]:
 
 
 def flops_by_part(model: Model, own: Callable[[Operator], dict[str, float]]) -> dict[str, float]:
+    """Add matrix products and `own`, the other FLOPs of an operator, by part."""
     parts: defaultdict[str, float] = defaultdict(float)
     for layer, block in zip(model.config.layers, model.typed_blocks(), strict=True):
         shared = model.shared_block(layer)
@@ -92,7 +93,7 @@ def flops_by_part(model: Model, own: Callable[[Operator], dict[str, float]]) -> 
 
 
 def matrix_flops(module: nn.Module) -> float:
-    """Two for each weight of the matrices that every token meets."""
+    """Count two for each weight of the matrices that every token is multiplied by."""
     once = module.once if isinstance(module, Operator) else ()
     matrices = [
         part.weight

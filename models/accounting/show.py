@@ -1,4 +1,4 @@
-"""`models show`: the layers as a stripe; parameters, operations and memory, exactly."""
+"""`headrace models show`: layers as a stripe, parameters, operations, memory."""
 
 from __future__ import annotations
 
@@ -86,7 +86,12 @@ def lengths_row(model: Model, seq_len: int) -> dict[str, Any]:
 
 
 def render(summary: dict[str, Any]) -> str:
-    sections = [title(summary), stripe(summary["layers"]), parts(summary), by_length(summary)]
+    sections = [
+        title(summary),
+        stripe(summary["layers"]),
+        parts_table(summary),
+        lengths_table(summary),
+    ]
     return "\n\n".join([*sections, memory_table(summary["memory"])])
 
 
@@ -97,13 +102,13 @@ def title(summary: dict[str, Any]) -> str:
 
 
 def stripe(layers: list[str]) -> str:
-    """One letter for each layer, and what the letters mean."""
+    """Draw one letter for each layer, and a legend."""
     import click
 
     counts = Counter(layers)
     painted = {
         name: click.style(mark, fg=COLOURS[number % len(COLOURS)], bold=True)
-        for number, (name, mark) in enumerate(marks(layers).items())
+        for number, (name, mark) in enumerate(letters_of(layers).items())
     }
     lines = [
         f"{first:>5}  " + "".join(painted[name] for name in layers[first : first + STRIPE])
@@ -113,17 +118,17 @@ def stripe(layers: list[str]) -> str:
     return "\n".join([*lines, f"       {legend}"])
 
 
-def marks(layers: list[str]) -> dict[str, str]:
-    """A letter for each kind of layer, of its name, and no other's."""
-    found: dict[str, str] = {}
+def letters_of(layers: list[str]) -> dict[str, str]:
+    """Return a letter of its name for each kind of layer, unique if possible."""
+    chosen: dict[str, str] = {}
     for name in dict.fromkeys(layers):
         letters = [c.upper() for c in name if c.isalnum()] + [c for c in name if c.isalnum()]
-        free = [c for c in letters if c not in found.values()]
-        found[name] = free[0] if free else "?"
-    return found
+        free = [c for c in letters if c not in chosen.values()]
+        chosen[name] = free[0] if free else "?"
+    return chosen
 
 
-def parts(summary: dict[str, Any]) -> str:
+def parts_table(summary: dict[str, Any]) -> str:
     total = summary["parameters"]
     forward, step = summary["forward_flops_per_token"], summary["step_flops_per_token"]
     length = f"{summary['seq_len']:,}"
@@ -141,11 +146,11 @@ def parts(summary: dict[str, Any]) -> str:
         f"{'all':<20}{total:>16,}{'':>8}"
         f"{metric(sum(forward.values())):>12}{metric(sum(step.values())):>12}"
     )
-    lines.append(f"FLOPs for each token, at {length} tokens; causal attention counts every pair.")
+    lines.append(f"FLOPs for each token, at {length} tokens; attention counts masked pairs too.")
     return "\n".join(lines)
 
 
-def by_length(summary: dict[str, Any]) -> str:
+def lengths_table(summary: dict[str, Any]) -> str:
     lines = [f"{'tokens':>20}{'training':>16}{'6N is off by':>16}{'generation':>16}"]
     for length, row in summary["by_seq_len"].items():
         training = row["training_flops_per_token"]
@@ -174,7 +179,7 @@ def memory_table(summary: dict[str, Any]) -> str:
 
 
 def metric(number: float) -> str:
-    """12_345_678 → '12.3M'."""
+    """Format a number: 12_345_678 → '12.3M'."""
     for suffix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3)):
         if number >= size:
             return f"{number / size:.3g}{suffix}"

@@ -96,7 +96,7 @@ def state_bytes(parts: Sequence[StatePart], shapes: Shapes, degrees: Degrees) ->
 
 @dataclass(frozen=True, kw_only=True)
 class EngineState:
-    """What one engine holds, with the name to print."""
+    """State of one engine, with the name to print."""
 
     engine: str
     parts: Sequence[StatePart]

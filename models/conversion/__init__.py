@@ -1,22 +1,23 @@
-"""Published models to and from folders that transformers loads, by name and without loss."""
+"""Conversion between headrace models and published ones, without loss; families by name."""
 
 from __future__ import annotations
 
-from .bamba import Bamba
+from .bamba import BambaFamily
 from .family import Family
-from .gpt2 import GPT2
-from .llama import Llama, Mixtral
-from .mamba import Mamba, Mamba2
-from .zamba import Zamba, Zamba2
+from .gpt2 import GPT2Family
+from .llama import LlamaFamily, MixtralFamily
+from .mamba import Mamba2Family, MambaFamily
+from .zamba import Zamba2Family, ZambaFamily
 
 FAMILIES: dict[str, Family] = {
-    "llama": Llama(),
-    "mixtral": Mixtral(),
-    "mamba": Mamba(),
-    "mamba2": Mamba2(),
-    "bamba": Bamba(),
-    "gpt2": GPT2(),
-    "zamba": Zamba(),
-    "zamba2": Zamba2(),
+    "llama": LlamaFamily(),
+    "mixtral": MixtralFamily(),
+    "mamba": MambaFamily(),
+    "mamba2": Mamba2Family(),
+    "bamba": BambaFamily(),
+    "gpt2": GPT2Family(),
+    "zamba": ZambaFamily(),
+    "zamba2": Zamba2Family(),
 }
-"""By transformers' `model_type`. A new one is a class with `read`, `write` and `rules`."""
+"""Families by the `model_type` of transformers. A new one is a class as in family.py, and a line
+here."""

@@ -1,4 +1,4 @@
-"""Bamba: Mamba-2 with attention in some layers, a SwiGLU in all, half of each head turning."""
+"""Bamba: Mamba-2 or attention, then a SwiGLU; rotary positions on half of a head's channels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .mamba import mamba2_rules
 from .rules import Rule, rows, same
 
 
-class Bamba:
+class BambaFamily:
     architecture = "BambaForCausalLM"
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
@@ -30,7 +30,7 @@ class Bamba:
         )
         width, heads = settings["hidden_size"], settings["num_attention_heads"]
         head_dim = width // heads
-        rope = read_rope(settings, turning=0.5)
+        rope = read_rope(settings, rotated=0.5)
         operators: dict[str, OperatorOptions] = {
             "mamba": Mamba2Options(
                 state_size=settings["mamba_d_state"],
@@ -64,10 +64,10 @@ class Bamba:
 
     def write(self, config: ModelConfig) -> Settings:
         plain_decoder(config)
-        found = {type(config.operators[layer.mixer]) for layer in config.layers}
-        require(found == {Mamba2Options, AttentionOptions}, "it is not Mamba-2 and attention")
+        kinds = {type(config.operators[layer.mixer]) for layer in config.layers}
+        require(kinds == {Mamba2Options, AttentionOptions}, "it is not Mamba-2 and attention")
         mixers = {layer.mixer for layer in config.layers}
-        require(len(mixers) == 2, "its mixers differ")
+        require(len(mixers) == 2, "it has several options of Mamba-2 or attention")
         mamba, attention = (
             next(config.operators[name] for name in mixers if type(config.operators[name]) is kind)
             for kind in (Mamba2Options, AttentionOptions)
@@ -77,16 +77,22 @@ class Bamba:
         glu = config.operators[names.pop() or ""] if None not in names else None
         require(not names and isinstance(glu, GLUOptions), "its MLPs differ")
         assert isinstance(glu, GLUOptions)
-        require(glu == GLUOptions(hidden=glu.hidden), "its MLP is no SwiGLU without biases")
+        require(glu == GLUOptions(hidden=glu.hidden), "its MLP is not a SwiGLU without biases")
         require(all(layer.shared is None for layer in config.layers), "it has shared blocks")
         require((mamba.norm_groups or mamba.groups) == 1, "its gated norm has groups")
         require(mamba.norm_eps == config.norm_eps, "its norms have different eps")
         dim = attention.dim(config.width)
         rope = attention.rope
-        require(dim * attention.heads == config.width, "its heads have a width of their own")
-        require(rope is not None and rope.channels == dim // 2, "half of its channels do not turn")
+        require(dim * attention.heads == config.width, "heads × head_dim is not the width")
+        require(
+            rope is not None and rope.channels == dim // 2,
+            "RoPE is not on half of the channels",
+        )
         plain = AttentionOptions(heads=attention.heads, kv_heads=attention.kv_heads, rope=rope)
-        require(dataclasses.replace(attention, head_dim=None) == plain, "its attention has options")
+        require(
+            dataclasses.replace(attention, head_dim=None) == plain,
+            "its attention has options",
+        )
         assert rope is not None
         return {
             **write_rope(rope, dim // 2),

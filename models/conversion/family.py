@@ -1,4 +1,4 @@
-"""What a family of published models is, and what the families share."""
+"""Interface of a family of published models, and functions that the families share."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ class Family(Protocol):
     architecture: str
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
-        """Their configuration as ours; ConfigError where it asks for what we do not have."""
+        """Return our configuration for theirs; raise ConfigError for unsupported settings."""
         ...
 
     def write(self, config: ModelConfig) -> Settings:
-        """Ours as theirs; Unsuitable where the family cannot say it."""
+        """Return their settings for our configuration; raise Unsuitable if the family lacks it."""
         ...
 
-    def rules(self, config: ModelConfig) -> list[Rule]: ...
+    def rules(self, config: ModelConfig) -> list[Rule]:
+        """Return a rule for each of our tensors."""
+        ...
 
 
 class Unsuitable(Exception):
-    """A model is not one of a family: why."""
+    """Reason why a model does not belong to a family."""
 
 
 def require(suits: bool, why: str) -> None:
@@ -46,7 +48,7 @@ def require(suits: bool, why: str) -> None:
 
 
 def expect(settings: Mapping[str, Any], **values: Any) -> None:
-    """Refuse settings with a meaning that our operators do not have."""
+    """Raise ConfigError for settings whose values our operators do not support."""
     problems = [
         Problem(key, f"{settings[key]!r} is not supported, only {value!r}")
         for key, value in values.items()
@@ -57,8 +59,8 @@ def expect(settings: Mapping[str, Any], **values: Any) -> None:
 
 
 @contextmanager
-def problems_told(file: Path, settings: Mapping[str, Any]) -> Iterator[None]:
-    """Tell what is wrong with the settings of a file, where reading them stumbles over it."""
+def settings_errors(file: Path, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Raise errors from reading the settings of a file as ConfigError, with the file's name."""
     try:
         yield
     except KeyError as error:
@@ -67,7 +69,7 @@ def problems_told(file: Path, settings: Mapping[str, Any]) -> Iterator[None]:
         problems = error.problems
     except ValueError as error:
         problems = [Problem("", str(error))]
-    except (TypeError, AttributeError) as error:  # numbers in quotes, most often
+    except (TypeError, AttributeError) as error:  # usually a number in quotes
         problems = [
             Problem(name, f"should be a number, not the text {value!r}")
             for name, value in settings.items()
@@ -81,25 +83,25 @@ def problems_told(file: Path, settings: Mapping[str, Any]) -> Iterator[None]:
 def alike(
     config: ModelConfig, mixer: type[OperatorOptions], mlp: type[OperatorOptions] | None
 ) -> None:
-    """Require that every layer is of one mixer and one MLP, of these kinds."""
+    """Require that all layers have the same mixer and the same MLP, of these kinds."""
     require(
         len({(layer.mixer, layer.mlp, layer.shared) for layer in config.layers}) == 1,
-        "layers differ",
+        "its layers differ",
     )
     layer = config.layers[0]
     require(layer.shared is None, "it has shared blocks")
-    require(isinstance(config.operators[layer.mixer], mixer), f"`{layer.mixer}` is another kind")
+    require(isinstance(config.operators[layer.mixer], mixer), f"`{layer.mixer}` is of another kind")
     if mlp is None:
         require(layer.mlp is None, "it has MLPs")
     else:
         follows = config.operators[layer.mlp] if layer.mlp else None
-        require(isinstance(follows, mlp), "its MLP is another kind")
+        require(isinstance(follows, mlp), "its MLP is of another kind")
 
 
 def of_layers(
     names: Sequence[str], operators: Mapping[str, OperatorOptions], *, mlp: str | None = None
 ) -> dict[str, Any]:
-    """The pattern of layers that are named one by one, and the operators that they need."""
+    """Return the pattern of layers that are listed one by one, and the operators that it uses."""
     pattern = f"[{', '.join(names)}]"
     used = {name for layer in parse_pattern(pattern, mlp=mlp) for name in layer.names}
     kept = {name: options for name, options in operators.items() if name in used}
@@ -107,7 +109,7 @@ def of_layers(
 
 
 def plain_decoder(config: ModelConfig) -> None:
-    """Require RMSNorm with eps below the root and no table of positions."""
+    """Require RMSNorm with eps inside the root, and no learned positions."""
     one_norm(config, "rms")
     require(config.learned_positions is None, "it has learned positions")
 
@@ -119,7 +121,7 @@ def one_norm(config: ModelConfig, kind: NormKind) -> None:
 
 
 def rope_settings(settings: Mapping[str, Any]) -> Settings:
-    """What is said of rotary positions; since its version 5, transformers keeps it together."""
+    """Return the settings of rotary positions; transformers 5 keeps them in one dictionary."""
     apart = {key: settings.get(key) for key in ("rope_theta", "partial_rotary_factor")}
     known = {key: value for key, value in apart.items() if value is not None}
     for key in ("rope_scaling", "rope_parameters"):
@@ -127,10 +129,10 @@ def rope_settings(settings: Mapping[str, Any]) -> Settings:
     return known
 
 
-def read_rope(settings: Mapping[str, Any], *, turning: float = 1.0) -> Rope:
-    """`turning` is the share of a head's channels that the family turns."""
+def read_rope(settings: Mapping[str, Any], *, rotated: float = 1.0) -> Rope:
+    """Return the rotary positions; `rotated` is the rotated fraction of a head's channels."""
     scaling = rope_settings(settings)
-    expect(scaling, partial_rotary_factor=turning)
+    expect(scaling, partial_rotary_factor=rotated)
     base = float(scaling.get("rope_theta") or 10_000.0)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     original = scaling.get("original_max_position_embeddings")
@@ -162,7 +164,7 @@ def read_rope(settings: Mapping[str, Any], *, turning: float = 1.0) -> Rope:
         )
     raise ConfigError(
         "config.json",
-        [Problem("rope_scaling", f"`{kind}` is not supported: linear, llama3, yarn are")],
+        [Problem("rope_scaling", f"`{kind}` is not supported; known: linear, llama3, yarn")],
     )
 
 
@@ -189,10 +191,13 @@ def write_rope(rope: Rope, head_dim: int) -> Settings:
 
 
 def attention_of(config: ModelConfig) -> AttentionOptions:
-    """The options of a plain rotary attention."""
+    """Return the options of attention with rotary positions on all channels and no QK-norm."""
     options = config.operators[config.layers[0].mixer]
     assert isinstance(options, AttentionOptions)
     require(not options.qk_norm, "its attention has QK-norm")
     require(options.rope is not None, "its attention has no rotary positions")
-    require(options.rope is not None and options.rope.channels is None, "some channels do not turn")
+    require(
+        options.rope is not None and options.rope.channels is None,
+        "RoPE is not on all channels",
+    )
     return options

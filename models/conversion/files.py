@@ -1,4 +1,4 @@
-"""Files of models: safetensors, JSON, and folders that appear whole."""
+"""Files of models: safetensors, JSON, and folders that appear at once."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 FILE_BYTES = 5 * 10**9
 
-WHOLE = "name a folder that holds a model, whole: its configuration and every .safetensors file"
+WHOLE = "name a folder with a complete model: its configuration and every .safetensors file"
 
 
 def read_safetensors(folder: Path) -> Weights:
-    """The tensors of one file, or of all that an index names."""
+    """Return the tensors of one file, or of all files in an index."""
     from safetensors import SafetensorError, safe_open
 
     index = folder / INDEX
@@ -40,7 +40,7 @@ def read_safetensors(folder: Path) -> Weights:
             handle: Any = safe_open(folder / file, framework="pt")
         except (OSError, SafetensorError) as error:
             raise StorageError(f"cannot read {folder / file}: {error}", hint=WHOLE) from None
-        for name in handle.keys():  # noqa: SIM118 - it is no mapping
+        for name in handle.keys():  # noqa: SIM118 - not a mapping
             shapes[name] = handle.get_slice(name).get_shape()
             opened[name] = handle
     return Weights(shapes, lambda name: opened[name].get_tensor(name))
@@ -49,9 +49,9 @@ def read_safetensors(folder: Path) -> Weights:
 def write_safetensors(
     folder: Path, tensors: Iterable[tuple[str, Tensor]], file_bytes: int = FILE_BYTES
 ) -> set[torch.dtype]:
-    """One file, or several and an index where one would be too large; the types that were met.
+    """Write one file, or several with an index if one is too large. Return the tensors' types.
 
-    Tensors are taken as they come; no more than a file's worth is held.
+    Tensors are read one at a time; at most one file's tensors are in memory.
     """
     from safetensors.torch import save_file
 
@@ -88,12 +88,12 @@ def write_safetensors(
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """A folder beside this one, to write into. It takes the name at the end, whole."""
+    """Yield a temporary folder beside this one; rename it at the end."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise StorageError(f"{folder} is there already", hint="name a new folder")
+        raise StorageError(f"{folder} exists already", hint="name a new folder")
     partial = folder.with_name(f".{folder.name}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was killed
+        shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
         partial.mkdir(parents=True)
         yield partial
         partial.rename(folder)

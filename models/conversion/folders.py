@@ -1,7 +1,7 @@
-"""A model in a folder, whoever's: read it and write it, in any of the formats.
+"""Models in folders: read and write any of the formats.
 
-headrace      model.yaml   and safetensors by our names
-huggingface   config.json  and safetensors, as transformers saves and loads them
+headrace      model.yaml   and safetensors with our names
+huggingface   config.json  and safetensors of transformers
 vortex        config.yml   and model.pt: StripedHyena 2
 """
 
@@ -34,13 +34,13 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class FolderFormat:
-    """One way to keep a model in a folder."""
+    """A format of model folders."""
 
     mark: str
-    """The file by which a folder is known."""
+    """File that identifies the format."""
     read: Callable[[Path], tuple[ModelConfig, Weights]]
     write: Callable[[ModelConfig, Tensors, Path], str]
-    """Returns what was written, in a word: the family, say."""
+    """Write a model; return the name of what was written, such as the family."""
 
 
 FORMATS = {
@@ -51,9 +51,9 @@ FORMATS = {
 
 
 def read_model(folder: str | Path) -> tuple[ModelConfig, Weights]:
-    """A model's configuration, and its tensors by our names, each read when it is asked for.
+    """Return a model's configuration, and its tensors by our names, read lazily.
 
-    Everything is checked before: that no tensor is missing or left over, and every shape.
+    Missing tensors, unknown tensors and shapes are checked first.
     """
     folder = Path(folder)
     return FORMATS[format_of(folder)].read(folder)
@@ -67,14 +67,14 @@ def write_model(
     format: str,
     tokenizer: str | Path | None = None,
 ) -> str:
-    """Write a folder that is not there yet; it appears when it is whole.
+    """Write a new folder, which appears only when it is complete.
 
-    `tokenizer` is a folder whose tokenizer files are copied. Returns what was written, in a word.
+    `tokenizer` is a folder whose tokenizer files are copied. Return the name of what was written.
     """
     if tokenizer is not None and not tokenizer_files(tokenizer):
         raise StorageError(
             f"there is no tokenizer in {tokenizer}",
-            hint=f"name a folder that holds {', '.join(TOKENIZER_FILES[:2])} or the like",
+            hint=f"name a folder with {' or '.join(TOKENIZER_FILES[:2])}",
         )
     held = tensors if isinstance(tensors, Weights) else Weights.held(tensors)
     fitting = native.fitting(config, held, source="the model")
@@ -88,7 +88,7 @@ def write_model(
 def convert(
     source: str | Path, folder: str | Path, *, format: str, tokenizer: str | Path | None = None
 ) -> str:
-    """From one folder to another. A tokenizer in the source goes along."""
+    """Convert one folder to another. A tokenizer in the source is copied."""
     config, tensors = read_model(source)
     if tokenizer is None and tokenizer_files(source):
         tokenizer = source
@@ -96,15 +96,18 @@ def convert(
 
 
 def format_of(folder: Path) -> str:
-    """Whose folder it is."""
-    found = [name for name, format in FORMATS.items() if (folder / format.mark).is_file()]
+    """Return the format of a folder."""
+    formats = [name for name, format in FORMATS.items() if (folder / format.mark).is_file()]
     marks = ", ".join(f"{format.mark} ({name})" for name, format in FORMATS.items())
-    if not found:
-        what = "holds no model" if folder.is_dir() else "is no folder"
+    if not formats:
+        what = "holds no model" if folder.is_dir() else "is not a folder"
         raise StorageError(f"{folder} {what}", hint=f"name a folder with one of {marks}")
-    if len(found) > 1:
-        raise UserError(f"{folder} holds several models: {', '.join(found)}")
-    return found[0]
+    if len(formats) > 1:
+        raise UserError(
+            f"{folder} holds several models: {', '.join(formats)}",
+            hint="name a folder with one of them",
+        )
+    return formats[0]
 
 
 def tokenizer_files(folder: str | Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""GPT-2: layer norms, learned positions, and matrices kept the other way round."""
+"""GPT-2: layer norms, learned positions, and transposed matrices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .family import Settings, alike, expect, one_norm, require
 from .rules import Rule, same, transposed
 
 
-class GPT2:
+class GPT2Family:
     architecture = "GPT2LMHeadModel"
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
@@ -50,8 +50,8 @@ class GPT2:
         one_norm(config, "layer")
         require(config.learned_positions is not None, "it has no learned positions")
         plain = AttentionOptions(heads=attention.heads, rope=None, qkv_bias=True, output_bias=True)
-        require(attention == plain, "its attention is no plain one with biases")
-        require(mlp.activation == "gelu-tanh" and mlp.bias, "its MLP is no GELU one with biases")
+        require(attention == plain, "its attention is not full attention with biases")
+        require(mlp.activation == "gelu-tanh" and mlp.bias, "its MLP is not a GELU MLP with biases")
         return {
             "model_type": "gpt2",
             "vocab_size": config.vocab_size,

@@ -1,4 +1,4 @@
-"""Folders of transformers: config.json, and safetensors."""
+"""Folders of transformers: config.json and safetensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...console.errors import CheckpointError, ConfigError, Problem
 from ..config import ModelConfig
 from ..weights import Weights
 from . import FAMILIES
-from .family import Unsuitable, problems_told
+from .family import Unsuitable, settings_errors
 from .files import read_json, read_safetensors, write_json, write_safetensors
 from .rules import Tensors, to_ours, to_theirs
 
@@ -17,7 +17,7 @@ CONFIG = "config.json"
 
 
 def read(folder: Path) -> tuple[ModelConfig, Weights]:
-    """A model's configuration and its tensors, by our names."""
+    """Return a model's configuration and its tensors, by our names."""
     settings = read_json(folder / CONFIG)
     kind = settings.get("model_type")
     if kind not in FAMILIES:
@@ -25,11 +25,11 @@ def read(folder: Path) -> tuple[ModelConfig, Weights]:
         problem = Problem("model_type", f"`{kind}` cannot be converted; known: {known}")
         raise ConfigError(str(folder / CONFIG), [problem])
     family = FAMILIES[str(kind)]
-    with problems_told(folder / CONFIG, settings):
+    with settings_errors(folder / CONFIG, settings):
         config = family.read(settings)
 
     def ignored(name: str) -> bool:
-        # Rotary frequencies are computed; tied and shared weights may be written once more.
+        # Rotary frequencies are computed; tied and shared weights may be written twice.
         tied = config.tie_embeddings and name == "lm_head.weight"
         return tied or name.endswith("rotary_emb.inv_freq") or ".shared_transf" in name
 
@@ -40,7 +40,7 @@ def read(folder: Path) -> tuple[ModelConfig, Weights]:
 
 
 def write(config: ModelConfig, tensors: Tensors, folder: Path) -> str:
-    """Write what transformers loads; the family that was written."""
+    """Write a folder that transformers loads; return the family."""
     name, settings = suitable(config)
     family = FAMILIES[name]
     dtypes = write_safetensors(folder, to_theirs(family.rules(config), tensors))
@@ -52,7 +52,7 @@ def write(config: ModelConfig, tensors: Tensors, folder: Path) -> str:
 
 
 def suitable(config: ModelConfig) -> tuple[str, dict[str, Any]]:
-    """The family that can say this model, and its `config.json`."""
+    """Return the family that can represent this model, and its `config.json`."""
     reasons = []
     for name, family in FAMILIES.items():
         try:
@@ -61,6 +61,6 @@ def suitable(config: ModelConfig) -> tuple[str, dict[str, Any]]:
             reasons.append(f"{name}: {error}")
     listed = "\n  ".join(reasons)
     raise CheckpointError(
-        f"no family of transformers can say this model\n  {listed}",
-        hint="write our own format (--format headrace), or change the model",
+        f"no family of transformers can represent this model\n  {listed}",
+        hint="use --format headrace, or change the model",
     )

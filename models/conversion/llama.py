@@ -1,4 +1,4 @@
-"""Llama and Mixtral: attention, and a SwiGLU or experts of SwiGLUs."""
+"""Llama and Mixtral: attention, then a SwiGLU or SwiGLU experts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .family import (
 from .rules import Rule, rows, same
 
 
-class Llama:
+class LlamaFamily:
     architecture = "LlamaForCausalLM"
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
@@ -40,9 +40,12 @@ class Llama:
         options = attention_of(config)
         glu = config.operators[config.layers[0].mlp or ""]
         assert isinstance(glu, GLUOptions)
-        require(glu.activation == "silu" and not glu.bias, "its MLP is no SwiGLU without biases")
+        require(glu.activation == "silu" and not glu.bias, "its MLP is not a SwiGLU without biases")
         require(options.window is None, "its attention has a window")
-        require(options.qkv_bias == options.output_bias, "only some of its attention has biases")
+        require(
+            options.qkv_bias == options.output_bias,
+            "only some of its attention has biases",
+        )
         return {
             **write_decoder(config, options),
             "model_type": "llama",
@@ -64,7 +67,7 @@ class Llama:
         return result
 
 
-class Mixtral:
+class MixtralFamily:
     architecture = "MixtralForCausalLM"
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
@@ -82,8 +85,8 @@ class Mixtral:
         options = attention_of(config)
         moe = config.operators[config.layers[0].mlp or ""]
         assert isinstance(moe, MoEOptions)
-        require(moe.router == "softmax" and not moe.sinkhorn, "its router is no softmax")
-        require(moe.activation == "silu", "its experts are no SwiGLUs")
+        require(moe.router == "softmax" and not moe.sinkhorn, "its router is not softmax")
+        require(moe.activation == "silu", "its experts are not SwiGLUs")
         require(not options.qkv_bias and not options.output_bias, "its attention has biases")
         return {
             **write_decoder(config, options),
@@ -117,7 +120,7 @@ class Mixtral:
 
 
 def split_experts(gate_up: Tensor) -> list[Tensor]:
-    """[experts, 2·hidden, width] → the gate and the up matrix of each."""
+    """Split [experts, 2·hidden, width] into the gate and up matrices of each expert."""
     return [matrix for expert in gate_up.unbind(0) for matrix in expert.chunk(2)]
 
 

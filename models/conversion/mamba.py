@@ -17,7 +17,7 @@ from .rules import Rule, same, shaped, taps
 INIT = InitConfig(weights="uniform", output="depth")
 
 
-class Mamba:
+class MambaFamily:
     architecture = "MambaForCausalLM"
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
@@ -66,7 +66,7 @@ class Mamba:
         return result
 
 
-class Mamba2:
+class Mamba2Family:
     architecture = "Mamba2ForCausalLM"
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
@@ -94,7 +94,7 @@ class Mamba2:
         alike(config, Mamba2Options, None)
         options = config.operators[config.layers[0].mixer]
         assert isinstance(options, Mamba2Options)
-        # transformers' module norms all groups together, and has one eps for all of its norms.
+        # In transformers the gated norm has one group, and all norms have one eps.
         require((options.norm_groups or options.groups) == 1, "its gated norm has groups")
         require(options.norm_eps == config.norm_eps, "its norms have different eps")
         return {

@@ -1,4 +1,4 @@
-"""Our own folders: `model.yaml`, and safetensors by our names."""
+"""headrace folders: `model.yaml`, and safetensors with our names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write(config: ModelConfig, tensors: Tensors, folder: Path) -> str:
 
 
 def fitting(config: ModelConfig, tensors: Weights, *, source: str) -> Weights:
-    """The same tensors, if they are those of this model."""
+    """Return the same tensors; raise if they are not those of this model."""
     return to_ours(rules(config), tensors, config, source=source)
 
 

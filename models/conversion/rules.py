@@ -1,4 +1,4 @@
-"""How tensors of ours become tensors of theirs, and back: each rule says both, without loss."""
+"""Rules that map our tensors to published ones and back, without loss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Rule:
-    """One tensor of ours and those of theirs that it corresponds to."""
+    """One of our tensors and the published tensors that hold the same numbers."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -33,7 +33,7 @@ def same(ours: str, theirs: str) -> Rule:
 def shaped(
     ours: str, theirs: str, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
 ) -> Rule:
-    """One tensor each, in another shape or order."""
+    """Map one tensor to one, in another shape or order."""
     return Rule(ours, (theirs,), lambda t: [there(t)], lambda ts: back(ts[0]))
 
 
@@ -42,12 +42,12 @@ def transposed(ours: str, theirs: str) -> Rule:
 
 
 def taps(ours: str, theirs: str) -> Rule:
-    """Our filters begin with the present token; convolution modules end with it."""
+    """Map filters: ours begin with the current token, convolution modules end with it."""
     return shaped(ours, theirs, lambda t: t.flip(-1).unsqueeze(1), lambda t: t.squeeze(1).flip(-1))
 
 
 def rows(ours: str, theirs: Mapping[str, int]) -> Rule:
-    """Ours is theirs, one below the other, each with so many rows."""
+    """Map our tensor to theirs, concatenated by rows; `theirs` gives the rows of each."""
     return Rule(
         ours,
         tuple(theirs),
@@ -57,7 +57,7 @@ def rows(ours: str, theirs: Mapping[str, int]) -> Rule:
 
 
 def interleaved(ours: str, theirs: str, parts: int) -> Rule:
-    """Ours has the parts one below the other; theirs takes a row of each by turns."""
+    """Map our parts, concatenated by rows, to one row of each part in turn."""
     return shaped(
         ours,
         theirs,
@@ -67,7 +67,7 @@ def interleaved(ours: str, theirs: str, parts: int) -> Rule:
 
 
 def to_theirs(rules: Iterable[Rule], tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
-    """Theirs one after the other, so that a model can pass through."""
+    """Yield the published tensors one at a time, so that a model need not fit in memory."""
     for rule in rules:
         for name, tensor in zip(rule.theirs, rule.there(tensors[rule.ours]), strict=True):
             yield name, tensor.contiguous()
@@ -81,22 +81,22 @@ def to_ours(
     source: str,
     ignored: Callable[[str], bool] = lambda name: False,
 ) -> Weights:
-    """Every tensor of ours, checked against its shape; nothing of theirs may be left over."""
+    """Return all our tensors. Raise if one is missing, unknown, or of another shape."""
     shapes = {name: tuple(p.shape) for name, p in build_meta(config).named_parameters()}
     wanted = {name for rule in rules for name in rule.theirs}
     missing = sorted(wanted - theirs.keys())
     unknown = sorted(name for name in theirs.keys() - wanted if not ignored(name))
-    problems = [f"there is no {name}" for name in missing]
-    problems += [f"{name} is not a part of this model" for name in unknown]
+    problems = [f"{name} is missing" for name in missing]
+    problems += [f"{name} is not part of this model" for name in unknown]
     for rule in rules if not problems else ():
         shadows = [theirs.shadow(name) for name in rule.theirs]
         try:
-            found: object = tuple(rule.back(shadows).shape)
+            shape: object = tuple(rule.back(shadows).shape)
         except RuntimeError:
-            found = ", ".join(str(tuple(shadow.shape)) for shadow in shadows)
-        if found != shapes[rule.ours]:
+            shape = ", ".join(str(tuple(shadow.shape)) for shadow in shadows)
+        if shape != shapes[rule.ours]:
             names = ", ".join(rule.theirs)
-            problems.append(f"{names}: {rule.ours} is {shapes[rule.ours]}, found {found}")
+            problems.append(f"{names}: {rule.ours} is {shapes[rule.ours]}, found {shape}")
     if problems:
         shown = "\n  ".join(problems[:12] + (["…"] if len(problems) > 12 else []))
         raise CheckpointError(f"the tensors do not fit the model\n  {shown}", where=source)

@@ -1,15 +1,15 @@
-"""StripedHyena 2 in the layout of Vortex: a YAML file, and the tensors of a `.pt` file.
+"""StripedHyena 2 folders of Vortex: a YAML file, and the tensors of a `.pt` file.
 
-Where theirs differs from ours:
+Differences from our tensors:
 
-    projections, short filter     the rows of q, k and v by turns, for each channel
-    attention's Wqkv              q, k and v by turns, for each head
-    short and SE filters          the present token comes last
-    MR filters                    with their decay in them
+    projections, short filter     rows of q, k and v alternate, channel by channel
+    attention's Wqkv              q, k and v alternate, head by head
+    short and SE filters          the current token comes last
+    MR filters                    multiplied by their decay
     LI filters                    `log_poles` (minus the rate) and `residues`
 
-Rotary frequencies and the tied embedding are there once more: Vortex refuses files without the
-first, and older versions those without the second.
+Rotary frequencies and the tied embedding are stored too: Vortex rejects files without the first,
+older versions also those without the second.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from ..operators.hyena_mr import HyenaMROptions, decayed
 from ..operators.hyena_se import HyenaSEOptions
 from ..operators.mlp import GLUOptions
 from ..weights import Weights
-from .family import Unsuitable, problems_told
+from .family import Unsuitable, settings_errors
 from .rules import Rule, Tensors, interleaved, rows, same, shaped, taps, to_ours, to_theirs
 from .vortex_config import read_config, write_config
 
 CONFIG, WEIGHTS = "config.yml", "model.pt"
 INV_FREQ = "inner_mha_cls.rotary_emb.inv_freq"
 
-AGAIN = "name the .pt file of an Evo 2 checkpoint; if it is that, download it again"
+AGAIN = "use the .pt file of an Evo 2 checkpoint; if it is one, download it again"
 
 
 def read(folder: Path) -> tuple[ModelConfig, Weights]:
-    """A model's configuration and its tensors, by our names."""
+    """Return a model's configuration and its tensors, by our names."""
     settings, _ = reader.read_yaml(folder / CONFIG)
-    with problems_told(folder / CONFIG, settings):
+    with settings_errors(folder / CONFIG, settings):
         config = read_config(settings)
 
     def ignored(name: str) -> bool:
-        # What follows from others, and statistics of FP8.
+        # Derived tensors, and statistics of FP8.
         tied = config.tie_embeddings and name == "unembed.weight"
         return tied or name.endswith((INV_FREQ, "_extra_state", "filter.t"))
 
@@ -58,17 +58,19 @@ def read(folder: Path) -> tuple[ModelConfig, Weights]:
 
 
 def write(config: ModelConfig, tensors: Tensors, folder: Path) -> str:
-    """Write what Vortex loads.
+    """Write a folder that Vortex loads.
 
-    Read again it is another configuration of the same function where MR filters have their decay
-    taken in, or LI their rates computed.
+    The decay of MR filters and the rates of LI are computed, so a model read back may have another
+    configuration of the same function.
     """
     import yaml
 
     try:
         settings = write_config(config)
     except Unsuitable as error:
-        raise CheckpointError(f"Vortex cannot say this model: {error}") from None
+        raise CheckpointError(
+            f"Vortex cannot represent this model: {error}", hint="use --format headrace"
+        ) from None
     theirs = dict(to_theirs(rules(config), tensors))
     torch.save(theirs | repeated(config, theirs), folder / WEIGHTS)
     (folder / CONFIG).write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
@@ -76,7 +78,7 @@ def write(config: ModelConfig, tensors: Tensors, folder: Path) -> str:
 
 
 def repeated(config: ModelConfig, theirs: Tensors) -> dict[str, Tensor]:
-    """What follows from other tensors or from the settings, and must be there all the same."""
+    """Return derived tensors that Vortex requires."""
     result = {f"blocks.{number}.{INV_FREQ}": speed for number, speed in frequencies(config)}
     if config.tie_embeddings:
         result["unembed.weight"] = theirs["embedding_layer.weight"]
@@ -84,7 +86,7 @@ def repeated(config: ModelConfig, theirs: Tensors) -> dict[str, Tensor]:
 
 
 def frequencies(config: ModelConfig) -> Iterator[tuple[int, Tensor]]:
-    """The rotary frequencies of each layer of attention; Vortex scales positions, not these."""
+    """Yield the rotary frequencies of each attention layer; Vortex scales positions, not these."""
     for number, layer in enumerate(config.layers):
         options = config.operators[layer.mixer]
         if isinstance(options, AttentionOptions) and options.rope is not None:
@@ -94,19 +96,19 @@ def frequencies(config: ModelConfig) -> Iterator[tuple[int, Tensor]]:
 
 
 def check_frequencies(config: ModelConfig, theirs: Weights, folder: Path) -> None:
-    """The tensors are what Vortex computes with: settings that differ would be another model.
+    """Raise if the settings contradict the stored frequencies, which Vortex computes with.
 
-    The `config.yml` first published beside the 1M-context models had another base.
+    The `config.yml` first published with the 1M-context models had another base.
     """
-    for number, said in frequencies(config):
+    for number, expected in frequencies(config):
         name = f"blocks.{number}.{INV_FREQ}"
         if name not in theirs:
             continue
         kept = theirs[name].float()
-        if kept.shape != said.shape:
-            what = f"heads have {2 * len(said)} channels; {name} is for {2 * len(kept)}"
+        if kept.shape != expected.shape:
+            what = f"heads have {2 * len(expected)} channels; {name} is for {2 * len(kept)}"
             raise ConfigError(str(folder / CONFIG), [Problem("num_attention_heads", what)])
-        if ((kept - said).abs() > 2**-7 * said).any():  # they may be in bf16
+        if ((kept - expected).abs() > 2**-7 * expected).any():  # they may be in bf16
             base = float(kept[-1]) ** (-len(kept) / (len(kept) - 1))
             what = f"{name} in {WEIGHTS} has the frequencies of a base of about {base:.3g}"
             problem = Problem("rotary_emb_base", what)
@@ -118,9 +120,7 @@ def read_weights(file: Path) -> Weights:
     import zipfile
 
     if file.exists() and not zipfile.is_zipfile(file):
-        raise StorageError(
-            f"{file} is not a file that torch.save has written, or is damaged", hint=AGAIN
-        )
+        raise StorageError(f"{file} is damaged, or was not written by torch.save", hint=AGAIN)
     try:
         with torch.serialization.safe_globals([io.BytesIO]):
             loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)

@@ -1,7 +1,7 @@
-"""StripedHyena 2 as Vortex's `config.yml` says it.
+"""StripedHyena 2 in Vortex's `config.yml`.
 
-Layers are listed by sort, widths are shared by all layers of a sort, and one switch,
-`evo2_style_activations`, puts an identity in the place of every activation but the first layer's.
+Layers are listed by kind, all layers of a kind have the same widths, and one switch,
+`evo2_style_activations`, replaces every activation but the first layer's by the identity.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..operators.mlp import GLUOptions
 from .family import Settings, expect, of_layers, one_norm, require
 
 SORTS = {"hcs": "se", "hcm": "mr", "hcl": "li", "attn": "attention"}
-"""Their names of layers, and the names that we give."""
+"""Vortex's names of layer kinds, and ours."""
 
 
 def read_config(settings: Mapping[str, Any]) -> ModelConfig:
@@ -92,12 +92,12 @@ def layer_names(settings: Mapping[str, Any]) -> list[str]:
     count = settings["num_layers"]
     missing = [number for number in range(count) if number not in places]
     if missing or len(places) != count:
-        raise ValueError(f"layers without a sort: {missing}; layers named: {sorted(places)}")
+        raise ValueError(f"layers without a kind: {missing}; layers listed: {sorted(places)}")
     return [places[number] for number in range(count)]
 
 
 def write_config(config: ModelConfig) -> Settings:
-    fused = config.norm == "rms"  # the fused norm has eps below the root
+    fused = config.norm == "rms"  # the fused norm has eps inside the root
     one_norm(config, "rms" if fused else "rms-eps-outside")
     require(config.learned_positions is None, "it has learned positions")
     kinds: dict[type[OperatorOptions], Any] = {}
@@ -123,22 +123,22 @@ def write_config(config: ModelConfig) -> Settings:
         hidden.add(glu.hidden)
     require(len(hidden) == 1, "its MLPs differ in width")
     for kind, name in wanted.items():
-        require(kind in kinds, f"it has no layer of Vortex's sort {name}")
+        require(kind in kinds, f"it has no layer of Vortex's kind {name}")
     se, mr, li, attention = (kinds[kind] for kind in wanted)
     for hyena in (se, mr, li):
         require(not hyena.featurizer_bias, "its short filters have biases")
         require(hyena.qkv_bias == attention.qkv_bias, "only some of its projections have biases")
         require(hyena.output_bias == li.output_bias, "only some of its outputs have biases")
         require(hyena.featurizer == li.featurizer, "its short filters differ in length")
-    # From 128 taps on, Vortex takes a filter as one of convolution order with a skip.
+    # From 128 taps on, Vortex treats a filter as MR, which has a skip.
     require(mr.taps >= 128 > se.taps, "Vortex's MR filters have 128 taps or more, SE's less")
     require(li.poles == "real", "its poles are complex")
-    require(attention.kv_heads in (None, attention.heads), "its attention shares keys")
-    require(attention.head_dim is None, "its heads have a width of their own")
-    require(attention.window is None and not attention.qk_norm, "its attention is no plain one")
+    require(attention.kv_heads in (None, attention.heads), "its attention shares keys among heads")
+    require(attention.head_dim is None, "heads × head_dim is not the width")
+    require(attention.window is None and not attention.qk_norm, "its attention has options")
     rope = attention.rope
-    require(rope is not None and rope.channels is None, "its attention does not turn all channels")
-    require(rope is not None and rope.scaling in ("none", "linear"), "its RoPE is scaled otherwise")
+    require(rope is not None and rope.channels is None, "RoPE is not on all channels")
+    require(rope is not None and rope.scaling in ("none", "linear"), "its RoPE has another scaling")
     first, rest = activations[0], set(activations[1:])
     require(first in ("gelu", "silu"), f"the first activation is {first}")
     require(rest in ({"identity"}, {first}, set()), f"activations after the first: {sorted(rest)}")

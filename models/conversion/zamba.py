@@ -1,4 +1,4 @@
-"""Zamba and Zamba2: Mamba layers, some of them fed by shared blocks."""
+"""Zamba and Zamba2: Mamba layers, some of which take input from shared blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .mamba import conv_rules, mamba2_rules
 from .rules import Rule, interleaved, rows, same
 
 
-class Zamba:
+class ZambaFamily:
     architecture = "ZambaForCausalLM"
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
@@ -50,7 +50,7 @@ class Zamba:
         assert isinstance(mamba, Mamba1Options)
         block = blocks[0]
         require(len(blocks) == 1, "it has several shared blocks")
-        require(not block.lora_rank, "its shared block has corrections")
+        require(not block.lora_rank, "its shared block has LoRA corrections")
         require(block.rope is None, "its shared block has rotary positions")
         period = call_period(config)
         return {
@@ -98,7 +98,7 @@ class Zamba:
         return result
 
 
-class Zamba2:
+class Zamba2Family:
     architecture = "Zamba2ForCausalLM"
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
@@ -138,7 +138,7 @@ class Zamba2:
         assert isinstance(mamba, Mamba2Options)
         block = blocks[0]
         require(all(other == block for other in blocks), "its shared blocks differ")
-        require(block.lora_rank > 0, "its shared blocks have no corrections")
+        require(block.lora_rank > 0, "its shared blocks have no LoRA corrections")
         require(mamba.norm_eps == 1e-5, f"the eps of its gated norm is {mamba.norm_eps}, not 1e-5")
         require(mamba.norm_groups in (None, mamba.groups), "its gated norm has other groups")
         require(not mamba.bias, "its Mamba-2 has biases")
@@ -159,8 +159,8 @@ class Zamba2:
             "mamba_expand": mamba.expand,
             "mamba_ngroups": mamba.groups,
             "chunk_size": 256,
-            # transformers' path without kernels takes this for a lower bound of dt. The published
-            # models have none, but zero cannot be said: its logarithm is taken.
+            # transformers without kernels takes this as a lower bound of dt. The published models
+            # have none, but zero is impossible: its logarithm is taken.
             "time_step_min": 1e-30,
         }
 
@@ -191,7 +191,7 @@ class Zamba2:
 
 
 def call_rules(ours: str, theirs: str, index: int, *, attention: bool) -> list[Rule]:
-    """The corrections of one call; theirs are kept in the block, by the number of the call."""
+    """Return the rules of one call's LoRA corrections; theirs are stored in the block, by call."""
     lists = {"gate_up": f"{theirs}.feed_forward.gate_up_proj_adapter_list.{index}"}
     if attention:
         for part, name in enumerate("qkv"):
@@ -233,7 +233,7 @@ def outer_rules(config: ModelConfig) -> list[Rule]:
 
 
 def block_types(settings: Mapping[str, Any]) -> list[str]:
-    """Which layers Zamba-1's period and offset make hybrid."""
+    """Return the kind of each layer from Zamba-1's period and offset."""
     period, offset = settings["attn_layer_period"], settings["attn_layer_offset"]
     later = range(settings["num_hidden_layers"] - 3)
     rest = ["hybrid" if i % period == offset else "mamba" for i in later]
@@ -241,7 +241,7 @@ def block_types(settings: Mapping[str, Any]) -> list[str]:
 
 
 def call_period(config: ModelConfig) -> tuple[int, int]:
-    """A period and an offset that say where Zamba-1's calls are, if there are such."""
+    """Return the period and offset of Zamba-1's calls; raise Unsuitable if there are none."""
     calls = [bool(layer.shared) for layer in config.layers]
     count = len(calls)
     for period in range(1, count + 1):
@@ -292,12 +292,12 @@ def parts_of(
     for name in names:
         options = config.operators[name]
         assert isinstance(options, ZambaBlockOptions)
-        require(options.activation == "gelu", "the activation of its shared block is no GELU")
+        require(options.activation == "gelu", "the activation of its shared block is not GELU")
         require(options.norm_eps == config.norm_eps, "its norms have different eps")
         blocks.append(options)
     calls = [layer.shared for layer in config.layers if layer.shared]
     turns = [names[number % len(names)] for number in range(len(calls))]
-    require(calls == turns, "its shared blocks are not called by turns")
+    require(calls == turns, "its shared blocks are not called in turn")
     return mixer, blocks
 
 

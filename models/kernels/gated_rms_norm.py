@@ -88,10 +88,10 @@ def _(grad: Tensor, y: Tensor, z: Tensor, weight: Tensor, *_: Any) -> tuple[Tens
 def _runs(width: int, groups: int, axis: str) -> tuple[int, int, bool]:
     """Return the number of runs of equal length, each within one group, that this rank's channels
     form; the channels of a whole group; and True if ranks share groups."""
-    processes = named(axis)
-    channels = width * processes.size
-    runs = len(group_runs(groups, channels, processes))
-    return runs, channels // groups, groups % processes.size != 0
+    ranks = named(axis)
+    channels = width * ranks.size
+    runs = len(group_runs(groups, channels, ranks))
+    return runs, channels // groups, groups % ranks.size != 0
 
 
 def _sums(
@@ -99,15 +99,15 @@ def _sums(
 ) -> Tensor:
     """Return fp32 [1 or 2, rows, runs]: the sum of squares over the whole group of each run and,
     given a gradient, the sum of its products with the normed input."""
-    processes, (rows, width) = named(axis), y.shape
-    found = y.new_empty(1 if grad is None else 2, rows, runs, dtype=torch.float32)
+    ranks, (rows, width) = named(axis), y.shape
+    sums = y.new_empty(1 if grad is None else 2, rows, runs, dtype=torch.float32)
     block, tile, warps = layout.row_tiles(width // runs)
     _programs().sums[(-(-rows // tile), runs)](
-        y if grad is None else grad, y, z, weight, found, rows, width, width // runs,
+        y if grad is None else grad, y, z, weight, sums, rows, width, width // runs,
         y.stride(0), z.stride(0), BACKWARD=grad is not None, ROWS=tile, BLOCK=block,
         num_warps=warps,
     )  # fmt: skip
-    return sums_of_groups(found, groups, width * processes.size, processes)
+    return sums_of_groups(sums, groups, width * ranks.size, ranks)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

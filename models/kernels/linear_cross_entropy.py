@@ -26,7 +26,7 @@ from ..parallel.tensor import gather, reduce
 from .op import op
 
 BLOCK = 4096
-"""Logits of a token that a program processes at a time."""
+"""Logits of a token that a program ranks at a time."""
 NUMBERS = 1 << 27
 """Largest chunk of logits: 256 MiB in bf16."""
 PARTS = 8
@@ -63,19 +63,19 @@ def linear_cross_entropy(
     target whose weight is zero is not read. All losses are fp32. `axis` names the tensor axis that
     shards the vocabulary of `vocab_size`, or is empty; all its ranks get the same losses.
     """
-    processes = named(axis)
-    first = processes.part_range(vocab_size).start
+    ranks = named(axis)
+    first = ranks.part_range(vocab_size).start
     targets, weights = targets.contiguous(), weights.contiguous()
     tokens = len(hidden)
     losses = torch.empty(tokens, dtype=torch.float32, device=hidden.device)
     grad_hidden = hidden.new_empty(hidden.shape if gradients else 0)
     grad_weight = weight.new_zeros(weight.shape if gradients else 0, dtype=torch.float32)
-    size = chunk_size(tokens, -(-vocab_size // processes.size))  # the same on all ranks
+    size = chunk_size(tokens, -(-vocab_size // ranks.size))  # the same on all ranks
     for start in range(0, tokens, size):
         part = slice(start, start + size)
         inputs, target, scale = hidden[part], targets[part], weights[part]
         logits = inputs @ weight.T
-        log_z, chosen = _statistics(logits, target, scale, first, processes)
+        log_z, chosen = _statistics(logits, target, scale, first, ranks)
         loss = scale * (log_z - chosen + z_loss * log_z.square())
         losses[part] = torch.where(scale != 0, loss, 0)
         if not gradients:
@@ -102,14 +102,14 @@ def _(
 
 
 def _statistics(
-    logits: Tensor, targets: Tensor, weights: Tensor, first: int, processes: Axis
+    logits: Tensor, targets: Tensor, weights: Tensor, first: int, ranks: Axis
 ) -> tuple[Tensor, Tensor]:
     """Return log Z and the target's logit of each token, over all shards of the vocabulary."""
-    found = torch.empty(1, 3, len(logits), dtype=torch.float32, device=logits.device)
+    statistics = torch.empty(1, 3, len(logits), dtype=torch.float32, device=logits.device)
     _programs().statistics[(len(logits),)](
-        logits, targets, weights, *found[0], logits.shape[1], first, BLOCK=BLOCK, num_warps=8
+        logits, targets, weights, *statistics[0], logits.shape[1], first, BLOCK=BLOCK, num_warps=8
     )
-    top, total, chosen = gather(found, processes, dim=0).unbind(1)  # [processes, tokens] each
+    top, total, chosen = gather(statistics, ranks, dim=0).unbind(1)  # [ranks, tokens] each
     highest = top.amax(0)
     total = (total * torch.exp(top - highest)).sum(0)
     return highest + total.log(), chosen.sum(0)

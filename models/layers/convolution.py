@@ -149,8 +149,8 @@ def fft(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int) -> T
     if documents is None:
         return fft_rows(x, taps)[:, -outputs:]
     buckets = documents.buckets()
-    parts = [fft_rows(part, taps) for part in buckets.spread(x)]
-    return buckets.collect(parts, len(x))[:, -outputs:]
+    convolved = [fft_rows(bucket, taps) for bucket in buckets.spread(x)]
+    return buckets.collect(convolved, len(x))[:, -outputs:]
 
 
 def fft_rows(x: Tensor, taps: Tensor) -> Tensor:

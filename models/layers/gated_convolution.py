@@ -147,19 +147,20 @@ def _fused_modal(
     whole = x.shape[1] // modal.BLOCK * modal.BLOCK
     positions = documents.positions if documents is not None else None
     blocks, rest = (None, None) if positions is None else positions.tensor_split([whole], 1)
-    parts = []
+    pieces = []
     if whole:
         y, state, _ = modal.modal(
             x[:, :whole], rates, residues, skip, state, blocks, gated, axis.name
         )
-        parts.append(y)
+        pieces.append(y)
     if whole < x.shape[1]:
         few = x[:, whole:]
         w = gated_input(few) if gated else few
         y, state = modal_few(widen(w), rates, residues, rest, state=state)
-        parts.append(_finished(few, w, y, skip, gated))
+        pieces.append(_finished(few, w, y, skip, gated))
     assert state is not None
-    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], state  # cat copies one, too
+    y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)  # cat would copy
+    return y, state
 
 
 def _finished(x: Tensor, w: Tensor, y: Tensor, skip: Tensor | None, gated: bool) -> Tensor:

@@ -19,8 +19,8 @@ WAITS = (torch.Tag.cudagraph_unsafe,)
 @torch.library.custom_op("headrace::grouped_product", mutates_args=(), tags=WAITS)
 def grouped_product(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     """x [tokens, in] is sorted by group; weights [groups, out, in]; int64 counts of rows."""
-    parts = zip(x.split(counts.tolist()), weights, strict=True)
-    return torch.cat([part @ weight.T for part, weight in parts])
+    groups = zip(x.split(counts.tolist()), weights, strict=True)
+    return torch.cat([rows @ weight.T for rows, weight in groups])
 
 
 @torch.library.custom_op("headrace::grouped_outer", mutates_args=(), tags=WAITS)

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..parallel.axes import Axis
+from ..parallel.sharding import Shard, ShardingSpec
+
 
 class SplitLinear(nn.Module):
     """Returns one tensor for each part: `q, k, v = SplitLinear(d, {"q": d, "k": d, "v": d})(x)`.
@@ -29,6 +32,9 @@ class SplitLinear(nn.Module):
         y = F.linear(x, self.weight, self.bias)
         return y if joined else torch.split(y, list(self.parts.values()), dim=-1)
 
+    def resize(self, axis: Axis) -> None:
+        self.parts = {name: len(axis.part_range(size)) for name, size in self.parts.items()}
+
 
 class OutputLinear(nn.Linear):
     """The projection back to the residual stream.
@@ -43,3 +49,21 @@ class OutputLinear(nn.Linear):
         if self.bias is None or self.ranks == 1:
             return F.linear(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias / self.ranks)
+
+    def resize(self, axis: Axis) -> None:
+        self.ranks = axis.size
+
+
+def outputs(name: str, linear: nn.Linear | SplitLinear, *, blocks: int = 1) -> ShardingSpec:
+    """Shard the matrix `name` by its outputs: each part of a SplitLinear separately, and if a part
+    consists of several `blocks`, each block."""
+    sizes = [len(linear.weight)]
+    if isinstance(linear, SplitLinear):
+        sizes = list(linear.parts.values())
+    shard = Shard(0, tuple(size // blocks for size in sizes for _ in range(blocks)))
+    return {f"{name}.weight": shard, f"{name}.bias": shard}
+
+
+def inputs(name: str, *, blocks: tuple[int, ...] = ()) -> ShardingSpec:
+    """Shard the matrix `name` by its inputs: the ranks' outputs must be summed."""
+    return {f"{name}.weight": Shard(1, blocks)}

@@ -80,10 +80,10 @@ class GatedRMSNorm(nn.Module):
         """Reference implementation of the kernel in torch."""
         gated = widen(y) * F.silu(widen(z))
         runs = group_runs(self.groups, self.width, axis)
-        parts = gated.unflatten(-1, (len(runs), -1))
-        power = sums_of_groups(parts.square().sum(-1), self.groups, self.width, axis)
+        grouped = gated.unflatten(-1, (len(runs), -1))
+        power = sums_of_groups(grouped.square().sum(-1), self.groups, self.width, axis)
         mean = power.unsqueeze(-1) / (self.width // self.groups)
-        normal: Tensor = parts * torch.rsqrt(mean + self.eps)
+        normal: Tensor = grouped * torch.rsqrt(mean + self.eps)
         return self.weight * normal.flatten(-2).to(y.dtype)
 
 

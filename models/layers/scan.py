@@ -72,7 +72,7 @@ def ssd(
     mixing = scores.unsqueeze(3) * decay.exp()
     y = torch.einsum("bcghts,bcsghp->bctghp", mixing, weighted)
 
-    # Between chunks: what reaches the end of one decays through the next.
+    # Between chunks: the state at the end of a chunk decays through the next.
     last = start[..., -1:]
     reaches = (column >= last)[:, :, None, None]
     fade = (total[..., -1:] - total).masked_fill(~reaches, float("-inf")).exp()

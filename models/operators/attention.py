@@ -12,12 +12,12 @@ from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from ..initializers import Initializers
-from ..layers.linear import OutputLinear, SplitLinear
+from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import RMSNorm
 from ..layers.rope import Rope, rotate, rotation
 from ..parallel.heads import from_heads, to_heads
 from ..parallel.ring import ring_attention
-from ..parallel.sharding import ShardingSpec, inputs, outputs
+from ..parallel.sharding import ShardingSpec
 from ..parallel.tensor import own_groups
 from .base import BatchContext, FusedOptions, Operator, State, divides
 
@@ -119,8 +119,8 @@ class Attention(Operator):
             return self.product(q, k, v, visible(batch, q.shape[1], self.options.window))
         # One document per row: plain causal attention never sees the padding at the end.
         buckets = batch.documents.buckets()
-        parts = zip(buckets.spread(q), buckets.spread(k), buckets.spread(v), strict=True)
-        return buckets.collect([self.alone(*part) for part in parts], len(q))
+        qkv = zip(buckets.spread(q), buckets.spread(k), buckets.spread(v), strict=True)
+        return buckets.collect([self.alone(*bucket) for bucket in qkv], len(q))
 
     def alone(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         positions = torch.arange(q.shape[1], device=q.device).unsqueeze(0)

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from ..initializers import Initializers
 from ..layers.gated_convolution import gated_input
-from ..layers.linear import OutputLinear, SplitLinear
+from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..parallel.channels import by_channels
-from ..parallel.sharding import Shard, ShardingSpec, inputs, outputs
+from ..parallel.sharding import Shard, ShardingSpec
 from .base import BatchContext, FusedOptions, Operator
 from .short_conv import ShortConvolution, remembered_convolution
 

@@ -146,13 +146,13 @@ class HyenaLI(Hyena):
 
     def flops(self, length: int) -> dict[str, float]:
         """The scan's matrix products: within the chunk, into the state, and out of it."""
-        parts = super().flops(length)
+        flops = super().flops(length)
         if self.options.method == "fft":
-            parts["fft"] = self.width * convolution_flops(length, length, "fft")
+            flops["fft"] = self.width * convolution_flops(length, length, "fft")
         else:
             chunk = min(self.options.chunk, length)
-            parts["scan"] = self.width * (2.0 * chunk + 2 * self.product * self.rates.shape[1])
-        return parts
+            flops["scan"] = self.width * (2.0 * chunk + 2 * self.product * self.rates.shape[1])
+        return flops
 
     def step_flops(self, seen: int) -> dict[str, float]:
         """For each state element a product and a sum in, and out."""

@@ -118,16 +118,16 @@ class HyenaLIFreeform(Hyena):
 
     def flops(self, length: int) -> dict[str, float]:
         """Leave out the network that computes the filter: it runs once for a batch."""
-        parts = super().flops(length)
+        flops = super().flops(length)
         reach = min(length, self.options.filter_horizon)
-        parts["convolution"] += self.width * convolution_flops(reach, length)
-        return parts
+        flops["convolution"] += self.width * convolution_flops(reach, length)
+        return flops
 
     def step_flops(self, seen: int) -> dict[str, float]:
         """The newest output over all inputs kept; the filter is computed again."""
-        parts = super().flops(1)
+        flops = super().flops(1)
         reach = min(seen, self.options.filter_horizon)
-        parts["convolution"] += 2.0 * self.width * reach
+        flops["convolution"] += 2.0 * self.width * reach
         network = (*self.layers.parameters(), *self.last.parameters())
-        parts["filter"] = 2.0 * reach * sum(p.numel() for p in network if p.dim() == 2)
-        return parts
+        flops["filter"] = 2.0 * reach * sum(p.numel() for p in network if p.dim() == 2)
+        return flops

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..initializers import Initializers
-from ..layers.linear import OutputLinear, SplitLinear
-from ..parallel.sharding import ShardingSpec, filters, inputs, outputs
+from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
+from ..parallel.sharding import ShardingSpec, filters
 from ..parallel.tensor import own_filters
 from .base import BatchContext, FusedOptions, Operator, divides
 from .short_conv import remembered_convolution

@@ -81,15 +81,15 @@ class HyenaMR(Hyena):
         return {**super().sharding_spec(ranks), **filters("taps", self.options.groups, ranks)}
 
     def flops(self, length: int) -> dict[str, float]:
-        parts = super().flops(length)
+        flops = super().flops(length)
         reach = self.taps.shape[1]
-        parts["convolution"] += self.width * convolution_flops(reach, length, self.options.method)
-        return parts
+        flops["convolution"] += self.width * convolution_flops(reach, length, self.options.method)
+        return flops
 
     def step_flops(self, seen: int) -> dict[str, float]:
-        parts = super().flops(1)
-        parts["convolution"] += 2.0 * self.width * self.taps.shape[1]
-        return parts
+        flops = super().flops(1)
+        flops["convolution"] += 2.0 * self.width * self.taps.shape[1]
+        return flops
 
 
 def decayed(taps: Tensor, options: HyenaMROptions, axis: Axis = ALONE) -> Tensor:

@@ -52,6 +52,6 @@ class HyenaSE(Hyena):
         return {**super().sharding_spec(ranks), **filters("taps", self.options.groups, ranks)}
 
     def flops(self, length: int) -> dict[str, float]:
-        parts = super().flops(length)
-        parts["convolution"] += 2.0 * self.width * self.taps.shape[1]
-        return parts
+        flops = super().flops(length)
+        flops["convolution"] += 2.0 * self.width * self.taps.shape[1]
+        return flops

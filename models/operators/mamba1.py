@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from ..initializers import Initializers
 from ..layers.gated_scan import gated_scan
-from ..layers.linear import OutputLinear, SplitLinear
-from ..parallel.sharding import Shard, ShardingSpec, inputs, outputs
+from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
+from ..parallel.sharding import Shard, ShardingSpec
 from ..parallel.tensor import reduce
 from ..precision import widen
 from .base import BatchContext, FusedOptions, Operator, divides

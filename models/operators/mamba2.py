@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from ..initializers import Initializers
 from ..kernels import ssd as kernel
 from ..kernels.choice import chosen
-from ..layers.linear import OutputLinear, SplitLinear
+from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import GatedRMSNorm
 from ..layers.scan import ssd
-from ..parallel.sharding import Shard, ShardingSpec, inputs, outputs
+from ..parallel.sharding import Shard, ShardingSpec
 from ..parallel.tensor import own_groups
 from ..precision import widen
 from .base import BatchContext, FusedOptions, Operator, divides

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from ..initializers import Initializers
 from ..kernels import glu
 from ..kernels.choice import Kernel, chosen
-from ..layers.linear import OutputLinear, SplitLinear
-from ..parallel.sharding import ShardingSpec, inputs, outputs
+from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
+from ..parallel.sharding import ShardingSpec
 from .base import BatchContext, FusedOptions, Operator, OperatorOptions
 
 Activation = Literal["silu", "gelu", "gelu-tanh", "relu", "identity"]

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from ..initializers import Initializers
-from ..layers.linear import OutputLinear, SplitLinear
+from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import RMSNorm
 from ..layers.rope import Rope
-from ..parallel.sharding import Shard, ShardingSpec, inputs, outputs
+from ..parallel.sharding import Shard, ShardingSpec
 from ..parallel.tensor import gather, scatter
 from .attention import Attention, AttentionOptions
 from .base import BatchContext, Call, FusedOptions, SharedOperator, divides

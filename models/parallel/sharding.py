@@ -21,7 +21,6 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from ..layers.linear import OutputLinear, SplitLinear
 from .axes import ALONE, Axis
 
 
@@ -53,6 +52,14 @@ ShardingSpec = Mapping[str, Shard]
 class Shardable(Protocol):
     def sharding_spec(self, ranks: int) -> ShardingSpec:
         """Return how parameters are sharded over this number of tensor-parallel ranks."""
+
+
+@runtime_checkable
+class Resizable(Protocol):
+    """A module whose attributes depend on the sizes of its local shards."""
+
+    def resize(self, axis: Axis) -> None:
+        """Update the attributes after the parameters were sharded."""
 
 
 @dataclass(frozen=True)
@@ -89,21 +96,6 @@ class LocalShard:
         return torch.cat(pieces, dim=self.dim)
 
 
-def outputs(name: str, linear: nn.Linear | SplitLinear, *, blocks: int = 1) -> ShardingSpec:
-    """Shard the matrix `name` by its outputs: each part of a SplitLinear separately, and if a part
-    consists of several `blocks`, each block."""
-    sizes = [len(linear.weight)]
-    if isinstance(linear, SplitLinear):
-        sizes = list(linear.parts.values())
-    shard = Shard(0, tuple(size // blocks for size in sizes for _ in range(blocks)))
-    return {f"{name}.weight": shard, f"{name}.bias": shard}
-
-
-def inputs(name: str, *, blocks: tuple[int, ...] = ()) -> ShardingSpec:
-    """Shard the matrix `name` by its inputs: the ranks' outputs must be summed."""
-    return {f"{name}.weight": Shard(1, blocks)}
-
-
 def filters(name: str, groups: int, ranks: int) -> ShardingSpec:
     """Shard filters that neighbouring channels share, if the ranks divide them evenly."""
     return {name: Shard(0)} if groups % ranks == 0 else {}
@@ -135,8 +127,6 @@ def shard_parameters(model: nn.Module, axis: Axis) -> dict[str, LocalShard]:
             shards[f"{path}.{name}" if path else name] = shard
             setattr(holder, leaf, nn.Parameter(shard.take(whole.detach())))
     for module in model.modules():
-        if isinstance(module, SplitLinear):
-            module.parts = {name: len(axis.part_range(size)) for name, size in module.parts.items()}
-        elif isinstance(module, OutputLinear):
-            module.ranks = axis.size
+        if isinstance(module, Resizable):
+            module.resize(axis)
     return shards

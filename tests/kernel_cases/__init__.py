@@ -1,4 +1,4 @@
-"""Every fused kernel, with every option: what it is given, how it is called, and its twin.
+"""Cases of every fused kernel and option: inputs, the call, and the twin.
 
 The tests run them by Triton's interpreter and compile them; the benchmark of kernels runs them on
 a GPU.

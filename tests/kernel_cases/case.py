@@ -1,4 +1,4 @@
-"""What a case of a kernel is, and the random numbers that it is given."""
+"""A case of a kernel, and its random inputs."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Shape:
 
 
 TINY = Shape(2, 70, 72)
-"""More than one tile of each kind, and no side a multiple of one."""
+"""Sizes with more than one tile of each kind; no side is a multiple of a tile."""
 SHORT = Shape(2, 20, 72)
-"""The same for kernels that walk along tokens, which the interpreter does slowly."""
+"""The same for kernels that scan tokens: the interpreter is slow on these."""
 NARROW = Shape(2, 70, 40)
-"""For blocks of a filter's matrix, of which a group of channels takes many."""
+"""Sizes for blocks of a filter's matrix: a group of channels takes many."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Fresh random numbers of a type, on a device."""
+    """Random numbers of a type, on a device."""
 
     dtype: torch.dtype
     device: str
@@ -48,7 +48,8 @@ class Draw:
         return (x * scale).to(self.dtype)
 
     def documents(self, shape: Shape, *, goes_on: bool = False) -> Documents:
-        """A few for each row, one of a single token; the first may have begun before the row."""
+        """Return a few documents for each row, one of a single token; the first may begin
+        before the row."""
         if not shape.rows:
             return Documents(torch.zeros(0, shape.length, dtype=torch.int64, device=self.device))
         generator = torch.Generator().manual_seed(self.seed)
@@ -71,4 +72,4 @@ class Case:
     run: Callable[..., Any]
     twin: Callable[..., Any]
     tiny: Shape = TINY
-    """Large enough to go wrong, and small enough for the interpreter."""
+    """Large enough to find faults, small enough for the interpreter."""

@@ -1,5 +1,4 @@
-"""A kernel beside its twin, which is run in fp64 on the numbers that the kernel was given, rounded
-as they are."""
+"""Comparison of a kernel with its twin, which runs in fp64 on the kernel's rounded inputs."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ from .case import Case, Draw, Inputs, Shape
 def errors(
     case: Case, draw: Draw, shape: Shape, given: Callable[[Tensor], Tensor] = Tensor.clone
 ) -> dict[str, float]:
-    """‖got − wanted‖ / ‖wanted‖ of every output and gradient, in fp64; infinite for a NaN. `given`
-    is how tensors are given to the kernel."""
+    """Return ‖got − wanted‖ / ‖wanted‖ of every output and gradient, in fp64; infinite for a NaN.
+    `given` prepares the tensors for the kernel."""
     inputs = case.make(draw, shape)
     got = evaluate(case.run, inputs, draw, given)
     wanted = evaluate(case.twin, inputs, draw, Tensor.double)
@@ -31,7 +30,7 @@ def errors(
 def evaluate(
     function: Callable[..., Any], inputs: Inputs, draw: Draw, convert: Callable[[Tensor], Tensor]
 ) -> dict[str, Tensor]:
-    """The outputs of `function`, and the gradients of its floating-point inputs."""
+    """Return the outputs of `function`, and the gradients of its floating-point inputs."""
     given = {
         name: convert(value.detach()).requires_grad_()
         if isinstance(value, Tensor) and value.is_floating_point()
@@ -51,5 +50,5 @@ def evaluate(
 
 
 def apart(x: Tensor) -> Tensor:
-    """The same numbers, no two of which are neighbours in memory."""
+    """Return the same numbers with gaps in memory between all of them."""
     return torch.stack([x, x], dim=-1)[..., 0]

@@ -1,5 +1,5 @@
-"""Gated convolutions, by their four kernels: one for taps in registers, one for blocks of a
-filter's matrix, one for transforms, and one for the modal form."""
+"""Gated convolutions by their four kernels: taps in registers, blocks of a filter's matrix,
+Fourier transforms, and the modal form."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def direct(
             "x": draw.normal("x", shape.rows, shape.length, width * (3 if gated else 1)),
             "taps": draw.normal("taps", width // share, reach, scale=reach**-0.5),
         }
-        if kernel == "toeplitz":  # under a decay, which is worked out in fp32
+        if kernel == "toeplitz":  # with a decay, computed in fp32
             inputs["taps"] = inputs["taps"].float()
         if bias:
             inputs["bias"] = draw.normal("bias", width)
@@ -83,7 +83,7 @@ def direct(
 
 
 def transforms() -> Iterator[Case]:
-    """Filters that end within the row, and that do not; several pieces of channels and lengths."""
+    """Filters shorter and longer than the row; several pieces of channels and lengths."""
     yield transform(300, 1, gates=True, packed=True)
     yield transform(33, 3, gates=False, packed=False)
 

@@ -1,4 +1,4 @@
-"""The scans of Mamba: SSD, and selective."""
+"""Mamba's scans: SSD and the selective scan."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def selective(heads: int, size: int, *, state: bool, packed: bool) -> Case:
 
     def by(kernel: Kernel) -> Callable[..., Any]:
         def run(wide: Tensor, z: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
-            _, B, C = wide.split([5, size, size], dim=-1)  # slices, as a projection gives them
+            _, B, C = wide.split([5, size, size], dim=-1)  # slices, as of a projection
             return gated_scan(B=B, C=C, z=z[..., 8:], kernel=kernel, **inputs)
 
         return run

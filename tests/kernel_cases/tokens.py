@@ -1,4 +1,4 @@
-"""What is done to each token alone: norms, rotations, gates, and the loss."""
+"""Operations on single tokens: norms, rotations, gates, and the loss."""
 
 from __future__ import annotations
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from headrace.models.cli import main
+from headrace.console.headrace import main
 
 
 def run(*words: str) -> Result:
-    return CliRunner().invoke(main, list(words))
+    return CliRunner().invoke(main, ["models", *words])
 
 
 def document(*words: str) -> Any:
@@ -45,7 +45,7 @@ def test_show_draws_the_layers() -> None:
     assert "MMMMMSMMMMMS" in text and "head (tied)" in text
     assert "shared>mamba ×6" in text
     assert "1,215,064,704" in text
-    assert "zero 3, dp 8" in text
+    assert "DeepSpeed ZeRO-3; dp 8" in text
 
 
 def test_mistakes_have_no_traceback(tmp_path: Path) -> None:

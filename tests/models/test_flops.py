@@ -50,7 +50,7 @@ def counted_by_torch(model: Model, length: int) -> int:
     return int(counter.get_total_flops())
 
 
-def test_agrees_with_torch(tiny_operator: Model) -> None:
+def test_operators_agree_with_torch(tiny_operator: Model) -> None:
     config = tiny_operator.config
     name = config.layers[0].mixer
     ours = sum(forward_flops_per_token(config, LENGTH).values()) * ROWS * LENGTH
@@ -151,7 +151,7 @@ def test_tensor_ranks_hold_their_shards() -> None:
     count = parameters(Model(config))
     shapes = rank_shapes(config, 2, 1)
     here = flat(shapes, 1)
-    # Norms and such small things are on every rank of a tensor axis.
+    # Norms and other small parameters are replicated on every rank of the tensor axis.
     assert 1 <= 2 * here / count < 1.02
     message = r"operators\.attention: tp=8 does not divide its 4 heads"
     with pytest.raises(LayoutError, match=message):
@@ -237,7 +237,7 @@ def test_state_bytes_are_those_of_generation(tiny: Model) -> None:
     assert generation_bytes(tiny.config, 50, precision=PRECISIONS["fp32"]) == real
 
 
-def test_describe_has_what_programs_read() -> None:
+def test_the_json_description_is_complete() -> None:
     engine = EngineState(engine="test", parts=[StatePart(name="weights", bytes_per_parameter=4)])
     fp32 = PRECISIONS["fp32"]
     config = load_model_config("tiny-hybrid")

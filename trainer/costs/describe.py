@@ -1,4 +1,4 @@
-"""What a job is and costs, before it runs: for `--dry-run`, the terminal and the report."""
+"""Description of a run before it starts, for `--dry-run`, the terminal and the report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ...console import config as reader
 from ...console.progress import as_bytes, human
-from ...models.accounting.show import marks
+from ...models.accounting.show import letters_of
 from ..run.run import Job
 from . import memory as costs
 
@@ -15,7 +15,7 @@ GIGABYTE = 1 << 30
 
 
 def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
-    """Activations take a moment to count: they are for who asks before the run."""
+    """Return the description; counting activations takes a few seconds, so it is optional."""
     kept = costs.kept_memory(job) if activations else {}
     by_rank = [state | kept for state in costs.state_memory(job)]
     return {
@@ -43,17 +43,17 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
 
 
 def stripe(job: Job) -> str:
-    """The model's pattern, a letter for each layer, as `models show` has it: `[SMLAT]`."""
+    """Return one letter for each layer, as in `headrace models show`: `[SMLAT]`."""
     kinds = [str(layer) for layer in job.model.layers]
-    letters = marks(kinds)
+    letters = letters_of(kinds)
     return f"[{''.join(letters[kind] for kind in kinds)}]"
 
 
 def lines(about: dict[str, Any]) -> list[str]:
-    """The description as a person reads it."""
+    """Format the description for a person."""
     model, plan, layout = about["model"], about["plan"], about["layout"]
-    found = [
-        f"run          {about['run']}{' (goes on)' if about['begun'] else ''}",
+    text = [
+        f"run          {about['run']}{' (resumes)' if about['begun'] else ''}",
         f"model        {model['stripe']}  {model['parameters']:,} parameters, vocabulary "
         f"{model['vocab_size']:,}",
         f"plan         {plan['hash']}: {human(plan['tokens'])} tokens, {plan['steps']:,} steps, "
@@ -62,17 +62,17 @@ def lines(about: dict[str, Any]) -> list[str]:
         f"dp {layout['dp']} × tp {layout['tp']} × cp {layout['cp']}, {layout['precision']}",
     ]
     for phase in about["batch"]:
-        found.append(
+        text.append(
             f"phase        {phase['phase']}: {human(phase['tokens'])} tokens, {phase['steps']:,} "
-            f"steps of {phase['rows']} rows × {phase['seq_len']:,}; each process "
+            f"steps of {phase['rows']} rows × {phase['seq_len']:,}; each rank "
             f"{phase['micro_batches']} × {phase['micro_batch_rows']} rows"
         )
     if any(group["match"] for group in about["groups"]):
-        found += [f"group        {_group(group)}" for group in about["groups"]]
-    found += [f"memory       {line}" for line in _memory(about["memory_by_tensor_rank"])]
+        text += [f"group        {_group(group)}" for group in about["groups"]]
+    text += [f"memory       {line}" for line in _memory(about["memory_by_tensor_rank"])]
     saved = about["checkpoints"]
-    found.append(f"checkpoints  {saved['saved']} of {as_bytes(saved['bytes'])} each")
-    return found
+    text.append(f"checkpoints  {saved['saved']} of {as_bytes(saved['bytes'])} each")
+    return text
 
 
 def _group(group: dict[str, Any]) -> str:
@@ -83,19 +83,19 @@ def _group(group: dict[str, Any]) -> str:
 
 
 def _memory(by_rank: list[dict[str, int]]) -> list[str]:
-    """A line for each rank along the tensor axis, or one if they have the same."""
+    """Return a line for each tensor rank, or one line if all are equal."""
     alike = all(parts == by_rank[0] for parts in by_rank)
-    found = []
+    text = []
     for rank, parts in enumerate(by_rank[:1] if alike else by_rank):
-        where = "each process" if alike else f"each process of tensor rank {rank}"
+        where = "each rank" if alike else f"each rank of tensor rank {rank}"
         named = ", ".join(f"{part} {_size(size)}" for part, size in parts.items() if size)
         more = "" if "activations" in parts else ", and activations"
-        found.append(f"{_size(sum(parts.values()))} on {where} ({named}){more}")
-    return found
+        text.append(f"{_size(sum(parts.values()))} on {where} ({named}){more}")
+    return text
 
 
 def configuration(about: dict[str, Any]) -> str:
-    """What the run's YAML comes to, with everything that was left out."""
+    """Format the resolved configuration with all defaults."""
     return f"configuration\n{textwrap.indent(reader.dump(about['configuration']), '  ')}"
 
 

@@ -1,4 +1,4 @@
-"""What a job costs, counted before it runs: parameters, batches, memory, checkpoints."""
+"""Costs of a run, counted before it starts: parameters, batches, memory, checkpoints."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def groups(job: Job) -> list[dict[str, Any]]:
 
 
 def checkpoints(job: Job) -> int:
-    """How many the run saves."""
+    """Count the checkpoints that the run saves."""
     first, last = job.plan.first_step, job.plan.last_step
     planned = {step for step in range(first + 1, last) if step % job.run.checkpoints.every == 0}
     return len(planned | set(job.ends))
 
 
 def batches(job: Job) -> list[dict[str, Any]]:
-    """Each phase's rows, micro-batches and steps."""
-    found = []
+    """Return each phase's rows, micro-batches and steps."""
+    phases = []
     for phase in job.plan.phases:
         rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp, job.run.layout.cp)
-        found.append(
+        phases.append(
             {
                 "phase": phase.name,
                 "tokens": phase.tokens,
@@ -63,7 +63,7 @@ def batches(job: Job) -> list[dict[str, Any]]:
                 "micro_batch_rows": rows,
             }
         )
-    return found
+    return phases
 
 
 def state_memory(job: Job) -> list[dict[str, int]]:

@@ -3,8 +3,8 @@
     stage   weights   gradients       masters         optimizer   buffers
     0       all       all             the weights     all         none
     1       all       all             sharded         sharded     one bucket in fp32, none in bf16
-    2       all       sharded         sharded         sharded     one bucket
-    3       sharded   sharded         sharded         sharded     one bucket
+    2       all       sharded         sharded         sharded     one bucket, as the weights
+    3       sharded   sharded         sharded         sharded     one bucket in fp32
 
 Gradients are counted at the moment that needs most: in ZeRO-1 they are whole until the last
 micro-batch is reduced, and bf16 has those of the last micro-batch beside the fp32 sums. ZeRO-2 in
@@ -58,7 +58,8 @@ def state_layout(
         parts.append(whole(name="gradients", bytes_per_parameter=compute))
     else:
         bucket = partial(_bucket, largest=largest_bucket)
-        parts.append(whole(name="buffers", bytes_per_parameter=4, cut=bucket))
+        width = compute if stage == 2 else 4
+        parts.append(whole(name="buffers", bytes_per_parameter=width, cut=bucket))
     return parts
 
 

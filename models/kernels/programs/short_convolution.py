@@ -1,9 +1,9 @@
 """Triton programs of short_convolution.py.
 
 A thread holds a few channels (CHANNELS a program) and filters a span of tokens, UNROLL at a time.
-It keeps the last REACH inputs in registers, and backward also as many unfinished gradients of inputs;
-everything is read and written once. A block of tokens is processed with CARE (masks) where a
-document begins within reach of the span, or tokens or channels are missing; elsewhere without.
+It keeps the last REACH inputs in registers, and backward also as many unfinished gradients of
+inputs; everything is read and written once. A block of tokens is processed with CARE (masks) where
+a document begins within reach of the span, or tokens or channels are missing; elsewhere without.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Triton programs of toeplitz.py.
 
 A program holds the filter of one group as matrices of CHUNK × CHUNK,
-H_p[t, s] = h[t − s + p·CHUNK], and walks along CHUNKS streams of the row in parallel: the columns of its products are one chunk of
-each stream, with their channels.
+H_p[t, s] = h[t − s + p·CHUNK], and walks along CHUNKS streams of the row in parallel: the columns
+of its products are one chunk of each stream, with their channels.
 
 Documents are kept apart by masking tokens of the products' inputs, never the matrices. Between
 chunks only the document that spans them passes: tokens from its first to its last. Within a chunk

@@ -96,7 +96,7 @@ def test_adjacent_chunks_take_one_request(remote: str, tmp_path: Path) -> None:
     third = chunk(cache, remote, shard, 2)
     assert cache.requests == 1
     cache.fetch(remote, shard, 0, 5)
-    assert cache.requests == 3, "those before what is there, and those behind it"
+    assert cache.requests == 3, "one for the chunks before the cached one, one for those after it"
     whole = storage.read(storage.join(remote, shard.name))
     assert bytes(np.concatenate(cache.chunks(remote, shard, 0, 5))) == whole[: 5 * 4096]
     assert third == whole[2 * 4096 : 3 * 4096]

@@ -1,4 +1,4 @@
-"""What every shard format promises, and what other libraries make of its files."""
+"""The contract of shard formats, and other libraries that read their files."""
 
 from __future__ import annotations
 
@@ -73,18 +73,18 @@ def expected_origins(documents: ShardDocuments) -> list[DocumentOrigin]:
 @pytest.mark.parametrize("name", ["arrow", "mds"])
 @settings(deadline=None, max_examples=60)
 @given(documents=some_documents())
-def test_layout_and_origins_give_back_what_was_written(
+def test_layout_and_origins_match_the_written_documents(
     name: str, documents: ShardDocuments
 ) -> None:
     data = written(name, documents)
     dtype = documents.tokens.dtype.name
-    form = shard_format(name)
+    format = shard_format(name)
 
     def read(start: int, end: int) -> bytes:
         assert 0 <= start <= end <= len(data)
         return data[start:end]
 
-    layout = form.layout(read, len(data), dtype=dtype, details={})
+    layout = format.layout(read, len(data), dtype=dtype, details={})
     np.testing.assert_array_equal(layout.document_starts, documents.starts)
     np.testing.assert_array_equal(tokens_of(data, layout, dtype), documents.tokens)
     if documents.weights is None:
@@ -94,36 +94,38 @@ def test_layout_and_origins_give_back_what_was_written(
         codes = ShardLayout(layout.document_starts, layout.run_tokens, layout.weight_bytes)
         np.testing.assert_array_equal(tokens_of(data, codes, "uint8"), documents.weights)
     origins = expected_origins(documents)
-    if name == "mds":  # its strings have no null
-        origins = [DocumentOrigin(one.file, one.position, one.id or None) for one in origins]
-    assert form.origins(read, len(data), 0, len(documents), details={}) == origins
+    if name == "mds":  # MDS strings cannot be null
+        origins = [
+            DocumentOrigin(origin.file, origin.position, origin.id or None) for origin in origins
+        ]
+    assert format.origins(read, len(data), 0, len(documents), details={}) == origins
     middle = len(documents) // 2
-    assert form.origins(read, len(data), middle, len(documents), details={}) == origins[middle:]
+    assert format.origins(read, len(data), middle, len(documents), details={}) == origins[middle:]
 
 
 @pytest.mark.parametrize("name", ["arrow", "mds"])
-def test_a_layout_is_found_without_reading_the_tokens(name: str) -> None:
+def test_layout_does_not_read_the_tokens(name: str) -> None:
     documents = many(3000)
     data = written(name, documents)
-    taken = []
+    sizes = []
 
     def read(start: int, end: int) -> bytes:
-        taken.append(end - start)
+        sizes.append(end - start)
         return data[start:end]
 
     shard_format(name).layout(read, len(data), dtype="uint16", details={})
-    assert sum(taken) < len(data) / 5
-    assert len(taken) < 12
+    assert sum(sizes) < len(data) / 5
+    assert len(sizes) < 12
 
 
 @pytest.mark.parametrize("name", ["arrow", "mds"])
-def test_a_cut_file_is_refused(name: str) -> None:
+def test_a_truncated_file_is_refused(name: str) -> None:
     data = written(name, many(5))[:-7]
     with pytest.raises(IntegrityError, match="not a whole"):
         shard_format(name).layout(lambda a, b: data[a:b], len(data), dtype="uint16", details={})
 
 
-def test_arrow_cuts_record_batches_and_reads_across_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrow_splits_record_batches_and_reads_across_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrow_format, "BATCH_BYTES", 3000)
     documents = many(50)
     data = written("arrow", documents)
@@ -132,8 +134,8 @@ def test_arrow_cuts_record_batches_and_reads_across_them(monkeypatch: pytest.Mon
         lambda a, b: data[a:b], len(data), dtype="uint16", details={}
     )
     np.testing.assert_array_equal(tokens_of(data, layout, "uint16"), documents.tokens)
-    found = arrow_format.FORMAT.origins(lambda a, b: data[a:b], len(data), 7, 43, details={})
-    assert found == expected_origins(documents)[7:43]
+    origins = arrow_format.FORMAT.origins(lambda a, b: data[a:b], len(data), 7, 43, details={})
+    assert origins == expected_origins(documents)[7:43]
 
 
 def test_pyarrow_and_polars_open_an_arrow_shard(tmp_path: Path) -> None:
@@ -186,7 +188,7 @@ def test_streaming_dataset_opens_mds_shards_unmodified(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["ndarray:uint16", "bytes"])
-def test_mds_shards_that_streaming_wrote_are_read(tmp_path: Path, encoding: str) -> None:
+def test_mds_shards_written_by_streaming_are_read(tmp_path: Path, encoding: str) -> None:
     from streaming import MDSWriter
 
     documents = many(9)
@@ -197,13 +199,13 @@ def test_mds_shards_that_streaming_wrote_are_read(tmp_path: Path, encoding: str)
             value = tokens if encoding != "bytes" else tokens.tobytes()
             writer.write({"more": "x" * number, "tokens": value})
     data = (tmp_path / "shard.00000.mds").read_bytes()
-    form = shard_format("mds")
-    layout = form.layout(lambda a, b: data[a:b], len(data), dtype="uint16", details={})
+    format = shard_format("mds")
+    layout = format.layout(lambda a, b: data[a:b], len(data), dtype="uint16", details={})
     np.testing.assert_array_equal(layout.document_starts, documents.starts)
     np.testing.assert_array_equal(tokens_of(data, layout, "uint16"), documents.tokens)
 
 
-def test_an_arrow_file_with_a_record_batch_for_each_document_is_read(tmp_path: Path) -> None:
+def test_an_arrow_file_with_one_record_batch_per_document_is_read(tmp_path: Path) -> None:
     documents = many(9)
     schema = pa.schema([("tokens", pa.uint32())])
     sink = io.BytesIO()
@@ -233,7 +235,7 @@ def test_compressed_arrow_buffers_are_refused() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(parts=st.lists(some_documents(weighted=True), min_size=1, max_size=4))
-def test_concatenating_and_cutting_are_inverse(parts: list[ShardDocuments]) -> None:
+def test_concatenate_and_slicing_are_inverse(parts: list[ShardDocuments]) -> None:
     whole = ShardDocuments.concatenate(parts)
     assert len(whole) == sum(map(len, parts))
     at = 0
@@ -246,16 +248,16 @@ def test_concatenating_and_cutting_are_inverse(parts: list[ShardDocuments]) -> N
         at += len(part)
 
 
-def test_an_unknown_format_is_named_with_those_that_are_known() -> None:
+def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(InputError, match="no shard format `mdx`"):
         shard_format("mdx")
 
 
-@pytest.mark.long  # the environment takes minutes to install
+@pytest.mark.long  # installing the environment takes minutes
 def test_hugging_face_datasets_opens_an_arrow_shard(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """In an environment of its own: its releases and ours do not agree on what they need."""
+    """Runs in its own environment: its requirements conflict with headrace's."""
     documents = many(30, weighted=True)
     path = tmp_path / "a.arrow"
     path.write_bytes(written("arrow", documents))
@@ -276,7 +278,7 @@ def test_hugging_face_datasets_opens_an_arrow_shard(
 
 
 def environment(request: pytest.FixtureRequest, requirement: str) -> Path:
-    """The Python of an environment that holds `requirement`, kept between runs."""
+    """Return the Python of an environment with `requirement` installed, kept between runs."""
     assert request.config.cache is not None
     folder = request.config.cache.mkdir(requirement.replace("=", "-"))
     python = folder / "bin" / "python"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from small_data import plan_of
 
 from headrace.dataplane.loader.loader import Loader
@@ -51,6 +51,10 @@ def tokenize(folder: Path, *arguments: object) -> subprocess.CompletedProcess[st
     )
 
 
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
 def rows(url: Path) -> np.ndarray:
     plan = plan_of(
         {
@@ -74,19 +78,19 @@ def test_a_new_format_is_built_verified_inspected_indexed_and_loaded(
     assert built.returncode == 0, built.stderr
     assert len(list((out / "shards").glob("*.dummy"))) > 1
 
-    assert tokenize(tmp_path, "verify", out, *ALONE).stdout == "[]\n"
-    shown = json.loads(tokenize(tmp_path, "inspect", out, "--document", 3, "--json").stdout)
+    monkeypatch.setitem(FORMATS, "dummy", DUMMY)  # commands without --format run in this process
+    assert json.loads(invoke("verify", out, *ALONE).stdout) == []
+    shown = json.loads(invoke("inspect", out, "--document", 3, "--json").stdout)
     assert shown["format"] == "dummy" and shown["documents"] == 200
     assert shown["shown"][0]["origin"] == {"file": str(corpus), "position": 3, "id": "#3"}
     assert shown["shown"][0]["text"].startswith("document 3 water")
 
-    monkeypatch.setitem(FORMATS, "dummy", DUMMY)
-    made = CliRunner().invoke(main, ["build", str(corpus), *options, "--out", str(usual)])
+    made = invoke("build", corpus, *options, "--out", usual)
     assert made.exit_code == 0, made.output
     np.testing.assert_array_equal(rows(out), rows(usual))  # the storage does not decide the order
 
     (out / "listing.json").write_text("[]")
-    (damage,) = json.loads(tokenize(tmp_path, "verify", out, *ALONE).stdout)
+    (damage,) = json.loads(invoke("verify", out, *ALONE).stdout)
     assert damage["name"] == "listing.json" and damage["what"] == "it lists other shards"
 
     (out / "manifest.json").unlink()

@@ -44,7 +44,7 @@ NOT_COUNTED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_counts_are_the_published_ones(name: str) -> None:
+def test_counts_equal_published_ones(name: str) -> None:
     assert parameters(build_meta(load_model_config(name))) == PUBLISHED[name]
 
 

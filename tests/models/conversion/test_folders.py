@@ -1,4 +1,4 @@
-"""Models in folders: between all formats, whole or not at all."""
+"""Model folders: conversion between all formats, and failures that leave no folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SMALL = {
         "operators.glu.hidden=48",
     ],
 }
-"""The shipped models that transformers knows, made narrow."""
+"""Shipped models that transformers supports, made narrow."""
 
 
 def small(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -58,7 +58,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_through_every_format_to_the_bit(name: str, tmp_path: Path) -> None:
+def test_every_format_keeps_every_bit(name: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config, tensors = small(name)
     write_model(config, tensors, tmp_path / "ours", format="headrace")
@@ -80,8 +80,8 @@ def test_through_every_format_to_the_bit(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scaling", ["linear", "ntk", "yarn", "llama3"])
-def test_scaled_rotary_positions_are_those_of_transformers(scaling: str, tmp_path: Path) -> None:
-    """Beyond the length that they were first trained on, too."""
+def test_scaled_rotary_positions_equal_transformers(scaling: str, tmp_path: Path) -> None:
+    """Also beyond the original length."""
     transformers = pytest.importorskip("transformers")
     changes = [*SMALL["llama3-8b"], "vocab_size=64", "operators.attention.heads=4"]
     changes += ["operators.attention.kv_heads=2", "operators.attention.rope.base=500"]
@@ -104,7 +104,7 @@ def test_scaled_rotary_positions_are_those_of_transformers(scaling: str, tmp_pat
         assert (plain(ids) - expected).abs().max() > 100 * bound, "a negative control"
 
 
-def test_stripedhyena_through_every_format(tmp_path: Path) -> None:
+def test_stripedhyena_in_every_format(tmp_path: Path) -> None:
     changes = ["pattern='[se/gelu, mr, li, attention]'", "width=32", "vocab_size=64"]
     changes += [f"operators.{name}.groups=8" for name in ("se", "mr")]
     changes += [f"operators.{name}.hidden=48" for name in ("gelu", "identity")]
@@ -119,7 +119,7 @@ def test_stripedhyena_through_every_format(tmp_path: Path) -> None:
     assert (tmp_path / "a/config.yml").read_bytes() == (tmp_path / "c/config.yml").read_bytes()
 
 
-def test_a_tokenizer_goes_along(tmp_path: Path) -> None:
+def test_a_tokenizer_is_copied(tmp_path: Path) -> None:
     config, tensors = small("llama3-8b")
     source, tokenizer = tmp_path / "source", tmp_path / "tokenizer"
     write_model(config, tensors, source, format="headrace")
@@ -137,9 +137,7 @@ def test_a_tokenizer_goes_along(tmp_path: Path) -> None:
     assert (tmp_path / "two" / "tokenizer.json").read_text() == "another"
 
 
-def test_files_are_no_larger_than_they_may_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_keep_to_their_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, tensors = small("llama3-8b")
     monkeypatch.setattr(write_safetensors, "__defaults__", (10_000,))
     write_model(config, tensors, tmp_path / "out", format="headrace")
@@ -152,7 +150,7 @@ def test_files_are_no_larger_than_they_may_be(
         read_model(tmp_path / "out")
 
 
-def test_tensors_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
+def test_tensors_are_read_lazily(tmp_path: Path) -> None:
     config, tensors = small("llama3-8b")
     asked = []
     lazy = Weights(
@@ -167,7 +165,7 @@ def test_tensors_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
     assert sorted(asked) == sorted(tensors)
 
 
-def test_there_is_a_whole_folder_or_none(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_folder(tmp_path: Path) -> None:
     config, tensors = small("llama3-8b")
     torn = {**tensors, "norm.weight": tensors["norm.weight"][:-1]}
     with pytest.raises(CheckpointError):
@@ -188,12 +186,12 @@ def test_there_is_a_whole_folder_or_none(tmp_path: Path) -> None:
     write_model(config, tensors, tmp_path / "out", format="headrace")
     assert [file.name for file in tmp_path.iterdir()] == ["out"]
     assert len(list((tmp_path / "out").iterdir())) == 2
-    with pytest.raises(StorageError, match="is there already"):
+    with pytest.raises(StorageError, match="exists already"):
         write_model(config, tensors, tmp_path / "out", format="headrace")
 
 
-def test_folders_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="is no folder"):
+def test_folders_without_a_model_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="is not a folder"):
         read_model(tmp_path / "nowhere")
     with pytest.raises(StorageError, match="holds no model") as raised:
         read_model(tmp_path)
@@ -204,7 +202,7 @@ def test_folders_without_a_model(tmp_path: Path) -> None:
         read_model(tmp_path)
 
 
-def test_tensors_of_another_model(tmp_path: Path) -> None:
+def test_tensors_of_another_model_are_refused(tmp_path: Path) -> None:
     config, tensors = small("llama3-8b")
     write_model(config, tensors, tmp_path / "out", format="headrace")
     file = tmp_path / "out" / "model.yaml"
@@ -219,7 +217,7 @@ def test_tensors_of_another_model(tmp_path: Path) -> None:
         read_model(tmp_path / "out")
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_convert_command(tmp_path: Path) -> None:
     config, tensors = small("mamba-130m")
     write_model(config, tensors, tmp_path / "a", format="headrace")
 

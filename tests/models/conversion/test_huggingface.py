@@ -1,4 +1,4 @@
-"""Against transformers: logits, every gradient, and folders in both directions."""
+"""Comparison with transformers: logits, every gradient, and folders in both directions."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def theirs_of(case: str) -> Any:
 
 
 def save(model: Any, folder: Path) -> None:
-    """As `save_pretrained`, which refuses a Mamba-2 with tied embeddings."""
+    """Save as `save_pretrained`, which rejects a Mamba-2 with tied embeddings."""
     model.config.save_pretrained(folder)
     tied = model.config.tie_word_embeddings
     tensors = {
@@ -189,7 +189,7 @@ def loss_gradients(model: Any, logits: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_and_gradients(case: str, tmp_path: Path) -> None:
+def test_logits_and_gradients_equal_transformers(case: str, tmp_path: Path) -> None:
     theirs = theirs_of(case)
     save(theirs, tmp_path)
     ours = ours_of(tmp_path)
@@ -210,7 +210,7 @@ def test_logits_and_gradients(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_there_and_back_is_the_same_to_the_bit(case: str, tmp_path: Path) -> None:
+def test_a_round_trip_keeps_every_bit(case: str, tmp_path: Path) -> None:
     theirs = theirs_of(case)
     save(theirs, tmp_path / "theirs")
     config, tensors = read_model(tmp_path / "theirs")
@@ -237,7 +237,7 @@ def test_there_and_back_is_the_same_to_the_bit(case: str, tmp_path: Path) -> Non
         ("zamba", "blocks.0.mixer.operator.conv.taps"),
     ],
 )
-def test_a_reversed_filter_is_seen(case: str, tensor: str, tmp_path: Path) -> None:
+def test_a_reversed_filter_changes_the_logits(case: str, tensor: str, tmp_path: Path) -> None:
     theirs = theirs_of(case)
     save(theirs, tmp_path)
     ours = ours_of(tmp_path)
@@ -247,7 +247,7 @@ def test_a_reversed_filter_is_seen(case: str, tensor: str, tmp_path: Path) -> No
     assert (ours(ids) - theirs(ids, use_cache=False).logits).abs().max() > 1e-4
 
 
-def test_swapped_gates_are_seen(tmp_path: Path) -> None:
+def test_swapped_gates_change_the_logits(tmp_path: Path) -> None:
     theirs = theirs_of("llama")
     save(theirs, tmp_path)
     ours = ours_of(tmp_path)
@@ -257,7 +257,7 @@ def test_swapped_gates_are_seen(tmp_path: Path) -> None:
     assert (ours(ids) - theirs(ids).logits).abs().max() > 1e-3
 
 
-def test_sharded_folders(tmp_path: Path) -> None:
+def test_sharded_folders_are_read(tmp_path: Path) -> None:
     theirs = theirs_of("llama")
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="10KB")
     assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()
@@ -281,8 +281,8 @@ def edited(folder: Path, **changes: Any) -> None:
     ("changes", "error", "words"),
     [
         ({"intermediate_size": 50}, CheckpointError, ["gate_proj", "(100, 32)", "(96, 32)"]),
-        ({"num_hidden_layers": 3}, CheckpointError, ["there is no model.layers.2."]),
-        ({"num_hidden_layers": 1}, CheckpointError, ["model.layers.1.", "not a part"]),
+        ({"num_hidden_layers": 3}, CheckpointError, ["model.layers.2.", "is missing"]),
+        ({"num_hidden_layers": 1}, CheckpointError, ["model.layers.1.", "not part of"]),
         ({"hidden_act": "relu"}, ConfigError, ["hidden_act", "relu", "silu"]),
         ({"model_type": "bert"}, ConfigError, ["bert", "llama", "zamba2"]),
         ({"vocab_size": "REMOVED"}, ConfigError, ["vocab_size", "is required"]),
@@ -297,7 +297,7 @@ def edited(folder: Path, **changes: Any) -> None:
         ),
     ],
 )
-def test_what_does_not_fit(
+def test_unfit_folders_are_refused(
     changes: dict[str, Any], error: type[Exception], words: list[str], tmp_path: Path
 ) -> None:
     save(theirs_of("llama"), tmp_path)
@@ -308,7 +308,7 @@ def test_what_does_not_fit(
         assert word in str(raised.value)
 
 
-def test_rotary_settings_are_found_where_newer_versions_keep_them(tmp_path: Path) -> None:
+def test_rotary_settings_of_newer_versions_are_read(tmp_path: Path) -> None:
     save(theirs_of("llama-llama3"), tmp_path)
     together = {**LLAMA3_ROPE, "rope_theta": 5e5}
     edited(tmp_path, rope_parameters=together, rope_theta="REMOVED", rope_scaling="REMOVED")
@@ -319,14 +319,14 @@ def test_rotary_settings_are_found_where_newer_versions_keep_them(tmp_path: Path
         read_model(tmp_path)
 
 
-def test_steps_that_are_limited_are_refused(tmp_path: Path) -> None:
+def test_limited_time_steps_are_refused(tmp_path: Path) -> None:
     save(theirs_of("mamba2"), tmp_path)
     edited(tmp_path, time_step_limit=[0.01, 0.1])
     with pytest.raises(ConfigError, match="time_step_limit"):
         read_model(tmp_path)
 
 
-def test_a_folder_without_weights(tmp_path: Path) -> None:
+def test_damaged_weights_are_refused(tmp_path: Path) -> None:
     save(theirs_of("llama"), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"rubbish")
     with pytest.raises(StorageError, match=r"model\.safetensors") as raised:
@@ -334,7 +334,7 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
     assert raised.value.hint is not None and "every .safetensors file" in raised.value.hint
 
 
-def test_a_model_that_no_family_can_say(tmp_path: Path) -> None:
+def test_a_model_of_no_family_is_refused(tmp_path: Path) -> None:
     config = load_model_config("tiny-hybrid")
     with pytest.raises(CheckpointError) as raised:
         write_model(config, Model(config).state_dict(), tmp_path / "out", format="huggingface")

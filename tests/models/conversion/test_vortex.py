@@ -1,4 +1,4 @@
-"""Against the forward pass that Vortex's layout is made for, written out here from its tensors."""
+"""Comparison with the forward pass of Vortex, written out here on its tensors."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def attention(own: dict[str, Tensor], settings: dict[str, Any], x: Tensor) -> Te
 
 @pytest.mark.parametrize("length", [1, 7, 150])
 @pytest.mark.parametrize("mlp", ["identity", "gelu"])
-def test_logits_are_those_of_the_layout(length: int, mlp: str) -> None:
+def test_logits_equal_vortex(length: int, mlp: str) -> None:
     ours = model_of(config(mlp=mlp))
     tokens = torch.randint(0, 23, (2, length), generator=torch.Generator().manual_seed(5))
     settings = write_config(ours.config)
@@ -159,7 +159,7 @@ def test_logits_are_those_of_the_layout(length: int, mlp: str) -> None:
         "blocks.2.filter.log_poles",
     ],
 )
-def test_another_order_is_seen(tensor: str) -> None:
+def test_another_order_changes_the_logits(tensor: str) -> None:
     ours = model_of(config())
     tokens = torch.randint(0, 23, (2, 40), generator=torch.Generator().manual_seed(5))
     theirs = dict(to_theirs(rules(ours.config), dict(ours.named_parameters())))
@@ -169,7 +169,7 @@ def test_another_order_is_seen(tensor: str) -> None:
     assert (ours(tokens) - expected).abs().max() > 1e-4
 
 
-def test_back_from_a_folder_is_the_same_to_the_bit(tmp_path: Path) -> None:
+def test_a_round_trip_keeps_every_bit(tmp_path: Path) -> None:
     ours = model_of(config())
     write_model(ours.config, ours.state_dict(), tmp_path / "first", format="vortex")
     read, tensors = read_model(tmp_path / "first")
@@ -192,12 +192,12 @@ PUBLISHED = {
     "evo2-40b-8k": ("evo2_40b_base", 537, 137, 80_679_669_760),
     "evo2-40b-1m": ("evo2_40b", 537, 137, 82_252_533_760),
 }
-"""The released checkpoints: how many tensors, how many of them in fp32, and all bytes."""
+"""Released checkpoints: tensors, tensors in fp32, and bytes."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_files_have_the_tensors_of_the_released_ones(name: str) -> None:
-    """In number, shape and type; 40B keeps its norms and rotary frequencies in fp32."""
+def test_files_have_the_tensors_of_released_checkpoints(name: str) -> None:
+    """Number, shape and type are equal; 40B keeps norms and rotary frequencies in fp32."""
     config = load_model_config(name)
     theirs = dict(to_theirs(rules(config), dict(build_meta(config).named_parameters())))
     theirs |= repeated(config, theirs)
@@ -210,7 +210,7 @@ def test_files_have_the_tensors_of_the_released_ones(name: str) -> None:
     assert sum(t.numel() * (4 if key in wide else 2) for key, t in theirs.items()) == size
 
 
-def test_settings_are_those_of_the_released_models() -> None:
+def test_settings_equal_released_models() -> None:
     released = {  # base and factor of rotary positions, the longest row, layers of attention
         "evo2-1b-8k": (1e4, 1, 8192, [3, 10, 17, 24]),
         "evo2-7b-1m": (1e4, 128, 2**20, [3, 10, 17, 24, 31]),
@@ -225,7 +225,7 @@ def test_settings_are_those_of_the_released_models() -> None:
         assert read_config(settings) == read_config(write_config(read_config(settings)))
 
 
-def test_the_shipped_models_can_be_said() -> None:
+def test_shipped_models_have_vortex_settings() -> None:
     for name in ("evo2-1b-8k", "evo2-7b-8k", "evo2-7b-1m", "evo2-40b-8k", "evo2-40b-1m"):
         settings = write_config(load_model_config(name))
         assert settings["evo2_style_activations"]
@@ -248,14 +248,14 @@ def test_the_shipped_models_can_be_said() -> None:
         ),
     ],
 )
-def test_what_vortex_cannot_say(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_unsuitable_models_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     other = config(**changes)
     with pytest.raises(CheckpointError, match=words):
         write_model(other, Model(other).state_dict(), tmp_path / "out", format="vortex")
     assert not list(tmp_path.iterdir())
 
 
-def test_folders_that_do_not_fit(tmp_path: Path) -> None:
+def test_unfit_folders_are_refused(tmp_path: Path) -> None:
     ours = model_of(config())
     write_model(ours.config, ours.state_dict(), tmp_path, format="vortex")
     file = tmp_path / "config.yml"
@@ -265,7 +265,7 @@ def test_folders_that_do_not_fit(tmp_path: Path) -> None:
         ({"hyena_flip_x1x2": True}, ConfigError, "hyena_flip_x1x2"),
         ({"rotary_emb_base": 1e11}, ConfigError, "rotary_emb_base: .* a base of about 1e.04"),
         ({"num_attention_heads": 8}, ConfigError, "num_attention_heads: heads have 4 channels"),
-        ({"hcs_layer_idxs": [0]}, ConfigError, r"without a sort: \[4\]"),
+        ({"hcs_layer_idxs": [0]}, ConfigError, r"without a kind: \[4\]"),
         ({"num_layers": "5"}, ConfigError, "num_layers: should be a number, not the text '5'"),
     ):
         file.write_text(yaml.safe_dump({**settings, **changes}))

@@ -27,7 +27,7 @@ from headrace.models.parallel.axes import ALONE, Axes, Axis
 
 ROWS, LENGTH = 1, 32
 CUTS = torch.tensor([0, 7, 20, 32])
-"""The second document lies over the cut between the parts."""
+"""The second document crosses the border between the ranks' shards."""
 ALL = "[li, ssd, mamba, mr, se/glu]"
 OPERATORS: dict[str, dict[str, Any]] = {
     "li": {"kind": "hyena-li", "state_size": 3},
@@ -62,7 +62,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def loss(model: Model, axis: Axis, documents: Documents, weights: Tensor) -> Tensor:
-    """Of a part of the rows."""
+    """Return the loss of this rank's shard of the rows."""
     tokens, _ = batch()
     ours = axis.part(LENGTH)
     hidden, _ = model.hidden(tokens[:, :-1][:, ours], documents)
@@ -71,7 +71,7 @@ def loss(model: Model, axis: Axis, documents: Documents, weights: Tensor) -> Ten
 
 
 def gradients(model: Model, total: Tensor) -> dict[str, Tensor]:
-    """Those of whole parameters, where this process has a part."""
+    """Return the gradients at the size of whole parameters, zero outside this rank's shards."""
     names, parameters = zip(*model.named_parameters(), strict=True)
     found = {}
     for name, own in zip(names, torch.autograd.grad(total, parameters), strict=True):
@@ -85,7 +85,7 @@ def gradients(model: Model, total: Tensor) -> dict[str, Tensor]:
 
 
 def apart(axes: Axes, pattern: str = ALL) -> float:
-    """The greatest difference of the loss and of the gradients, relative to the greatest number."""
+    """Return the largest difference of loss and gradients, relative to the largest number."""
     whole, divided = made(pattern, "torch").double(), made(pattern, "triton")
     _, weights = batch()
     documents = Documents.from_cu_seqlens(CUTS, (ROWS, LENGTH))
@@ -104,7 +104,7 @@ def apart(axes: Axes, pattern: str = ALL) -> float:
 
 
 def norms_apart(axis: Axis, groups: int) -> float:
-    """The greatest difference of Mamba-2's norm and its gradients, of parts of 24 channels."""
+    """Return the largest difference of Mamba-2's norm and its gradients; shards of 24 channels."""
     torch.manual_seed(0)
     y, z, weight, above = torch.randn(4, 2, 5, 24).unbind()
     given = {"y": y, "z": z, "weight": weight[0, 0]}
@@ -133,7 +133,7 @@ def unsummed(sums: Tensor, *_: Any) -> Tensor:
 
 
 def forgetful(direction: bool) -> Callable[..., Tensor]:
-    """States are exchanged, and in one direction thrown away."""
+    """Exchange states, but drop those of one direction: a fault that the comparison must find."""
     right = modal.entering
 
     def entering(*arguments: Any, backward: bool) -> Tensor:
@@ -145,7 +145,7 @@ def forgetful(direction: bool) -> Callable[..., Tensor]:
 def main(store: str, rank: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    modal.BLOCK, modal.BLOCKS, ssd.CHUNK = 4, 2, 8  # several chunks in a part
+    modal.BLOCK, modal.BLOCKS, ssd.CHUNK = 4, 2, 8  # several chunks in a shard
     selective_scan.CHUNK = 8
     axis = Axis(dist.group.WORLD, rank, 2)
     context = Axes(context=axis)
@@ -157,7 +157,7 @@ def main(store: str, rank: int) -> None:
     for groups in (1, 2, 3):
         found[f"a norm of {groups} groups"] = norms_apart(axis, groups)
     with mock.patch.object(gated_rms_norm, "sums_of_groups", unsummed):
-        found["groups of which each process has its own sums"] = norms_apart(axis, 3)
+        found["groups whose sums are on one rank"] = norms_apart(axis, 3)
     for kernel, pattern in ((modal, "[li]"), (ssd, "[ssd]"), (selective_scan, "[mamba]")):
         for direction in (False, True):
             with mock.patch.object(kernel, "entering", forgetful(direction)):

@@ -1,4 +1,4 @@
-"""Which of kernel and plain torch runs, for what is asked and what is there."""
+"""Choice between kernel and plain torch, by configuration and device."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ GPU = torch.device("cuda", 0)
 
 
 class OnGPU:
-    """What is asked of a tensor."""
+    """Attributes of a tensor that the choice reads."""
 
     device, dtype = GPU, torch.bfloat16
 
 
 @pytest.fixture(autouse=True)
 def h200() -> object:
-    """Where nothing else is said, a fit GPU."""
+    """A suitable GPU, unless a test changes it."""
     choice._unfit.cache_clear()
     with mock.patch.object(torch.cuda, "get_device_capability", lambda _: (9, 0)):
         yield
@@ -34,24 +34,26 @@ def test_kernels_are_wanted_by_device_or_by_name() -> None:
     assert wanted("triton", torch.device("cpu")) and not wanted("torch", GPU)
 
 
-def test_a_fit_gpu_runs_them() -> None:
+def test_a_suitable_gpu_runs_kernels() -> None:
     assert chosen("auto", "glu", OnGPU())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("where", "name", "value", "said"),
+    ("owner", "name", "value", "message"),
     [
         (torch.version, "hip", "7.0", "AMD"),
         (torch.cuda, "get_device_capability", lambda _: (7, 5), "this GPU has 7.5"),
         (choice, "find_spec", lambda _: None, "pip install triton"),
     ],
 )
-def test_what_is_unfit_is_told(where: object, name: str, value: object, said: str) -> None:
-    with mock.patch.object(where, name, value):
-        assert said in str(unfit(GPU))
-        with pytest.warns(RuntimeWarning, match=said):
+def test_unsuitable_devices_are_reported(
+    owner: object, name: str, value: object, message: str
+) -> None:
+    with mock.patch.object(owner, name, value):
+        assert message in str(unfit(GPU))
+        with pytest.warns(RuntimeWarning, match=message):
             assert not chosen("auto", "glu", OnGPU())  # type: ignore[arg-type]
-        with pytest.raises(LayoutError, match=said):
+        with pytest.raises(LayoutError, match=message):
             chosen("triton", "glu", OnGPU())  # type: ignore[arg-type]
 
 
@@ -61,7 +63,7 @@ def test_a_head_of_ssd_must_fit_the_shared_memory() -> None:
         assert (ssd.beyond(heads, states) is None) == fits
 
 
-def test_what_is_beyond_a_kernel_is_told() -> None:
+def test_limits_of_a_kernel_are_reported() -> None:
     with pytest.warns(RuntimeWarning, match="too wide"):
         assert not chosen("auto", "glu", OnGPU(), "too wide")  # type: ignore[arg-type]
     with pytest.raises(LayoutError, match="on cpu"):

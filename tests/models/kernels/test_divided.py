@@ -1,4 +1,4 @@
-"""Kernels of models that two processes divide: states, halos, groups and a vocabulary cross."""
+"""Kernels on two ranks, which exchange states, halos, sums of groups, and vocabulary statistics."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PROGRAM = Path(__file__).with_name("divided.py")
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_parts_are_the_whole(tmp_path: Path) -> None:
-    """With `kernel: triton`, which refuses what it cannot do."""
+def test_two_ranks_compute_what_one_does(tmp_path: Path) -> None:
+    """Use `kernel: triton`, which raises where a kernel cannot run."""
     command = [sys.executable, str(PROGRAM), str(tmp_path / "store")]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     ranks = [

@@ -1,4 +1,4 @@
-"""Every kernel against its twin: by Triton's interpreter, and as binaries for GPUs not at hand."""
+"""Every kernel against its twin in Triton's interpreter, and as binaries for other GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.models.kernels import KERNELS
 TESTS = str(Path(__file__).parents[2])
 PATH = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
 
-# Triton decides when it is imported whether to interpret: a process of its own.
+# Triton chooses its interpreter at import: the test needs a process of its own.
 INTERPRETED = """
 import dataclasses, json, sys
 import torch
@@ -27,7 +27,7 @@ from headrace.models.kernels import fft_convolution, layout
 from headrace.models.kernels import modal, selective_scan, short_convolution, ssd
 
 torch.set_num_threads(1)
-torch.use_deterministic_algorithms(True, warn_only=True)  # what is not written is NaN
+torch.use_deterministic_algorithms(True, warn_only=True)  # unwritten memory is NaN
 fft_convolution.NUMBERS = 1  # a few channels at a time
 layout.PROGRAMS = 4  # several tiles for each program, and a rest
 modal.BLOCK = modal.BLOCKS = 4
@@ -65,7 +65,7 @@ from headrace.models.kernels import modal, selective_scan
 
 torch.set_num_threads(1)
 modal.BLOCK = modal.BLOCKS = 4
-selective_scan.CHUNK = 8  # the interpreter walks along tokens that are not there, too
+selective_scan.CHUNK = 8  # the interpreter also scans tokens outside the row
 draw, shape = Draw(torch.float32, "cpu", 2), Shape(1, 9, 72)
 last = {case.kernel: case for case in all_cases()}
 
@@ -102,7 +102,7 @@ from kernel_cases import all_cases
 
 cases = [case for case in all_cases() if case.kernel == sys.argv[1]]
 types = [getattr(torch, name) for name in sys.argv[2].split()]
-SHARED = {"80": 163 * 1024, "90": 227 * 1024}  # a program is refused that wants more
+SHARED = {"80": 163 * 1024, "90": 227 * 1024}  # a program that needs more is rejected
 for launch in every_launch(cases, LONG, types):
     for capability in sys.argv[3].split():
         binary = compiled(launch, int(capability))
@@ -127,7 +127,7 @@ def run(code: str, *arguments: str, **environment: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_kernel_is_its_twin() -> None:
+def test_every_kernel_equals_its_twin() -> None:
     found, nudged = json.loads(run(INTERPRETED, "float32", TRITON_INTERPRET="1"))
     assert {case.partition(":")[0] for case in found} == set(KERNELS)
     for case, errors in found.items():
@@ -139,8 +139,8 @@ def test_every_kernel_is_its_twin() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 5e-3), ("float16", 6e-4)])
-def test_in_half_precision_they_lose_what_rounding_takes(dtype: str, bound: float) -> None:
-    """A few roundings, each of half of the last bit: 2⁻⁹ and 2⁻¹² of a number, at most."""
+def test_half_precision_loses_only_rounding(dtype: str, bound: float) -> None:
+    """A few roundings, each at most half of the last bit: 2⁻⁹ and 2⁻¹² of a number."""
     found, _ = json.loads(run(INTERPRETED, dtype, TRITON_INTERPRET="1"))
     assert {case.partition(":")[0] for case in found} == set(KERNELS)
     for case, errors in found.items():
@@ -149,19 +149,19 @@ def test_in_half_precision_they_lose_what_rounding_takes(dtype: str, bound: floa
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_compiled_graph_keeps_them() -> None:
+def test_a_compiled_graph_keeps_kernels() -> None:
     assert run(IN_A_GRAPH, TRITON_INTERPRET="1") == "kept"
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_every_configuration_becomes_a_binary(kernel: str) -> None:
+def test_every_configuration_compiles(kernel: str) -> None:
     assert run(COMPILED, kernel, "bfloat16", "90") == "compiled"
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_for_other_types_and_cards(kernel: str) -> None:
+def test_other_types_and_gpus_compile(kernel: str) -> None:
     assert run(COMPILED, kernel, "float32 bfloat16 float16", "80 90") == "compiled"

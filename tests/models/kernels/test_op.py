@@ -1,4 +1,4 @@
-"""Kernels as operations: where their programs are launched, and what is said where none can be."""
+"""Kernels as custom ops: the device of a launch, and errors where none is possible."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.models.kernels import choice
 from headrace.models.kernels.glu import glu
 
 
-def test_programs_are_launched_where_the_tensors_are() -> None:
+def test_programs_run_on_the_device_of_the_tensors() -> None:
     current: list[Tensor | None] = [None]
     launched = []
 
@@ -39,12 +39,12 @@ def test_programs_are_launched_where_the_tensors_are() -> None:
     assert [t.shape for t in launched if t is not None] == [x.shape, (2, 3)]
 
 
-def test_where_none_can_be_launched_it_is_said() -> None:
+def test_a_launch_without_a_gpu_is_an_error() -> None:
     with pytest.raises(LayoutError, match="the kernel glu cannot run: the tensors are on cpu"):
         glu(torch.ones(2, 6), "silu")
 
 
-def test_a_program_too_large_for_the_gpu_is_told() -> None:
+def test_a_program_too_large_for_the_gpu_is_an_error() -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OutOfResources(262144, 232448, "shared memory")
 
@@ -56,7 +56,7 @@ def test_a_program_too_large_for_the_gpu_is_told() -> None:
         glu(torch.ones(2, 6), "silu")
 
 
-def test_every_kernel_is_made_so() -> None:
+def test_every_kernel_is_registered_by_op() -> None:
     folder = Path(kernels.__file__).parent
     for name in kernels.KERNELS:
         source = (folder / f"{name}.py").read_text()

@@ -1,4 +1,4 @@
-"""Operators by their kernels, interpreted, beside the same operators by plain torch in fp64."""
+"""Operators with interpreted kernels, compared with plain torch in fp64."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ packed = results(mamba, "torch", CUTS)
 compare("mamba1", results(mamba, "triton", CUTS), packed)
 compare("without documents, mamba1", results(mamba, "triton", None), packed)
 
-LENGTH, CUTS = 270, (0, 3, 10, 270)  # a filter that no other kernel reaches
+LENGTH, CUTS = 270, (0, 3, 10, 270)  # a filter too long for the other kernels
 hyena = make("hyena-li-freeform", filter_horizon=280)
 packed = results(hyena, "torch", CUTS)
 compare("freeform", results(hyena, "triton", CUTS), packed)
@@ -87,7 +87,7 @@ mixed = [
     for ours, theirs in mixed
 ]
 
-# What is beyond a kernel's reach is refused where it was asked for.
+# `kernel: triton` raises where a kernel cannot run.
 ones = torch.ones
 x, taps = ones(1, 9, 4), ones(4, 300)
 wide, own = ones(1, 9, 2, 3), ones(2, 3)
@@ -108,7 +108,7 @@ print(json.dumps([off, mixed, refused]))
 
 
 @pytest.mark.slow
-def test_operators_give_what_plain_torch_gives() -> None:
+def test_operators_equal_plain_torch() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={

@@ -30,9 +30,15 @@ sys.path.insert(0, str(TRAINER))
 layouts = import_module("layouts")
 BUCKET = 50_000
 """Elements; below the number of parameters, and the size of no other tensor."""
+BUCKETS = (2 * BUCKET, 4 * BUCKET)
+"""Bytes of a bucket in bf16 and in fp32."""
 deepspeed_engine.LARGEST_BUCKET["cpu"] = BUCKET
 ADAMW = 8
 """Bytes per parameter: two fp32 tensors."""
+
+EMBEDDING = "model.embedding.weight"
+"""Its gradient is the last one of a backward pass: DeepSpeed's bucket exists by then. FSDP2 never
+calls a hook of a sharded parameter, and has no bucket."""
 
 Held = dict[str, int]
 """Bytes of each part."""
@@ -45,21 +51,19 @@ def measure(layout: str) -> dict[str, Any]:
     alive = list(tensors())  # kept, so that no new storage gets the key of an old one
     before = {key_of(tensor) for tensor in alive}
     engine = layouts.make_engine(layout, parallel)
-    moments: list[Held] = []
-    for step in range(2):
-        for number, batch in enumerate(batches):
-            sums = engine(*batch)
-            sums.total.register_hook(lambda _: moments.append(parts_of(engine, before)))
-            engine.backward(sums.total / 100, last=number == 1)
-            del sums
-            moments.append(parts_of(engine, before))
-        if step == 0:
-            apply(engine)
-            moments.clear()  # a first step allocates what the next ones reuse
+    layouts.train(engine, parallel, 0, 1)  # allocates what later steps reuse
+    during: list[Held] = []
+    after: list[Held] = []
+    last = dict(engine.objective.named_parameters())[EMBEDDING]
+    last.register_hook(lambda _: during.append(parts_of(engine, before)))
+    for number, batch in enumerate(batches):
+        sums = engine(*batch)
+        engine.backward(sums.total / 100, last=number == 1)
+        del sums
+        after.append(parts_of(engine, before))
     del alive
-    backward, after = moments[::2], moments[1::2]
     held = {part: max(moment[part] for moment in after) for part in after[0]}
-    held["buffers"] = max(moment["buffers"] for moment in [*backward, *after])
+    held["buffers"] = max(moment["buffers"] for moment in [*during, *after])
     tensor, context = parallel.axes.tensor, parallel.axes.context
     kind, option, precision = layout.split("-")[:3]
     config: Any = ENGINES[kind]
@@ -71,10 +75,6 @@ def measure(layout: str) -> dict[str, Any]:
         "shapes": rank_shapes(load_model_config(TRAINER / "tiny.yaml"), tensor.size, tensor.rank),
         "degrees": Degrees(dp=parallel.dp, tp=tensor.size, cp=context.size),
     }
-
-
-def apply(engine: Any) -> None:
-    engine.update(layouts.LR)
 
 
 def batch_of(number: int, parallel: Any) -> tuple[Any, ...]:
@@ -100,7 +100,7 @@ def parts_of(engine: Any, before: set[int]) -> Held:
         "masters": take(live, masters),
         "optimizer": take(live, optimizer),
         "weights": take(live, weights),
-        "buffers": take(live, {key for key, size in live.items() if size == 4 * BUCKET}),
+        "buffers": take(live, {k for k, size in live.items() if size in BUCKETS}),
     }
     return {**held, "gradients": sum(live.values())}
 

@@ -44,4 +44,4 @@ def test_memory_is_shown_by_tensor_rank_where_ranks_differ(ask: Any) -> None:
     first, last = about["memory_by_tensor_rank"]
     assert last["weights"] > first["weights"] and about["memory"] == last
     written = "\n".join(describe.lines(about))
-    assert "each process of tensor rank 0 (" in written and "of tensor rank 1 (" in written
+    assert "each rank of tensor rank 0 (" in written and "of tensor rank 1 (" in written

@@ -1,0 +1,76 @@
+"""`headrace models show` and `trainer run --dry-run` print the same memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from headrace.console.headrace import main
+from headrace.trainer.costs.describe import describe
+
+TINY = Path(__file__).parents[1] / "tiny.yaml"
+LAYOUT = ["--dp", "2", "--tp", "2", "--cp", "2"]
+ENGINES = {
+    "ZeRO-0": (["engine.zero=0"], "fp32"),
+    "ZeRO-1": (["engine.zero=1"], "fp32"),
+    "ZeRO-2": (["engine.zero=2"], "fp32"),
+    "ZeRO-3": (["engine.zero=3"], "fp32"),
+    "ZeRO-1 in bf16": (["engine.zero=1"], "bf16"),
+    "ZeRO-2 in bf16": (["engine.zero=2"], "bf16"),
+    "ZeRO-3 in bf16": (["engine.zero=3"], "bf16"),
+    "FSDP2": (["engine.kind=fsdp2"], "fp32"),
+    "FSDP2 in bf16": (["engine.kind=fsdp2"], "bf16"),
+    "HSDP": (["engine.kind=fsdp2", "engine.shard=2", "engine.reshard=false"], "bf16"),
+}
+
+
+def shown(*words: str) -> Any:
+    result = CliRunner().invoke(main, ["models", "show", str(TINY), *words, "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["memory"]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_both_commands_print_the_same_memory(ask: Any, name: str) -> None:
+    words, precision = ENGINES[name]
+    layout = ["processes=8", "layout.tp=2", "layout.cp=2"]
+    job = ask(*layout, "micro_batch_tokens=16", f"precision={precision}", "device=cpu", *words)
+    about = describe(job, activations=True)
+    planned, (phase,) = about["memory"], about["batch"]
+    options = [part for word in [*words, "device=cpu"] for part in ("--run", word)]
+    batch = ["--seq-len", "16", "--rows", str(phase["micro_batch_rows"])]
+    memory = shown(*LAYOUT, *batch, "--precision", precision, *options)
+    kept = {"activations": memory["activations"]["none"], "logits": memory["logits"]}
+    assert planned == memory["state"] | kept
+
+
+def test_gathered_weights_are_counted(ask: Any) -> None:
+    """With reshard=false, FSDP2 keeps all weights from the forward to the backward pass."""
+    sharded = shown("--dp", "4", "--run", "engine.kind=fsdp2")["state"]
+    gathered = shown("--dp", "4", "--run", "engine.kind=fsdp2", "--run", "engine.reshard=false")[
+        "state"
+    ]
+    assert "weights" not in sharded
+    assert gathered.pop("weights") > sharded["masters"] and gathered == sharded
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--run", "engine.kind=fsdp3"], "there is no `fsdp3`; did you mean `fsdp2`?"),
+        (["--run", "engine.kind=fsdp2", "--zero", "3"], "engine.zero: unknown key"),
+        (["--run", "precision=fp32"], "precision: is not of engine, optimizer, device"),
+        (["--zero", "0"], "engine.zero=0"),
+    ],
+)
+def test_engines_that_cannot_be_counted_are_errors(words: list[str], message: str) -> None:
+    result = CliRunner().invoke(main, ["models", "show", str(TINY), *words])
+    assert result.exit_code == 1 and message in result.stderr
+
+
+def test_zero_is_short_for_the_engines_key() -> None:
+    assert shown("--zero", "3", "--dp", "2") == shown("--run", "engine.zero=3", "--dp", "2")
