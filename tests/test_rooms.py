@@ -63,6 +63,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "loss",
         "embedding",
         "model",
+        "matrices",
         "generate",
         "accounting",
         "conversion",
