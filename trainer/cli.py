@@ -23,7 +23,7 @@ def main() -> None:
     \b
     Examples:
       trainer run --mixture anneal.yaml --out runs/anneal
-    trainer resume runs/anneal
+      trainer resume runs/anneal
 
     More: docs/trainer.md
     """

@@ -12,7 +12,7 @@ from headrace.tokenize.build.build import BuildConfig, build
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is remembered of files is remembered for one test."""
+    """Give each test its own cache of file hashes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -27,7 +27,7 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run_build(tmp_path: Path) -> Callable[..., Path]:
-    """Builds a dataset with small slices and shards; returns its folder."""
+    """Return a function that builds a dataset with small slices and shards."""
 
     def run(*inputs: str | Path, out: str = "out", **options: Any) -> Path:
         values: dict[str, Any] = {

@@ -24,7 +24,7 @@ def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-def test_from_a_corpus_to_its_text(tmp_path: Path) -> None:
+def test_train_build_inspect_verify_and_count(tmp_path: Path) -> None:
     corpus = write_jsonl(tmp_path / "a.jsonl", ["water", *texts(50)])
     tokenizer, out = tmp_path / "t.json", tmp_path / "out"
     run = invoke("train", corpus, "--out", tokenizer, "--vocab-size", 300, "--json")
@@ -49,7 +49,7 @@ def test_from_a_corpus_to_its_text(tmp_path: Path) -> None:
     assert json.loads(run.stdout)["tokens"] == summary["tokens"]
 
 
-def test_damage_is_a_failure_that_says_how_to_mend_it(tmp_path: Path) -> None:
+def test_damage_fails_with_a_hint(tmp_path: Path) -> None:
     corpus, out = write_jsonl(tmp_path / "a.jsonl", texts(5)), tmp_path / "out"
     invoke("build", corpus, "--tokenizer", "byte", "--out", out, "--workers", 1)
     (shard,) = (out / "shards").iterdir()
@@ -59,7 +59,7 @@ def test_damage_is_a_failure_that_says_how_to_mend_it(tmp_path: Path) -> None:
     assert shard.name in run.stderr and "run the build's command again" in run.stderr
 
 
-def test_verify_and_index_tell_programs(tmp_path: Path) -> None:
+def test_verify_and_index_print_json(tmp_path: Path) -> None:
     corpus, out = write_jsonl(tmp_path / "a.jsonl", texts(5)), tmp_path / "out"
     invoke("build", corpus, "--tokenizer", "byte", "--out", out, "--workers", 1)
     head = out / "manifest.json"
@@ -77,7 +77,7 @@ def test_verify_and_index_tell_programs(tmp_path: Path) -> None:
     assert json.loads(run.stdout)["documents"] == 5
 
 
-def test_a_bad_line_is_named_with_its_file_and_number(tmp_path: Path) -> None:
+def test_a_bad_line_is_reported_with_file_and_number(tmp_path: Path) -> None:
     corpus = tmp_path / "a.jsonl"
     corpus.write_text('{"text": "one"}\n{"text": \n{"text": "three"}\n')
     command = ("build", corpus, "--tokenizer", "byte", "--out", tmp_path / "o", "--workers", 1)
@@ -92,7 +92,7 @@ def test_a_bad_line_is_named_with_its_file_and_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("separator", ["§", r"\n\t\\", "水車\\0"])
-def test_a_separator_is_what_was_written(separator: str, tmp_path: Path) -> None:
+def test_separator_is_used_as_written(separator: str, tmp_path: Path) -> None:
     meant = {r"\n\t\\": "\n\t\\", "水車\\0": "水車\0"}.get(separator, separator)
     corpus = tmp_path / "a.txt"
     corpus.write_text(meant.join(["alpha", "beta", "gamma"]))
@@ -104,7 +104,7 @@ def test_a_separator_is_what_was_written(separator: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("separator", ["\\", r"a\x"])
-def test_a_separator_that_means_nothing_is_misuse(separator: str, tmp_path: Path) -> None:
+def test_an_unknown_escape_in_a_separator_is_misuse(separator: str, tmp_path: Path) -> None:
     corpus = tmp_path / "a.txt"
     corpus.touch()
     run = invoke(

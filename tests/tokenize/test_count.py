@@ -29,7 +29,7 @@ UNABLE = {
     "pre_tokenizer": {"type": "Whitespace"},
     "model": {"type": "BPE", "vocab": {"</s>": 0, "a": 1}, "merges": []},
 }
-"""A tokenizer that only the library can run, which is not given large texts."""
+"""A tokenizer that only the `tokenizers` library can run, which rejects large texts."""
 
 
 def config(path: Path) -> BuildConfig:
@@ -38,7 +38,7 @@ def config(path: Path) -> BuildConfig:
     )
 
 
-def test_everything_is_counted(tmp_path: Path) -> None:
+def test_count_of_a_whole_corpus(tmp_path: Path) -> None:
     documents = [*texts(300), "", "é"]
     path = write_jsonl(tmp_path / "a.jsonl", documents)
     counts = count(config(path))
@@ -54,7 +54,7 @@ def test_everything_is_counted(tmp_path: Path) -> None:
 
 
 def test_a_sample_estimates_within_its_error(tmp_path: Path) -> None:
-    """Tokens per byte must differ between documents, or there is nothing to estimate: BPE."""
+    """BPE, because tokens per byte must differ between documents."""
     from headrace.tokenize.train import TrainConfig, train
 
     documents = [*texts(3000), *texts(20, seed=5, longest=5000)]
@@ -79,8 +79,8 @@ def test_a_sample_estimates_within_its_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spread", [0.3, 1.0, 2.0])
 @pytest.mark.parametrize("kind", ["mixed", "longer is denser"])
-def test_the_interval_holds_the_truth_as_often_as_it_says(spread: float, kind: str) -> None:
-    """Over many corpora with lengths from even to wild; each sample is of pieces, by chance."""
+def test_the_interval_covers_the_truth_95_times_in_100(spread: float, kind: str) -> None:
+    """Simulate many corpora with length distributions from even to extreme, and sample pieces."""
     rng = np.random.default_rng(int(spread * 10) + len(kind))
     held = runs = 0
     for _ in range(400):
@@ -102,15 +102,15 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(spread: float, kind: s
     assert 0.9 < held / runs < 0.985
 
 
-def test_equal_documents_are_sampled_one_by_one(tmp_path: Path) -> None:
-    """If one that stands in many places were chosen in all or none, no error would be right."""
+def test_equal_documents_are_sampled_independently(tmp_path: Path) -> None:
+    """If all copies of a document were chosen or left out together, the error would be wrong."""
     path = write_jsonl(tmp_path / "a.jsonl", ["the same"] * 2000)
     assert 120 < count(config(path), 0.1).sampled < 280
 
 
 @settings(deadline=None)
 @given(text=st.text("ab \n水", min_size=1, max_size=300), size=st.integers(2, 50))
-def test_pieces_make_up_their_text(text: str, size: int) -> None:
+def test_pieces_join_to_their_text(text: str, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(count_module, "PIECE_CHARACTERS", size)
         pieces = list(pieces_of(text))
@@ -118,7 +118,7 @@ def test_pieces_make_up_their_text(text: str, size: int) -> None:
     assert all(0 < len(piece) <= size for piece in pieces)
 
 
-def test_a_sample_that_is_small_says_so(tmp_path: Path) -> None:
+def test_a_small_sample_has_no_error_estimate(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", texts(20))
     with pytest.raises(InputError, match="the sample has 0 of 20 pieces"):
         count(config(path), 1e-9)
@@ -129,7 +129,7 @@ def test_a_sample_that_is_small_says_so(tmp_path: Path) -> None:
     assert count(config(one)).documents == 1
 
 
-def test_a_text_without_ids_is_a_bad_record(tmp_path: Path) -> None:
+def test_a_text_that_cannot_be_tokenized_is_a_bad_record(tmp_path: Path) -> None:
     tokenizer = tmp_path / "t.json"
     tokenizer.write_text(json.dumps(UNABLE))
     path = write_jsonl(tmp_path / "a.jsonl", ["aaa", "a" * 5_000_000, "a"])

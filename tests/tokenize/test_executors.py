@@ -39,28 +39,28 @@ def dies(number: int) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_everything_that_tasks_tell_comes_back(workers: int) -> None:
+def test_all_events_of_tasks_are_yielded(workers: int) -> None:
     found = list(executors.run(ExecutorConfig(workers=workers), squares, range(5)))
     assert sorted(found) == sorted([*range(5), *(k * k for k in range(5))])
 
 
-def test_an_error_of_a_task_is_the_callers(tmp_path: Path) -> None:
+def test_a_user_error_of_a_task_reaches_the_caller(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="three is no number") as caught:
         list(executors.run(ExecutorConfig(workers=2), fails, range(6)))
     assert caught.value.hint == "count differently"
 
 
-def test_a_fault_of_ours_shows_where_it_was() -> None:
+def test_a_bug_in_a_task_shows_its_traceback() -> None:
     with pytest.raises(RuntimeError, match="in breaks"):
         list(executors.run(ExecutorConfig(workers=2), breaks, range(6)))
 
 
-def test_a_worker_that_dies_is_told() -> None:
+def test_a_dead_worker_is_an_error() -> None:
     with pytest.raises(RunError, match="signal 9"):
         list(executors.run(ExecutorConfig(workers=2), dies, range(2)))
 
 
-def test_misuse_is_told() -> None:
+def test_invalid_configurations_are_errors() -> None:
     for options, message in (
         ({"workers": 0}, "must be at least 1"),
         ({"address": "here:1"}, "needs kind `ray`"),
@@ -80,7 +80,7 @@ def ray() -> Iterator[Any]:
 
 @pytest.mark.slow
 def test_ray_builds_the_same_bytes(corpus: Path, run_build: Any, ray: Any) -> None:
-    """With the same word on the same bad lines."""
+    """The messages about bad lines are equal too."""
     for name in ("bad", "worse"):
         (corpus / f"{name}.jsonl").write_text('{\n{"text": "good"}\n{"body": "x"}\n')
     options: dict[str, Any] = {"shuffle": 1, "dedup": "exact", "splits": {"val": 0.1}}
@@ -89,16 +89,18 @@ def test_ray_builds_the_same_bytes(corpus: Path, run_build: Any, ray: Any) -> No
     )
     local = run_build(corpus, out="local", on_error="skip", engine=ONE, **options)
     assert snapshot(local) == snapshot(there)
-    told = manifest.load(str(there / "train")).generations[0].provenance
-    assert told["counts"]["bad: broken JSON"] == told["counts"]["bad: missing field"] == 2
-    assert sum("bad.jsonl, line 1: broken JSON" in line for line in told["problems"]) == 1
-    assert sum("worse.jsonl, line 3: missing field" in line for line in told["problems"]) == 1
+    provenance = manifest.load(str(there / "train")).generations[0].provenance
+    assert (
+        provenance["counts"]["bad: broken JSON"] == provenance["counts"]["bad: missing field"] == 2
+    )
+    assert sum("bad.jsonl, line 1: broken JSON" in line for line in provenance["problems"]) == 1
+    assert sum("worse.jsonl, line 3: missing field" in line for line in provenance["problems"]) == 1
     with pytest.raises(InputError, match="broken JSON"):
         run_build(corpus, out="failed", engine=ExecutorConfig(kind="ray"), **options)
 
 
 @pytest.mark.slow
-def test_workers_end_when_their_build_is_killed(tmp_path: Path) -> None:
+def test_workers_exit_when_their_build_is_killed(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "corpus.jsonl", texts(60_000))
     code = (
         "from headrace.tokenize.build.build import *\n"
@@ -121,7 +123,7 @@ def test_workers_end_when_their_build_is_killed(tmp_path: Path) -> None:
 
 
 def _group(number: int) -> list[str]:
-    """Processes of a process group."""
+    """Return the processes of a process group."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

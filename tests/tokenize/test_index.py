@@ -19,7 +19,7 @@ DOCUMENTS = [np.append(np.arange(1, 1 + n) * 7 % 250, 256).tolist() for n in (3,
 
 
 def check(folder: Path, **options: Any) -> Dataset:
-    """Index a folder, and find DOCUMENTS in it."""
+    """Index a folder, and check that it has DOCUMENTS."""
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     made = index(IndexConfig(url=str(folder), engine=ONE, end_id=256, **options))
     assert (made.documents, made.tokens) == (len(DOCUMENTS), sum(map(len, DOCUMENTS)))
@@ -62,7 +62,7 @@ def test_arrow_lists(tmp_path: Path) -> None:
     assert [(o.file, o.position) for o in dataset.origins(1, 3)] == [("0.arrow", 1), ("1.arrow", 0)]
 
 
-def test_an_arrow_record_batch_for_each_document(tmp_path: Path) -> None:
+def test_arrow_with_one_record_batch_per_document(tmp_path: Path) -> None:
     schema = pa.schema([("tokens", pa.uint32())])
     with pa.ipc.new_file(str(tmp_path / "a.arrow"), schema) as out:
         for document in DOCUMENTS:
@@ -79,7 +79,8 @@ def test_megatron(tmp_path: Path, dtype: str) -> None:
 
 
 def write_megatron(path: Path, documents: list[list[int]], dtype: str) -> None:
-    """By the format's description: magic, version, type, counts, sizes, pointers, documents."""
+    """Write a Megatron dataset from the format's description: magic, version, type, counts, sizes,
+    pointers, documents."""
     path.parent.mkdir(exist_ok=True)
     sizes = np.array([len(document) for document in documents], np.int32)
     width = np.dtype(dtype).itemsize
@@ -97,7 +98,7 @@ def write_megatron(path: Path, documents: list[list[int]], dtype: str) -> None:
     )
 
 
-def test_a_tokenizer_shows_ids_as_text(tmp_path: Path) -> None:
+def test_a_tokenizer_decodes_ids(tmp_path: Path) -> None:
     from headrace.tokenize import inspect
 
     write_megatron(tmp_path / "a", [[*b"hello", 256]], "uint16")
@@ -107,7 +108,7 @@ def test_a_tokenizer_shows_ids_as_text(tmp_path: Path) -> None:
     assert origin.file == "a.bin"
 
 
-def test_without_a_tokenizer_there_is_no_text(tmp_path: Path) -> None:
+def test_decoding_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
     from headrace.tokenize import inspect
 
     write_megatron(tmp_path / "a", DOCUMENTS, "uint16")
@@ -116,7 +117,7 @@ def test_without_a_tokenizer_there_is_no_text(tmp_path: Path) -> None:
         inspect.text(str(tmp_path), [1])
 
 
-def test_what_cannot_be_indexed_is_told(
+def test_folders_that_cannot_be_indexed(
     tmp_path: Path, run_build: Callable[..., Path], corpus: Path
 ) -> None:
     with pytest.raises(InputError, match="no dataset of a known format"):
@@ -128,7 +129,7 @@ def test_what_cannot_be_indexed_is_told(
         index(IndexConfig(url=str(tmp_path), tokenizer="byte", format="megatron", engine=ONE))
 
 
-def test_a_column_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
+def test_a_missing_column_is_reported_with_the_existing_ones(tmp_path: Path) -> None:
     from streaming import MDSWriter
 
     with MDSWriter(columns={"ids": "bytes"}, out=str(tmp_path / "d")) as writer:
@@ -141,7 +142,7 @@ def test_a_column_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) 
     assert json.loads((tmp_path / "d" / "index.json").read_text())["version"] == 2
 
 
-def test_what_the_format_tells_cannot_be_said_again(tmp_path: Path) -> None:
+def test_options_that_the_format_defines_are_misuse(tmp_path: Path) -> None:
     from streaming import MDSWriter
 
     write_megatron(tmp_path / "megatron" / "a", DOCUMENTS[:1], "uint16")
@@ -194,7 +195,7 @@ def crossed_index(path: Path) -> None:
         (crossed_index, "are not made of its sequences"),
     ],
 )
-def test_what_is_no_dataset_is_told(tmp_path: Path, write: Any, message: str) -> None:
+def test_files_that_are_not_a_dataset(tmp_path: Path, write: Any, message: str) -> None:
     write(tmp_path / "a.arrow")
     with pytest.raises((InputError, IntegrityError), match=message) as caught:
         index(IndexConfig(url=str(tmp_path), engine=ONE))
@@ -203,16 +204,16 @@ def test_what_is_no_dataset_is_told(tmp_path: Path, write: Any, message: str) ->
 
 
 def end_of(folder: Path, **options: Any) -> int | None:
-    """What an index says of the end of documents; the folder can be indexed again."""
+    """Return the end-of-document id of a new index, and remove its manifest."""
     made = index(IndexConfig(url=str(folder), engine=ONE, **options))
     (folder / "manifest.json").unlink()
     return made.tokenizer.end_of_document
 
 
-def test_an_end_that_nobody_names_is_not_guessed(
+def test_the_end_of_documents_is_not_guessed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """That all documents happen to end alike is told, and no more."""
+    """If all documents end with the same id, a warning says so, and nothing else follows."""
     write_megatron(tmp_path / "a", [[5, 7], [6, 7], [7]], "uint16")
     assert end_of(tmp_path) is None
     assert "unknown: all end with the id 7" in caplog.text
@@ -228,7 +229,7 @@ def test_an_end_that_nobody_names_is_not_guessed(
     assert "they end with different ids" in caplog.text
 
 
-def test_an_end_that_is_named_is_that_of_every_document(tmp_path: Path) -> None:
+def test_a_named_end_must_end_every_document(tmp_path: Path) -> None:
     write_megatron(tmp_path / "a", [[5, 256], [256]], "uint16")
     write_megatron(tmp_path / "b", [[5, 256], [6, 9]], "uint16")
     with pytest.raises(InputError, match=r"a document of b\.bin ends with the id 9, not with 256"):
@@ -238,7 +239,7 @@ def test_an_end_that_is_named_is_that_of_every_document(tmp_path: Path) -> None:
     assert end_of(tmp_path, tokenizer="byte") == 256  # its usual end, and every document has it
 
 
-def test_an_end_is_named_once() -> None:
+def test_invalid_ends_are_errors() -> None:
     for options, message in (
         ({"tokenizer": "t.json", "end_of_document": "a", "end_id": 5}, "give only one of them"),
         ({"end_id": -1}, "ids start at 0"),

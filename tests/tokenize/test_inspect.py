@@ -25,14 +25,14 @@ def test_every_document_is_shown_with_its_origin(
         assert inspect.text(out, ids) == f"{text}<|endoftext|>"
 
 
-def test_a_document_that_is_not_there(corpus: Path, run_build: Run) -> None:
+def test_an_unknown_document_number_is_an_error(corpus: Path, run_build: Run) -> None:
     out = str(run_build(corpus))
     for number in (-1, 244):
         with pytest.raises(InputError, match=f"244 documents, and none has number {number}"):
             inspect.document(out, number)
 
 
-def test_what_a_dataset_is_and_came_from(corpus: Path, run_build: Run) -> None:
+def test_summary_and_description_of_a_dataset(corpus: Path, run_build: Run) -> None:
     out = run_build(corpus, dedup="exact")
     write_jsonl(corpus / "9.jsonl", [*texts(5, seed=9), "twice", "twice"])
     run_build(corpus, dedup="exact")

@@ -1,4 +1,4 @@
-"""Memory stays under 1 GiB for each worker, whatever is in a file."""
+"""A worker uses less than 1 GiB of memory, whatever its input."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ main()
 
 
 def peak(*arguments: object) -> tuple[int, int, str]:
-    """The exit code, peak of memory, and stderr of a build. The peak is the program's own word: a
-    parent's would count what it held itself when it forked."""
+    """Return the exit code, peak memory and stderr of a build. The build reports its own peak: the
+    peak seen by the parent would include the parent's memory at the fork."""
     command = [sys.executable, "-c", BUILD, "build", *map(str, arguments), "--workers", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     kilobytes = done.stderr.rsplit("VmHWM:", 1)[1].split()[0]
@@ -60,13 +60,13 @@ def large_documents(path: Path) -> None:
 
 
 def large_rows(path: Path) -> None:
-    """In one row group, among many that are small."""
+    """Write large rows among many small ones, in one row group."""
     texts = [text for large in large_texts() for text in ["small"] * 500 + [large]]
     pq.write_table(pa.table({"text": texts}), path)
 
 
 def large_texts() -> list[str]:
-    """As large as may be. An emoji makes Python take four bytes for every character."""
+    """Return texts near the limit. An emoji makes Python take four bytes for every character."""
     return [f"{TEXT[:size]}🙂" for size in (29_000_000, 10, 30_000_000, 29_000_000, 1_000_000)]
 
 
@@ -82,7 +82,7 @@ CASES: dict[str, tuple[str, Callable[[Path], None], int, list[str]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_a_worker_stays_under_a_gibibyte(tmp_path: Path, name: str) -> None:
+def test_a_worker_uses_less_than_one_gibibyte(tmp_path: Path, name: str) -> None:
     file, write, code, options = CASES[name]
     write(tmp_path / file)
     found = peak(tmp_path / file, "--tokenizer", "byte", "--out", tmp_path / "out", *options)

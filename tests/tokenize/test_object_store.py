@@ -1,4 +1,4 @@
-"""Builds from and to s3://, against servers that are slow, throttled, killed, or cut off."""
+"""Builds from and to s3://, with servers that are slow, throttled, killed or disconnected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MOTO = {
 
 @pytest.fixture(autouse=True)
 def forget_connections() -> Iterator[None]:
-    """fsspec keeps its file systems: each test shall look at its own server."""
+    """fsspec caches file systems: each test needs a connection to its own server."""
     fsspec.get_filesystem_class("s3").clear_instance_cache()
     yield
     fsspec.get_filesystem_class("s3").clear_instance_cache()
@@ -55,7 +55,7 @@ def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 @pytest.fixture
 def faulty(moto: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
-    """All requests go through a proxy; what is tried again is tried again by us, and soon."""
+    """Send all requests through a proxy; only headrace retries, and with short pauses."""
     impatient = {"read_timeout": 2, "retries": {"max_attempts": 0}}
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": impatient})
     monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "retries", 1)
@@ -117,23 +117,21 @@ def test_a_build_on_an_object_store(corpus: Path, tmp_path: Path, moto: int) -> 
     assert download("s3://data/out") == before
 
 
-def test_a_dataset_on_an_object_store_is_the_one_on_a_disk(
-    corpus: Path, tmp_path: Path, moto: int
-) -> None:
+def test_object_store_and_disk_get_equal_datasets(corpus: Path, tmp_path: Path, moto: int) -> None:
     build(config(str(corpus), "s3://data/out"))
     build(config(str(corpus), str(tmp_path / "out")))
     assert download("s3://data/out") == snapshot(tmp_path / "out")
 
 
-def test_a_bucket_that_is_not_there(corpus: Path, moto: int) -> None:
+def test_a_missing_bucket_is_an_error(corpus: Path, moto: int) -> None:
     with pytest.raises(StorageError, match="s3://nowhere/out"):
         build(config(str(corpus), "s3://nowhere/out"))
 
 
-def test_connections_that_are_lost_lose_nothing(
+def test_builds_survive_every_connection_fault(
     corpus: Path, tmp_path: Path, faulty: FaultyStore, moto: int
 ) -> None:
-    """Every fault there is, again and again; at each, what readers would see is whole."""
+    """Inject every fault repeatedly; at each fault, readers see only complete files."""
     upload(corpus)
     build(config("s3://data/corpus", "s3://data/whole"))
     direct = fsspec.filesystem("s3", client_kwargs={"endpoint_url": f"http://127.0.0.1:{moto}"})
@@ -154,10 +152,10 @@ def test_connections_that_are_lost_lose_nothing(
     assert len(faulty.met) == len(FAULTS) and min(faulty.met.values()) > 1
 
 
-def test_an_upload_in_parts_that_is_cut_off(
+def test_an_interrupted_multipart_upload(
     faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle of a part; and after its end, so that nobody knows that it is done."""
+    """The connection breaks within a part, or after the upload, before the answer arrives."""
     s3 = fsspec.get_filesystem_class("s3")
     monkeypatch.setattr(s3._pipe_file, "__defaults__", (5 << 20, None, "overwrite"))
     old, new = os.urandom(11 << 20), os.urandom(11 << 20)
@@ -176,10 +174,10 @@ def test_an_upload_in_parts_that_is_cut_off(
     assert storage.read("s3://data/file") == new
 
 
-def test_credentials_that_expire_and_are_renewed(
+def test_expired_credentials_are_read_again(
     corpus: Path, tmp_path: Path, faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the file that holds them, in the middle of a build; or else by a person, after it."""
+    """Keys are renewed in their file during a build, or by a user after the build failed."""
     file = tmp_path / "credentials"
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
@@ -209,14 +207,16 @@ def test_credentials_that_expire_and_are_renewed(
         build(config(str(corpus / "2.jsonl"), "s3://data/again"))
     assert "run the same command again" in str(caught.value.hint)
     renew()
-    for name in storage.list_files("s3://data/again/work/claims"):  # could not be taken back
+    for name in storage.list_files(
+        "s3://data/again/work/claims"
+    ):  # the failed build could not remove its lock
         storage.delete(f"s3://data/again/work/claims/{name}")
     build(config(str(corpus / "2.jsonl"), "s3://data/again"))
     assert download("s3://data/again") == whole
 
 
 @pytest.mark.server
-def test_swift_in_whole_and_throttled(
+def test_swift_with_throttled_writes(
     corpus: Path, tmp_path: Path, swift: Callable[..., Swift]
 ) -> None:
     swift(writes=8)
@@ -224,13 +224,13 @@ def test_swift_in_whole_and_throttled(
     upload(corpus)
     began = time.monotonic()
     build(config("s3://data/corpus", "s3://data/mirror"))
-    assert time.monotonic() - began > 2, "it was not throttled"
+    assert time.monotonic() - began > 2, "the server did not throttle"
     build(config(str(corpus), "s3://data/out"))
     assert download("s3://data/out") == snapshot(tmp_path / "local")
 
 
 @pytest.mark.server
-def test_wrong_credentials_are_told(
+def test_wrong_credentials_are_an_error(
     corpus: Path, swift: Callable[..., Swift], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swift()
@@ -241,10 +241,8 @@ def test_wrong_credentials_are_told(
 
 
 @pytest.mark.server
-def test_a_server_killed_and_started_again_in_the_middle(
-    tmp_path: Path, swift: Callable[..., Swift]
-) -> None:
-    """The build waits, and ends as if nothing had been; readers see nothing until then."""
+def test_a_server_restart_during_a_build(tmp_path: Path, swift: Callable[..., Swift]) -> None:
+    """The build waits for the server and produces the same bytes."""
     for number in range(3):
         write_jsonl(tmp_path / "corpus" / f"{number}.jsonl", texts(1500, seed=number))
     server = swift()
@@ -274,9 +272,7 @@ def test_a_server_killed_and_started_again_in_the_middle(
 
 
 @pytest.mark.server
-def test_a_build_killed_in_the_middle_of_its_uploads(
-    tmp_path: Path, swift: Callable[..., Swift]
-) -> None:
+def test_a_build_killed_during_uploads(tmp_path: Path, swift: Callable[..., Swift]) -> None:
     corpus = write_jsonl(tmp_path / "corpus.jsonl", texts(20_000))
     server = swift()
     build(config(str(corpus), str(tmp_path / "local"), slice_size=64 << 20, shard_size=300_000))

@@ -20,7 +20,7 @@ def size(documents: list[str]) -> int:
 
 
 @pytest.mark.parametrize("packing", ["", ".gz"])
-def test_a_sample_has_its_size_however_the_corpus_is_packed(tmp_path: Path, packing: str) -> None:
+def test_sample_size_is_independent_of_compression(tmp_path: Path, packing: str) -> None:
     documents = texts(500)
     path = write_jsonl(tmp_path / "a.jsonl", documents)
     if packing:
@@ -33,10 +33,10 @@ def test_a_sample_has_its_size_however_the_corpus_is_packed(tmp_path: Path, pack
     assert some == [text for text in documents if text in set(some)]
     assert wanted <= size(some) <= wanted + max(len(text.encode()) for text in documents)
     places = [documents.index(text) for text in some]
-    assert 200 < sum(places) / len(places) < 300, "they come from all over the corpus"
+    assert 200 < sum(places) / len(places) < 300, "the sample covers the whole corpus"
 
 
-def test_where_documents_lie_decides_nothing_and_equal_ones_count_once(tmp_path: Path) -> None:
+def test_sample_is_independent_of_order_and_counts_equal_documents_once(tmp_path: Path) -> None:
     documents = texts(200)
     one = write_jsonl(tmp_path / "a.jsonl", documents)
     other = write_jsonl(tmp_path / "b.jsonl", [*documents[::-1], *documents[:50] * 20])
@@ -44,7 +44,7 @@ def test_where_documents_lie_decides_nothing_and_equal_ones_count_once(tmp_path:
     assert sorted(taken(one, sample_bytes=wanted)) == sorted(taken(other, sample_bytes=wanted))
 
 
-def test_one_document_is_taken_however_large(tmp_path: Path) -> None:
+def test_a_sample_has_at_least_one_document(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", texts(3, longest=500))
     assert len(taken(path, sample_bytes=1)) == 1
     with pytest.raises(InputError, match="no text to train on"):
@@ -53,7 +53,9 @@ def test_one_document_is_taken_however_large(tmp_path: Path) -> None:
         TrainConfig(inputs=("a",), out="b", sample_bytes=0)
 
 
-def test_bad_records_are_told_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_records_are_errors_or_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "one"}\n{"body": "two"}\n{"text": "three"}\n')
     with pytest.raises(InputError, match="no field `text`") as caught:
@@ -64,6 +66,6 @@ def test_bad_records_are_told_or_left_out(tmp_path: Path, caplog: pytest.LogCapt
     assert "left out" in caplog.text and "a.jsonl, line 2: missing field" in caplog.text
 
 
-def test_a_folder_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+def test_a_folder_as_output_is_an_error_before_reading(tmp_path: Path) -> None:
     with pytest.raises(MisuseError, match="is a folder"):
         train(TrainConfig(inputs=("nowhere",), out=str(tmp_path)))

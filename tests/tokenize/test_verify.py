@@ -21,7 +21,7 @@ BUILDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", BUILDS)
-def test_a_flipped_byte_is_found_and_made_good(corpus: Path, run_build: Run, kind: str) -> None:
+def test_a_flipped_byte_is_found_and_repaired(corpus: Path, run_build: Run, kind: str) -> None:
     out = run_build(corpus, **BUILDS[kind])
     whole = snapshot(out)
     data = out / "train" if kind == "shuffled" else out
@@ -44,7 +44,7 @@ def test_a_flipped_byte_is_found_and_made_good(corpus: Path, run_build: Run, kin
     assert snapshot(out) == whole
 
 
-def test_lost_and_cut_shards_are_found(corpus: Path, run_build: Run) -> None:
+def test_lost_and_truncated_shards_are_found(corpus: Path, run_build: Run) -> None:
     out = run_build(corpus)
     lost, cut, *_ = sorted((out / "shards").iterdir())
     lost.unlink()
@@ -83,8 +83,8 @@ def test_a_lost_shard_needs_its_inputs(corpus: Path, run_build: Run) -> None:
         run_build(corpus)
 
 
-def test_mosaicml_s_reader_is_asked_too(corpus: Path, run_build: Run) -> None:
-    """The index that streaming reads is not the manifest, and can be wrong on its own."""
+def test_the_streaming_index_is_checked(corpus: Path, run_build: Run) -> None:
+    """StreamingDataset's index is a file of its own: it can be wrong on its own."""
     out = run_build(corpus, format="mds")
     assert verify(str(out), ONE) == []
     index = Path(out, "index.json")

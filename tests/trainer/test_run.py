@@ -60,7 +60,7 @@ def test_an_interrupted_run_equals_an_undisturbed_one(trainer: Any, whole: Any) 
     last = trainer.lines("events.jsonl")[-1]
     held = files(trainer.out)
     leave_as_if_killed_at_the_end(trainer.out)
-    assert "has taken all of its 6 steps already" in trainer.run("--processes", "2")
+    assert "has already taken all of its 6 steps" in trainer.run("--processes", "2")
     assert files(trainer.out) == held
     assert trainer.lines("events.jsonl")[-1] == {**last, "time": ANY}
     assert '"status finished"' in (trainer.out / "report.html").read_text()

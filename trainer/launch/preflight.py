@@ -17,6 +17,7 @@ from ..cluster.ranks import joined
 from ..costs.memory import checkpoint_bytes
 from ..layout import checks as layout_checks
 from ..loop import evaluate
+from ..record import loggers
 from ..run.run import Job
 from ..weights import source as origins
 
@@ -25,7 +26,8 @@ DISK_RESERVE = 1 << 20
 
 def check(job: Job, *, elsewhere: bool = False) -> None:
     """Raise all errors that are known before the first step, here or on other machines."""
-    checks = [_layout, _vocabulary, _groups, _weights, _held_out, *[_devices] * (not elsewhere)]
+    checks = [_layout, _vocabulary, _groups, _weights, _held_out]
+    checks += [_devices, _loggers] * (not elsewhere)
     run_all(
         *(partial(check, job) for check in checks),
         *(partial(_rows, job, phase) for phase in job.plan.phases),
@@ -122,3 +124,7 @@ def _devices(job: Job) -> None:
             f"{job.processes} processes need {job.processes} GPUs; this machine has {count_gpus()}",
             hint=f"use processes={count_gpus()}",
         )
+
+
+def _loggers(job: Job) -> None:
+    loggers.check_installed(job.run.watch)

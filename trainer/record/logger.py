@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 from ..folder import RunFolder
 from ..loop.batches import Plan
@@ -45,6 +45,9 @@ class Logger:
     Rank 0 opens each enabled logger once per start and calls it in the order in which things
     happen.
     """
+
+    package: ClassVar[str | None] = None
+    """Package that the logger imports. headrace's extra by the logger's name installs it."""
 
     def __init__(self, run: LoggedRun) -> None:
         self.run = run

@@ -23,7 +23,7 @@ BY_NAME = SourceConfig(id_field="name")
 
 
 @pytest.mark.parametrize("format", ["arrow", "mds"])
-def test_a_dataset_holds_every_document_with_its_origin(
+def test_a_dataset_has_every_document_with_its_origin(
     corpus: Path, run_build: Run, format: str
 ) -> None:
     out = run_build(corpus, format=format, source=BY_NAME)
@@ -51,7 +51,7 @@ EVERYTHING: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
-def test_the_bytes_do_not_depend_on_the_workers(
+def test_bytes_are_independent_of_the_number_of_workers(
     corpus: Path, run_build: Run, options: dict[str, Any]
 ) -> None:
     (corpus / "lines.txt").write_text("\n".join(texts(400)))
@@ -60,8 +60,10 @@ def test_the_bytes_do_not_depend_on_the_workers(
     assert snapshot(one) == snapshot(two)
 
 
-def test_a_disk_that_fills_up_is_told_and_hides_nothing(corpus: Path, tmp_path: Path) -> None:
-    """Files that may not grow beyond 20 KB stand in for a full disk."""
+def test_a_full_disk_is_an_error_and_leaves_no_temporary_files(
+    corpus: Path, tmp_path: Path
+) -> None:
+    """A file-size limit of 20 KB stands in for a full disk."""
     code = (
         "import resource, signal\nfrom headrace.tokenize.cli import main\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -80,16 +82,14 @@ def test_a_disk_that_fills_up_is_told_and_hides_nothing(corpus: Path, tmp_path: 
     assert not list((tmp_path / "out").rglob("manifest.json"))
 
 
-def test_a_split_without_documents_is_told_before_anything_is_committed(
-    tmp_path: Path, run_build: Run
-) -> None:
+def test_an_empty_split_is_an_error_before_the_commit(tmp_path: Path, run_build: Run) -> None:
     file = write_jsonl(tmp_path / "a.jsonl", ["one"])
     with pytest.raises(InputError, match="no documents for"):
         run_build(file, splits={"test": 0.4, "val": 0.4})
     assert not list((tmp_path / "out").rglob("manifest.json"))
 
 
-def test_shuffling_is_a_permutation_decided_by_the_seed(corpus: Path, run_build: Run) -> None:
+def test_shuffle_is_a_permutation_that_depends_on_the_seed(corpus: Path, run_build: Run) -> None:
     plain = read_dataset(run_build(corpus, out="plain", source=BY_NAME))
     orders = []
     for out, seed in (("a", 1), ("b", 1), ("c", 2)):
@@ -103,7 +103,7 @@ def test_shuffling_is_a_permutation_decided_by_the_seed(corpus: Path, run_build:
     assert abs(correlation) < 0.25
 
 
-def test_splits_are_decided_by_content(corpus: Path, run_build: Run) -> None:
+def test_splits_depend_on_content_alone(corpus: Path, run_build: Run) -> None:
     run_build(corpus, out="a", splits={"val": 0.1, "test": 0.1})
     (corpus / "0.jsonl").rename(corpus / "moved.jsonl")
     write_jsonl(corpus / "more.jsonl", texts(100, seed=77))
@@ -142,7 +142,7 @@ def test_long_documents_are_split_at_token_counts(tmp_path: Path, run_build: Run
     assert counts["documents that were split"] == 1
 
 
-def test_dna_weighs_masked_bases_less(tmp_path: Path, run_build: Run) -> None:
+def test_dna_gives_masked_bases_a_lower_weight(tmp_path: Path, run_build: Run) -> None:
     file = tmp_path / "a.fa"
     file.write_text(">chr1 a genome\nACGTacgt\nNNaa\n>chr2\nGGg\n")
     out = run_build(file, byte=ByteConfig(dna=True))
@@ -157,7 +157,7 @@ def test_dna_weighs_masked_bases_less(tmp_path: Path, run_build: Run) -> None:
     assert dataset.origins(0, 2)[1].id == "chr2"
 
 
-def test_two_builds_at_once(corpus: Path, run_build: Run, tmp_path: Path) -> None:
+def test_a_second_build_at_once_is_an_error(corpus: Path, run_build: Run, tmp_path: Path) -> None:
     from headrace.tokenize.build.lock import BuildLock
 
     with (
@@ -168,15 +168,13 @@ def test_two_builds_at_once(corpus: Path, run_build: Run, tmp_path: Path) -> Non
     run_build(corpus)
 
 
-def test_the_second_build_of_a_corpus_without_documents_is_refused(
-    tmp_path: Path, run_build: Run
-) -> None:
+def test_a_corpus_without_documents_is_an_error(tmp_path: Path, run_build: Run) -> None:
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(InputError, match="no documents"):
         run_build(tmp_path / "empty.jsonl")
 
 
-def test_streaming_dataset_reads_what_was_built(corpus: Path, run_build: Run) -> None:
+def test_streaming_dataset_reads_an_mds_build(corpus: Path, run_build: Run) -> None:
     from streaming import StreamingDataset
 
     out = run_build(corpus, format="mds", compression="zstd", shuffle=1)
@@ -190,12 +188,12 @@ def test_streaming_dataset_reads_what_was_built(corpus: Path, run_build: Run) ->
         assert dataset[number]["file"] == origin.file
 
 
-def test_masked_weight_without_dna_is_told() -> None:
+def test_masked_weight_without_dna_is_an_error() -> None:
     with pytest.raises(ValueError, match="masked_weight needs dna"):
         ByteConfig(masked_weight=0.3)
 
 
-def test_misuse_is_told_by_name() -> None:
+def test_invalid_settings_are_errors() -> None:
     common = {"inputs": ("a",), "out": "b", "tokenizer": "byte"}
     for wrong, message in (
         ({"compression": "zstd"}, "the arrow format cannot be compressed"),

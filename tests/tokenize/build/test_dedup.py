@@ -18,10 +18,10 @@ def digest(text: str) -> bytes:
 
 
 @pytest.mark.parametrize("part", [1, 64, 1 << 20])
-def test_the_first_of_equal_documents_stays(
+def test_the_first_of_equal_documents_is_kept(
     tmp_path: Path, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever part of the digests is sorted at once."""
+    """The number of bytes sorted at once does not matter."""
     monkeypatch.setattr(dedup, "SORT_BYTES", part)
     job = BuildJob(
         url=str(tmp_path),

@@ -1,5 +1,5 @@
-"""Builds that fail or are killed: what they have finished is kept, and what else they have left is
-gone with the next one, which may itself be killed at that."""
+"""Builds that fail or are killed: finished shards are kept, and the next build removes the garbage,
+and may be killed meanwhile."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Run = Callable[..., Path]
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": 1, "dedup": "exact", "splits": {"val": 0.1}}])
-def test_a_build_that_fails_anywhere_goes_on_to_the_same_bytes(
+def test_a_build_that_fails_anywhere_resumes_to_the_same_bytes(
     corpus: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    """A fault at every single write and removal of the build, one after another."""
+    """Fail at every single write and delete of the build, one after another."""
     whole = snapshot(run_build(corpus, out="whole", **options))
     left = 0
 
@@ -57,7 +57,7 @@ def test_a_build_that_fails_anywhere_goes_on_to_the_same_bytes(
     assert snapshot(corpus.parent / "again") == whole
 
 
-def test_finished_shards_are_not_built_again(
+def test_finished_shards_are_not_rebuilt(
     corpus: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = []
@@ -84,8 +84,8 @@ def test_finished_shards_are_not_built_again(
 
 @pytest.fixture
 def killed(run_build: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
-    """Builds until so many files were deleted, or a manifest is to be saved; whether it is killed
-    at that."""
+    """Return a function that builds and is killed after `after` deletions, or at the first manifest
+    if None. It returns True if the build was killed."""
 
     def run(*inputs: Path, after: int | None = None, **options: Any) -> bool:
         delete, left = storage.delete, after
@@ -110,8 +110,8 @@ def killed(run_build: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., boo
     return run
 
 
-def test_all_that_builds_make_for_themselves(corpus: Path, run_build: Run) -> None:
-    """Also where there is nothing else to do; what others have put there stays."""
+def test_work_files_are_removed_and_other_files_kept(corpus: Path, run_build: Run) -> None:
+    """Garbage is removed even if nothing else is to do; files of other programs stay."""
     (corpus.parent / "out" / "work").mkdir(parents=True)
     (corpus.parent / "out" / "work" / "diary").touch()
     whole = snapshot(out := run_build(corpus))
@@ -127,11 +127,11 @@ def test_all_that_builds_make_for_themselves(corpus: Path, run_build: Run) -> No
 
 
 @pytest.mark.parametrize("options", [{}, {"dedup": "exact", "shuffle": 2, "splits": {"val": 0.2}}])
-def test_notes_hide_no_lost_shard(
+def test_stale_task_states_do_not_hide_lost_shards(
     tmp_path: Path, run_build: Run, killed: Callable[..., bool], options: dict[str, Any]
 ) -> None:
-    """A build is killed at its very end: its datasets are whole; what it noted of their shards is
-    there, all or a part of it."""
+    """A build is killed at its very end: its datasets are complete, and some of its task states
+    still exist."""
     corpus = write_jsonl(tmp_path / "a.jsonl", texts(90))
     whole = snapshot(run_build(corpus, **options))
     assert killed(corpus, out="end", after=0, **options)
@@ -146,11 +146,11 @@ def test_notes_hide_no_lost_shard(
     assert snapshot(out) == whole
 
 
-def test_what_was_made_of_files_that_are_taken_back(
+def test_a_killed_build_that_loses_an_input(
     tmp_path: Path, run_build: Run, killed: Callable[..., bool]
 ) -> None:
-    """A build is killed before its manifest; the next has less to build, and is killed while it
-    clears; the third has all again."""
+    """A build is killed before its manifest. The next one has fewer inputs and is killed while it
+    removes garbage. The third one has all inputs again."""
     one, two = (write_jsonl(tmp_path / f"{k}.jsonl", texts(90, seed=k)) for k in range(2))
     options = {"format": "mds"}
     half = snapshot(run_build(one, out="whole", **options))
@@ -191,7 +191,7 @@ def test_kill_9_at_any_moment(tmp_path: Path, options: list[str]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if (out / "manifest.json").exists():
-            manifest.load(str(out))  # whole, or not there
+            manifest.load(str(out))  # complete, or missing
     run = subprocess.run([*command, str(out)], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert snapshot(out) == snapshot(tmp_path / "whole")

@@ -1,4 +1,4 @@
-"""What a dataset holds already decides what is built: no more, and no less."""
+"""Builds of datasets that exist already: new files, lost shards, other settings."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_each_generation_is_built_from_its_own_files(
     assert [set(found[k : k + 20]) for k in (0, 20, 40)] == [{f"{k}.jsonl"} for k in range(3)]
 
 
-def test_duplicates_fall_across_generations(tmp_path: Path, run_build: Run) -> None:
+def test_duplicates_are_dropped_across_generations(tmp_path: Path, run_build: Run) -> None:
     first = write_jsonl(tmp_path / "c" / "1.jsonl", ["a", "b", "c"])
     second = write_jsonl(tmp_path / "c" / "2.jsonl", ["c", "d", "a", "d"])
     third = write_jsonl(tmp_path / "c" / "3.jsonl", ["d", "b", "e"])
@@ -71,7 +71,7 @@ def test_duplicates_fall_across_generations(tmp_path: Path, run_build: Run) -> N
     assert duplicates == [0, 3, 2]
 
 
-def test_an_earlier_generation_s_lost_shard_is_made_of_its_own_files(
+def test_a_lost_shard_is_rebuilt_from_its_generation_s_files(
     tmp_path: Path, run_build: Run
 ) -> None:
     for number in range(2):
@@ -85,8 +85,8 @@ def test_an_earlier_generation_s_lost_shard_is_made_of_its_own_files(
     assert snapshot(out) == whole
 
 
-def test_inputs_that_are_gone_are_no_harm(corpus: Path, run_build: Run) -> None:
-    """A dataset holds its documents: their files are needed for lost shards alone."""
+def test_removed_inputs_change_nothing(corpus: Path, run_build: Run) -> None:
+    """The input files of a dataset are needed only to rebuild lost shards."""
     out = run_build(corpus)
     before = snapshot(out)
     (corpus / "2.jsonl").unlink()
@@ -94,9 +94,7 @@ def test_inputs_that_are_gone_are_no_harm(corpus: Path, run_build: Run) -> None:
     assert snapshot(out) == before
 
 
-def test_what_cannot_be_appended_is_refused_and_changes_nothing(
-    corpus: Path, run_build: Run
-) -> None:
+def test_other_settings_and_changed_files_are_errors(corpus: Path, run_build: Run) -> None:
     out = run_build(corpus)
     before = snapshot(out)
     write_jsonl(corpus / "9.jsonl", texts(5))
@@ -118,7 +116,7 @@ def test_what_cannot_be_appended_is_refused_and_changes_nothing(
     assert snapshot(out) == before
 
 
-def test_a_build_killed_between_two_manifests_goes_on_before_new_files(
+def test_a_build_killed_between_manifests_is_finished_first(
     tmp_path: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = write_jsonl(tmp_path / "c" / "1.jsonl", [f"document {k}" for k in range(60)])
@@ -145,8 +143,8 @@ def test_a_build_killed_between_two_manifests_goes_on_before_new_files(
     assert len(found) == len(set(found)) == 120
 
 
-def test_a_change_of_a_few_bytes_is_a_change(tmp_path: Path, run_build: Run) -> None:
-    """Anywhere in a file, and under another name."""
+def test_a_change_of_a_few_bytes_is_noticed(tmp_path: Path, run_build: Run) -> None:
+    """The change may be anywhere in a file, also in a file of another name."""
     file = write_jsonl(tmp_path / "a.jsonl", ["x" * 200 + f"{k:08}" for k in range(3000)])
     other = tmp_path / "b.jsonl"
     data = file.read_bytes()

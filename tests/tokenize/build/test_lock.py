@@ -17,8 +17,8 @@ from headrace.tokenize.build import lock
 from headrace.tokenize.build.lock import BuildLock
 
 
-def foreign(folder: Path, **values: Any) -> Path:
-    """A claim that another process has left."""
+def write_other_lock(folder: Path, **values: Any) -> Path:
+    """Write the lock file of another process."""
     folder.mkdir(exist_ok=True)
     path = folder / "0.json"
     data = {"host": "elsewhere", "machine": "another", "pid": 1, "started": "1", "holding": True}
@@ -26,31 +26,31 @@ def foreign(folder: Path, **values: Any) -> Path:
     return path
 
 
-def claims_in(folder: str) -> list[Path]:
+def locks_in(folder: str) -> list[Path]:
     return list(Path(folder).glob("*.json"))
 
 
-def test_a_claim_is_there_while_it_is_held(tmp_path: Path) -> None:
+def test_the_lock_file_exists_while_the_lock_is_held(tmp_path: Path) -> None:
     folder = tmp_path / "claims"
-    with BuildLock(str(folder)) as claim:
+    with BuildLock(str(folder)) as held:
         (path,) = folder.iterdir()
         assert json.loads(path.read_text())["pid"] == os.getpid()
-        claim.check()
+        held.check()
     assert not folder.exists()
 
 
-def test_another_machine_is_believed_for_the_length_of_its_lease(tmp_path: Path) -> None:
+def test_a_lock_of_another_machine_expires(tmp_path: Path) -> None:
     folder = tmp_path / "claims"
-    path = foreign(folder)
+    path = write_other_lock(folder)
     with pytest.raises(BusyError, match="process 1 on elsewhere"), BuildLock(str(folder)):
         pass
     assert [one.name for one in folder.iterdir()] == ["0.json"]
-    path = foreign(folder, beat=time.time() - lock.LEASE - 1)
+    path = write_other_lock(folder, beat=time.time() - lock.LEASE - 1)
     with BuildLock(str(folder)):
         assert not path.exists()
 
 
-def test_a_dead_process_of_this_machine_blocks_nobody(tmp_path: Path) -> None:
+def test_a_lock_of_a_dead_process_is_ignored(tmp_path: Path) -> None:
     folder = str(tmp_path / "claims")
     code = (
         "from headrace.tokenize.build.lock import BuildLock\n"
@@ -58,7 +58,7 @@ def test_a_dead_process_of_this_machine_blocks_nobody(tmp_path: Path) -> None:
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     deadline = time.monotonic() + 300
-    while not any(json.loads(path.read_text())["holding"] for path in claims_in(folder)):
+    while not any(json.loads(path.read_text())["holding"] for path in locks_in(folder)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     with pytest.raises(BusyError, match=f"process {process.pid}"), BuildLock(folder):
@@ -69,14 +69,14 @@ def test_a_dead_process_of_this_machine_blocks_nobody(tmp_path: Path) -> None:
         pass
 
 
-def test_a_build_that_was_out_of_touch_stops(tmp_path: Path) -> None:
-    with BuildLock(str(tmp_path / "claims")) as claim:
-        foreign(tmp_path / "claims")
+def test_a_build_that_lost_its_lock_stops(tmp_path: Path) -> None:
+    with BuildLock(str(tmp_path / "claims")) as held:
+        write_other_lock(tmp_path / "claims")
         with pytest.raises(BusyError, match="could not renew its lock"):
-            claim.check()
+            held.check()
 
 
-def test_of_many_at_once_at_most_one_holds(tmp_path: Path) -> None:
+def test_at_most_one_process_holds_the_lock(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     log = tmp_path / "log"
     log.touch()
@@ -107,7 +107,7 @@ def contend(folder: Path, log: Path, start: Any) -> None:
             time.sleep(0.05)
 
 
-def test_what_is_no_claim_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_lock_is_an_error(tmp_path: Path) -> None:
     for text in ("{", "[]", "{}"):
         (tmp_path / "0.json").write_text(text)
         with (

@@ -1,4 +1,4 @@
-"""Shuffling: every document and every piece by itself, decided by seed and corpus alone."""
+"""Shuffling: documents and pieces move independently; the order depends on seed and corpus."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def documents(files: list[int], positions: list[int], pieces: list[int] | None) 
     )
 
 
-def test_keys_are_of_seed_file_position_and_piece() -> None:
+def test_keys_depend_on_seed_file_position_and_piece() -> None:
     keys = document_keys(documents([0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 1]), 7)
     assert len(set(keys.tolist())) == 4
     assert document_keys(documents([0, 0, 1], [0, 1, 0], None), 7).tolist() == keys[:3].tolist()
     assert not set(document_keys(documents([0], [0], [0]), 8).tolist()) & set(keys.tolist())
 
 
-def test_keys_are_spread_evenly() -> None:
+def test_keys_are_uniform() -> None:
     count = 20_000
     keys = document_keys(documents([0] * count, list(range(count)), None), 1)
     buckets = np.bincount((keys >> np.uint64(60)).astype(int), minlength=16)
@@ -46,19 +46,19 @@ def test_keys_are_spread_evenly() -> None:
 
 
 def places(out: Path, size: int) -> list[int]:
-    """Where the pieces of a document that counts from 0 on have gone."""
+    """Return the new order of the pieces of a document, which are numbered in its text."""
     found = [text for _, text, _ in read_dataset(out) if text.startswith("long")]
     assert len(found) == size
     return [int(text.removeprefix("long")) for text in found]
 
 
 def disorder(order: list[int]) -> float:
-    """The correlation of neighbours' numbers: 1 where they have stayed side by side."""
+    """Return the correlation of neighbouring numbers: 1 if their order has not changed."""
     return abs(float(np.corrcoef(order[:-1], order[1:])[0, 1]))
 
 
-def test_pieces_of_one_document_are_shuffled_one_by_one(tmp_path: Path, run_build: Run) -> None:
-    """Also where a document's pieces lie in several spills."""
+def test_pieces_of_one_document_are_shuffled_independently(tmp_path: Path, run_build: Run) -> None:
+    """The pieces of a document are in several spills."""
     count = 800
     whole = "".join(f"long{k:05}" for k in range(count))
     file = write_jsonl(tmp_path / "a.jsonl", [*texts(300), whole, *texts(300, seed=1)])
@@ -69,13 +69,13 @@ def test_pieces_of_one_document_are_shuffled_one_by_one(tmp_path: Path, run_buil
     everything = [origin.position for origin, _, _ in read_dataset(out)]
     near = np.mean(np.diff(everything) == 0)
     share = count / len(everything)
-    assert near < share * share + 0.1, "pieces of a document stand together"
+    assert near < share * share + 0.1, "pieces of a document stay together"
 
 
-def test_pieces_of_a_text_that_is_read_in_pieces(
+def test_a_text_read_in_pieces_is_shuffled_by_piece(
     tmp_path: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A text too large to be read at once comes as several, each with the same position."""
+    """A text that is too large to be read at once is read in pieces with the same position."""
     for module in ("delimited", "text"):
         monkeypatch.setattr(f"headrace.tokenize.sources.{module}.LARGEST_DOCUMENT", 3000)
     for module in (open_file, delimited):
@@ -94,8 +94,8 @@ def test_pieces_of_a_text_that_is_read_in_pieces(
     assert disorder(order) < 0.15
 
 
-def test_the_order_is_that_of_the_keys(corpus: Path, run_build: Run) -> None:
-    """An independent count: sort all documents of the plain build by their keys."""
+def test_documents_are_ordered_by_key(corpus: Path, run_build: Run) -> None:
+    """Oracle: sort all documents of the unshuffled build by their keys."""
     plain = read_dataset(run_build(corpus, out="plain"))
     out = run_build(corpus, shuffle=11)
     files = sorted({origin.file for origin, _, _ in plain})
@@ -110,10 +110,10 @@ def test_the_order_is_that_of_the_keys(corpus: Path, run_build: Run) -> None:
     assert [repr(one) for one in read_dataset(out)] == [repr(plain[k]) for k in order]
 
 
-def test_a_gather_holds_one_shard(
+def test_a_gather_task_reads_one_shard_only(
     corpus: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the spills, it reads the documents of its own range and no others."""
+    """It reads only the documents of its own key range from the spills."""
     read = shuffle.read_documents
     sizes: list[int] = []
 

@@ -21,7 +21,7 @@ def raw(lines: list[str]) -> Raw:
 
 
 @pytest.mark.parametrize("kind", [list, raw])
-def test_texts_that_name_special_tokens_are_counted(
+def test_texts_with_names_of_special_tokens_are_counted(
     kind: Callable[[list[str]], list[str]],
 ) -> None:
     lines = ["a<|end|>b", "<|", "<|end", "<|x|><|x|>", "plain", "é <|end|>"]
@@ -31,8 +31,8 @@ def test_texts_that_name_special_tokens_are_counted(
     assert len(SpecialNames([]).find(kind(lines))) == 0
 
 
-def test_what_was_read_is_told_by_the_manifest(tmp_path: Path, run_build: Run) -> None:
-    """Bad and empty records, and special tokens, which are text."""
+def test_the_manifest_counts_bad_and_special_records(tmp_path: Path, run_build: Run) -> None:
+    """Counts of bad records, empty documents and texts with names of special tokens."""
     path = write_jsonl(tmp_path / "c" / "a.jsonl", ["one <|endoftext|>", "", "two"])
     with path.open("a") as file:
         file.write("{\n")

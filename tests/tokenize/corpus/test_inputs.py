@@ -1,4 +1,4 @@
-"""Which files a corpus is made of: names, globs, folders and URLs, and what is none of them."""
+"""Files of a corpus: names, globs, folders and URLs, and files that do not belong to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.tokenize.sources import corpus_format
 from headrace.tokenize.sources.format import SourceConfig
 
 
-def test_names_globs_folders_and_what_is_left_out(tmp_path: Path) -> None:
+def test_files_globs_folders_and_ignored_files(tmp_path: Path) -> None:
     for name in (
         *("a.jsonl", "b/c.txt.zst", "b/d.PARQUET", "b/.hidden.txt", "_x/y.txt", "n.bin"),
         *("odd/a?b=c.txt", "odd/[1] #2*.txt", "odd/水 \n.fa"),
@@ -42,10 +42,10 @@ def test_names_globs_folders_and_what_is_left_out(tmp_path: Path) -> None:
     assert find_files([str(tmp_path / "n.bin")], SourceConfig(format="text"))[0].format == "text"
 
 
-def test_what_is_no_file_of_a_folder_is_told(
+def test_links_to_folders_and_special_files_are_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A link to a folder is not followed: it may go in circles."""
+    """A link to a folder is not followed: it may form a loop."""
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     (corpus / "a.txt").touch()
@@ -62,15 +62,15 @@ def test_what_is_no_file_of_a_folder_is_told(
         find_files([str(corpus / "pipe.txt")], SourceConfig())
 
 
-def test_a_name_that_is_no_text_is_told(tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_utf8_is_an_error(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path) + b"/caf\xe9.txt"
     Path(os.fsdecode(path)).write_text("x")
     with pytest.raises(InputError, match=r"/caf\\xe9.txt: its name is not UTF-8"):
         find_files([str(tmp_path)], SourceConfig())
 
 
-def test_the_output_is_no_input(tmp_path: Path) -> None:
-    """A build that is run again would read what it has written."""
+def test_files_in_the_output_are_not_inputs(tmp_path: Path) -> None:
+    """Otherwise a second build would read the output of the first."""
     for name in ("a.jsonl", "out/manifest.json", "out/work/claims/x.json", "outer/b.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -85,7 +85,7 @@ def test_the_output_is_no_input(tmp_path: Path) -> None:
         find_files([str(tmp_path)], SourceConfig(), str(tmp_path))
 
 
-def test_a_url_of_another_file_system(tmp_path: Path) -> None:
+def test_urls_of_another_file_system(tmp_path: Path) -> None:
     import fsspec
 
     memory = fsspec.filesystem("memory")
@@ -113,7 +113,7 @@ def test_a_url_of_another_file_system(tmp_path: Path) -> None:
         ("a.jsonl", {"text_documents": "line"}),
     ],
 )
-def test_a_setting_that_means_nothing_to_the_inputs_is_refused(
+def test_a_setting_that_no_input_uses_is_an_error(
     tmp_path: Path, name: str, option: dict[str, Any]
 ) -> None:
     (tmp_path / name).touch()

@@ -1,4 +1,4 @@
-"""A file's fingerprint is that of its content, however rarely it is computed."""
+"""Fingerprints depend on the content of a file, also when they come from the cache."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ def marks(*names: object, rehash: bool = False) -> list[str]:
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files that are hashed, as they are. Files of any size and age are worth to
-    be remembered here."""
+    """Names of the files that are hashed. Hashes of files of any size and age are cached here."""
     monkeypatch.setattr(file_hashes, "MIN_CACHED_BYTES", 0)
     monkeypatch.setattr(file_hashes, "CLOCK_RESOLUTION", -1)
     names: list[str] = []
@@ -44,7 +43,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_a_file_that_is_as_it_was_is_hashed_once(tmp_path: Path, hashed: list[str]) -> None:
+def test_an_unchanged_file_is_hashed_once(tmp_path: Path, hashed: list[str]) -> None:
     one, two = tmp_path / "1.txt", tmp_path / "2.txt"
     one.write_text("one")
     two.write_text("two")
@@ -56,9 +55,8 @@ def test_a_file_that_is_as_it_was_is_hashed_once(tmp_path: Path, hashed: list[st
     assert hashed == ["1.txt", "2.txt", "1.txt"]
 
 
-def test_whatever_changes_a_file_is_seen(tmp_path: Path, hashed: list[str]) -> None:
-    """Also where the size stays, and the time of the change is set back, and another file is moved
-    into its place."""
+def test_every_change_of_a_file_is_noticed(tmp_path: Path, hashed: list[str]) -> None:
+    """The size stays the same, the time of the change is set back, or another file replaces it."""
     file = tmp_path / "a.txt"
     file.write_text("before")
     (first,) = marks(file)
@@ -75,10 +73,10 @@ def test_whatever_changes_a_file_is_seen(tmp_path: Path, hashed: list[str]) -> N
     assert hashed == ["a.txt"] * 3
 
 
-def test_what_has_changed_only_just_now_is_not_remembered(
+def test_hashes_of_recently_changed_files_are_not_cached(
     tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second change may come within the same tick of the clock."""
+    """A second change may happen within the same clock tick."""
     monkeypatch.setattr(file_hashes, "CLOCK_RESOLUTION", 60)
     file = tmp_path / "a.txt"
     file.write_text("x")
@@ -90,7 +88,7 @@ def test_what_has_changed_only_just_now_is_not_remembered(
     assert len(hashed) == 3
 
 
-def test_small_files_are_not_worth_it(tmp_path: Path) -> None:
+def test_hashes_of_small_files_are_not_cached(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     marks(tmp_path / "a.txt")
     assert (
@@ -100,7 +98,7 @@ def test_small_files_are_not_worth_it(tmp_path: Path) -> None:
     )
 
 
-def test_where_nothing_can_be_remembered_all_is_hashed(
+def test_files_are_hashed_without_a_cache(
     tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "no folder").touch()
@@ -110,7 +108,7 @@ def test_where_nothing_can_be_remembered_all_is_hashed(
     assert len(hashed) == 2
 
 
-def test_a_build_that_grows_hashes_what_is_new(
+def test_a_growing_build_hashes_new_files_only(
     corpus: Path, run_build: Run, hashed: list[str]
 ) -> None:
     out = run_build(corpus)
@@ -124,7 +122,7 @@ def test_a_build_that_grows_hashes_what_is_new(
     assert len(hashed) == 6
 
 
-def test_a_file_that_is_written_while_it_is_read_is_refused(
+def test_a_file_written_during_a_build_is_an_error(
     corpus: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from headrace.tokenize.build import build
@@ -145,7 +143,7 @@ def test_a_file_that_is_written_while_it_is_read_is_refused(
     check_unchanged(find_files([str(corpus)], SourceConfig()), time.time() + 1)
 
 
-def test_a_store_that_tells_no_version_has_its_files_read() -> None:
+def test_objects_without_a_version_are_hashed() -> None:
     import fsspec
 
     fs = fsspec.filesystem("memory")
@@ -157,7 +155,7 @@ def test_a_store_that_tells_no_version_has_its_files_read() -> None:
 
 
 @pytest.mark.parametrize("said", ["ETag", "Last-Modified"])
-def test_what_two_names_share_by_chance_does_not_make_them_equal(
+def test_equal_versions_of_two_names_do_not_make_equal_files(
     said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (inputs, file_hashes):
@@ -170,7 +168,7 @@ def test_what_two_names_share_by_chance_does_not_make_them_equal(
     assert (object == copy) is (said == "ETag")
 
 
-def test_an_object_that_is_overwritten_while_it_is_read_is_refused(
+def test_an_object_overwritten_during_a_build_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tags = {"a.txt": "1", "b.txt": "1"}

@@ -1,4 +1,4 @@
-"""Corpora behind http:// and https://, from servers that can little, falter, or refuse."""
+"""Corpora at http:// and https:// URLs, on servers that are limited, faulty or deny access."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ LINES = "".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS).encode(
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves /MODE/NAME. `ranges` gives ranges of bytes; `plain` does not; `no-length` tells no
-    size; `503`, `reset` and `cut` fail twice; `always-cut` always; other numbers are answers."""
+    """Serves /MODE/NAME. `ranges` supports byte ranges; `plain` does not; `no-length` sends no
+    size; `503`, `reset` and `cut` fail twice; `always-cut` fails always; other numbers are the
+    status."""
 
     protocol_version = "HTTP/1.1"
     folder: Path
@@ -47,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         _, mode, name = self.path.split("/", 2)
         self.asked[self.path] += 1
-        early = self.asked[self.path] in (2, 3)  # the first one asks whether the file is there
+        early = self.asked[self.path] in (2, 3)  # the first request checks that the file exists
         if mode.isdigit() and (mode != "503" or early):
             self.answer(int(mode), b"")
         elif mode == "reset" and early:
@@ -121,7 +122,7 @@ def read(url: str) -> list[str]:
 @pytest.mark.parametrize(
     "mode", ["ranges", "plain", "no-length", "503", "reset", "cut", "plain-cut"]
 )
-def test_whatever_a_server_can_its_files_are_read(
+def test_files_are_read_from_limited_and_faulty_servers(
     web: str, mode: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_file, "BLOCK_BYTES", 1000)
@@ -143,7 +144,7 @@ def test_an_empty_file(web: str) -> None:
     assert read(f"{web}/ranges/empty.jsonl") == read(f"{web}/plain/empty.jsonl") == []
 
 
-def test_what_is_not_there_or_not_given_is_told_at_once(web: str) -> None:
+def test_missing_and_forbidden_files_are_reported_together(web: str) -> None:
     names = [f"{web}/{code}/a.jsonl" for code in (404, 403, 500)]
     with pytest.raises(InputError, match="3 problems with the inputs") as caught:
         find_files(names, SourceConfig())
@@ -151,19 +152,19 @@ def test_what_is_not_there_or_not_given_is_told_at_once(web: str) -> None:
         assert re.search(f"cannot read {name}: .*{reason}", str(caught.value))
 
 
-def test_a_file_that_always_ends_early_is_not_taken_for_whole(web: str) -> None:
+def test_a_file_that_always_ends_early_is_an_error(web: str) -> None:
     with pytest.raises(StorageError, match=r"ended (after|before)"):
         read(f"{web}/always-cut/a.jsonl")
 
 
-def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "FIRST_PAUSE", 0.001)
     monkeypatch.setattr(remote, "LONGEST_PAUSE", 0.002)
     with pytest.raises(StorageError, match="refused"):
         find_files(["http://127.0.0.1:9/a.jsonl"], SourceConfig())
 
 
-def test_a_file_that_changes_is_another_file(web: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_file_gets_another_fingerprint(web: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def mark() -> str:
         return with_fingerprints(find_files([f"{web}/ranges/a.jsonl"], SourceConfig()))[
             0
@@ -186,7 +187,7 @@ def test_a_file_that_changes_is_another_file(web: str, monkeypatch: pytest.Monke
 
 
 def certificate(folder: Path) -> Path:
-    """A certificate for 127.0.0.1, signed by itself, with its key."""
+    """Write a self-signed certificate for 127.0.0.1, with its key."""
     import ipaddress
 
     x509 = pytest.importorskip("cryptography.x509")

@@ -1,4 +1,4 @@
-"""Parquet and Arrow: rows as documents, and files that have not got what is asked of them."""
+"""Parquet and Arrow: rows as documents, other schemas, damaged files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_parquet_and_arrow(tmp_path: Path) -> None:
             assert read_file(tmp_path / name, size=size, id_field="id") == (expected, []), name
 
 
-def test_another_schema(tmp_path: Path) -> None:
+def test_files_with_another_schema(tmp_path: Path) -> None:
     pq.write_table(pa.table({"body": ["a"]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "b.parquet")
     pq.write_table(pa.table({"text": ["a", None, "c"]}), tmp_path / "c.parquet")
@@ -45,7 +45,7 @@ def test_another_schema(tmp_path: Path) -> None:
     assert problems[0].where().endswith("c.parquet, row 2")
 
 
-def test_another_schema_is_told_once_for_each_file(tmp_path: Path) -> None:
+def test_another_schema_is_reported_once_per_file(tmp_path: Path) -> None:
     twice = pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"])
     numbers = pa.table({"text": range(2000)})
     for name, table, what in (
@@ -64,7 +64,7 @@ def test_another_schema_is_told_once_for_each_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
-def test_a_broken_file_is_an_error_or_left_out(tmp_path: Path, name: str) -> None:
+def test_a_damaged_file_is_an_error_or_left_out(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(b"PAR1 ARROW1 but no more")
     with pytest.raises(InputError, match=r"this is not an? (Parquet|Arrow) file") as caught:
@@ -78,10 +78,10 @@ def test_a_broken_file_is_an_error_or_left_out(tmp_path: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
-def test_rows_become_strings_a_few_at_a_time(
+def test_few_rows_become_strings_at_once(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many there are in a batch; one that is too large never does."""
+    """A batch may have any number of rows; a row that is too large never becomes a string."""
     monkeypatch.setattr(columns, "LARGEST_DOCUMENT", 3000)
     monkeypatch.setattr(columns, "BLOCK_BYTES", 500)
     documents = ["é" * size for size in (10, 100, 1500, 240, 10, 1501, 10, 400)]

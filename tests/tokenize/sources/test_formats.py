@@ -1,4 +1,4 @@
-"""Reading corpora: every kind of file, cut anywhere, and everything that can be wrong with one."""
+"""Reading corpora: every format, sliced anywhere, and every kind of bad record."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_jsonl(tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
-def test_archives_of_several_members(tmp_path: Path, ending: str) -> None:
+def test_compressed_files_of_several_members(tmp_path: Path, ending: str) -> None:
     parts = [f"{number}\n".encode() * 1000 for number in range(5)]
     path = plain(tmp_path / f"a.txt{ending}", b"".join(map(PACKINGS[ending], parts)))
     found, problems = read_file(path, text_documents="line")
@@ -54,8 +54,8 @@ def test_archives_of_several_members(tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.parametrize("ending", PACKINGS)
-def test_what_is_read_is_counted_in_bytes_of_the_file(tmp_path: Path, ending: str) -> None:
-    """Packed ones, too, or the progress of a build would go beyond its end."""
+def test_progress_counts_bytes_of_the_file(tmp_path: Path, ending: str) -> None:
+    """Bytes of compressed files count as stored, or progress would exceed 100%."""
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts(500)).encode()
     path = plain(tmp_path / f"a.jsonl{ending}", PACKINGS[ending](lines))
     config = SourceConfig()
@@ -74,10 +74,10 @@ RECORDS = st.lists(st.text("ab>\n\r é", max_size=9), max_size=30)
     block=st.integers(1, 40),
     kind=st.sampled_from(["line", "--", "\n\n", "fasta"]),
 )
-def test_slices_make_no_difference(
+def test_documents_are_independent_of_slices_and_blocks(
     records: list[str], size: int, block: int, kind: str, tmp_path_factory: Any
 ) -> None:
-    """However a file is cut and read, it has the same documents at the same places."""
+    """Any slices and blocks give the same documents at the same positions."""
     folder = tmp_path_factory.mktemp("cut")
     if kind == "fasta":
         data = "".join(f">n{k} x\n{record}\n" for k, record in enumerate(records))
@@ -116,7 +116,7 @@ def test_fasta(tmp_path: Path) -> None:
     assert not problems
 
 
-def test_a_line_without_the_field_of_its_id_is_bad(tmp_path: Path) -> None:
+def test_a_line_without_the_id_field_is_a_bad_record(tmp_path: Path) -> None:
     lines = b'{"text": "a", "name": 1}\n{"text": "b"}\n{"text": "c", "name": null}\n'
     found, problems = read_file(plain(tmp_path / "a.jsonl", lines), id_field="name")
     assert found == [(0, "a", "1"), (2, "c", None)]
@@ -124,7 +124,7 @@ def test_a_line_without_the_field_of_its_id_is_bad(tmp_path: Path) -> None:
     assert "no field `name` (it has `text`)" in problems[0].what
 
 
-def test_a_separator_that_separates_nothing_is_refused() -> None:
+def test_an_unused_separator_is_an_error() -> None:
     with pytest.raises(ValueError, match="separator needs text_documents"):
         SourceConfig(separator="XX")
 
@@ -145,7 +145,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_record_is_named_and_the_others_are_read(tmp_path: Path, name: str) -> None:
+def test_a_bad_record_is_reported_and_the_others_are_read(tmp_path: Path, name: str) -> None:
     data, file, line, rest = BAD[name]
     options = {"text_documents": "line"} if file.endswith(".txt") else {}
     found, problems = read_file(plain(tmp_path / file, data), **options)
@@ -157,7 +157,7 @@ def test_a_bad_record_is_named_and_the_others_are_read(tmp_path: Path, name: str
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
 @pytest.mark.parametrize("kind", ["cut", "damaged"])
-def test_a_damaged_archive_gives_what_comes_before(tmp_path: Path, ending: str, kind: str) -> None:
+def test_documents_before_the_damage_are_read(tmp_path: Path, ending: str, kind: str) -> None:
     import random
 
     rng = random.Random(0)
@@ -174,14 +174,14 @@ def test_a_damaged_archive_gives_what_comes_before(tmp_path: Path, ending: str, 
     assert len(found) < len(whole)
 
 
-def test_an_archive_that_is_none(tmp_path: Path) -> None:
+def test_a_compressed_ending_without_compression_is_damage(tmp_path: Path) -> None:
     _, problems = read_file(plain(tmp_path / "a.jsonl.gz", b'{"text": "a"}\n'))
     assert [problem.kind for problem in problems] == ["damaged file"]
 
 
 @pytest.mark.parametrize("ending", PACKINGS)
-def test_a_mark_of_utf_8_is_no_text(tmp_path: Path, ending: str) -> None:
-    """At a file's beginning; anywhere else it is a character."""
+def test_a_byte_order_mark_is_left_out(tmp_path: Path, ending: str) -> None:
+    """Only at the beginning of a file; elsewhere it is a character."""
     mark = "\ufeff"
     texts_ = [f"{mark}a", f"b{mark}"] * 30
     lines = mark + "".join(f"{text}\n" for text in texts_)
@@ -200,7 +200,7 @@ def test_a_mark_of_utf_8_is_no_text(tmp_path: Path, ending: str) -> None:
         assert [text for _, text, _ in found] == expected and not problems
 
 
-def test_an_archive_without_its_ending_is_read_all_the_same(tmp_path: Path) -> None:
+def test_compressed_files_without_the_ending_are_read(tmp_path: Path) -> None:
     documents = texts(50)
     lines = "".join(json.dumps({"text": text}) + "\n" for text in documents).encode()
     for pack in PACKINGS.values():
@@ -209,7 +209,7 @@ def test_an_archive_without_its_ending_is_read_all_the_same(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "b.txt"])
-def test_a_document_beyond_the_limit_is_refused_or_split(
+def test_a_document_above_the_limit_is_rejected_or_split(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("delimited", "text"):
@@ -234,8 +234,8 @@ def test_a_document_beyond_the_limit_is_refused_or_split(
     assert "".join(pieces) == long
 
 
-def test_a_line_without_end_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by every slice that lies in it: that would be the square of its size."""
+def test_a_long_line_is_read_by_one_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices within the line do not read it again: that would take quadratic time."""
     path = plain(tmp_path / "a.txt", b"first\n" + b"x" * 200_000)
     for module in (open_file, delimited):
         monkeypatch.setattr(module, "BLOCK_BYTES", 1000)

@@ -137,7 +137,7 @@ time.sleep(1000)
     monkeypatch.setattr(launch, "STACK_TIMEOUT", 3.0)
     with pytest.raises(RunError, match=r"rank 1 did not write a stack") as caught:
         job.run()
-    assert "rank 1, step 3:\n  (it does not answer)" in str(caught.value)
+    assert "rank 1, step 3:\n  (no answer)" in str(caught.value)
     assert all(child.poll() is not None for child in job.children)
 
 

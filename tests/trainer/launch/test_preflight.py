@@ -91,6 +91,6 @@ def test_initial_weights_define_the_model_and_fit_it(
     assert found.model == model.config and found.run.init_from.step == 3, "pinned"
     checks.check(found)
     other = ask(f"init_from.path={run.root}", out=tmp_path / "new")
-    with pytest.raises(CheckpointError, match="of another model") as caught:
+    with pytest.raises(CheckpointError, match="belong to another model") as caught:
         checks.check(other)
     assert "norm.weight: [128] there, [36] here" in str(caught.value)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
+from ....console.errors import MissingError
+from ..config import WatchConfig
 from ..logger import LoggedRun, Logger
 from .jsonl import JsonLines
 from .mlflow import MLflow
@@ -10,12 +14,22 @@ from .terminal import Terminal
 from .wandb import WeightsAndBiases
 
 LOGGERS: dict[str, type[Logger]] = {
-    "jsonl": JsonLines,  # first: what others fail on is on disk by then
+    "jsonl": JsonLines,  # first, so that an entry is on disk even if a remote logger fails
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
     "mlflow": MLflow,
     "terminal": Terminal,
 }
+
+
+def check_installed(watch: WatchConfig) -> None:
+    """Raise if the package of an enabled logger is not installed."""
+    for name, logger in LOGGERS.items():
+        if logger.package and logger.enabled(watch) and find_spec(logger.package) is None:
+            raise MissingError(
+                f"watch.{name} is set, and {logger.package} is not installed",
+                hint=f"pip install 'headrace[{name}]'",
+            )
 
 
 def open_loggers(run: LoggedRun) -> list[Logger]:

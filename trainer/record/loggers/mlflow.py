@@ -10,7 +10,6 @@ import re
 import time
 from typing import Any
 
-from ....console.errors import MissingError
 from ..config import WatchConfig
 from ..logger import Entry, LoggedRun, ScalarLogger
 
@@ -25,18 +24,15 @@ NOT_IN_A_NAME = re.compile(r"[^\w\-./ ]")
 class MLflow(ScalarLogger):
     """One MLflow run for a run's folder; each start continues it."""
 
+    package = "mlflow"
+
     def __init__(self, run: LoggedRun) -> None:
         # MLflow 3 refuses a folder as its store unless this is set.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a run reports to nobody else
-        try:
-            from mlflow import MlflowClient
-            from mlflow.entities import Metric
-        except ImportError:
-            raise MissingError(
-                "watch.mlflow is set, and mlflow is not installed",
-                hint="pip install 'headrace[mlflow]'",
-            ) from None
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric
+
         super().__init__(run)
         self.metric = Metric
         self.client = MlflowClient(tracking_uri=run.watch.mlflow)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ....console.errors import MissingError
 from ..config import WatchConfig
 from ..logger import LoggedRun, ScalarLogger
 
@@ -10,14 +9,11 @@ from ..logger import LoggedRun, ScalarLogger
 class WeightsAndBiases(ScalarLogger):
     """One page for a run's folder; each start continues it."""
 
+    package = "wandb"
+
     def __init__(self, run: LoggedRun) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise MissingError(
-                "watch.wandb is set, and wandb is not installed",
-                hint="pip install 'headrace[wandb]'",
-            ) from None
+        import wandb
+
         super().__init__(run)
         folder = run.folder.root
         self.page = wandb.init(

@@ -1,4 +1,4 @@
-"""A logger is a file and a line in the table: a dummy one gets all of a run by `trainer run`."""
+"""The table of loggers: missing packages, and a dummy logger in `trainer run`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from headrace.console.errors import MissingError
+from headrace.trainer.launch import preflight
 
 TINY = Path(__file__).parents[2] / "tiny.yaml"
 
@@ -31,6 +35,18 @@ class Dummy(Logger):
 LOGGERS["dummy"] = Dummy
 main(sys.argv[1:])
 """
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_missing_extra_is_found_before_the_start(
+    ask: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    preflight.check(ask())
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingError, match=rf"watch\.{name} is set, and {name}") as caught:
+        preflight.check(ask(f"watch.{name}=rivers"))
+    assert caught.value.hint == f"pip install 'headrace[{name}]'"
+    preflight.check(ask(f"watch.{name}=rivers"), elsewhere=True)
 
 
 @pytest.mark.slow

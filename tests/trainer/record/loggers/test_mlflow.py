@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.console.errors import MissingError
 from headrace.trainer.record.loggers import mlflow as logger
 
 
@@ -71,11 +69,3 @@ def test_names_that_mlflow_refuses_are_changed(
     opened.scalars({"loss/web+code": 2.0}, 1)
     (found,) = stored(store)
     assert history(store, found.info.run_id, "loss/web_code") == [(1, 2.0)]
-
-
-def test_without_the_extra_the_hint_installs_it(
-    records: Any, environment: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(MissingError, match=r"pip install 'headrace\[mlflow\]'"):
-        records().open(mlflow="runs/mlflow")

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from headrace.console.errors import MissingError
-
 
 class Page:
     """Stand-in for a page of Weights & Biases: keeps the calls."""
@@ -40,11 +38,3 @@ def test_each_start_continues_the_page(records: Any, monkeypatch: pytest.MonkeyP
     assert [name for name, _ in page.calls] == ["log", "finish"] * 2
     step, values = page.calls[0][1]
     assert step == 3 and values["loss/all"] == pytest.approx(3.0) and "speed/mfu" not in values
-
-
-def test_without_the_extra_the_hint_installs_it(
-    records: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(MissingError, match=r"pip install 'headrace\[wandb\]'"):
-        records().open(wandb="rivers")
