@@ -131,7 +131,8 @@ class _Flat:
         return [self._gradient(piece, by_place) for piece in pieces]
 
     def _gradient(self, piece: Piece, by_place: Sequence[Mapping[int, Tensor]]) -> Tensor:
-        group = self.parameters[piece.parameter]._hp_mapping.param_group_index  # type: ignore[attr-defined]
+        mapping: Any = self.parameters[piece.parameter]._hp_mapping  # type: ignore[attr-defined]
+        group: int = mapping.param_group_index
         if self.accumulates:
             return by_place[group][0].narrow(0, piece.begin, piece.numel)
         found = by_place[group][piece.begin].view(-1)

@@ -45,3 +45,17 @@ def test_memory_is_shown_by_tensor_rank_where_ranks_differ(ask: Any) -> None:
     assert last["weights"] > first["weights"] and about["memory"] == last
     written = "\n".join(describe.lines(about))
     assert "each rank of tensor rank 0 (" in written and "of tensor rank 1 (" in written
+
+
+def test_parameter_groups_and_the_optimizers_states_are_counted(ask: Any) -> None:
+    groups = "optimizer.groups=[{match: 'blocks.*.hyena*', lr: 0.5, weight_decay: 0}]"
+    about = describe.describe(ask(groups))
+    written = "\n".join(describe.lines(about))
+    assert "blocks.*.hyena*: " in written and "peak rate 0.00015, decay 0, exp_avg" in written
+    plain = describe.describe(ask())
+    assert "group " not in "\n".join(describe.lines(plain))
+    muon = describe.describe(ask("optimizer.kind=muon"))
+    matrices = sum(g["parameters"] for g in muon["groups"] if g["states"] == ["momentum"])
+    saved = plain["memory"]["optimizer"] - muon["memory"]["optimizer"]
+    assert 0 < saved == 4 * matrices
+    assert plain["checkpoints"]["bytes"] - muon["checkpoints"]["bytes"] == 4 * matrices

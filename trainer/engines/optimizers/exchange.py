@@ -22,8 +22,6 @@ from torch import Tensor
 
 from ...checkpoints.fragments import Fragment
 
-Shape = tuple[int, ...]
-
 
 class Exchange:
     """Computes with whole tensors of which each rank holds ranges."""

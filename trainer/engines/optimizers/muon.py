@@ -11,7 +11,7 @@ the quintic iteration, which takes singular values into 0.7 … 1.2. Liu et al.,
 root mean square of AdamW's, so that both have one learning rate and one weight decay.
 
 Each projection is orthogonalised by itself: q, k and v of one weight are three matrices, and so
-are gate and up, and those of every expert. Muon treats q, k and v this way where it was published.
+are gate and up, and those of every expert. Jordan found this better for q, k and v.
 
 The whole matrix is needed, of which ranks hold ranges: see exchange.py. It is computed once, on
 one rank, from the same bits in every layout.
@@ -132,14 +132,14 @@ class Muon(AdamW):
         self.exchange(ours, self._orthogonal)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for tensor in group["params"] if group["states"] == STATES else ():
                 if tensor.grad is not None:
                     tensor.mul_(1 - group["lr"] * group["weight_decay"])
                     tensor.add_(tensor.grad, alpha=-group["lr"])
                     tensor.grad = None  # AdamW passes over it
-        super().step()
+        return super().step(closure)
 
     def _orthogonal(self, name: str, whole: Tensor) -> Tensor:
         dtype = ARITHMETIC[self.config.arithmetic]
@@ -159,4 +159,5 @@ def orthogonal(matrix: Tensor, iterations: int, dtype: torch.dtype) -> Tensor:
     for _ in range(iterations):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x if wide else x.mT).to(matrix.dtype)
+    result: Tensor = (x if wide else x.mT).to(matrix.dtype)
+    return result
