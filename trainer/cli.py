@@ -13,7 +13,7 @@ from .launch.options import StartOptions, command_words, start_options
 from .weights.commands import export, sample
 
 if TYPE_CHECKING:
-    from .run.run import Job
+    from .run.job import Job
 
 
 @command.group("trainer")

@@ -29,9 +29,9 @@ from headrace.trainer.engines.optimizers.adamw import STATES
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import Parallel, join
+from headrace.trainer.run.job import Job
 from headrace.trainer.run.request import Request
 from headrace.trainer.run.resolve import resolve
-from headrace.trainer.run.run import Job
 
 TINY = Path(__file__).with_name("tiny.yaml")
 LAYOUTS = Path(__file__).with_name("layouts.py")

@@ -8,7 +8,7 @@ from typing import Any
 from ...console import config as reader
 from ...console.progress import as_bytes, human
 from ...models.accounting.show import letters_of
-from ..run.run import Job
+from ..run.job import Job
 from . import memory as costs
 
 GIGABYTE = 1 << 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..loop.batches import micro_batches, micro_rows
-from ..run.run import Job
+from ..run.job import Job
 
 if TYPE_CHECKING:
     from ...models.accounting.state import Degrees

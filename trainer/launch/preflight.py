@@ -18,7 +18,7 @@ from ..costs.memory import checkpoint_bytes
 from ..layout import checks as layout_checks
 from ..loop import evaluate
 from ..record import loggers
-from ..run.run import Job
+from ..run.job import Job
 from ..weights import source as origins
 
 DISK_RESERVE = 1 << 20

@@ -29,7 +29,7 @@ from ..checkpoints.store import RunState
 from ..engines import give
 from ..engines.engine import Engine
 from ..layout.groups import Parallel
-from ..run.run import Job
+from ..run.job import Job
 from ..weights.source import Checkpoint
 
 log = logs.get_logger(__name__)

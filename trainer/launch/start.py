@@ -18,7 +18,7 @@ from ..cluster import ranks, slurm
 from ..costs.describe import describe
 from ..loop import evaluate
 from ..record.steps import event
-from ..run.run import Job
+from ..run.job import Job
 from . import launcher, preflight
 from .options import StartOptions
 

@@ -40,7 +40,7 @@ from ..record.logger import LoggedRun
 from ..record.loggers import open_loggers
 from ..record.steps import NullRecorder, RunRecorder
 from ..run import resolve
-from ..run.run import Job
+from ..run.job import Job
 from . import restore
 from .options import StartOptions
 

@@ -11,7 +11,7 @@ from ...dataplane.runlog import writer as lines
 from ..checkpoints import store
 from ..costs.describe import describe
 from ..folder import RunFolder
-from ..run.run import Job
+from ..run.job import Job
 from ..run.stored import read_run
 
 T = TypeVar("T")

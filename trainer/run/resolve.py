@@ -26,8 +26,8 @@ from ..weights.source import Checkpoint
 from . import config as run_config
 from .config import RunConfig
 from .differences import differences
+from .job import Job
 from .request import Request
-from .run import Job
 from .stored import read_run, synthetic_plan
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from ..folder import RunFolder
 from ..loop.batches import Plan
 from . import config as run_config
 from .config import RunConfig
-from .run import Job
+from .job import Job
 
 if TYPE_CHECKING:
     from ...models.config import ModelConfig

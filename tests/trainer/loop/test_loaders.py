@@ -7,9 +7,9 @@ from small_data import random_documents, write_dataset
 from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.loop import evaluate
 from headrace.trainer.loop import loaders as rows
+from headrace.trainer.run.job import Job
 from headrace.trainer.run.request import Request
 from headrace.trainer.run.resolve import resolve
-from headrace.trainer.run.run import Job
 
 TINY = str(Path(__file__).parents[1].joinpath("tiny.yaml"))
 PHASE = "{tokens: 512, seq_len: 16, batch: 128, weights: {web: 1}}"

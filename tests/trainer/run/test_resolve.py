@@ -10,10 +10,10 @@ import pytest
 from headrace.console.errors import ConfigError, LayoutError, RunError, SeveralErrors
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.folder import RunFolder
+from headrace.trainer.run import job as jobs
 from headrace.trainer.run import resolve
-from headrace.trainer.run import run as jobs
+from headrace.trainer.run.job import Job
 from headrace.trainer.run.request import Request
-from headrace.trainer.run.run import Job
 
 TINY = str(Path(__file__).parents[1].joinpath("tiny.yaml"))
 
