@@ -82,7 +82,7 @@ def work(job: Job, watched: ranks.Watched, options: StartOptions) -> int:
 
     texts = {store.MODEL: reader.dump(job.model)}
     saver = Saver(folder.checkpoints, run.checkpoints, parallel.checkpoint, job.ends, texts)
-    if run.watch.guard.may_roll_back and not resumed:  # a rollback needs a checkpoint
+    if run.watch.may_roll_back and not resumed:  # a rollback needs a checkpoint
         saver.save(engine.fragments(), state)
         saver.wait()
     records = _recorder(job, parallel.world, options.began, state.step) if parallel.first else None
@@ -112,7 +112,7 @@ def work(job: Job, watched: ranks.Watched, options: StartOptions) -> int:
         LoopOptions(
             micro_batch_tokens=run.micro_batch_tokens,
             seed=run.seed,
-            guard=run.watch.guard,
+            guard=run.watch,
             save_every=run.checkpoints.every,
             stop_after=options.stop_after,
         ),

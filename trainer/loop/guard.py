@@ -19,7 +19,7 @@ from ...dataplane.order.timeline import PhaseRows, Step
 from .batches import Plan
 from .step_stats import StepStats
 
-Action = Literal["stop", "skip", "rollback"]
+SkipAction = Literal["stop", "skip", "rollback"]
 
 DEVIATION = 1.4826
 """Ratio of the standard deviation to the median absolute deviation, for normal values."""
@@ -34,15 +34,26 @@ def usual(losses: Sequence[float]) -> tuple[float, float]:
     return middle, max(spread, LEAST_SPREAD * abs(middle))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Guard:
     """Which steps are skipped, and what happens then."""
 
-    not_finite: Action = "stop"
-    spike: Action | Literal["none"] = "none"
-    bound: float = 10.0
-    window: int = 100
+    not_finite: SkipAction = "stop"
+    """Action after a step whose gradients are not finite; such a step is never applied. stop: end
+    the run; skip: continue; rollback: continue with the weights of the newest checkpoint."""
+    spike: SkipAction | Literal["none"] = "none"
+    """Action after a loss spike; none: apply the step like any other."""
+    spike_bound: float = 10.0
+    """Deviations above the median of the losses before it that make a loss a spike."""
+    spike_window: int = 100
+    """Losses that a loss is compared with; no loss is a spike before a quarter of them exist."""
     rollbacks: int = 3
+    """Most rollbacks to one checkpoint; the next ends the run."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("spike_bound", 0), ("spike_window", 4), ("rollbacks", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
 
     @property
     def may_roll_back(self) -> bool:
@@ -54,16 +65,16 @@ class Guard:
 
     def limit(self, losses: Sequence[float]) -> float:
         """Return the largest loss that is not a spike; infinite while there are few losses."""
-        if len(losses) < max(2, self.window // 4):
+        if len(losses) < max(2, self.spike_window // 4):
             return math.inf
         middle, deviation = usual(losses)
-        return middle + self.bound * deviation
+        return middle + self.spike_bound * deviation
 
     def remember(self, losses: Sequence[float], loss: float) -> tuple[float, ...]:
         """Return the latest losses of applied steps, with `loss` at the end."""
         if self.spike == "none":
             return ()
-        return (*losses, loss)[-self.window :]
+        return (*losses, loss)[-self.spike_window :]
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,7 @@ class SkippedStep:
     """Why a step was not applied, and what the run did."""
 
     kind: Literal["spike", "not finite"]
-    action: Action
+    action: SkipAction
     limit: float | None = None
     """The limit that a spike's loss exceeds."""
     back_to: int | None = None

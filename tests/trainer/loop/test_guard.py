@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.trainer.loop.guard import Guard
 
-LOOKS_OUT = Guard(spike="skip", bound=5.0, window=20)
+LOOKS_OUT = Guard(spike="skip", spike_bound=5.0, spike_window=20)
 losses = st.lists(st.floats(1.0, 9.0), min_size=20, max_size=20)
 
 

@@ -136,7 +136,7 @@ def everything(loop: Loop) -> dict[str, torch.Tensor]:
     return {f.key: f.data.clone() for f in loop.engine.fragments()}
 
 
-LEARNS_BY_HEART = {"spike": "skip", "bound": 0.0, "window": 8}
+LEARNS_BY_HEART = {"spike": "skip", "spike_bound": 0.0, "spike_window": 8}
 
 
 def test_a_spike_is_skipped(parallel: Parallel) -> None:
