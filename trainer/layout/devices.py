@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-import torch
+from typing import Literal, get_args
 
 from ...console.errors import LayoutError
 
 DeviceKind = Literal["auto", "cpu", "cuda"]
+DEVICES: tuple[DeviceKind, ...] = get_args(DeviceKind)
 
 
 def choose_device(kind: DeviceKind) -> Literal["cpu", "cuda"]:
     """Return the kind of device to run on; raise if a GPU is asked for and none is there."""
+    import torch
+
     if kind == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda" and not torch.cuda.is_available():
@@ -24,4 +25,6 @@ def choose_device(kind: DeviceKind) -> Literal["cpu", "cuda"]:
 
 
 def count_gpus() -> int:
+    import torch
+
     return torch.cuda.device_count()

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from ...console import config as reader
 from ...console.config import Data, Lines, NameIn, OneOf
+from ...models.layers.recompute import Recompute
 from ...models.precision import PRECISIONS
 from ..checkpoints.policy import CheckpointConfig
 from ..cluster.slurm import SlurmConfig
@@ -54,7 +55,7 @@ class RunConfig:
     """Use deterministic kernels on GPU, so that a resume is equal to the bit there too."""
     micro_batch_tokens: int = 8192
     """Maximum tokens of a rank's micro-batch; a micro-batch has at least one row."""
-    recompute: Literal["none", "block", "operator"] = "none"
+    recompute: Recompute = "none"
     """Activations that the backward pass recomputes instead of keeping them in memory."""
     engine: Annotated[EngineConfig, OneOf(ENGINES, tag="kind")] = field(
         default_factory=DeepSpeedConfig

@@ -69,9 +69,8 @@ def load(folder: RunFolder, overrides: Sequence[str] = (), *, slurm: bool = Fals
     Overrides may change keys that do not define the run.
     """
     stored = read_run(folder)
-    data, lines = reader.read_yaml(folder.run)
-    changeable = run_config.overridable(data, overrides)
-    asked = run_config.build(changeable, overrides, source=str(folder.run), lines=lines)
+    data = run_config.overridable(reader.plain(stored.run), overrides)
+    asked = run_config.build(data, overrides, source=str(folder.run))
     # The ranks of the last start do not bind a launcher or a batch job.
     if (slurm or joined()) and not any(word.startswith("processes=") for word in overrides):
         asked = replace(asked, processes=None)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
 from ...console import command
 from ...console.errors import UserError
-
-if TYPE_CHECKING:
-    from ..layout.devices import DeviceKind
+from ..layout.devices import DEVICES, DeviceKind
 
 SOURCE = "RUN|CHECKPOINT"
 step_option = click.option(
@@ -111,7 +108,7 @@ def export(
 @data_option
 @click.option(
     "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
+    type=click.Choice(DEVICES),
     default="auto",
     show_default=True,
     help="auto takes a GPU if there is one.",
