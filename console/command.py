@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import click
@@ -26,6 +26,21 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON o
 def overrides_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add trailing `dotted.path=value` arguments, which override values of the YAML."""
     return click.argument("overrides", nargs=-1, metavar="[PATH.TO.KEY=VALUE]...")(function)
+
+
+class TableName(click.ParamType):
+    """A name of a table. The table is imported when a name is checked: `--help` stays fast."""
+
+    name = "name"
+
+    def __init__(self, names: Callable[[], Collection[str]]) -> None:
+        self.names = names
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        names = self.names()
+        if value not in names:
+            self.fail(f"{value!r} is not one of {', '.join(map(repr, names))}.", param, ctx)
+        return str(value)
 
 
 def emit(value: object) -> None:

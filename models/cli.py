@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,18 @@ if TYPE_CHECKING:
 def positive(name: str, default: int, help: str) -> Callable[[Any], Any]:
     """An option that takes a number of at least 1."""
     return click.option(name, default=default, show_default=True, type=click.IntRange(1), help=help)
+
+
+def precisions() -> Collection[str]:
+    from .precision import PRECISIONS
+
+    return PRECISIONS
+
+
+def formats() -> Collection[str]:
+    from .conversion.folders import FORMATS
+
+    return FORMATS
 
 
 @command.group("models")
@@ -67,8 +79,8 @@ def list_models(as_json: bool) -> None:
     "--precision",
     default="bf16",
     show_default=True,
-    type=click.Choice(["bf16", "fp32"]),
-    help="Precision of weights and activations.",
+    type=command.TableName(precisions),
+    help="Precision of weights and activations, as in a run.",
 )
 @click.option(
     "--zero", type=click.IntRange(0, 3), help="ZeRO stage; short for --run engine.zero=N."
@@ -140,14 +152,14 @@ def show_model(
 @click.option(
     "--format",
     required=True,
-    type=click.Choice(["headrace", "huggingface", "vortex"]),
+    type=command.TableName(formats),
     help="Format of OUT.",
 )
 @click.option("--tokenizer", type=click.Path(), help="Folder with a tokenizer, if SOURCE has none.")
 def convert_model(
     source: str,
     out: str,
-    format: Literal["headrace", "huggingface", "vortex"],
+    format: str,
     tokenizer: str | None,
 ) -> None:
     """Convert the model in folder SOURCE, of any format, into the new folder OUT.

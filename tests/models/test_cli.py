@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 
 from headrace.console.headrace import main
+from headrace.models.conversion.folders import FORMATS
+from headrace.models.precision import PRECISIONS
 
 
 def run(*words: str) -> Result:
@@ -59,3 +63,16 @@ def test_mistakes_have_no_traceback(tmp_path: Path) -> None:
         result = run(*words)
         assert result.exit_code == 1
         assert expected in result.stderr and "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "known"),
+    [
+        (("show", "tiny-hybrid", "--precision", "bf61"), PRECISIONS),
+        (("convert", "a", "b", "--format", "gguf"), FORMATS),
+    ],
+)
+def test_an_unknown_name_lists_the_table(words: tuple[str, ...], known: Collection[str]) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert f"is not one of {', '.join(map(repr, known))}." in result.stderr

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 
 import click
 
 from ...console import command
 from ...console.errors import UserError
 from ..layout.devices import DEVICES, DeviceKind
+
+
+def formats() -> Collection[str]:
+    from ...models.conversion.folders import FORMATS
+
+    return FORMATS
+
+
+def dtypes() -> Collection[str]:
+    from .export import DTYPES
+
+    return DTYPES
+
 
 SOURCE = "RUN|CHECKPOINT"
 step_option = click.option(
@@ -24,18 +38,18 @@ data_option = click.option(
 @click.argument("out", metavar="OUT")
 @click.option(
     "--format",
-    type=click.Choice(["huggingface", "vortex", "headrace"]),
+    type=command.TableName(formats),
     default="huggingface",
     show_default=True,
-    help="Program that reads the folder.",
+    help="Format of the folder, as in `headrace models convert`.",
 )
 @step_option
 @click.option(
     "--dtype",
-    type=click.Choice(["fp32", "bf16", "fp16"]),
+    type=command.TableName(dtypes),
     default="fp32",
     show_default=True,
-    help="Number format of the weights.",
+    help="Number format of the weights, such as bf16.",
 )
 @data_option
 @command.json_option
