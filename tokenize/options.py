@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
+from .executors import ExecutorKind
 from .sources import CORPUS_FORMATS
+from .sources.format import OnError, TextDocuments
 
 if TYPE_CHECKING:
     from .build.build import BuildConfig
@@ -21,7 +23,7 @@ TOKENIZER_OPTIONS = {"byte": ("special", "dna", "masked_weight"), "bpe": ("end_o
 
 on_error_option = click.option(
     "--on-error",
-    type=click.Choice(["fail", "skip"]),
+    type=click.Choice(get_args(OnError)),
     default="fail",
     show_default=True,
     help="Stop at a bad record, or leave it out.",
@@ -42,7 +44,7 @@ def source_options(function: Any) -> Any:
         click.option("--id-field", help="Field or column of the corpus' own document id."),
         click.option(
             "--text-documents",
-            type=click.Choice(["file", "line", "separator"]),
+            type=click.Choice(get_args(TextDocuments)),
             help="What one document of a plain text is (file).",
         ),
         click.option("--separator", help="Separator of documents in a plain text (\\n\\n)."),
@@ -77,7 +79,7 @@ def executor_options(function: Any) -> Any:
     options = [
         click.option(
             "--engine",
-            type=click.Choice(["local", "ray"]),
+            type=click.Choice(get_args(ExecutorKind)),
             default="local",
             show_default=True,
             help="Run tasks on this machine, or on a Ray cluster.",

@@ -6,7 +6,7 @@ import hashlib
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from ..console.errors import InputError, MisuseError
 from ..console.log import get_logger
@@ -18,7 +18,7 @@ from .corpus.inputs import find_files
 from .corpus.read_stats import ReadStats
 from .files.input_file import File
 from .sources import cut
-from .sources.format import SourceConfig
+from .sources.format import OnError, SourceConfig
 
 log = get_logger(__name__)
 
@@ -44,7 +44,7 @@ class TrainConfig:
     """Bytes of text to train on, sampled evenly from the whole corpus and held in memory."""
     source: SourceConfig = field(default_factory=SourceConfig)
     """How the corpus is read."""
-    on_error: Literal["fail", "skip"] = "fail"
+    on_error: OnError = "fail"
     """fail: stop at a record that cannot be read; skip: leave it out."""
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ from ..corpus.inputs import find_files
 from ..executors import ExecutorConfig
 from ..files.file_hashes import check_unchanged, with_fingerprints
 from ..files.input_file import File
-from ..sources.format import Slice, SourceConfig
+from ..sources.format import OnError, Slice, SourceConfig
 from .commit import BuildResult, commit, write_index_files
 from .dedup import DigestWorker, find_duplicates
 from .garbage import FOLDERS, remove_garbage
@@ -74,7 +74,7 @@ class BuildConfig:
     """exact: keep only the first of byte-equal documents."""
     max_document_tokens: int | None = None
     """Split longer documents; each piece ends with the end-of-document id."""
-    on_error: Literal["fail", "skip"] = "fail"
+    on_error: OnError = "fail"
     """fail: stop at a record that cannot be read; skip: leave it out."""
     rehash: bool = False
     """Hash every input again, also files that seem unchanged since their hash was cached."""

@@ -17,10 +17,12 @@ from .ray_cluster import run_on_ray
 T = TypeVar("T")
 E = TypeVar("E")
 
+ExecutorKind = Literal["local", "ray"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorConfig:
-    kind: Literal["local", "ray"] = "local"
+    kind: ExecutorKind = "local"
     """Where tasks run: in processes of this machine, or on a Ray cluster."""
     workers: int | None = None
     """local: number of processes; None: one per core."""

@@ -19,6 +19,11 @@ LARGEST_DOCUMENT = 32 << 20
 take four bytes for every character; its ids; the shard it goes into) and must stay below 1 GiB."""
 
 
+TextDocuments = Literal["file", "line", "separator"]
+OnError = Literal["fail", "skip"]
+"""fail: stop at a record that cannot be read; skip: leave it out."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig:
     format: str = "auto"
@@ -27,7 +32,7 @@ class SourceConfig:
     """Field or column that holds the text."""
     id_field: str | None = None
     """Field or column that holds the corpus' own id of a document."""
-    text_documents: Literal["file", "line", "separator"] = "file"
+    text_documents: TextDocuments = "file"
     """What one document of a plain text is."""
     separator: str = "\n\n"
     """Separator of the documents of a plain text, if `text_documents` is `separator`."""
