@@ -23,6 +23,7 @@ from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.loop.batches import MicroBatch, micro_batches, micro_rows
 from headrace.trainer.loop.guard import Guard
 from headrace.trainer.loop.loop import Loop, LoopOptions, StepRecord
+from headrace.trainer.loop.schedule import Action, sequential
 from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticLoader, SyntheticPlan
 
 PLAN = SyntheticPlan(SyntheticConfig(steps=4, seq_len=16, batch_rows=6), 37, 1)
@@ -79,6 +80,27 @@ def test_micro_batch_size_changes_nothing(parallel: Parallel) -> None:
     for a, b in zip(one[1].records, all_at_once[1].records, strict=True):
         assert a.stats.loss == pytest.approx(b.stats.loss, abs=2e-6)
         assert a.update.grad_norm == pytest.approx(b.update.grad_norm, rel=2e-5)
+
+
+def all_forward_first(micro_batches: int) -> list[Action]:
+    """GPipe's order on one stage."""
+    return sorted(sequential(micro_batches), key=lambda action: action.kind == "backward")
+
+
+def without_a_backward_pass(micro_batches: int) -> list[Action]:
+    return [action for action in sequential(micro_batches) if action != Action("backward", 0)]
+
+
+def test_a_schedule_decides_the_order_alone(parallel: Parallel) -> None:
+    """A schedule that leaves a backward pass out has another norm (negative control)."""
+    norms = []
+    for schedule in (sequential, all_forward_first, without_a_backward_pass):
+        loop, kept = make(parallel, stop_after=1)
+        loop.schedule = schedule
+        loop.run(begin())
+        norms.append(kept.records[0].update.grad_norm)
+    assert norms[1] == pytest.approx(norms[0], rel=2e-5)
+    assert norms[2] != pytest.approx(norms[0], rel=1e-2)
 
 
 def test_the_loop_stops_when_asked_and_resumes(parallel: Parallel) -> None:
