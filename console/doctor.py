@@ -246,9 +246,12 @@ def _choices(report: Report) -> None:
     with contextlib.redirect_stderr(io.StringIO()):
         run = import_module("..trainer.run.config", __package__).RunConfig()
         kernels = import_module("..models.kernels", __package__)
+        precisions = import_module("..models.precision", __package__)
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    precision = precisions.default_precision("cuda" if cards else "cpu")
     fused = kernels.KERNELS if cards else ()
     report.used["device"] = f"cuda, {cards} ranks" if cards else f"cpu, {cores()} cores"
-    report.used["precision"] = "bf16 with fp32 masters" if cards else "fp32"
+    masters = " with fp32 masters" if precision.separate_masters else ""
+    report.used["precision"] = f"{precision}{masters}"
     report.used["engine"] = f"{run.engine.kind} (set `engine` in the run's YAML to change it)"
     report.used["kernels"] = ", ".join(fused) or "plain torch"

@@ -37,6 +37,11 @@ PRECISIONS = {
 }
 
 
+def default_precision(device: str) -> Precision:
+    """Return the precision of a run that names none, on this kind of device."""
+    return PRECISIONS["bf16" if device == "cuda" else "fp32"]
+
+
 def widen(x: Tensor) -> Tensor:
     """Return half-precision tensors as float32, and float32 and float64 tensors unchanged."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

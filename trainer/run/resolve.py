@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...console import config as reader
 from ...console.errors import ConfigError, LayoutError, Problem, RunError, run_all
+from ...models.precision import default_precision
 from ..cluster.ranks import is_first, joined
 from ..folder import RunFolder
 from ..loop.batches import Plan
@@ -175,7 +176,7 @@ def _here_or_there(asked: RunConfig, *, slurm: bool) -> RunConfig:
     """Resolve device, processes and precision for this machine, or for the batch job."""
     run = _in_batch_job(asked) if slurm else _on_this_machine(asked)
     if run.precision == "auto":
-        run = replace(run, precision="bf16" if run.device == "cuda" else "fp32")
+        run = replace(run, precision=default_precision(run.device).name)
     return run
 
 

@@ -13,6 +13,7 @@ from ...console.errors import InputError
 from ...dataplane.tokenizers import TextError
 from ...models.generate import Sampling, generate
 from ...models.model import Model
+from ...models.precision import default_precision
 from ..layout.devices import DeviceKind, choose_device
 from .source import WeightSource
 
@@ -67,7 +68,7 @@ def load(source: WeightSource, device: DeviceKind = "auto") -> Model:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
-    return model.to(place, torch.bfloat16 if place == "cuda" else torch.float32).eval()
+    return model.to(place, default_precision(place).compute).eval()
 
 
 def _encode(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:
