@@ -1,1 +1,1 @@
-"""The run: engines, parallel layouts, schedule, checkpoints, report."""
+"""The run: engines, parallel layouts, loop, checkpoints, report."""

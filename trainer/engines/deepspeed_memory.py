@@ -1,4 +1,4 @@
-"""What DeepSpeed holds of a model, by ZeRO stage: the list that the memory accounting adds up.
+"""State that DeepSpeed holds, by ZeRO stage: the list that the memory accounting adds up.
 
     stage   weights   gradients       masters         optimizer   buffers
     0       all       all             the weights     all         none
