@@ -225,10 +225,6 @@ class Launcher:
                 time.sleep(POLL)
 
 
-def python(module: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", module, *arguments]
-
-
 def _ending(code: int) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"

@@ -39,9 +39,9 @@ def begin(
     job: Job, engine: Engine, parallel: Parallel, *, fallback: bool
 ) -> tuple[RunState, str | None]:
     """Load the weights. Return the run's state and the source of its weights. Collective."""
-    found = store.committed(job.folder.checkpoints)
-    if found:
-        state, path = _load_newest(job, engine, parallel, found, fallback=fallback)
+    saved = store.committed(job.folder.checkpoints)
+    if saved:
+        state, path = _load_newest(job, engine, parallel, saved, fallback=fallback)
         return state, str(path)
     state = _first_state(job)
     origin = job.origin()
@@ -69,22 +69,22 @@ def go_back(job: Job, engine: Engine, parallel: Parallel) -> RunState:
     the same step as an undisturbed run.
     """
     every, edges = job.run.checkpoints.every, [job.plan.first_step, *job.ends]
-    found = store.committed(job.folder.checkpoints)
-    planned = [path for path in found if is_planned(store.step_of(path), every, edges)]
-    newest = (planned or found)[-1]
+    saved = store.committed(job.folder.checkpoints)
+    planned = [path for path in saved if is_planned(store.step_of(path), every, edges)]
+    newest = (planned or saved)[-1]
     state = savers.load(newest, engine.fragments(), parallel.checkpoint)
     engine.loaded(state.updates)
     return state
 
 
 def _load_newest(
-    job: Job, engine: Engine, parallel: Parallel, found: Sequence[Path], *, fallback: bool
+    job: Job, engine: Engine, parallel: Parallel, saved: Sequence[Path], *, fallback: bool
 ) -> tuple[RunState, Path]:
-    for path in reversed(found):
+    for path in reversed(saved):
         try:
             state = savers.load(path, engine.fragments(), parallel.checkpoint)
         except CheckpointError as error:
-            if not fallback or path is found[0]:
+            if not fallback or path is saved[0]:
                 raise
             if parallel.first:
                 log.warning("%s", error.what)

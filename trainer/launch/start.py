@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,9 @@ def start(job: Job, options: StartOptions) -> int:
     job.folder.prepare()
     with job.folder.locked() as lock:
         _prepare(job)
-        worker = launcher.python(
-            "headrace.trainer.launch.worker", str(job.folder.root), options.to_json()
-        )
+        worker = [sys.executable, "-m", "headrace.trainer.launch.worker"]
         code = launcher.Launcher(
-            worker,
+            [*worker, str(job.folder.root), options.to_json()],
             job.processes,
             threads=job.threads,
             logs=job.folder.logs,

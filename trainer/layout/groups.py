@@ -97,14 +97,14 @@ def _axis(grid: torch.Tensor, dims: list[int], timeout: timedelta, *, alone: boo
     lines = grid.movedim(dims, last).flatten(-len(dims)).flatten(0, -2)
     if lines.shape[1] == 1 and not alone:
         return ALONE
-    found = ALONE
+    axis = ALONE
     for line in lines.tolist():
         whole = len(line) == dist.get_world_size()
         group = dist.group.WORLD if whole else dist.new_group(line, timeout=timeout)
         if dist.get_rank() in line:
             assert isinstance(group, dist.ProcessGroup)
-            found = Axis(group, line.index(dist.get_rank()), len(line))
-    return found
+            axis = Axis(group, line.index(dist.get_rank()), len(line))
+    return axis
 
 
 def _host_group(timeout: timedelta) -> dist.ProcessGroup:

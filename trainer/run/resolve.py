@@ -146,10 +146,10 @@ def _with_origin(run: RunConfig, stored: RunConfig | None) -> RunConfig:
         return run
     if stored is not None and stored.init_from is not None:
         return replace(run, init_from=replace(source, step=stored.init_from.step))
-    found = origins.find(source.path)
-    if not isinstance(found, Checkpoint) or found.where == source.path.rstrip("/"):
+    origin = origins.find(source.path)
+    if not isinstance(origin, Checkpoint) or origin.where == source.path.rstrip("/"):
         return run
-    return replace(run, init_from=replace(source, step=found.step))
+    return replace(run, init_from=replace(source, step=origin.step))
 
 
 def _check_same(
