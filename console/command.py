@@ -28,19 +28,21 @@ def overrides_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("overrides", nargs=-1, metavar="[PATH.TO.KEY=VALUE]...")(function)
 
 
-class TableName(click.ParamType):
-    """A name of a table. The table is imported when a name is checked: `--help` stays fast."""
+def name_in(
+    names: Callable[[], Collection[str]],
+) -> Callable[[click.Context, click.Parameter, str], str]:
+    """Return an option's callback that accepts the names of a table.
 
-    name = "name"
+    The table is imported when a name is checked: `--help` stays fast.
+    """
 
-    def __init__(self, names: Callable[[], Collection[str]]) -> None:
-        self.names = names
+    def check(context: click.Context, parameter: click.Parameter, value: str) -> str:
+        known = names()
+        if value not in known:
+            raise click.BadParameter(f"{value!r} is not one of {', '.join(map(repr, known))}.")
+        return value
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        names = self.names()
-        if value not in names:
-            self.fail(f"{value!r} is not one of {', '.join(map(repr, names))}.", param, ctx)
-        return str(value)
+    return check
 
 
 def emit(value: object) -> None:

@@ -79,7 +79,8 @@ def list_models(as_json: bool) -> None:
     "--precision",
     default="bf16",
     show_default=True,
-    type=command.TableName(precisions),
+    metavar="NAME",
+    callback=command.name_in(precisions),
     help="Precision of weights and activations, as in a run.",
 )
 @click.option(
@@ -152,7 +153,8 @@ def show_model(
 @click.option(
     "--format",
     required=True,
-    type=command.TableName(formats),
+    metavar="NAME",
+    callback=command.name_in(formats),
     help="Format of OUT.",
 )
 @click.option("--tokenizer", type=click.Path(), help="Folder with a tokenizer, if SOURCE has none.")

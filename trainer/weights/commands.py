@@ -38,7 +38,8 @@ data_option = click.option(
 @click.argument("out", metavar="OUT")
 @click.option(
     "--format",
-    type=command.TableName(formats),
+    metavar="NAME",
+    callback=command.name_in(formats),
     default="huggingface",
     show_default=True,
     help="Format of the folder, as in `headrace models convert`.",
@@ -46,7 +47,8 @@ data_option = click.option(
 @step_option
 @click.option(
     "--dtype",
-    type=command.TableName(dtypes),
+    metavar="NAME",
+    callback=command.name_in(dtypes),
     default="fp32",
     show_default=True,
     help="Number format of the weights, such as bf16.",
