@@ -73,7 +73,7 @@ def differences(layout: str, measured: list[Measured], parts: list[StatePart]) -
 
 
 def masters_apart(listed: dict[str, int]) -> dict[str, int]:
-    """Return the weights as masters for an engine that lists no masters: they are the same tensors."""
+    """Count the weights as masters for an engine that lists no masters: they are the same."""
     if "masters" in listed:
         return listed
     return {**listed, "masters": listed.get("weights", 0), "weights": 0}
