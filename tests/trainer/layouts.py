@@ -1,4 +1,4 @@
-"""What the ranks of a pool do (see ranks.py): engines in many layouts that train, save and load."""
+"""Tasks for the ranks of a pool (see ranks.py): train, save and load in many layouts."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ LR = 1e-2
 PATIENCE = timedelta(minutes=5)
 Z_LOSS = 1e-3
 ROWS, LENGTH = 8, 24
-"""Rows of a global batch; two micro-batches and more on every rank."""
+"""Rows of a global batch: at least two micro-batches on every rank."""
 BUCKET = 1024
 """Elements: gradients fill several of DeepSpeed's buckets, and some are larger than one."""
 deepspeed_engine.LARGEST_BUCKET["cpu"] = BUCKET
 LINEAR = nn.functional.linear
-"""As torch has it. ZeRO-3 puts its own in the place, for every engine that comes after it."""
+"""torch's own. ZeRO-3 replaces it, for every engine that is built after it."""
 
 norm_of = steps_of.global_norm
 
 
 @cache
 def groups(tp: int, cp: int, attention: str, hyena_li: str) -> Parallel:
-    """This process's place among all, made once for each way to divide a model."""
+    """Return this rank's process groups, created once for each layout."""
     layout = LayoutConfig(tp=tp, cp=cp, attention=attention, hyena_li=hyena_li)  # type: ignore[arg-type]
     return join(layout, "cpu", PATIENCE)
 
@@ -91,7 +91,7 @@ def make_engine(
 
 
 def global_batch(step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens, targets, weights and document starts: uneven weights, packed documents."""
+    """Return tokens, targets, weights and document starts: uneven weights, packed documents."""
     generator = torch.Generator().manual_seed(1000 + step)
     tokens = torch.randint(0, 37, (ROWS, LENGTH + 1), generator=generator)
     weights = (torch.rand(ROWS, LENGTH, generator=generator) > 0.3).float()
@@ -111,7 +111,7 @@ def train(
     mean_of_means: bool = False,
     scale: float = 1.0,
 ) -> list[list[float]]:
-    """[loss, gradient norm] of each step; the global batch is dealt out row by row.
+    """Return [loss, gradient norm] of each step. The ranks take the rows of a batch in turn.
 
     `mean_of_means` is the fault that tests must find: each rank divides by its own weights.
     `scale` multiplies all weights, which must change nothing.
@@ -143,7 +143,7 @@ def train(
 
 
 def gathered(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
-    """The whole state by an independent way: every rank's fragments, element by element."""
+    """Return the whole state, from the elements of all ranks' fragments: independent of torch."""
     mine = [(f.key, f.shard, f.start, f.data.clone().cpu()) for f in engine.fragments()]
     everyone: list[Any] = [None] * parallel.world
     dist.all_gather_object(everyone, mine, group=parallel.control)
@@ -156,12 +156,12 @@ def gathered(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
 
 
 def numbered(part: LocalShard) -> torch.Tensor:
-    """Where in the whole tensor each element of a part is."""
+    """Return the index in the whole tensor of each element of a local shard."""
     return part.take(torch.arange(math.prod(part.shape)).view(part.shape)).flatten()
 
 
 def oracle(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
-    """The whole state as DeepSpeed and torch themselves gather it, and over the tensor axis."""
+    """Return the whole state as DeepSpeed and torch gather it, joined over the tensor axis."""
     from torch.distributed.tensor import DTensor
 
     mine: dict[str, Any] = {}
@@ -197,7 +197,7 @@ def _full(engine: Any, parameter: nn.Parameter, kind: str, dtensor: type) -> tor
 
 
 def live_weights(engine: Engine) -> dict[str, torch.Tensor]:
-    """What computes: gathered where it is cut."""
+    """Return the weights of the forward pass, gathered if they are sharded."""
     from torch.distributed.tensor import DTensor
 
     found = {}
@@ -236,8 +236,8 @@ def parity(
     model: str = "tiny",
     **optimizer: Any,
 ) -> dict[str, Any]:
-    """Losses, norms and the whole state after some steps, for each layout. `unsummed` is the fault
-    that gradients are not summed over copies; `local`, that each rank orthogonalises its own range
+    """Return losses and norms of each layout, and save its whole state. `unsummed`: the fault that
+    gradients are not summed over copies; `local`, that each rank orthogonalises its own range
     of a matrix, zeros elsewhere."""
     found: dict[str, Any] = {}
     with ExitStack() as stack:
@@ -263,7 +263,7 @@ def own_ranges(self: Exchange, fragments: Any, compute: Any) -> None:
 
 
 def scaled(folder: Path, layouts: list[str], scales: list[float]) -> dict[str, Any]:
-    """The first step's loss in each layout, for weights of each scale."""
+    """Return the first step's loss in each layout, for weights of each scale."""
     return {
         layout: [
             train(make_engine(layout, place(layout)), place(layout), 0, 1, scale=scale)[0][0]
@@ -276,7 +276,7 @@ def scaled(folder: Path, layouts: list[str], scales: list[float]) -> dict[str, A
 def save_all(
     folder: Path, layouts: list[str], steps: int, optimizer: str = "adamw"
 ) -> dict[str, Any]:
-    """Train and save in each layout; go on a little, for what a resume must repeat."""
+    """Train and save in each layout; return two more steps, which a resume must repeat."""
     found: dict[str, Any] = {}
     for layout in layouts:
         parallel = place(layout)
@@ -302,7 +302,7 @@ def load_all(
     used: bool,
     optimizer: str = "adamw",
 ) -> dict[str, Any]:
-    """Load every source into every target; each from other weights, or already trained."""
+    """Load every source into every target, which has other weights or was trained before."""
     found: dict[str, Any] = {}
     for target in targets:
         parallel = place(target)

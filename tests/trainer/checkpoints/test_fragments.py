@@ -58,7 +58,7 @@ def test_a_part_of_a_tensor_shifts_its_boxes() -> None:
 def test_all_ranks_boxes_are_the_whole_tensor_once(
     data: st.DataObject, shape: tuple[int, ...], ranks: int, cap: int
 ) -> None:
-    """Whatever the dimension, the parts along it, and where a rank's ranges begin and end."""
+    """For any dimension, any parts along it, and any range of a rank."""
     dim = data.draw(st.integers(0, len(shape) - 1))
     cuts = data.draw(st.lists(st.integers(0, shape[dim]), max_size=2).map(sorted))
     sizes = tuple(b - a for a, b in zip([0, *cuts], [*cuts, shape[dim]], strict=True))

@@ -1,5 +1,5 @@
-"""Checkpoints in a store: what is there is whole, ours alone is deleted, and a kill leaves nothing
-in the way."""
+"""Checkpoints in a store: complete or absent; only the run's own prefixes are deleted; a killed
+save does not block the next."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def swift(
 def test_a_run_that_saves_to_s3_and_is_killed_while_it_does(
     swift: Swift, trainer: Any, tmp_path: Path
 ) -> None:
-    """Two processes on a real server: killed at random moments, the last time with its folder."""
+    """Two ranks on a real server: killed at random moments, the last time the folder is lost."""
     import random
     import shutil
 

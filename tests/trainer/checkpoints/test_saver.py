@@ -30,7 +30,7 @@ def fragment(data: torch.Tensor) -> Fragment:
 def test_a_save_holds_the_values_of_its_moment(
     tmp_path: Path, parallel: Parallel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training goes on while the thread has not written anything yet."""
+    """Training continues before the thread has written anything."""
     live = torch.arange(12.0).view(3, 4)
     trained_on = threading.Event()
     write = tensors.write
@@ -77,7 +77,7 @@ def test_a_rank_that_is_gone_is_told_to_who_waits_and_to_nobody_else(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The launcher knows which it is: a thread that prints its traceback says less."""
+    """The launcher prints the error itself, not the traceback of a thread."""
 
     def gone(*_: Any, **__: Any) -> None:
         raise RuntimeError("Connection closed by peer")

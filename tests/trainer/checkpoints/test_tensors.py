@@ -14,7 +14,7 @@ from headrace.trainer.layout.groups import Parallel
 
 
 def halves(key: str, whole: torch.Tensor, cut: int) -> list[Fragment]:
-    """A tensor as two ranges, as two ranks would hold it."""
+    """Return a tensor as two ranges, as two ranks hold it."""
     flat = whole.flatten()
     shape = tuple(whole.shape)
     return [

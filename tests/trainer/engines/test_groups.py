@@ -26,7 +26,7 @@ def tiny(name: str = "tiny") -> Model:
 
 
 def chosen(model: Model, *groups: GroupConfig) -> dict[str, list[str]]:
-    """The names of each pattern's parameters."""
+    """Return the parameters of each pattern."""
     found: dict[str, list[str]] = {}
     for group in parameter_groups(model, AdamWConfig(groups=groups)):
         found.setdefault(str(group.match), []).extend(group.names)
