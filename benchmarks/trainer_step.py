@@ -42,7 +42,7 @@ def stepper(engine: str) -> tuple[int, Callable[[], None]]:
     from headrace.models.precision import PRECISIONS
     from headrace.trainer.cluster import ranks as group
     from headrace.trainer.engines import ENGINES as KNOWN
-    from headrace.trainer.engines import build, give
+    from headrace.trainer.engines import give
     from headrace.trainer.engines.groups import parameter_groups
     from headrace.trainer.engines.objective import Objective, parameters
     from headrace.trainer.engines.optimizers.adamw import AdamWConfig
@@ -88,7 +88,7 @@ def stepper(engine: str) -> tuple[int, Callable[[], None]]:
     else:
         group.initialise("gloo", timedelta(minutes=5))
         parallel = join(LayoutConfig(), "cpu", timedelta(minutes=5))
-        ours = build(KNOWN[engine](), objective, settings, PRECISIONS["fp32"], parallel)
+        ours = KNOWN[engine]().build(objective, settings, PRECISIONS["fp32"], parallel)
         give(ours, initial_weights(config, 1))
 
         def step() -> None:

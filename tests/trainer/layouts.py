@@ -24,7 +24,7 @@ from headrace.models.precision import PRECISIONS
 from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.fragments import MASTER
 from headrace.trainer.checkpoints.policy import CheckpointConfig
-from headrace.trainer.engines import ENGINES, build, give
+from headrace.trainer.engines import ENGINES, give
 from headrace.trainer.engines import deepspeed as deepspeed_engine
 from headrace.trainer.engines import update as steps_of
 from headrace.trainer.engines.engine import Engine
@@ -85,7 +85,7 @@ def make_engine(
     shape = load_model_config(Path(__file__).with_name(f"{model}.yaml"))
     empty = build_meta(shape)
     empty.shard(parallel.axes)
-    engine = build(config, Objective(empty, Z_LOSS), settings, PRECISIONS[precision], parallel)
+    engine = config.build(Objective(empty, Z_LOSS), settings, PRECISIONS[precision], parallel)
     give(engine, initial_weights(shape, seed))
     return engine
 

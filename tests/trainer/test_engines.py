@@ -13,7 +13,7 @@ from headrace.models.model import initial_weights
 from headrace.models.precision import PRECISIONS
 from headrace.models.weights import Weights
 from headrace.trainer.checkpoints.fragments import masters
-from headrace.trainer.engines import build, give
+from headrace.trainer.engines import give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
@@ -23,7 +23,7 @@ from headrace.trainer.layout.groups import Parallel
 def test_whole_tensors_pass_one_at_a_time(parallel: Parallel) -> None:
     """A rank that holds shards of a model must never hold all of it."""
     model = build_meta(load_model_config(Path(__file__).with_name("tiny.yaml")))
-    engine = build(Fsdp2Config(), Objective(model), AdamWConfig(), PRECISIONS["fp32"], parallel)
+    engine = Fsdp2Config().build(Objective(model), AdamWConfig(), PRECISIONS["fp32"], parallel)
     drawn = initial_weights(model.config, 3)
     alive: list[weakref.ref[torch.Tensor]] = []
 

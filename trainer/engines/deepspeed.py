@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...console.errors import LayoutError, MissingError
+from .engine import EngineConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +36,7 @@ this size in every step. The CPU's is a size that the allocator keeps between st
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepSpeedConfig:
+class DeepSpeedConfig(EngineConfig):
     """DeepSpeed's ZeRO."""
 
     kind: Literal["deepspeed"] = "deepspeed"

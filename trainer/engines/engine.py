@@ -12,13 +12,19 @@ weight of the global batch. An engine that averages gradients multiplies by the 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
+from ...models.accounting.state import BytesPerParameter, StatePart
+from ...models.precision import Precision
 from ..checkpoints.fragments import Fragment
+from ..layout.config import LayoutConfig
+from ..layout.groups import Parallel
 from .objective import Objective, Sums
-from .optimizers.base import Optimizer
+from .optimizers.base import Optimizer, OptimizerConfig
 
 
 class Engine(Protocol):
@@ -51,3 +57,35 @@ class Engine(Protocol):
 
     def loaded(self, steps: int) -> None:
         """Update all that follows from the fragments, after they were written to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(ABC):
+    """Settings of an engine. The class of an engine imports its packages in `build`."""
+
+    kind: str
+
+    @abstractmethod
+    def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
+        """Raise if the engine does not support the layout or the precision."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return name and settings in a few words, for people."""
+
+    @abstractmethod
+    def state_layout(
+        self, precision: Precision, optimizer_bytes: BytesPerParameter, device: str
+    ) -> list[StatePart]:
+        """Return the parts of the state that a rank holds, for the memory accounting."""
+
+    @abstractmethod
+    def build(
+        self,
+        objective: Objective,
+        optimizer: OptimizerConfig,
+        precision: Precision,
+        parallel: Parallel,
+    ) -> Engine:
+        """Return the engine of an objective on the meta device, sharded for tensor parallelism. Its
+        weights have no values until `give` or a checkpoint fills them."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...console.errors import LayoutError
+from .engine import EngineConfig
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fsdp2Config:
+class Fsdp2Config(EngineConfig):
     """Torch's fully sharded data parallelism."""
 
     kind: Literal["fsdp2"] = "fsdp2"

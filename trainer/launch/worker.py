@@ -27,7 +27,6 @@ from ...models.accounting.count import build_meta
 from ..checkpoints import store
 from ..checkpoints.saver import Saver
 from ..cluster import ranks
-from ..engines import build
 from ..engines.engine import Engine
 from ..engines.objective import Objective
 from ..folder import RunFolder
@@ -163,7 +162,7 @@ def build_engine(job: Job, parallel: Parallel) -> Engine:
     model.shard(parallel.axes)
     model.set_recompute(job.run.recompute)
     objective = Objective(model, job.run.z_loss)
-    return build(job.run.engine, objective, job.run.optimizer, job.precision, parallel)
+    return job.run.engine.build(objective, job.run.optimizer, job.precision, parallel)
 
 
 def lr_of(job: Job) -> Callable[[int], float]:

@@ -18,8 +18,9 @@ from ...models.layers.recompute import Recompute
 from ...models.precision import PRECISIONS
 from ..checkpoints.policy import CheckpointConfig
 from ..cluster.slurm import SlurmConfig
-from ..engines import ENGINES, EngineConfig
+from ..engines import ENGINES
 from ..engines.deepspeed import DeepSpeedConfig
+from ..engines.engine import EngineConfig
 from ..engines.optimizers import DEFAULT, OPTIMIZERS
 from ..engines.optimizers.base import OptimizerConfig
 from ..layout.config import LayoutConfig

@@ -16,7 +16,7 @@ from headrace.models.config import load_model_config
 from headrace.models.documents import Documents
 from headrace.models.model import Model
 from headrace.models.precision import PRECISIONS
-from headrace.trainer.engines import build, give
+from headrace.trainer.engines import give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
@@ -73,7 +73,7 @@ def test_evaluation_loss_equals_plain_torch_by_source(plan: Plan, parallel: Para
                 sums[batch.sources[0]] += float((each * batch.weights[0]).sum())
                 weights[batch.sources[0]] += float(batch.weights.sum())
     objective = Objective(build_meta(model.config), z_loss=0.5)
-    engine = build(Fsdp2Config(), objective, AdamWConfig(), PRECISIONS["fp32"], parallel)
+    engine = Fsdp2Config().build(objective, AdamWConfig(), PRECISIONS["fp32"], parallel)
     give(engine, dict(model.named_parameters()))
     before = [fragment.data.clone() for fragment in engine.fragments()]
     evaluator = Evaluator(rows, Loader(rows, micro_batch=3), parallel, every=1)

@@ -15,7 +15,7 @@ from headrace.models.config import load_model_config
 from headrace.models.model import initial_weights
 from headrace.models.precision import PRECISIONS
 from headrace.trainer.checkpoints.store import RunState
-from headrace.trainer.engines import build, give
+from headrace.trainer.engines import give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
@@ -49,8 +49,8 @@ def steps(step: int, rows: int) -> Iterator[Sequence[MicroBatch]]:
 
 def make(parallel: Parallel, **options: Any) -> tuple[Loop, Kept]:
     model = build_meta(load_model_config(Path(__file__).parents[1].joinpath("tiny.yaml")))
-    engine = build(
-        Fsdp2Config(), Objective(model), AdamWConfig(lr=1e-2), PRECISIONS["fp32"], parallel
+    engine = Fsdp2Config().build(
+        Objective(model), AdamWConfig(lr=1e-2), PRECISIONS["fp32"], parallel
     )
     give(engine, initial_weights(model.config, 3))
     kept = Kept()
