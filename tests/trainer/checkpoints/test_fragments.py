@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.models.parallel.axes import Axis
-from headrace.models.parallel.sharding import LocalShard, Shard
+from headrace.models.parallel.sharding import LocalShard, Sharded
 from headrace.trainer.checkpoints.fragments import Box, Fragment, cover
 
 SHAPES = st.lists(st.integers(1, 6), min_size=0, max_size=4).map(tuple)
@@ -65,7 +65,7 @@ def test_all_ranks_boxes_are_the_whole_tensor_once(
     whole = torch.arange(1.0, math.prod(shape) + 1).view(shape)
     found = torch.zeros(shape)
     for rank in range(ranks):
-        part = LocalShard(shape, dim, Shard(dim, sizes).runs(shape[dim], Axis(None, rank, ranks)))
+        part = LocalShard(shape, dim, Sharded(dim, sizes).runs(shape[dim], Axis(None, rank, ranks)))
         local = part.take(whole)
         assert tuple(local.shape) == part.local
         middle = data.draw(st.integers(0, local.numel()))
