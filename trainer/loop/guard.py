@@ -16,7 +16,7 @@ from statistics import median
 from typing import Literal
 
 from ...dataplane.order.timeline import PhaseRows, Step
-from .batches import Plan
+from .batches import RunPlan
 from .step_stats import StepStats
 
 Action = Literal["stop", "skip", "rollback"]
@@ -77,7 +77,7 @@ class SkippedStep:
     back_to: int | None = None
     """Step of the checkpoint whose weights were restored."""
 
-    def message(self, plan: Plan, step: Step[PhaseRows], stats: StepStats) -> tuple[str, str]:
+    def message(self, plan: RunPlan, step: Step[PhaseRows], stats: StepStats) -> tuple[str, str]:
         """Return what happened and where, for an error."""
         names = [source.name for source in plan.sources]
         by_source = ", ".join(
