@@ -90,7 +90,7 @@ def main() -> None:
         our_time, peer_time = (statistics.median(times[key][1:]) for key in ("ours", "theirs"))
         print(
             f"{name}: {peer_time / our_time:.2f}x the speed of {peer}, {our_time * 1e3:.0f} ms"
-            f" forward and backward of {ROWS} x {LENGTH} tokens, width {WIDTH}, fp32, one CPU thread",
+            f" forward and backward, {ROWS} x {LENGTH} tokens, width {WIDTH}, fp32, one CPU thread",
             flush=True,
         )
 

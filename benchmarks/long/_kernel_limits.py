@@ -38,7 +38,7 @@ def beyond_limits(kernel: str, dry: bool) -> Iterator[str]:
         "one token": lambda: worst(errors(case, draw, Shape(1, 1, odd.width))),
         "no rows": lambda: no_row(case, draw, odd),
         "equal rows": lambda: rows_alike(case, draw, Shape(1, 20, 72) if dry else far(case, draw)),
-        "a compiled graph, several lengths": lambda: compiled(case, draw, odd),
+        "several lengths in a compiled graph": lambda: compiled(case, draw, odd),
     }
     if not dry and kernel != "fft_convolution":  # it synchronises for document lengths
         tries["a CUDA graph"] = lambda: recorded(case, draw, odd)
