@@ -1,4 +1,4 @@
-"""What the ranks of a pool do (see ranks.py): engines in many layouts that train, save and load."""
+"""Tasks of the ranks of a pool (tests/ranks.py): engines in many layouts train, save and load."""
 
 from __future__ import annotations
 
@@ -39,27 +39,28 @@ LR = 1e-2
 PATIENCE = timedelta(minutes=5)
 Z_LOSS = 1e-3
 ROWS, LENGTH = 8, 24
-"""Rows of a global batch; two micro-batches and more on every rank."""
+"""Rows and tokens per row of a global batch; every rank has at least two micro-batches."""
 BUCKET = 1024
-"""Elements: gradients fill several of DeepSpeed's buckets, and some are larger than one."""
+"""Elements of a DeepSpeed bucket: gradients fill several, and some exceed one."""
 deepspeed_engine.LARGEST_BUCKET["cpu"] = BUCKET
 LINEAR = nn.functional.linear
-"""As torch has it. ZeRO-3 puts its own in the place, for every engine that comes after it."""
+"""torch's function. ZeRO-3 replaces it for every engine built later in the process."""
 
 norm_of = steps_of.global_norm
 
 
 @cache
 def groups(tp: int, cp: int, attention: str, hyena_li: str) -> Parallel:
-    """This process's place among all, made once for each way to divide a model."""
+    """Return the process groups of a layout, created once per process."""
     layout = LayoutConfig(tp=tp, cp=cp, attention=attention, hyena_li=hyena_li)  # type: ignore[arg-type]
     return join(layout, "cpu", PATIENCE)
 
 
 def place(layout: str) -> Parallel:
-    """`…-tp2`, `…-cp2`, `…-tp2cp2`, `…-cp2ring` (attention), `…-cp2a2a` (Hyena-LI)."""
-    _, _, _, *division = layout.split("-")
-    words = "".join(division)
+    """Return the process groups of `…-tp2`, `…-cp2`, `…-tp2cp2`, `…-cp2ring` (attention) or
+    `…-cp2a2a` (Hyena-LI)."""
+    _, _, _, *axes = layout.split("-")
+    words = "".join(axes)
     degree = {axis: int(number) for axis, number in re.findall(r"(tp|cp)(\d)", words)}
     attention = "ring" if "ring" in words else "a2a"
     hyena_li = "a2a" if words.endswith("a2a") else "states"
@@ -74,7 +75,7 @@ def make_engine(
     optimizer: str = "adamw",
     **options: Any,
 ) -> Engine:
-    """`deepspeed-1-bf16`, `fsdp2-0-fp32`, `deepspeed-3-fp32-tp2`, …"""
+    """Build the engine of `deepspeed-1-bf16`, `fsdp2-0-fp32`, `deepspeed-3-fp32-tp2`, …"""
     nn.functional.linear = LINEAR
     kind, option, precision = layout.split("-")[:3]
     if kind == "deepspeed":
@@ -91,12 +92,12 @@ def make_engine(
 
 
 def global_batch(step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens, targets, weights and document starts: uneven weights, packed documents."""
+    """Return tokens, targets, weights and document starts: uneven weights, packed documents."""
     generator = torch.Generator().manual_seed(1000 + step)
     tokens = torch.randint(0, 37, (ROWS, LENGTH + 1), generator=generator)
     weights = (torch.rand(ROWS, LENGTH, generator=generator) > 0.3).float()
     weights[step % ROWS] = 0.25
-    weights[(step + 2) % ROWS] *= 0.1  # which bf16 does not have
+    weights[(step + 2) % ROWS] *= 0.1  # 0.1 is not a bf16 number
     weights[(step + 1) % ROWS] = 0.0
     starts = torch.rand(ROWS, LENGTH, generator=generator) < 0.1
     return tokens[:, :-1], tokens[:, 1:], weights, starts
@@ -111,12 +112,12 @@ def train(
     mean_of_means: bool = False,
     scale: float = 1.0,
 ) -> list[list[float]]:
-    """[loss, gradient norm] of each step; the global batch is dealt out row by row.
+    """Return [loss, gradient norm] of each step; ranks take the rows of the global batch in turn.
 
-    `mean_of_means` is the fault that tests must find: each rank divides by its own weights.
-    `scale` multiplies all weights, which must change nothing.
+    `mean_of_means` is a fault that tests must find: a rank divides by the sum of its own weights.
+    `scale` multiplies all weights, which must not change the loss.
     """
-    found = []
+    results = []
     for step in range(first, first + steps):
         tokens, targets, weights, starts = global_batch(step)
         weights = weights * scale
@@ -138,12 +139,12 @@ def train(
         dist.all_reduce(loss, group=parallel.control)
         result = update(engine, LR)
         assert result.applied
-        found.append([float(loss) / total, result.grad_norm])
-    return found
+        results.append([float(loss) / total, result.grad_norm])
+    return results
 
 
 def gathered(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
-    """The whole state by an independent way: every rank's fragments, element by element."""
+    """Return the whole state, assembled from the fragments of all ranks, element by element."""
     mine = [(f.key, f.shard, f.start, f.data.clone().cpu()) for f in engine.fragments()]
     everyone: list[Any] = [None] * parallel.world
     dist.all_gather_object(everyone, mine, group=parallel.control)
@@ -156,12 +157,12 @@ def gathered(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
 
 
 def numbered(part: LocalShard) -> torch.Tensor:
-    """Where in the whole tensor each element of a part is."""
+    """Return the index in the whole tensor of each element of a local shard."""
     return part.take(torch.arange(math.prod(part.shape)).view(part.shape)).flatten()
 
 
 def oracle(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
-    """The whole state as DeepSpeed and torch themselves gather it, and over the tensor axis."""
+    """Return the whole state as DeepSpeed and torch gather it, then gathered over the TP axis."""
     from torch.distributed.tensor import DTensor
 
     mine: dict[str, Any] = {}
@@ -171,12 +172,12 @@ def oracle(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
             mine[f"{kind}.{name}"] = (part, _full(engine, parameter, kind, DTensor).clone())
     everyone: list[Any] = [None] * parallel.world
     dist.all_gather_object(everyone, mine, group=parallel.control)
-    found: dict[str, torch.Tensor] = {}
+    state: dict[str, torch.Tensor] = {}
     for held in everyone:
         for key, (part, tensor) in held.items():
-            whole = found.setdefault(key, torch.full(part.shape, torch.nan))
+            whole = state.setdefault(key, torch.full(part.shape, torch.nan))
             whole.view(-1)[numbered(part)] = tensor.flatten()
-    return found
+    return state
 
 
 def _full(engine: Any, parameter: nn.Parameter, kind: str, dtensor: type) -> torch.Tensor:
@@ -197,21 +198,21 @@ def _full(engine: Any, parameter: nn.Parameter, kind: str, dtensor: type) -> tor
 
 
 def live_weights(engine: Engine) -> dict[str, torch.Tensor]:
-    """What computes: gathered where it is cut."""
+    """Return the weights of the forward pass, gathered where the engine shards them."""
     from torch.distributed.tensor import DTensor
 
-    found = {}
+    weights = {}
     for name, parameter in parameters(engine.objective).items():
         if isinstance(parameter, DTensor):
-            found[name] = parameter.detach().full_tensor()
+            weights[name] = parameter.detach().full_tensor()
         elif hasattr(parameter, "ds_id"):
             import deepspeed
 
             with deepspeed.zero.GatheredParameters([parameter]):
-                found[name] = parameter.detach().clone()
+                weights[name] = parameter.detach().clone()
         else:
-            found[name] = parameter.detach()
-    return found
+            weights[name] = parameter.detach()
+    return weights
 
 
 def state_at(step: int) -> store.RunState:
@@ -236,9 +237,11 @@ def parity(
     model: str = "tiny",
     **optimizer: Any,
 ) -> dict[str, Any]:
-    """Losses, norms and the whole state after some steps, for each layout. `unsummed` is the fault
-    that gradients are not summed over copies; `local`, that each rank orthogonalises its own range
-    of a matrix, zeros elsewhere."""
+    """Train some steps in each layout; return losses and norms, and save the whole state.
+
+    Faults: `unsummed` does not sum gradients over copies; `local` lets each rank orthogonalise its
+    own range of a matrix, zeros elsewhere.
+    """
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         if unsummed:
@@ -256,14 +259,14 @@ def parity(
 
 
 def own_ranges(self: Exchange, fragments: Any, compute: Any) -> None:
-    for each in fragments:
-        whole = torch.zeros(each.shape)
-        each.give(whole)
-        each.take(compute(each.parameter, whole))
+    for fragment in fragments:
+        whole = torch.zeros(fragment.shape)
+        fragment.give(whole)
+        fragment.take(compute(fragment.parameter, whole))
 
 
 def scaled(folder: Path, layouts: list[str], scales: list[float]) -> dict[str, Any]:
-    """The first step's loss in each layout, for weights of each scale."""
+    """Return the loss of the first step in each layout, for each scale of the weights."""
     return {
         layout: [
             train(make_engine(layout, place(layout)), place(layout), 0, 1, scale=scale)[0][0]
@@ -276,7 +279,7 @@ def scaled(folder: Path, layouts: list[str], scales: list[float]) -> dict[str, A
 def save_all(
     folder: Path, layouts: list[str], steps: int, optimizer: str = "adamw"
 ) -> dict[str, Any]:
-    """Train and save in each layout; go on a little, for what a resume must repeat."""
+    """Train and save in each layout; return the next two steps, which a resume must repeat."""
     found: dict[str, Any] = {}
     for layout in layouts:
         parallel = place(layout)
@@ -286,7 +289,7 @@ def save_all(
         (folder / layout).mkdir(exist_ok=True)
         keeper.save(engine.fragments(), state_at(steps))
         whole = oracle(engine, parallel)
-        next_steps = train(engine, parallel, steps, 2)  # while it writes
+        next_steps = train(engine, parallel, steps, 2)  # during the background write
         keeper.wait()
         if parallel.first:
             torch.save(whole, folder / f"{layout}.pt")
@@ -302,7 +305,7 @@ def load_all(
     used: bool,
     optimizer: str = "adamw",
 ) -> dict[str, Any]:
-    """Load every source into every target; each from other weights, or already trained."""
+    """Load every source into every target, whose weights differ or which is already trained."""
     found: dict[str, Any] = {}
     for target in targets:
         parallel = place(target)
@@ -321,7 +324,7 @@ def load_all(
                 part = engine.objective.model.local_shards[name]
                 master = part.take(have[f"master.{name}"]).to(weight.dtype)
                 assert torch.equal(weight, master), f"{source} → {target}: {name} is stale"
-            # After one step the next source is loaded over other values; a resume has two to show.
+            # One step changes the state before the next source is loaded; a resume takes two.
             further = train(engine, parallel, steps, 2 if source == target else 1)
             found[f"{source} → {target}"] = [worst, further]
     return found
@@ -340,21 +343,21 @@ def left_out(folder: Path, layouts: list[str], faulty: int | None = None) -> dic
         before, updates = gathered(engine, parallel), engine.updates
         tokens, targets, weights, _ = (part[1:2] for part in global_batch(7))
         documents = Documents.from_cu_seqlens(torch.tensor([0, tokens.numel()]), tokens.shape)
-        harmed = faulty is None or parallel.data.rank == faulty
-        for last, factor in ((False, 1.0), (True, math.nan if harmed else 1.0)):
+        broken = faulty is None or parallel.data.rank == faulty
+        for last, factor in ((False, 1.0), (True, math.nan if broken else 1.0)):
             sums = engine(tokens, targets, weights, documents)
             engine.backward(sums.total * factor, last=last)
         applied = update(engine, LR).applied
         after = gathered(engine, parallel)
         same = all(torch.equal(before[key], after[key]) for key in before)
-        goes_on = train(engine, parallel, 1, 1) == never[1:]
-        found[layout] = [applied, same, engine.updates == updates + 1, goes_on]
+        continues = train(engine, parallel, 1, 1) == never[1:]
+        found[layout] = [applied, same, engine.updates == updates + 1, continues]
     return found
 
 
 def shards_of_gradients(folder: Path, layouts: list[str], model: str) -> dict[str, float]:
     """Save the whole gradient of a step for each layout, from the shards of all ranks that write.
-    Return its norm as the engine's step finds it."""
+    Return the norm that the optimizer step computes."""
     found = {}
     for layout in layouts:
         parallel = place(layout)

@@ -1,4 +1,4 @@
-"""How an engine comes to its weights."""
+"""Loading of weights into an engine."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from headrace.trainer.layout.groups import Parallel
 
 
 def test_whole_tensors_pass_one_at_a_time(parallel: Parallel) -> None:
-    """A process that has a part of a model must never hold all of it."""
+    """A rank with local shards must never hold the whole model."""
     model = build_meta(load_model_config(Path(__file__).with_name("tiny.yaml")))
     engine = build(Fsdp2Config(), Objective(model), AdamWConfig(), PRECISIONS["fp32"], parallel)
     drawn = initial_weights(model.config, 3)
     alive: list[weakref.ref[torch.Tensor]] = []
 
     def read(name: str) -> torch.Tensor:
-        assert all(tensor() is None for tensor in alive), "the one before is still held"
+        assert all(tensor() is None for tensor in alive), "the previous tensor is still held"
         tensor = drawn[name]
         alive.append(weakref.ref(tensor))
         return tensor

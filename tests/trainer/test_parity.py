@@ -1,8 +1,8 @@
-"""The parity matrix: however a model is divided, one process would have done the same.
+"""Parity matrix: every sharded layout computes the same as one process.
 
-A reference on one process; all other layouts in one start of four. Of each the loss, the norm
-and, by Adam's first mean after one step, every gradient, put together from all ranks. Rows are
-packed, weights uneven, a step has several micro-batches, and clipping is active.
+The reference runs on one rank, all other layouts on a pool of four. Compared are the loss, the norm
+and every gradient (Adam's first moment after one step), assembled from all ranks. Rows are packed,
+weights are uneven, a step has several micro-batches, and clipping is active.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch
 
 REFERENCE = "fsdp2-0-fp32"
 ENGINES = ["deepspeed-0", "deepspeed-1", "deepspeed-2", "deepspeed-3", "fsdp2-0"]
-DIVISIONS = ["tp2", "tp4", "cp2", "cp2ring", "cp2a2a", "cp4", "cp4ring", "tp2cp2", "tp2cp2ring"]
+AXES = ["tp2", "tp4", "cp2", "cp2ring", "cp2a2a", "cp4", "cp4ring", "tp2cp2", "tp2cp2ring"]
 LOSS, NORM, GRADIENT = 2e-6, 1e-6, 1e-5
 
 
 def differences(
     in_processes: Any, folder: Path, layouts: list[str], model: str, **options: Any
 ) -> dict[str, tuple[float, float, float]]:
-    """Of each layout after a step: the loss, the norm and the worst gradient, the last two
-    relative."""
+    """Return the errors of each layout after a step: absolute for the loss, relative for the norm and
+    the worst gradient."""
     alone, together = folder / "alone", folder / "together"
     for place in (alone, together):
         place.mkdir()
@@ -61,12 +61,14 @@ def test_the_core_of_the_matrix(in_processes: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_gradients_that_are_not_summed_show(in_processes: Any, tmp_path: Path) -> None:
-    """The negative control: each process keeps its part of the gradient of what all have."""
+    """Negative control: each rank keeps its own gradient of parameters that have copies."""
     faulty(in_processes, tmp_path, ["fsdp2-0-fp32-tp2"])
 
 
 @pytest.mark.long
-def test_they_show_in_every_engine(in_processes: Any, tmp_path: Path) -> None:
+def test_every_engine_shows_gradients_that_are_not_summed(
+    in_processes: Any, tmp_path: Path
+) -> None:
     faulty(in_processes, tmp_path, [f"{engine}-fp32-tp2" for engine in ENGINES])
 
 
@@ -78,9 +80,9 @@ def faulty(in_processes: Any, folder: Path, layouts: list[str]) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("model", ["every", "untied", "tiny"])
-def test_all_of_the_matrix(in_processes: Any, tmp_path: Path, model: str) -> None:
-    divisions = DIVISIONS if model != "tiny" else ["tp2", "cp2ring", "tp2cp2ring"]
-    layouts = [f"{engine}-fp32-{division}" for engine in ENGINES for division in divisions]
+def test_the_whole_matrix(in_processes: Any, tmp_path: Path, model: str) -> None:
+    axes = AXES if model != "tiny" else ["tp2", "cp2ring", "tp2cp2ring"]
+    layouts = [f"{engine}-fp32-{degrees}" for engine in ENGINES for degrees in axes]
     hold(differences(in_processes, tmp_path, [*layouts, "fsdp2-2-fp32-tp2"], model))
 
 
@@ -88,9 +90,9 @@ def test_all_of_the_matrix(in_processes: Any, tmp_path: Path, model: str) -> Non
 @pytest.mark.timeout(1500)
 def test_half_precision_stays_near(in_processes: Any, tmp_path: Path) -> None:
     engines = ["deepspeed-1", "deepspeed-2", "deepspeed-3", "fsdp2-0"]
-    layouts = [f"{engine}-bf16-{division}" for engine in engines for division in ("tp2", "tp2cp2")]
+    layouts = [f"{engine}-bf16-{degrees}" for engine in engines for degrees in ("tp2", "tp2cp2")]
     worst = differences(in_processes, tmp_path, [*layouts, "fsdp2-0-bf16"], "every")
-    rounded = worst.pop("fsdp2-0-bf16")[2]  # four data-parallel processes in bf16
+    rounded = worst.pop("fsdp2-0-bf16")[2]  # four data-parallel ranks in bf16
     for layout, (loss, norm, gradient) in worst.items():
         assert loss < 5e-3 and norm < 5e-3, (layout, loss, norm)
         assert gradient < 2 * rounded, (layout, gradient, rounded)
@@ -101,10 +103,10 @@ SAVED = ["deepspeed-1-bf16-tp2", "deepspeed-3-fp32-tp2", "fsdp2-0-fp32-tp2", "de
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_checkpoint_of_a_divided_model_loads_into_others(
+def test_a_checkpoint_of_a_sharded_model_loads_into_others(
     in_processes: Any, tmp_path: Path
 ) -> None:
-    """Masters and moments equal to the bit, and a resume of the same layout in what follows."""
+    """Masters and moments are equal to the bit; a resume in the same layout repeats the steps."""
     kept = in_processes(2, "save_all", tmp_path, layouts=SAVED[:2], steps=1)
     targets = [*SAVED[:2], "fsdp2-0-fp32"]
     found = in_processes(
@@ -116,8 +118,8 @@ def test_a_checkpoint_of_a_divided_model_loads_into_others(
 
 @pytest.mark.long
 @pytest.mark.timeout(3000)
-def test_checkpoints_load_across_engines_and_divisions(in_processes: Any, tmp_path: Path) -> None:
-    """4 sources on two processes; 4 targets on two, 2 on one and 4 on four: 40 pairs."""
+def test_checkpoints_load_across_engines_and_axes(in_processes: Any, tmp_path: Path) -> None:
+    """4 sources on two ranks; 4 targets on two ranks, 2 on one and 4 on four: 40 pairs."""
     kept = in_processes(2, "save_all", tmp_path, layouts=SAVED, steps=2)
     four = [
         "deepspeed-1-fp32-tp2",
@@ -139,12 +141,12 @@ def test_checkpoints_load_across_engines_and_divisions(in_processes: Any, tmp_pa
 
 @pytest.mark.slow
 def test_shards_of_gradients_are_the_whole_gradient(in_processes: Any, tmp_path: Path) -> None:
-    """Each element is written by one rank, and the norm is that of the whole."""
+    """One rank writes each element, and the norm equals the norm of the whole gradient."""
     alone, together = tmp_path / "alone", tmp_path / "together"
     for place in (alone, together):
         place.mkdir()
     engines = [*ENGINES, "fsdp2-1"]
-    layouts = [f"{engine}-fp32{division}" for engine in engines for division in ("", "-tp2")]
+    layouts = [f"{engine}-fp32{degrees}" for engine in engines for degrees in ("", "-tp2")]
     names = {"model": "tiny"}
     wanted = in_processes(1, "shards_of_gradients", alone, layouts=[REFERENCE], **names)[REFERENCE]
     whole = torch.load(alone / f"{REFERENCE}.gradients.pt")

@@ -38,15 +38,15 @@ def test_boxes_cover_a_range_exactly_and_in_order(
 
 
 @given(ranges())
-def test_without_a_cap_few_boxes_do(case: tuple[tuple[int, ...], int, int]) -> None:
+def test_without_a_cap_few_boxes_suffice(case: tuple[tuple[int, ...], int, int]) -> None:
     shape, start, end = case
     assert len(list(cover(shape, start, end, 10**9))) <= max(1, 2 * len(shape) - 1)
 
 
-def test_a_part_of_a_tensor_shifts_its_boxes() -> None:
+def test_boxes_of_a_local_shard_are_shifted() -> None:
     whole = torch.arange(40.0).view(8, 5)
     data = torch.zeros(6)
-    # A tensor-parallel rank's part is rows 4…7; its range begins in the middle of one.
+    # The local shard of a TP rank is rows 4…7; its range begins in the middle of a row.
     part = LocalShard((8, 5), runs=(range(4, 8),))
     fragment = Fragment("master.w", part, start=3, data=data)
     fragment.take(whole)
@@ -55,10 +55,10 @@ def test_a_part_of_a_tensor_shifts_its_boxes() -> None:
 
 
 @given(st.data(), SHAPES.filter(bool), st.integers(1, 4), st.integers(1, 40))
-def test_all_ranks_boxes_are_the_whole_tensor_once(
+def test_boxes_of_all_ranks_cover_the_tensor_exactly_once(
     data: st.DataObject, shape: tuple[int, ...], ranks: int, cap: int
 ) -> None:
-    """Whatever the dimension, the parts along it, and where a rank's ranges begin and end."""
+    """For any dimension, blocks along it, and ranges of a rank."""
     dim = data.draw(st.integers(0, len(shape) - 1))
     cuts = data.draw(st.lists(st.integers(0, shape[dim]), max_size=2).map(sorted))
     sizes = tuple(b - a for a, b in zip([0, *cuts], [*cuts, shape[dim]], strict=True))
