@@ -1,1 +1,1 @@
-"""What a run logs of each step: metrics and the ledger of its rows."""
+"""Files with one line per step of a run: metrics, and the ledger of its rows."""

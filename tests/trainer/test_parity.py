@@ -22,8 +22,8 @@ LOSS, NORM, GRADIENT = 2e-6, 1e-6, 1e-5
 def differences(
     in_processes: Any, folder: Path, layouts: list[str], model: str, **options: Any
 ) -> dict[str, tuple[float, float, float]]:
-    """Return the errors of each layout after a step: absolute for the loss, relative for the norm and
-    the worst gradient."""
+    """Return the errors of each layout after a step: absolute for the loss, relative for the norm
+    and the worst gradient."""
     alone, together = folder / "alone", folder / "together"
     for place in (alone, together):
         place.mkdir()

@@ -21,7 +21,7 @@ E = TypeVar("E")
 @dataclass(frozen=True, kw_only=True)
 class ExecutorConfig:
     kind: Literal["local", "ray"] = "local"
-    """Where tasks run: in processes of this machine, or on a Ray cluster."""
+    """Executor of the tasks: processes of this machine, or a Ray cluster."""
     workers: int | None = None
     """local: number of processes; None: one per core."""
     address: str | None = None

@@ -1,4 +1,4 @@
-"""Where DeepSpeed keeps masters, optimizer states and gradients.
+"""Location of DeepSpeed's masters, optimizer states and gradients.
 
 This is the only file that reads DeepSpeed's private fields.
 

@@ -3,8 +3,8 @@
     loss ─ known to all ranks before the last backward pass ─► a spike? ─► its gradients are made
     not finite, so that no engine applies the step ─► skip · roll back · stop
 
-A rollback restores the weights of the newest checkpoint, never the row: the stream goes on, and the
-ledger records the skipped step and the steps that were rolled back.
+A rollback restores the weights of the newest checkpoint, never the row: the stream continues, and
+the ledger records the skipped step and the steps that were rolled back.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def usual(losses: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Guard:
-    """Which steps are skipped, and what happens then."""
+    """Conditions that skip a step, and the action: skip, roll back or stop."""
 
     not_finite: Action = "stop"
     spike: Action | Literal["none"] = "none"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """How rows are read. None of these keys changes which rows are read."""
+    """Settings of reading rows. None of these keys changes which rows are read."""
 
     workers: int = 0
     """Processes of each rank that read ahead; 0 reads within the step."""

@@ -1,4 +1,4 @@
-"""What all optimizers share: settings, parameter groups, and the arithmetic of one step.
+"""Base of all optimizers: settings, parameter groups, and the arithmetic of one step.
 
     gradients ─► sums over copies ─► norm, clip ─► `direct` ─► `step`
 
