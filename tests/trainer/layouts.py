@@ -1,4 +1,4 @@
-"""Tasks of the ranks of a pool (tests/ranks.py): engines in many layouts train, save and load."""
+"""Tasks for the ranks of a pool (see ranks.py): train, save and load in many layouts."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ LR = 1e-2
 PATIENCE = timedelta(minutes=5)
 Z_LOSS = 1e-3
 ROWS, LENGTH = 8, 24
-"""Rows and tokens per row of a global batch; every rank has at least two micro-batches."""
+"""Rows of a global batch: at least two micro-batches on every rank."""
 BUCKET = 1024
 """Elements of a DeepSpeed bucket: gradients fill several, and some exceed one."""
 deepspeed_engine.LARGEST_BUCKET["cpu"] = BUCKET
 LINEAR = nn.functional.linear
-"""torch's function. ZeRO-3 replaces it for every engine built later in the process."""
+"""torch's own. ZeRO-3 replaces it, for every engine that is built after it."""
 
 norm_of = steps_of.global_norm
 
 
 @cache
 def groups(tp: int, cp: int, attention: str, hyena_li: str) -> Parallel:
-    """Return the process groups of a layout, created once per process."""
+    """Return this rank's process groups, created once for each layout."""
     layout = LayoutConfig(tp=tp, cp=cp, attention=attention, hyena_li=hyena_li)  # type: ignore[arg-type]
     return join(layout, "cpu", PATIENCE)
 
@@ -112,7 +112,7 @@ def train(
     mean_of_means: bool = False,
     scale: float = 1.0,
 ) -> list[list[float]]:
-    """Return [loss, gradient norm] of each step; ranks take the rows of the global batch in turn.
+    """Return [loss, gradient norm] of each step. The ranks take the rows of a batch in turn.
 
     `mean_of_means` is a fault that tests must find: a rank divides by the sum of its own weights.
     `scale` multiplies all weights, which must not change the loss.
@@ -144,7 +144,7 @@ def train(
 
 
 def gathered(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
-    """Return the whole state, assembled from the fragments of all ranks, element by element."""
+    """Return the whole state, from the elements of all ranks' fragments: independent of torch."""
     mine = [(f.key, f.shard, f.start, f.data.clone().cpu()) for f in engine.fragments()]
     everyone: list[Any] = [None] * parallel.world
     dist.all_gather_object(everyone, mine, group=parallel.control)
@@ -162,7 +162,7 @@ def numbered(part: LocalShard) -> torch.Tensor:
 
 
 def oracle(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
-    """Return the whole state as DeepSpeed and torch gather it, then gathered over the TP axis."""
+    """Return the whole state as DeepSpeed and torch gather it, joined over the tensor axis."""
     from torch.distributed.tensor import DTensor
 
     mine: dict[str, Any] = {}
@@ -198,7 +198,7 @@ def _full(engine: Any, parameter: nn.Parameter, kind: str, dtensor: type) -> tor
 
 
 def live_weights(engine: Engine) -> dict[str, torch.Tensor]:
-    """Return the weights of the forward pass, gathered where the engine shards them."""
+    """Return the weights of the forward pass, gathered if they are sharded."""
     from torch.distributed.tensor import DTensor
 
     weights = {}
@@ -237,11 +237,9 @@ def parity(
     model: str = "tiny",
     **optimizer: Any,
 ) -> dict[str, Any]:
-    """Train some steps in each layout; return losses and norms, and save the whole state.
-
-    Faults: `unsummed` does not sum gradients over copies; `local` lets each rank orthogonalise its
-    own range of a matrix, zeros elsewhere.
-    """
+    """Return losses and norms of each layout, and save its whole state. `unsummed`: the fault that
+    gradients are not summed over copies; `local`, that each rank orthogonalises its own range
+    of a matrix, zeros elsewhere."""
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         if unsummed:
@@ -266,7 +264,7 @@ def own_ranges(self: Exchange, fragments: Any, compute: Any) -> None:
 
 
 def scaled(folder: Path, layouts: list[str], scales: list[float]) -> dict[str, Any]:
-    """Return the loss of the first step in each layout, for each scale of the weights."""
+    """Return the first step's loss in each layout, for weights of each scale."""
     return {
         layout: [
             train(make_engine(layout, place(layout)), place(layout), 0, 1, scale=scale)[0][0]
@@ -279,7 +277,7 @@ def scaled(folder: Path, layouts: list[str], scales: list[float]) -> dict[str, A
 def save_all(
     folder: Path, layouts: list[str], steps: int, optimizer: str = "adamw"
 ) -> dict[str, Any]:
-    """Train and save in each layout; return the next two steps, which a resume must repeat."""
+    """Train and save in each layout; return two more steps, which a resume must repeat."""
     found: dict[str, Any] = {}
     for layout in layouts:
         parallel = place(layout)
@@ -305,7 +303,7 @@ def load_all(
     used: bool,
     optimizer: str = "adamw",
 ) -> dict[str, Any]:
-    """Load every source into every target, whose weights differ or which is already trained."""
+    """Load every source into every target, which has other weights or was trained before."""
     found: dict[str, Any] = {}
     for target in targets:
         parallel = place(target)

@@ -1,4 +1,4 @@
-"""Loading of weights into an engine."""
+"""Filling a new engine with weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headrace.trainer.layout.groups import Parallel
 
 
 def test_whole_tensors_pass_one_at_a_time(parallel: Parallel) -> None:
-    """A rank with local shards must never hold the whole model."""
+    """A rank that holds shards of a model must never hold all of it."""
     model = build_meta(load_model_config(Path(__file__).with_name("tiny.yaml")))
     engine = build(Fsdp2Config(), Objective(model), AdamWConfig(), PRECISIONS["fp32"], parallel)
     drawn = initial_weights(model.config, 3)

@@ -15,7 +15,7 @@ EVERY = [*FP32, *BF16, *FSDP2]
 
 
 def apart(a: list[list[float]], b: list[list[float]]) -> tuple[float, float]:
-    """Return the largest difference of losses, and the largest relative difference of norms."""
+    """Return the greatest difference of the losses, and the greatest relative one of the norms."""
     loss = max(abs(x[0] - y[0]) for x, y in zip(a, b, strict=True))
     norm = max(abs(x[1] - y[1]) / y[1] for x, y in zip(a, b, strict=True))
     return loss, norm
@@ -43,8 +43,7 @@ def test_every_layout_trains_the_same_model(in_processes: Any, tmp_path: Path, m
 def loads_everywhere(
     in_processes: Any, folder: Path, layouts: list[str], worlds: list[int]
 ) -> None:
-    """Save in every layout and load each into all, at several world sizes, also into engines that
-    have trained."""
+    """Save in every layout; load all into all, at several world sizes, also into used engines."""
     for saved in worlds:
         place = folder / str(saved)
         place.mkdir()
@@ -83,8 +82,8 @@ def test_any_checkpoint_loads_into_any_layout(in_processes: Any, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_hybrid_sharding_trains_the_same_model(in_processes: Any, tmp_path: Path) -> None:
-    """HSDP on four ranks: two replicas of the state, each sharded over two ranks."""
+def test_replicated_shards_are_the_same_model(in_processes: Any, tmp_path: Path) -> None:
+    """HSDP on four ranks: two copies of the state, each sharded over two."""
     reference = in_processes(1, "parity", tmp_path, layouts=["fsdp2-0-fp32"], steps=3)
     found = in_processes(4, "parity", tmp_path, layouts=["fsdp2-2-fp32", "fsdp2-0-fp32"], steps=3)
     for layout in found:
@@ -94,8 +93,8 @@ def test_hybrid_sharding_trains_the_same_model(in_processes: Any, tmp_path: Path
 
 @pytest.mark.slow
 def test_half_precision_stays_near(in_processes: Any, tmp_path: Path) -> None:
-    """Compare bf16 in every layout with fp32. The distance of each gradient from fp32 is at most
-    twice that of one rank in bf16."""
+    """bf16 in every layout differs from fp32 by rounding alone: each gradient is at most twice as
+    far from that of fp32 as the gradients of one bf16 rank."""
     alone, together = tmp_path / "alone", tmp_path / "together"
     for folder in (alone, together):
         folder.mkdir()
@@ -114,17 +113,17 @@ def test_half_precision_stays_near(in_processes: Any, tmp_path: Path) -> None:
 
 
 def gradients(file: Path) -> dict[str, torch.Tensor]:
-    """Return the gradients after one step: Adam's first moment."""
+    """Return the gradients of one step: Adam's first moments after it."""
     return {key: t for key, t in torch.load(file).items() if key.startswith("exp_avg.")}
 
 
 def farthest(have: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
-    """Return the largest relative distance of a parameter."""
+    """Return the greatest relative distance of a parameter."""
     return max(float((have[key] - wanted[key]).norm() / wanted[key].norm()) for key in wanted)
 
 
-def test_bf16_does_not_round_loss_weights(in_processes: Any, tmp_path: Path) -> None:
-    """0.1 is not a bf16 number: rounded, it would differ from its part of the divisor."""
+def test_bf16_does_not_round_the_weights_of_the_loss(in_processes: Any, tmp_path: Path) -> None:
+    """bf16 has no 0.1: a rounded weight differs from its part of the divisor."""
     layouts = ["deepspeed-1-bf16", "fsdp2-0-bf16"]
     found = in_processes(1, "scaled", tmp_path, layouts=layouts, scales=[1.0, 0.1])
     for layout, (whole, tenth) in found.items():
@@ -132,7 +131,7 @@ def test_bf16_does_not_round_loss_weights(in_processes: Any, tmp_path: Path) -> 
 
 
 def test_a_mean_of_means_is_another_model(in_processes: Any, tmp_path: Path) -> None:
-    """Negative control: weights are uneven, so division by a rank's own sum of weights shows."""
+    """Negative control: weights are uneven, so dividing by each rank's own sum must show."""
     right = in_processes(1, "parity", tmp_path, layouts=["fsdp2-0-fp32"], steps=1)
     wrong = in_processes(
         2, "parity", tmp_path, layouts=["fsdp2-0-fp32"], steps=1, mean_of_means=True

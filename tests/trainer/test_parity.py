@@ -1,8 +1,8 @@
-"""Parity matrix: every sharded layout computes the same as one process.
+"""The parity matrix: every layout computes what one rank computes.
 
-The reference runs on one rank, all other layouts on a pool of four. Compared are the loss, the norm
-and every gradient (Adam's first moment after one step), assembled from all ranks. Rows are packed,
-weights are uneven, a step has several micro-batches, and clipping is active.
+The reference runs on one rank, all other layouts on one pool of four. The tests compare the loss,
+the norm, and every gradient, assembled from all ranks: it is Adam's first moment after one step.
+Rows are packed, weights uneven, a step has several micro-batches, and clipping is active.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ LOSS, NORM, GRADIENT = 2e-6, 1e-6, 1e-5
 def differences(
     in_processes: Any, folder: Path, layouts: list[str], model: str, **options: Any
 ) -> dict[str, tuple[float, float, float]]:
-    """Return the errors of each layout after a step: absolute for the loss, relative for the norm
-    and the worst gradient."""
+    """Return the differences of each layout after a step: loss; norm and worst gradient,
+    relative."""
     alone, together = folder / "alone", folder / "together"
     for place in (alone, together):
         place.mkdir()
@@ -61,7 +61,7 @@ def test_the_core_of_the_matrix(in_processes: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_gradients_that_are_not_summed_show(in_processes: Any, tmp_path: Path) -> None:
-    """Negative control: each rank keeps its own gradient of parameters that have copies."""
+    """Negative control: gradients of copies are not summed."""
     faulty(in_processes, tmp_path, ["fsdp2-0-fp32-tp2"])
 
 
@@ -106,7 +106,7 @@ SAVED = ["deepspeed-1-bf16-tp2", "deepspeed-3-fp32-tp2", "fsdp2-0-fp32-tp2", "de
 def test_a_checkpoint_of_a_sharded_model_loads_into_others(
     in_processes: Any, tmp_path: Path
 ) -> None:
-    """Masters and moments are equal to the bit; a resume in the same layout repeats the steps."""
+    """Masters and moments are equal to the bit; so are the steps after a resume in one layout."""
     kept = in_processes(2, "save_all", tmp_path, layouts=SAVED[:2], steps=1)
     targets = [*SAVED[:2], "fsdp2-0-fp32"]
     found = in_processes(
@@ -118,8 +118,8 @@ def test_a_checkpoint_of_a_sharded_model_loads_into_others(
 
 @pytest.mark.long
 @pytest.mark.timeout(3000)
-def test_checkpoints_load_across_engines_and_axes(in_processes: Any, tmp_path: Path) -> None:
-    """4 sources on two ranks; 4 targets on two ranks, 2 on one and 4 on four: 40 pairs."""
+def test_checkpoints_load_across_engines_and_divisions(in_processes: Any, tmp_path: Path) -> None:
+    """4 sources on two ranks; 4 targets on two, 2 on one and 4 on four: 40 pairs."""
     kept = in_processes(2, "save_all", tmp_path, layouts=SAVED, steps=2)
     four = [
         "deepspeed-1-fp32-tp2",

@@ -113,5 +113,18 @@ def overridable(stored: Data, overrides: Sequence[str]) -> Data:
 
 
 def deciding(config: RunConfig) -> dict[str, Any]:
+    """Return the keys that define the run."""
     plain: dict[str, Any] = reader.plain(config)
     return {name: plain[name] for name in DECIDES}
+
+
+def identity(config: RunConfig) -> dict[str, Any]:
+    """Return the keys that define the run, as they are hashed.
+
+    Keys of the optimizer that are newer than the hash count only where they are set, so the hash of
+    a run that was saved before they existed stays the same.
+    """
+    keys = deciding(config)
+    newer = {"kind": DEFAULT().kind, "groups": []}
+    optimizer = keys["optimizer"].items()
+    return {**keys, "optimizer": {k: v for k, v in optimizer if (k, v) not in newer.items()}}

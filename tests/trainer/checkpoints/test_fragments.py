@@ -58,7 +58,7 @@ def test_boxes_of_a_local_shard_are_shifted() -> None:
 def test_boxes_of_all_ranks_cover_the_tensor_exactly_once(
     data: st.DataObject, shape: tuple[int, ...], ranks: int, cap: int
 ) -> None:
-    """For any dimension, blocks along it, and ranges of a rank."""
+    """For any dimension, any parts along it, and any range of a rank."""
     dim = data.draw(st.integers(0, len(shape) - 1))
     cuts = data.draw(st.lists(st.integers(0, shape[dim]), max_size=2).map(sorted))
     sizes = tuple(b - a for a, b in zip([0, *cuts], [*cuts, shape[dim]], strict=True))

@@ -1,5 +1,5 @@
-"""Checkpoints in an object store: visible ones are complete, a run deletes only its own, and the
-remains of a killed save are removed."""
+"""Checkpoints in a store: complete or absent; only the run's own prefixes are deleted; a killed
+save does not block the next."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def swift(
 def test_a_run_survives_kills_during_saves_to_s3(
     swift: Swift, trainer: Any, tmp_path: Path
 ) -> None:
-    """Two ranks, a real server: kill at random times; the last time, also delete the run folder."""
+    """Two ranks on a real server: killed at random moments, the last time the folder is lost."""
     import random
     import shutil
 

@@ -77,7 +77,7 @@ def test_a_lost_rank_is_reported_to_the_waiting_caller_only(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The launcher reports which rank failed; the thread prints no traceback."""
+    """The launcher prints the error itself, not the traceback of a thread."""
 
     def gone(*_: Any, **__: Any) -> None:
         raise RuntimeError("Connection closed by peer")

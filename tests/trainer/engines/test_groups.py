@@ -26,8 +26,8 @@ def tiny(name: str = "tiny") -> Model:
 
 
 def chosen(model: Model, *groups: GroupConfig) -> dict[str, list[str]]:
-    """Return the parameters that each pattern matches."""
-    names: dict[str, list[str]] = {}
+    """Return the parameters of each pattern."""
+    found: dict[str, list[str]] = {}
     for group in parameter_groups(model, AdamWConfig(groups=groups)):
         names.setdefault(str(group.match), []).extend(group.names)
     return names

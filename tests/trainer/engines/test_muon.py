@@ -84,7 +84,7 @@ def test_every_tensor_has_an_owner_and_work_is_balanced() -> None:
 
 
 def test_it_is_the_published_method(work: Any, parallel: Parallel) -> None:
-    """Compare with an independent loop: torch's AdamW and clipping, singular values in fp64."""
+    """Compared with a separate loop: torch's AdamW and clipping, singular values in fp64."""
     engine = work.make_engine(REFERENCE, parallel, optimizer="muon", weight_decay=0.2)
     ours = {each.parameter: each.data for each in masters(engine.fragments())}
     config = load_model_config(FOLDER / "tiny.yaml")
@@ -156,7 +156,7 @@ def apart(have: list[list[float]], wanted: list[list[float]]) -> tuple[float, fl
 def beside_one(
     in_processes: Any, folder: Path, layouts: list[str], processes: int, **options: Any
 ) -> dict[str, tuple[float, float, float]]:
-    """Return the errors of each layout after three steps: loss, norm and worst weight."""
+    """Return the differences of each layout after three steps: loss, norm, worst weight."""
     arguments = {"steps": 3, "optimizer": "muon", "model": options.pop("model", "tiny")}
     alone, together = folder / "alone", folder / "together"
     for place in (alone, together):
@@ -185,8 +185,8 @@ def test_two_ranks_equal_one(in_processes: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranges_orthogonalised_separately_show(in_processes: Any, tmp_path: Path) -> None:
-    """Negative control."""
+def test_ranges_orthogonalised_by_themselves_show(in_processes: Any, tmp_path: Path) -> None:
+    """Negative control: ranks do not exchange their ranges."""
     worst = beside_one(in_processes, tmp_path, ["fsdp2-0-fp32"], 2, local=True)
     [(loss, _, weight)] = worst.values()
     assert loss > 1e-4 and weight > 1e-3, worst
@@ -205,7 +205,7 @@ def test_every_layout_equals_one_rank(in_processes: Any, tmp_path: Path, model: 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_momentum_moves_between_layouts(in_processes: Any, tmp_path: Path) -> None:
-    """Masters and states are equal to the bit; a resume in the same layout repeats the steps."""
+    """Masters and states are equal to the bit; so are the steps after a resume in one layout."""
     layouts = ["deepspeed-1-bf16-tp2", "deepspeed-3-fp32", "fsdp2-0-fp32"]
     options = {"steps": 2, "optimizer": "muon"}
     kept = in_processes(2, "save_all", tmp_path, layouts=layouts, **options)
