@@ -27,7 +27,7 @@ def tiny(name: str = "tiny") -> Model:
 
 def chosen(model: Model, *groups: GroupConfig) -> dict[str, list[str]]:
     """Return the parameters of each pattern."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for group in parameter_groups(model, AdamWConfig(groups=groups)):
         names.setdefault(str(group.match), []).extend(group.names)
     return names
