@@ -227,7 +227,7 @@ def prune(folder: Path, config: CheckpointConfig, keep: Collection[int] = ()) ->
             _delete(path)
             gone.append(step)
     aside = sorted(folder.glob(f"{ABANDONED}step-*"), key=lambda path: path.stat().st_ctime_ns)
-    for path in aside[: len(aside) - config.keep_abandoned]:
+    for path in aside[: max(0, len(aside) - config.keep_abandoned)]:
         _delete(path)
     return gone
 

@@ -41,7 +41,7 @@ class SlurmConfig:
     """Account that is charged."""
     notice: int = 300
     """Seconds before the time limit at which the run saves and stops."""
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str | int] = field(default_factory=dict)
     """More options of sbatch by their long names: {mem: 0, constraint: h100}."""
     setup: str = ""
     """Shell lines that run first: modules, environment."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,16 @@ def test_retention_keeps_the_last_every_nth_and_listed_steps(tmp_path: Path) -> 
     gone = store.prune(tmp_path, CheckpointConfig(keep_last=2, keep_every=4), keep=[5])
     assert gone == [1, 2, 3, 6, 7]
     assert [store.step_of(path) for path in store.committed(tmp_path)] == [4, 5, 8, 9, 10]
+
+
+@pytest.mark.parametrize(("there", "kept"), [(4, 4), (5, 5), (7, 5)])
+def test_the_latest_abandoned_checkpoints_are_kept(tmp_path: Path, there: int, kept: int) -> None:
+    for step in range(there):
+        (tmp_path / f"{store.ABANDONED}step-{step:08}").mkdir()
+        time.sleep(0.02)  # ordered by time, of which the kernel counts 4 ms
+    store.prune(tmp_path, CheckpointConfig(keep_abandoned=5))
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [f"abandoned-step-{step:08}" for step in range(there - kept, there)]
 
 
 def test_an_abandoned_future_is_set_aside(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headrace.console import config as reader
 from headrace.console.errors import LayoutError, MissingError, RunError
 from headrace.trainer.cluster import slurm
 from headrace.trainer.cluster.slurm import SlurmConfig, script
@@ -37,6 +38,11 @@ def test_sbatch_directives() -> None:
         assert f"#SBATCH --{word}" in found
     assert not any("account" in line or "partition" in line for line in found)
     assert not any(line.startswith("#SBATCH --gpus") for line in lines(SlurmConfig()))
+
+
+def test_options_of_sbatch_may_be_numbers() -> None:
+    config = reader.build(SlurmConfig, {"options": {"mem": 0, "qos": "low"}}, source="slurm")
+    assert {"#SBATCH --mem=0", "#SBATCH --qos=low"} <= set(lines(config))
 
 
 def test_the_script_repeats_the_typed_command(tmp_path: Path) -> None:
