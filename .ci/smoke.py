@@ -1,4 +1,4 @@
-"""Run where the wheel alone is: is everything of the source tree in it, and does it import?
+"""Check that the installed wheel contains every module of the source tree, and that all import.
 
 python smoke.py SOURCE
 """
@@ -14,7 +14,9 @@ import headrace
 source = Path(sys.argv[1])
 installed = Path(headrace.__file__).parent
 assert installed.is_relative_to(sys.prefix), f"headrace comes from {installed}, not from the wheel"
-assert Path(tokenize.__file__).is_relative_to(sys.base_prefix), "tokenize is not Python's own"
+assert Path(tokenize.__file__).is_relative_to(sys.base_prefix), (
+    "tokenize is not the standard library's"
+)
 
 settings = tomllib.loads((source / "pyproject.toml").read_text())["tool"]["setuptools"]
 modules = []
@@ -29,4 +31,4 @@ for module in modules:
     importlib.import_module(module.removesuffix(".__init__"))
 configs = list((installed / "configs").rglob("*.yaml"))
 assert len(configs) == len(list((source / "configs").rglob("*.yaml"))) > 0, configs
-print(f"{len(modules)} modules import and {len(configs)} configurations are there: {installed}")
+print(f"{len(modules)} modules import and {len(configs)} configurations are installed: {installed}")

@@ -1,10 +1,10 @@
-"""Run benchmarks, and keep what they print.
+"""Run benchmarks, and save their output.
 
-    python -m benchmarks                        all quick ones: the files of this folder
-    python -m benchmarks startup long.kernels   some by name; long ones are in long/
+    python -m benchmarks                        all quick benchmarks: the files of this folder
+    python -m benchmarks startup long.kernels   benchmarks by name; long ones are in long/
 
-A benchmark is a script that measures us beside a peer or a limit in one run, and prints a line
-with a ratio for each thing it compares. results/NAME.txt holds the last one's lines, with the
+A benchmark is a script that compares headrace with a peer or a limit in one run, and prints one
+line with a ratio for each comparison. results/NAME.txt holds the lines of the last run, with the
 date, the machine, the versions and the command.
 """
 
@@ -81,8 +81,8 @@ def machine() -> str:
 
 
 def versions() -> str:
-    """Of what is installed: some benchmarks need torch alone."""
-    known = {found.name: found.version for found in importlib.metadata.distributions()}
+    """Return the versions of the installed packages: some benchmarks need torch alone."""
+    known = {package.name: package.version for package in importlib.metadata.distributions()}
     return ", ".join(f"{name} {known[name]}" for name in PACKAGES if name in known)
 
 

@@ -1,9 +1,9 @@
-"""What context parallelism sends: bytes of each process, forward and backward, counted.
+"""Bytes that a rank sends under context parallelism, forward and backward, counted.
 
-python benchmarks/context_parallel.py [--length 4096]
+    python -m benchmarks.context_parallel [--length 4096]
 
-The operators run for each rank in turn, with a stand-in for the network that adds up what is
-handed to it. Payloads are proportional to rows and width, and but for states and halos to length.
+The operators run for each rank in turn; a stand-in for the network adds up the sizes of the
+messages. They are proportional to rows and width, and, except for states and halos, to length.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from headrace.models.parallel.axes import Axes, Axis
 
 WIDTH = 128
 CASES: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
-    "attention, 8 kv_heads of 8: ring beside a2a": (
+    "attention, 8 kv_heads of 8: ring against a2a": (
         "{kind: attention, heads: 8}", {"attention": "ring"}, {"attention": "a2a"}
     ),
-    "attention, 1 kv_head of 8: ring beside a2a": (
+    "attention, 1 kv_head of 8: ring against a2a": (
         "{kind: attention, heads: 8, kv_heads: 1}", {"attention": "ring"}, {"attention": "a2a"}
     ),
-    "Hyena-LI: states beside a2a": (
+    "Hyena-LI: states against a2a": (
         "{kind: hyena-li}", {"hyena_li": "states"}, {"hyena_li": "a2a"}
     ),
 }  # fmt: skip
@@ -40,7 +40,7 @@ def config_of(operator: str) -> ModelConfig:
 
 
 def most_sent(config: ModelConfig, forms: dict[str, str], length: int, size: int) -> int:
-    """By the rank that sends most."""
+    """Return the bytes of the rank that sends most."""
     return max(sent_by(config, forms, length, Axis(None, rank, size)) for rank in range(size))
 
 
@@ -72,7 +72,7 @@ def main() -> None:
             ours, theirs = (most_sent(config, form, length, size) for form in (forms, others))
             print(
                 f"context parallel, {name}, cp {size}: {ours / theirs:.2f}x the bytes"
-                f" ({ours / 1e6:.2f} MB and {theirs / 1e6:.2f} MB of a process, a row of {length}"
+                f" ({ours / 1e6:.2f} MB and {theirs / 1e6:.2f} MB sent by a rank, a row of {length}"
                 f" tokens, width {WIDTH}, fp32, forward and backward)"
             )
 

@@ -1,8 +1,8 @@
-"""Planning, seeking and auditing, each beside the time that it may take.
+"""Time of planning, seeking and auditing, compared with its limit.
 
     python -m benchmarks.mixtures_plan
 
-Manifests' heads are all that planning reads, so the large datasets here are heads without shards.
+Planning reads the heads of manifests only, so the large datasets here are heads without shards.
 Seeking is measured as a run does it after a restart: one row at a time, anywhere in the plan.
 """
 
@@ -46,12 +46,12 @@ def timed(action: Callable[..., object], *arguments: object) -> Times:
     return Times(time.process_time() - cpu, time.perf_counter() - clock)
 
 
-def report(what: str, times: Sequence[Times], limit: float) -> None:
-    """The slowest by CPU time: what the clock says depends on who else is on the machine."""
+def report(name: str, times: Sequence[Times], limit: float) -> None:
+    """Print the slowest by CPU time; wall time depends on other processes of the machine."""
     slowest = max(times)
     print(
-        f"{what}: {1e3 * slowest.cpu:.1f} ms of CPU ({1e3 * slowest.clock:.1f} on the clock), "
-        f"{slowest.cpu / limit:.3f} of the {1e3 * limit:.0f} ms allowed",
+        f"{name}: {1e3 * slowest.cpu:.1f} ms of CPU ({1e3 * slowest.clock:.1f} ms of wall time), "
+        f"{slowest.cpu / limit:.3f} of the limit of {1e3 * limit:.0f} ms",
         flush=True,
     )
 
@@ -62,7 +62,7 @@ def table_of(file: Path) -> str:
 
 
 def many_sources(folder: Path) -> None:
-    """A thousand sources of ten thousand shards each, of sizes that differ a thousandfold."""
+    """Plan 1,000 sources of 10,000 shards each; sizes differ by a factor of up to 1,000."""
     rng = np.random.default_rng(0)
     sizes = (10 ** rng.uniform(8, 11, 1_000)).astype(int).tolist()
     urls = [
@@ -96,18 +96,18 @@ def ten_trillion_tokens(folder: Path) -> None:
         "anneal": PhaseSpec(tokens=2 * 10**12, weights={"stable": 0.6, "s3": 0.25, "s7": 0.15}),
     }
     mixture = Mixture(sources=sources, phases=phases)
-    report("plan 10T tokens, a ramp in it", [timed(resolve, mixture)], PLAN_SECONDS)
+    report("plan 10T tokens with a ramp", [timed(resolve, mixture)], PLAN_SECONDS)
     stream = Stream(resolve(mixture))
     rows = np.random.default_rng(1).integers(0, stream.plan.last_row, 300)
     sought = [timed(stream.locate, rows[place : place + 1]) for place in range(len(rows))]
     report("seek a row of 10T tokens, slowest of 300", sought, SEEK_SECONDS)
     tokens = np.random.default_rng(2).integers(0, 10**12 - 5_000, 300).tolist()
-    found = [timed(stream.rows_with, 3, token, token + 5_000) for token in tokens]
-    report("find a document's rows in 10T tokens, slowest of 300", found, SEEK_SECONDS)
+    times = [timed(stream.rows_with, 3, token, token + 5_000) for token in tokens]
+    report("find the rows of a document in 10T tokens, slowest of 300", times, SEEK_SECONDS)
 
 
 def local_audit(folder: Path) -> None:
-    """One step of 64 rows of 4,096 tokens, from three local datasets that were not open."""
+    """Audit a step of 64 rows of 4,096 tokens of three local datasets, opened by the audit."""
     rng = np.random.default_rng(0)
     lines = []
     for name, tokens in (("web", 14e6), ("code", 5e6), ("math", 3e6)):

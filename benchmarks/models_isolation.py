@@ -1,6 +1,6 @@
-"""What it costs to keep packed documents apart: a training step with and without.
+"""Cost of isolating packed documents: a training step with isolation, compared with one without.
 
-python benchmarks/models_isolation.py [--rows 2] [--length 1024] [--document 200]
+python -m benchmarks.models_isolation [--rows 2] [--length 1024] [--document 200]
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
     shape = (given.rows, given.length)
-    torch.set_num_threads(1)  # what one core does is what can be compared
+    torch.set_num_threads(1)  # times of one core can be compared
     torch.manual_seed(0)
     total = given.rows * given.length
     cuts = torch.randint(0, total, (total // given.document,)).sort().values
@@ -44,7 +44,7 @@ def main() -> None:
         model = Model(config)
         model.init_weights(0)
         apart, together = [], []
-        for _ in range(given.repeats):  # by turns, so that both meet the same machine
+        for _ in range(given.repeats):  # in turns: both meet the same load of the machine
             together.append(step(model, tokens, None))
             apart.append(step(model, tokens, Documents.from_cu_seqlens(cu_seqlens, shape)))
         ratio = statistics.median(apart) / statistics.median(together)

@@ -1,4 +1,4 @@
-"""Operators in plain torch beside their peers: a forward and backward pass, by turns in one run.
+"""Operators in plain torch, compared with peers: forward and backward passes, in turns in one run.
 
 python -m benchmarks.models_peers [--repeats 5]
 """
@@ -23,7 +23,7 @@ ROWS, LENGTH, WIDTH = 1, 512, 128
 
 
 def mamba2() -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-    """Against transformers' module on its path without kernels, of the same sizes."""
+    """Return our module and that of transformers without kernels, of the same sizes."""
     from transformers import Mamba2Config
     from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
@@ -40,7 +40,7 @@ def mamba2() -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
 
 
 def hyena_li() -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-    """The modal scan against the convolution by FFT of the published models."""
+    """Return the modal scan and the FFT convolution of the published models."""
     w = torch.randn(ROWS, LENGTH, WIDTH, requires_grad=True)
     rates = (torch.rand(WIDTH, 16) * 0.03).requires_grad_()
     residues = torch.randn(WIDTH, 16, requires_grad=True)
@@ -54,7 +54,7 @@ def hyena_li() -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
 
 
 def hyena_mr() -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-    """Blocks of a Toeplitz matrix against torch's depthwise convolution, 128 taps."""
+    """Return the product with Toeplitz blocks and torch's depthwise convolution, 128 taps."""
     w = torch.randn(ROWS, LENGTH, WIDTH, requires_grad=True)
     taps = torch.randn(WIDTH // 16, 128, requires_grad=True)
 
@@ -75,22 +75,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
-    torch.set_num_threads(1)  # what one core does is what can be compared
+    torch.set_num_threads(1)  # times of one core can be compared
     torch.manual_seed(0)
     for name, make, peer in (
-        ("Mamba-2", mamba2, "transformers' without kernels"),
-        ("Hyena-LI scan", hyena_li, "its FFT"),
+        ("Mamba-2", mamba2, "transformers without kernels"),
+        ("Hyena-LI scan", hyena_li, "an FFT convolution"),
         ("Hyena-MR Toeplitz", hyena_mr, "conv1d"),
     ):
         ours, theirs = make()
         times: dict[str, list[float]] = {"ours": [], "theirs": []}
-        for _ in range(repeats + 1):  # the first is to warm up
+        for _ in range(repeats + 1):  # the first pass warms up
             times["ours"].append(step(ours))
             times["theirs"].append(step(theirs))
-        one, other = (statistics.median(times[who][1:]) for who in ("ours", "theirs"))
+        our_time, peer_time = (statistics.median(times[key][1:]) for key in ("ours", "theirs"))
         print(
-            f"{name}: {other / one:.2f}x the speed of {peer}, {one * 1e3:.0f} ms forward and"
-            f" backward of {ROWS} x {LENGTH} tokens, width {WIDTH}, fp32, one CPU thread",
+            f"{name}: {peer_time / our_time:.2f}x the speed of {peer}, {our_time * 1e3:.0f} ms"
+            f" forward and backward, {ROWS} x {LENGTH} tokens, width {WIDTH}, fp32, one CPU thread",
             flush=True,
         )
 

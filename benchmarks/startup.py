@@ -1,4 +1,4 @@
-"""How long a command takes to answer `--help`, beside the bare interpreter and the limit.
+"""Time of `--help` for each command, compared with the bare interpreter and with a limit.
 
 python -m benchmarks.startup
 """
@@ -18,7 +18,7 @@ COMMANDS = ("trainer", "tokenize", "mixtures", "headrace")
 
 
 def seconds(words: list[str]) -> tuple[float, float]:
-    """What the clock says, and what the CPU spent."""
+    """Return wall time and CPU time."""
     before, start = getrusage(RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(words, stdout=subprocess.DEVNULL, check=True)
     taken, after = time.perf_counter() - start, getrusage(RUSAGE_CHILDREN)
@@ -30,7 +30,7 @@ def main() -> None:
     words = {name: [str(folder / name), "--help"] for name in COMMANDS}
     words["python"] = [sys.executable, "-c", "pass"]
     for command in words.values():
-        seconds(command)  # the disk's cache is warm from here on
+        seconds(command)  # fills the page cache
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in words}
     for _ in range(RUNS):
         for name, command in words.items():

@@ -1,10 +1,10 @@
-"""Tokenizing JSON lines with a 32k vocabulary, beside the packages that people use for it.
+"""Tokenizing JSON lines with a 32k vocabulary, compared with other packages.
 
-    python -m benchmarks.tokenize_bpe           one line for each
+    python -m benchmarks.tokenize_bpe           prints one line per package
 
-Code and prose, half and half. Each way runs in a process of its own, pinned to one core; what is
-compared are CPU seconds after its imports, children included (litdata's own process imports again).
-Ours, and the plain loop over `tokenizers`, must give the same ids.
+The corpus is half code, half prose. Each package runs in its own process, pinned to one core. The
+figures compare CPU seconds after the imports, child processes included (litdata's worker process
+imports again). headrace and a plain loop over `tokenizers` must return the same ids.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ TRAIN_ON = 16 << 20
 Way = Callable[[str, str, str], None]
 BATCH = 1000
 PATIENCE = 900
-"""Seconds for one way: on a machine that does nothing else each takes less than one minute."""
+"""Time limit of a package in seconds; on an idle machine each takes less than a minute."""
 
 
 def write_corpus(path: Path) -> None:
-    """Python sources, and the prose of packages' descriptions and docstrings."""
+    """Write Python sources, and prose: descriptions and docstrings of installed packages."""
     library = Path(sysconfig.get_paths()["purelib"])
     code = (file.read_text(errors="ignore") for file in sorted(library.rglob("*.py")))
     prose = _prose(library)
@@ -76,7 +76,7 @@ def tokenizers(corpus: str, tokenizer: str, out: str) -> None:
     from tokenizers import Tokenizer
 
     model = Tokenizer.from_file(tokenizer)
-    model.encode_special_tokens = True  # their names in a text are text, as they are to us
+    model.encode_special_tokens = True  # encode their names in a text as text, as we do
     end = model.token_to_id("<|endoftext|>")
     digest = hashlib.sha256()
     with Path(corpus).open() as lines, Path(f"{out}.bin").open("wb") as file:
@@ -139,7 +139,7 @@ def datatrove(corpus: str, tokenizer: str, out: str) -> None:
     from datatrove.pipeline.tokens import DocumentTokenizer
 
     def read(data: object, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
-        # Its own reader does the same, and needs one more package.
+        # datatrove's reader does the same, and needs another package.
         with Path(corpus).open() as lines:
             for number, line in enumerate(lines):
                 yield Document(text=json.loads(line)["text"], id=str(number))
@@ -162,7 +162,7 @@ def datatrove(corpus: str, tokenizer: str, out: str) -> None:
 
 WAYS = (ours, tokenizers, mds_writer, litdata, datatrove)
 IMPORTS = {
-    # pyarrow imports pandas, where there is one, with its first array
+    # pyarrow imports pandas, if installed, with its first array
     "ours": ("tokenizers", "tiktoken", "pandas", "headrace.tokenize.build.build"),
     "mds_writer": ("tokenizers", "streaming"),
     "litdata": ("tokenizers", "torch", "litdata"),
@@ -182,7 +182,7 @@ def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
 
 
 def measure(name: str, folder: str) -> None:
-    """Run one way, in this process; the last line that it prints is its CPU seconds."""
+    """Run one package in this process; print its CPU seconds as the last line."""
     for package in IMPORTS.get(name, ("numpy", "tokenizers")):
         importlib.import_module(package)
     began = _cpu()
@@ -192,8 +192,8 @@ def measure(name: str, folder: str) -> None:
 
 
 def _cpu() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def main() -> None:
@@ -222,14 +222,14 @@ def main() -> None:
 
 
 def seconds(way: Way, folder: str, core: int) -> float | None:
-    """The CPU seconds that one way takes in a process of its own; None, and why, if it fails."""
+    """Return the CPU seconds of a package in its own process; None, and print why, if it fails."""
     command = ["taskset", "-c", str(core), sys.executable, "-m", "benchmarks.tokenize_bpe"]
     try:
         run = subprocess.run(
             [*command, way.__name__, folder], capture_output=True, text=True, timeout=PATIENCE
         )
     except subprocess.TimeoutExpired:
-        print(f"{way.__name__} has not ended after {PATIENCE} seconds")
+        print(f"{way.__name__} did not finish within {PATIENCE} seconds")
         return None
     if run.returncode:
         print(f"{way.__name__} failed: {run.stderr.strip().splitlines()[-1]}")
@@ -238,7 +238,7 @@ def seconds(way: Way, folder: str, core: int) -> float | None:
 
 
 def check_ids(folder: str) -> None:
-    """That the library and we have written the same ids."""
+    """Raise unless headrace wrote the same ids as `tokenizers`."""
     import numpy as np
 
     from headrace.dataplane.datasets.dataset import Dataset
@@ -248,7 +248,7 @@ def check_ids(folder: str) -> None:
     ids = np.empty(dataset.manifest.tokens, np.uint16)
     dataset.fill(0, ids)
     if not np.array_equal(ids, theirs):
-        raise SystemExit("the ids are not those of tokenizers")
+        raise SystemExit("headrace and tokenizers returned different ids")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Byte-level tokenizing, beside what numpy can do at the very best.
+"""Byte-level tokenizing, compared with a limit: the least that numpy must do.
 
-    python -m benchmarks.tokenize_byte          one line for each kind of corpus
+    python -m benchmarks.tokenize_byte          prints one line
 
-The limit reads the whole file, makes its bytes uint16, puts the end of document where lines end,
-hashes and writes. Ours finds documents, checks UTF-8, keeps origins, cuts shards, and commits a
-dataset. Both in CPU seconds on one core, in turns.
+The limit reads the whole file, converts bytes to uint16, replaces line ends by the end of document,
+hashes and writes. headrace also finds documents, checks UTF-8, stores origins, cuts shards and
+commits a dataset. The figures compare CPU seconds on one core; the two alternate.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MEGABYTES, ROUNDS = 200, 5
 
 
 def write_corpus(path: Path) -> None:
-    """Lines of about 2,000 bytes, from the words of Python's own library."""
+    """Write lines of about 2,000 bytes, with words from Python's standard library."""
     words = Path(os.__file__).read_text().split()
     rng = random.Random(0)
     block = "".join(

@@ -1,10 +1,10 @@
-"""What a checkpoint costs a run of about 50M parameters, and what a restart does.
+"""Cost of a checkpoint and of a restart, for a run of about 50M parameters.
 
-python -m benchmarks.trainer_checkpoint
+    python -m benchmarks.trainer_checkpoint
 
-One run with random rows, 1,024 tokens a step, saves in the background; its own metrics say how
-long each step took. The wait at a save is compared with a step, the steps after a save with the
-others, and the time from a restart to its first step's end, beyond imports, with a limit.
+A run on random rows, 1,024 tokens per step, saves in the background; its metrics hold the time of
+each step. The wait of a save is compared with a step, the steps after a save with the other steps,
+and the time from a restart to the end of its first step, without imports, with a limit.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def main() -> None:
     (first,) = [entry["seconds"] for entry in metrics if entry["step"] == resumed["step"]]
     restart = resumed["seconds"] + first
     print(
-        f"background save: the step waits {blocked:.3f} s, {blocked / quiet:.2f} of a step's "
+        f"background save: the step waits {blocked:.3f} s, {blocked / quiet:.2f} of a step of "
         f"{quiet:.2f} s (limit 1)"
     )
-    print(f"the step beside a save: {after:.2f} s, {after / quiet:.2f} of the others'")
+    print(f"a step during a save: {after:.2f} s, {after / quiet:.2f} of other steps")
     print(
-        f"restart to the end of the first step, beyond imports: {restart:.1f} s, "
+        f"restart to the end of the first step, without imports: {restart:.1f} s, "
         f"{restart / RESTART_LIMIT:.2f} of the limit of {RESTART_LIMIT:.0f} s"
     )
 

@@ -1,12 +1,12 @@
-"""CPU seconds of a training step under each engine, beside plain torch, at world 1.
+"""CPU seconds of a training step of each engine, compared with plain torch, at world size 1.
 
-python -m benchmarks.trainer_step
+    python -m benchmarks.trainer_step
 
-The same hybrid of about 50M parameters, the same rows, the same AdamW; plain torch is a loop of
-forward, backward, clip and step. What DeepSpeed adds at world 1 is a few copies of all gradients
-and weights, whatever the batch; the step has 2,048 tokens, a quarter of a default micro-batch.
-Every engine lives in a process of its own, with one thread, and they step by turns, so that a
-machine that grows slower does so for all. What counts is the mean of all rounds.
+Model (a hybrid of about 50M parameters), rows and AdamW are the same; plain torch is a loop of
+forward, backward, clip and step. At world size 1 DeepSpeed adds a few copies of all gradients and
+weights, whatever the batch; the step has 2,048 tokens, a quarter of a default micro-batch. Each
+engine runs in its own process with one thread. The engines step in turns, so that a slower machine
+slows all of them. The figures are means over all rounds.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ LIMIT = 1.10
 ROUNDS, ROWS, LENGTH = 6, 4, 512
 WAIT_LIMIT = 0.01
 LOADED = 200
-"""Steps that the loader alone is measured over."""
+"""Steps over which the loader alone is measured."""
 PLAIN = "torch"
 ENGINES = ("deepspeed", "fsdp2")
 
 
 def stepper(engine: str) -> tuple[int, Callable[[], None]]:
-    """The number of parameters, and what takes a step."""
+    """Return the number of parameters, and a function that takes a step."""
     import torch
 
     from headrace.models.accounting.count import build_meta
@@ -50,7 +50,7 @@ def stepper(engine: str) -> tuple[int, Callable[[], None]]:
     from headrace.trainer.layout.config import LayoutConfig
     from headrace.trainer.layout.groups import join
 
-    torch.set_num_threads(1)  # others would be counted while they wait
+    torch.set_num_threads(1)  # idle threads would add to the CPU time
     operators = {
         "se": OPTIONS["hyena-se"](groups=64),
         "mamba": OPTIONS["mamba2"](state_size=64, head_dim=64),
@@ -99,7 +99,7 @@ def stepper(engine: str) -> tuple[int, Callable[[], None]]:
 
 
 def serve(engine: str, parent: Connection) -> None:
-    """Take a step whenever asked, and tell its CPU seconds."""
+    """Take a step on each request; send its CPU seconds."""
     count, step = stepper(engine)
     step()
     parent.send(count)
@@ -110,7 +110,7 @@ def serve(engine: str, parent: Connection) -> None:
 
 
 def loader_wait() -> float:
-    """The median seconds that a step waits for its rows, read and hashed in the step."""
+    """Return the median seconds that a step waits for its rows, read and hashed in the step."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from small_data import plan_of, random_documents, write_dataset
 
@@ -136,7 +136,7 @@ def main() -> None:
     for engine in (PLAIN, *ENGINES):
         engines[engine], theirs = spawn.Pipe()
         spawn.Process(target=serve, args=(engine, theirs), daemon=True).start()
-        theirs.close()  # whose end is the end of what we hear
+        theirs.close()  # so that recv() fails if the process ends
     counts = {engine: pipe.recv() for engine, pipe in engines.items()}
     taken: dict[str, list[float]] = {engine: [] for engine in engines}
     for number in range(ROUNDS):
@@ -155,8 +155,8 @@ def main() -> None:
         )
     waited = loader_wait()
     print(
-        f"waiting for rows: {1000 * waited:.2f} ms a step, {waited / plain:.3%} of plain torch's; "
-        f"the limit is {WAIT_LIMIT:.0%}"
+        f"waiting for rows: {1000 * waited:.2f} ms per step, {waited / plain:.3%} of plain "
+        f"torch's; the limit is {WAIT_LIMIT:.0%}"
     )
 
 

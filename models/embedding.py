@@ -18,7 +18,7 @@ from .kernels.choice import Kernel, chosen
 from .loss import cross_entropy, fused_loss
 from .operators import BatchContext
 from .parallel.axes import Axis
-from .parallel.sharding import Shard, ShardingSpec
+from .parallel.sharding import Sharded, ShardingSpec
 from .parallel.tensor import gather, scatter
 
 
@@ -38,7 +38,7 @@ class Table(nn.Module):
         return use(x, self.weight)
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        return {"weight": Shard(0)}
+        return {"weight": Sharded(0)}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Triton's interpreter, mended where it keeps bf16 as integers and computes with their bits.
+"""Corrections of Triton's interpreter for bf16, which it keeps as integers and computes on as bits.
 
-Products of matrices are of the numbers, and what is rounded goes to the nearest. Any other
-arithmetic in bf16 is refused: our programs widen first, so what comes there is a mistake of theirs.
+Matrix products use the values, and conversion rounds to the nearest. Other arithmetic in bf16 fails
+an assertion: our programs convert to fp32 first, so it would be their mistake.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 
-def mend() -> None:
-    """For this process."""
+def correct_bf16() -> None:
+    """Correct the interpreter in this process."""
     builder = interpreter.InterpreterBuilder
     multiply, convert, compute = builder.create_dot, interpreter._convert_float, builder.binary_op
 
@@ -35,7 +35,7 @@ def mend() -> None:
 
 
 def _wide(x: Any) -> Any:
-    """As fp32, where it is bf16."""
+    """Convert bf16 to fp32; return other types unchanged."""
     if x.dtype.scalar != tl.bfloat16:
         return x
     assert x.data.dtype == np.uint16
@@ -44,7 +44,7 @@ def _wide(x: Any) -> Any:
 
 
 def _nearest(x: Any) -> Any:
-    """The bits in bf16, and of two that are as near the even ones."""
+    """Return the bits of the nearest bf16; ties go to the even one."""
     bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
     rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(x), np.uint16(0x7FC0), rounded).reshape(np.shape(x))

@@ -1,4 +1,4 @@
-"""What tests of several folders share."""
+"""Settings and fixtures shared by the tests of several folders."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from small_data import random_documents, write_dataset
 
-# Nothing depends on how fast the machine is, and a change is judged by the same examples as the
-# one before it: `make test-all` draws others.
+# No deadlines: results must not depend on the machine's speed. The examples are the same in every
+# run, so that all changes are judged by the same ones; `make test-all` draws new ones.
 GENERAL = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
@@ -20,10 +20,10 @@ settings.register_profile("others", **GENERAL)
 settings.load_profile("same")
 
 
-@pytest.hookimpl(trylast=True)  # when it is known which are run
+@pytest.hookimpl(trylast=True)  # after deselection
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test` gives a half to each of two processes, and who is done takes from the end of what
-    the other has left: so that none waits for a long test, each half begins with those."""
+    """Begin each half with its slow tests: `make test` gives a half to each of two processes, and
+    one that is done takes tests from the end of the other's half."""
     slow = [item for item in items if item.get_closest_marker("slow")]
     fast = [item for item in items if not item.get_closest_marker("slow")]
     a, b = len(slow) // 2, len(items) // 2 - len(slow) // 2
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Callable[..., str]:
-    """Writes a dataset of random documents; returns its URL."""
+    """Return a function that writes a dataset of random documents and returns its URL."""
 
     def make(name: str, *, seed: int | None = None, count: int = 100, **options: object) -> str:
         url = str(tmp_path / name)

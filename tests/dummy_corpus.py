@@ -1,4 +1,4 @@
-"""A corpus format of the tests' own: documents are separated by lines of two percent signs."""
+"""Corpus format that no module of headrace knows: `%%` lines separate the documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shard format that no module of headrace knows: a JSON head, then tokens and weight codes."""
+"""Shard format that no module of headrace knows: a JSON head, then tokens and weight codes."""
 
 from __future__ import annotations
 

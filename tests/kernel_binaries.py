@@ -1,7 +1,7 @@
-"""Binaries of the kernels for other GPUs than this machine's, and the resources they need.
+"""Binaries of the kernels for GPUs that this machine need not have, and the resources they need.
 
-A case is run with the launching of programs taken away: what would have been launched is written
-down, with the types and constants that it would have had, and compiled for any GPU.
+A case runs with launches replaced: each launch is recorded with its types and constants, and can
+then be compiled for any GPU.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PROGRAMS = 16
 
 @dataclass(frozen=True)
 class Launch:
-    """A program and all that its binary depends on."""
+    """A program, and everything that its binary depends on."""
 
     program: JITFunction
     signature: tuple[tuple[str, str], ...]
@@ -95,23 +95,23 @@ class Binary:
 
 
 def launches(case: Case, shape: Shape, dtype: torch.dtype) -> list[Launch]:
-    """Yield each program that a forward and a backward pass launch on a GPU, once; then those of
-    two ranks that divide the work."""
-    found: dict[Launch, None] = {}
+    """Return each launch of a forward and a backward pass on a GPU, once; then the launches of the
+    first of two ranks."""
+    recorded: dict[Launch, None] = {}
 
-    def write_down(program: JITFunction, *args: Any, **options: Any) -> None:
-        found[_launch(program, args, options)] = None
+    def record(program: JITFunction, *args: Any, **options: Any) -> None:
+        recorded[_launch(program, args, options)] = None
 
     draw = Draw(dtype, "cpu", 0)
     with (
-        mock.patch.object(JITFunction, "run", write_down),
+        mock.patch.object(JITFunction, "run", record),
         mock.patch.object(choice, "INTERPRETED", True),
         mock.patch.object(layout, "PROGRAMS", PROGRAMS),
     ):
         evaluate(case.run, case.make(draw, shape), draw, torch.Tensor.clone)
         with divided():
             evaluate(case.run, case.make(draw, shape), draw, torch.Tensor.clone)
-    return list(found)
+    return list(recorded)
 
 
 @contextmanager
@@ -174,19 +174,19 @@ def resources(cubin: bytes) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        said = subprocess.run(
+        output = subprocess.run(
             [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", said)
-    assert found, said
-    return int(found[1]), int(found[2]) + int(found[3])
+    usage = re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", output)
+    assert usage, output
+    return int(usage[1]), int(usage[2]) + int(usage[3])
 
 
 def every_launch(
     cases: Iterable[Case], shape: Shape, dtypes: Iterable[torch.dtype]
 ) -> list[Launch]:
     """Return the launches of all cases, each once."""
-    found = (
+    every = (
         launch for dtype in dtypes for case in cases for launch in launches(case, shape, dtype)
     )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(every))

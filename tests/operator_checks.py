@@ -27,7 +27,7 @@ CUTS = (0, 1, 3, 11, 12, 37)
 
 
 def make(kind: str, width: int = 8, seed: int = 0, **options: Any) -> Any:
-    """Build an operator in fp64, with weights large enough that each of them matters."""
+    """Build an operator in fp64, with weights so large that each affects the output."""
     operator = OPERATORS[kind](OPERATORS[kind].Options(kind=kind, **options), width).double()
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in operator.named_parameters():
@@ -45,7 +45,7 @@ def normal(*shape: int, seed: int = 1) -> Tensor:
 
 
 def context(rows: int, length: int, cuts: Sequence[int] | None = None) -> BatchContext:
-    """Context of rows of one document each, or of rows with boundaries `cuts`."""
+    """Return the context of rows of one document each, or of rows with boundaries `cuts`."""
     if cuts is None:
         return BatchContext(torch.arange(length).unsqueeze(0))
     edges = [row * length + cut for row in range(rows) for cut in cuts]
@@ -56,7 +56,7 @@ def context(rows: int, length: int, cuts: Sequence[int] | None = None) -> BatchC
 def distance(
     operator: Operator, definition: Definition, cuts: Sequence[int] | None = None
 ) -> float:
-    """Largest difference, over rows of every length, or over the documents of packed rows."""
+    """Return the largest difference over rows of every length, or over packed documents."""
     worst = 0.0
     with torch.no_grad():
         for length in LENGTHS if cuts is None else [CUTS[-1]]:

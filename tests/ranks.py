@@ -1,9 +1,9 @@
-"""Processes that wait for work: one start of them serves every test of a session.
+"""Pools of ranks that wait for work: started once, they serve every test of a session.
 
     ranks = Ranks(4, Path("work.py"))
-    ranks.run("task", …)              each rank calls `task(…)` of work.py, and answers
+    ranks.run("task", …)              each rank calls `task(…)` of work.py and returns its result
 
-A rank that fails says why; the others give up on it after a while, and all are started anew.
+A rank that fails returns its traceback, the others time out, and the pool is restarted.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE = 300.0
-"""Seconds that a rank waits for another."""
+"""Timeout of collectives in seconds."""
 IMPORTED = [
     "torch._dynamo",
     "headrace.models.model",
     "headrace.trainer.launch.restore",
     "deepspeed",
 ]
-"""Once, for the ranks of all pools. (torch imports torch._dynamo when a model is first cut.)"""
+"""Modules imported once for the ranks of all pools. (torch imports torch._dynamo when a model is
+first sharded.)"""
 
 
 class Ranks:
@@ -52,11 +53,11 @@ class Ranks:
             self.processes.append(process)
 
     def run(self, task: str, *arguments: Any, **options: Any) -> list[Any]:
-        """What each rank answers."""
+        """Return the result of each rank."""
         for pipe in self.pipes:
             pipe.send((task, arguments, options))
         answers = [pipe.recv() for pipe in self.pipes]
-        failures = [f"rank {rank}: {said}" for rank, (ok, said) in enumerate(answers) if not ok]
+        failures = [f"rank {rank}: {text}" for rank, (ok, text) in enumerate(answers) if not ok]
         if failures:
             self.stop()
             self.start()

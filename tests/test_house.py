@@ -1,4 +1,4 @@
-"""The rules of the house: what is packaged, who may import whom, and what answers at once."""
+"""Rules of the repository: packaging, imports between folders, fast help, documented options."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import textwrap
 import tomllib
 import typing
 import zipfile
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,9 @@ MAY_IMPORT = {
     "tokenize": {"dataplane", "console", "configs"},
     "trainer": {"mixtures", "models", "dataplane", "console", "configs"},
 }
-"""Downwards only: trainer → mixtures → dataplane, tokenize → dataplane, trainer → models; all may
-use the console. One file knows every room, by its name and late: console/headrace.py."""
+"""Folders that each folder may import: trainer → mixtures → dataplane, tokenize → dataplane,
+trainer → models; all may import console. console/headrace.py alone names modules of every folder:
+strings that it imports when a command is called."""
 
 LONG_FILE = 400
 
@@ -51,7 +53,7 @@ def run_python(code: str, *, cwd: Path = ROOT) -> subprocess.CompletedProcess[st
 # Packaging
 
 
-def test_every_room_is_in_the_table() -> None:
+def test_every_folder_is_in_the_table() -> None:
     elsewhere = {"tests", "benchmarks", "docs", "build", "dist", "runs", "data"}
     rooms = {
         folder.name
@@ -64,8 +66,8 @@ def test_every_room_is_in_the_table() -> None:
     assert rooms == set(MAY_IMPORT)
 
 
-def test_no_module_stands_in_the_root() -> None:
-    """It would enter the wheel, and be importable by a name that belongs to nobody."""
+def test_the_root_holds_no_module() -> None:
+    """The wheel would contain it, outside the package headrace."""
     assert [file.name for file in ROOT.glob("*.py")] == ["__init__.py"]
 
 
@@ -76,26 +78,26 @@ def test_every_folder_with_code_is_a_listed_package() -> None:
     )
 
 
-def test_folders_are_packages_except_the_one_that_must_not_be() -> None:
-    """With an __init__.py, tokenize/ would shadow Python's own tokenize in the root."""
+def test_every_folder_but_tokenize_is_a_package() -> None:
+    """With an __init__.py, tokenize/ would shadow the standard library's tokenize in the root."""
     without = {file.parent for file in ALL_FILES if not (file.parent / "__init__.py").exists()}
     assert without == {ROOT / "tokenize"}
 
 
-def test_pythons_own_tokenize_wins_in_the_root() -> None:
+def test_the_standard_tokenize_wins_in_the_root() -> None:
     result = run_python("import tokenize; print(tokenize.__file__)")
     assert result.returncode == 0, result.stderr
     assert Path(result.stdout.strip()) == Path(inspect.__file__).with_name("tokenize.py")
 
 
-def test_the_guard_sees_a_shadowed_tokenize(tmp_path: Path) -> None:
+def test_a_shadowed_tokenize_is_detected(tmp_path: Path) -> None:
     (tmp_path / "tokenize").mkdir()
     (tmp_path / "tokenize" / "__init__.py").touch()
     result = run_python("import tokenize; print(tokenize.__file__)", cwd=tmp_path)
     assert result.stdout.strip() == str(tmp_path / "tokenize" / "__init__.py")
 
 
-def test_the_wheel_holds_everything_and_nothing_else(tmp_path: Path) -> None:
+def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     source = tmp_path / "source"
     hidden = shutil.ignore_patterns("__pycache__", "*.egg-info")
     source.mkdir()
@@ -118,7 +120,7 @@ def test_the_wheel_holds_everything_and_nothing_else(tmp_path: Path) -> None:
     assert set(commands) == {"tokenize", "mixtures", "trainer", "headrace"}
 
 
-# Who may import whom
+# Imports between folders
 
 
 def violations(text: str, package: tuple[str, ...]) -> list[str]:
@@ -133,12 +135,12 @@ def violations(text: str, package: tuple[str, ...]) -> list[str]:
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
 def test_imports_point_downwards(room: str) -> None:
-    found = {}
+    upward = {}
     for file in files_of(room):
         package = file.parent.relative_to(ROOT).parts
         if wrong := violations(file.read_text(), package):
-            found[str(file.relative_to(ROOT))] = wrong
-    assert not found
+            upward[str(file.relative_to(ROOT))] = wrong
+    assert not upward
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,7 @@ def test_imports_point_downwards(room: str) -> None:
         (("tokenize",), "WORKER = 'headrace.trainer.launch.worker'"),
     ],
 )
-def test_the_guard_sees_an_import_that_points_upwards(package: tuple[str, ...], line: str) -> None:
+def test_upward_imports_are_detected(package: tuple[str, ...], line: str) -> None:
     assert violations(line, package)
 
 
@@ -171,11 +173,11 @@ def test_the_guard_sees_an_import_that_points_upwards(package: tuple[str, ...], 
         (("dataplane", "shards"), "FORMATS = {'arrow': 'headrace.dataplane.shards.arrow'}"),
     ],
 )
-def test_the_guard_lets_pass_what_points_downwards(package: tuple[str, ...], line: str) -> None:
+def test_downward_imports_are_accepted(package: tuple[str, ...], line: str) -> None:
     assert not violations(line, package)
 
 
-# What imports what, when it runs
+# Imports at run time
 
 TORCH_ALONE = """
 import importlib, sys
@@ -195,7 +197,7 @@ for module in MODULES:
 
 
 def modules_of_models() -> list[str]:
-    """All but the command, which needs click, and Triton's programs, imported by who has a GPU."""
+    """Return all modules except the command (needs click) and the programs (need Triton)."""
     return [
         ".".join(["headrace", *file.relative_to(ROOT).with_suffix("").parts]).removesuffix(
             ".__init__"
@@ -210,7 +212,7 @@ def test_models_import_with_torch_alone() -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_the_guard_sees_what_models_may_not_import() -> None:
+def test_forbidden_imports_of_models_are_detected() -> None:
     for module in ("headrace.models.cli", "headrace.dataplane.shards.arrow", "deepspeed"):
         assert run_python(f"MODULES = {[module]}\n{TORCH_ALONE}").returncode != 0
 
@@ -237,7 +239,7 @@ print(len(found), sorted(slow & set(sys.modules)))
 """
 
 
-def test_every_help_answers_without_the_heavy_packages() -> None:
+def test_every_help_page_imports_no_heavy_package() -> None:
     result = run_python(HELP)
     assert result.returncode == 0, result.stderr
     pages, heavy = result.stdout.strip().split(" ", 1)
@@ -249,7 +251,7 @@ def test_every_help_answers_without_the_heavy_packages() -> None:
 
 
 def dataclasses_in(hint: object, seen: dict[type, None]) -> dict[type, None]:
-    """Every dataclass that a configuration leads to."""
+    """Return all dataclasses reachable from a configuration."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint) and hint not in seen:
         seen |= {kind: None for kind in hint.__mro__ if dataclasses.is_dataclass(kind)}
         for inner in typing.get_type_hints(hint, include_extras=True).values():
@@ -276,8 +278,8 @@ def configurations() -> list[type]:
 
 
 def undocumented(kind: type) -> list[str]:
-    """The fields without a string below them. One that is a section needs none where its own
-    class says what it is; a tag (`kind`) is explained by what it chooses."""
+    """Return the fields without a string below them. A section whose class has a docstring needs
+    none, nor does a tag (`kind`): its choices are documented."""
     [node] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(node, ast.ClassDef)
     hints = typing.get_type_hints(kind)
@@ -300,16 +302,16 @@ def undocumented(kind: type) -> list[str]:
 
 
 def written_doc(kind: type) -> bool:
-    """Whether the class has a docstring that a person wrote (dataclass makes one up)."""
+    """Return True if the class has its own docstring (dataclass generates a default)."""
     return bool(kind.__doc__) and not kind.__doc__.startswith(f"{kind.__name__}(")
 
 
-def test_every_field_that_a_person_can_set_is_documented() -> None:
+def test_every_configuration_field_is_documented() -> None:
     bare = [field for kind in configurations() for field in undocumented(kind)]
     assert not bare, bare
 
 
-def test_every_configuration_is_frozen_and_takes_names_only() -> None:
+def test_every_configuration_is_frozen_and_keyword_only() -> None:
     for kind in configurations():
         assert kind.__dataclass_params__.frozen, kind  # type: ignore[attr-defined]
         assert all(field.kw_only for field in dataclasses.fields(kind)), kind
@@ -318,15 +320,13 @@ def test_every_configuration_is_frozen_and_takes_names_only() -> None:
 # Size
 
 
-def test_files_are_of_one_idea() -> None:
-    """A longer one holds two."""
+def test_no_file_is_too_long() -> None:
     files = [*ALL_FILES, *files_of("tests"), *files_of("benchmarks")]
     lines = {str(file.relative_to(ROOT)): file.read_text().count("\n") for file in files}
     assert not {file: count for file, count in lines.items() if count > LONG_FILE}
 
 
-def test_the_two_commands_are_there() -> None:
-    """`make help` names what README promises."""
+def test_make_help_lists_the_main_targets() -> None:
     help_text = subprocess.run(
         ["make", "help"], cwd=ROOT, capture_output=True, text=True, env=dict(os.environ)
     ).stdout
@@ -334,7 +334,7 @@ def test_the_two_commands_are_there() -> None:
         assert f"make {target} " in help_text
 
 
-def test_the_links_of_the_pages_lead_somewhere() -> None:
+def test_links_between_pages_resolve() -> None:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
     broken = [
         f"{page.relative_to(ROOT)}: {target}"
@@ -344,3 +344,39 @@ def test_the_links_of_the_pages_lead_somewhere() -> None:
     ]
     assert len(pages) > 3
     assert not broken
+
+
+def missing_files(text: str, existing: Collection[str]) -> list[str]:
+    """Return the .py and .md files that a text names and the repository lacks.
+
+    A path may be shortened from the left: `engines/update.py`. NAME stands for any name.
+    """
+    names = re.findall(r"(?<![\w/.{}*<>:-])(?:[\w-]+/)*[\w-]+\.(?:py|md)\b(?!/)", text)
+    paths = [f"/{path}" for path in existing]
+    return [
+        name
+        for name in names
+        if "NAME" not in name and not any(path.endswith(f"/{name}") for path in paths)
+    ]
+
+
+def test_pages_and_docstrings_name_existing_files() -> None:
+    modules = [*ALL_FILES, *files_of("tests"), *files_of("benchmarks"), *files_of(".ci")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    existing = [path.relative_to(ROOT).as_posix() for path in [*modules, *pages]]
+    texts = {page: page.read_text() for page in pages}
+    for file in modules:
+        nodes = ast.walk(ast.parse(file.read_text()))
+        strings = [node.value for node in nodes if isinstance(node, ast.Expr)]
+        docs = [node.value for node in strings if isinstance(node, ast.Constant)]
+        texts[file] = "\n".join(doc for doc in docs if isinstance(doc, str))
+    stale = {
+        str(path.relative_to(ROOT)): missing_files(text, existing) for path, text in texts.items()
+    }
+    assert not {path: names for path, names in stale.items() if names}
+
+
+def test_a_stale_path_is_found() -> None:
+    text = "See engines/update.py, update.py and operators/NAME.py; models/gone.py, date.py, a.md."
+    existing = ["trainer/engines/update.py", "models/present.py"]
+    assert missing_files(text, existing) == ["models/gone.py", "date.py", "a.md"]

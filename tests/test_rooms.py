@@ -1,4 +1,4 @@
-"""Rules of the inner house: rooms import downwards, no import cycles, no crowded folders."""
+"""Rules within folders: rooms import downwards, no import cycles, no crowded folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of runs written by hand, and the checks of a report's page."""
+"""Run folders written without training, and checks of the HTML report."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 def make_run(root: Path, losses: Sequence[float | None]) -> RunFolder:
     words = [f"synthetic.steps={len(losses)}", "synthetic.seq_len=16", "synthetic.batch_rows=4"]
-    found = resolve.resolve(Request(model=TINY, out=str(root), overrides=words))
-    found.folder.prepare()
-    found.save()
-    with found.folder.metrics.open("w") as metrics, found.folder.ledger.open("w") as ledger:
+    job = resolve.resolve(Request(model=TINY, out=str(root), overrides=words))
+    job.folder.prepare()
+    job.save()
+    with job.folder.metrics.open("w") as metrics, job.folder.ledger.open("w") as ledger:
         for step, loss in enumerate(losses):
             entry: dict[str, Any] = {
                 "step": step,
@@ -46,8 +46,8 @@ def make_run(root: Path, losses: Sequence[float | None]) -> RunFolder:
         {"time": 2.0, "event": "resume", "step": 2, "layout": layout, "seconds": 1.0},
         {"time": 3.0, "event": "finish", "step": len(losses), "ledger": "ledger"},
     ]
-    found.folder.events.write_text("".join(json.dumps(event) + "\n" for event in events))
-    return found.folder
+    job.folder.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return job.folder
 
 
 class Balanced(HTMLParser):

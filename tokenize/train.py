@@ -43,7 +43,7 @@ class TrainConfig:
     sample_bytes: int = 256 << 20
     """Bytes of text to train on, sampled evenly from the whole corpus and held in memory."""
     source: SourceConfig = field(default_factory=SourceConfig)
-    """How the corpus is read."""
+    """Settings of reading the corpus."""
     on_error: OnError = "fail"
     """fail: stop at a record that cannot be read; skip: leave it out."""
 

@@ -1,4 +1,4 @@
-"""What one process of kernels.py does: check a kernel, time it, or time a model."""
+"""Work of one process of kernels.py: check a kernel, time it, or time a model."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from headrace.models.model import Model
 from headrace.models.operators import OPTIONS
 
 BOUNDS = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
-"""‖got − wanted‖ / ‖wanted‖, at most."""
+"""Largest ‖got − wanted‖ / ‖wanted‖ for each dtype."""
 SEEDS = {1: Shape(2, 1531, 1040), 2: Shape(2, 2048, 1024), 3: Shape(3, 515, 520)}
-"""Each with rows of another length: odd ones, and multiples of everything."""
+"""Shapes by seed: odd lengths, and multiples of every tile."""
 LENGTHS = {False: (1 << 14, 1 << 15), True: (48,)}
-"""Of a model's rows; the second where the script is tried out."""
+"""Lengths of a model's rows, by whether the run is dry."""
 
 
 def measured(part: str, name: str, dtype: str, dry: bool) -> int:
     warnings.simplefilter("ignore")
-    torch._functorch.config.donated_buffer = False  # a backward pass is timed again and again
+    torch._functorch.config.donated_buffer = False  # backward passes are timed repeatedly
     if part in ("checks", "limits"):
         wrong = 0
         for line in check(name, dtype, dry) if part == "checks" else beyond_limits(name, dry):
@@ -54,52 +54,51 @@ def measured(part: str, name: str, dtype: str, dry: bool) -> int:
 
 
 def check(kernel: str, dtype: str, dry: bool) -> Iterator[str]:
-    """What is wrong with a kernel in numbers of a type."""
-    torch.use_deterministic_algorithms(True, warn_only=True)  # what is not written is NaN
+    """Yield a line for each failure of a kernel in a dtype."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # unwritten memory is NaN
     worst = 0.0
     for case in (case for case in all_cases() if case.kernel == kernel):
         for seed, shape in SEEDS.items():
             draw = Draw(getattr(torch, dtype), "cpu" if dry else "cuda", seed)
             try:
                 found = errors(case, draw, case.tiny if dry else shape)
-            except Exception as error:  # what one case runs into is no reason to skip others
+            except Exception as error:  # continue with the other cases
                 found = {f"{type(error).__name__}: {error}"[:300]: float("inf")}
             worst = max(worst, *found.values())
-            for what, off in found.items():
+            for tensor, off in found.items():
                 if off > BOUNDS[dtype]:
-                    yield f"WRONG [{case.name}] {dtype}, seed {seed}, {what}: {off:.1e}"
+                    yield f"WRONG [{case.name}] {dtype}, seed {seed}, {tensor}: {off:.1e}"
             if dry:
                 break
-    print(f"{kernel} in {dtype}: off by at most {worst:.1e}, in every option")
+    print(f"{kernel} in {dtype}: largest error {worst:.1e} over all options")
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Times on the GPU. Where the script is only tried out (`dry`), everything runs, and nothing
-    is measured."""
+    """Times on the GPU. A dry run executes everything and measures nothing."""
 
     dry: bool
 
     def seconds(self, run: Callable[[], object]) -> float:
-        """The median of as many runs as fit into a second, 5 at least."""
+        """Return the median of as many runs as fit into a second: 5 to 100."""
         run()
         if self.dry:
             return 1.0
-        found: list[float] = []
+        times: list[float] = []
         torch.cuda.synchronize()
         until = time.monotonic() + 1.0
-        while len(found) < 5 or (time.monotonic() < until and len(found) < 100):
+        while len(times) < 5 or (time.monotonic() < until and len(times) < 100):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(4_000_000)  # about 2 ms: the CPU gets ahead, and is not measured
+            torch.cuda._sleep(4_000_000)  # about 2 ms: the CPU gets ahead and adds no time
             begin.record()
             run()
             end.record()
             torch.cuda.synchronize()
-            found.append(begin.elapsed_time(end) / 1e3)
-        return sorted(found)[len(found) // 2]
+            times.append(begin.elapsed_time(end) / 1e3)
+        return sorted(times)[len(times) // 2]
 
     def memory(self, run: Callable[[], object]) -> float:
-        """Bytes that a run takes beside what is there before it."""
+        """Return the bytes that a run allocates at its peak."""
         if self.dry:
             run()
             return 1.0
@@ -110,14 +109,14 @@ class Clock:
 
     @cached_property
     def bandwidth(self) -> float:
-        """Bytes a second that a large copy reads and writes."""
+        """Bytes per second that a large copy reads and writes."""
         source = torch.randn(1 << (9 if self.dry else 29), device=self.device)
         target = torch.empty_like(source)
         return 2 * source.nbytes / self.seconds(lambda: target.copy_(source))
 
     @cached_property
     def rate(self) -> float:
-        """Operations a second of a large product in bf16."""
+        """Operations per second of a large matrix product in bf16."""
         side = 16 if self.dry else 8192
         a, b = torch.randn(2, side, side, device=self.device).bfloat16()
         return 2 * side**3 / self.seconds(lambda: torch.mm(a, b))
@@ -127,7 +126,7 @@ class Clock:
         return "cpu" if self.dry else "cuda"
 
     def number(self, value: float) -> str:
-        """Where nothing is measured, none is shown."""
+        """Format a figure; a dry run has none."""
         return "—" if self.dry else f"{value:.2f}"
 
     def milliseconds(self, seconds: float) -> str:
@@ -139,7 +138,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Passes:
-    """Seconds of the passes, and the bytes that both take."""
+    """Seconds of each pass, and the peak memory of both in bytes."""
 
     forward: float
     backward: float
@@ -166,7 +165,7 @@ def passes(run: Callable[..., Any], inputs: dict[str, Tensor], clock: Clock) -> 
 
 
 def report(task: Timed, clock: Clock) -> None:
-    """A line for ourselves beside the device's limit, and one for each peer."""
+    """Print our times with their fraction of the device's limit, and a line for each peer."""
     ours = passes(task.ours, task.inputs, clock)
     times = (
         f"{clock.milliseconds(ours.forward)} forward, {clock.milliseconds(ours.backward)} backward"
@@ -176,24 +175,24 @@ def report(task: Timed, clock: Clock) -> None:
         try:
             theirs = passes(peer, task.inputs, clock)
         except Exception as error:
-            print(f"  beside {name}: it failed: {type(error).__name__}: {error}"[:300])
+            print(f"  beside {name}: failed: {type(error).__name__}: {error}"[:300])
             continue
         ratios = (
             f"{clock.number(theirs.forward / ours.forward)}x forward,"
             f" {clock.number(theirs.backward / ours.backward)}x backward,"
             f" {clock.number(theirs.both / ours.both)}x both,"
-            f" at {clock.number(ours.memory / theirs.memory)} of its memory"
+            f" {clock.number(ours.memory / theirs.memory)} of its memory"
         )
-        print(f"  beside {name}: {ratios} (it: {of_the_limit(task, theirs, clock)})", flush=True)
+        print(f"  beside {name}: {ratios} (peer: {of_the_limit(task, theirs, clock)})", flush=True)
 
 
-def of_the_limit(task: Timed, found: Passes, clock: Clock) -> str:
-    """Of what a copy moves, or of what a product multiplies, in the same time."""
+def of_the_limit(task: Timed, measured: Passes, clock: Clock) -> str:
+    """Return the fraction of the rate of a copy, or of a matrix product if that is the limit."""
     if task.operations:
-        share = task.operations / found.both / clock.rate
-        return f"{clock.number(share)} of the matrix rate"
-    forward = task.moved[0] / found.forward / clock.bandwidth
-    backward = task.moved[1] / found.backward / clock.bandwidth
+        fraction = task.operations / measured.both / clock.rate
+        return f"{clock.number(fraction)} of the matrix rate"
+    forward = task.moved[0] / measured.forward / clock.bandwidth
+    backward = task.moved[1] / measured.backward / clock.bandwidth
     return f"{clock.number(forward)} and {clock.number(backward)} of copy"
 
 
@@ -226,7 +225,7 @@ BESIDE = (
 
 
 def compare_models(length: int, clock: Clock) -> int:
-    """A step is forward, loss and backward, of one row."""
+    """Time a step of each variant: forward, loss and backward of one row."""
     times: dict[str, float] = {}
     for variant in VARIANTS:
         torch.manual_seed(0)
@@ -254,7 +253,7 @@ def compare_models(length: int, clock: Clock) -> int:
 
 
 def model_step(variant: Variant, length: int, clock: Clock) -> tuple[Callable[[], None], int]:
-    """configs/models/hybrid-1b and transformer-1b, written out: YAML has readers of its own."""
+    """Build configs/models/hybrid-1b or transformer-1b without YAML: torch alone is required."""
     width, hidden, heads, groups = (16, 24, 2, 4) if clock.dry else (2048, 5504, 16, 128)
     sort: dict[str, dict[str, Any]] = {
         "se": {"kind": "hyena-se", "groups": groups, "taps": 7},

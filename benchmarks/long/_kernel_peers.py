@@ -1,7 +1,7 @@
-"""What is timed: each kernel at the size of a large model, beside what a person would use instead.
+"""Timed work: each kernel at the size of a large model, and the peers that would replace it.
 
-A tensor here is rows of bf16 numbers; `moved` counts how many bytes a pass must move if it reads
-each input once and writes each output once.
+Tensors hold rows in bf16. `moved` counts the bytes that a pass must move if it reads each input
+once and writes each output once.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ Passes = Callable[..., Any]
 class Timed:
     name: str
     inputs: dict[str, Tensor]
-    """Those of them that have gradients are differentiated."""
+    """Inputs; those that require gradients are differentiated."""
     ours: Passes
     peers: dict[str, Passes]
     moved: tuple[float, float] = (0, 0)
     """Bytes of the forward and of the backward pass."""
     operations: float = 0
-    """Of matrix products, forward and backward together, where they are the limit."""
+    """Operations of matrix products, forward and backward, if they are the limit."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of what is timed; small ones where only the script is tried out."""
+    """Device, dtype and sizes of the timed tensors; small in a dry run."""
 
     device: str
     dtype: torch.dtype
@@ -57,18 +57,18 @@ class Size:
         return x.to(self.dtype).requires_grad_()
 
     def compiled(self, function: Passes) -> Passes:
-        """By torch.compile; traced only, where no GPU is there to compile for."""
+        """Apply torch.compile; without a GPU, trace only."""
         backend = "inductor" if self.device == "cuda" else "aot_eager"
         return torch.compile(function, backend=backend)
 
     @property
     def bytes(self) -> float:
-        """Of a tensor."""
+        """Bytes of a tensor [length, width]."""
         return float(self.length * self.width * self.dtype.itemsize)
 
 
 def timed(size: Size) -> dict[str, Callable[[], Timed]]:
-    """By kernel and name; each is made when its turn comes."""
+    """Return functions that build the work, by kernel and name."""
     return {
         "rms_norm": lambda: norms(size),
         "gated_rms_norm": lambda: gated_norms(size),
@@ -92,7 +92,7 @@ def norms(size: Size) -> Timed:
     inputs = {
         "residual": size.normal(*shape),
         "x": size.normal(*shape),
-        "weight": module.weight,  # whose gradient all of them work out
+        "weight": module.weight,  # all peers compute its gradient
     }
 
     def ours(residual: Tensor, x: Tensor, weight: Tensor) -> Any:
@@ -107,7 +107,7 @@ def norms(size: Size) -> Timed:
 
 
 def liger_norm(size: Size, weight: torch.nn.Parameter) -> dict[str, Passes]:
-    """Liger's, where it is installed: behind a sum, and with the sum in it."""
+    """Return Liger's norm, if installed: after a sum, and with the sum fused."""
     try:
         from liger_kernel.transformers.fused_add_rms_norm import LigerFusedAddRMSNorm
         from liger_kernel.transformers.rms_norm import LigerRMSNorm
@@ -219,8 +219,8 @@ def featurizers(size: Size) -> Timed:
 
 
 def transforms(size: Size) -> Timed:
-    """A filter as long as the row. Its limit is not that of the copy: the transforms pass over
-    memory several times, in fp32 and twice the length."""
+    """Return a filter as long as the row. A copy is not its limit: the transforms read and write
+    memory several times, in fp32 and at twice the length."""
     size = Size(size.device, size.dtype, size.length, size.width // 4)  # eager needs the memory
     inputs = {
         "x": size.normal(1, size.length, 3 * size.width),
@@ -262,14 +262,14 @@ def modals(size: Size) -> Timed:
 
         return run
 
-    # To make the filter step by step takes longer than to apply it: fused it is no handicap.
+    # Computing the filter op by op takes longer than applying it; fused, it does not.
     peers = {"FFT, its filter fused": fft(size.compiled(filters)), "FFT": fft(filters)}
     moved = (4 * size.bytes, 7 * size.bytes)
     return Timed("Hyena-LI, modal", inputs, ours, peers, moved)
 
 
 def ssds(size: Size) -> Timed:
-    """Of Mamba-2's usual proportions: heads of 64 channels, 128 states, one group."""
+    """Return SSD in the proportions of Mamba-2: heads of 64 channels, 128 states, one group."""
     heads, length = max(size.width // 64, 1), max(size.length // 8, 8)  # the plain form is large
     inputs = {
         "x": size.normal(1, length, heads, 64),
@@ -286,14 +286,14 @@ def ssds(size: Size) -> Timed:
         return ssd(**{name: widen(x) for name, x in given.items()})[0]
 
     x = float(inputs["x"].nbytes)
-    summed = 4.0 * x  # states of chunks of 64 tokens in fp32, as each of them adds up
-    states = summed / 4 * inputs["x"].itemsize  # and as they come into a chunk
+    summed = 4.0 * x  # states of chunks of 64 tokens in fp32, one sum per chunk
+    states = summed / 4 * inputs["x"].itemsize  # states at the start of each chunk
     moved = (3 * x + 2 * summed + 2 * states, 4 * x + 2 * summed + 3 * states)
     return Timed("SSD", inputs, ours, {"the plain chunked form": chunked}, moved)
 
 
 def selective_scans(size: Size) -> Timed:
-    """Of Mamba-1's usual proportions: 16 numbers of state for each channel."""
+    """Return the scan in the proportions of Mamba-1: 16 states for each channel."""
     width, length = size.width, max(size.length // 8, 8)  # the plain form is slow and large
     over = (1, length, 1)
     inputs = {

@@ -1,9 +1,9 @@
-"""The kernels' programs as binaries for GPUs that are not at hand, and what they ask of one.
+"""Resources of the kernels' binaries, compiled for GPUs that this machine need not have.
 
-Every program of tests/kernel_cases, with every option, is compiled at the width of a large
-model. A line for each binary has its registers for a thread (255 are the most there are), the
-bytes of local memory that a thread spills to (memory traffic that the algorithm does not have),
-its shared memory, and how many of its instructions are products on the matrix units.
+Every program of tests/kernel_cases, with every option, is compiled at the width of a large model.
+The line of a binary has its registers per thread (at most 255), the bytes of local memory that a
+thread spills to (memory traffic that the algorithm does not need), its shared memory, and the
+number of instructions that use the matrix units.
 
     python -m benchmarks.long.kernel_binaries [--types bfloat16 float32 float16] [--cards 90 80]
 """
@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument("--cards", nargs="*", type=int, default=[90, 80])
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    print(f"triton {triton.__version__}; no device: compiled, not run")
+    print(f"triton {triton.__version__}; compiled, not run: no device is needed")
     counts: Counter[str] = Counter()
     for dtype in options.types:
         launches = every_launch(all_cases(), LONG, [getattr(torch, dtype)])

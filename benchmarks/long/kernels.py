@@ -1,21 +1,21 @@
-"""The fused kernels on a GPU: first whether they are right, then how fast they are.
+"""Checks and times of the fused kernels on a GPU.
 
-    python -m benchmarks.long.kernels --results FILE         all of it; needs a GPU, torch, triton
+    python -m benchmarks.long.kernels --results FILE         all parts; needs a GPU, torch, triton
     python -m benchmarks.long.kernels --only checks          or limits, times, models
     python -m benchmarks.long.kernels --only times modal ssd
-    python -m benchmarks.long.kernels --dry                  the script itself, small, on a CPU by
-                                                             Triton's interpreter, unmeasured
+    python -m benchmarks.long.kernels --dry                  test this script at small sizes on a
+                                                             CPU, in Triton's interpreter
 
 checks   every kernel with every option of tests/kernel_cases, in bf16, fp16 and fp32, on fresh
          random inputs and poisoned outputs, against its twin in fp64
-limits   what only a device can show: rows beyond the reach of 32 bits, strange strides, one token,
-         no row, CUDA graphs, compiled graphs of changing shape, a second GPU if there is one
-times    each beside its peers, and as a share of what the device can copy or multiply, measured in
-         the same process
-models   a step of a model of a billion parameters beside one of a Transformer of the same size
+limits   conditions that only a device can test: more than 2³¹ elements, unusual strides, one token,
+         no rows, CUDA graphs, compiled graphs of changing shape, a second GPU if there is one
+times    each kernel compared with its peers, and with the rate of a copy or a matrix product that
+         the same process measures
+models   a step of a hybrid of 1B parameters, compared with a Transformer of the same size
 
-Each has a process of its own, so that one that fails takes no other along. Lines are written as
-they come, and added to the file of --results: what was found stays, however it ends.
+Each task runs in its own process, so that a failure does not affect the others. Lines are printed
+at once and appended to the file of --results, so that an interrupted run keeps its results.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", help="of kernels, and lengths of rows for models")
-    parser.add_argument("--only", choices=PARTS, action="append", help="one part, or several")
-    parser.add_argument("--dry", action="store_true", help="try the script out on a CPU")
-    parser.add_argument("--results", type=Path, help="a file to which lines are added")
-    parser.add_argument("--patience", type=int, default=540, help="seconds that one process gets")
+    parser.add_argument("names", nargs="*", help="kernels, and lengths of rows for models")
+    parser.add_argument("--only", choices=PARTS, action="append", help="a part; may be repeated")
+    parser.add_argument("--dry", action="store_true", help="test the script on a CPU")
+    parser.add_argument("--results", type=Path, help="file to append lines to")
+    parser.add_argument(
+        "--patience", type=int, default=540, help="time limit of one process in seconds"
+    )
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here:
@@ -55,7 +57,7 @@ def main() -> int:
     import torch
 
     if not options.dry and not torch.cuda.is_available():
-        print("there is no GPU here: nothing was checked and nothing measured", file=sys.stderr)
+        print("no GPU found: nothing was checked or measured (try --dry)", file=sys.stderr)
         return 1
     try:
         work = list(tasks(options.only or list(PARTS), options.names, options.dry))
@@ -66,7 +68,7 @@ def main() -> int:
         report(line)
     checks = [task for task in work if task[0] == "checks"]
     others = [task for task in work if task[0] != "checks"]
-    # Checks leave a GPU time, and programs are compiled by the CPU.
+    # Checks mostly compile on the CPU and leave the GPU idle: run several at once.
     workers = max(1, min(8, (os.cpu_count() or 1) // 2))
 
     def run(task: Task) -> bool:
@@ -75,17 +77,17 @@ def main() -> int:
     with ThreadPoolExecutor(workers) as pool:
         done = dict(zip(checks, pool.map(run, checks), strict=True))
     done |= {task: run(task) for task in others}
-    failed = [" ".join(task) for task, right in done.items() if not right]
-    report(f"failed: {', '.join(failed)}" if failed else f"all {len(done)} are right")
+    failed = [" ".join(task) for task, passed in done.items() if not passed]
+    report(f"failed: {', '.join(failed)}" if failed else f"all {len(done)} passed")
     return 1 if failed else 0
 
 
 Task = tuple[str, str, str]
-"""A part, the name of a kernel or a length, and the type of the numbers."""
+"""Part, name of a kernel or length of a row, and dtype."""
 
 
 def tasks(parts: list[str], names: list[str], dry: bool) -> list[Task]:
-    """What each process is to do."""
+    """Return the task of each process."""
     from _kernel_measures import BOUNDS, LENGTHS
 
     from headrace.models.kernels import KERNELS
@@ -94,7 +96,7 @@ def tasks(parts: list[str], names: list[str], dry: bool) -> list[Task]:
     unknown = [name for name in names if name not in (*KERNELS, *lengths)]
     if unknown:
         known = ", ".join((*KERNELS, *lengths))
-        raise ValueError(f"there is no {', '.join(unknown)}; there are {known}")
+        raise ValueError(f"unknown: {', '.join(unknown)}; choose from {known}")
     every = {"checks": KERNELS, "limits": KERNELS, "times": KERNELS, "models": lengths}
     usual = ["float32" if dry else "bfloat16"]
     return [
@@ -108,13 +110,13 @@ def tasks(parts: list[str], names: list[str], dry: bool) -> list[Task]:
 
 
 class Report:
-    """Lines, as they come."""
+    """Print lines at once, and append them to a file."""
 
     def __init__(self, file: Path | None) -> None:
         self.file = file
 
     def __call__(self, line: str) -> None:
-        print(f"{line}\n", end="", flush=True)  # in one piece: checks report several at a time
+        print(f"{line}\n", end="", flush=True)  # one write: checks report in parallel
         if self.file is not None:
             with self.file.open("a") as file:
                 file.write(line + "\n")
@@ -124,7 +126,7 @@ def circumstances(dry: bool) -> list[str]:
     import torch
     import triton
 
-    where = "a CPU, by the interpreter" if dry else torch.cuda.get_device_name()
+    where = "CPU, Triton's interpreter" if dry else torch.cuda.get_device_name()
     return [
         f"date:     {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         f"device:   {where}",
@@ -136,7 +138,7 @@ def circumstances(dry: bool) -> list[str]:
 
 
 def child(part: str, name: str, dtype: str, dry: bool, patience: int, report: Report) -> bool:
-    """Whether a process of its own came through with it."""
+    """Run a task in its own process; return True if it succeeds."""
     command = [sys.executable, __file__, "--here", "--only", part, name, dtype, *(["--dry"] * dry)]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if dry:
@@ -145,7 +147,7 @@ def child(part: str, name: str, dtype: str, dry: bool, patience: int, report: Re
         ["timeout", str(patience), *command],
         env=environment,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,  # what a process ends with belongs to what it found
+        stderr=subprocess.STDOUT,  # a traceback belongs to the report
         text=True,
     ) as process:
         assert process.stdout is not None

@@ -139,7 +139,7 @@ def measure(url: str, folder: Path) -> None:
     )
     print(
         f"object_storage: first batch after {first:.2f} s in a new process, "
-        f"{first / FIRST_BATCH_SECONDS:.2f} of what it may take"
+        f"{first / FIRST_BATCH_SECONDS:.2f} of the limit of {FIRST_BATCH_SECONDS} s"
     )
     print(
         f"object_storage: {rate / raw:.2f} of a raw parallel GET "

@@ -1,7 +1,7 @@
-"""What a second process brings: BPE with a 32k vocabulary, by one worker and by two.
+"""Speed of two worker processes over one: BPE with a 32k vocabulary.
 
-One large file of JSON lines, cut into slices. In wall-clock time, starting the workers included, so
-that the machine must do nothing else; in turns, and the best of each is compared.
+The corpus is one large file of JSON lines, cut into slices. The figures compare wall time with the
+start of the workers, so the machine must be idle. The two alternate; the best time counts.
 
     python -m benchmarks.long.tokenize_workers
 """
@@ -19,7 +19,7 @@ from headrace.tokenize.executors import ExecutorConfig
 from headrace.tokenize.train import TrainConfig, train
 
 COPIES, ROUNDS = 10, 2
-"""The corpus of tokenize_bpe so many times: about half a gigabyte."""
+"""COPIES of the corpus of tokenize_bpe are about half a gigabyte."""
 
 
 def seconds(corpus: str, tokenizer: str, out: str, workers: int) -> float:
@@ -47,8 +47,8 @@ def main() -> None:
         one, two = min(taken[1]), min(taken[2])
         size = corpus.stat().st_size / 1e6
         print(
-            f"bpe 32k, {size:.0f} MB: {size / one:.1f} MB/s by one process, {size / two:.1f} by "
-            f"two, {one / two:.2f}× of one"
+            f"bpe 32k, {size:.0f} MB: {size / one:.1f} MB/s with one process, {size / two:.1f} "
+            f"with two: {one / two:.2f}×"
         )
 
 

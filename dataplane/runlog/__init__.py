@@ -1,1 +1,1 @@
-"""Log of each step of a run: metrics, and the ledger of its rows."""
+"""Files with one line per step of a run: metrics, and the ledger of its rows."""

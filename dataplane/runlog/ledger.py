@@ -32,7 +32,7 @@ def roll(previous: str, digests: Iterable[bytes]) -> str:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """A completed step."""
 
     step: int
@@ -45,18 +45,18 @@ class Entry:
         return self.first_row + self.rows
 
 
-def last(file: str | Path) -> Entry | None:
+def last(file: str | Path) -> LedgerEntry | None:
     """Return the newest entry of a ledger."""
     with StepLines(file, FIELDS) as lines:
         return _entry(lines.last())
 
 
-def find(file: str | Path, step: int) -> tuple[Entry | None, Entry | None]:
+def find(file: str | Path, step: int) -> tuple[LedgerEntry | None, LedgerEntry | None]:
     """Return the entry before a step, and that of the step."""
     with StepLines(file, FIELDS) as lines:
         before, line = lines.find(step)
     return _entry(before), _entry(line)
 
 
-def _entry(line: dict[str, Any] | None) -> Entry | None:
-    return None if line is None else Entry(*(line[field] for field in FIELDS))
+def _entry(line: dict[str, Any] | None) -> LedgerEntry | None:
+    return None if line is None else LedgerEntry(*(line[field] for field in FIELDS))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .format import ShardFormat
 
 
-class Entry(NamedTuple):
+class FormatEntry(NamedTuple):
     """A line of FORMATS."""
 
     module: str
@@ -26,9 +26,9 @@ class Entry(NamedTuple):
 
 
 FORMATS = {
-    "mds": Entry("headrace.dataplane.shards.mds"),
-    "megatron": Entry("headrace.dataplane.shards.megatron", writable=False),
-    "arrow": Entry("headrace.dataplane.shards.arrow"),
+    "mds": FormatEntry("headrace.dataplane.shards.mds"),
+    "megatron": FormatEntry("headrace.dataplane.shards.megatron", writable=False),
+    "arrow": FormatEntry("headrace.dataplane.shards.arrow"),
 }
 """`tokenize index` asks the formats in this order whether a folder holds their files. Arrow is
 last: the shard tables of every dataset are Arrow files."""

@@ -20,7 +20,7 @@ from ...dataplane.loader.rows import RowReader
 from ...dataplane.order.plan import Phase
 from ...dataplane.order.timeline import Step
 from ...dataplane.runlog import ledger
-from ...dataplane.runlog.ledger import Entry
+from ...dataplane.runlog.ledger import LedgerEntry
 from ...dataplane.storage import storage
 from ...dataplane.tokenizers import Tokenizer
 from ..planning.open_plan import OpenedPlan
@@ -154,7 +154,7 @@ class Auditor:
             f"audit the run that it continues, {parent.run}, for earlier ones" if parent else None
         )
 
-    def _hash_before(self, step: int, before: Entry | None) -> str:
+    def _hash_before(self, step: int, before: LedgerEntry | None) -> str:
         """Return the ledger's hash before a step."""
         if before is not None:
             return before.hash

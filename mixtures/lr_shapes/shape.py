@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 class LearningRate(ABC):
     """The learning rate over a phase, in multiples of the run's peak.
 
-    A subclass sets `shape` to its name in the YAML, says how the rate goes on after the warm-up,
-    and may add settings of its own.
+    A subclass sets `shape` to its name in the YAML, defines the rate after the warm-up, and may
+    add settings of its own.
     """
 
     peak: float = 1.0
@@ -23,7 +23,7 @@ class LearningRate(ABC):
     warmup_from: float = 0.0
     """Learning rate at the start of the warm-up."""
     shape: str
-    """How the rate goes on after the warm-up."""
+    """Shape of the rate after the warm-up: a name in SHAPES."""
     end: float = 0.0
     """Learning rate at the end of the phase; unused by shape constant."""
     decay: int | None = None

@@ -26,7 +26,7 @@ class InheritedSource:
     passed_over: int
     """Tokens of the current epoch that the run has not consumed and this plan skips."""
     sibling_tokens: int
-    """Tokens that the run takes if it goes on with its own plan."""
+    """Tokens that the run takes if it continues with its own plan."""
     shared_tokens: int
     """Tokens of these that this plan takes as well, in the same epoch."""
     owed: int

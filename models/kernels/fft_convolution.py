@@ -130,7 +130,7 @@ def _(
 
 
 @dataclass(frozen=True)
-class Piece:
+class TransformBatch:
     """Documents of similar lengths, and a range of the channels."""
 
     begins: Tensor
@@ -183,7 +183,7 @@ class Piece:
         )  # fmt: skip
 
 
-def _pieces(y: Tensor, taps: Tensor, positions: Tensor | None) -> Iterator[Piece]:
+def _pieces(y: Tensor, taps: Tensor, positions: Tensor | None) -> Iterator[TransformBatch]:
     """Yield pieces that cover all documents and channels of rows shaped like y."""
     rows, length, width = y.shape
     if not y.numel():
@@ -204,7 +204,7 @@ def _pieces(y: Tensor, taps: Tensor, positions: Tensor | None) -> Iterator[Piece
         step = max(CHANNELS, NUMBERS // (len(those) * size) // CHANNELS * CHANNELS)
         for start in range(0, width, step):
             own = slice(start, min(start + step, width))
-            yield Piece(*where, longest, size, width, own)
+            yield TransformBatch(*where, longest, size, width, own)
 
 
 def _transform_size(least: int) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..parallel.axes import Axis
-from ..parallel.sharding import Shard, ShardingSpec
+from ..parallel.sharding import Sharded, ShardingSpec
 
 
 class SplitLinear(nn.Module):
@@ -60,10 +60,10 @@ def outputs(name: str, linear: nn.Linear | SplitLinear, *, blocks: int = 1) -> S
     sizes = [len(linear.weight)]
     if isinstance(linear, SplitLinear):
         sizes = list(linear.parts.values())
-    shard = Shard(0, tuple(size // blocks for size in sizes for _ in range(blocks)))
+    shard = Sharded(0, tuple(size // blocks for size in sizes for _ in range(blocks)))
     return {f"{name}.weight": shard, f"{name}.bias": shard}
 
 
 def inputs(name: str, *, blocks: tuple[int, ...] = ()) -> ShardingSpec:
     """Shard the matrix `name` by its inputs: the ranks' outputs must be summed."""
-    return {f"{name}.weight": Shard(1, blocks)}
+    return {f"{name}.weight": Sharded(1, blocks)}

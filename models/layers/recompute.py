@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 Recompute = Literal["none", "operator", "block"]
-"""What is recomputed in the backward pass: nothing, each operator call, or whole blocks."""
+"""Unit that the backward pass recomputes: nothing, each operator call, or whole blocks."""
 
 
 class Recomputable(nn.Module):

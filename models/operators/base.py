@@ -75,11 +75,11 @@ class BatchContext:
     axes: Axes = field(default_factory=Axes)
     """Tensor-parallel and context-parallel axes."""
     state: State | None = None
-    """Of one call: the operator's state in generation, read and updated."""
+    """Per call: the operator's state in generation, read and updated."""
     adapters: Any = None
-    """Of one call: the weights that a call of a shared block adds (LoRA)."""
+    """Per call: the weights that a call of a shared block adds (LoRA)."""
     losses: list[Tensor] = field(default_factory=list)
-    """Of one call: operators append their auxiliary losses here."""
+    """Per call: operators append their auxiliary losses here."""
 
     def for_call(self, state: State | None) -> BatchContext:
         """Context of one operator call, with an empty list of losses."""

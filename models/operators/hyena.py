@@ -20,7 +20,7 @@ from ..initializers import Initializers
 from ..layers.gated_convolution import gated_input
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..parallel.channels import by_channels
-from ..parallel.sharding import Shard, ShardingSpec
+from ..parallel.sharding import Sharded, ShardingSpec
 from .base import BatchContext, FusedOptions, Operator
 from .short_conv import ShortConvolution, remembered_convolution
 
@@ -104,12 +104,12 @@ class Hyena(Operator):
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
         """Shard by channels."""
-        thrice = Shard(0, (self.width,) * 3)
+        thrice = Sharded(0, (self.width,) * 3)
         return {
             **outputs("qkv", self.qkv),
             "featurizer.taps": thrice,
             "featurizer.bias": thrice,
-            "skip": Shard(0),
+            "skip": Sharded(0),
             **inputs("output"),
         }
 

@@ -23,7 +23,7 @@ from ..layers.convolution import convolution_flops
 from ..layers.gated_convolution import gated_convolution, gated_modal
 from ..layers.scan import real
 from ..parallel.channels import ALL
-from ..parallel.sharding import Shard, ShardingSpec
+from ..parallel.sharding import Sharded, ShardingSpec
 from ..precision import widen
 from .base import BatchContext
 from .hyena import Hyena, HyenaOptions
@@ -141,7 +141,7 @@ class HyenaLI(Hyena):
             init.normal(self.residues_i, 0.1 / math.sqrt(self.options.state_size))
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        modes = dict.fromkeys(("rates", "angles", "residues", "residues_i"), Shard(0))
+        modes = dict.fromkeys(("rates", "angles", "residues", "residues_i"), Sharded(0))
         return {**super().sharding_spec(ranks), **modes}
 
     def flops(self, length: int) -> dict[str, float]:

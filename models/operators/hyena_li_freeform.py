@@ -22,7 +22,7 @@ from ..initializers import Initializers
 from ..layers.convolution import convolution_chunks, convolution_flops
 from ..parallel.axes import ALONE, Axis
 from ..parallel.channels import ALL
-from ..parallel.sharding import Shard, ShardingSpec
+from ..parallel.sharding import Sharded, ShardingSpec
 from ..precision import widen
 from .base import BatchContext
 from .hyena import Hyena, HyenaOptions
@@ -114,7 +114,7 @@ class HyenaLIFreeform(Hyena):
         init.constant(self.frequency, 1.0)
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        return {**super().sharding_spec(ranks), "last.weight": Shard(0)}
+        return {**super().sharding_spec(ranks), "last.weight": Sharded(0)}
 
     def flops(self, length: int) -> dict[str, float]:
         """Leave out the network that computes the filter: it runs once for a batch."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..initializers import Initializers
 from ..layers.gated_scan import gated_scan
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
-from ..parallel.sharding import Shard, ShardingSpec
+from ..parallel.sharding import Sharded, ShardingSpec
 from ..parallel.tensor import reduce
 from ..precision import widen
 from .base import BatchContext, FusedOptions, Operator, divides
@@ -128,10 +128,10 @@ class Mamba1(Operator):
         inner = (channels,) * heads
         return {
             **outputs("input", self.input, blocks=heads),
-            "conv.taps": Shard(0, inner),
-            "conv.bias": Shard(0, inner),
-            "select": Shard(2),
-            **dict.fromkeys(("dt", "dt_bias", "A_log", "D"), Shard(1)),
+            "conv.taps": Sharded(0, inner),
+            "conv.bias": Sharded(0, inner),
+            "select": Sharded(2),
+            **dict.fromkeys(("dt", "dt_bias", "A_log", "D"), Sharded(1)),
             **inputs("output", blocks=inner),
         }
 

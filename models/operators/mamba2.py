@@ -22,7 +22,7 @@ from ..kernels.choice import chosen
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import GatedRMSNorm
 from ..layers.scan import ssd
-from ..parallel.sharding import Shard, ShardingSpec
+from ..parallel.sharding import Sharded, ShardingSpec
 from ..parallel.tensor import own_groups
 from ..precision import widen
 from .base import BatchContext, FusedOptions, Operator, divides
@@ -140,11 +140,11 @@ class Mamba2(Operator):
     def sharding_spec(self, ranks: int) -> ShardingSpec:
         """Shard by heads. B and C are sharded evenly and gathered where heads need them."""
         parts = self.input.parts
-        mixed = Shard(0, (parts["x"], parts["B"], parts["C"]))
+        mixed = Sharded(0, (parts["x"], parts["B"], parts["C"]))
         return {
             **outputs("input", self.input),
             **dict.fromkeys(("conv.taps", "conv.bias"), mixed),
-            **dict.fromkeys(("dt_bias", "A_log", "D", "norm.weight"), Shard(0)),
+            **dict.fromkeys(("dt_bias", "A_log", "D", "norm.weight"), Sharded(0)),
             **inputs("output"),
         }
 

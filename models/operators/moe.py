@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..initializers import Initializers
 from ..layers.grouped import grouped_product
 from ..parallel.axes import ALONE, Axis
-from ..parallel.sharding import Shard, ShardingSpec
+from ..parallel.sharding import Sharded, ShardingSpec
 from ..parallel.tensor import highest, reduce
 from ..precision import widen
 from .base import BatchContext, Operator, OperatorOptions
@@ -121,7 +121,7 @@ class MoE(Operator):
     def sharding_spec(self, ranks: int) -> ShardingSpec:
         """Shard each expert by its hidden channels: all ranks route all tokens, identically."""
         hidden = self.options.hidden
-        return {"gate_up": Shard(1, (hidden, hidden)), "down": Shard(2)}
+        return {"gate_up": Sharded(1, (hidden, hidden)), "down": Sharded(2)}
 
     def stacks(self) -> dict[str, tuple[int, ...]]:
         hidden = self.options.hidden

@@ -21,7 +21,7 @@ from ..initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import RMSNorm
 from ..layers.rope import Rope
-from ..parallel.sharding import Shard, ShardingSpec
+from ..parallel.sharding import Sharded, ShardingSpec
 from ..parallel.tensor import gather, scatter
 from .attention import Attention, AttentionOptions
 from .base import BatchContext, Call, FusedOptions, SharedOperator, divides
@@ -154,6 +154,6 @@ class ZambaCall(Call):
         """Shard corrections like the matrices that they correct; replicate L_i."""
         hidden = self.options.hidden
         return {
-            **({f"qkv.{number}.up.weight": Shard(0) for number in range(3)} if self.qkv else {}),
-            **({"gate_up.up.weight": Shard(0, (hidden, hidden))} if self.gate_up else {}),
+            **({f"qkv.{number}.up.weight": Sharded(0) for number in range(3)} if self.qkv else {}),
+            **({"gate_up.up.weight": Sharded(0, (hidden, hidden))} if self.gate_up else {}),
         }

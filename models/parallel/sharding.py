@@ -3,8 +3,8 @@
 Each operator returns a sharding spec for its parameters. A parameter without one is replicated on
 all ranks, and its gradients are summed over them.
 
-    Shard(0)                 rows; each rank has a contiguous part
-    Shard(0, (q, k, v))      rows of several blocks, one after the other: each rank has a part of
+    Sharded(0)               rows; each rank has a contiguous part
+    Sharded(0, (q, k, v))    rows of several blocks, one after the other: each rank has a part of
                              each block
 
 From the specs follow which slices of a whole tensor a rank holds, where they lie in a checkpoint,
@@ -25,7 +25,7 @@ from .axes import ALONE, Axis
 
 
 @dataclass(frozen=True)
-class Shard:
+class Sharded:
     """Each rank has a part of dimension `dim`; or, given `blocks`, a part of each block."""
 
     dim: int
@@ -44,7 +44,7 @@ class Shard:
         )
 
 
-ShardingSpec = Mapping[str, Shard]
+ShardingSpec = Mapping[str, Sharded]
 """Shards by the parameter's name, relative to the module that returns the spec."""
 
 
@@ -98,7 +98,7 @@ class LocalShard:
 
 def filters(name: str, groups: int, ranks: int) -> ShardingSpec:
     """Shard filters that neighbouring channels share, if the ranks divide them evenly."""
-    return {name: Shard(0)} if groups % ranks == 0 else {}
+    return {name: Sharded(0)} if groups % ranks == 0 else {}
 
 
 def shard_parameters(model: nn.Module, axis: Axis) -> dict[str, LocalShard]:

@@ -1,7 +1,7 @@
 """Cases of every fused kernel and option: inputs, the call, and the twin.
 
-The tests run them by Triton's interpreter and compile them; the benchmark of kernels runs them on
-a GPU.
+Tests run them in Triton's interpreter and compile them; benchmarks/long/kernels.py runs them on a
+GPU.
 """
 
 from __future__ import annotations

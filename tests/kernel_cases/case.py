@@ -47,7 +47,7 @@ class Draw:
         x = torch.randn(shape, generator=generator, device=self.device)
         return (x * scale).to(self.dtype)
 
-    def documents(self, shape: Shape, *, goes_on: bool = False) -> Documents:
+    def documents(self, shape: Shape, *, continued: bool = False) -> Documents:
         """Return a few documents for each row, one of a single token; the first may begin
         before the row."""
         if not shape.rows:
@@ -59,7 +59,7 @@ class Draw:
         sorted_cuts = cuts.sort().values.to(torch.int32)
         documents = Documents.from_cu_seqlens(sorted_cuts, (shape.rows, shape.length))
         positions = documents.positions
-        if goes_on:
+        if continued:
             positions = positions + 5 * ((positions == 0).cumsum(1) == 1)
         return Documents(positions.to(self.device))
 

@@ -69,7 +69,7 @@ def direct(
         if history:
             inputs["history"] = draw.normal("history", shape.rows, reach - 1, width)
         if packed:
-            inputs["documents"] = draw.documents(shape, goes_on=history)
+            inputs["documents"] = draw.documents(shape, continued=history)
         return inputs
 
     def run(**inputs: Any) -> Tensor:
@@ -133,7 +133,7 @@ def modal(modes: int, *, gates: bool, state: bool, packed: bool) -> Case:
         if state:
             inputs["state"] = draw.normal("state", shape.rows, width, modes).float()
         if packed:
-            inputs["documents"] = draw.documents(shape, goes_on=state)
+            inputs["documents"] = draw.documents(shape, continued=state)
         return inputs
 
     def by(kernel: Kernel) -> Callable[..., Any]:

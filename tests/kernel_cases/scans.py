@@ -36,7 +36,7 @@ def ssd(groups: int, heads: int, *, state: bool, packed: bool) -> Case:
         if state:
             inputs["state"] = draw.normal("state", shape.rows, heads, dim, size).float()
         if packed:
-            inputs["documents"] = draw.documents(shape, goes_on=state)
+            inputs["documents"] = draw.documents(shape, continued=state)
         return inputs
 
     def run(
@@ -70,7 +70,7 @@ def selective(heads: int, size: int, *, state: bool, packed: bool) -> Case:
         if state:
             inputs["state"] = draw.normal("state", shape.rows, heads, channels, size).float()
         if packed:
-            inputs["documents"] = draw.documents(shape, goes_on=state)
+            inputs["documents"] = draw.documents(shape, continued=state)
         return inputs
 
     def by(kernel: Kernel) -> Callable[..., Any]:

@@ -41,7 +41,7 @@ Z_LOSS = 1e-3
 ROWS, LENGTH = 8, 24
 """Rows of a global batch: at least two micro-batches on every rank."""
 BUCKET = 1024
-"""Elements: gradients fill several of DeepSpeed's buckets, and some are larger than one."""
+"""Elements of a DeepSpeed bucket: gradients fill several, and some exceed one."""
 deepspeed_engine.LARGEST_BUCKET["cpu"] = BUCKET
 LINEAR = nn.functional.linear
 """torch's own. ZeRO-3 replaces it, for every engine that is built after it."""
@@ -57,9 +57,10 @@ def groups(tp: int, cp: int, attention: str, hyena_li: str) -> Parallel:
 
 
 def place(layout: str) -> Parallel:
-    """`…-tp2`, `…-cp2`, `…-tp2cp2`, `…-cp2ring` (attention), `…-cp2a2a` (Hyena-LI)."""
-    _, _, _, *division = layout.split("-")
-    words = "".join(division)
+    """Return the process groups of `…-tp2`, `…-cp2`, `…-tp2cp2`, `…-cp2ring` (attention) or
+    `…-cp2a2a` (Hyena-LI)."""
+    _, _, _, *axes = layout.split("-")
+    words = "".join(axes)
     degree = {axis: int(number) for axis, number in re.findall(r"(tp|cp)(\d)", words)}
     attention = "ring" if "ring" in words else "a2a"
     hyena_li = "a2a" if words.endswith("a2a") else "states"
@@ -74,7 +75,7 @@ def make_engine(
     optimizer: str = "adamw",
     **options: Any,
 ) -> Engine:
-    """`deepspeed-1-bf16`, `fsdp2-0-fp32`, `deepspeed-3-fp32-tp2`, …"""
+    """Build the engine of `deepspeed-1-bf16`, `fsdp2-0-fp32`, `deepspeed-3-fp32-tp2`, …"""
     nn.functional.linear = LINEAR
     kind, option, precision = layout.split("-")[:3]
     if kind == "deepspeed":
@@ -96,7 +97,7 @@ def global_batch(step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, t
     tokens = torch.randint(0, 37, (ROWS, LENGTH + 1), generator=generator)
     weights = (torch.rand(ROWS, LENGTH, generator=generator) > 0.3).float()
     weights[step % ROWS] = 0.25
-    weights[(step + 2) % ROWS] *= 0.1  # which bf16 does not have
+    weights[(step + 2) % ROWS] *= 0.1  # 0.1 is not a bf16 number
     weights[(step + 1) % ROWS] = 0.0
     starts = torch.rand(ROWS, LENGTH, generator=generator) < 0.1
     return tokens[:, :-1], tokens[:, 1:], weights, starts
@@ -113,10 +114,10 @@ def train(
 ) -> list[list[float]]:
     """Return [loss, gradient norm] of each step. The ranks take the rows of a batch in turn.
 
-    `mean_of_means` is the fault that tests must find: each rank divides by its own weights.
-    `scale` multiplies all weights, which must change nothing.
+    `mean_of_means` is a fault that tests must find: a rank divides by the sum of its own weights.
+    `scale` multiplies all weights, which must not change the loss.
     """
-    found = []
+    results = []
     for step in range(first, first + steps):
         tokens, targets, weights, starts = global_batch(step)
         weights = weights * scale
@@ -138,8 +139,8 @@ def train(
         dist.all_reduce(loss, group=parallel.control)
         result = update(engine, LR)
         assert result.applied
-        found.append([float(loss) / total, result.grad_norm])
-    return found
+        results.append([float(loss) / total, result.grad_norm])
+    return results
 
 
 def gathered(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
@@ -171,12 +172,12 @@ def oracle(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
             mine[f"{kind}.{name}"] = (part, _full(engine, parameter, kind, DTensor).clone())
     everyone: list[Any] = [None] * parallel.world
     dist.all_gather_object(everyone, mine, group=parallel.control)
-    found: dict[str, torch.Tensor] = {}
+    state: dict[str, torch.Tensor] = {}
     for held in everyone:
         for key, (part, tensor) in held.items():
-            whole = found.setdefault(key, torch.full(part.shape, torch.nan))
+            whole = state.setdefault(key, torch.full(part.shape, torch.nan))
             whole.view(-1)[numbered(part)] = tensor.flatten()
-    return found
+    return state
 
 
 def _full(engine: Any, parameter: nn.Parameter, kind: str, dtensor: type) -> torch.Tensor:
@@ -200,18 +201,18 @@ def live_weights(engine: Engine) -> dict[str, torch.Tensor]:
     """Return the weights of the forward pass, gathered if they are sharded."""
     from torch.distributed.tensor import DTensor
 
-    found = {}
+    weights = {}
     for name, parameter in parameters(engine.objective).items():
         if isinstance(parameter, DTensor):
-            found[name] = parameter.detach().full_tensor()
+            weights[name] = parameter.detach().full_tensor()
         elif hasattr(parameter, "ds_id"):
             import deepspeed
 
             with deepspeed.zero.GatheredParameters([parameter]):
-                found[name] = parameter.detach().clone()
+                weights[name] = parameter.detach().clone()
         else:
-            found[name] = parameter.detach()
-    return found
+            weights[name] = parameter.detach()
+    return weights
 
 
 def state_at(step: int) -> store.RunState:
@@ -256,10 +257,10 @@ def parity(
 
 
 def own_ranges(self: Exchange, fragments: Any, compute: Any) -> None:
-    for each in fragments:
-        whole = torch.zeros(each.shape)
-        each.give(whole)
-        each.take(compute(each.parameter, whole))
+    for fragment in fragments:
+        whole = torch.zeros(fragment.shape)
+        fragment.give(whole)
+        fragment.take(compute(fragment.parameter, whole))
 
 
 def scaled(folder: Path, layouts: list[str], scales: list[float]) -> dict[str, Any]:
@@ -286,7 +287,7 @@ def save_all(
         (folder / layout).mkdir(exist_ok=True)
         keeper.save(engine.fragments(), state_at(steps))
         whole = oracle(engine, parallel)
-        next_steps = train(engine, parallel, steps, 2)  # while it writes
+        next_steps = train(engine, parallel, steps, 2)  # during the background write
         keeper.wait()
         if parallel.first:
             torch.save(whole, folder / f"{layout}.pt")
@@ -321,7 +322,7 @@ def load_all(
                 part = engine.objective.model.local_shards[name]
                 master = part.take(have[f"master.{name}"]).to(weight.dtype)
                 assert torch.equal(weight, master), f"{source} → {target}: {name} is stale"
-            # After one step the next source is loaded over other values; a resume has two to show.
+            # One step changes the state before the next source is loaded; a resume takes two.
             further = train(engine, parallel, steps, 2 if source == target else 1)
             found[f"{source} → {target}"] = [worst, further]
     return found
@@ -340,21 +341,21 @@ def left_out(folder: Path, layouts: list[str], faulty: int | None = None) -> dic
         before, updates = gathered(engine, parallel), engine.updates
         tokens, targets, weights, _ = (part[1:2] for part in global_batch(7))
         documents = Documents.from_cu_seqlens(torch.tensor([0, tokens.numel()]), tokens.shape)
-        harmed = faulty is None or parallel.data.rank == faulty
-        for last, factor in ((False, 1.0), (True, math.nan if harmed else 1.0)):
+        broken = faulty is None or parallel.data.rank == faulty
+        for last, factor in ((False, 1.0), (True, math.nan if broken else 1.0)):
             sums = engine(tokens, targets, weights, documents)
             engine.backward(sums.total * factor, last=last)
         applied = update(engine, LR).applied
         after = gathered(engine, parallel)
         same = all(torch.equal(before[key], after[key]) for key in before)
-        goes_on = train(engine, parallel, 1, 1) == never[1:]
-        found[layout] = [applied, same, engine.updates == updates + 1, goes_on]
+        continues = train(engine, parallel, 1, 1) == never[1:]
+        found[layout] = [applied, same, engine.updates == updates + 1, continues]
     return found
 
 
 def shards_of_gradients(folder: Path, layouts: list[str], model: str) -> dict[str, float]:
     """Save the whole gradient of a step for each layout, from the shards of all ranks that write.
-    Return its norm as the engine's step finds it."""
+    Return the norm that the optimizer step computes."""
     found = {}
     for layout in layouts:
         parallel = place(layout)

@@ -28,7 +28,7 @@ def test_whole_tensors_pass_one_at_a_time(parallel: Parallel) -> None:
     alive: list[weakref.ref[torch.Tensor]] = []
 
     def read(name: str) -> torch.Tensor:
-        assert all(tensor() is None for tensor in alive), "the one before is still held"
+        assert all(tensor() is None for tensor in alive), "the previous tensor is still held"
         tensor = drawn[name]
         alive.append(weakref.ref(tensor))
         return tensor

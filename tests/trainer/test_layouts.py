@@ -103,13 +103,13 @@ def test_half_precision_stays_near(in_processes: Any, tmp_path: Path) -> None:
     wanted = gradients(alone / f"{exact}.pt")
     limit = 2 * farthest(gradients(alone / f"{rounded}.pt"), wanted)
     assert limit < 0.05
-    divided = [f"{engine}-bf16-tp2" for engine in ("deepspeed-1", "deepspeed-3", "fsdp2-0")]
-    found = in_processes(2, "parity", together, layouts=[*BF16, rounded, *divided], steps=1)
+    sharded = [f"{engine}-bf16-tp2" for engine in ("deepspeed-1", "deepspeed-3", "fsdp2-0")]
+    found = in_processes(2, "parity", together, layouts=[*BF16, rounded, *sharded], steps=1)
     for layout in found:
         loss, norm = apart(found[layout], reference[exact])
         assert loss < 5e-3 and norm < 5e-3, (layout, loss, norm)
         away = farthest(gradients(together / f"{layout}.pt"), wanted)
-        assert limit / 20 < away < limit, (layout, away, limit)  # nearer, it would be fp32
+        assert limit / 20 < away < limit, (layout, away, limit)  # a smaller distance would be fp32
 
 
 def gradients(file: Path) -> dict[str, torch.Tensor]:

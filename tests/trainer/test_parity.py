@@ -15,7 +15,7 @@ import torch
 
 REFERENCE = "fsdp2-0-fp32"
 ENGINES = ["deepspeed-0", "deepspeed-1", "deepspeed-2", "deepspeed-3", "fsdp2-0"]
-DIVISIONS = ["tp2", "tp4", "cp2", "cp2ring", "cp2a2a", "cp4", "cp4ring", "tp2cp2", "tp2cp2ring"]
+AXES = ["tp2", "tp4", "cp2", "cp2ring", "cp2a2a", "cp4", "cp4ring", "tp2cp2", "tp2cp2ring"]
 LOSS, NORM, GRADIENT = 2e-6, 1e-6, 1e-5
 
 
@@ -66,7 +66,9 @@ def test_gradients_that_are_not_summed_show(in_processes: Any, tmp_path: Path) -
 
 
 @pytest.mark.long
-def test_they_show_in_every_engine(in_processes: Any, tmp_path: Path) -> None:
+def test_every_engine_shows_gradients_that_are_not_summed(
+    in_processes: Any, tmp_path: Path
+) -> None:
     faulty(in_processes, tmp_path, [f"{engine}-fp32-tp2" for engine in ENGINES])
 
 
@@ -78,9 +80,9 @@ def faulty(in_processes: Any, folder: Path, layouts: list[str]) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("model", ["every", "untied", "tiny"])
-def test_all_of_the_matrix(in_processes: Any, tmp_path: Path, model: str) -> None:
-    divisions = DIVISIONS if model != "tiny" else ["tp2", "cp2ring", "tp2cp2ring"]
-    layouts = [f"{engine}-fp32-{division}" for engine in ENGINES for division in divisions]
+def test_the_whole_matrix(in_processes: Any, tmp_path: Path, model: str) -> None:
+    axes = AXES if model != "tiny" else ["tp2", "cp2ring", "tp2cp2ring"]
+    layouts = [f"{engine}-fp32-{degrees}" for engine in ENGINES for degrees in axes]
     hold(differences(in_processes, tmp_path, [*layouts, "fsdp2-2-fp32-tp2"], model))
 
 
@@ -88,9 +90,9 @@ def test_all_of_the_matrix(in_processes: Any, tmp_path: Path, model: str) -> Non
 @pytest.mark.timeout(1500)
 def test_half_precision_stays_near(in_processes: Any, tmp_path: Path) -> None:
     engines = ["deepspeed-1", "deepspeed-2", "deepspeed-3", "fsdp2-0"]
-    layouts = [f"{engine}-bf16-{division}" for engine in engines for division in ("tp2", "tp2cp2")]
+    layouts = [f"{engine}-bf16-{degrees}" for engine in engines for degrees in ("tp2", "tp2cp2")]
     worst = differences(in_processes, tmp_path, [*layouts, "fsdp2-0-bf16"], "every")
-    rounded = worst.pop("fsdp2-0-bf16")[2]  # four data-parallel processes in bf16
+    rounded = worst.pop("fsdp2-0-bf16")[2]  # four data-parallel ranks in bf16
     for layout, (loss, norm, gradient) in worst.items():
         assert loss < 5e-3 and norm < 5e-3, (layout, loss, norm)
         assert gradient < 2 * rounded, (layout, gradient, rounded)
@@ -101,7 +103,7 @@ SAVED = ["deepspeed-1-bf16-tp2", "deepspeed-3-fp32-tp2", "fsdp2-0-fp32-tp2", "de
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_checkpoint_of_a_divided_model_loads_into_others(
+def test_a_checkpoint_of_a_sharded_model_loads_into_others(
     in_processes: Any, tmp_path: Path
 ) -> None:
     """Masters and moments are equal to the bit; so are the steps after a resume in one layout."""
@@ -139,12 +141,12 @@ def test_checkpoints_load_across_engines_and_divisions(in_processes: Any, tmp_pa
 
 @pytest.mark.slow
 def test_shards_of_gradients_are_the_whole_gradient(in_processes: Any, tmp_path: Path) -> None:
-    """Each element is written by one rank, and the norm is that of the whole."""
+    """One rank writes each element, and the norm equals the norm of the whole gradient."""
     alone, together = tmp_path / "alone", tmp_path / "together"
     for place in (alone, together):
         place.mkdir()
     engines = [*ENGINES, "fsdp2-1"]
-    layouts = [f"{engine}-fp32{division}" for engine in engines for division in ("", "-tp2")]
+    layouts = [f"{engine}-fp32{degrees}" for engine in engines for degrees in ("", "-tp2")]
     names = {"model": "tiny"}
     wanted = in_processes(1, "shards_of_gradients", alone, layouts=[REFERENCE], **names)[REFERENCE]
     whole = torch.load(alone / f"{REFERENCE}.gradients.pt")

@@ -55,7 +55,7 @@ class BuildConfig:
     format: str = "arrow"
     """Format of the shards: a name in dataplane.shards.FORMATS."""
     source: SourceConfig = field(default_factory=SourceConfig)
-    """How the corpus is read."""
+    """Settings of reading the corpus."""
     byte: ByteConfig | None = None
     """Settings of the tokenizer `byte`."""
     bpe: BpeConfig | None = None

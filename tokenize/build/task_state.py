@@ -16,7 +16,7 @@ from .settings import TASKS, work_url
 
 @dataclass
 class OutputState:
-    """Finished output of a task for one dataset."""
+    """Finished work of a task for one dataset."""
 
     shards: list[Shard] = field(default_factory=list)
     next: int = 0

@@ -23,7 +23,7 @@ ExecutorKind = Literal["local", "ray"]
 @dataclass(frozen=True, kw_only=True)
 class ExecutorConfig:
     kind: ExecutorKind = "local"
-    """Where tasks run: in processes of this machine, or on a Ray cluster."""
+    """Executor of the tasks: processes of this machine, or a Ray cluster."""
     workers: int | None = None
     """local: number of processes; None: one per core."""
     address: str | None = None

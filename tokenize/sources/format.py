@@ -33,7 +33,7 @@ class SourceConfig:
     id_field: str | None = None
     """Field or column that holds the corpus' own id of a document."""
     text_documents: TextDocuments = "file"
-    """What one document of a plain text is."""
+    """Unit of a plain text that is one document."""
     separator: str = "\n\n"
     """Separator of the documents of a plain text, if `text_documents` is `separator`."""
     split_large: bool = False

@@ -1,4 +1,4 @@
-"""State that DeepSpeed holds, by ZeRO stage: the list that the memory accounting adds up.
+"""Memory of DeepSpeed's state by ZeRO stage, for the memory accounting.
 
     stage   weights   gradients       masters         optimizer   buffers
     0       all       all             the weights     all         none
@@ -6,9 +6,9 @@
     2       all       sharded         sharded         sharded     one bucket, as the weights
     3       sharded   sharded         sharded         sharded     one bucket in fp32
 
-Gradients are counted at the moment that needs most: in ZeRO-1 they are whole until the last
-micro-batch is reduced, and bf16 has those of the last micro-batch beside the fp32 sums. ZeRO-2 in
-fp32 keeps one gradient more than its shard, that of the parameter on the edge; it is not counted.
+Gradients are counted at their peak: in ZeRO-1 they are whole until the last micro-batch is reduced,
+and bf16 holds the gradients of the last micro-batch beside the fp32 sums. ZeRO-2 in fp32 also keeps
+the gradient of the parameter on the edge of its shard; it is not counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where DeepSpeed keeps masters, optimizer states and gradients.
+"""Location of DeepSpeed's masters, optimizer states and gradients.
 
 This is the only file that reads DeepSpeed's private fields.
 
@@ -31,7 +31,7 @@ from .pieces import Piece
 Named = Mapping[str, nn.Parameter]
 
 
-class State(Protocol):
+class ShardedState(Protocol):
     def pieces(self) -> list[Piece]:
         """Return this rank's pieces."""
 
@@ -45,7 +45,9 @@ class State(Protocol):
         """Compute the weights of the forward pass from the masters. Collective."""
 
 
-def find(engine: Any, optimizer: torch.optim.Optimizer, parameters: Named, data: Axis) -> State:
+def find(
+    engine: Any, optimizer: torch.optim.Optimizer, parameters: Named, data: Axis
+) -> ShardedState:
     stage = int(engine.zero_optimization_stage())
     if stage == 3:
         return _Partitioned(engine.optimizer, parameters, data)

@@ -171,10 +171,10 @@ def lr_of(job: Job) -> Callable[[int], float]:
     plan, top = job.plan, job.run.optimizer.lr
     if isinstance(plan, SyntheticPlan):
         return lambda step: top * plan.lr_factor(step)
-    from ...dataplane.order.plan import Plan as MixturePlan
+    from ...dataplane.order.plan import Plan
     from ...mixtures.learning_rate import lr_factor
 
-    assert isinstance(plan, MixturePlan)
+    assert isinstance(plan, Plan)
     return lambda step: top * lr_factor(plan, step)
 
 

@@ -19,7 +19,7 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
-class Plan(Protocol):
+class RunPlan(Protocol):
     """The plan of a run: of a mixture, or of synthetic rows."""
 
     @property

@@ -21,8 +21,7 @@ from ...console.errors import PlanError
 from ..engines.engine import Engine
 from ..engines.objective import Sums
 from ..layout.groups import Parallel
-from .batches import MicroBatch
-from .batches import Plan as AnyPlan
+from .batches import MicroBatch, RunPlan
 from .schedule import execute, forward_only, forward_pass, sequential
 from .step_stats import StepStats, gather
 
@@ -129,15 +128,15 @@ def digest_of(config: EvaluateConfig) -> str:
     return hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:8]
 
 
-def plan_of(config: EvaluateConfig, trained: AnyPlan) -> Plan:
+def plan_of(config: EvaluateConfig, trained: RunPlan) -> Plan:
     """Return the plan of the rows to evaluate on: a phase of one step for each source."""
     from ...console import config as reader
     from ...dataplane.datasets import manifest as manifests
-    from ...dataplane.order.plan import Plan as MixturePlan
+    from ...dataplane.order.plan import Plan
     from ...mixtures.planning.resolve_mixture import resolve
     from ...mixtures.spec.mixture import Mixture
 
-    if not isinstance(trained, MixturePlan):
+    if not isinstance(trained, Plan):
         raise PlanError(
             "evaluate needs a mixture: synthetic rows have no held-out split",
             hint="remove evaluate, or give --mixture FILE.yaml",

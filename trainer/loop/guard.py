@@ -3,8 +3,8 @@
     loss ─ known to all ranks before the last backward pass ─► a spike? ─► its gradients are made
     not finite, so that no engine applies the step ─► skip · roll back · stop
 
-A rollback restores the weights of the newest checkpoint, never the row: the stream goes on, and the
-ledger records the skipped step and the steps that were rolled back.
+A rollback restores the weights of the newest checkpoint, never the row: the stream continues, and
+the ledger records the skipped step and the steps that were rolled back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from statistics import median
 from typing import Literal
 
 from ...dataplane.order.timeline import PhaseRows, Step
-from .batches import Plan
+from .batches import RunPlan
 from .step_stats import StepStats
 
 SkipAction = Literal["stop", "skip", "rollback"]
@@ -36,7 +36,7 @@ def usual(losses: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """Which steps are skipped, and what happens then."""
+    """Conditions that skip a step, and the action: skip, roll back or stop."""
 
     not_finite: SkipAction = "stop"
     """Action after a step whose gradients are not finite; such a step is never applied. stop: end
@@ -88,7 +88,7 @@ class SkippedStep:
     back_to: int | None = None
     """Step of the checkpoint whose weights were restored."""
 
-    def message(self, plan: Plan, step: Step[PhaseRows], stats: StepStats) -> tuple[str, str]:
+    def message(self, plan: RunPlan, step: Step[PhaseRows], stats: StepStats) -> tuple[str, str]:
         """Return what happened and where, for an error."""
         names = [source.name for source in plan.sources]
         by_source = ", ".join(

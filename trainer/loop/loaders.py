@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..layout.groups import Parallel
-from .batches import MicroBatch, Plan, Steps, micro_rows
+from .batches import MicroBatch, RunPlan, Steps, micro_rows
 from .evaluate import EvaluateConfig, Evaluator
 
 if TYPE_CHECKING:
     from ...dataplane.loader.loader import Loader
-    from ...dataplane.order.plan import Plan as MixturePlan
+    from ...dataplane.order.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +36,9 @@ class DataConfig:
             raise ValueError(f"cache_bytes must be at least 1, not {self.cache_bytes}")
 
 
-def training_steps(plan: Plan, parallel: Parallel, data: DataConfig) -> Steps:
+def training_steps(plan: RunPlan, parallel: Parallel, data: DataConfig) -> Steps:
     """Return the function that reads this rank's micro-batches from a step on."""
-    from ...dataplane.order.plan import Plan as MixturePlan
+    from ...dataplane.order.plan import Plan
     from .synthetic import SyntheticLoader, SyntheticPlan
 
     if isinstance(plan, SyntheticPlan):
@@ -53,7 +53,7 @@ def training_steps(plan: Plan, parallel: Parallel, data: DataConfig) -> Steps:
                 start_step=step,
             )
         )
-    assert isinstance(plan, MixturePlan)
+    assert isinstance(plan, Plan)
     return partial(_mixture_steps, plan, parallel, data)
 
 
@@ -65,9 +65,9 @@ def evaluator(
     micro_batch_tokens: int,
 ) -> Evaluator:
     """Return the evaluator of the plan of held-out rows at `held_out`."""
-    from ...dataplane.order.plan import Plan as MixturePlan
+    from ...dataplane.order.plan import Plan
 
-    plan = MixturePlan.load(held_out)
+    plan = Plan.load(held_out)
     largest = max(plan.phases, key=lambda phase: phase.batch_rows)
     rows = micro_rows(micro_batch_tokens, largest, parallel.dp, parallel.axes.context.size)
     loader = _loader(plan, parallel, data, plan.first_step, rows)
@@ -75,13 +75,13 @@ def evaluator(
 
 
 def _mixture_steps(
-    plan: MixturePlan, parallel: Parallel, data: DataConfig, step: int, rows: int
+    plan: Plan, parallel: Parallel, data: DataConfig, step: int, rows: int
 ) -> Iterator[Sequence[MicroBatch]]:
     return iter(_loader(plan, parallel, data, step, rows, workers=data.workers))
 
 
 def _loader(
-    plan: MixturePlan, parallel: Parallel, data: DataConfig, step: int, rows: int, workers: int = 0
+    plan: Plan, parallel: Parallel, data: DataConfig, step: int, rows: int, workers: int = 0
 ) -> Loader:
     from ...dataplane.datasets.cache import Cache
     from ...dataplane.loader.loader import Loader

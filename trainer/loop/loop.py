@@ -28,7 +28,7 @@ from ..engines.engine import Engine
 from ..engines.objective import Sums
 from ..engines.update import Update, update
 from ..layout.groups import Parallel
-from .batches import MicroBatch, Plan, Steps, micro_rows
+from .batches import MicroBatch, RunPlan, Steps, micro_rows
 from .evaluate import Evaluation, Evaluator
 from .guard import Guard, SkippedStep
 from .schedule import Schedule, execute, forward_pass, sequential
@@ -78,7 +78,7 @@ def _no_checkpoint() -> RunState:
 class Loop:
     def __init__(
         self,
-        plan: Plan,
+        plan: RunPlan,
         steps: Steps,
         lr: Callable[[int], float],
         engine: Engine,

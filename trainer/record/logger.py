@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TextIO
 
 from ..folder import RunFolder
-from ..loop.batches import Plan
+from ..loop.batches import RunPlan
 from .config import WatchConfig
 
 Entry = dict[str, Any]
@@ -26,7 +26,7 @@ class LoggedRun:
     """The run that loggers are opened for."""
 
     folder: RunFolder
-    plan: Plan
+    plan: RunPlan
     watch: WatchConfig
     first_step: int
     """Step at which this start begins: a run that was killed may have logged later ones."""

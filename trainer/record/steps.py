@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ...dataplane.order.timeline import PhaseRows, Step
-from ..loop.batches import Plan
+from ..loop.batches import RunPlan
 from .logger import Entry, Logger
 from .speed import Speed
 
@@ -36,7 +36,7 @@ class RunRecorder:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RunPlan,
         loggers: Sequence[Logger],
         speed: Speed,
         *,

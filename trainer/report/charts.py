@@ -94,7 +94,7 @@ def _visible_range(means: Sequence[Curve], whole: Curve) -> tuple[float, float]:
 
 def _events(chart: Chart, run: RunData) -> None:
     chart.marks(run.restarts, "restart", "resumed")
-    chart.marks(run.tokens_at([event["step"] for event in run.skipped]), "skip", "skipped")
+    chart.marks(run.tokens_at([event["step"] for event in run.skipped]), "skipped", "skipped")
 
 
 def held_out(runs: Sequence[RunData]) -> str:

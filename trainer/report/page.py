@@ -83,7 +83,7 @@ def _loss_keys(run: RunData, outliers: Sequence[OutlierStep]) -> str:
         + (charts.legend(run.sources) if len(run.sources) > 1 else "")
         + ('<span class="key"><s></s>outlier</span>' if outliers else "")
         + ('<span class="key"><u class="restart"></u>restart</span>' if run.restarts else "")
-        + ('<span class="key"><u class="skip"></u>skipped</span>' if run.skipped else "")
+        + ('<span class="key"><u class="skipped"></u>skipped</span>' if run.skipped else "")
     )
 
 

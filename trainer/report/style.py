@@ -41,7 +41,7 @@ section { background:var(--card); border:1px solid var(--line); border-radius:12
 .key b { display:inline-block; width:16px; height:3px; background:var(--ink); border-radius:2px;
   margin:0 6px 3px 0; }
 .key u,.key s { display:inline-block; width:8px; height:8px; border-radius:99px; margin-right:6px; }
-.key u.restart { background:var(--past); } .key u.skip { background:var(--mark); }
+.key u.restart { background:var(--past); } .key u.skipped { background:var(--mark); }
 .key s { width:10px; height:10px; border:1.6px solid var(--mark); margin-bottom:-1px; }
 em { font-style:normal; color:var(--soft); }
 .note { color:var(--soft); font-size:12.5px; margin-top:12px; }
@@ -63,7 +63,7 @@ polyline { fill:none; stroke:var(--ink); stroke-linejoin:round; stroke-linecap:r
 .fill { fill:var(--fill); } .dot { fill:var(--ink); }
 .mark line { stroke-width:1.2; stroke-dasharray:3 3; }
 .mark.restart line { stroke:var(--past); } .mark.restart circle { fill:var(--past); }
-.mark.skip line { stroke:var(--mark); } .mark.skip circle { fill:var(--mark); }
+.mark.skipped line { stroke:var(--mark); } .mark.skipped circle { fill:var(--mark); }
 .ring { fill:none; stroke:var(--mark); stroke-width:1.6; }
 .share { shape-rendering:crispEdges; }
 .probe { fill:transparent; } .probe:hover { fill:var(--fill); }

@@ -15,7 +15,7 @@ from ..checkpoints import store
 from ..cluster.ranks import threads_per_rank
 from ..folder import RunFolder
 from ..loop import evaluate
-from ..loop.batches import Plan
+from ..loop.batches import RunPlan
 from ..weights import source as origins
 from ..weights.source import WeightSource
 from . import config as run_config
@@ -31,7 +31,7 @@ class Job:
     run: RunConfig
     """Configuration with device, processes and precision resolved for this start."""
     model: ModelConfig
-    plan: Plan
+    plan: RunPlan
     mixture: dict[str, Any] | None = None
     """Contents of the mixture's YAML; None for synthetic rows."""
 
@@ -103,10 +103,10 @@ class Job:
 
     def save(self) -> None:
         """Write the job into the run's folder; run.yaml, which marks a run, is written last."""
-        from ...dataplane.order.plan import Plan as MixturePlan
+        from ...dataplane.order.plan import Plan
         from ...dataplane.storage import storage
 
-        if isinstance(self.plan, MixturePlan):
+        if isinstance(self.plan, Plan):
             self.plan.save(self.folder.plan)
             storage.write(str(self.folder.mixture), reader.dump(self.mixture).encode())
         storage.write(str(self.folder.model), reader.dump(self.model).encode())

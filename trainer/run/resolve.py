@@ -21,7 +21,7 @@ from ...console.errors import ConfigError, LayoutError, Problem, RunError, run_a
 from ...models.precision import default_precision
 from ..cluster.ranks import is_first, joined
 from ..folder import RunFolder
-from ..loop.batches import Plan
+from ..loop.batches import RunPlan
 from ..weights import source as origins
 from ..weights.source import Checkpoint
 from . import config as run_config
@@ -130,7 +130,7 @@ def _unnamed_model(run: RunConfig, folder: RunFolder) -> ModelConfig:
     return origins.find(run.init_from.path, run.init_from.step).model
 
 
-def _planned(request: Request, folder: RunFolder) -> Plan | None:
+def _planned(request: Request, folder: RunFolder) -> RunPlan | None:
     """Return the mixture's plan; None for a run that has started, which has its own."""
     from ...mixtures.planning.resolve_mixture import resolve_file
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ...console import config as reader
 from ...console.errors import RunError
 from ..folder import RunFolder
-from ..loop.batches import Plan
+from ..loop.batches import RunPlan
 from . import config as run_config
 from .config import RunConfig
 from .job import Job
@@ -35,14 +35,14 @@ def read_run(folder: RunFolder) -> Job:
     model = load_model_config(folder.model)
     if run.synthetic is not None:
         return Job(folder=folder, run=run, model=model, plan=synthetic_plan(run, model))
-    from ...dataplane.order.plan import Plan as MixturePlan
+    from ...dataplane.order.plan import Plan
 
     mixture, _ = reader.read_yaml(folder.mixture)
-    plan = MixturePlan.load(folder.plan)
+    plan = Plan.load(folder.plan)
     return Job(folder=folder, run=run, model=model, plan=plan, mixture=mixture)
 
 
-def synthetic_plan(run: RunConfig, model: ModelConfig) -> Plan:
+def synthetic_plan(run: RunConfig, model: ModelConfig) -> RunPlan:
     from ..loop.synthetic import SyntheticPlan
 
     assert run.synthetic is not None

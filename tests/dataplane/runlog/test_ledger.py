@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.console.errors import IntegrityError
 from headrace.dataplane.runlog import ledger
-from headrace.dataplane.runlog.ledger import Entry
+from headrace.dataplane.runlog.ledger import LedgerEntry
 
 
 def test_the_hash_covers_the_previous_hash_and_the_digests_in_order() -> None:
@@ -22,8 +22,8 @@ def test_the_hash_covers_the_previous_hash_and_the_digests_in_order() -> None:
     assert ledger.roll(ledger.roll(plan, [first]), [second]) != after
 
 
-def write(file: Path, steps: list[int], *, torn: bool = False) -> list[Entry]:
-    entries = [Entry(step, 8 * step, 8, f"{step:032x}") for step in steps]
+def write(file: Path, steps: list[int], *, torn: bool = False) -> list[LedgerEntry]:
+    entries = [LedgerEntry(step, 8 * step, 8, f"{step:032x}") for step in steps]
     text = "".join(json.dumps(vars(entry)) + "\n" for entry in entries)
     file.write_text(text + '{"step": 99' * torn)
     return entries

@@ -14,12 +14,12 @@ from click.testing import CliRunner, Result
 from small_data import plan_of
 
 from headrace.dataplane.loader.loader import Loader
-from headrace.dataplane.shards import FORMATS, Entry
+from headrace.dataplane.shards import FORMATS, FormatEntry
 from headrace.tokenize.cli import main
 
-DUMMY = Entry("dummy_shard_format")
+DUMMY = FormatEntry("dummy_shard_format")
 COMMAND = f"""
-from headrace.dataplane.shards import FORMATS, Entry
+from headrace.dataplane.shards import FORMATS, FormatEntry
 FORMATS["dummy"] = {DUMMY!r}
 if __name__ == "__main__":
     from headrace.tokenize.cli import main

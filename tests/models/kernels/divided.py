@@ -1,5 +1,5 @@
-"""One of two processes whose kernels run by Triton's interpreter: its part of a model, beside the
-whole model in plain torch and fp64. Prints, for each layout and fault, how far they are apart.
+"""One of two ranks with kernels in Triton's interpreter: its shards of a model, compared with the
+whole model in plain torch and fp64. Prints the difference for each layout and fault.
 
     python divided.py STORE RANK
 """

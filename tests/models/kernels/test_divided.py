@@ -38,4 +38,4 @@ def test_two_ranks_compute_what_one_does(tmp_path: Path) -> None:
         assert found.pop(layout) < 1e-5, layout
     assert len(found) == 7
     for fault, error in found.items():
-        assert error > 1e-3, f"a negative control: {fault}"
+        assert error > 1e-3, f"negative control: {fault} is not found"

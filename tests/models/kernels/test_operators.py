@@ -126,7 +126,7 @@ def test_operators_equal_plain_torch() -> None:
     assert {what.partition(":")[0] for what in off} >= {"mamba1", "freeform"}
     for what, error in off.items():
         if what.startswith("without"):
-            assert error > 1e-3 or "bias" in what, f"a negative control: {what}"
+            assert error > 1e-3 or "bias" in what, f"negative control: {what}"
         else:
             assert error < 1e-5, (what, error)
     for ours, theirs, error in mixed:

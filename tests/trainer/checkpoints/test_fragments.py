@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.models.parallel.axes import Axis
-from headrace.models.parallel.sharding import LocalShard, Shard
+from headrace.models.parallel.sharding import LocalShard, Sharded
 from headrace.trainer.checkpoints.fragments import Box, Fragment, cover
 
 SHAPES = st.lists(st.integers(1, 6), min_size=0, max_size=4).map(tuple)
@@ -38,15 +38,15 @@ def test_boxes_cover_a_range_exactly_and_in_order(
 
 
 @given(ranges())
-def test_without_a_cap_few_boxes_do(case: tuple[tuple[int, ...], int, int]) -> None:
+def test_without_a_cap_few_boxes_suffice(case: tuple[tuple[int, ...], int, int]) -> None:
     shape, start, end = case
     assert len(list(cover(shape, start, end, 10**9))) <= max(1, 2 * len(shape) - 1)
 
 
-def test_a_part_of_a_tensor_shifts_its_boxes() -> None:
+def test_boxes_of_a_local_shard_are_shifted() -> None:
     whole = torch.arange(40.0).view(8, 5)
     data = torch.zeros(6)
-    # A tensor-parallel rank's part is rows 4…7; its range begins in the middle of one.
+    # The local shard of a TP rank is rows 4…7; its range begins in the middle of a row.
     part = LocalShard((8, 5), runs=(range(4, 8),))
     fragment = Fragment("master.w", part, start=3, data=data)
     fragment.take(whole)
@@ -55,7 +55,7 @@ def test_a_part_of_a_tensor_shifts_its_boxes() -> None:
 
 
 @given(st.data(), SHAPES.filter(bool), st.integers(1, 4), st.integers(1, 40))
-def test_all_ranks_boxes_are_the_whole_tensor_once(
+def test_boxes_of_all_ranks_cover_the_tensor_exactly_once(
     data: st.DataObject, shape: tuple[int, ...], ranks: int, cap: int
 ) -> None:
     """For any dimension, any parts along it, and any range of a rank."""
@@ -65,7 +65,7 @@ def test_all_ranks_boxes_are_the_whole_tensor_once(
     whole = torch.arange(1.0, math.prod(shape) + 1).view(shape)
     found = torch.zeros(shape)
     for rank in range(ranks):
-        part = LocalShard(shape, dim, Shard(dim, sizes).runs(shape[dim], Axis(None, rank, ranks)))
+        part = LocalShard(shape, dim, Sharded(dim, sizes).runs(shape[dim], Axis(None, rank, ranks)))
         local = part.take(whole)
         assert tuple(local.shape) == part.local
         middle = data.draw(st.integers(0, local.numel()))

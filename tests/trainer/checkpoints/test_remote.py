@@ -62,7 +62,7 @@ def read(path: Path | str, group: Any) -> float:
     return float(target[0])
 
 
-def test_the_files_are_there_and_the_record_here(
+def test_files_are_in_the_store_and_a_record_in_the_folder(
     model: Model, checkpoint_of: Save, url: str
 ) -> None:
     run = checkpoint_of(model, url=url)
@@ -71,7 +71,7 @@ def test_the_files_are_there_and_the_record_here(
     assert names == ["manifest.json", "model.yaml", "remote", "state.json"]
     (there,) = store.whole(url)
     assert (record / "remote").read_text() == there and there.startswith(f"{url}/step-00000003.")
-    for path in (str(run.root), str(record), there, url):  # the last two need no folder at all
+    for path in (str(run.root), str(record), there, url):  # the last two need no run folder
         found = sources.find(path)
         assert found.model == model.config
         weights = found.weights()
@@ -79,7 +79,9 @@ def test_the_files_are_there_and_the_record_here(
             assert torch.equal(weights[name], parameter.detach())
 
 
-def test_only_what_a_record_names_is_deleted(tmp_path: Path, parallel: Parallel, url: str) -> None:
+def test_only_checkpoints_named_by_a_record_are_deleted(
+    tmp_path: Path, parallel: Parallel, url: str
+) -> None:
     group = parallel.checkpoint
     save(tmp_path / "other", group, [1, 2], url=url)
     theirs = store.whole(url)
@@ -92,7 +94,7 @@ def test_only_what_a_record_names_is_deleted(tmp_path: Path, parallel: Parallel,
     assert read(theirs[0], group) == 1.0
 
 
-def test_damage_there_is_found(tmp_path: Path, parallel: Parallel, url: str) -> None:
+def test_damage_in_the_store_is_detected(tmp_path: Path, parallel: Parallel, url: str) -> None:
     save(tmp_path, parallel.checkpoint, [1], url=url)
     (record,) = store.committed(tmp_path)
     (there,) = store.whole(url)
@@ -108,7 +110,7 @@ def test_damage_there_is_found(tmp_path: Path, parallel: Parallel, url: str) -> 
         read(record, parallel.checkpoint)
 
 
-def test_what_is_half_written_is_not_there_and_the_next_start_removes_it(
+def test_incomplete_checkpoints_are_invisible_and_removed_at_the_next_start(
     tmp_path: Path, parallel: Parallel, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, parallel.checkpoint, [1], url=url)
@@ -122,7 +124,7 @@ def test_what_is_half_written_is_not_there_and_the_next_start_removes_it(
 
     with monkeypatch.context() as patch:
         patch.setattr(storage, "list_files", silent)
-        store.clean(tmp_path)  # nobody waits for a store that does not answer
+        store.clean(tmp_path)  # a store that does not respond must not block a start
     assert half.exists()
     store.clean(tmp_path)
     assert not half.exists() and len(storage.list_files(url)) == len(
@@ -130,7 +132,7 @@ def test_what_is_half_written_is_not_there_and_the_next_start_removes_it(
     )
 
 
-def test_a_store_that_fails_fails_the_save_and_leaves_nothing(
+def test_a_store_failure_fails_the_save_and_leaves_no_files(
     tmp_path: Path, parallel: Parallel, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = storage.write
@@ -146,14 +148,14 @@ def test_a_store_that_fails_fails_the_save_and_leaves_nothing(
     assert store.whole(url) == storage.list_files(url) == list(tmp_path.iterdir()) == []
 
 
-def test_a_run_whose_folder_is_lost_finds_its_own(
+def test_a_run_that_lost_its_folder_finds_its_checkpoints(
     tmp_path: Path,
     model: Model,
     checkpoint_of: Save,
     url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All of them, whenever it is killed at that."""
+    """It adopts all of them, also if it is killed meanwhile."""
     checkpoint_of(model, 3, url=url)
     checkpoint_of(model, 5, url=url)
     new = tmp_path / "new"
@@ -179,7 +181,7 @@ def test_a_run_whose_folder_is_lost_finds_its_own(
     assert len(store.whole(url)) == 2
 
 
-def test_what_a_power_cut_has_emptied_names_nothing_to_delete(tmp_path: Path) -> None:
+def test_a_record_emptied_by_a_power_cut_deletes_nothing(tmp_path: Path) -> None:
     half = store.temporary(tmp_path, 2, "beef")
     store.begin(half, "memory://bucket/run")
     assert store.place(half) == "memory://bucket/run"
@@ -211,7 +213,7 @@ def swift(
 
 @pytest.mark.server
 @pytest.mark.timeout(900)
-def test_a_run_that_saves_to_s3_and_is_killed_while_it_does(
+def test_a_run_survives_kills_during_saves_to_s3(
     swift: Swift, trainer: Any, tmp_path: Path
 ) -> None:
     """Two ranks on a real server: killed at random moments, the last time the folder is lost."""
@@ -242,5 +244,5 @@ def test_a_run_that_saves_to_s3_and_is_killed_while_it_does(
     assert trainer.losses() == trainer.losses(whole)[events[0]["step"] :]
     kept = {(path / "remote").read_text() for path in store.committed(trainer.out / "checkpoints")}
     assert kept <= set(store.whole(url))
-    manifests = [json.loads(storage.read(f"{each}/manifest.json")) for each in kept]
-    assert sorted(each["step"] for each in manifests)[-1] == 24
+    manifests = [json.loads(storage.read(f"{place}/manifest.json")) for place in kept]
+    assert max(manifest["step"] for manifest in manifests) == 24

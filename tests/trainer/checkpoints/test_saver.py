@@ -27,7 +27,7 @@ def fragment(data: torch.Tensor) -> Fragment:
     return Fragment("master.w", LocalShard(tuple(data.shape)), 0, data.view(-1))
 
 
-def test_a_save_holds_the_values_of_its_moment(
+def test_a_save_holds_the_values_at_its_step(
     tmp_path: Path, parallel: Parallel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training continues before the thread has written anything."""
@@ -51,7 +51,7 @@ def test_a_save_holds_the_values_of_its_moment(
     assert torch.equal(target, torch.arange(12.0).view(3, 4))
 
 
-def test_a_full_disk_is_an_error_and_leaves_nothing_half_written(
+def test_a_full_disk_is_an_error_and_leaves_no_partial_files(
     tmp_path: Path, parallel: Parallel
 ) -> None:
     keeper = saver.Saver(tmp_path, CheckpointConfig(), parallel.checkpoint)
@@ -71,7 +71,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_half_written(
     assert [store.step_of(path) for path in store.committed(tmp_path)] == [1, 3]
 
 
-def test_a_rank_that_is_gone_is_told_to_who_waits_and_to_nobody_else(
+def test_a_lost_rank_is_reported_to_the_waiting_caller_only(
     tmp_path: Path,
     parallel: Parallel,
     monkeypatch: pytest.MonkeyPatch,

@@ -28,7 +28,7 @@ def make(folder: Path, step: int = 12) -> Path:
     return target
 
 
-def test_a_committed_checkpoint_is_whole(tmp_path: Path) -> None:
+def test_a_committed_checkpoint_is_complete(tmp_path: Path) -> None:
     path = make(tmp_path)
     store.verify(path, store.read_manifest(path))
     assert store.read_state(path) == STATE
@@ -36,7 +36,7 @@ def test_a_committed_checkpoint_is_whole(tmp_path: Path) -> None:
     assert list(tmp_path.glob(".*")) == []
 
 
-def test_what_is_not_committed_is_not_there(tmp_path: Path) -> None:
+def test_uncommitted_checkpoints_are_invisible_and_removed(tmp_path: Path) -> None:
     store.temporary(tmp_path, 3, "token").mkdir()
     assert store.committed(tmp_path) == []
     store.clean(tmp_path)
@@ -44,15 +44,15 @@ def test_what_is_not_committed_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tensors/a", "state.json"])
-@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
-def test_every_damage_is_found_and_named(tmp_path: Path, name: str, harm: str) -> None:
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_damage_is_detected_and_names_the_file(tmp_path: Path, name: str, damage: str) -> None:
     path = make(tmp_path)
     place = path / name
     data = bytearray(place.read_bytes())
-    if harm == "flip":
+    if damage == "flip":
         data[7] ^= 1
         place.write_bytes(data)
-    elif harm == "cut":
+    elif damage == "cut":
         place.write_bytes(data[:-1])
     else:
         place.unlink()
@@ -61,7 +61,7 @@ def test_every_damage_is_found_and_named(tmp_path: Path, name: str, harm: str) -
     assert "--fallback" in str(caught.value)
 
 
-def test_a_changed_manifest_is_found(tmp_path: Path) -> None:
+def test_a_changed_manifest_is_detected(tmp_path: Path) -> None:
     path = make(tmp_path)
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"] = []
@@ -73,7 +73,7 @@ def test_a_changed_manifest_is_found(tmp_path: Path) -> None:
         store.read_manifest(path)
 
 
-def test_what_is_kept(tmp_path: Path) -> None:
+def test_retention_keeps_the_last_every_nth_and_listed_steps(tmp_path: Path) -> None:
     for step in range(1, 11):
         make(tmp_path, step)
     gone = store.prune(tmp_path, CheckpointConfig(keep_last=2, keep_every=4), keep=[5])

@@ -23,7 +23,7 @@ def halves(key: str, whole: torch.Tensor, cut: int) -> list[Fragment]:
     ]
 
 
-def test_what_is_written_in_one_cut_is_read_in_another(tmp_path: Path, parallel: Parallel) -> None:
+def test_fragments_are_read_with_another_split(tmp_path: Path, parallel: Parallel) -> None:
     whole = torch.randn(7, 5)
     tensors.write(tmp_path / "t", halves("master.w", whole, 13), parallel.control)
     targets = halves("master.w", torch.zeros(7, 5), 22)
@@ -31,7 +31,7 @@ def test_what_is_written_in_one_cut_is_read_in_another(tmp_path: Path, parallel:
     assert torch.equal(torch.cat([f.data for f in targets]), whole.flatten())
 
 
-def test_torchs_own_tools_read_the_files(tmp_path: Path, parallel: Parallel) -> None:
+def test_torch_tools_read_the_files(tmp_path: Path, parallel: Parallel) -> None:
     whole, scalar = torch.randn(6, 4), torch.tensor(3.5)
     fragments = [
         *halves("master.w", whole, 9),
@@ -49,7 +49,7 @@ def test_a_tensor_with_a_hole_is_refused(tmp_path: Path, parallel: Parallel) -> 
         tensors.write(tmp_path / "t", [first], parallel.control)
 
 
-def test_another_models_tensors_are_refused(tmp_path: Path, parallel: Parallel) -> None:
+def test_tensors_of_another_model_are_refused(tmp_path: Path, parallel: Parallel) -> None:
     tensors.write(tmp_path / "t", halves("master.w", torch.randn(6, 4), 9), parallel.control)
     with pytest.raises(CheckpointError, match=r"holds no master\.other"):
         tensors.read(tmp_path / "t", halves("master.other", torch.zeros(6, 4), 9), parallel.control)
@@ -57,7 +57,7 @@ def test_another_models_tensors_are_refused(tmp_path: Path, parallel: Parallel) 
         tensors.read(tmp_path / "t", halves("master.w", torch.zeros(4, 6), 9), parallel.control)
 
 
-def test_hashes_are_of_what_lies_on_disk(tmp_path: Path, parallel: Parallel) -> None:
+def test_hashes_match_the_files_on_disk(tmp_path: Path, parallel: Parallel) -> None:
     import hashlib
 
     files = tensors.write(
@@ -69,7 +69,7 @@ def test_hashes_are_of_what_lies_on_disk(tmp_path: Path, parallel: Parallel) -> 
         assert (len(data), hashlib.sha256(data).hexdigest()) == (file.size, file.sha256)
 
 
-def test_a_folder_that_cannot_be_written_to(tmp_path: Path, parallel: Parallel) -> None:
+def test_an_unwritable_folder_is_an_error(tmp_path: Path, parallel: Parallel) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(StorageError, match="cannot write a checkpoint"):
         tensors.write(tmp_path / "file" / "t", halves("m", torch.randn(6, 4), 9), parallel.control)

@@ -1,4 +1,4 @@
-"""Which parameters decay, and which have a rate of their own."""
+"""Parameter groups: weight decay, and learning rates by name pattern."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def tiny(name: str = "tiny") -> Model:
 
 def chosen(model: Model, *groups: GroupConfig) -> dict[str, list[str]]:
     """Return the parameters of each pattern."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for group in parameter_groups(model, AdamWConfig(groups=groups)):
-        found.setdefault(str(group.match), []).extend(group.names)
-    return found
+        names.setdefault(str(group.match), []).extend(group.names)
+    return names
 
 
 def test_a_pattern_matches_names_and_operators() -> None:
@@ -62,7 +62,7 @@ def test_the_first_match_counts_and_every_parameter_is_in_one_group() -> None:
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
 
 
-def test_rate_and_decay_are_the_groups_own_and_vectors_never_decay() -> None:
+def test_a_group_has_its_own_rate_and_decay_and_vectors_never_decay() -> None:
     config = AdamWConfig(
         lr=2.0,
         weight_decay=0.5,
@@ -89,7 +89,7 @@ def test_a_pattern_without_parameters_is_an_error_with_the_nearest_names() -> No
         parameter_groups(tiny(), AdamWConfig(groups=shadowed))
 
 
-def test_parameters_with_other_states_are_in_other_groups() -> None:
+def test_parameters_with_different_states_are_in_different_groups() -> None:
     states = {group.states for group in parameter_groups(tiny(), MuonConfig())}
     assert states == {("momentum",), ("exp_avg", "exp_avg_sq")}
 
@@ -112,7 +112,7 @@ CONSTANT = {
     "mamba1": {"dt_bias", "A_log", "D"},
     "hyena-li": {"rates", "angles", "residues", "residues_i"},
 }
-"""Parameters of several dimensions without weight decay."""
+"""Parameters of two or more dimensions without weight decay."""
 
 
 def model_of(kind: str, options: dict[str, Any]) -> Model:
@@ -127,7 +127,7 @@ def model_of(kind: str, options: dict[str, Any]) -> Model:
     return Model(build_config(ModelConfig, data, source="a test"))
 
 
-def test_rates_and_gains_of_every_operator_have_no_decay_and_nothing_else() -> None:
+def test_only_vectors_and_rates_of_operators_have_no_decay() -> None:
     assert KINDS.keys() == OPERATORS.keys()
     for kind, options in KINDS.items():
         model = model_of(kind, options)

@@ -1,4 +1,4 @@
-"""Muon is what was published, and the same in every engine and layout."""
+"""Muon equals the published method, and is the same in every engine and layout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def by_singular_values(matrix: torch.Tensor, iterations: int = 5) -> torch.Tenso
 
 
 @pytest.mark.parametrize("shape", [(7, 12), (12, 7), (3, 5, 4), (1, 6)])
-def test_singular_values_come_near_one(shape: tuple[int, ...]) -> None:
+def test_singular_values_approach_one(shape: tuple[int, ...]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     found = orthogonal(matrix, 5, torch.float32)
     assert torch.allclose(found.double(), by_singular_values(matrix), atol=2e-5)
@@ -63,7 +63,7 @@ PROJECTIONS = {
 }
 
 
-def test_projections_of_operators_are_matrices_and_nothing_else() -> None:
+def test_only_projections_of_operators_are_matrices() -> None:
     config = load_model_config(FOLDER / "every.yaml")
     found = matrices(config)
     for name, parameter in Model(config).named_parameters():
@@ -78,7 +78,7 @@ def test_projections_of_operators_are_matrices_and_nothing_else() -> None:
     assert found["blocks.7.mlp.operator.gate_up"].rows == (21, 21)
 
 
-def test_every_tensor_has_an_owner_and_work_is_even() -> None:
+def test_every_tensor_has_an_owner_and_work_is_balanced() -> None:
     found = owners({"a": 5.0, "b": 4.0, "c": 3.0, "d": 3.0, "e": 1.0}, 2)
     assert found == {"a": 0, "b": 1, "c": 1, "d": 0, "e": 1}
 
@@ -179,7 +179,7 @@ def hold(worst: dict[str, tuple[float, float, float]]) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_are_one(in_processes: Any, tmp_path: Path) -> None:
+def test_two_ranks_equal_one(in_processes: Any, tmp_path: Path) -> None:
     layouts = ["deepspeed-1-fp32", "deepspeed-3-fp32", "fsdp2-0-fp32", "fsdp2-0-fp32-tp2"]
     hold(beside_one(in_processes, tmp_path, layouts, 2))
 
@@ -195,10 +195,10 @@ def test_ranges_orthogonalised_by_themselves_show(in_processes: Any, tmp_path: P
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("model", ["tiny", "shared"])
-def test_every_engine_and_division_is_one(in_processes: Any, tmp_path: Path, model: str) -> None:
+def test_every_layout_equals_one_rank(in_processes: Any, tmp_path: Path, model: str) -> None:
     engines = ["deepspeed-0", "deepspeed-1", "deepspeed-2", "deepspeed-3", "fsdp2-0"]
-    divisions = ["", "-tp2", "-cp2", "-tp2cp2"] if model == "tiny" else ["", "-tp2"]
-    layouts = [f"{engine}-fp32{division}" for engine in engines for division in divisions]
+    axes = ["", "-tp2", "-cp2", "-tp2cp2"] if model == "tiny" else ["", "-tp2"]
+    layouts = [f"{engine}-fp32{degrees}" for engine in engines for degrees in axes]
     hold(beside_one(in_processes, tmp_path, [*layouts, "fsdp2-2-fp32"], 4, model=model))
 
 

@@ -10,7 +10,7 @@ from headrace.trainer.engines.objective import Objective
 
 
 @torch.no_grad()
-def test_rows_of_padding_change_neither_the_loss_nor_the_routers() -> None:
+def test_padding_rows_change_neither_the_loss_nor_router_losses() -> None:
     moe = {"kind": "moe", "experts": 4, "hidden": 8, "balance_loss": 1.0, "z_loss": 0.1}
     operators = {"mixer": {"kind": "attention", "heads": 2}, "moe": moe}
     data = {"vocab_size": 11, "width": 8, "pattern": "[mixer/moe] * 2", "operators": operators}
@@ -24,6 +24,6 @@ def test_rows_of_padding_change_neither_the_loss_nor_the_routers() -> None:
     alone = objective(*row, None)
     padded = objective(*(torch.cat([part, part.new_zeros(3, 12)]) for part in row), None)
     assert float(padded.total) == pytest.approx(float(alone.total), rel=1e-5)
-    assert float(alone.total - alone.rows.sum()) > 12, "the routers' losses are there"
+    assert float(alone.total - alone.rows.sum()) > 12, "router losses are part of the total"
     nothing = objective(*(torch.zeros_like(part) for part in row), None)
     assert float(nothing.total) == 0

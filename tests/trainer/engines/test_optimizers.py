@@ -1,4 +1,4 @@
-"""The table of optimizers: AdamW's arithmetic and state, and one that a test adds."""
+"""The table of optimizers: arithmetic and state of AdamW, and an optimizer that a test adds."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_moments_exist_before_the_first_step_and_are_live() -> None:
     assert torch.allclose(before["exp_avg"], torch.full((4, 2), 0.1))
 
 
-def test_the_number_of_steps_decides_adams_correction() -> None:
-    """A first step moves by lr whatever the gradient; a hundredth with fresh moments does not."""
+def test_the_bias_correction_depends_on_the_number_of_steps() -> None:
+    """The first step moves by lr whatever the gradient; step 100 with fresh moments does not."""
     moved = []
     for steps in (0, 99):
         parameter = nn.Parameter(torch.zeros(1, 1))
@@ -55,7 +55,7 @@ def test_the_number_of_steps_decides_adams_correction() -> None:
     assert moved[0] == pytest.approx(1.0) and moved[1] == pytest.approx(0.1 / 0.05**0.5, rel=0.01)
 
 
-def test_wrong_values_are_all_named() -> None:
+def test_all_invalid_values_are_reported() -> None:
     with pytest.raises(ValueError, match=r"lr must be above 0, not -1; beta2 must be in \[0, 1\)"):
         AdamWConfig(lr=-1, beta2=1)
     with pytest.raises(ValueError, match=r"momentum must be in \[0, 1\), not 1; iterations must"):
@@ -63,7 +63,7 @@ def test_wrong_values_are_all_named() -> None:
 
 
 DUMMY = '''
-    """Signs of an averaged gradient: a file, and a line in the table."""
+    """Optimizer that steps by the sign of an averaged gradient."""
 
     from dataclasses import dataclass
     from typing import Literal
@@ -76,11 +76,11 @@ DUMMY = '''
 
     @dataclass(frozen=True, kw_only=True)
     class SignsConfig(OptimizerConfig):
-        """Signs of an averaged gradient."""
+        """Step by the sign of an averaged gradient."""
 
         kind: Literal["signs"] = "signs"
         keep: float = 0.5
-        """Share of the average that a step keeps."""
+        """Fraction of the average that a step keeps."""
 
         def describe(self):
             return "signs"
@@ -110,7 +110,7 @@ DUMMY = '''
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["fsdp2", "deepspeed"])
 def test_an_optimizer_is_a_file_and_a_line(trainer: Any, tmp_path: Path, engine: str) -> None:
-    """Used by the command on two ranks: it trains, saves its state, and resumes to the bit."""
+    """The command trains with it on two ranks, saves its state, and resumes to the bit."""
     added = tmp_path / "added"
     added.mkdir()
     (added / "sitecustomize.py").write_text(textwrap.dedent(DUMMY))

@@ -66,6 +66,6 @@ def test_a_skipped_step_leaves_no_trace_in_any_engine(
     layouts += ["deepspeed-1-bf16", "deepspeed-2-bf16", "deepspeed-3-bf16"]
     found = in_processes(2, "left_out", layouts=layouts, faulty=faulty)
     assert len(found) == 8
-    for layout, (applied, same, counted, goes_on) in found.items():
+    for layout, (applied, same, counted, continues) in found.items():
         assert not applied, layout
-        assert same and counted and goes_on, layout
+        assert same and counted and continues, layout

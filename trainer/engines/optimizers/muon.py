@@ -38,7 +38,8 @@ from .exchange import Exchange
 MOMENTUM = "momentum"
 STATES = (MOMENTUM,)
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of X, of X·X^T·X and of (X·X^T)²·X: steep at 0, and near 1 between 0.7 and 1.2."""
+"""Coefficients of X, X·X^T·X and (X·X^T)²·X: steep at 0; iterations bring singular values to about
+0.7 to 1.2."""
 RMS = 0.2
 """Root mean square of AdamW's usual directions."""
 ARITHMETIC = {"fp32": torch.float32, "bf16": torch.bfloat16}
