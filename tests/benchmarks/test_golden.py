@@ -60,7 +60,7 @@ def test_another_seed_of_the_mixture_fails(shop: Workshop) -> None:
     assert moved(shop, curve) == "ledger"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_initial_taps_of_one_filter_one_percent_larger_fail(shop: Workshop, tmp_path: Path) -> None:
     """The filter of Hyena-SE, in a copy of the tree."""
     tree = tmp_path / "tree"

@@ -57,7 +57,7 @@ def test_rollback_is_known_from_the_actions(which: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("faulty", [None, 1])
+@pytest.mark.parametrize("faulty", [1, pytest.param(None, marks=pytest.mark.long)])
 def test_a_skipped_step_leaves_no_trace_in_any_engine(
     in_processes: Any, faulty: int | None
 ) -> None:
