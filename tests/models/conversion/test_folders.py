@@ -232,6 +232,7 @@ def test_the_convert_command(tmp_path: Path) -> None:
     other = run(str(tmp_path / "a"), str(tmp_path / "c"), "--format", "vortex")
     assert other.exit_code == 1 and "Vortex cannot represent this model" in other.stderr
     assert run(str(tmp_path / "a"), str(tmp_path / "c")).exit_code == 2
-    choices = next(p for p in main.commands["convert"].params if p.name == "format").type
-    assert set(choices.choices) == set(FORMATS)  # type: ignore[attr-defined]
+    unknown = run(str(tmp_path / "a"), str(tmp_path / "c"), "--format", "huggingfaec")
+    assert unknown.exit_code == 2 and "huggingface" in unknown.stderr
+    assert all(name in unknown.stderr for name in FORMATS)
     assert folders.format_of(tmp_path / "b") == "huggingface"
