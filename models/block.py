@@ -40,11 +40,12 @@ class ResidualBranch(Recomputable):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return u + `added` (one kernel with its norm), the branch of that sum, and this rank's
         share of the operator's auxiliary losses."""
-        axis, call = batch.axes.tensor, batch.for_call(state)
+        axes = self.operator.axes(batch.axes)
+        axis, call = axes.tensor, batch.for_call(state, axes)
         u, normal = (u, self.norm(u)) if added is None else self.norm(added, u)
         y = scatter(self.operator(gather(normal, axis), call), axis)
         losses = sum(call.losses, start=u.new_zeros((), dtype=torch.float32))
-        return u, y, losses / axis.size
+        return u, y, losses / batch.axes.tensor.size
 
     def init_weights(self, init: Initializers) -> None:
         init.norm(self.norm)

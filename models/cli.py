@@ -96,6 +96,7 @@ def list_models(as_json: bool) -> None:
 @positive("--dp", 1, "Data-parallel ranks.")
 @positive("--tp", 1, "Tensor-parallel ranks.")
 @positive("--cp", 1, "Context-parallel ranks.")
+@positive("--ep", 1, "Ranks that split experts, among dp × cp × tp.")
 @command.json_option
 @click.pass_obj
 def show_model(
@@ -110,6 +111,7 @@ def show_model(
     dp: int,
     tp: int,
     cp: int,
+    ep: int,
     as_json: bool,
 ) -> None:
     """Show a model: its layers, exact parameters and operations, and memory on one rank.
@@ -137,7 +139,7 @@ def show_model(
             "use the command `headrace models show`: this entry point cannot list engine state"
         )
     config = load_model_config(name_or_file, overrides)
-    degrees, number_format = Degrees(dp=dp, tp=tp, cp=cp), PRECISIONS[precision]
+    degrees, number_format = Degrees(dp=dp, tp=tp, cp=cp, ep=ep), PRECISIONS[precision]
     words = [*run, *([] if zero is None else [f"engine.zero={zero}"])]
     engine = find_engine_state(words, build_meta(config), number_format, degrees)
     summary = describe(config, seq_len, engine, rows=rows, precision=number_format, degrees=degrees)

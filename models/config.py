@@ -100,6 +100,21 @@ class ModelConfig:
                 if number % tp:
                     yield f"operators.{name}: tp={tp} does not divide its {number} {what}"
 
+    def ep_problems(self, ep: int, tp: int, ranks: int) -> Iterator[str]:
+        """Yield each reason why experts cannot be split over `ep` of these ranks (dp × cp × tp)."""
+        if ep == 1:
+            return
+        if ep % tp:
+            yield f"ep={ep} is neither 1 nor a multiple of tp={tp}"
+        if ranks % ep:
+            yield f"ep={ep} does not divide the {ranks} ranks (dp × cp × tp)"
+        counts = {name: options.expert_count for name, options in self.operators.items()}
+        if not any(counts.values()):
+            yield f"ep={ep} splits experts, and the model has none (no operator of kind moe)"
+        for name, count in counts.items():
+            if count is not None and count % ep:
+                yield f"operators.{name}: ep={ep} does not divide its {count} experts"
+
     def _pattern_problems(self) -> list[Problem]:
         named: dict[str, int] = {}
         for number, layer in enumerate(self.layers):

@@ -36,6 +36,8 @@ class Model(nn.Module):
         self.config = config
         self.axes = Axes()
         self.local_shards: dict[str, LocalShard] = {}
+        self.received: list[int] = []
+        """Rows that this rank's experts received in the last forward pass, by operator call."""
         width = config.width
         self.embedding = Table(config.vocab_size, width)
         self.positions = (
@@ -87,6 +89,7 @@ class Model(nn.Module):
         for block, block_states in zip(self.typed_blocks(), states or repeat(None), strict=False):
             u, loss = block(u, batch, block_states, self.shared_block(block.layer))
             losses = losses + loss
+        self.received = list(batch.received)  # recomputation appends to the other list
         for state in chain.from_iterable(states or ()):
             state.seen += tokens.shape[1]
         return self.norm(u), losses
@@ -155,10 +158,15 @@ class Model(nn.Module):
         """The blocks, with their type."""
         return [block for block in self.blocks if isinstance(block, Block)]
 
+    def expert_operators(self) -> list[Operator]:
+        """The operators that have experts."""
+        operators = (branch.operator for block in self.typed_blocks() for branch in block.branches())
+        return [operator for operator in operators if operator.experts]
+
     def shard(self, axes: Axes) -> None:
         """Keep this rank's local shard of each parameter of a whole model."""
         self.axes = axes
-        self.local_shards = shard_parameters(self, axes.tensor)
+        self.local_shards = shard_parameters(self, axes)
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:

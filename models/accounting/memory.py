@@ -25,20 +25,23 @@ from ..operators import BatchContext, SharedOperator, State
 from ..parallel.axes import Axes, Axis
 from ..precision import Precision
 from .count import build_meta
-from .state import Degrees, Shapes
+from .state import Degrees, Shards
 
 LONGEST = 4096
 """Tokens of the longest row that runs; activations of longer rows are extrapolated."""
 
 
-def rank_shapes(config: ModelConfig, tp: int, rank: int) -> Shapes:
-    """Return the shape of each parameter on a rank of the tensor axis."""
-    wrong = list(config.tp_problems(tp))
-    if wrong:
-        raise LayoutError("\n  ".join([f"tp={tp} does not divide this model", *wrong]))
+def rank_shards(config: ModelConfig, degrees: Degrees, rank: int) -> Shards:
+    """Return the local shard of each parameter on a rank of the tensor axis."""
+    tp, ep = degrees.tp, degrees.ep
+    ranks = degrees.dp * degrees.cp * tp
+    if wrong := [*config.tp_problems(tp), *config.ep_problems(ep, tp, ranks)]:
+        what = f"tp={tp}" if ep == 1 else f"tp={tp}, ep={ep}"
+        raise LayoutError("\n  ".join([f"{what} does not divide this model", *wrong]))
     model = build_meta(config)
-    model.shard(Axes(tensor=Axis(None, rank, tp)))
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    # All ranks of the experts' axis have equally many experts.
+    model.shard(Axes(tensor=Axis(None, rank, tp), experts=Axis(None, rank, ep)))
+    return model.local_shards
 
 
 def activation_memory(

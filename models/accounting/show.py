@@ -11,7 +11,7 @@ from ..config import ModelConfig
 from ..model import Model
 from ..precision import Precision
 from .count import TRAINING, build_meta, forward_flops, parameters, parameters_by_part, step_flops
-from .memory import activation_memory, generation_bytes, rank_shapes
+from .memory import activation_memory, generation_bytes, rank_shards
 from .state import Degrees, EngineState, state_bytes
 
 LADDER = (2048, 8192, 32768, 131072, 1048576)
@@ -60,14 +60,14 @@ def memory(
 ) -> dict[str, Any]:
     """Return the bytes on one rank that trains `rows` sequences at once, and the bytes of one
     sequence in generation."""
-    shapes = rank_shapes(config, degrees.tp, degrees.tp - 1)  # the last rank has the most
+    shards = rank_shards(config, degrees, degrees.tp - 1)  # the last rank has the most
     return {
         "precision": precision.name,
         "rows": rows,
         "seq_len": seq_len,
         "engine": engine.engine,
         "layout": asdict(degrees),
-        "state": state_bytes(engine.parts, shapes, degrees),
+        "state": state_bytes(engine.parts, shards, degrees),
         **activation_memory(config, seq_len, rows=rows, precision=precision, degrees=degrees),
         "generation_state": generation_bytes(config, seq_len, precision=precision),
     }

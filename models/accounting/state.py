@@ -4,8 +4,8 @@ An engine's configuration lists what the engine holds as `StatePart`s: bytes per
 axes that shard them, and how they are cut. `state_bytes` adds them up for a model. There is no
 second accounting: `headrace models show` and `trainer run --dry-run` both print these numbers.
 
-Tensor parallelism is not an axis here: all parts are counted from the parameters of one
-tensor-parallel rank.
+Tensor and expert parallelism are no axes here: all parts are counted from the local shards of one
+rank.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ..model import Model
+from ..parallel.sharding import LocalShard
 from ..precision import Precision
 
 AxisName = Literal["dp", "cp"]
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
-"""Shape of each parameter of one tensor-parallel rank, by logical name; tied parameters once."""
+"""Shape of local shards, by the parameter's logical name."""
+Shards = Mapping[str, LocalShard]
+"""Local shard of each parameter on one rank, by logical name; tied parameters once."""
 BytesPerParameter = int | Callable[[str], int]
 """A function of the parameter's logical name where parameters differ."""
 Cut = Callable[[Shapes, int], int]
@@ -30,15 +33,16 @@ Cut = Callable[[Shapes, int], int]
 
 @dataclass(frozen=True, kw_only=True)
 class Degrees:
-    """Degrees of data, tensor and context parallelism."""
+    """Degrees of data, tensor and context parallelism, and of experts among those ranks."""
 
     dp: int = 1
     tp: int = 1
     cp: int = 1
+    ep: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.dp, self.tp, self.cp) < 1:
-            raise ValueError(f"dp, tp and cp must be at least 1: {self}")
+        if min(self.dp, self.tp, self.cp, self.ep) < 1:
+            raise ValueError(f"dp, tp, cp and ep must be at least 1: {self}")
 
     def size(self, axes: Sequence[AxisName]) -> int:
         """Ranks along these axes together."""
@@ -74,23 +78,30 @@ class StatePart:
     """Ranks that share one copy, where they are fewer than those of the axes (HSDP)."""
     cut: Cut = flat
 
-    def bytes(self, shapes: Shapes, degrees: Degrees) -> int:
+    def bytes(self, shards: Shards, degrees: Degrees) -> int:
         """Bytes on the rank that holds the most."""
-        ranks = self.shard_ranks or degrees.size(self.sharded_over)
         each = self.bytes_per_parameter
-        if not callable(each):
-            return each * self.cut(shapes, ranks)
-        by_size: dict[int, dict[str, Shape]] = {}
-        for name, shape in shapes.items():
-            by_size.setdefault(each(name), {})[name] = shape
-        return sum(size * self.cut(alike, ranks) for size, alike in by_size.items())
+        alike: dict[tuple[int, bool], dict[str, Shape]] = {}
+        for name, shard in shards.items():
+            size = each(name) if callable(each) else each
+            alike.setdefault((size, shard.experts), {})[name] = shard.local
+        return sum(
+            size * self.cut(shapes, self.ranks(degrees, experts=experts))
+            for (size, experts), shapes in alike.items()
+        )
+
+    def ranks(self, degrees: Degrees, *, experts: bool) -> int:
+        """Ranks that share one copy: of experts, ep / tp as few, because ep ranks have different
+        ones."""
+        ranks = self.shard_ranks or degrees.size(self.sharded_over)
+        return max(1, ranks * degrees.tp // degrees.ep) if experts else ranks
 
 
-def state_bytes(parts: Sequence[StatePart], shapes: Shapes, degrees: Degrees) -> dict[str, int]:
+def state_bytes(parts: Sequence[StatePart], shards: Shards, degrees: Degrees) -> dict[str, int]:
     """Bytes of each part of the state on one rank, by name."""
     totals: dict[str, int] = {}
     for part in parts:
-        totals[part.name] = totals.get(part.name, 0) + part.bytes(shapes, degrees)
+        totals[part.name] = totals.get(part.name, 0) + part.bytes(shards, degrees)
     return totals
 
 

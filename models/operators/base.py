@@ -37,6 +37,11 @@ class OperatorOptions:
         """Number of query heads, if there is attention. Context parallelism by a2a splits them."""
         return None
 
+    @property
+    def expert_count(self) -> int | None:
+        """Number of experts, if there are any. Expert parallelism splits them."""
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class FusedOptions(OperatorOptions):
@@ -80,10 +85,13 @@ class BatchContext:
     """Per call: the weights that a call of a shared block adds (LoRA)."""
     losses: list[Tensor] = field(default_factory=list)
     """Per call: operators append their auxiliary losses here."""
+    received: list[int] = field(default_factory=list)
+    """Rows that this rank's experts received from all ranks: a number for each call of an operator
+    with experts, those of recomputation included; 0 without expert parallelism."""
 
-    def for_call(self, state: State | None) -> BatchContext:
-        """Context of one operator call, with an empty list of losses."""
-        return replace(self, state=state, losses=[])
+    def for_call(self, state: State | None, axes: Axes | None = None) -> BatchContext:
+        """Context of one operator call, with an empty list of losses; `axes` if they differ."""
+        return replace(self, state=state, losses=[], axes=axes or self.axes)
 
     def whole(self, length: int) -> BatchContext:
         """Context of whole rows, for operators that gather them over the context-parallel axis.
@@ -119,10 +127,17 @@ class Operator(nn.Module, ABC):
     """Parameters without weight decay although they have several dimensions: rates, gains and
     biases of channels. A pull towards 0 would change the function, not make it smaller."""
 
+    experts: ClassVar[tuple[str, ...]] = ()
+    """Parameters whose dimension 0 counts experts: expert parallelism shards them."""
+
     def __init__(self, options: Any, width: int) -> None:
         super().__init__()
         self.options = options
         self.width = width
+
+    def axes(self, axes: Axes) -> Axes:
+        """Return the axes over which this operator is sharded, among those of the model."""
+        return axes.of_parts() if self.experts and axes.experts.size > 1 else axes
 
     @abstractmethod
     def forward(self, x: Tensor, batch: BatchContext) -> Tensor: ...

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..initializers import Initializers
 from ..layers.grouped import grouped_product
 from ..parallel.axes import ALONE, Axis
+from ..parallel.experts import Trip
 from ..parallel.sharding import Sharded, ShardingSpec
 from ..parallel.tensor import highest, reduce
 from ..precision import widen
@@ -50,6 +51,10 @@ class MoEOptions(OperatorOptions):
     z_loss: float = 0.0
     """Coefficient of the mean of log²Σexp(logits)."""
 
+    @property
+    def expert_count(self) -> int:
+        return self.experts
+
     def problems(self, width: int) -> Iterator[str]:
         if self.hidden < 1:
             yield f"hidden must be at least 1, not {self.hidden}"
@@ -65,6 +70,7 @@ class MoEOptions(OperatorOptions):
 class MoE(Operator):
     Options = MoEOptions
     tokenwise = True
+    experts = ("gate_up", "down")
 
     def __init__(self, options: MoEOptions, width: int) -> None:
         super().__init__(options, width)
@@ -82,12 +88,15 @@ class MoE(Operator):
         token = torch.arange(len(flat), device=x.device).repeat_interleave(self.options.top_k)
         order = chosen.flatten().argsort(stable=True)
         token = token[order]
-        counts = visits(chosen, len(self.gate_up)).sum(dim=0)
-        gate, up = grouped_product(flat[token], self.gate_up, counts).chunk(2, dim=-1)
+        trip = Trip(visits(chosen, self.options.experts).sum(dim=0), batch.axes.experts)
+        rows = trip.there(flat[token])
+        gate, up = grouped_product(rows, self.gate_up, trip.counts).chunk(2, dim=-1)
         hidden = ACTIVATIONS[self.options.activation](gate) * up
-        y = grouped_product(hidden, self.down, counts)
+        y = trip.back(grouped_product(hidden, self.down, trip.counts))
+        batch.received.append(trip.received)
         weighted = y * weights.flatten()[order].unsqueeze(-1).to(x.dtype)
-        return torch.zeros_like(flat).index_add(0, token, weighted).view_as(x)
+        y = torch.zeros_like(flat).index_add(0, token, weighted)
+        return torch.ops.aten._unsafe_view(y, x.shape)  # FSDP2 warns of modules that return views
 
     def route(self, logits: Tensor, batch: BatchContext, text: Tensor) -> tuple[Tensor, Tensor]:
         """Return the experts of each token and their weights, both [tokens, k].
@@ -119,7 +128,8 @@ class MoE(Operator):
         init.output_matrix(self.down)
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        """Shard each expert by its hidden channels: all ranks route all tokens, identically."""
+        """Shard each expert by its hidden channels: all ranks route all tokens, identically. (Under
+        expert parallelism, each rank routes its own tokens, and experts are whole.)"""
         hidden = self.options.hidden
         return {"gate_up": Sharded(1, (hidden, hidden)), "down": Sharded(2)}
 

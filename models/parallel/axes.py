@@ -70,3 +70,13 @@ class Axes:
     """Form of attention under context parallelism."""
     hyena_li: LongFilterForm = "states"
     """Form of modal Hyena-LI filters. (Free-form filters have no states and always use a2a.)"""
+    experts: Axis = ALONE
+    """Expert parallelism: each rank has equally many experts, in the order of ranks. The axis
+    contains whole tensor axes."""
+    parts: Axis = ALONE
+    """context × tensor, if experts are sharded: ranks that hold the parts of the same rows."""
+
+    def of_parts(self) -> Axes:
+        """The axes of an operator that maps this rank's part of each sequence, and is not sharded
+        over the tensor axis: the tensor axis divides rows as the context axis does."""
+        return replace(self, tensor=ALONE, context=self.parts)

@@ -33,6 +33,15 @@ def exchange(pieces: Sequence[Tensor], shapes: Sequence[Sequence[int]], axis: Ax
     return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
+def exchange_rows(rows: Tensor, sent: Sequence[int], due: Sequence[int], axis: Axis) -> Tensor:
+    """Send rows [number, width]: the first `sent[0]` to rank 0, the next `sent[1]` to rank 1, …
+    Return the received rows, `due[r]` from rank r, in the order of ranks."""
+    width = rows.shape[1]
+    outgoing, incoming = ([number * width for number in numbers] for numbers in (sent, due))
+    received: Tensor = _Exchange.apply(rows.flatten(), outgoing, incoming, axis.group)
+    return received.view(-1, width)
+
+
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, flat: Tensor, sent: list[int], due: list[int], group: Any) -> Tensor:

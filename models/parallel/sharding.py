@@ -1,4 +1,4 @@
-"""Sharding of parameters over the tensor-parallel axis.
+"""Sharding of parameters over the tensor-parallel axis, and of experts over theirs.
 
 Each operator returns a sharding spec for its parameters. A parameter without one is replicated on
 all ranks, and its gradients are summed over them.
@@ -6,6 +6,8 @@ all ranks, and its gradients are summed over them.
     Sharded(0)               rows; each rank has a contiguous part
     Sharded(0, (q, k, v))    rows of several blocks, one after the other: each rank has a part of
                              each block
+
+Under expert parallelism, a rank has whole experts instead: parts of dimension 0.
 
 From the specs follow which slices of a whole tensor a rank holds, where they lie in a checkpoint,
 and which gradients are summed.
@@ -21,7 +23,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from .axes import ALONE, Axis
+from .axes import ALONE, Axes, Axis
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,12 @@ class Shardable(Protocol):
 
 
 @runtime_checkable
+class HasExperts(Protocol):
+    experts: tuple[str, ...]
+    """Parameters whose dimension 0 counts experts, by name relative to the module."""
+
+
+@runtime_checkable
 class Resizable(Protocol):
     """A module whose attributes depend on the sizes of its local shards."""
 
@@ -74,6 +82,9 @@ class LocalShard:
     copies: Axis = ALONE
     """Ranks that hold the same parameter, each with a part of its gradient. The gradient is their
     sum; the first of them counts it in the norm and writes it to checkpoints."""
+    experts: bool = False
+    """True if the ranks of the experts' axis hold different parts: then only replicas of the
+    experts, not all data-parallel ranks, sum gradients and shard the state."""
 
     @property
     def stored(self) -> bool:
@@ -101,32 +112,42 @@ def filters(name: str, groups: int, ranks: int) -> ShardingSpec:
     return {name: Sharded(0)} if groups % ranks == 0 else {}
 
 
-def shard_parameters(model: nn.Module, axis: Axis) -> dict[str, LocalShard]:
+def shard_parameters(model: nn.Module, axes: Axes) -> dict[str, LocalShard]:
     """Keep this rank's local shard of each parameter. Return the shards by parameter name.
 
     The model must hold whole parameters, or be on the meta device.
     """
+    axis = axes.tensor
     shards = {
         name: LocalShard(tuple(p.shape), copies=axis if axis.size > 1 else ALONE)
         for name, p in model.named_parameters()
     }
-    if axis.size == 1:
-        return shards
     for path, module in list(model.named_modules()):
-        if not isinstance(module, Shardable):
-            continue
-        assert isinstance(module, nn.Module)
-        for name, spec in module.sharding_spec(axis.size).items():
+        own = expert_spec(module) if axes.experts.size > 1 else {}
+        for name, spec in (own or tensor_spec(module, axis)).items():
             owner, _, leaf = name.rpartition(".")
             holder = module.get_submodule(owner)
             whole = getattr(holder, leaf)
             if whole is None:
                 continue
-            runs = spec.runs(whole.shape[spec.dim], axis)
-            shard = LocalShard(tuple(whole.shape), spec.dim, runs)
+            runs = spec.runs(whole.shape[spec.dim], axes.experts if own else axis)
+            shard = LocalShard(tuple(whole.shape), spec.dim, runs, experts=bool(own))
             shards[f"{path}.{name}" if path else name] = shard
             setattr(holder, leaf, nn.Parameter(shard.take(whole.detach())))
-    for module in model.modules():
+    for module in model.modules() if axis.size > 1 else ():
         if isinstance(module, Resizable):
             module.resize(axis)
     return shards
+
+
+def expert_spec(module: nn.Module) -> ShardingSpec:
+    """Return how expert parallelism shards the module's own parameters."""
+    names = module.experts if isinstance(module, HasExperts) else ()
+    return dict.fromkeys(names, Sharded(0))
+
+
+def tensor_spec(module: nn.Module, axis: Axis) -> ShardingSpec:
+    """Return how tensor parallelism shards the module's own parameters."""
+    if axis.size == 1 or not isinstance(module, Shardable):
+        return {}
+    return module.sharding_spec(axis.size)

@@ -19,7 +19,7 @@ from headrace.models.accounting.memory import (
     activation_memory,
     activations,
     generation_bytes,
-    rank_shapes,
+    rank_shards,
 )
 from headrace.models.accounting.show import describe
 from headrace.models.accounting.state import (
@@ -28,12 +28,14 @@ from headrace.models.accounting.state import (
     StatePart,
     by_parameter,
     by_rows,
+    elements,
     flat,
     state_bytes,
 )
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.loss import cross_entropy
 from headrace.models.model import Model
+from headrace.models.parallel.sharding import LocalShard
 from headrace.models.precision import PRECISIONS
 
 ROWS, LENGTH = 2, 64
@@ -149,24 +151,46 @@ def kept_on(config: ModelConfig, degrees: Degrees) -> dict[str, int]:
 def test_tensor_ranks_hold_their_shards() -> None:
     config = load_model_config("tiny-hybrid")
     count = parameters(Model(config))
-    shapes = rank_shapes(config, 2, 1)
-    here = flat(shapes, 1)
+    shards = rank_shards(config, Degrees(tp=2), 1)
+    here = flat({name: shard.local for name, shard in shards.items()}, 1)
     # Norms and other small parameters are replicated on every rank of the tensor axis.
     assert 1 <= 2 * here / count < 1.02
     message = r"operators\.attention: tp=8 does not divide its 4 heads"
     with pytest.raises(LayoutError, match=message):
-        rank_shapes(config, 8, 0)
+        rank_shards(config, Degrees(tp=8), 0)
+
+
+def whole_shards(shapes: dict[str, tuple[int, ...]]) -> dict[str, LocalShard]:
+    return {name: LocalShard(shape) for name, shape in shapes.items()}
+
+
+def test_expert_ranks_hold_their_experts() -> None:
+    """Each rank has a quarter of the experts; among 8 ranks, 2 hold the same ones."""
+    config = load_model_config("tiny-moe")
+    degrees = Degrees(dp=4, tp=2, ep=4)
+    whole, shards = (rank_shards(config, each, 0) for each in (Degrees(), degrees))
+    names = [name for name, shard in shards.items() if shard.experts]
+    assert names == [name for name in whole if name.endswith((".gate_up", ".down"))]
+    assert all(4 * elements([shards[n].local]) == elements([whole[n].local]) for n in names)
+    part = StatePart(name="masters", bytes_per_parameter=4, sharded_over=("dp", "cp"))
+    held = {name: shards[name] for name in names}
+    assert part.bytes(held, degrees) == 4 * elements(whole[n].local for n in names) // 8
+    message = r"ep=3 .* 4 ranks[\s\S]*ep=3 does not divide its 4 experts"
+    with pytest.raises(LayoutError, match=message):
+        rank_shards(config, Degrees(dp=4, ep=3), 0)
+    with pytest.raises(LayoutError, match="the model has none"):
+        rank_shards(load_model_config("tiny-hybrid"), Degrees(dp=4, ep=2), 0)
 
 
 def test_state_is_sharded_as_its_parts_say() -> None:
-    shapes = {"matrix": (5, 3), "vector": (4,), "scalar": ()}
+    shards = whole_shards({"matrix": (5, 3), "vector": (4,), "scalar": ()})
     degrees = Degrees(dp=2, cp=2, tp=3)
     whole = StatePart(name="weights", bytes_per_parameter=2)
     for cut, elements in ((flat, 5), (by_parameter, 4 + 1 + 1), (by_rows, 2 * 3 + 1 + 1)):
         sharded = StatePart(
             name="masters", bytes_per_parameter=4, sharded_over=("dp", "cp"), cut=cut
         )
-        assert state_bytes([whole, sharded, whole], shapes, degrees) == {
+        assert state_bytes([whole, sharded, whole], shards, degrees) == {
             "weights": 2 * 20 * 2,
             "masters": 4 * elements,
         }
@@ -174,15 +198,15 @@ def test_state_is_sharded_as_its_parts_say() -> None:
     replicas = StatePart(
         name="masters", bytes_per_parameter=4, sharded_over=("dp", "cp"), shard_ranks=2
     )
-    assert over_cp.bytes(shapes, degrees) == replicas.bytes(shapes, degrees) == 4 * 10
+    assert over_cp.bytes(shards, degrees) == replicas.bytes(shards, degrees) == 4 * 10
 
 
 def test_optimizer_state_may_differ_by_parameter() -> None:
-    shapes = {"matrix": (5, 3), "vector": (4,)}
+    shards = whole_shards({"matrix": (5, 3), "vector": (4,)})
     part = StatePart(
         name="optimizer", bytes_per_parameter=lambda name: {"matrix": 4, "vector": 8}[name]
     )
-    assert part.bytes(shapes, Degrees()) == 4 * 15 + 8 * 4
+    assert part.bytes(shards, Degrees()) == 4 * 15 + 8 * 4
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -50,21 +50,21 @@ norm_of = steps_of.global_norm
 
 
 @cache
-def groups(tp: int, cp: int, attention: str, hyena_li: str) -> Parallel:
+def groups(tp: int, cp: int, ep: int, attention: str, hyena_li: str) -> Parallel:
     """Return this rank's process groups, created once for each layout."""
-    layout = LayoutConfig(tp=tp, cp=cp, attention=attention, hyena_li=hyena_li)  # type: ignore[arg-type]
+    layout = LayoutConfig(tp=tp, cp=cp, ep=ep, attention=attention, hyena_li=hyena_li)  # type: ignore[arg-type]
     return join(layout, "cpu", PATIENCE)
 
 
 def place(layout: str) -> Parallel:
-    """Return the process groups of `…-tp2`, `…-cp2`, `…-tp2cp2`, `…-cp2ring` (attention) or
-    `…-cp2a2a` (Hyena-LI)."""
+    """Return the process groups of `…-tp2`, `…-cp2`, `…-tp2cp2`, `…-tp2ep4`, `…-cp2ring`
+    (attention) or `…-cp2a2a` (Hyena-LI)."""
     _, _, _, *axes = layout.split("-")
     words = "".join(axes)
-    degree = {axis: int(number) for axis, number in re.findall(r"(tp|cp)(\d)", words)}
+    degree = {axis: int(number) for axis, number in re.findall(r"(tp|cp|ep)(\d)", words)}
     attention = "ring" if "ring" in words else "a2a"
     hyena_li = "a2a" if words.endswith("a2a") else "states"
-    return groups(degree.get("tp", 1), degree.get("cp", 1), attention, hyena_li)
+    return groups(*(degree.get(axis, 1) for axis in ("tp", "cp", "ep")), attention, hyena_li)
 
 
 def make_engine(

@@ -33,6 +33,7 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
             "sources": [source.name for source in job.plan.sources],
         },
         "layout": job.layout,
+        "experts": experts(job),
         "groups": costs.groups(job),
         "batch": costs.batches(job),
         "memory": max(by_rank, key=lambda parts: sum(parts.values())),
@@ -40,6 +41,17 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
         "checkpoints": {"bytes": costs.checkpoint_bytes(job), "saved": costs.checkpoints(job)},
         "configuration": reader.plain(job.run),
     }
+
+
+def experts(job: Job) -> list[str]:
+    """Return a line for each operator whose experts the ranks split."""
+    ep, ranks = job.run.layout.ep, job.processes
+    counts = {name: options.expert_count for name, options in job.model.operators.items()}
+    return [
+        f"{name}: {count // ep} of {count} on each rank, split over ep {ep}; {ranks // ep} replicas"
+        for name, count in counts.items()
+        if count is not None and ep > 1
+    ]
 
 
 def stripe(job: Job) -> str:
@@ -61,6 +73,7 @@ def lines(about: dict[str, Any]) -> list[str]:
         f"layout       {layout['engine']}, {layout['processes']} × {layout['device']} = "
         f"dp {layout['dp']} × tp {layout['tp']} × cp {layout['cp']}, {layout['precision']}",
     ]
+    text += [f"experts      {line}" for line in about["experts"]]
     for phase in about["batch"]:
         text.append(
             f"phase        {phase['phase']}: {human(phase['tokens'])} tokens, {phase['steps']:,} "

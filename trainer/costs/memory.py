@@ -69,7 +69,7 @@ def batches(job: Job) -> list[dict[str, Any]]:
 def state_memory(job: Job) -> list[dict[str, int]]:
     """Return the bytes of the state on a rank, by part, for each tensor rank."""
     from ...models.accounting.count import build_meta
-    from ...models.accounting.memory import rank_shapes
+    from ...models.accounting.memory import rank_shards
     from ...models.accounting.state import state_bytes
     from .state import engine_state
 
@@ -77,7 +77,7 @@ def state_memory(job: Job) -> list[dict[str, int]]:
     assert device != "auto"
     state = engine_state(job.run, build_meta(job.model), job.precision, device)
     return [
-        state_bytes(state.parts, rank_shapes(job.model, degrees.tp, rank), degrees)
+        state_bytes(state.parts, rank_shards(job.model, degrees, rank), degrees)
         for rank in range(degrees.tp)
     ]
 
@@ -107,4 +107,5 @@ def kept_memory(job: Job) -> dict[str, int]:
 def _degrees(job: Job) -> Degrees:
     from ...models.accounting.state import Degrees
 
-    return Degrees(dp=job.dp, tp=job.run.layout.tp, cp=job.run.layout.cp)
+    layout = job.run.layout
+    return Degrees(dp=job.dp, tp=layout.tp, cp=layout.cp, ep=layout.ep)

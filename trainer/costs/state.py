@@ -40,7 +40,7 @@ def find_engine_state(
             [Problem(word.split("=")[0], f"is not of {', '.join(SECTIONS)}") for word in others],
         )
     run = run_config.build({}, words, source="the command line")
-    layout = replace(run.layout, tp=degrees.tp, cp=degrees.cp)
+    layout = replace(run.layout, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep)
     run.engine.check(layout, degrees.dp * degrees.tp * degrees.cp, precision)
     device = choose_device("auto") if run.device == "auto" else run.device
     return engine_state(run, model, precision, device)

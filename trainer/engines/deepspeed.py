@@ -45,6 +45,11 @@ class DeepSpeedConfig(EngineConfig):
     states; 2: gradients too; 3: weights too."""
 
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
+        if layout.ep > 1:
+            raise LayoutError(
+                f"DeepSpeed does not split experts (layout.ep={layout.ep})",
+                hint="use engine.kind=fsdp2, or layout.ep=1",
+            )
         if self.zero == 0 and precision.separate_masters:
             raise LayoutError(
                 "DeepSpeed without ZeRO (engine.zero=0) sums bf16 gradients in bf16",

@@ -1,6 +1,7 @@
 """FSDP2: torch's own sharding, block by block. It needs torch alone.
 
-Under tensor parallelism it shards each local shard over the data axis.
+Under tensor parallelism it shards each local shard over the data axis; under expert parallelism, a
+rank's experts over their replicas.
 
 The sharded fp32 parameters are the masters. Each block is gathered just before it computes, in the
 compute precision, and its gradients are summed in fp32.
@@ -55,11 +56,21 @@ class Fsdp2Config(EngineConfig):
                 "the state is divided (dp × cp)",
                 hint=f"choose a divisor of {ranks}, or leave it out to share among all",
             )
-        if self.compile and (layout.tp > 1 or layout.cp > 1):
+        block = (self.shard or ranks) * layout.tp
+        if block % layout.ep and layout.ep % block:
             raise LayoutError(
-                "engine.compile cannot compile the communication of tensor or context parallelism "
-                f"(layout.tp={layout.tp}, layout.cp={layout.cp})",
-                hint="set engine.compile=false, or layout.tp=1 and layout.cp=1",
+                f"engine.shard={self.shard} × layout.tp={layout.tp} = {block} ranks that share one "
+                f"copy of the state, and layout.ep={layout.ep} ranks that split the experts: "
+                "neither divides the other",
+                hint="choose engine.shard so that one divides the other, or leave it out",
+            )
+        degrees = {name: getattr(layout, name) for name in ("tp", "cp", "ep")}
+        if self.compile and max(degrees.values()) > 1:
+            words = [f"layout.{name}={degree}" for name, degree in degrees.items()]
+            raise LayoutError(
+                "engine.compile cannot compile the communication of tensor, context or expert "
+                f"parallelism ({', '.join(words)})",
+                hint="set engine.compile=false, or layout.tp=1, layout.cp=1 and layout.ep=1",
             )
 
     def describe(self) -> str:
@@ -107,7 +118,6 @@ class Fsdp2:
         parallel: Parallel,
     ) -> None:
         import torch
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         from .groups import local_shards, parameter_groups
@@ -118,17 +128,20 @@ class Fsdp2:
         shards, groups = local_shards(model), parameter_groups(model, optimizer)
         self.device = parallel.device
         self.ranks = parallel.data.size
-        self.shards = config.shard or self.ranks
-        shape = (self.ranks // self.shards, self.shards, parallel.axes.tensor.size)
-        names = ("replica", "shard", "tensor")
-        self.mesh = init_device_mesh(parallel.device.type, shape, mesh_dim_names=names)
-        self.replica = self.mesh.get_local_rank("replica")
-        self.shard = self.mesh.get_local_rank("shard")
+        self.replicas = parallel.replicas.size
+        self.local_shards = shards
+        tensor, split = parallel.axes.tensor.size, parallel.axes.experts.size
+        shared = config.shard or self.ranks
+        self.grid = Grid(parallel.device.type, self.ranks, shared, tensor)
+        self.of_experts = self.grid
+        if split > 1:
+            own = max(1, shared * tensor // split)
+            self.of_experts = Grid(parallel.device.type, self.replicas, own, split)
         self.clip = optimizer.clip
         self.updates = 0
 
         wanted: dict[str, Any] = {
-            "mesh": self.mesh["replica", "shard"] if shape[0] > 1 else self.mesh["shard"],
+            "mesh": self.grid.mesh,
             "mp_policy": MixedPrecisionPolicy(
                 param_dtype=precision.compute if precision.separate_masters else None,
                 reduce_dtype=torch.float32,
@@ -136,6 +149,10 @@ class Fsdp2:
             ),
             "reshard_after_forward": config.reshard,
         }
+        for operator in model.expert_operators() if split > 1 else ():
+            for child in operator.children():  # a router: gathered once for both passes
+                fully_shard(child, **{**wanted, "reshard_after_forward": False})
+            fully_shard(operator, **{**wanted, "mesh": self.of_experts.mesh})
         for block in _blocks(objective):
             if config.compile:
                 block.compile()
@@ -155,6 +172,10 @@ class Fsdp2:
         # Each micro-batch is reduced into sharded fp32 sums: less memory, more messages.
         self.objective.set_is_last_backward(last)  # type: ignore[operator]
         (loss * self.ranks).backward()  # FSDP2 averages; the loop wants sums
+        if last and self.replicas != self.ranks:  # those of experts, over fewer ranks
+            for name, parameter in self.parameters.items():
+                if self.local_shards[name].experts and parameter.grad is not None:
+                    parameter.grad.mul_(self.replicas / self.ranks)
 
     def gradients(self) -> list[Fragment]:
         import torch
@@ -190,20 +211,36 @@ class Fsdp2:
 
         found = []
         for name, parameter in self.parameters.items():
+            grid = self.of_experts if self.local_shards[name].experts else self.grid
             if numel := local(parameter).numel():
                 found.append(
                     Piece(
                         parameter=name,
                         tensor=parameter,
                         begin=0,
-                        start=self._first_element(parameter),
+                        start=grid.first_element(parameter),
                         numel=numel,
-                        writes=self.replica == 0,
+                        writes=grid.replica == 0,
                     )
                 )
         return found
 
-    def _first_element(self, parameter: nn.Parameter | DTensor) -> int:
+
+class Grid:
+    """The ranks that hold one local shard: replicas of the state, each sharded over some ranks."""
+
+    def __init__(self, device: str, ranks: int, shards: int, others: int) -> None:
+        """`others` is the number of neighbouring ranks that hold other local shards. Collective."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        self.shards = shards
+        shape, names = (ranks // shards, shards, others), ("replica", "shard", "other")
+        whole = init_device_mesh(device, shape, mesh_dim_names=names)
+        self.mesh = whole["replica", "shard"] if shape[0] > 1 else whole["shard"]
+        self.replica: int = whole.get_local_rank("replica")
+        self.shard: int = whole.get_local_rank("shard")
+
+    def first_element(self, parameter: nn.Parameter | DTensor) -> int:
         """Return the index of the shard's first element: equal numbers of rows, the last fewer."""
         rows, *rest = parameter.shape
         piece = -(-rows // self.shards)

@@ -1,4 +1,4 @@
-"""Parameter groups: which parameters have the same learning rate, decay, states and copies.
+"""Parameter groups: which parameters have the same learning rate, decay, states, copies and replicas.
 
 All ranks that hold copies of a parameter make the same groups in the same order, so that ZeRO and
 FSDP2 cut the groups identically, and one all-reduce of a group's gradient shards sums the copies.
@@ -27,7 +27,8 @@ def parameter_groups(model: Model, config: OptimizerConfig) -> list[ParameterGro
     chosen = assign(aliases(model), config.groups)
     names: dict[tuple[Any, ...], list[str]] = {}
     for name, shard in shards.items():
-        key = (chosen[name], name in constant, states[name], shard.copies.size > 1)
+        alike = (chosen[name], name in constant, states[name])
+        key = (*alike, shard.copies.size > 1, shard.experts)
         names.setdefault(key, []).append(name)
     return [_group(tuple(names[key]), key, config, shards[names[key][0]]) for key in sorted(names)]
 
@@ -35,7 +36,7 @@ def parameter_groups(model: Model, config: OptimizerConfig) -> list[ParameterGro
 def _group(
     names: tuple[str, ...], key: tuple[Any, ...], config: OptimizerConfig, shard: LocalShard
 ) -> ParameterGroup:
-    number, constant, states, _ = key
+    number, constant, states, *_ = key
     own = config.groups[number] if number < len(config.groups) else None
     decay = config.weight_decay
     if own is not None and own.weight_decay is not None:
@@ -47,6 +48,7 @@ def _group(
         weight_decay=0.0 if constant else decay,
         states=states,
         copies=shard.copies,
+        experts=shard.experts,
     )
 
 

@@ -6,6 +6,7 @@ and the loop divides them by the weight of all ranks' micro-batches.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ class Objective(nn.Module):
         super().__init__()
         self.model = model
         self.z_loss = z_loss
+        self.received: Counter[int] = Counter()
 
     def forward(
         self,
@@ -42,9 +44,18 @@ class Objective(nn.Module):
         # Padding rows have no weights on any rank: the routers must not count them.
         text = highest((weights != 0).any(dim=1).int(), self.model.axes.context).bool()
         hidden, auxiliary = self.model.hidden(tokens, documents, rows=text)
+        if self.training:
+            self.received.update(dict(enumerate(self.model.received)))
         z_loss = self.z_loss if self.training else 0.0
         total, rows = self.model.loss(hidden, targets, weights, z_loss)
         return Sums(total + auxiliary * weights.sum(), rows)
+
+    def take_received(self) -> list[int]:
+        """Return the rows that this rank's experts received in training since the last call, by
+        layer."""
+        received = [self.received[layer] for layer in sorted(self.received)]
+        self.received.clear()
+        return received
 
 
 def parameters(module: nn.Module) -> dict[str, nn.Parameter]:

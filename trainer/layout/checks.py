@@ -2,6 +2,7 @@
 
 tp      must divide each operator's heads or channels, and with cp the tokens of a row
 cp      must divide the tokens of a row, and for attention=a2a the heads that tp leaves
+ep      must be a multiple of tp, and divide the ranks and the experts of each operator
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ SHOWN = 4
 
 def check(layout: LayoutConfig, processes: int, model: ModelConfig, lengths: Sequence[int]) -> None:
     """Raise unless the layout fits; `lengths` are the sequence lengths of all phases."""
-    reasons = list(problems(layout, model, lengths))
+
+    def wrong(layout: LayoutConfig) -> list[str]:
+        experts = model.ep_problems(layout.ep, layout.tp, processes)
+        return [*problems(layout, model, lengths), *experts]
+
+    reasons = wrong(layout)
     if not reasons:
         return
-    others = [
-        other for other in layouts(layout, processes) if not any(problems(other, model, lengths))
-    ]
-    others.sort(key=lambda other: ((other.tp != layout.tp) + (other.cp != layout.cp), -other.tp))
-    shown = "; ".join(f"layout.tp={other.tp} layout.cp={other.cp}" for other in others[:SHOWN])
+    others = [other for other in layouts(layout, processes) if not wrong(other)]
+    others.sort(key=lambda other: (_changes(layout, other), -other.tp, -other.ep))
     raise LayoutError(
-        f"layout.tp={layout.tp} and layout.cp={layout.cp} do not shard this model and its rows",
+        f"{_words(layout)} does not shard this model and its rows",
         where="\n" + "\n".join(f"    {line}" for line in reasons),
-        hint=f"layouts that work on {processes} ranks: {shown}",
+        hint=f"layouts that work on {processes} ranks: "
+        + "; ".join(_words(other) for other in others[:SHOWN]),
     )
 
 
@@ -54,8 +58,20 @@ def layouts(layout: LayoutConfig, processes: int) -> list[LayoutConfig]:
     """Return all layouts of so many ranks."""
     degrees = [n for n in range(1, processes + 1) if processes % n == 0]
     return [
-        replace(layout, tp=tp, cp=cp)
+        replace(layout, tp=tp, cp=cp, ep=ep)
         for tp in degrees
         for cp in degrees
+        for ep in degrees
         if processes % (tp * cp) == 0
     ]
+
+
+def _changes(layout: LayoutConfig, other: LayoutConfig) -> int:
+    """Count the degrees in which another layout differs."""
+    return sum(getattr(layout, name) != getattr(other, name) for name in ("tp", "cp", "ep"))
+
+
+def _words(layout: LayoutConfig) -> str:
+    """Return the layout as overrides of a command line; experts only where they are split."""
+    words = {"tp": layout.tp, "cp": layout.cp} | ({"ep": layout.ep} if layout.ep > 1 else {})
+    return " ".join(f"layout.{name}={value}" for name, value in words.items())

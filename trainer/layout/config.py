@@ -1,6 +1,8 @@
 """Degrees of parallelism.
 
 ranks = dp × cp × tp        data parallel × context parallel × tensor parallel
+
+Experts are split over the innermost ep of these ranks.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ class LayoutConfig:
     """Tensor parallel: ranks that shard every matrix."""
     cp: int = 1
     """Context parallel: ranks that shard every row."""
+    ep: int = 1
+    """Expert parallel: ranks that split the experts of each `moe` layer. 1, or a multiple of tp
+    that divides dp × cp × tp."""
     attention: AttentionForm = "a2a"
     """Attention over a sharded row: `a2a` gives each rank whole rows of some heads, `ring` passes
     keys and values from rank to rank."""
@@ -27,7 +32,7 @@ class LayoutConfig:
     `a2a` gives each rank whole rows of some channels."""
 
     def __post_init__(self) -> None:
-        for axis in ("tp", "cp"):
+        for axis in ("tp", "cp", "ep"):
             if getattr(self, axis) < 1:
                 raise ValueError(f"{axis} must be at least 1, not {getattr(self, axis)}")
 

@@ -5,6 +5,13 @@
 Neighbouring ranks are neighbours along the last axis, which communicates most. Ranks that differ
 along dp or cp alone hold the same shard of the model: they sum gradients and shard the training
 state.
+
+Experts are split over the innermost ep ranks of dp × cp × tp, so their axis contains whole tensor
+axes. The ranks that hold the same experts are replicas, which sum the gradients of experts and
+shard their state:
+
+    dp 2 × tp 2, ep 2    experts (0 1) (2 3), replicas (0 2) (1 3): each dp rank has all experts
+    dp 2 × tp 2, ep 4    experts (0 1 2 3): each rank has a quarter, no replicas
 """
 
 from __future__ import annotations
@@ -32,8 +39,10 @@ class Parallel:
     """dp: ranks that share the rows of a global batch."""
     data: Axis
     """dp × cp: ranks that sum gradients and shard the training state. Gloo on CPU, NCCL on GPU."""
+    replicas: Axis
+    """Ranks that hold the same experts."""
     axes: Axes
-    """Axes that shard the model itself: tensor and context."""
+    """Axes that shard the model itself: tensor, context and experts."""
     control: dist.ProcessGroup
     """All ranks, over host memory: statistics of a step."""
     checkpoint: dist.ProcessGroup
@@ -67,6 +76,8 @@ def join(layout: LayoutConfig, device: Literal["cpu", "cuda"], timeout: timedelt
     rank, world = dist.get_rank(), dist.get_world_size()
     grid = torch.arange(world).view(layout.data_parallel(world), layout.cp, layout.tp)
     dp, cp, tp = range(3)
+    data = _axis(grid, [dp, cp], timeout, alone=True)
+    by_experts = grid.view(-1, layout.ep)
     place = torch.device(device)
     if device == "cuda":
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
@@ -76,12 +87,15 @@ def join(layout: LayoutConfig, device: Literal["cpu", "cuda"], timeout: timedelt
         world=world,
         device=place,
         batch=_axis(grid, [dp], timeout),
-        data=_axis(grid, [dp, cp], timeout, alone=True),
+        data=data,
+        replicas=data if layout.ep == 1 else _axis(by_experts, [0], timeout, alone=True),
         axes=Axes(
             tensor=_axis(grid, [tp], timeout),
             context=_axis(grid, [cp], timeout),
             attention=layout.attention,
             hyena_li=layout.hyena_li,
+            experts=_axis(by_experts, [1], timeout),
+            parts=_axis(grid, [cp, tp], timeout) if layout.ep > 1 else ALONE,
         ),
         control=_host_group(timeout),
         checkpoint=_host_group(timeout),

@@ -217,6 +217,7 @@ class Loop:
             len(self.plan.sources),
             self.parallel,
             data_wait=waited,
+            received=self.engine.objective.take_received(),
             stop=self.stop_asked(),
             save_failed=self.saver is not None and self.saver.failed,
         )

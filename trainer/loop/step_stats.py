@@ -16,8 +16,12 @@ from ...dataplane.runlog.ledger import DIGEST_BYTES
 from ..layout.groups import Parallel
 from .batches import PADDING, MicroBatch
 
-FLAGS = 3
-"""Numbers of each rank that are not summed: data wait, stop, save failed."""
+SUMS = 2
+"""Numbers of each rank that are summed beside the sources': rows that its experts received, and
+layers with experts."""
+FLAGS = 4
+"""Numbers of each rank of which the greatest counts: data wait, stop, save failed, rows that its
+experts received in one layer."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,9 @@ class StepStats:
     """True if the background save of any rank failed."""
     digests: list[bytes]
     """Digests of the step's rows, in global order."""
+    expert_load: float | None = None
+    """Rows that the experts of a rank received in a layer: the most of any rank and layer, in
+    multiples of the mean. None without expert parallelism."""
 
     @property
     def loss(self) -> float:
@@ -53,11 +60,13 @@ def gather(
     data_wait: float = 0.0,
     stop: bool = False,
     save_failed: bool = False,
+    received: Sequence[int] = (),
 ) -> StepStats:
     """Gather the statistics of this rank's micro-batches from all ranks. Collective.
 
     `losses` are Σ w·ℓ by row for each micro-batch: this rank's contribution to them. Weights and
-    row numbers that several ranks hold are reported by one of them.
+    row numbers that several ranks hold are reported by one of them. `received` are the rows that
+    this rank's experts received, by layer.
     """
     group = parallel.control
     by_source = torch.zeros(3, sources, dtype=torch.float64)
@@ -73,11 +82,13 @@ def gather(
         digest for batch in batches for digest in batch.digests if parallel.reports_rows
     )
     assert len(digests) == len(real) * DIGEST_BYTES
-    flags = torch.tensor([data_wait, float(stop), float(save_failed)], dtype=torch.float64)
+    sums = torch.tensor([sum(received), len(received)], dtype=torch.float64)
+    most = max(received, default=0)
+    flags = torch.tensor([data_wait, stop, save_failed, most], dtype=torch.float64)
     padded = digests.ljust(len(rows) * DIGEST_BYTES, b"\0")
     message = torch.cat(
         [
-            torch.cat([by_source.flatten(), flags]).view(torch.uint8),
+            torch.cat([by_source.flatten(), sums, flags]).view(torch.uint8),
             torch.tensor(real + [PADDING] * (len(rows) - len(real))).view(torch.uint8),
             torch.frombuffer(bytearray(padded), dtype=torch.uint8),
         ]
@@ -89,26 +100,30 @@ def gather(
 
 def _sum(messages: Sequence[torch.Tensor], sources: int, rows: int) -> StepStats:
     """Sum the messages of all ranks, in the order of the ranks."""
-    totals = torch.zeros(3 * sources, dtype=torch.float64)
+    summed = 3 * sources + SUMS
+    totals = torch.zeros(summed, dtype=torch.float64)
     flags: list[torch.Tensor] = []
     digest_of: dict[int, bytes] = {}
     for message in messages:
-        cut = 8 * (3 * sources + FLAGS)
+        cut = 8 * (summed + FLAGS)
         floats = message[:cut].view(torch.float64)
-        totals += floats[: 3 * sources]
-        flags.append(floats[3 * sources :])
+        totals += floats[:summed]
+        flags.append(floats[summed:])
         numbers = message[cut : cut + 8 * rows].view(torch.int64).tolist()
         digests = bytes(message[cut + 8 * rows :].tolist())
         for place, row in enumerate(numbers):
             if row != PADDING:
                 digest_of[row] = digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES]
-    waits, stops, failures = torch.stack(flags).max(dim=0).values.tolist()
+    waits, stops, failures, most = torch.stack(flags).max(dim=0).values.tolist()
+    losses, weights, counts = totals[:-SUMS].view(3, sources).tolist()
+    received, layers = totals[-SUMS:].tolist()
     return StepStats(
-        losses=totals[:sources].tolist(),
-        weights=totals[sources : 2 * sources].tolist(),
-        rows=[int(count) for count in totals[2 * sources :].tolist()],
+        losses=losses,
+        weights=weights,
+        rows=[int(count) for count in counts],
         data_wait=waits,
         stop=bool(stops),
         save_failed=bool(failures),
         digests=[digest_of[row] for row in sorted(digest_of)],
+        expert_load=most * layers / received if received else None,
     )

@@ -95,6 +95,7 @@ def step_scalars(metrics: Entry) -> dict[str, float]:
         "speed/hfu": metrics["hfu"],
         "speed/memory": metrics["memory"],
         "speed/data_wait": metrics["data_wait"],
+        "speed/expert_load": metrics.get("expert_load"),
         "stream/tokens": metrics["tokens"],
         **{f"loss/{name}": source["loss"] for name, source in metrics["sources"].items()},
     }

@@ -75,6 +75,7 @@ class RunRecorder:
             "data_wait": round(stats.data_wait / record.seconds, 6),
             "seconds": round(record.seconds, 6),
             "sources": by_source([source.name for source in self.plan.sources], stats),
+            **({} if stats.expert_load is None else {"expert_load": round(stats.expert_load, 4)}),
             **left_out,
         }
         ledger: Entry = {

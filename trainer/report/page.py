@@ -47,11 +47,20 @@ def run_page(run: RunData) -> str:
             unit="percent of the step",
         ),
         section("Seconds per step", charts.small(run, "seconds", "seconds per step")),
+        _expert_load(run),
         "</div>",
         _configuration(run),
         _history(run),
     ]
     return page(run.name, "".join(body))
+
+
+def _expert_load(run: RunData) -> str:
+    """Return the chart of the imbalance between ranks, for a run that split its experts."""
+    if not any("expert_load" in entry for entry in run.metrics):
+        return ""
+    label = "rows of the busiest rank's experts, in multiples of the mean"
+    return section("Expert load", charts.small(run, "expert_load", label), unit="max / mean")
 
 
 def held_out(runs: Sequence[RunData]) -> str:
@@ -259,7 +268,8 @@ def _configuration(run: RunData) -> str:
     values = {
         "engine": f"{layout['engine']}, {layout['precision']}",
         "layout": f"{layout['processes']} × {layout['device']} = dp {layout['dp']} × "
-        f"tp {layout['tp']} × cp {layout['cp']}",
+        f"tp {layout['tp']} × cp {layout['cp']}"
+        + (f", ep {layout['ep']}" if layout["ep"] > 1 else ""),
         "model": run.job.model.pattern,
         "width": f"{run.job.model.width:,}, vocabulary {run.job.model.vocab_size:,}",
         "optimizer": run.job.run.optimizer.describe(),

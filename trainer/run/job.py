@@ -64,6 +64,7 @@ class Job:
             "dp": self.dp,
             "tp": self.run.layout.tp,
             "cp": self.run.layout.cp,
+            "ep": self.run.layout.ep,
             "precision": self.run.precision,
             "device": self.run.device,
             "threads": self.threads,

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from headrace.models.accounting.memory import rank_shapes
+from headrace.models.accounting.memory import rank_shards
 from headrace.models.accounting.state import Degrees
 from headrace.models.config import load_model_config
 from headrace.models.documents import Documents
@@ -47,10 +47,11 @@ Held = dict[str, int]
 def measure(layout: str) -> dict[str, Any]:
     """Measure one layout, such as `deepspeed-1-bf16` or `fsdp2-0-fp32-tp2`."""
     parallel = layouts.place(layout)
+    model = "shared" if parallel.axes.experts.size > 1 else "tiny"
     batches = [batch_of(number, parallel) for number in range(2)]
     alive = list(tensors())  # kept, so that no new storage gets the key of an old one
     before = {key_of(tensor) for tensor in alive}
-    engine = layouts.make_engine(layout, parallel)
+    engine = layouts.make_engine(layout, parallel, model=model)
     layouts.train(engine, parallel, 0, 1)  # allocates what later steps reuse
     during: list[Held] = []
     after: list[Held] = []
@@ -65,6 +66,8 @@ def measure(layout: str) -> dict[str, Any]:
     held = {part: max(moment[part] for moment in after) for part in after[0]}
     held["buffers"] = max(moment["buffers"] for moment in [*during, *after])
     tensor, context = parallel.axes.tensor, parallel.axes.context
+    experts = parallel.axes.experts
+    degrees = Degrees(dp=parallel.dp, tp=tensor.size, cp=context.size, ep=experts.size)
     kind, option, precision = layout.split("-")[:3]
     config: Any = ENGINES[kind]
     config = config(zero=int(option)) if kind == "deepspeed" else config(shard=int(option) or None)
@@ -72,8 +75,8 @@ def measure(layout: str) -> dict[str, Any]:
         "tensor_rank": tensor.rank,
         "held": held,
         "parts": config.state_layout(PRECISIONS[precision], ADAMW, "cpu"),
-        "shapes": rank_shapes(load_model_config(TRAINER / "tiny.yaml"), tensor.size, tensor.rank),
-        "degrees": Degrees(dp=parallel.dp, tp=tensor.size, cp=context.size),
+        "shards": rank_shards(load_model_config(TRAINER / f"{model}.yaml"), degrees, tensor.rank),
+        "degrees": degrees,
     }
 
 

@@ -38,6 +38,8 @@ DOUBLE = [
     "deepspeed-3-bf16-cp2",
     "fsdp2-0-fp32-cp2",
     "fsdp2-0-bf16-tp2",
+    "fsdp2-0-fp32-ep2",
+    "fsdp2-1-bf16-tp2ep2",
 ]
 CONTROLLED = ["deepspeed-1-fp32", "deepspeed-3-bf16", "fsdp2-0-fp32"]
 """Layouts of two ranks that `make test` measures, with a negative control; the others are long."""
@@ -66,7 +68,7 @@ def differences(layout: str, measured: list[Measured], parts: list[StatePart]) -
     wrong = {}
     for tensor_rank in {rank["tensor_rank"] for rank in measured}:
         ranks = [rank for rank in measured if rank["tensor_rank"] == tensor_rank]
-        listed = masters_apart(state_bytes(parts, ranks[0]["shapes"], ranks[0]["degrees"]))
+        listed = masters_apart(state_bytes(parts, ranks[0]["shards"], ranks[0]["degrees"]))
         for part in ranks[0]["held"]:
             difference = max(rank["held"][part] for rank in ranks) - listed.get(part, 0)
             if not -SMALL_TENSORS <= difference <= SMALL_TENSORS + edge(layout, part, ranks[0]):
@@ -84,7 +86,7 @@ def masters_apart(listed: dict[str, int]) -> dict[str, int]:
 def edge(layout: str, part: str, rank: Measured) -> int:
     """ZeRO-2 in fp32 keeps the whole gradient of the parameter on the edge of its shard."""
     if layout.startswith("deepspeed-2-fp32") and part == "gradients":
-        return 4 * max(math.prod(shape) for shape in rank["shapes"].values())
+        return 4 * max(math.prod(shard.local) for shard in rank["shards"].values())
     return 0
 
 

@@ -102,6 +102,8 @@ class ParameterGroup:
     """Names of the state tensors of each parameter."""
     copies: Axis = ALONE
     """Ranks that hold the same parameters, in the same order."""
+    experts: bool = False
+    """True for parameters that expert parallelism shards."""
 
 
 class Optimizer(torch.optim.Optimizer):
