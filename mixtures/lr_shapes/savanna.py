@@ -38,6 +38,7 @@ class Savanna(LearningRate):
     period: int | None = None
     """Tokens of Savanna's `lr_decay_iters`; the phase's tokens if unset."""
     read_at: ClassVar[float] = 0.0
+    """The rate is read at the first token of a step."""
 
     def after_warmup(self, token: float, tokens: int) -> float:
         period = self.period or tokens
