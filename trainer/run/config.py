@@ -127,6 +127,6 @@ def identity(config: RunConfig) -> dict[str, Any]:
     a run that was saved before they existed stays the same.
     """
     keys = deciding(config)
-    newer = {"kind": DEFAULT().kind, "groups": []}
+    newer = {"kind": DEFAULT().kind, "groups": [], "decay": DEFAULT().decay}
     optimizer = keys["optimizer"].items()
     return {**keys, "optimizer": {k: v for k, v in optimizer if (k, v) not in newer.items()}}
