@@ -160,8 +160,8 @@ class Model(nn.Module):
 
     def expert_operators(self) -> list[Operator]:
         """The operators that have experts."""
-        operators = (branch.operator for block in self.typed_blocks() for branch in block.branches())
-        return [operator for operator in operators if operator.experts]
+        branches = [branch for block in self.typed_blocks() for branch in block.branches()]
+        return [branch.operator for branch in branches if branch.operator.experts]
 
     def shard(self, axes: Axes) -> None:
         """Keep this rank's local shard of each parameter of a whole model."""

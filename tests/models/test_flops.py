@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -28,7 +30,6 @@ from headrace.models.accounting.state import (
     StatePart,
     by_parameter,
     by_rows,
-    elements,
     flat,
     state_bytes,
 )
@@ -171,10 +172,11 @@ def test_expert_ranks_hold_their_experts() -> None:
     whole, shards = (rank_shards(config, each, 0) for each in (Degrees(), degrees))
     names = [name for name, shard in shards.items() if shard.experts]
     assert names == [name for name in whole if name.endswith((".gate_up", ".down"))]
-    assert all(4 * elements([shards[n].local]) == elements([whole[n].local]) for n in names)
+    sizes = {name: math.prod(whole[name].local) for name in names}
+    assert all(4 * math.prod(shards[name].local) == sizes[name] for name in names)
     part = StatePart(name="masters", bytes_per_parameter=4, sharded_over=("dp", "cp"))
     held = {name: shards[name] for name in names}
-    assert part.bytes(held, degrees) == 4 * elements(whole[n].local for n in names) // 8
+    assert part.bytes(held, degrees) == 4 * sum(sizes.values()) // 8
     message = r"ep=3 .* 4 ranks[\s\S]*ep=3 does not divide its 4 experts"
     with pytest.raises(LayoutError, match=message):
         rank_shards(config, Degrees(dp=4, ep=3), 0)

@@ -1,4 +1,4 @@
-"""Parameter groups: which parameters have the same learning rate, decay, states, copies and replicas.
+"""Parameter groups: parameters with the same learning rate, decay, states, copies and replicas.
 
 All ranks that hold copies of a parameter make the same groups in the same order, so that ZeRO and
 FSDP2 cut the groups identically, and one all-reduce of a group's gradient shards sums the copies.

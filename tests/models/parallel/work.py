@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from functools import cache
 from typing import Any
 from unittest import mock
@@ -25,6 +26,8 @@ from headrace.models.parallel.exchange import own_parts, whole_rows
 from headrace.models.parallel.halo import preceding
 from headrace.models.parallel.ring import Zigzag, ring_attention
 from headrace.models.parallel.sharding import LocalShard
+from headrace.trainer.layout.config import LayoutConfig
+from headrace.trainer.layout.groups import Parallel, join
 
 Arrays = dict[str, np.ndarray]
 
@@ -109,6 +112,52 @@ def share_of_loss(
     with FAULTS[fault]() if fault else nullcontext():
         hidden, losses = model.hidden(ids[:, :-1], documents)
         total = model.loss(hidden, ids[:, 1:], w, z_loss=1e-3)[0] + losses * w.sum()
+        names, parameters = zip(*model.named_parameters(), strict=True)
+        gradients = torch.autograd.grad(total, parameters)
+    found = {
+        name: (model.local_shards[name], g.numpy())
+        for name, g in zip(names, gradients, strict=True)
+    }
+    return float(total.detach()), found
+
+
+@cache
+def joined(tp: int = 1, cp: int = 1, ep: int = 1) -> Parallel:
+    """Return this rank's process groups, created once for each layout."""
+    return join(LayoutConfig(tp=tp, cp=cp, ep=ep), "cpu", timedelta(minutes=5))
+
+
+def share_of_objective(
+    config: ModelConfig,
+    weights: Arrays,
+    tokens: np.ndarray,
+    counted: np.ndarray,
+    cuts: list[int],
+    layout: dict[str, int],
+    *,
+    training: bool = True,
+    recompute: str = "none",
+    fault: str | None = None,
+) -> tuple[float, dict[str, tuple[LocalShard, np.ndarray]]]:
+    """Return this rank's share of the objective, summed over its rows one by one, and its gradients
+    with their local shards. `cuts` are the documents of a row."""
+    parallel = joined(**layout)
+    model = Model(config).double().train(training)
+    model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
+    model.shard(parallel.axes)
+    model.set_recompute(recompute)  # type: ignore[arg-type]
+    length = counted.shape[1]
+    ours = parallel.axes.context.part(length)
+    total = torch.zeros((), dtype=torch.float64)
+    with FAULTS[fault]() if fault else nullcontext():
+        for row in range(parallel.dp_rank, len(tokens), parallel.dp):
+            ids, w = (torch.from_numpy(each[row : row + 1]) for each in (tokens, counted))
+            documents = Documents.from_cu_seqlens(torch.tensor(cuts), (1, length))
+            hidden, losses = model.hidden(
+                ids[:, :-1][:, ours], documents.part(parallel.axes.context)
+            )
+            loss, _ = model.loss(hidden, ids[:, 1:][:, ours], w[:, ours], 1e-3)
+            total = total + loss + losses.sum() * w[:, ours].sum()
         names, parameters = zip(*model.named_parameters(), strict=True)
         gradients = torch.autograd.grad(total, parameters)
     found = {

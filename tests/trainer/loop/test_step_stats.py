@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,9 +43,13 @@ def test_digests_are_in_global_order_without_padding(parallel: Parallel) -> None
     assert (stats.stop, stats.save_failed, stats.data_wait) == (True, False, 0.5)
 
 
-def message(rows: list[int], losses: list[float], size: int = 3) -> torch.Tensor:
+def message(
+    rows: list[int], losses: list[float], size: int = 3, received: Sequence[int] = ()
+) -> torch.Tensor:
     """Return what a rank sends of rows that are 1 or 2 bytes wide, written by hand."""
+    load = [float(n) for n in (max(received, default=0), sum(received), len(received))]
     numbers = [*losses, *[1.0] * len(losses), *[float(len(rows))] * len(losses), 0.0, 0.0, 0.0]
+    numbers += load
     padded = [*rows, *[-1] * (size - len(rows))]
     words = [half for row in padded for half in (row, row + 1)]
     floats = torch.tensor(numbers, dtype=torch.float64).view(torch.int64)
@@ -66,6 +71,13 @@ def test_the_losses_of_ranks_are_added_in_the_order_of_the_ranks() -> None:
     assert combine(stacked, 3, range(300)).losses == totals
     pairwise = torch.tensor(losses, dtype=torch.float64).sum(dim=0).tolist()
     assert pairwise != totals, "the numbers can tell the two apart"
+
+
+def test_the_busiest_experts_are_compared_with_the_mean() -> None:
+    """Of two ranks with three and one layers: a stage may have more layers than another."""
+    messages = [message([0], [1.0], received=[6, 10, 2]), message([1], [1.0], received=[6])]
+    assert combine(torch.stack(messages), 1, range(2)).expert_load == 10 / 6
+    assert combined([0], [1], expected=range(2)).expert_load is None
 
 
 def test_rows_of_any_ranks_in_any_order_are_the_rows_of_the_step() -> None:
