@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,10 +20,11 @@ from headrace.models.accounting.count import build_meta
 from headrace.models.config import load_model_config
 from headrace.models.documents import Documents
 from headrace.models.model import initial_weights
+from headrace.models.parallel.axes import Axis
 from headrace.models.parallel.sharding import LocalShard
 from headrace.models.precision import PRECISIONS
 from headrace.trainer.checkpoints import saver, store
-from headrace.trainer.checkpoints.fragments import MASTER
+from headrace.trainer.checkpoints.fragments import MASTER, Fragment
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.engines import ENGINES, give
 from headrace.trainer.engines import deepspeed as deepspeed_engine
@@ -46,7 +48,7 @@ deepspeed_engine.LARGEST_BUCKET["cpu"] = BUCKET
 LINEAR = nn.functional.linear
 """torch's own. ZeRO-3 replaces it, for every engine that is built after it."""
 
-norm_of = steps_of.global_norm
+norm_of, sum_copies = steps_of.global_norm, steps_of.sum_copies
 
 
 @cache
@@ -83,7 +85,8 @@ def make_engine(
     else:
         config = ENGINES[kind](shard=int(option) or None)  # type: ignore[call-arg]
     settings: Any = OPTIMIZERS[optimizer](**{"lr": LR, "clip": 0.5, **options})  # type: ignore[arg-type]
-    shape = load_model_config(Path(__file__).with_name(f"{model}.yaml"))
+    own = Path(__file__).with_name(f"{model}.yaml")
+    shape = load_model_config(own if own.exists() else model)
     empty = build_meta(shape)
     empty.shard(parallel.axes)
     engine = config.build(Objective(empty, Z_LOSS), settings, PRECISIONS[precision], parallel)
@@ -234,12 +237,13 @@ def parity(
     mean_of_means: bool = False,
     unsummed: bool = False,
     local: bool = False,
+    mixed: bool = False,
     model: str = "tiny",
     **optimizer: Any,
 ) -> dict[str, Any]:
     """Return losses and norms of each layout, and save its whole state. `unsummed`: the fault that
     gradients are not summed over copies; `local`, that each rank orthogonalises its own range
-    of a matrix, zeros elsewhere."""
+    of a matrix, zeros elsewhere; `mixed`, that gradients of different experts are summed."""
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         if unsummed:
@@ -248,12 +252,22 @@ def parity(
             stack.enter_context(mock.patch.object(Exchange, "__call__", own_ranges))
         for layout in layouts:
             parallel = place(layout)
+            if mixed:
+                summed = partial(sum_experts, parallel.axes.experts)
+                stack.enter_context(mock.patch.object(steps_of, "sum_copies", summed))
             engine = make_engine(layout, parallel, model=model, **optimizer)
             found[layout] = train(engine, parallel, 0, steps, mean_of_means=mean_of_means)
             whole = gathered(engine, parallel)
             if parallel.first:
                 torch.save(whole, folder / f"{layout}.pt")
     return found
+
+
+def sum_experts(experts: Axis, gradients: Sequence[Fragment]) -> None:
+    for each in gradients:
+        if each.shard.experts:
+            dist.all_reduce(each.data, group=experts.group)
+    sum_copies(gradients)
 
 
 def own_ranges(self: Exchange, fragments: Any, compute: Any) -> None:
@@ -275,13 +289,17 @@ def scaled(folder: Path, layouts: list[str], scales: list[float]) -> dict[str, A
 
 
 def save_all(
-    folder: Path, layouts: list[str], steps: int, optimizer: str = "adamw"
+    folder: Path,
+    layouts: list[str],
+    steps: int,
+    optimizer: str = "adamw",
+    model: str = "tiny",
 ) -> dict[str, Any]:
     """Train and save in each layout; return two more steps, which a resume must repeat."""
     found: dict[str, Any] = {}
     for layout in layouts:
         parallel = place(layout)
-        engine = make_engine(layout, parallel, optimizer=optimizer)
+        engine = make_engine(layout, parallel, optimizer=optimizer, model=model)
         train(engine, parallel, 0, steps)
         keeper = saver.Saver(folder / layout, CheckpointConfig(), parallel.checkpoint)
         (folder / layout).mkdir(exist_ok=True)
@@ -302,12 +320,13 @@ def load_all(
     steps: int,
     used: bool,
     optimizer: str = "adamw",
+    model: str = "tiny",
 ) -> dict[str, Any]:
     """Load every source into every target, which has other weights or was trained before."""
     found: dict[str, Any] = {}
     for target in targets:
         parallel = place(target)
-        engine = make_engine(target, parallel, seed=99, optimizer=optimizer)
+        engine = make_engine(target, parallel, seed=99, optimizer=optimizer, model=model)
         if used:
             train(engine, parallel, 50, 1)
         for source in sources:

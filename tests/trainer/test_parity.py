@@ -16,6 +16,9 @@ import torch
 REFERENCE = "fsdp2-0-fp32"
 ENGINES = ["deepspeed-0", "deepspeed-1", "deepspeed-2", "deepspeed-3", "fsdp2-0"]
 AXES = ["tp2", "tp4", "cp2", "cp2ring", "cp2a2a", "cp4", "cp4ring", "tp2cp2", "tp2cp2ring"]
+EXPERTS = ["ep2", "ep4", "cp2ep4", "cp2ringep2", "tp2ep2", "tp2ep4", "tp4ep4", "tp2cp2ep4"]
+EXPERT_ENGINES = ["fsdp2-0"]
+"""Engines that split experts."""
 LOSS, NORM, GRADIENT = 2e-6, 1e-6, 1e-5
 
 
@@ -56,7 +59,8 @@ def hold(worst: dict[str, tuple[float, float, float]]) -> None:
 def test_the_core_of_the_matrix(in_processes: Any, tmp_path: Path) -> None:
     tensor = ["deepspeed-1-fp32-tp2", "deepspeed-3-fp32-tp2", "fsdp2-0-fp32-tp2cp2"]
     context = ["deepspeed-1-fp32-cp2", "deepspeed-3-fp32-cp2ring", "fsdp2-0-fp32-cp4"]
-    hold(differences(in_processes, tmp_path, [*tensor, *context], "every"))
+    experts = ["fsdp2-0-fp32-tp2ep4", "fsdp2-2-fp32-ep2"]
+    hold(differences(in_processes, tmp_path, [*tensor, *context, *experts], "every"))
 
 
 @pytest.mark.slow
@@ -87,10 +91,56 @@ def test_the_whole_matrix(in_processes: Any, tmp_path: Path, model: str) -> None
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("model", ["every", "untied", "shared"])
+def test_the_whole_matrix_of_experts(in_processes: Any, tmp_path: Path, model: str) -> None:
+    axes = EXPERTS if model != "shared" else ["ep2", "ep4", "tp2ep2", "tp2ep4"]
+    layouts = [f"{engine}-fp32-{degrees}" for engine in EXPERT_ENGINES for degrees in axes]
+    replicas = ["fsdp2-2-fp32-ep2", "fsdp2-1-fp32-ep4", "fsdp2-1-fp32-tp2ep2"]
+    hold(differences(in_processes, tmp_path, [*layouts, *replicas], model))
+
+
+@pytest.mark.slow
+def test_gradients_of_different_experts_are_not_summed(in_processes: Any, tmp_path: Path) -> None:
+    """Negative control: gradients of experts are summed over all data-parallel ranks."""
+    layouts = [f"{engine}-fp32-ep2" for engine in EXPERT_ENGINES]
+    worst = differences(in_processes, tmp_path, layouts, "shared", mixed=True)
+    assert all(norm > 1e-3 and gradient > 1e-2 for _, norm, gradient in worst.values()), worst
+
+
+@pytest.mark.slow
+def test_muon_takes_whole_experts(in_processes: Any, tmp_path: Path) -> None:
+    alone = in_processes(
+        1, "parity", tmp_path, layouts=[REFERENCE], steps=2, model="shared", optimizer="muon"
+    )
+    layout = "fsdp2-0-fp32-ep2"
+    split = in_processes(
+        2, "parity", tmp_path, layouts=[layout], steps=2, model="shared", optimizer="muon"
+    )
+    for wanted, found in zip(alone[REFERENCE], split[layout], strict=True):
+        assert abs(found[0] - wanted[0]) < LOSS and abs(found[1] - wanted[1]) < 2e-5 * wanted[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_checkpoint_of_split_experts_loads_into_others(in_processes: Any, tmp_path: Path) -> None:
+    layouts = ["fsdp2-0-fp32-ep2", "deepspeed-3-fp32"]
+    names = {"model": "shared", "steps": 1}
+    kept = in_processes(2, "save_all", tmp_path, layouts=layouts, **names)
+    targets = [*layouts, "fsdp2-1-fp32-tp2ep2"]
+    found = in_processes(
+        2, "load_all", tmp_path, sources=layouts, targets=targets, used=True, **names
+    )
+    assert {worst for worst, _ in found.values()} == {0.0}
+    assert all(found[f"{name} → {name}"][1] == kept[name] for name in layouts)
+
+
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_half_precision_stays_near(in_processes: Any, tmp_path: Path) -> None:
     engines = ["deepspeed-1", "deepspeed-2", "deepspeed-3", "fsdp2-0"]
     layouts = [f"{engine}-bf16-{degrees}" for engine in engines for degrees in ("tp2", "tp2cp2")]
+    layouts += [f"{engine}-bf16-tp2ep2" for engine in EXPERT_ENGINES]
     worst = differences(in_processes, tmp_path, [*layouts, "fsdp2-0-bf16"], "every")
     rounded = worst.pop("fsdp2-0-bf16")[2]  # four data-parallel ranks in bf16
     for layout, (loss, norm, gradient) in worst.items():

@@ -48,10 +48,16 @@ def experts(job: Job) -> list[str]:
     ep, ranks = job.run.layout.ep, job.processes
     counts = {name: options.expert_count for name, options in job.model.operators.items()}
     return [
-        f"{name}: {count // ep} of {count} on each rank, split over ep {ep}; {ranks // ep} replicas"
+        f"{name}: {count // ep} of {count} on each rank, {ranks // ep} replicas of each expert"
         for name, count in counts.items()
         if count is not None and ep > 1
     ]
+
+
+def degrees(layout: dict[str, Any]) -> str:
+    """Format the degrees of parallelism of `Job.layout`; experts only where they are split."""
+    experts = f", ep {layout['ep']}" if layout["ep"] > 1 else ""
+    return f"dp {layout['dp']} × tp {layout['tp']} × cp {layout['cp']}{experts}"
 
 
 def stripe(job: Job) -> str:
@@ -71,7 +77,7 @@ def lines(about: dict[str, Any]) -> list[str]:
         f"plan         {plan['hash']}: {human(plan['tokens'])} tokens, {plan['steps']:,} steps, "
         f"sources {', '.join(plan['sources'])}",
         f"layout       {layout['engine']}, {layout['processes']} × {layout['device']} = "
-        f"dp {layout['dp']} × tp {layout['tp']} × cp {layout['cp']}, {layout['precision']}",
+        f"{degrees(layout)}, {layout['precision']}",
     ]
     text += [f"experts      {line}" for line in about["experts"]]
     for phase in about["batch"]:

@@ -47,7 +47,7 @@ class DeepSpeedConfig(EngineConfig):
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
         if layout.ep > 1:
             raise LayoutError(
-                f"DeepSpeed does not split experts (layout.ep={layout.ep})",
+                f"DeepSpeed's ZeRO-{self.zero} does not split experts (layout.ep={layout.ep})",
                 hint="use engine.kind=fsdp2, or layout.ep=1",
             )
         if self.zero == 0 and precision.separate_masters:

@@ -47,6 +47,15 @@ def test_memory_is_shown_by_tensor_rank_where_ranks_differ(ask: Any) -> None:
     assert "each rank of tensor rank 0 (" in written and "of tensor rank 1 (" in written
 
 
+def test_split_experts_are_named(ask: Any) -> None:
+    split = ("processes=4", "layout.ep=2", "engine.kind=fsdp2")
+    written = "\n".join(describe.lines(describe.describe(ask(*split, model="tiny-moe"))))
+    assert "dp 4 × tp 1 × cp 1, ep 2, fp32" in written
+    assert "moe: 2 of 4 on each rank, 2 replicas of each expert" in written
+    plain = "\n".join(describe.lines(describe.describe(ask("processes=4", model="tiny-moe"))))
+    assert "experts " not in plain and ", ep" not in plain
+
+
 def test_parameter_groups_and_the_optimizers_states_are_counted(ask: Any) -> None:
     groups = "optimizer.groups=[{match: 'blocks.*.hyena*', lr: 0.5, weight_decay: 0}]"
     about = describe.describe(ask(groups))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,27 @@ def test_all_problems_are_reported_together(ask: Any) -> None:
         checks.check(found)
     for part in ("engine.shard=3 does not divide", "the model's position table"):
         assert part in str(caught.value)
+
+
+def test_engine_and_layout_are_reported_together(ask: Any) -> None:
+    words = ("processes=4", "layout.ep=4", "engine.kind=fsdp2", "engine.shard=3")
+    with pytest.raises(SeveralErrors) as caught:
+        checks.check(ask(*words))
+    for part in ("engine.shard=3 does not divide", "ep=4 splits experts, and the model has none"):
+        assert part in str(caught.value)
+
+
+def test_engines_that_do_not_split_experts_are_rejected(ask: Any) -> None:
+    split = partial(ask, "processes=4", "layout.ep=4", model="tiny-moe")
+    with pytest.raises(LayoutError, match=r"ZeRO-3.*layout\.ep=4") as caught:
+        checks.check(split("engine.zero=3"))
+    assert "engine.kind=fsdp2" in str(caught.value.hint)
+    with pytest.raises(LayoutError, match=r"compile.*layout\.ep=4"):
+        checks.check(split("engine.kind=fsdp2", "engine.compile=true"))
+    three = ("processes=12", "synthetic.batch_rows=12", "engine.kind=fsdp2", "engine.shard=3")
+    with pytest.raises(LayoutError, match="neither divides the other"):
+        checks.check(ask(*three, "layout.ep=4", model="tiny-moe"))
+    checks.check(split("engine.kind=fsdp2", "engine.shard=2"))
 
 
 def test_rows_longer_than_the_position_table_are_rejected(ask: Any) -> None:

@@ -32,6 +32,26 @@ def test_other_layouts_are_rejected_with_alternatives(every: ModelConfig) -> Non
     assert "layout.tp=4" not in told
 
 
+def test_experts_are_split_evenly(every: ModelConfig) -> None:
+    check(LayoutConfig(ep=4), 8, every, [48])
+    check(LayoutConfig(tp=2, cp=2, ep=4), 4, every, [48])
+    with pytest.raises(LayoutError) as caught:
+        check(LayoutConfig(tp=2, ep=3), 8, every, [48])
+    told = str(caught.value)
+    assert "layout.tp=2 layout.cp=1 layout.ep=3 does not shard this model" in told
+    assert "ep=3 is neither 1 nor a multiple of tp=2" in told
+    assert "ep=3 does not divide the 8 ranks" in told
+    assert "operators.moe: ep=3 does not divide its 4 experts" in told
+    assert "on 8 ranks: layout.tp=2 layout.cp=1 layout.ep=4" in told
+
+
+def test_a_model_without_experts_has_none_to_split() -> None:
+    model = load_model_config(FOLDER / "tiny.yaml")
+    with pytest.raises(LayoutError, match="the model has none") as caught:
+        check(LayoutConfig(ep=2), 2, model, [48])
+    assert "on 2 ranks: layout.tp=1 layout.cp=1; layout.tp=2" in str(caught.value)
+
+
 def test_ring_attention_needs_no_heads_per_rank(every: ModelConfig) -> None:
     a2a, ring = (LayoutConfig(tp=2, cp=4, attention=form) for form in ("a2a", "ring"))  # type: ignore[arg-type]
     assert any("attention=a2a" in line for line in problems(a2a, every, [48]))
