@@ -142,6 +142,6 @@ def identity(config: RunConfig, model: ModelConfig) -> dict[str, Any]:
     a run that was saved before they existed stays the same.
     """
     keys = deciding(config, model)
-    newer = {"kind": DEFAULT().kind, "groups": []}
+    newer = {"kind": DEFAULT().kind, "groups": [], "decay": DEFAULT().decay}
     optimizer = keys["optimizer"].items()
     return {**keys, "optimizer": {k: v for k, v in optimizer if (k, v) not in newer.items()}}

@@ -65,6 +65,10 @@ def test_parameter_groups_and_the_optimizers_states_are_counted(ask: Any) -> Non
     assert "blocks.*.hyena*: " in written and "peak rate 0.00015, decay 0, exp_avg" in written
     plain = describe.describe(ask())
     assert "group " not in "\n".join(describe.lines(plain))
+    assert "decay        0.1: " in written and "blocks.*.hyena-mr.taps" in written
+    savanna = "\n".join(describe.lines(describe.describe(ask("optimizer.decay=savanna"))))
+    (spared,) = [line for line in savanna.splitlines() if line.startswith("decay        none: ")]
+    assert "blocks.*.hyena-mr.taps" in spared and "hyena-li.rates" not in spared
     muon = describe.describe(ask("optimizer.kind=muon"))
     matrices = sum(g["parameters"] for g in muon["groups"] if g["states"] == ["momentum"])
     saved = plain["memory"]["optimizer"] - muon["memory"]["optimizer"]
