@@ -294,18 +294,12 @@ def scaled(folder: Path, layouts: list[str], scales: list[float]) -> dict[str, A
     }
 
 
-def save_all(
-    folder: Path,
-    layouts: list[str],
-    steps: int,
-    optimizer: str = "adamw",
-    model: str = "tiny",
-) -> dict[str, Any]:
+def save_all(folder: Path, layouts: list[str], steps: int, **options: Any) -> dict[str, Any]:
     """Train and save in each layout; return two more steps, which a resume must repeat."""
     found: dict[str, Any] = {}
     for layout in layouts:
         parallel = place(layout)
-        engine = make_engine(layout, parallel, optimizer=optimizer, model=model)
+        engine = make_engine(layout, parallel, **options)
         train(engine, parallel, 0, steps)
         keeper = saver.Saver(folder / layout, CheckpointConfig(), parallel.checkpoint)
         (folder / layout).mkdir(exist_ok=True)
@@ -325,14 +319,13 @@ def load_all(
     targets: list[str],
     steps: int,
     used: bool,
-    optimizer: str = "adamw",
-    model: str = "tiny",
+    **options: Any,
 ) -> dict[str, Any]:
     """Load every source into every target, which has other weights or was trained before."""
     found: dict[str, Any] = {}
     for target in targets:
         parallel = place(target)
-        engine = make_engine(target, parallel, seed=99, optimizer=optimizer, model=model)
+        engine = make_engine(target, parallel, seed=99, **options)
         if used:
             train(engine, parallel, 50, 1)
         for source in sources:

@@ -105,7 +105,7 @@ def test_gradients_of_different_experts_are_not_summed(in_processes: Any, tmp_pa
     """Negative control: gradients of experts are summed over all data-parallel ranks."""
     layouts = [f"{engine}-fp32-ep2" for engine in EXPERT_ENGINES]
     worst = differences(in_processes, tmp_path, layouts, "shared", mixed=True)
-    assert all(norm > 1e-3 and gradient > 1e-2 for _, norm, gradient in worst.values()), worst
+    assert all(gradient > 1e-2 for _, _, gradient in worst.values()), worst
 
 
 @pytest.mark.slow
