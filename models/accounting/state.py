@@ -81,18 +81,15 @@ class StatePart:
     def bytes(self, shards: Shards, degrees: Degrees) -> int:
         """Bytes on the rank that holds the most."""
         each = self.bytes_per_parameter
-        alike: dict[tuple[int, bool], dict[str, Shape]] = {}
+        alike: dict[tuple[int, int], dict[str, Shape]] = {}
         for name, shard in shards.items():
-            size = each(name) if callable(each) else each
-            alike.setdefault((size, shard.experts), {})[name] = shard.local
-        return sum(
-            size * self.cut(shapes, self.ranks(degrees, experts=experts))
-            for (size, experts), shapes in alike.items()
-        )
+            key = (each(name) if callable(each) else each, self.ranks(degrees, shard.experts))
+            alike.setdefault(key, {})[name] = shard.local
+        return sum(size * self.cut(shapes, ranks) for (size, ranks), shapes in alike.items())
 
-    def ranks(self, degrees: Degrees, *, experts: bool) -> int:
-        """Ranks that share one copy: of experts, ep / tp as few, because ep ranks have different
-        ones."""
+    def ranks(self, degrees: Degrees, experts: bool) -> int:
+        """Ranks that share one copy. ep ranks have different experts, so ep / tp times fewer share
+        a copy of them."""
         ranks = self.shard_ranks or degrees.size(self.sharded_over)
         return max(1, ranks * degrees.tp // degrees.ep) if experts else ranks
 

@@ -117,7 +117,9 @@ class MoE(Operator):
         batch.received.append(trip.received)
         weighted = y * weights.flatten()[order].unsqueeze(-1).to(y.dtype)
         y = y.new_zeros(flat.shape).index_add(0, token, weighted)
-        return torch.ops.aten._unsafe_view(y, x.shape)  # FSDP2 warns of modules that return views
+        # Not a view: FSDP2 warns of modules that return views.
+        result: Tensor = torch.ops.aten._unsafe_view(y, x.shape)
+        return result
 
     def route(self, logits: Tensor, batch: BatchContext) -> tuple[Tensor, Tensor]:
         """Return the experts of each token and their weights, both [rows, length, k]."""

@@ -17,7 +17,7 @@ REFERENCE = "fsdp2-0-fp32"
 ENGINES = ["deepspeed-0", "deepspeed-1", "deepspeed-2", "deepspeed-3", "fsdp2-0"]
 AXES = ["tp2", "tp4", "cp2", "cp2ring", "cp2a2a", "cp4", "cp4ring", "tp2cp2", "tp2cp2ring"]
 EXPERTS = ["ep2", "ep4", "cp2ep4", "cp2ringep2", "tp2ep2", "tp2ep4", "tp4ep4", "tp2cp2ep4"]
-EXPERT_ENGINES = ["fsdp2-0"]
+EXPERT_ENGINES = ["deepspeed-1", "deepspeed-2", "fsdp2-0"]
 """Engines that split experts."""
 LOSS, NORM, GRADIENT = 2e-6, 1e-6, 1e-5
 
@@ -59,7 +59,7 @@ def hold(worst: dict[str, tuple[float, float, float]]) -> None:
 def test_the_core_of_the_matrix(in_processes: Any, tmp_path: Path) -> None:
     tensor = ["deepspeed-1-fp32-tp2", "deepspeed-3-fp32-tp2", "fsdp2-0-fp32-tp2cp2"]
     context = ["deepspeed-1-fp32-cp2", "deepspeed-3-fp32-cp2ring", "fsdp2-0-fp32-cp4"]
-    experts = ["fsdp2-0-fp32-tp2ep4", "fsdp2-2-fp32-ep2"]
+    experts = ["deepspeed-2-fp32-ep4", "fsdp2-0-fp32-tp2ep4", "fsdp2-2-fp32-ep2"]
     hold(differences(in_processes, tmp_path, [*tensor, *context, *experts], "every"))
 
 
@@ -113,7 +113,7 @@ def test_muon_takes_whole_experts(in_processes: Any, tmp_path: Path) -> None:
     alone = in_processes(
         1, "parity", tmp_path, layouts=[REFERENCE], steps=2, model="shared", optimizer="muon"
     )
-    layout = "fsdp2-0-fp32-ep2"
+    layout = "deepspeed-1-fp32-ep2"
     split = in_processes(
         2, "parity", tmp_path, layouts=[layout], steps=2, model="shared", optimizer="muon"
     )
@@ -124,7 +124,7 @@ def test_muon_takes_whole_experts(in_processes: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_checkpoint_of_split_experts_loads_into_others(in_processes: Any, tmp_path: Path) -> None:
-    layouts = ["fsdp2-0-fp32-ep2", "deepspeed-3-fp32"]
+    layouts = ["fsdp2-0-fp32-ep2", "deepspeed-2-fp32-ep2", "deepspeed-3-fp32"]
     names = {"model": "shared", "steps": 1}
     kept = in_processes(2, "save_all", tmp_path, layouts=layouts, **names)
     targets = [*layouts, "fsdp2-1-fp32-tp2ep2"]

@@ -2,7 +2,8 @@
 
 DeepSpeed owns the flat buffers and the reduction of gradients, and calls the optimizer. headrace
 owns the optimizer's arithmetic, the norm and clipping (update.py), and the accumulation boundary.
-deepspeed_state.py locates the state: it is the only file that reads DeepSpeed's private fields.
+deepspeed_state.py locates the state, and deepspeed_experts.py makes DeepSpeed split experts: no
+other file reads DeepSpeed's private fields.
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ class DeepSpeedConfig(EngineConfig):
     states; 2: gradients too; 3: weights too."""
 
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
-        if layout.ep > 1:
+        if layout.ep > 1 and self.zero not in (1, 2):
+            also = ", which shards weights too" if self.zero == 3 else ""
             raise LayoutError(
                 f"DeepSpeed's ZeRO-{self.zero} does not split experts (layout.ep={layout.ep})",
-                hint="use engine.kind=fsdp2, or layout.ep=1",
+                hint=f"use engine.kind=fsdp2{also}, engine.zero=1 or 2, or layout.ep=1",
             )
         if self.zero == 0 and precision.separate_masters:
             raise LayoutError(
@@ -87,7 +89,7 @@ class DeepSpeed:
         parallel: Parallel,
     ) -> None:
         deepspeed = _import(parallel.device.type)
-        from . import deepspeed_state
+        from . import deepspeed_experts, deepspeed_state
         from .groups import local_shards, parameter_groups
         from .objective import parameters
         from .pieces import Pieces
@@ -96,7 +98,9 @@ class DeepSpeed:
         os.environ.setdefault("LOCAL_RANK", str(parallel.device.index or 0))
         model = objective.model
         shards, groups = local_shards(model), parameter_groups(model, optimizer)
-        settings = _settings(config, precision, _bucket(shards, parallel.device.type))
+        split = parallel.axes.experts.size > 1
+        bucket = _bucket(shards, parallel.device.type)
+        settings = _settings(config, precision, bucket, split_experts=split)
         mpu = Groups(parallel)
         if precision.separate_masters:
             objective.to(precision.compute)  # on the meta device: creates bf16 memory
@@ -113,13 +117,18 @@ class DeepSpeed:
         named = parameters(objective)
         self.optimizer = optimizer.build(model, groups, named)
         _allow(type(self.optimizer))
-        self.engine, *_ = deepspeed.initialize(
-            model=objective,
-            optimizer=self.optimizer,
-            config=settings,
-            dist_init_required=False,
-            mpu=mpu,
-        )
+        with deepspeed_experts.split_experts(
+            objective, self.optimizer, groups, named, shards, parallel
+        ):
+            self.engine, *_ = deepspeed.initialize(
+                model=objective,
+                optimizer=self.optimizer,
+                config=settings,
+                dist_init_required=False,
+                mpu=mpu,
+            )
+        if split:
+            deepspeed_experts.check(self.engine, groups, parallel)
         self.state = deepspeed_state.find(self.engine, self.optimizer, named, parallel.data)
         self.pieces = Pieces(self.optimizer, shards, groups)
 
@@ -195,7 +204,9 @@ class Groups:
         return 1
 
 
-def _settings(config: DeepSpeedConfig, precision: Precision, bucket: int) -> dict[str, Any]:
+def _settings(
+    config: DeepSpeedConfig, precision: Precision, bucket: int, *, split_experts: bool
+) -> dict[str, Any]:
     half = precision.separate_masters
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # counters only: the loop owns the batch
@@ -204,8 +215,9 @@ def _settings(config: DeepSpeedConfig, precision: Precision, bucket: int) -> dic
         "communication_data_type": "fp32",
         "zero_optimization": {
             "stage": config.zero,
-            # Before ZeRO-3, what DeepSpeed calls so is an all-reduce of a copy, and a copy back.
-            "reduce_scatter": config.zero == 3,
+            # Before ZeRO-3, what DeepSpeed calls so is an all-reduce of a copy, and a copy back. It
+            # sums gradients of experts in no other way.
+            "reduce_scatter": config.zero == 3 or split_experts,
             "reduce_bucket_size": bucket,
             "allgather_bucket_size": bucket,
             "stage3_prefetch_bucket_size": bucket,

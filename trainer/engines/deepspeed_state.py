@@ -1,6 +1,6 @@
 """Location of DeepSpeed's masters, optimizer states and gradients.
 
-This is the only file that reads DeepSpeed's private fields.
+Beside deepspeed_experts.py this is the only file that reads DeepSpeed's private fields.
 
     ZeRO 0           the parameters themselves, whole on every rank (fp32 only)
     ZeRO 1, 2        a flat partition per parameter group; `_hp_mapping` locates a parameter in it

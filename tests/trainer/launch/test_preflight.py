@@ -67,9 +67,11 @@ def test_engine_and_layout_are_reported_together(ask: Any) -> None:
 
 def test_engines_that_do_not_split_experts_are_rejected(ask: Any) -> None:
     split = partial(ask, "processes=4", "layout.ep=4", model="tiny-moe")
-    with pytest.raises(LayoutError, match=r"ZeRO-3.*layout\.ep=4") as caught:
-        checks.check(split("engine.zero=3"))
-    assert "engine.kind=fsdp2" in str(caught.value.hint)
+    for zero in (0, 3):
+        with pytest.raises(LayoutError, match=rf"ZeRO-{zero}.*layout\.ep=4") as caught:
+            checks.check(split(f"engine.zero={zero}"))
+        assert "engine.kind=fsdp2" in str(caught.value.hint)
+    checks.check(split("engine.zero=2"))
     with pytest.raises(LayoutError, match=r"compile.*layout\.ep=4"):
         checks.check(split("engine.kind=fsdp2", "engine.compile=true"))
     three = ("processes=12", "synthetic.batch_rows=12", "engine.kind=fsdp2", "engine.shard=3")
