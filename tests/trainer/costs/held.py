@@ -44,10 +44,9 @@ Held = dict[str, int]
 """Bytes of each part."""
 
 
-def measure(layout: str) -> dict[str, Any]:
+def measure(layout: str, model: str = "tiny") -> dict[str, Any]:
     """Measure one layout, such as `deepspeed-1-bf16` or `fsdp2-0-fp32-tp2`."""
     parallel = layouts.place(layout)
-    model = "shared" if parallel.axes.experts.size > 1 else "tiny"
     batches = [batch_of(number, parallel) for number in range(2)]
     alive = list(tensors())  # kept, so that no new storage gets the key of an old one
     before = {key_of(tensor) for tensor in alive}

@@ -59,7 +59,8 @@ def measure() -> Iterator[Callable[[int, str], list[Measured]]]:
 
         @cache
         def run(ranks: int, layout: str) -> list[Measured]:
-            return pool(ranks).run("measure", layout)
+            model = "experts" if "ep" in layout.split("-")[-1] else "tiny"
+            return pool(ranks).run("measure", layout, model)
 
         yield run
 
