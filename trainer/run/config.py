@@ -8,12 +8,13 @@ checkpoints: {every: 200}
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 from ...console import config as reader
 from ...console.config import Data, Lines, NameIn, OneOf
+from ...models.config import ModelConfig
 from ...models.layers.recompute import Recompute
 from ...models.precision import PRECISIONS
 from ..checkpoints.policy import CheckpointConfig
@@ -118,6 +119,17 @@ def deciding(config: RunConfig) -> dict[str, Any]:
     """Return the keys that define the run."""
     plain: dict[str, Any] = reader.plain(config)
     return {name: plain[name] for name in DECIDES}
+
+
+def model_identity(model: ModelConfig) -> dict[str, Any]:
+    """Return the model as it is hashed: without newer options of operators at their defaults."""
+    found: dict[str, Any] = reader.plain(model)
+    for name, options in model.operators.items():
+        defaults = {field.name: field.default for field in fields(options)}
+        for key in options.newer:
+            if getattr(options, key) == defaults[key]:
+                del found["operators"][name][key]
+    return found
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
