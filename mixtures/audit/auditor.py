@@ -54,13 +54,17 @@ class Auditor:
                 yield from self._block(np.arange(start, min(start + BLOCK, last)), phase)
 
     def step(self, number: int) -> tuple[list[AuditedRow], bool]:
-        """Return the rows of a step, and True if the run's ledger proves them."""
+        """Return the rows of a step, and True if the run's ledger proves them.
+
+        A ledger that begins after the plan's first step does not prove its own first step: the hash
+        before it is lost.
+        """
         planned = self._planned_step(number)
         before, entry = (
             ledger.find(self.opened.ledger, number) if self.opened.ledger else (None, None)
         )
         audited = list(self.rows(range(planned.first_row, planned.last_row)))
-        if entry is None:
+        if entry is None or (before is None and number > self.plan.first_step):
             return audited, False
         if (entry.first_row, entry.rows) != (planned.first_row, planned.rows):
             raise IntegrityError(
@@ -70,7 +74,8 @@ class Auditor:
                 hint="restore the plan.json that the run was started with",
             )
         previous = self._hash_before(number, before)
-        if ledger.roll(previous, (bytes.fromhex(row.tokens_hash) for row in audited)) != entry.hash:
+        digests = bytes.fromhex("".join(row.tokens_hash for row in audited))
+        if ledger.roll(previous, digests) != entry.hash:
             raise IntegrityError(
                 f"the rows of step {number} do not match their hash in the ledger: the datasets, "
                 "the plan or the ledger were changed after the run",

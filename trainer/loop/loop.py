@@ -32,7 +32,7 @@ from .batches import MicroBatch, RunPlan, Steps, micro_rows
 from .evaluate import Evaluation, Evaluator
 from .guard import Guard, SkippedStep
 from .schedule import Schedule, execute, forward_pass, sequential
-from .step_stats import StepStats, gather
+from .step_stats import StepStats, gather, step_loss
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class Recorder(Protocol):
 
     def evaluated(self, step: Step[PhaseRows], evaluation: Evaluation) -> None: ...
 
-    def saved(self, step: int, blocked: float) -> None: ...
+    def sync(self) -> None:
+        """Make everything recorded so far durable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +129,8 @@ class Loop:
             try:
                 while state.step < end:
                     state, stop = self._step(state, rows)
+                    if self.saver is not None:
+                        self.saver.poll()
                     finished = state.step == last
                     self._evaluate(state, edge=state.step == end)
                     planned = is_planned(state.step, self.options.save_every, [end])
@@ -151,7 +154,8 @@ class Loop:
         waited = time.perf_counter() - asked
         torch.manual_seed(self._seed(step.number))
 
-        stats, limit = self._gradients(batches, waited, state)
+        losses, limit = self._gradients(batches, state)
+        stats = self._gather(step, batches, losses, waited)
         rate = self.lr(step.number)
         result = update(self.engine, rate)
         skipped = None if result.applied else self._skipped(limit)
@@ -165,9 +169,9 @@ class Loop:
         self.recorder.record(StepRecord(step, stats, result, rate, seconds, ledger, skipped))
         if skipped is not None and skipped.action == "stop":
             raise self._stopped(skipped, step, stats)
-        losses = (restored or state).losses  # recent losses of the weights that the run keeps
+        recent = (restored or state).losses  # of the weights that the run keeps
         if skipped is None:
-            losses = self.options.guard.remember(losses, stats.loss)
+            recent = self.options.guard.remember(recent, stats.loss)
         after = replace(
             state,
             step=step.number + 1,
@@ -175,46 +179,50 @@ class Loop:
             tokens=step.last_token,
             updates=self.engine.updates,
             ledger=ledger,
-            losses=losses,
+            losses=recent,
             rollbacks=state.rollbacks + (restored is not None),
         )
         return after, stats.stop or after.step == self.options.stop_after
 
     def _gradients(
-        self, batches: Sequence[MicroBatch], waited: float, state: RunState
-    ) -> tuple[StepStats, float | None]:
+        self, batches: Sequence[MicroBatch], state: RunState
+    ) -> tuple[list[torch.Tensor], float | None]:
         """Run the forward and backward passes of a step.
 
-        Return the statistics of all ranks, and the limit that the loss exceeds if it is a spike:
-        the gradients of a spike are made not finite, so no engine applies them.
+        Return each micro-batch's losses by row, and the limit that the loss exceeds if it is a
+        spike: the gradients of a spike are made not finite, so no engine applies them.
         """
         guard, weight = self.options.guard, self._total_weight(batches)
         device, context = self.parallel.device, self.parallel.axes.context
-        stats: StepStats | None = None
         limit: float | None = None
 
         def forward(batch: MicroBatch) -> Sums:
             return forward_pass(self.engine, batch, device, context)
 
         def decide(losses: list[torch.Tensor]) -> float:
-            nonlocal stats, limit
-            stats = self._gather(batches, losses, waited)
-            if guard.is_spike(state.losses, stats.loss):
+            nonlocal limit
+            loss = step_loss(batches, losses, len(self.plan.sources), self.parallel)
+            if guard.is_spike(state.losses, loss):
                 limit = guard.limit(state.losses)
                 return math.nan
             return weight
 
-        execute(self.schedule(len(batches)), batches, forward, self.engine, weight, decide)
-        assert stats is not None, "every schedule has a backward pass"
-        return stats, limit
+        actions, before_last = self.schedule(len(batches)), decide if guard.needs_loss else None
+        losses = execute(actions, batches, forward, self.engine, weight, before_last)
+        return losses, limit
 
     def _gather(
-        self, batches: Sequence[MicroBatch], losses: Sequence[torch.Tensor], waited: float
+        self,
+        step: Step[PhaseRows],
+        batches: Sequence[MicroBatch],
+        losses: Sequence[torch.Tensor],
+        waited: float,
     ) -> StepStats:
         stats = gather(
             batches,
             losses,
             len(self.plan.sources),
+            range(step.first_row, step.last_row),
             self.parallel,
             data_wait=waited,
             stop=self.stop_asked(),
@@ -243,10 +251,10 @@ class Loop:
     def _save(self, state: RunState, *, wait: bool) -> None:
         if self.saver is None:
             return
+        self.recorder.sync()  # a checkpoint is never newer than the ledger on disk
         self.saver.save(self.engine.fragments(), state)
         if wait:
             self.saver.wait()
-        self.recorder.saved(state.step, self.saver.blocked)
 
     def _seed(self, step: int) -> int:
         """Return the random seed of a step: a resume draws the same numbers, and ranks that shard

@@ -98,8 +98,11 @@ class Job:
     @property
     def identity(self) -> str:
         """Hash of everything that defines the run; equal for all of its starts."""
-        model = run_config.model_identity(self.model)
-        parts = [run_config.identity(self.run), model, self.plan.hash]
+        parts = [
+            run_config.identity(self.run, self.model),
+            run_config.model_identity(self.model),
+            self.plan.hash,
+        ]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     def save(self) -> None:
