@@ -95,9 +95,10 @@ class HyenaMLP(Operator):
         init.output(self.down)
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
+        thrice = Sharded(0, (self.options.hidden,) * 3)
         return {
             **outputs("qkv", self.qkv),
-            "featurizer.taps": Sharded(0, (self.options.hidden,) * 3),
+            **({"featurizer.taps": thrice} if self.featurizer is not None else {}),
             **filters("taps", self.options.groups, ranks),
             **inputs("down"),
         }

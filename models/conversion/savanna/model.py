@@ -233,6 +233,8 @@ class _Reader:
             self.refuse("activation", f"headrace has {', '.join(ACTIVATIONS)}")
             activation = "gelu"
         if not gated:
+            if activation == "gelu" and self.settings["bias_gelu_fusion"]:
+                activation = "gelu-tanh"
             return self.build("mlp", hidden=4 * self.width, activation=activation, bias=True)
         if self.settings["mlp_type"] != "llama":
             self.refuse("mlp_type", "headrace has regular, llama and short_hyena")

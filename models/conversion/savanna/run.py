@@ -41,7 +41,8 @@ def to_run(settings: Settings) -> tuple[Data, list[str]]:
     }
     if settings["use_fp8_norm"] and settings.number("weight_decay"):
         missing.append("use_fp8_norm: Savanna decays the weights of these norms; headrace does not")
-    precision = settings["precision"]
+    half = (settings["fp16"] or {}).get("enabled", False)
+    precision = settings["precision"] or ("fp16" if half else None)
     if precision not in PRECISIONS:
         missing.append(f"precision: {precision!r}: headrace has bf16 and fp32; bf16 is written")
     run["precision"] = PRECISIONS.get(precision, "bf16")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from savanna_configs import COMMON, DATA, FREEFORM, SHORT_MLP, STRIPED
+from savanna_configs import DATA, FREEFORM, SHORT_MLP, STRIPED
 
 from headrace.console import config as reader
 from headrace.models.accounting.count import build_meta
@@ -145,6 +145,18 @@ def test_another_model_is_refused_by_name(tmp_path: Path, change: str, named: st
     assert not (tmp_path / "out").exists()
 
 
+def test_plain_mlps_keep_their_activation_of_fused_kernels(tmp_path: Path) -> None:
+    plain = FREEFORM.replace("mlp_type: llama", "mlp_type: regular")
+    plain = plain.replace('[[["hyena", "flash_v2"], all]]', '[[["flash_v2"], all]]')
+    for name, fused, activation in (("a", "false", "gelu"), ("b", "true", "gelu-tanh")):
+        folder = tmp_path / name
+        folder.mkdir()
+        convert(folder, plain.replace("bias-gelu-fusion: false", f"bias-gelu-fusion: {fused}"))
+        found = model(folder)
+        mlp: Any = found.operators[found.mlp or ""]
+        assert (mlp.kind, mlp.activation, mlp.bias) == ("mlp", activation, True)
+
+
 def test_two_files_cannot_set_one_key(tmp_path: Path) -> None:
     said = convert(tmp_path, STRIPED, "seq-length: 64\n", code=1).output
     assert "seq-length: is set in" in said
@@ -153,11 +165,12 @@ def test_two_files_cannot_set_one_key(tmp_path: Path) -> None:
 
 
 def test_training_settings_that_are_missing_are_named(tmp_path: Path) -> None:
-    text = COMMON + STRIPED.removeprefix(COMMON)
-    text = text.replace("type: Adam,", "type: Sophia,").replace(
-        "precision: bfloat16", "precision: fp16"
-    )
+    text = STRIPED.replace("type: Adam,", "type: Sophia,")
+    text = text.replace("precision: bfloat16", "precision: fp16")
     text = text.replace("hidden-dropout: 0.0\n", "")
+    assert "precision: 'fp16'" in convert(tmp_path, text).output
+    (tmp_path / "out").rename(tmp_path / "before")
+    text = text.replace("precision: fp16\n", "fp16: {enabled: true}\n")
     said = convert(tmp_path, text + "use_mup: true\n").output
     for named in ("optimizer: Sophia", "precision: 'fp16'", "use_mup: True"):
         assert f"not expressible: {named}" in said
