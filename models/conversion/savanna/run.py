@@ -46,7 +46,7 @@ def to_run(settings: Settings) -> tuple[Data, list[str]]:
     if precision not in PRECISIONS:
         missing.append(f"precision: {precision!r}: headrace has bf16 and fp32; bf16 is written")
     run["precision"] = PRECISIONS.get(precision, "bf16")
-    layout = {
+    layout: Data = {
         ours: settings.whole(theirs)
         for ours, theirs in (("tp", "model_parallel_size"), ("cp", "context_parallel_size"))
         if settings.whole(theirs) > 1
