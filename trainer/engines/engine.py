@@ -31,6 +31,8 @@ class Engine(Protocol):
     objective: Objective
     optimizer: Optimizer
     device: torch.device
+    dtype: torch.dtype
+    """Number format of the residual stream."""
     clip: float
     """Limit of the norm of all gradients; 0: no limit."""
     updates: int

@@ -9,7 +9,6 @@ compute precision, and its gradients are summed in fp32.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -48,7 +47,7 @@ class Fsdp2Config(EngineConfig):
             raise ValueError(f"shard must be at least 1, not {self.shard}")
 
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
-        ranks = processes // layout.tp
+        ranks = processes // (layout.pp * layout.tp)
         if self.shard is not None and ranks % self.shard:
             raise LayoutError(
                 f"engine.shard={self.shard} does not divide the {ranks} processes among which "
@@ -117,10 +116,12 @@ class Fsdp2:
         model = objective.model
         shards, groups = local_shards(model), parameter_groups(model, optimizer)
         self.device = parallel.device
+        self.dtype = precision.compute
         self.ranks = parallel.data.size
         self.shards = config.shard or self.ranks
-        shape = (self.ranks // self.shards, self.shards, parallel.axes.tensor.size)
-        names = ("replica", "shard", "tensor")
+        stages, tensor = parallel.pipe.layout.pp, parallel.axes.tensor.size
+        shape = (stages, self.ranks // self.shards, self.shards, tensor)
+        names = ("stage", "replica", "shard", "tensor")
         self.mesh = init_device_mesh(parallel.device.type, shape, mesh_dim_names=names)
         self.replica = self.mesh.get_local_rank("replica")
         self.shard = self.mesh.get_local_rank("shard")
@@ -128,7 +129,7 @@ class Fsdp2:
         self.updates = 0
 
         wanted: dict[str, Any] = {
-            "mesh": self.mesh["replica", "shard"] if shape[0] > 1 else self.mesh["shard"],
+            "mesh": self.mesh["replica", "shard"] if shape[1] > 1 else self.mesh["shard"],
             "mp_policy": MixedPrecisionPolicy(
                 param_dtype=precision.compute if precision.separate_masters else None,
                 reduce_dtype=torch.float32,
@@ -136,7 +137,7 @@ class Fsdp2:
             ),
             "reshard_after_forward": config.reshard,
         }
-        for block in _blocks(objective):
+        for block in model.typed_blocks():
             if config.compile:
                 block.compile()
             fully_shard(block, **wanted)
@@ -209,13 +210,3 @@ class Fsdp2:
         piece = -(-rows // self.shards)
         return min(piece * self.shard, rows) * math.prod(rest)
 
-
-def _blocks(objective: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules that are gathered together: those of the outermost module lists."""
-    from torch import nn
-
-    for child in objective.children():
-        if isinstance(child, nn.ModuleList):
-            yield from child
-        else:
-            yield from _blocks(child)

@@ -58,6 +58,7 @@ def start(job: Job, options: StartOptions) -> int:
             logs=job.folder.logs,
             keep_open=[lock],
             stall_seconds=job.run.watch.stall_seconds,
+            name=lambda rank: job.run.layout.rank_name(rank, job.processes),
         ).run()
         _finish(job, code)
         return code

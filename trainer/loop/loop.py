@@ -25,13 +25,12 @@ from ..checkpoints.policy import is_planned
 from ..checkpoints.saver import Saver
 from ..checkpoints.store import RunState
 from ..engines.engine import Engine
-from ..engines.objective import Sums
 from ..engines.update import Update, update
 from ..layout.groups import Parallel
 from .batches import MicroBatch, RunPlan, Steps, micro_rows
 from .evaluate import Evaluation, Evaluator
+from .execute import execute
 from .guard import Guard, SkippedStep
-from .schedule import Schedule, execute, forward_pass, sequential
 from .step_stats import StepStats, gather
 
 
@@ -86,7 +85,6 @@ class Loop:
         options: LoopOptions,
         *,
         recorder: Recorder,
-        schedule: Schedule = sequential,
         saver: Saver | None = None,
         evaluator: Evaluator | None = None,
         restore: Callable[[], RunState] = _no_checkpoint,
@@ -102,7 +100,6 @@ class Loop:
         self.parallel = parallel
         self.options = options
         self.recorder = recorder
-        self.schedule = schedule
         self.saver = saver
         self.evaluator = evaluator
         self.restore = restore
@@ -189,12 +186,8 @@ class Loop:
         the gradients of a spike are made not finite, so no engine applies them.
         """
         guard, weight = self.options.guard, self._total_weight(batches)
-        device, context = self.parallel.device, self.parallel.axes.context
         stats: StepStats | None = None
         limit: float | None = None
-
-        def forward(batch: MicroBatch) -> Sums:
-            return forward_pass(self.engine, batch, device, context)
 
         def decide(losses: list[torch.Tensor]) -> float:
             nonlocal stats, limit
@@ -204,7 +197,8 @@ class Loop:
                 return math.nan
             return weight
 
-        execute(self.schedule(len(batches)), batches, forward, self.engine, weight, decide)
+        orders = self.parallel.pipe.orders(len(batches))
+        execute(orders, batches, self.engine, self.parallel, weight, decide)
         assert stats is not None, "every schedule has a backward pass"
         return stats, limit
 
