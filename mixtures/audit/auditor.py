@@ -70,7 +70,8 @@ class Auditor:
                 hint="restore the plan.json that the run was started with",
             )
         previous = self._hash_before(number, before)
-        if ledger.roll(previous, (bytes.fromhex(row.tokens_hash) for row in audited)) != entry.hash:
+        digests = bytes.fromhex("".join(row.tokens_hash for row in audited))
+        if ledger.roll(previous, digests) != entry.hash:
             raise IntegrityError(
                 f"the rows of step {number} do not match their hash in the ledger: the datasets, "
                 "the plan or the ledger were changed after the run",

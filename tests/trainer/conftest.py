@@ -35,6 +35,7 @@ from headrace.trainer.run.resolve import resolve
 
 TINY = Path(__file__).with_name("tiny.yaml")
 LAYOUTS = Path(__file__).with_name("layouts.py")
+AGREEING = Path(__file__).with_name("agreeing.py")
 
 
 @pytest.fixture(scope="session")
@@ -59,6 +60,14 @@ def ranks() -> Iterator[Callable[[int], Ranks]]:
             return made
 
         yield pool
+
+
+@pytest.fixture(scope="session")
+def two() -> Iterator[Ranks]:
+    """Two processes that run the tasks of agreeing.py."""
+    pool = Ranks(2, AGREEING)
+    yield pool
+    pool.stop()
 
 
 @pytest.fixture

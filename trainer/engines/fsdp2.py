@@ -209,4 +209,3 @@ class Fsdp2:
         rows, *rest = parameter.shape
         piece = -(-rows // self.shards)
         return min(piece * self.shard, rows) * math.prod(rest)
-

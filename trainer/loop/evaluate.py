@@ -74,6 +74,7 @@ class Evaluator:
     ) -> None:
         """Each iteration over `steps` yields this rank's micro-batches of every step."""
         self.names = [source.name for source in plan.sources]
+        self.rows = range(plan.first_row, plan.last_row)
         self.steps = steps
         self.parallel = parallel
         self.every = every
@@ -92,7 +93,7 @@ class Evaluator:
                     batches += step
         finally:
             engine.objective.train()
-        stats = gather(batches, losses, len(self.names), self.parallel)
+        stats = gather(batches, losses, len(self.names), self.rows, self.parallel)
         return Evaluation(self.names, stats, time.perf_counter() - began)
 
 

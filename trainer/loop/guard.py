@@ -3,6 +3,8 @@
     loss ─ known to all ranks before the last backward pass ─► a spike? ─► its gradients are made
     not finite, so that no engine applies the step ─► skip · roll back · stop
 
+Without a guard against spikes (`spike: none`) the ranks exchange nothing before that pass.
+
 A rollback restores the weights of the newest checkpoint, never the row: the stream continues, and
 the ledger records the skipped step and the steps that were rolled back.
 """
@@ -59,9 +61,14 @@ class Guard:
     def may_roll_back(self) -> bool:
         return "rollback" in (self.not_finite, self.spike)
 
+    @property
+    def needs_loss(self) -> bool:
+        """True if the loss decides whether the step is applied."""
+        return self.spike != "none"
+
     def is_spike(self, losses: Sequence[float], loss: float) -> bool:
         """Return True if the loss stands out from the losses before it."""
-        return self.spike != "none" and loss > self.limit(losses)
+        return self.needs_loss and loss > self.limit(losses)
 
     def limit(self, losses: Sequence[float]) -> float:
         """Return the largest loss that is not a spike; infinite while there are few losses."""
@@ -72,7 +79,7 @@ class Guard:
 
     def remember(self, losses: Sequence[float], loss: float) -> tuple[float, ...]:
         """Return the latest losses of applied steps, with `loss` at the end."""
-        if self.spike == "none":
+        if not self.needs_loss:
             return ()
         return (*losses, loss)[-self.spike_window :]
 

@@ -31,7 +31,12 @@ from .batches import MicroBatch, RunPlan, Steps, micro_rows
 from .evaluate import Evaluation, Evaluator
 from .execute import execute
 from .guard import Guard, SkippedStep
+<<<<<<< HEAD
 from .step_stats import StepStats, gather
+=======
+from .schedule import Schedule, execute, forward_pass, sequential
+from .step_stats import StepStats, gather, step_loss
+>>>>>>> agree
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,7 @@ class Loop:
         self.parallel = parallel
         self.options = options
         self.recorder = recorder
+        self.orders = parallel.pipe.orders
         self.saver = saver
         self.evaluator = evaluator
         self.restore = restore
@@ -148,10 +154,11 @@ class Loop:
         waited = time.perf_counter() - asked
         torch.manual_seed(self._seed(step.number))
 
-        stats, limit = self._gradients(batches, waited, state)
+        losses = self._gradients(batches, state)
+        stats = self._gather(step, batches, losses, waited)
         rate = self.lr(step.number)
         result = update(self.engine, rate)
-        skipped = None if result.applied else self._skipped(limit)
+        skipped = None if result.applied else self._skipped(state, stats)
         restored = None
         if skipped is not None and skipped.action == "rollback":
             restored = self._roll_back(state, skipped, stats)
@@ -162,9 +169,9 @@ class Loop:
         self.recorder.record(StepRecord(step, stats, result, rate, seconds, ledger, skipped))
         if skipped is not None and skipped.action == "stop":
             raise self._stopped(skipped, step, stats)
-        losses = (restored or state).losses  # recent losses of the weights that the run keeps
+        recent = (restored or state).losses  # of the weights that the run keeps
         if skipped is None:
-            losses = self.options.guard.remember(losses, stats.loss)
+            recent = self.options.guard.remember(recent, stats.loss)
         after = replace(
             state,
             step=step.number + 1,
@@ -172,43 +179,38 @@ class Loop:
             tokens=step.last_token,
             updates=self.engine.updates,
             ledger=ledger,
-            losses=losses,
+            losses=recent,
             rollbacks=state.rollbacks + (restored is not None),
         )
         return after, stats.stop or after.step == self.options.stop_after
 
-    def _gradients(
-        self, batches: Sequence[MicroBatch], waited: float, state: RunState
-    ) -> tuple[StepStats, float | None]:
-        """Run the forward and backward passes of a step.
+    def _gradients(self, batches: Sequence[MicroBatch], state: RunState) -> list[torch.Tensor]:
+        """Run the forward and backward passes of a step. Return each micro-batch's losses by row.
 
-        Return the statistics of all ranks, and the limit that the loss exceeds if it is a spike:
-        the gradients of a spike are made not finite, so no engine applies them.
+        The gradients of a spike are made not finite, so no engine applies them. The ranks that
+        compute the loss decide it; every rank comes to the same verdict from the step's statistics.
         """
         guard, weight = self.options.guard, self._total_weight(batches)
-        stats: StepStats | None = None
-        limit: float | None = None
 
         def decide(losses: list[torch.Tensor]) -> float:
-            nonlocal stats, limit
-            stats = self._gather(batches, losses, waited)
-            if guard.is_spike(state.losses, stats.loss):
-                limit = guard.limit(state.losses)
-                return math.nan
-            return weight
+            loss = step_loss(batches, losses, len(self.plan.sources), self.parallel)
+            return math.nan if guard.is_spike(state.losses, loss) else weight
 
-        orders = self.parallel.pipe.orders(len(batches))
-        execute(orders, batches, self.engine, self.parallel, weight, decide)
-        assert stats is not None, "every schedule has a backward pass"
-        return stats, limit
+        orders, before_last = self.orders(len(batches)), decide if guard.needs_loss else None
+        return execute(orders, batches, self.engine, self.parallel, weight, before_last)
 
     def _gather(
-        self, batches: Sequence[MicroBatch], losses: Sequence[torch.Tensor], waited: float
+        self,
+        step: Step[PhaseRows],
+        batches: Sequence[MicroBatch],
+        losses: Sequence[torch.Tensor],
+        waited: float,
     ) -> StepStats:
         stats = gather(
             batches,
             losses,
             len(self.plan.sources),
+            range(step.first_row, step.last_row),
             self.parallel,
             data_wait=waited,
             stop=self.stop_asked(),
@@ -248,13 +250,13 @@ class Loop:
         text = f"{self.options.seed} {step} {self.parallel.data.rank}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
 
-    def _skipped(self, limit: float | None) -> SkippedStep:
+    def _skipped(self, state: RunState, stats: StepStats) -> SkippedStep:
         """Return why a step was not applied, and the action that the configuration asks for."""
         guard = self.options.guard
-        if limit is None:
+        if not guard.is_spike(state.losses, stats.loss):
             return SkippedStep("not finite", guard.not_finite)
         assert guard.spike != "none"
-        return SkippedStep("spike", guard.spike, limit)
+        return SkippedStep("spike", guard.spike, guard.limit(state.losses))
 
     def _roll_back(self, state: RunState, skipped: SkippedStep, stats: StepStats) -> RunState:
         """Restore the weights of the newest checkpoint; the stream continues."""

@@ -1,7 +1,11 @@
-"""Statistics of a step, gathered from all ranks in one message through host memory.
+"""Statistics of a step, gathered from all ranks in one message of a fixed size.
 
-Losses by source, the digests of the rows, the wait for data, and requests to stop. Every rank adds
-up the same numbers in the same order, so all ranks reach the same decision.
+    Σ w·ℓ, Σ w, rows by source │ wait, stop, save failed │ row numbers │ digests
+    fp64, 3 × sources          │ fp64                    │ int64       │ 16 bytes each
+
+The messages travel through host memory, after the last backward pass. Every rank adds up the same
+numbers in the same order, so all ranks reach the same decision. The gathered row numbers prove that
+the ranks took the rows of the step, each once.
 """
 
 from __future__ import annotations
@@ -12,12 +16,16 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from ...console.errors import RunError
 from ...dataplane.runlog.ledger import DIGEST_BYTES
 from ..layout.groups import Parallel
 from .batches import PADDING, MicroBatch
 
 FLAGS = 3
 """Numbers of each rank that are not summed: data wait, stop, save failed."""
+DIGEST_WORDS = DIGEST_BYTES // 8
+SHOWN = 8
+"""Most rows, and ranks of a row, that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -36,18 +44,19 @@ class StepStats:
     """True if any rank was asked to stop."""
     save_failed: bool
     """True if the background save of any rank failed."""
-    digests: list[bytes]
-    """Digests of the step's rows, in global order."""
+    digests: bytes
+    """Digests of the step's rows, side by side in global order."""
 
     @property
     def loss(self) -> float:
-        return sum(self.losses) / max(sum(self.weights), 1e-30)
+        return _mean(self.losses, self.weights)
 
 
 def gather(
     batches: Sequence[MicroBatch],
     losses: Sequence[torch.Tensor],
     sources: int,
+    expected: range,
     parallel: Parallel,
     *,
     data_wait: float = 0.0,
@@ -57,58 +66,132 @@ def gather(
     """Gather the statistics of this rank's micro-batches from all ranks. Collective.
 
     `losses` are Σ w·ℓ by row for each micro-batch: this rank's contribution to them. Weights and
-    row numbers that several ranks hold are reported by one of them.
+    row numbers that several ranks hold are reported by one of them. Raise on all ranks unless they
+    report the `expected` rows, each once.
     """
-    group = parallel.control
-    by_source = torch.zeros(3, sources, dtype=torch.float64)
-    for batch, row_losses in zip(batches, losses, strict=True):
-        source = torch.as_tensor(list(batch.sources), dtype=torch.int64)
-        weights = batch.weights.sum(dim=1) * parallel.counts_tokens
-        drawn = torch.tensor([int(row) != PADDING and parallel.reports_rows for row in batch.rows])
-        for kind, numbers in enumerate((row_losses, weights, drawn)):
-            by_source[kind].index_add_(0, source, numbers.double().cpu())
-    rows = [int(row) for batch in batches for row in batch.rows]
-    real = [row for row in rows if row != PADDING and parallel.reports_rows]
-    digests = b"".join(
-        digest for batch in batches for digest in batch.digests if parallel.reports_rows
-    )
-    assert len(digests) == len(real) * DIGEST_BYTES
     flags = torch.tensor([data_wait, float(stop), float(save_failed)], dtype=torch.float64)
-    padded = digests.ljust(len(rows) * DIGEST_BYTES, b"\0")
-    message = torch.cat(
+    numbers = torch.cat([_sums(batches, losses, sources, parallel).flatten(), flags])
+    message = torch.cat([numbers.view(torch.int64), _rows(batches, parallel)])
+    return combine(_exchange(message, parallel.control), sources, expected)
+
+
+def step_loss(
+    batches: Sequence[MicroBatch],
+    losses: Sequence[torch.Tensor],
+    sources: int,
+    parallel: Parallel,
+) -> float:
+    """Return the loss that `gather` will give, to the bit. Collective over the ranks that compute
+    the loss: the sums of the others are zeros.
+
+    The sums by source are gathered, not reduced: a reduction adds in another order.
+    """
+    sums = _sums(batches, losses, sources, parallel)[:2].flatten()
+    totals = _add(_exchange(sums, parallel.pipe.ends)).view(2, sources)
+    return _mean(*totals.tolist())
+
+
+def combine(messages: torch.Tensor, sources: int, expected: range) -> StepStats:
+    """Combine the messages of all ranks, int64 [ranks, words]."""
+    sums = 3 * sources
+    numbers = messages[:, : sums + FLAGS].view(torch.float64)
+    losses, weights, counts = _add(numbers[:, :sums]).view(3, sources).tolist()
+    wait, stop, save_failed = numbers[:, sums:].amax(dim=0).tolist()
+    size = (messages.shape[1] - sums - FLAGS) // (1 + DIGEST_WORDS)
+    rows, digests = messages[:, sums + FLAGS :].split([size, DIGEST_WORDS * size], dim=1)
+    taken = rows != PADDING
+    ordered, order = rows[taken].sort()
+    if not torch.equal(ordered, torch.arange(expected.start, expected.stop)):
+        raise _wrong_rows(ordered, taken.nonzero()[order, 0], expected)
+    joined = bytearray(DIGEST_BYTES * len(expected))
+    words = torch.frombuffer(joined, dtype=torch.int64).view(-1, DIGEST_WORDS)
+    words.copy_(digests.unflatten(1, (size, DIGEST_WORDS))[taken][order])
+    return StepStats(
+        losses=losses,
+        weights=weights,
+        rows=[int(count) for count in counts],
+        data_wait=wait,
+        stop=bool(stop),
+        save_failed=bool(save_failed),
+        digests=bytes(joined),
+    )
+
+
+def _sums(
+    batches: Sequence[MicroBatch],
+    losses: Sequence[torch.Tensor],
+    sources: int,
+    parallel: Parallel,
+) -> torch.Tensor:
+    """Return this rank's Σ w·ℓ, Σ w and rows by source, [3, sources]."""
+    source = torch.tensor([int(each) for batch in batches for each in batch.sources])
+    weights = torch.cat([batch.weights.sum(dim=1) for batch in batches]) * parallel.counts_tokens
+    drawn = torch.tensor([row != PADDING for batch in batches for row in batch.rows])
+    sums = torch.zeros(3, sources, dtype=torch.float64)
+    # The losses are on the device: one transfer for all micro-batches.
+    by_row = (torch.cat(list(losses)), weights, drawn * parallel.reports_rows)
+    for total, numbers in zip(sums, by_row, strict=True):
+        total.index_add_(0, source, numbers.double().cpu())
+    return sums
+
+
+def _rows(batches: Sequence[MicroBatch], parallel: Parallel) -> torch.Tensor:
+    """Return the row numbers that this rank reports and their digests; the rest is padding."""
+    numbers = [int(row) for batch in batches for row in batch.rows]
+    size, real, digests = len(numbers), [], b""
+    if parallel.reports_rows:
+        real = [number for number in numbers if number != PADDING]
+        digests = b"".join(digest for batch in batches for digest in batch.digests)
+    assert len(digests) == len(real) * DIGEST_BYTES
+    padded = bytearray(digests.ljust(size * DIGEST_BYTES, b"\0"))
+    return torch.cat(
         [
-            torch.cat([by_source.flatten(), flags]).view(torch.uint8),
-            torch.tensor(real + [PADDING] * (len(rows) - len(real))).view(torch.uint8),
-            torch.frombuffer(bytearray(padded), dtype=torch.uint8),
+            torch.tensor(real + [PADDING] * (size - len(real))),
+            torch.frombuffer(padded, dtype=torch.int64),
         ]
     )
-    messages = [torch.empty_like(message) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(messages, message, group=group)
-    return _sum(messages, sources, len(rows))
 
 
-def _sum(messages: Sequence[torch.Tensor], sources: int, rows: int) -> StepStats:
-    """Sum the messages of all ranks, in the order of the ranks."""
-    totals = torch.zeros(3 * sources, dtype=torch.float64)
-    flags: list[torch.Tensor] = []
-    digest_of: dict[int, bytes] = {}
-    for message in messages:
-        cut = 8 * (3 * sources + FLAGS)
-        floats = message[:cut].view(torch.float64)
-        totals += floats[: 3 * sources]
-        flags.append(floats[3 * sources :])
-        numbers = message[cut : cut + 8 * rows].view(torch.int64).tolist()
-        digests = bytes(message[cut + 8 * rows :].tolist())
-        for place, row in enumerate(numbers):
-            if row != PADDING:
-                digest_of[row] = digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES]
-    waits, stops, failures = torch.stack(flags).max(dim=0).values.tolist()
-    return StepStats(
-        losses=totals[:sources].tolist(),
-        weights=totals[sources : 2 * sources].tolist(),
-        rows=[int(count) for count in totals[2 * sources :].tolist()],
-        data_wait=waits,
-        stop=bool(stops),
-        save_failed=bool(failures),
-        digests=[digest_of[row] for row in sorted(digest_of)],
+def _exchange(message: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Return the messages of all ranks, [ranks, words]. Collective."""
+    messages = message.new_empty(dist.get_world_size(group), len(message))
+    dist.all_gather_into_tensor(messages, message.unsqueeze(0), group=group)
+    return messages
+
+
+def _add(numbers: torch.Tensor) -> torch.Tensor:
+    """Add the numbers of all ranks in the order of the ranks (`sum` has another order)."""
+    return numbers.cumsum(dim=0)[-1]
+
+
+def _mean(losses: Sequence[float], weights: Sequence[float]) -> float:
+    return sum(losses) / max(sum(weights), 1e-30)
+
+
+def _wrong_rows(rows: torch.Tensor, ranks: torch.Tensor, expected: range) -> RunError:
+    """Return the error that names missing, repeated and foreign rows, and the ranks that took them.
+
+    `rows` are sorted; `ranks` holds the rank that took each of them.
+    """
+    wanted = torch.arange(expected.start, expected.stop)
+    distinct, counts = rows.unique(return_counts=True)
+    foreign = ~torch.isin(distinct, wanted)
+
+    def with_ranks(chosen: torch.Tensor) -> list[str]:
+        return [f"{row} (rank {_listed(ranks[rows == row].tolist())})" for row in chosen.tolist()]
+
+    kinds = {
+        "missing": wanted[~torch.isin(wanted, rows)].tolist(),
+        "taken more than once": with_ranks(distinct[(counts > 1) & ~foreign]),
+        "not of this step": with_ranks(distinct[foreign]),
+    }
+    return RunError(
+        f"the ranks did not take rows {expected.start} to {expected.stop - 1}, each once",
+        where="; ".join(f"{kind}: row {_listed(each)}" for kind, each in kinds.items() if each),
+        hint="check that all machines have the same headrace and read the same folder of the run; "
+        "the same command resumes from the last checkpoint",
     )
+
+
+def _listed(values: Sequence[object]) -> str:
+    return ", ".join([*map(str, values[:SHOWN]), *["…"] * (len(values) > SHOWN)])

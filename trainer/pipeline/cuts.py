@@ -40,9 +40,7 @@ def least_greatest(costs: Sequence[float], chunks: int, head: float) -> Cuts:
         more = head if chunk == chunks - 1 else 0.0
         following, cut = [float("inf")] * (layers + 1), [0] * (layers + 1)
         for n in range(chunk + 1, layers + 1):
-            choices = (
-                (max(best[k], sums[n] - sums[k] + more), k) for k in range(chunk, n)
-            )
+            choices = ((max(best[k], sums[n] - sums[k] + more), k) for k in range(chunk, n))
             following[n], cut[n] = min(choices)
         best = following
         first.append(cut)
@@ -53,9 +51,7 @@ def least_greatest(costs: Sequence[float], chunks: int, head: float) -> Cuts:
     return tuple(reversed(found))
 
 
-def fastest(
-    schedule: str, stages: int, chunks: int, costs: Sequence[float], head: float
-) -> Cuts:
+def fastest(schedule: str, stages: int, chunks: int, costs: Sequence[float], head: float) -> Cuts:
     """Return the cuts of the fastest simulated step; `chunks` are those of a stage. `costs` are
     those of the layers, `head` that of the loss."""
     total = stages * chunks

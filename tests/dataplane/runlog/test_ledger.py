@@ -17,9 +17,9 @@ def test_the_hash_covers_the_previous_hash_and_the_digests_in_order() -> None:
     first, second = b"a" * 16, b"b" * 16
     plan = "0f" * 16
     after = hashlib.blake2b(bytes([15] * 16) + first + second, digest_size=16).hexdigest()
-    assert ledger.roll(plan, [first, second]) == after
-    assert ledger.roll(plan, [second, first]) != after
-    assert ledger.roll(ledger.roll(plan, [first]), [second]) != after
+    assert ledger.roll(plan, first + second) == after
+    assert ledger.roll(plan, second + first) != after
+    assert ledger.roll(ledger.roll(plan, first), second) != after
 
 
 def write(file: Path, steps: list[int], *, torn: bool = False) -> list[LedgerEntry]:

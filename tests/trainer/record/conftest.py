@@ -52,7 +52,7 @@ class Records:
             data_wait=0.1,
             stop=False,
             save_failed=False,
-            digests=[],
+            digests=b"",
         )
         update = Update(1.5, applied=skipped is None)
         return StepRecord(PLAN.step(number), stats, update, 1e-3, 0.4, f"hash{number}", skipped)
