@@ -1,6 +1,6 @@
 """Gradients that arrive from another stage of a pipeline, as a term of the loss.
 
-    loss + handed(stream, gradients)        value: loss; gradient of stream: `gradients`, as they are
+    loss + handed(stream, gradients)       value: loss; gradient of stream: `gradients`, unscaled
 
 So a backward pass always starts from a loss, and engines need no other entry. The gradient of this
 term itself is ignored: the factors of an engine are applied once, where the loss is computed, and

@@ -31,12 +31,7 @@ from .batches import MicroBatch, RunPlan, Steps, micro_rows
 from .evaluate import Evaluation, Evaluator
 from .execute import execute
 from .guard import Guard, SkippedStep
-<<<<<<< HEAD
-from .step_stats import StepStats, gather
-=======
-from .schedule import Schedule, execute, forward_pass, sequential
 from .step_stats import StepStats, gather, step_loss
->>>>>>> agree
 
 
 @dataclass(frozen=True)
