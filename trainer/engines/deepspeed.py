@@ -47,8 +47,8 @@ class DeepSpeedConfig(EngineConfig):
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
         if self.zero == 3 and layout.pp > 1:
             raise LayoutError(
-                "DeepSpeed's ZeRO-3 (engine.zero=3) needs the same modules on every rank, and stages "
-                f"of a pipeline (layout.pp={layout.pp}) have different ones",
+                "DeepSpeed's ZeRO-3 (engine.zero=3) needs the same modules on every rank; the "
+                f"stages of a pipeline (layout.pp={layout.pp}) have different ones",
                 hint="use engine.kind=fsdp2, which shards weights too, or engine.zero=2",
             )
         if self.zero == 0 and precision.separate_masters:

@@ -26,7 +26,7 @@ DISK_RESERVE = 1 << 20
 
 def check(job: Job, *, elsewhere: bool = False) -> None:
     """Raise all errors that are known before the first step, here or on other machines."""
-    checks = [_layout, _vocabulary, _groups, _weights, _held_out]
+    checks = [_engine, _layout, _vocabulary, _groups, _weights, _held_out]
     checks += [_devices, _loggers] * (not elsewhere)
     run_all(
         *(partial(check, job) for check in checks),
@@ -54,9 +54,13 @@ def check_disk(job: Job) -> None:
         )
 
 
-def _layout(job: Job) -> None:
-    """Raise if the engine does not support the layout, or the layout does not shard the model."""
+def _engine(job: Job) -> None:
+    """Raise if the engine does not support the layout."""
     job.run.engine.check(job.run.layout, job.processes, job.precision)
+
+
+def _layout(job: Job) -> None:
+    """Raise if the layout does not shard the model and its rows."""
     lengths = [phase.seq_len for phase in job.plan.phases]
     if job.run.evaluate is not None and job.run.evaluate.seq_len is not None:
         lengths.append(job.run.evaluate.seq_len)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ... import __version__
 from ...console.progress import duration, human
+from ..costs.describe import degrees
 from . import charts
 from .data import SKIPPED, RunData
 from .outliers import DEVIATIONS, WINDOW, OutlierStep, find_outliers
@@ -258,8 +259,7 @@ def _configuration(run: RunData) -> str:
     layout = run.about["layout"]
     values = {
         "engine": f"{layout['engine']}, {layout['precision']}",
-        "layout": f"{layout['processes']} × {layout['device']} = dp {layout['dp']} × "
-        f"tp {layout['tp']} × cp {layout['cp']}",
+        "layout": f"{layout['processes']} × {layout['device']} = {degrees(layout)}",
         "model": run.job.model.pattern,
         "width": f"{run.job.model.width:,}, vocabulary {run.job.model.vocab_size:,}",
         "optimizer": run.job.run.optimizer.describe(),
