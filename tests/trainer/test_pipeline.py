@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from parity import differences
+from parity import hold as hold_engines
 
 SCHEDULES = ["pp2", "pp2gpipe", "pp2x2"]
 MODELS = ["every", "untied", "shared"]
@@ -48,3 +51,100 @@ def test_shipped_models_are_exact(in_processes: Any) -> None:
     hold(in_processes(2, "exact", cases=cases))
     hold(in_processes(4, "exact", cases=[(model, "pp4", 5) for model in (*TINY, "every")]))
     hold(in_processes(4, "exact", cases=[("untied", "pp4uneven", 3), ("every", "pp4uneven", 3)]))
+
+
+# Engines, against one rank without stages (see test_parity.py)
+
+ENGINES = ["deepspeed-0", "deepspeed-1", "deepspeed-2", "fsdp2-0"]
+PIPED = ["pp2", "pp2gpipe", "pp2x2", "pp2tp2", "pp2cp2", "pp2cp2ring", "pp4uneven"]
+
+
+@pytest.mark.slow
+def test_stages_train_the_same_model_under_every_engine(in_processes: Any, tmp_path: Path) -> None:
+    layouts = ["deepspeed-1-fp32-pp2x2", "deepspeed-2-fp32-pp4uneven", "fsdp2-0-fp32-pp2tp2"]
+    hold_engines(differences(in_processes, tmp_path, layouts, "every"))
+
+
+@pytest.mark.slow
+def test_copies_that_are_not_summed_show(in_processes: Any, tmp_path: Path) -> None:
+    """Negative control: the embedding is tied, and on two stages."""
+    found = differences(in_processes, tmp_path, ["fsdp2-0-fp32-pp2"], "tiny", unsummed=True)
+    [(_, norm, gradient)] = found.values()
+    assert norm > 1e-3 and gradient > 1e-2, (norm, gradient)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("model", ["every", "untied"])
+def test_the_whole_matrix_of_stages(in_processes: Any, tmp_path: Path, model: str) -> None:
+    layouts = [f"{engine}-fp32-{axes}" for engine in ENGINES for axes in PIPED]
+    found = differences(in_processes, tmp_path, [*layouts, "fsdp2-2-fp32-pp2"], model)
+    hold_engines(found)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_half_precision_stays_near(in_processes: Any, tmp_path: Path) -> None:
+    """bf16 with stages is as far from fp32 as bf16 without."""
+    engines = ["deepspeed-1", "deepspeed-2", "fsdp2-0"]
+    layouts = [f"{engine}-bf16-{axes}" for engine in engines for axes in ("pp2", "pp2x2", "pp2tp2")]
+    worst = differences(in_processes, tmp_path, [*layouts, "fsdp2-0-bf16"], "every")
+    rounded = worst.pop("fsdp2-0-bf16")[2]
+    for layout, (loss, norm, gradient) in worst.items():
+        assert loss < 5e-3 and norm < 5e-3, (layout, loss, norm)
+        assert gradient < 2 * rounded, (layout, gradient, rounded)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_muon_brings_matrices_together_from_all_stages(in_processes: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"steps": 3, "model": "shared", "optimizer": "muon"}
+    alone = in_processes(1, "parity", layouts=["fsdp2-0-fp32"], **options)["fsdp2-0-fp32"]
+    layouts = ["deepspeed-1-fp32-pp2", "fsdp2-0-fp32-pp2x2"]
+    for layout, found in in_processes(4, "parity", layouts=layouts, **options).items():
+        for (loss, norm), (its_loss, its_norm) in zip(alone, found, strict=True):
+            assert abs(its_loss - loss) < 2e-5 and abs(its_norm / norm - 1) < 1e-4, layout
+
+
+# Skipped steps and checkpoints
+
+
+@pytest.mark.slow
+def test_a_step_that_one_rank_spoils_is_skipped_on_every_stage(in_processes: Any) -> None:
+    """A NaN from one rank of the last stage: no copy of the state changes."""
+    layouts = ["deepspeed-1-fp32-pp2", "fsdp2-0-fp32-pp2", "deepspeed-1-bf16-pp2"]
+    found = in_processes(4, "left_out", layouts=layouts, faulty=1)
+    assert found == {layout: [False, True, True, True] for layout in layouts}
+
+
+SAVED = ["deepspeed-1-fp32-pp2tp2", "fsdp2-0-fp32-pp4", "deepspeed-2-fp32-pp2x2"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_checkpoint_of_stages_loads_into_others(in_processes: Any, tmp_path: Path) -> None:
+    """Masters and moments are equal to the bit; so are the steps after a resume in one layout."""
+    saved = ["deepspeed-1-fp32-pp2"]
+    kept = in_processes(2, "save_all", tmp_path, layouts=saved, steps=1)
+    targets = [*saved, "fsdp2-0-fp32-pp2x2"]
+    found = in_processes(
+        2, "load_all", tmp_path, sources=saved, targets=targets, steps=1, used=True
+    )
+    assert {worst for worst, _ in found.values()} == {0.0}
+    assert found[f"{saved[0]} → {saved[0]}"][1] == kept[saved[0]]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_checkpoints_load_across_stages_and_engines(in_processes: Any, tmp_path: Path) -> None:
+    kept = in_processes(4, "save_all", tmp_path, layouts=SAVED, steps=2)
+    targets = {4: [*SAVED, "deepspeed-3-fp32"], 1: ["fsdp2-0-fp32"], 2: ["fsdp2-0-bf16-pp2"]}
+    for processes, layouts in targets.items():
+        used = processes == 4
+        found = in_processes(
+            processes, "load_all", tmp_path, sources=SAVED, targets=layouts, steps=2, used=used
+        )
+        assert len(found) == len(SAVED) * len(layouts)
+        assert {worst for worst, _ in found.values()} == {0.0}
+        if used:
+            assert all(found[f"{name} → {name}"][1] == kept[name] for name in SAVED)

@@ -13,7 +13,7 @@ from . import memory as costs
 from . import stages as pipeline
 
 GIGABYTE = 1 << 30
-AXES = ("dp", "tp", "cp")
+AXES = ("pp", "dp", "tp", "cp")
 
 
 def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
@@ -84,7 +84,8 @@ def lines(about: dict[str, Any]) -> list[str]:
     if len(about["stages"]) > 1:
         text += [f"stage {stage['stage']:<7}{_stage(stage)}" for stage in about["stages"]]
         text += [f"pipeline     {_pipeline(phase)}" for phase in about["pipeline"]]
-    text += [f"memory       {line}" for line in _memory(about["memory_by_tensor_rank"])]
+    where = " of the fullest stage" * (len(about["stages"]) > 1)
+    text += [f"memory       {line}" for line in _memory(about["memory_by_tensor_rank"], where)]
     text += [f"warning      {line}" for line in about["warnings"]]
     saved = about["checkpoints"]
     text.append(f"checkpoints  {saved['saved']} of {as_bytes(saved['bytes'])} each")
@@ -92,9 +93,8 @@ def lines(about: dict[str, Any]) -> list[str]:
 
 
 def degrees(layout: dict[str, Any]) -> str:
-    """Format the degrees of parallelism; stages only where there are several."""
-    pp = layout.get("pp", 1)  # runs of older versions have none
-    return f"pp {pp} × " * (pp > 1) + " × ".join(f"{name} {layout[name]}" for name in AXES)
+    """Format the degrees of parallelism."""
+    return " × ".join(f"{name} {layout[name]}" for name in AXES)
 
 
 def _stage(stage: dict[str, Any]) -> str:
@@ -125,7 +125,7 @@ def _group(group: dict[str, Any]) -> str:
     )
 
 
-def _memory(by_rank: list[dict[str, int]]) -> list[str]:
+def _memory(by_rank: list[dict[str, int]], stage: str) -> list[str]:
     """Return a line for each tensor rank, or one line if all are equal."""
     alike = all(parts == by_rank[0] for parts in by_rank)
     text = []
@@ -133,7 +133,7 @@ def _memory(by_rank: list[dict[str, int]]) -> list[str]:
         where = "each rank" if alike else f"each rank of tensor rank {rank}"
         named = ", ".join(f"{part} {_size(size)}" for part, size in parts.items() if size)
         more = "" if "activations" in parts else ", and activations"
-        text.append(f"{_size(sum(parts.values()))} on {where} ({named}){more}")
+        text.append(f"{_size(_total(parts))} on {where}{stage} ({named}){more}")
     return text
 
 

@@ -125,6 +125,8 @@ def _prepare(job: Job) -> None:
         f"{about['layout']['engine']} on {job.processes} "
         f"process{'es' * (job.processes > 1)} → {job.folder.root}"
     )
+    for warning in about["warnings"]:
+        log.warning("%s", warning)
 
 
 def _finish(job: Job, code: int) -> None:
