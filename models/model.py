@@ -88,9 +88,9 @@ class Model(nn.Module):
         states: list[list[State]] | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the input of `logits`, and the sum of auxiliary losses (MoE routers).
+        """Return the input of `logits`, and the sum of auxiliary losses (MoE routers), [rows].
 
-        `rows` (bool) is False for padding rows, which these losses leave out.
+        `rows` (bool) is False for padding rows, which statistics over a micro-batch leave out.
         """
         assert len(self.chunks) == 1, "the model is whole"
         (hidden,), losses = self.run_chunk(0, tokens, documents, states=states, rows=rows)
@@ -108,7 +108,7 @@ class Model(nn.Module):
         states: list[list[State]] | None = None,
         rows: Tensor | None = None,
     ) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return the stream that the next chunk takes, and the sum of auxiliary losses.
+        """Return the stream that the next chunk takes, and the sum of auxiliary losses, [rows].
 
         The stream is (u,), or (u, embeddings) while a later layer calls a shared block; after the
         last chunk it is the input of `logits`. The first chunk takes none.
@@ -121,7 +121,7 @@ class Model(nn.Module):
             u, embeddings = stream[0], stream[-1]
         if self.calls_shared(layers.start):
             batch = replace(batch, embeddings=embeddings)
-        losses = u.new_zeros((), dtype=torch.float32)
+        losses = u.new_zeros(len(u), dtype=torch.float32)
         for block, block_states in zip(
             self.blocks_of(layers), states or repeat(None), strict=False
         ):

@@ -27,6 +27,16 @@ FAULTS = {
 """Faults: the connection is closed or reset before a response; closed after one, as servers do with
 idle connections; the response or the upload is cut in the middle; the request is executed and its
 response lost; the server never responds; the request is refused."""
+PLACES = itertools.count(7, 101)
+WRONG_BYTES = {
+    "flipped": lambda relay: relay.answer(*relay.ask(), flip=lambda body: len(body) // 2),
+    "garbled": lambda relay: relay.answer(*relay.ask(), flip=lambda body: next(PLACES) % len(body)),
+    "flipped with a checksum": lambda relay: relay.answer(
+        *relay.ask(), flip=lambda body: len(body) // 2, checksums=True
+    ),
+}
+"""A bit of the response is flipped, always the same one, or each time another one. The connection
+does not show it; the store's own checksum, if it sends one, shows it to the client's library."""
 
 
 def at_times(faults: Sequence[str], *, every: int) -> Callable[[Relay], str | None]:
@@ -81,7 +91,7 @@ class Relay(BaseHTTPRequestHandler):
             self.answer(*self.ask())
             return
         self.server.met[fault] += 1
-        FAULTS[fault](self)
+        (FAULTS | WRONG_BYTES)[fault](self)
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = relay
 
@@ -99,15 +109,23 @@ class Relay(BaseHTTPRequestHandler):
         body: bytes,
         *,
         cut: bool = False,
+        flip: Callable[[bytes], int] | None = None,
+        checksums: bool = False,
         then: Callable[[], None] | None = None,
     ) -> None:
         self.send_response(response.status)
+        hidden = "x-amz-checksum" if flip is not None and not checksums else None
         for name, value in response.getheaders():
+            if hidden is not None and name.lower().startswith(hidden):
+                continue
             if name.lower() not in ("content-length", "connection", "server", "date"):
                 self.send_header(name, value)
         size = response.getheader("Content-Length") if self.command == "HEAD" else len(body)
         self.send_header("Content-Length", str(size))
         self.end_headers()
+        if flip is not None and body:
+            place = flip(body)
+            body = body[:place] + bytes([body[place] ^ 1]) + body[place + 1 :]
         self.wfile.write(body[: len(body) // 2] if cut else body)
         if then is not None:
             then()

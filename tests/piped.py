@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -62,10 +62,10 @@ def place(layout: str, model: str = "tiny") -> Parallel:
     return groups(words, model if "pp" in words else "")
 
 
-def config_of(model: str) -> ModelConfig:
+def config_of(model: str, changes: Sequence[str] = ()) -> ModelConfig:
     """Return a model of the tests, or a shipped one."""
     file = CONFIGS / f"{model}.yaml"
-    return load_model_config(file if file.exists() else model)
+    return load_model_config(file if file.exists() else model, changes)
 
 
 class Batch(NamedTuple):

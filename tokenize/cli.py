@@ -229,16 +229,16 @@ def verify_command(url: str, as_json: bool, **values: Any) -> None:
     config = options.checked(ExecutorConfig, options.executor_of(values))
     try:
         damage = verify(url, config)
-    except IntegrityError as error:  # the manifest or a table is damaged
+    except IntegrityError as error:  # the manifest is damaged
         if as_json:
-            command.emit([vars(Damage(manifest.NAME, error.what, ""))])
+            command.emit([vars(Damage(manifest.NAME, error.what))])
         raise
     if as_json:
         command.emit([vars(item) for item in damage])
     if damage:
         raise IntegrityError(
             describe(url, damage),
-            hint="remove these files and run the build's command again: only their tasks are run",
+            hint="; ".join(dict.fromkeys(item.hint for item in damage)),
         )
     command.say(f"{url}: no damage found")
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..console.errors import InputError, IntegrityError, StorageError
 from ..dataplane.arrays import Int64
-from ..dataplane.datasets.chunks import ChunkHasher
+from ..dataplane.datasets.chunks import ChunkHasher, check_stored
 from ..dataplane.datasets.manifest import Shard
 from ..dataplane.shards import shard_format
 from ..dataplane.shards.format import ShardLayout
 from ..dataplane.storage import storage
+from ..dataplane.storage.verified import read_checked
 
 Bytes = bytes | mmap.mmap
 
@@ -35,28 +37,33 @@ class ShardContents:
     """Last ids of its documents; two different ones at most."""
 
 
-def read_shard(url: str, shard: Shard) -> Bytes:
-    """Return the bytes of a shard, decompressed. Local files are memory-mapped: shards of external
-    datasets may be larger than memory."""
+def read_shard(
+    url: str, shard: Shard, check: Callable[[Bytes], Bytes] = lambda data: data
+) -> Bytes:
+    """Return the bytes of a shard, decompressed and checked. Local files are memory-mapped: shards
+    of external datasets may be larger than memory. `check` returns them or raises."""
     if shard.stored_name is None:
         where = storage.join(url, shard.name)
         size = storage.size(where)
         if storage.is_local(where) and size:
             with storage.local_path(where).open("rb") as file:
-                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                return check(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         if size > LARGEST_REMOTE:
             raise StorageError(
                 f"{where} has {size:,} bytes: too large to read at once from a remote store",
                 hint="run the command where the file is on a local disk",
             )
-        return storage.read(where)
+        return read_checked(where, check)
     import zstandard
 
     where = storage.join(url, shard.stored_name)
+    packed = (
+        storage.read(where)
+        if shard.stored_hash is None
+        else read_checked(where, partial(check_stored, where, shard))
+    )
     try:
-        return zstandard.ZstdDecompressor().decompress(
-            storage.read(where), max_output_size=shard.size
-        )
+        return check(zstandard.ZstdDecompressor().decompress(packed, max_output_size=shard.size))
     except zstandard.ZstdError as error:
         raise IntegrityError(f"{where} cannot be decompressed: {error}") from None
 

@@ -1,26 +1,30 @@
 """Check a dataset against its manifest: every byte, every count.
 
-Damage is reported with the task that wrote the file: remove the file and run the build's command
-again, and only that task is run.
+Every file that the manifest reaches is read and hashed: shards, shard tables, lists of inputs,
+digests of documents, the tokenizer's file and the index file of the shard format. A damaged shard
+is reported with the task that wrote it.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..console.errors import UserError
+from ..console.errors import IntegrityError, UserError
 from ..console.progress import Progress
 from ..dataplane.datasets import manifest
 from ..dataplane.datasets.chunks import CHUNK_BYTES
 from ..dataplane.datasets.manifest import Manifest, Shard
 from ..dataplane.shards import shard_format
 from ..dataplane.storage import storage
+from ..dataplane.storage.verified import REBUILD, read_named
 from . import executors
 from .executors import ExecutorConfig
-from .read_shard import hash_of, read_contents, read_shard
+from .read_shard import Bytes, hash_of, read_contents, read_shard
+
+REMOVE = "remove the damaged shards and run the build's command again: only their tasks are run"
+RUN_AGAIN = "run the build's command again: it writes the tokenizer's file and index.json again"
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,9 @@ class Damage:
 
     name: str
     what: str
-    task: str
-    """Task that writes the file again; empty for an external dataset."""
+    task: str = ""
+    """Task that writes the shard again; empty for other files and for external datasets."""
+    hint: str = REBUILD
 
 
 @dataclass(frozen=True)
@@ -57,24 +62,26 @@ class VerifyWorker:
             what = self._problem(shard)
         except UserError as error:
             what = error.what
-        yield ShardCheck(shard.size, Damage(name, what, shard.task) if what else None)
+        hint = REMOVE if shard.task else REBUILD
+        yield ShardCheck(shard.size, Damage(name, what, shard.task, hint) if what else None)
 
     def _problem(self, shard: Shard) -> str | None:
         held = self.manifest
-        if shard.stored_name is not None:
-            stored = storage.read(storage.join(self.url, shard.stored_name))
-            if hashlib.sha256(stored).hexdigest() != shard.stored_hash:
-                return f"its bytes differ from those that were written ({len(stored):,} bytes)"
-        data = read_shard(self.url, shard)
-        if len(data) != shard.size:
-            return f"it has {len(data):,} bytes instead of {shard.size:,}"
-        chunks, digest = hash_of(data)
-        if digest != shard.hash:
-            bad = [
-                k for k in range(len(chunks) // 32) if _chunk(chunks, k) != _chunk(shard.chunks, k)
-            ]
-            places = ", ".join(f"{k * CHUNK_BYTES:,}" for k in bad[:5])
-            return f"its bytes differ from those that were written (in the chunks from {places})"
+
+        def check(data: Bytes) -> Bytes:
+            if len(data) != shard.size:
+                raise IntegrityError(f"it has {len(data):,} bytes instead of {shard.size:,}")
+            chunks, digest = hash_of(data)
+            if digest != shard.hash:
+                numbers = range(len(chunks) // 32)
+                bad = [k for k in numbers if _chunk(chunks, k) != _chunk(shard.chunks, k)]
+                places = ", ".join(f"{k * CHUNK_BYTES:,}" for k in bad[:5])
+                raise IntegrityError(
+                    f"its bytes differ from those that were written (in the chunks from {places})"
+                )
+            return data
+
+        data = read_shard(self.url, shard, check)
         contents = read_contents(data, held.format, held.dtype, shard.details)
         if (contents.documents, contents.tokens) != (shard.documents, shard.tokens):
             return (
@@ -95,20 +102,18 @@ class VerifyWorker:
 def verify(url: str, engine: ExecutorConfig | None = None) -> list[Damage]:
     """Return the damaged files of a dataset."""
     held = manifest.load(url)
-    shards = []
+    damage = [found for name in held.files if (found := _file_damage(url, name, held))]
+    damaged = {item.name for item in damage}
+    shards: list[Shard] = []
     for number, generation in enumerate(held.generations):
+        if generation.table in damaged:
+            continue
         table = manifest.load_table(url, generation)
         shards += table
         sums = manifest.totals(table)
         if any(getattr(generation, name) != total for name, total in sums.items()):
-            return [
-                Damage(
-                    generation.table,
-                    f"the totals of generation {number} do not match its shards",
-                    "",
-                )
-            ]
-    damage = []
+            what = f"the totals of generation {number} do not match its shards"
+            damage.append(Damage(generation.table, what))
     total = sum(shard.size for shard in shards)
     with Progress("verifying", total=total, unit="B") as progress:
         for checked in executors.run(engine or ExecutorConfig(), VerifyWorker(url), shards):
@@ -116,10 +121,40 @@ def verify(url: str, engine: ExecutorConfig | None = None) -> list[Damage]:
             if checked.damage:
                 damage.append(checked.damage)
     format = shard_format(held.format)
-    if format.index_name is not None and not damage and storage.is_local(url):
-        what = format.index_problem(storage.local_path(url), shards)
-        damage += [Damage(format.index_name, what, "")] if what else []
+    if format.index_name is not None and not damage:
+        what = _index_problem(url, held, shards)
+        damage += [Damage(format.index_name, what, hint=RUN_AGAIN)] if what else []
     return sorted(damage, key=lambda item: item.name)
+
+
+def _file_damage(url: str, name: str, held: Manifest) -> Damage | None:
+    """Return the damage of a file that is named by its content, or None."""
+    try:
+        read_named(url, name)
+    except UserError as error:
+        rewritten = name == held.tokenizer.spec.get("file") and not held.settings.get("indexed")
+        return Damage(name, error.what, hint=RUN_AGAIN if rewritten else REBUILD)
+    return None
+
+
+def _index_problem(url: str, held: Manifest, shards: list[Shard]) -> str | None:
+    """Return what is wrong with the index file of the shard format, or None. The index of an
+    external dataset is not of our making: only its readers can judge it."""
+    format = shard_format(held.format)
+    assert format.index_name is not None
+    if storage.is_local(url) and (what := format.index_problem(storage.local_path(url), shards)):
+        return what
+    if "compression" not in held.settings:  # no build wrote the dataset
+        return None
+    made = format.index(
+        shards,
+        dtype=held.dtype,
+        weighted=held.weights is not None,
+        compression=held.settings["compression"],
+    )
+    if storage.read(storage.join(url, format.index_name)) != made:
+        return "its bytes differ from those that the build writes"
+    return None
 
 
 def _chunk(chunks: bytes, number: int) -> bytes:

@@ -8,7 +8,6 @@ one request. Other threads and processes that need one of them wait for it.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import struct
 import threading
@@ -22,8 +21,9 @@ from ...console.errors import IntegrityError
 from ...console.log import get_logger
 from ..arrays import Bytes
 from ..storage import storage
+from ..storage.verified import read_checked
 from .cache_folder import CacheFolder
-from .chunks import CHUNK_BYTES, RESTORE, check_chunk, spans
+from .chunks import CHUNK_BYTES, RESTORE, check_chunk, check_stored, spans
 from .manifest import Shard
 
 log = get_logger(__name__)
@@ -96,13 +96,16 @@ class Cache:
         start, end = first * CHUNK_BYTES, last * CHUNK_BYTES
         if end >= shard.size:
             end = shard.size + 1  # one byte more, to detect a file that has grown
-        data = storage.read(where, start, end)
-        self._count(len(data))
-        if start + len(data) > shard.size:
-            raise IntegrityError(
-                f"{where} has more bytes than its manifest says ({shard.size:,})", hint=RESTORE
-            )
-        return self._checked(where, shard, first, last, data)
+
+        def check(data: bytes) -> dict[int, Bytes]:
+            self._count(len(data))
+            if start + len(data) > shard.size:
+                raise IntegrityError(
+                    f"{where} has more bytes than its manifest says ({shard.size:,})", hint=RESTORE
+                )
+            return self._checked(where, shard, first, last, data)
+
+        return read_checked(where, check, start, end)
 
     def _unpack(self, url: str, shard: Shard) -> dict[int, Bytes]:
         """Fetch, verify and decompress a whole compressed shard; return its chunks."""
@@ -110,10 +113,12 @@ class Cache:
 
         assert shard.stored_name is not None
         where = storage.join(url, shard.stored_name)
-        packed = storage.read(where)
-        self._count(len(packed))
-        if hashlib.sha256(packed).hexdigest() != shard.stored_hash:
-            raise IntegrityError(f"{where} is damaged", hint=RESTORE)
+
+        def check(packed: bytes) -> bytes:
+            self._count(len(packed))
+            return check_stored(where, shard, packed)
+
+        packed = read_checked(where, check)
         data = zstandard.ZstdDecompressor().decompress(packed, max_output_size=shard.size)
         return self._checked(where, shard, 0, -(-shard.size // CHUNK_BYTES), data)
 

@@ -79,3 +79,13 @@ def check_chunk(where: str, shard: Shard, number: int, data: Bytes) -> None:
             f"{where} is damaged: bytes {first:,} to {last:,} do not match their hash",
             hint=RESTORE,
         )
+
+
+def check_stored(where: str, shard: Shard, packed: bytes) -> bytes:
+    """Return the bytes of a compressed shard's file; raise if they do not match its hash."""
+    if hashlib.sha256(packed).hexdigest() != shard.stored_hash:
+        raise IntegrityError(
+            f"{where} is damaged: its {len(packed):,} bytes differ from those that were written",
+            hint=RESTORE,
+        )
+    return packed

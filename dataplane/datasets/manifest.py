@@ -23,6 +23,8 @@ from typing import Any
 
 from ...console.errors import IntegrityError, StorageError
 from ..storage import storage
+from ..storage.faults import AbsentError
+from ..storage.verified import REBUILD, read_checked, read_named, write_named
 
 VERSION = 1
 NAME = "manifest.json"
@@ -108,6 +110,17 @@ class Manifest:
     def hash(self) -> str:
         return self.generations[-1].hash if self.generations else self._root()
 
+    @property
+    def files(self) -> list[str]:
+        """Names of the files that it refers to, shards apart. Each is named by its content."""
+        names = [self.tokenizer.spec["file"]] if "file" in self.tokenizer.spec else []
+        for generation in self.generations:
+            made = generation.provenance
+            names.append(generation.table)
+            names += [made["inputs"]["name"]] if "inputs" in made else []
+            names += made.get("digests", [])
+        return names
+
     def append(self, generation: Generation) -> Manifest:
         """Return the manifest with one more generation, chained to its predecessors."""
         chained = _digest(self.hash, generation.table_hash, generation.tokens)
@@ -122,8 +135,8 @@ def load(url: str) -> Manifest:
     """Read a dataset's manifest and verify its seal."""
     where = storage.join(url, NAME)
     try:
-        text = storage.read(where)
-    except StorageError as error:
+        return read_checked(where, lambda text: _parse(where, text))
+    except AbsentError as error:
         relative = storage.is_local(url) and not storage.local_path(url).is_absolute()
         raise StorageError(
             f"no dataset at {url}: {error.what}",
@@ -131,6 +144,10 @@ def load(url: str) -> Manifest:
             hint="build one there with `tokenize build`, or index an existing one with "
             "`tokenize index`",
         ) from None
+
+
+def _parse(where: str, text: bytes) -> Manifest:
+    """Return the manifest that a file holds; raise if the file is damaged."""
     try:
         data = json.loads(text)
         seal = data.pop("seal")
@@ -140,7 +157,7 @@ def load(url: str) -> Manifest:
                 hint="use the headrace that wrote it, or build the dataset again",
             )
         if seal != _digest(data):
-            raise IntegrityError(f"{where} was changed after it was written", hint=_REBUILD)
+            raise IntegrityError(f"{where} was changed after it was written", hint=REBUILD)
         weights = data["weights"]
         manifest = Manifest(
             **{
@@ -151,12 +168,12 @@ def load(url: str) -> Manifest:
             }
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise IntegrityError(f"{where} is not a whole manifest: {error!r}", hint=_REBUILD) from None
+        raise IntegrityError(f"{where} is not a whole manifest: {error!r}", hint=REBUILD) from None
     chained = replace(manifest, generations=())
     for generation in manifest.generations:
         chained = chained.append(replace(generation, hash=""))
     if chained != manifest:
-        raise IntegrityError(f"the generations of {where} do not chain", hint=_REBUILD)
+        raise IntegrityError(f"the generations of {where} do not chain", hint=REBUILD)
     return manifest
 
 
@@ -192,8 +209,7 @@ def write_generation(
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
     digest = hashlib.sha256(sink.getvalue()).hexdigest()
-    name = f"tables/{digest[:32]}.arrow"
-    storage.write(storage.join(url, name), sink.getvalue())
+    name = write_named(url, "tables", "arrow", sink.getvalue())
     return Generation(**totals(shards), table=name, table_hash=digest, provenance=provenance or {})
 
 
@@ -201,10 +217,7 @@ def load_table(url: str, generation: Generation) -> list[Shard]:
     """Return the shards of one generation, in order."""
     import pyarrow as pa
 
-    where = storage.join(url, generation.table)
-    data = storage.read(where)
-    if hashlib.sha256(data).hexdigest() != generation.table_hash:
-        raise IntegrityError(f"{where} does not match the hash in the manifest", hint=_REBUILD)
+    data = read_named(url, generation.table)
     rows = pa.ipc.open_file(pa.BufferReader(data)).read_all().to_pylist()
     return [Shard(**{**row, "details": json.loads(row["details"])}) for row in rows]
 
@@ -232,6 +245,3 @@ def _table_schema() -> Any:
             ("details", pa.string()),
         ]
     )
-
-
-_REBUILD = "restore it from a copy, or build the dataset again (finished shards are reused)"

@@ -14,6 +14,7 @@ import numpy as np
 from ...console.errors import IntegrityError, StorageError
 from ..arrays import Bytes
 from ..storage import storage
+from ..storage.verified import read_checked
 from .cache import Cache
 from .chunks import CHUNK_BYTES, RESTORE, check_chunk, check_chunk_table, spans
 from .manifest import Shard
@@ -69,13 +70,14 @@ class LocalShardFile:
         self.data = data
         self.unchecked = bytearray(b"\1" * -(-size // CHUNK_BYTES))
 
-    def _state(self) -> tuple[int, int, int]:
-        """Return what changes with the file: its size, modification time and inode."""
+    def _state(self) -> tuple[int, int, int, int]:
+        """Return what changes with the file. Only the kernel sets ctime: a program that writes to
+        the file can set its mtime back."""
         try:
             status = self._path.stat()
         except OSError as error:
             raise self._unreadable(error) from None
-        return status.st_size, status.st_mtime_ns, status.st_ino
+        return status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
     def _unreadable(self, error: Exception) -> StorageError:
         reason = getattr(error, "strerror", None) or error
@@ -114,3 +116,32 @@ class CachedShardFile:
     def _chunks(self, first: int, last: int) -> dict[int, Bytes]:
         chunks = self.cache.chunks(self.url, self.shard, first, last)
         return dict(zip(range(first, last), chunks, strict=True))
+
+
+class UncachedShardFile:
+    """A shard read from its store; its chunks are kept in memory, so each is read once."""
+
+    def __init__(self, url: str, shard: Shard) -> None:
+        self.where = storage.join(url, shard.name)
+        self.shard = shard
+        check_chunk_table(self.where, shard)
+        self._chunks: dict[int, Bytes] = {}
+
+    def read(self, start: int, end: int) -> bytes:
+        first, last = start // CHUNK_BYTES, -(-end // CHUNK_BYTES)
+        for low, high in spans(n for n in range(first, last) if n not in self._chunks):
+            self._fetch(low, high)
+        parts = [self._chunks[number] for number in range(first, last)]
+        base = first * CHUNK_BYTES
+        return np.concatenate([NOTHING, *parts])[start - base : end - base].tobytes()
+
+    def _fetch(self, first: int, last: int) -> None:
+        def check(data: bytes) -> None:
+            whole = np.frombuffer(data, np.uint8)
+            for place, number in enumerate(range(first, last)):
+                chunk = whole[place * CHUNK_BYTES : (place + 1) * CHUNK_BYTES]
+                check_chunk(self.where, self.shard, number, chunk)
+                self._chunks[number] = chunk
+
+        end = min(last * CHUNK_BYTES, self.shard.size)
+        read_checked(self.where, check, first * CHUNK_BYTES, end)

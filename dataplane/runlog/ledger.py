@@ -10,10 +10,12 @@ two runs with equal hashes have seen the same tokens in the same order, by the s
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..storage import storage
 from .reader import StepLines
 
 NAME = "ledger.jsonl"
@@ -54,6 +56,32 @@ def find(file: str | Path, step: int) -> tuple[LedgerEntry | None, LedgerEntry |
     with StepLines(file, FIELDS) as lines:
         before, line = lines.find(step)
     return _entry(before), _entry(line)
+
+
+def gap(file: str | Path, end: LedgerEntry) -> str | None:
+    """Return why the ledger does not lead to the entry `end`; None if it does.
+
+    Its lines must follow each other, step by step and row by row, up to `end`. Later lines do not
+    count.
+    """
+    if not Path(file).exists():
+        return "is missing"
+    entry: LedgerEntry | None = None
+    with StepLines(file, FIELDS) as lines:
+        for line in lines:
+            before, entry = entry, _entry(line)
+            assert entry is not None
+            if before and (entry.step, entry.first_row) != (before.step + 1, before.last_row):
+                return f"has no line between those of step {before.step} and step {entry.step}"
+            if entry.step == end.step:
+                same = entry == end
+                return None if same else f"has other rows or another hash at step {end.step}"
+    return f"ends at step {entry.step}" if entry else "has no steps"
+
+
+def begin(file: str | Path, entry: LedgerEntry) -> None:
+    """Write a ledger that begins with `entry`, the last step of a checkpoint."""
+    storage.write(str(file), json.dumps(asdict(entry)).encode() + b"\n")
 
 
 def _entry(line: dict[str, Any] | None) -> LedgerEntry | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,12 @@ class StepLines:
     def __exit__(self, *_: object) -> None:
         if isinstance(self.data, mmap.mmap):
             self.data.close()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        place = 0
+        while place < self.end:
+            yield self._line(place)
+            place = self._after(place)
 
     def last(self) -> dict[str, Any] | None:
         return self._line(self._before(self.end)) if self.end else None

@@ -1,4 +1,8 @@
-"""JSON lines of a run: appended by each step, truncated when a run resumes from a checkpoint."""
+"""JSON lines of a run: appended by each step, truncated when a run resumes from a checkpoint.
+
+`sync` makes the lines durable. A power cut may leave anything after the last line that was synced,
+also zeros: such lines are removed by the next writer.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from typing import Any
 
 from ...console.errors import StorageError
 from ..storage import storage
+from ..storage.atomic import sync
 
 
 class LineWriter:
@@ -17,8 +22,11 @@ class LineWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        new = not path.exists()
         _repair(path)
         self.file = path.open("ab", buffering=0)
+        if new:
+            sync(path.parent)
 
     def write(self, entry: dict[str, Any]) -> None:
         line = json.dumps(entry).encode() + b"\n"
@@ -28,6 +36,13 @@ class LineWriter:
             raise self._failed(error.strerror) from None
         if written != len(line):  # a full disk takes a part without an error
             raise self._failed("the disk is full")
+
+    def sync(self) -> None:
+        """Make the lines durable."""
+        try:
+            os.fsync(self.file.fileno())
+        except OSError as error:
+            raise self._failed(error.strerror) from None
 
     def close(self) -> None:
         self.file.close()
@@ -40,12 +55,24 @@ class LineWriter:
 
 
 def _repair(path: Path) -> None:
-    """Remove an incomplete last line, left by a kill or a full disk, before lines are appended."""
+    """Remove incomplete last lines, left by a kill, a full disk or a power cut, before lines are
+    appended."""
     if path.exists():
         data = path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            os.truncate(path, whole)
+        end = data.rfind(b"\n") + 1
+        while end and _entry(data[(start := data.rfind(b"\n", 0, end - 1) + 1) : end]) is None:
+            end = start
+        if end < len(data):
+            os.truncate(path, end)
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """Return the object of a complete line; None if the line is incomplete or not JSON."""
+    try:
+        entry = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
@@ -59,26 +86,28 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def cut(path: Path, step: int) -> Path | None:
-    """Move the entries from `step` on to a file beside this one; return its path.
+    """Move the lines from `step` on to a file beside this one; return its path.
 
     Steps after the checkpoint are repeated, so they leave the run's history. They are kept as
-    evidence.
+    evidence, with the lines that a power cut has damaged.
     """
     if not path.exists():
         return None
-    kept: list[str] = []
-    tail: list[str] = []
-    with path.open(encoding="utf-8") as file:
+    end = 0
+    with path.open("rb") as file:
         for line in file:
-            whole = line.endswith("\n")
-            (kept if whole and json.loads(line)["step"] < step else tail).append(line)
-    if not tail:
+            entry = _entry(line)
+            if entry is None or entry["step"] >= step:
+                break
+            end += len(line)
+    data = path.read_bytes()
+    kept, removed = data[:end], data[end:]
+    if not removed:
         return None
-    removed = "".join(tail).encode()
     place, number = path.with_suffix(f".after-{step}{path.suffix}"), 1
     while place.exists() and place.read_bytes() != removed:  # an equal file: a kill came in between
         number += 1
         place = path.with_suffix(f".after-{step}-{number}{path.suffix}")
     storage.write(str(place), removed)
-    storage.write(str(path), "".join(kept).encode())
+    storage.write(str(path), kept)
     return place

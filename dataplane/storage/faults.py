@@ -14,8 +14,12 @@ EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired")
 """Error codes of S3 stores for expired credentials."""
 
 
+class AbsentError(StorageError):
+    """A file or object does not exist."""
+
+
 def is_transient(error: Exception) -> bool:
-    """True if a retry may help: time-outs, dropped connections, throttling, 5xx."""
+    """True if a retry may help: time-outs, dropped or damaged answers, throttling, 5xx."""
     status, code = response_of(error)
     if isinstance(error, (TimeoutError, ConnectionError)) or status in TRANSIENT:
         return True
@@ -25,6 +29,7 @@ def is_transient(error: Exception) -> bool:
         return False
     text = f"{type(error).__module__}.{type(error).__name__} {error}".lower()
     words = ("timeout", "connect", "slow", "throttl", "503", "429", "payload", "disconnected")
+    words += ("checksum",)  # of an answer that the client's library has checked itself
     return any(word in text for word in words)
 
 
@@ -41,7 +46,7 @@ def response_of(error: Exception) -> tuple[int, str]:
 
 def storage_error(verb: str, url: str, error: Exception) -> StorageError:
     """Return the user error for a failed operation on a file."""
-    hint = None
+    kind, hint = StorageError, None
     status, code = response_of(error)
     if code in EXPIRED:
         reason, hint = "the credentials have expired", "renew them and run the same command again"
@@ -55,6 +60,7 @@ def storage_error(verb: str, url: str, error: Exception) -> StorageError:
     elif isinstance(error, FileNotFoundError) and verb == "write":
         reason, hint = "its folder cannot be created", "choose another folder"
     elif isinstance(error, FileNotFoundError):
+        kind = AbsentError
         reason, hint = "it does not exist", "check the path, or build the dataset first"
     elif isinstance(error, PermissionError):
         reason, hint = "access is denied", "check the credentials (`headrace doctor` shows them)"
@@ -65,9 +71,12 @@ def storage_error(verb: str, url: str, error: Exception) -> StorageError:
         hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
         reason, hint = "the disk is full", "free some space and run the same command again"
+    elif "checksum" in type(error).__name__.lower():  # botocore's FlexibleChecksumError
+        reason = f"its bytes do not match the store's own checksum ({error})"
+        hint = "check the network; if the object itself is damaged, restore it from a copy"
     else:
         reason = message_of(error)
-    return StorageError(f"cannot {verb} {url}: {reason}", hint=hint)
+    return kind(f"cannot {verb} {url}: {reason}", hint=hint)
 
 
 def message_of(error: Exception) -> str:

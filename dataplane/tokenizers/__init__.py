@@ -11,11 +11,12 @@ TOKENIZERS.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 
 from ...console.errors import InputError
 from ..datasets.manifest import TokenizerInfo
-from ..storage import storage
+from ..storage.verified import read_named
 from .tokenizer import Encoded, Raw, TextError, Tokenizer, TokenizerModule, id_type
 
 __all__ = [
@@ -38,7 +39,7 @@ TOKENIZERS = {
 
 def load(info: TokenizerInfo, url: str) -> Tokenizer:
     """Load the tokenizer of the dataset at `url`, whose manifest holds `info`."""
-    return restore(info, lambda name: storage.read(storage.join(url, name)), url)
+    return restore(info, partial(read_named, url), url)
 
 
 def restore(info: TokenizerInfo, read: Callable[[str], bytes], where: str) -> Tokenizer:
@@ -48,7 +49,7 @@ def restore(info: TokenizerInfo, read: Callable[[str], bytes], where: str) -> To
             f"the manifest of {where} names no tokenizer, so its ids cannot be shown as text",
             hint="index it again with --tokenizer byte or --tokenizer FILE.json",
         )
-    return module_of(info.kind).restore(info, read, where)
+    return module_of(info.kind).restore(info, read)
 
 
 def module_of(kind: str) -> TokenizerModule:

@@ -136,6 +136,6 @@ class ByteTokenizer:
         return encoded
 
 
-def restore(info: TokenizerInfo, read: Callable[[str], bytes], where: str) -> ByteTokenizer:
+def restore(info: TokenizerInfo, read: Callable[[str], bytes]) -> ByteTokenizer:
     spec = {**info.spec, "special_tokens": tuple(info.spec["special_tokens"])}
     return ByteTokenizer(ByteConfig(**spec))

@@ -103,6 +103,6 @@ class TokenizerModule(Protocol):
     PACKAGES: tuple[str, ...]
     """Packages whose versions a build records, because they may change the ids."""
 
-    def restore(self, info: TokenizerInfo, read: Callable[[str], bytes], where: str) -> Tokenizer:
+    def restore(self, info: TokenizerInfo, read: Callable[[str], bytes]) -> Tokenizer:
         """Restore a tokenizer from its manifest entry; `read` reads files beside the manifest."""
         ...

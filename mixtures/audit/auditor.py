@@ -54,13 +54,17 @@ class Auditor:
                 yield from self._block(np.arange(start, min(start + BLOCK, last)), phase)
 
     def step(self, number: int) -> tuple[list[AuditedRow], bool]:
-        """Return the rows of a step, and True if the run's ledger proves them."""
+        """Return the rows of a step, and True if the run's ledger proves them.
+
+        A ledger that begins after the plan's first step does not prove its own first step: the hash
+        before it is lost.
+        """
         planned = self._planned_step(number)
         before, entry = (
             ledger.find(self.opened.ledger, number) if self.opened.ledger else (None, None)
         )
         audited = list(self.rows(range(planned.first_row, planned.last_row)))
-        if entry is None:
+        if entry is None or (before is None and number > self.plan.first_step):
             return audited, False
         if (entry.first_row, entry.rows) != (planned.first_row, planned.rows):
             raise IntegrityError(

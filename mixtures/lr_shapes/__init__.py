@@ -14,6 +14,7 @@ from .constant import Constant
 from .cosine import Cosine
 from .exponential import Exponential
 from .linear import Linear
+from .savanna import Savanna
 from .shape import LearningRate
 from .wsd import WarmupStableDecay
 
@@ -23,6 +24,7 @@ SHAPES: dict[str, type[LearningRate]] = {
     "cosine": Cosine,
     "exponential": Exponential,
     "wsd": WarmupStableDecay,
+    "savanna": Savanna,
 }
 DEFAULT_SHAPE = "constant"
 

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,8 @@ class LearningRate(ABC):
     """Learning rate at the end of the phase; unused by shape constant."""
     decay: int | None = None
     """Tokens of the final decay, for shapes that have one (wsd)."""
+    read_at: ClassVar[float] = 0.5
+    """Part of a step's tokens after which the step's rate is read: their middle."""
 
     def factor(self, token: float, tokens: int) -> float:
         """Return the learning rate after `token` of the phase's `tokens`."""

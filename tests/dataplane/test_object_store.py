@@ -1,22 +1,29 @@
-"""Training rows from s3://, served by a local S3 server."""
+"""Training rows from s3://, served by a local S3 server, whose answers may be damaged."""
 
 from __future__ import annotations
 
+import os
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import fsspec
 import pytest
+from faulty_store import FaultyStore, Relay
 from moto.server import ThreadedMotoServer
 from small_data import plan_of, random_documents, write_dataset
 
 from headrace.console.errors import IntegrityError, StorageError
+from headrace.dataplane.datasets import manifest as manifests
 from headrace.dataplane.datasets.cache import Cache
 from headrace.dataplane.datasets.dataset import Dataset
 from headrace.dataplane.loader.loader import Loader
 from headrace.dataplane.order.plan import Plan
-from headrace.dataplane.storage import storage
+from headrace.dataplane.storage import remote, storage
+from headrace.dataplane.storage.verified import ANSWERS
+from headrace.tokenize.executors import ExecutorConfig
+from headrace.tokenize.verify import verify
 
 
 @pytest.fixture
@@ -37,17 +44,33 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
+@pytest.fixture
+def faulty(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
+    """A proxy before the server."""
+    monkeypatch.setattr(remote, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(remote, "ATTEMPTS", ANSWERS)
+    impatient = {"retries": {"max_attempts": 0}}  # only headrace retries
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": impatient})
+    monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "retries", 1)
+    port = urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
+    assert port is not None
+    with FaultyStore(port) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.server_port}")
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
+        yield proxy
+
+
 DOCUMENTS = random_documents(5, 500, longest=3000)
 
 
-def plan_over(url: str) -> Plan:
+def plan_over(url: str, tokens: int = 500_000, batch: int = 8192) -> Plan:
     return plan_of(
         {
             "chunk": 65_536,
             "window": 2,
             "sources": {"one": {"data": url}},
             "phases": {
-                "all": {"tokens": 500_000, "seq_len": 256, "batch": 8192, "weights": {"one": 1}}
+                "all": {"tokens": tokens, "seq_len": 256, "batch": batch, "weights": {"one": 1}}
             },
         }
     )
@@ -99,3 +122,67 @@ def test_a_wrong_secret_is_named(bucket: str, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(StorageError) as caught:
         storage.read("s3://another/file")
     assert "s3://another/file" in str(caught.value)
+
+
+FEW = DOCUMENTS[:40]
+KINDS = {"manifest": "manifest.json", "table": "/tables/", "shard": "/shards/"}
+
+
+def damage(faulty: FaultyStore, kind: str, fault: str, answers: int = 1 << 30) -> None:
+    """Damage the first answers of the store for one kind of file."""
+    left = iter([fault] * answers) if answers < 1 << 30 else None
+
+    def choose(request: Relay) -> str | None:
+        if request.command != "GET" or KINDS[kind] not in request.path:
+            return None
+        return fault if left is None else next(left, None)
+
+    faulty.choose = choose
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fault", ["garbled", "flipped with a checksum"])
+def test_a_damaged_answer_is_asked_for_again(
+    faulty: FaultyStore, tmp_path: Path, kind: str, fault: str
+) -> None:
+    write_dataset("s3://rows/web", FEW)
+    plan = plan_over("s3://rows/web", 4096, 2048)
+    write_dataset(str(tmp_path / "local"), FEW)
+    expected = digests(Loader(plan_over(str(tmp_path / "local"), 4096, 2048), micro_batch=4))
+    damage(faulty, kind, fault, ANSWERS - 1)
+    assert digests(Loader(plan, micro_batch=4, cache=Cache(tmp_path / "cache"))) == expected
+    damage(faulty, kind, fault, ANSWERS - 1)
+    assert verify("s3://rows/web", ExecutorConfig(workers=1)) == []
+    assert faulty.met[fault] == 2 * (ANSWERS - 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_wrong_answers_accuse_the_file_and_different_ones_the_way(
+    faulty: FaultyStore, tmp_path: Path, kind: str
+) -> None:
+    write_dataset("s3://rows/web", FEW)
+    plan = plan_over("s3://rows/web", 4096, 2048)
+
+    def error() -> IntegrityError:
+        with pytest.raises(IntegrityError) as caught:
+            digests(Loader(plan, micro_batch=4, cache=Cache(tmp_path / "cache")))
+        assert "no dataset" not in str(caught.value)
+        return caught.value
+
+    damage(faulty, kind, "flipped")
+    same = error()
+    assert "the same wrong bytes 4 times" in same.what and "from a copy" in str(same.hint)
+    damage(faulty, kind, "garbled")
+    different = error()
+    assert "different bytes each time" in different.what and "network" in str(different.hint)
+    assert all("s3://rows/web/" in found.what for found in (same, different))
+
+
+def test_a_store_that_fails_is_not_a_missing_dataset(faulty: FaultyStore) -> None:
+    write_dataset("s3://rows/web", FEW)
+    faulty.choose = lambda request: "failing" if "web" in request.path else None
+    with pytest.raises(StorageError, match=r"cannot read s3://rows/web/manifest\.json") as caught:
+        manifests.load("s3://rows/web")
+    assert "no dataset" not in str(caught.value)
+    with pytest.raises(StorageError, match="no dataset at s3://rows/other"):
+        manifests.load("s3://rows/other")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ def make_engine(
     parallel: Parallel,
     seed: int = 3,
     model: str = "tiny",
+    changes: Sequence[str] = (),
     optimizer: str = "adamw",
     **options: Any,
 ) -> Engine:
@@ -62,7 +64,7 @@ def make_engine(
     else:
         config = ENGINES[kind](shard=int(option) or None)  # type: ignore[call-arg]
     settings: Any = OPTIMIZERS[optimizer](**{"lr": LR, "clip": 0.5, **options})  # type: ignore[arg-type]
-    shape = config_of(model)
+    shape = config_of(model, changes)
     empty = build_meta(shape)
     keep(empty, parallel)
     engine = config.build(Objective(empty, Z_LOSS), settings, PRECISIONS[precision], parallel)
@@ -90,9 +92,11 @@ def train(
     *,
     mean_of_means: bool = False,
     scale: float = 1.0,
+    at_once: int = 1,
 ) -> list[list[float]]:
     """Return [loss, gradient norm] of each step. The ranks take the rows of a batch in turn.
 
+    `at_once` is the number of rows in a micro-batch.
     `mean_of_means` is a fault that tests must find: a rank divides by the sum of its own weights.
     `scale` multiplies all weights, which must not change the loss.
     """
@@ -101,7 +105,7 @@ def train(
         tokens, targets, weights, starts = global_batch(step)
         weights = weights * scale
         total = float(weights.sum())
-        mine = torch.arange(ROWS)[parallel.dp_rank :: parallel.dp].view(-1, 1)
+        mine = torch.arange(ROWS)[parallel.dp_rank :: parallel.dp].view(-1, at_once)
         divisor = float(weights[mine].sum()) * parallel.dp if mean_of_means else total
         ours = parallel.axes.context.part(LENGTH)
         batches = []
@@ -211,7 +215,8 @@ def parity(
     unsummed: bool = False,
     local: bool = False,
     model: str = "tiny",
-    **optimizer: Any,
+    at_once: int = 1,
+    **engine_options: Any,
 ) -> dict[str, Any]:
     """Return losses and norms of each layout, and save its whole state. `unsummed`: the fault that
     gradients are not summed over copies; `local`, that each rank orthogonalises its own range
@@ -224,8 +229,10 @@ def parity(
             stack.enter_context(mock.patch.object(Exchange, "__call__", own_ranges))
         for layout in layouts:
             parallel = place(layout, model)
-            engine = make_engine(layout, parallel, model=model, **optimizer)
-            found[layout] = train(engine, parallel, 0, steps, mean_of_means=mean_of_means)
+            engine = make_engine(layout, parallel, model=model, **engine_options)
+            found[layout] = train(
+                engine, parallel, 0, steps, mean_of_means=mean_of_means, at_once=at_once
+            )
             whole = gathered(engine, parallel)
             if parallel.first:
                 torch.save(whole, folder / f"{layout}.pt")

@@ -158,6 +158,16 @@ def test_a_damaged_checkpoint_is_named_and_skipped_only_with_fallback(trainer: A
 
 
 @pytest.mark.slow
+def test_a_lost_ledger_ends_the_resume_unless_a_new_one_is_asked_for(trainer: Any) -> None:
+    trainer.run("--stop-after", "3", code=85)
+    (trainer.out / "ledger.jsonl").unlink()
+    stderr = trainer.run(code=1)
+    assert "ledger.jsonl is missing" in stderr and "--new-ledger" in stderr
+    trainer.run("--new-ledger")
+    assert [entry["step"] for entry in trainer.lines("ledger.jsonl")] == [2, 3, 4, 5]
+
+
+@pytest.mark.slow
 def test_weights_of_another_run_initialise_a_new_one(trainer: Any, whole: Any) -> None:
     other = whole(1)
     trainer.run("--stop-after", "1", f"init_from.path={other}", code=85)

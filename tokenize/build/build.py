@@ -8,7 +8,6 @@ at any moment and run again.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +18,7 @@ from ...console.log import get_logger
 from ...console.progress import Progress
 from ...dataplane.datasets.manifest import Generation, Manifest
 from ...dataplane.shards import shard_format, writable_formats
-from ...dataplane.storage import storage
+from ...dataplane.storage.verified import read_named, write_named
 from ...dataplane.tokenizers import Tokenizer, bpe
 from ...dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from ...dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
@@ -29,7 +28,7 @@ from ..executors import ExecutorConfig
 from ..files.file_hashes import check_unchanged, with_fingerprints
 from ..files.input_file import File
 from ..sources.format import OnError, Slice, SourceConfig
-from .commit import BuildResult, commit, write_index_files
+from .commit import BuildResult, commit, write_derived_files
 from .dedup import DigestWorker, find_duplicates
 from .garbage import FOLDERS, remove_garbage
 from .generations import existing, files_of, missing, new_files
@@ -155,7 +154,7 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
             manifests = append(files)
         else:
             log.info("nothing to do: %s already has every input", config.out)
-        write_index_files(job, manifests)
+        write_derived_files(job, manifests)
         remove_garbage(job, manifests)
         return {dataset_url(job.url, name): manifests[name] for name in job.outputs}
 
@@ -233,15 +232,12 @@ def deduplicate(
     run(config, "comparing", DigestWorker(job), tasks)
     url = dataset_url(job.url, job.outputs[0])
     before = [
-        storage.read(storage.join(url, name))
-        for generation in earlier
-        for name in generation.provenance["digests"]
+        read_named(url, name) for generation in earlier for name in generation.provenance["digests"]
     ]
     result = find_duplicates(job, tasks, before)
     reduced = []
     for task, numbers in zip(tasks, result.drops, strict=True):
-        name = f"{DROPS}/{hashlib.sha256(numbers.tobytes()).hexdigest()[:32]}.bin"
-        storage.write(work_url(job.url, name), numbers.tobytes())
+        name = write_named(work_url(job.url), DROPS, "bin", numbers.tobytes())
         reduced.append(Task.of(task.slices, job, name))
     return reduced, result.digests
 

@@ -2,7 +2,8 @@
 
 The shards exist already. The shard table and the files that the manifest refers to are written
 next; the manifest is written after them and makes the generation visible. Last, formats that have
-an index file for other readers (index.json of MDS) get it, made from the manifest.
+an index file for other readers (index.json of MDS) get it, made from the manifest, and a damaged
+file of the tokenizer is written again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ...dataplane.datasets import manifest
 from ...dataplane.datasets.manifest import Manifest, Shard
 from ...dataplane.shards import shard_format
 from ...dataplane.storage import storage
+from ...dataplane.storage.verified import write_named
 from ...dataplane.tokenizers import Tokenizer, module_of
 from ..files.input_file import File
 from .settings import BuildJob, dataset_url
@@ -87,32 +89,40 @@ def commit(
             "versions": _versions(job),
         }
         if job.dedup:
-            provenance["digests"] = [_save_named(url, "digests", data) for data in made.digests]
+            provenance["digests"] = [
+                write_named(url, "tables", "digests", data) for data in made.digests
+            ]
         results[name] = _append(job, name, tokenizer, before[name], shards[name], provenance)
     return results
 
 
-def write_index_files(job: BuildJob, manifests: Mapping[str, Manifest]) -> None:
-    """Write the index file that the shard format has for other readers, from each manifest."""
+def write_derived_files(job: BuildJob, manifests: Mapping[str, Manifest]) -> None:
+    """Write the files that a build can always write again, where they are missing or damaged: the
+    tokenizer's, and the index file that the shard format has for other readers."""
     format = shard_format(job.format)
-    if format.index_name is None:
-        return
     for name, held in manifests.items():
         url = dataset_url(job.url, name)
+        for file, data in job.tokenizer_files.items():
+            _write_if_different(storage.join(url, file), data)
+        if format.index_name is None:
+            continue
         shards = [
             shard
             for generation in held.generations
             for shard in manifest.load_table(url, generation)
         ]
-        where = storage.join(url, format.index_name)
         data = format.index(
             shards,
             dtype=held.dtype,
             weighted=held.weights is not None,
             compression=job.compression,
         )
-        if not storage.exists(where) or storage.read(where) != data:
-            storage.write(where, data)
+        _write_if_different(storage.join(url, format.index_name), data)
+
+
+def _write_if_different(where: str, data: bytes) -> None:
+    if not storage.exists(where) or storage.read(where) != data:
+        storage.write(where, data)
 
 
 def _append(
@@ -139,18 +149,11 @@ def _save_inputs(url: str, files: Sequence[File]) -> dict[str, Any]:
     digest = hashlib.sha256(data).hexdigest()
     size = sum(file.size for file in files)
     return {
-        "name": _save_named(url, "inputs", data),
+        "name": write_named(url, "tables", "inputs", data),
         "hash": digest,
         "files": len(files),
         "bytes": size,
     }
-
-
-def _save_named(url: str, kind: str, data: bytes) -> str:
-    """Write a file into tables/, named by its content; return its name."""
-    name = f"tables/{hashlib.sha256(data).hexdigest()[:32]}.{kind}"
-    storage.write(storage.join(url, name), data)
-    return name
 
 
 def _versions(job: BuildJob) -> dict[str, str]:

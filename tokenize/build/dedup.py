@@ -18,13 +18,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ...console.errors import IntegrityError
 from ...dataplane.storage import storage
+from ...dataplane.storage.verified import read_checked
 from ..corpus.read_stats import ReadStats
 from .settings import DIGESTS, BuildJob, work_url
 from .task_state import TaskEvent
 from .tasks import Task, TokenizeWorker
 
 DIGEST_BYTES = 16
+SEAL_BYTES = 32
 SORT_BYTES = 256 << 20
 """Bytes of digests that are sorted at once."""
 
@@ -50,7 +53,7 @@ class DigestWorker:
                 for text in texts.texts
             ]
             yield TaskEvent(task.id, texts.size, len(texts.texts))
-        storage.write(where, b"".join(digests))
+        write_digests(where, b"".join(digests))
         yield TaskEvent(task.id, done=True)
 
 
@@ -79,7 +82,7 @@ def find_duplicates(job: BuildJob, tasks: Sequence[Task], before: Sequence[bytes
             owners.append(np.full(len(old), -1))
             numbers.append(np.zeros(len(old), np.int64))
         for owner, task in enumerate(tasks):
-            new, new_numbers = _between(storage.read(digests_url(job, task)), low, high)
+            new, new_numbers = _between(read_digests(digests_url(job, task)), low, high)
             arrays.append(new)
             owners.append(np.full(len(new), owner))
             numbers.append(new_numbers)
@@ -102,7 +105,25 @@ def find_duplicates(job: BuildJob, tasks: Sequence[Task], before: Sequence[bytes
 
 
 def digests_url(job: BuildJob, task: Task) -> str:
-    return work_url(job.url, DIGESTS, f"{task.id}.bin")
+    return work_url(job.url, DIGESTS, f"{task.id}.digests")
+
+
+def write_digests(where: str, digests: bytes) -> None:
+    """Write the digests of a task's documents, and their sha256 after them."""
+    storage.write(where, digests + hashlib.sha256(digests).digest())
+
+
+def read_digests(where: str) -> bytes:
+    def check(data: bytes) -> bytes:
+        digests, seal = data[:-SEAL_BYTES], data[-SEAL_BYTES:]
+        if hashlib.sha256(digests).digest() != seal:
+            raise IntegrityError(
+                f"{where} is damaged: its {len(data):,} bytes do not match their hash",
+                hint="remove the file and run the same command again: its task is run again",
+            )
+        return digests
+
+    return read_checked(where, check)
 
 
 def _between(data: bytes, low: int, high: int) -> tuple[Digests, npt.NDArray[np.int64]]:

@@ -30,7 +30,7 @@ def remove_garbage(job: BuildJob, manifests: Mapping[str, Manifest]) -> None:
         for url in {job.url, *datasets}:
             _remove(work_url(url, folder))
     for url, held in datasets.items():
-        _remove_unreferenced(url, held, job)
+        _remove_unreferenced(url, held)
         with contextlib.suppress(OSError):  # the folder holds the lock, or does not exist
             if storage.is_local(url):
                 storage.local_path(work_url(url)).rmdir()
@@ -46,12 +46,10 @@ def _remove(folder: str) -> None:
         shutil.rmtree(storage.local_path(folder), ignore_errors=True)
 
 
-def _remove_unreferenced(url: str, held: Manifest, job: BuildJob) -> None:
+def _remove_unreferenced(url: str, held: Manifest) -> None:
     """Remove half-written files, and files that no generation refers to."""
-    referenced = set(job.tokenizer_files)
+    referenced = set(held.files)
     for generation in held.generations:
-        made = generation.provenance
-        referenced |= {generation.table, made["inputs"]["name"], *made.get("digests", ())}
         for shard in manifest.load_table(url, generation):
             referenced |= {shard.name, shard.stored_name or shard.name}
     for name in storage.list_files(url):

@@ -12,6 +12,7 @@ from ...console.log import get_logger
 from ...dataplane.datasets import manifest
 from ...dataplane.datasets.manifest import Generation, Manifest
 from ...dataplane.storage import storage
+from ...dataplane.storage.verified import read_named
 from ...dataplane.tokenizers import Tokenizer, id_type
 from ..files.input_file import File
 from .settings import BuildJob, dataset_url
@@ -126,5 +127,5 @@ def files_of(job: BuildJob, output: str, made: Generation, inputs: Sequence[File
 
 def _inputs(url: str, generation: Generation) -> dict[str, str]:
     """Return the names and fingerprints of the files that a generation was built from."""
-    data = storage.read(storage.join(url, generation.provenance["inputs"]["name"]))
+    data = read_named(url, generation.provenance["inputs"]["name"])
     return {name: fingerprint for name, _, fingerprint in json.loads(data)}

@@ -10,17 +10,20 @@ the corpus alone.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ...console.errors import IntegrityError
+from ...dataplane.datasets.chunks import ChunkHasher
 from ...dataplane.datasets.manifest import Shard
+from ...dataplane.datasets.shard_file import UncachedShardFile
 from ...dataplane.order.permutation import mix
 from ...dataplane.shards import shard_format
 from ...dataplane.shards.documents import ShardDocuments
@@ -79,14 +82,13 @@ class GatherWorker:
     def _read_range(self, spill: Shard, task: GatherTask) -> KeyedDocuments | None:
         """Return the documents of a spill whose keys are in the task's range, or None."""
         url = dataset_url(self.job.url, task.output)
-        where = storage.join(url, spill.name)
-        index = storage.read(f"{where}.keys", 8 * task.first, 8 * task.last + 8)
-        bounds = np.frombuffer(index, np.int64)
+        index = UncachedShardFile(url, _keys_file(spill))
+        bounds = np.frombuffer(index.read(8 * task.first, 8 * task.last + 8), np.int64)
         first, last = int(bounds[0]), int(bounds[-1])
         if first == last:
             return None
-        keys = storage.read(f"{where}.keys", 8 * (RANGES + 1 + first), 8 * (RANGES + 1 + last))
-        documents = read_documents(where, spill, first, last)
+        keys = index.read(8 * (RANGES + 1 + first), 8 * (RANGES + 1 + last))
+        documents = read_documents(url, spill, first, last)
         return KeyedDocuments(documents, np.frombuffer(keys, np.uint64))
 
 
@@ -115,9 +117,37 @@ def write_spill(url: str, documents: ShardDocuments, job: BuildJob, task: str) -
     edges = (np.arange(1, RANGES, dtype=np.uint64) * np.uint64(2**64 // RANGES)).astype(np.uint64)
     keys = keys[order]
     index = np.concatenate([[0], np.searchsorted(keys, edges), [len(keys)]]).astype(np.int64)
-    storage.write(storage.join(url, f"{spill.name}.keys"), index.tobytes() + keys.tobytes())
-    details = {"bytes": documents.size, "dtype": documents.tokens.dtype.name}
-    return replace(spill, details=details)
+    data = index.tobytes() + keys.tobytes()
+    storage.write(storage.join(url, f"{spill.name}.keys"), data)
+    hasher = ChunkHasher()
+    hasher.update(data)
+    chunks, digest = hasher.finish()
+    return replace(
+        spill,
+        details={
+            "bytes": documents.size,
+            "dtype": documents.tokens.dtype.name,
+            "keys": {"hash": digest, "chunks": base64.b64encode(chunks).decode()},
+        },
+    )
+
+
+def _keys_file(spill: Shard) -> Shard:
+    """Return the file of a spill's keys, as a shard: its chunks are verified like a shard's."""
+    keys = spill.details.get("keys")
+    if keys is None:
+        raise IntegrityError(
+            f"the keys of {spill.name} have no hash: an earlier version wrote this spill",
+            hint=f"remove the folder {WORK} and run the same command again",
+        )
+    return Shard(
+        name=f"{spill.name}.keys",
+        size=8 * (RANGES + 1 + spill.documents),
+        documents=0,
+        tokens=0,
+        hash=keys["hash"],
+        chunks=base64.b64decode(keys["chunks"]),
+    )
 
 
 def document_keys(documents: ShardDocuments, seed: int | None) -> Keys:
@@ -131,11 +161,11 @@ def document_keys(documents: ShardDocuments, seed: int | None) -> Keys:
         return mix(mix(position * np.uint64(0x9E3779B97F4A7C15) + files) + piece)
 
 
-def read_documents(where: str, shard: Shard, first: int, last: int) -> ShardDocuments:
+def read_documents(url: str, shard: Shard, first: int, last: int) -> ShardDocuments:
     """Return the documents [first, last) of an Arrow shard; read little more than their bytes."""
     form = shard_format("arrow")
     dtype = np.dtype(str(shard.details["dtype"]))
-    read = partial(storage.read, where)
+    read = UncachedShardFile(url, shard).read
     layout = form.layout(read, shard.size, dtype=dtype.name, details={})
     starts = layout.document_starts[first : last + 1]
     low, high = int(starts[0]), int(starts[-1])

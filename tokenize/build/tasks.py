@@ -22,7 +22,7 @@ from ...dataplane import tokenizers
 from ...dataplane.arrays import Int64
 from ...dataplane.datasets.manifest import Shard
 from ...dataplane.shards.documents import ShardDocuments
-from ...dataplane.storage import storage
+from ...dataplane.storage.verified import read_named
 from ...dataplane.tokenizers import Encoded, TextError, Tokenizer
 from ..corpus.documents import DocumentReader, SpecialNames, select
 from ..corpus.read_stats import MAX_MESSAGES, ReadStats
@@ -31,6 +31,8 @@ from .settings import BuildJob, dataset_url, work_url
 from .shuffle import write_spill
 from .task_state import TaskEvent, TaskState
 from .writing import split_long, write_shard
+
+RUN_AGAIN = "run the same command again: every build writes this file again"
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class TokenizeWorker:
         """Return the numbers of the task's documents that are duplicates."""
         if task.drops is None:
             return set()
-        data = storage.read(work_url(self.job.url, task.drops))
+        data = read_named(work_url(self.job.url), task.drops, hint=RUN_AGAIN)
         return set(np.frombuffer(data, np.int64).tolist())
 
     def _choose(

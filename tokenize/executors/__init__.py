@@ -2,6 +2,8 @@
 
 A task function is a generator; the executor passes its events to the caller as they come. Events
 of different tasks come in any order: tasks must not depend on each other.
+
+This module imports no executor: command-line help lists their names.
 """
 
 from __future__ import annotations
@@ -11,8 +13,6 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from ...console.machine import cores
-from .local import run_local
-from .ray_cluster import run_on_ray
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -43,7 +43,11 @@ def run(
 ) -> Iterator[E]:
     """Run `function` on each task, and yield the events of all tasks as they come."""
     if config.kind == "ray":
+        from .ray_cluster import run_on_ray
+
         return run_on_ray(function, tasks, config.address)
+    from .local import run_local
+
     return run_local(function, tasks, local_workers(config))
 
 

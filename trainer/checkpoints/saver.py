@@ -14,9 +14,9 @@ import threading
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,27 @@ from .store import RunState
 log = get_logger(__name__)
 
 
+@dataclass
+class Save:
+    """A save that has begun."""
+
+    step: int
+    thread: threading.Thread | None
+    """None if the step waited for the save."""
+    blocked: float
+    """Seconds that the save blocked the step."""
+
+
+class Report(Protocol):
+    """Receives the outcome of each save, in the thread that trains: sealed, or failed."""
+
+    def __call__(self, step: int, blocked: float, error: Exception | None) -> None: ...
+
+
+def _no_report(step: int, blocked: float, error: Exception | None) -> None:
+    pass
+
+
 class Saver:
     """Saves checkpoints of one run, one at a time."""
 
@@ -42,6 +63,7 @@ class Saver:
         group: dist.ProcessGroup,
         keep: Collection[int] = (),
         texts: Mapping[str, str] | None = None,
+        report: Report = _no_report,
     ) -> None:
         """`keep` are steps whose checkpoints are never deleted, besides those of the policy.
         `texts` are files that every checkpoint contains."""
@@ -51,10 +73,9 @@ class Saver:
         self.config = config
         self.group = group
         self.rank = dist.get_rank(group)
-        self.blocked = 0.0
-        """Seconds that the last save blocked the step."""
+        self.report = report
         self._buffers: dict[str, torch.Tensor] = {}
-        self._thread: threading.Thread | None = None
+        self._running: Save | None = None
         self._failure: Exception | None = None
 
     def save(self, fragments: Sequence[Fragment], state: RunState) -> None:
@@ -62,20 +83,32 @@ class Saver:
         began = time.perf_counter()
         self.wait()
         copies = [self._copy(fragment) for fragment in fragments if fragment.writes]
-        self._thread = threading.Thread(
-            target=self._attempt, args=(copies, state), name="checkpoint", daemon=False
-        )
-        self._thread.start()
-        if not self.config.background:
+        thread = None
+        if self.config.background:
+            thread = threading.Thread(
+                target=self._attempt, args=(copies, state), name="checkpoint", daemon=False
+            )
+            thread.start()
+        else:
+            self._attempt(copies, state)
+        self._running = Save(state.step, thread, time.perf_counter() - began)
+        if thread is None:
             self.wait()
-        self.blocked = time.perf_counter() - began
 
     def wait(self) -> None:
-        """Wait for the running save. Raise its error."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        """Wait for the running save and report its outcome. Raise its error."""
+        if self._running is not None and self._running.thread is not None:
+            self._running.thread.join()
+        self.poll()
         self.raise_failure()
+
+    def poll(self) -> None:
+        """Report the outcome of the running save, if it has ended."""
+        save = self._running
+        if save is None or (save.thread is not None and save.thread.is_alive()):
+            return
+        self._running = None
+        self.report(save.step, save.blocked, self._failure)
 
     @property
     def failed(self) -> bool:

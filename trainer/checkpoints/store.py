@@ -24,7 +24,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -264,6 +264,7 @@ def set_aside(folder: Path, after: int) -> None:
                 place, number = folder / f"{ABANDONED}{path.name}-{number}", number + 1
             log.warning("%s is set aside as %s", path.name, place.name)
             path.rename(place)
+    sync(folder)
 
 
 def whole(url: str) -> list[str]:
@@ -277,13 +278,14 @@ def is_manifest(file: str) -> bool:
     return last == MANIFEST and NAME.match(folder) is not None
 
 
-def adopt(folder: Path, url: str, run: str) -> None:
+def adopt(folder: Path, url: str, run: str, prepare: Callable[[RunState], None]) -> None:
     """Create records of a run's checkpoints at `url`, if the run's folder was lost. All records
     are created before the first becomes visible: a hidden one left over means that a start was
-    killed in between."""
+    killed in between. `prepare` receives the state of the newest before that."""
     if committed(folder) and not any(folder.glob(f".*{ADOPTED}")):
         return
     made: dict[Path, Path] = {}
+    newest: RunState | None = None
     for there in whole(url):
         state = read_state(there)
         path, target = folder / f".{name(state.step)}{ADOPTED}", folder / name(state.step)
@@ -292,12 +294,15 @@ def adopt(folder: Path, url: str, run: str) -> None:
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
         for file in (STATE, MODEL, MANIFEST):
-            (path / file).write_bytes(storage.read(storage.join(there, file)))
+            storage.write(str(path / file), storage.read(storage.join(there, file)))
         storage.write(str(path / REMOTE), there.encode())
-        made[target] = path
+        made[target], newest = path, state
+    if newest is not None:
+        prepare(newest)
     for target, path in made.items():
         path.rename(target)
         log.info("%s was saved by this run: going on with it", place(target))
+    sync(folder)
 
 
 def _delete(path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from ...console import config as reader
 from ...console.progress import as_bytes, human
 from ...models.accounting.show import letters_of
+from ..run.config import COUPLED
 from ..run.job import Job
 from . import memory as costs
 from . import stages as pipeline
@@ -34,6 +35,7 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
             "stripe": stripe(job),
             "parameters": costs.parameters(job),
             "vocab_size": job.model.vocab_size,
+            "couples_rows": job.model.couples_rows,
         },
         "plan": {
             "hash": job.plan.hash,
@@ -79,8 +81,11 @@ def lines(about: dict[str, Any]) -> list[str]:
             f"steps of {phase['rows']} rows × {phase['seq_len']:,}; each rank "
             f"{phase['micro_batches']} × {phase['micro_batch_rows']} rows"
         )
+    if model["couples_rows"]:
+        text.append(f"micro-batch  {COUPLED.format(', '.join(model['couples_rows']))}")
     if any(group["match"] for group in about["groups"]):
         text += [f"group        {_group(group)}" for group in about["groups"]]
+    text += [f"decay        {line}" for line in _decay(about["groups"])]
     if len(about["stages"]) > 1:
         text += [f"stage {stage['stage']:<7}{_stage(stage)}" for stage in about["stages"]]
         text += [f"pipeline     {_pipeline(phase)}" for phase in about["pipeline"]]
@@ -123,6 +128,19 @@ def _group(group: dict[str, Any]) -> str:
         f"{group['match'] or 'all others'}: {group['parameters']:,} parameters, peak rate "
         f"{group['lr']:g}, decay {group['weight_decay']:g}, {', '.join(group['states'])}"
     )
+
+
+def _decay(groups: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each weight decay: its parameters, as patterns of names."""
+    decays = sorted({group["weight_decay"] for group in groups}, reverse=True)
+    text = []
+    for decay in decays:
+        alike = [group for group in groups if group["weight_decay"] == decay]
+        count = sum(group["parameters"] for group in alike)
+        names = sorted({name for group in alike for name in group["names"]})
+        shown = f"{decay:g}" if decay else "none"
+        text.append(f"{shown}: {count:,} parameters: {', '.join(names)}")
+    return text
 
 
 def _memory(by_rank: list[dict[str, int]], stage: str) -> list[str]:

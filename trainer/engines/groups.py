@@ -15,8 +15,8 @@ from typing import Any
 from ...console.errors import ConfigError, Problem
 from ...models.accounting.count import build_meta
 from ...models.model import Model
-from ...models.operators import Operator
 from ...models.parallel.sharding import LocalShard
+from .decay import NO_DECAY
 from .optimizers.base import GroupConfig, OptimizerConfig, ParameterGroup
 
 NEAREST = 3
@@ -24,7 +24,8 @@ NEAREST = 3
 
 def parameter_groups(model: Model, config: OptimizerConfig) -> list[ParameterGroup]:
     """Return the groups of a model's parameters. Call before an engine wraps the model."""
-    shards, constant, states = local_shards(model), no_decay(model), config.states(model)
+    shards, states = local_shards(model), config.states(model)
+    constant = NO_DECAY[config.decay](model)
     whole = model if len(model.chunks) == 1 else build_meta(model.config)
     chosen = assign(aliases(whole), config.groups)  # a pattern may name another stage's parameters
     names: dict[tuple[Any, ...], list[str]] = {}
@@ -55,9 +56,11 @@ def _group(
 def describe_groups(model: Model, config: OptimizerConfig) -> list[dict[str, Any]]:
     """Return a row for each parameter group of a model that may stand on the meta device."""
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    called = aliases(model)
     return [
         {
             "match": group.match,
+            "names": sorted({_every_layer(called[name][-1]) for name in group.names}),
             "tensors": len(group.names),
             "parameters": sum(sizes[name] for name in group.names),
             "lr": config.lr * group.lr,
@@ -73,17 +76,6 @@ def local_shards(model: Model) -> Mapping[str, LocalShard]:
     if model.local_shards:
         return model.local_shards
     return {name: LocalShard(tuple(p.shape)) for name, p in model.named_parameters()}
-
-
-def no_decay(model: Model) -> set[str]:
-    """Return the parameters without weight decay: vectors, scalars, and the operators' own."""
-    flat = {name for name, parameter in model.named_parameters() if parameter.ndim < 2}
-    return flat | {
-        f"{path}.{name}"
-        for path, operator in model.named_modules()
-        if isinstance(operator, Operator)
-        for name in operator.no_decay
-    }
 
 
 def aliases(model: Model) -> dict[str, tuple[str, ...]]:
@@ -137,7 +129,12 @@ def _unmatched(group: GroupConfig, names: Mapping[str, Sequence[str]]) -> str:
 def _patterns(called: Sequence[str]) -> Iterator[str]:
     """Yield patterns that would match a parameter, layer numbers replaced by `*`."""
     for name in called:
-        words = ["*" if word.isdigit() else word for word in name.split(".")]
+        words = _every_layer(name).split(".")
         for length in range(2 if words[0] == "blocks" else 1, len(words) + 1):
             tail = "" if length == len(words) else ".*"
             yield ".".join(words[:length]) + tail
+
+
+def _every_layer(name: str) -> str:
+    """Return the pattern of a parameter of every layer: numbers become `*`."""
+    return ".".join("*" if word.isdigit() else word for word in name.split("."))

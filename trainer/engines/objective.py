@@ -21,9 +21,9 @@ PREFIX = "model."
 
 class Sums(NamedTuple):
     total: torch.Tensor
-    """Start of the backward pass: Σ w·ℓ, and the routers' losses in proportion to Σ w. Where tensor
-    or context parallelism splits the loss, or a pipeline the layers, this is the rank's part: the
-    objective is the sum over the axes and the chunks."""
+    """Start of the backward pass: Σ w·ℓ, and the routers' losses of each row times its Σ w. Where
+    tensor or context parallelism splits the loss, or a pipeline the layers, this is the rank's
+    part: the objective is the sum over the axes and the chunks."""
     rows: torch.Tensor
     """Σ w·ℓ of each row, for the losses by source; empty from a chunk without the loss."""
     stream: tuple[torch.Tensor, ...] = ()
@@ -46,10 +46,10 @@ class Objective(nn.Module):
         stream: Sequence[torch.Tensor] = (),
     ) -> Sums:
         """Run one chunk of the model; the last computes the loss."""
-        # Padding rows have no weights on any rank: the routers must not count them.
+        # Padding rows have no weights on any rank: statistics over a micro-batch leave them out.
         text = highest((weights != 0).any(dim=1).int(), self.model.axes.context).bool()
         stream, losses = self.model.run_chunk(chunk, tokens, documents, stream, rows=text)
-        auxiliary = losses * weights.sum()
+        auxiliary = (losses * weights.sum(dim=1)).sum()
         if chunk < len(self.model.chunks) - 1:
             return Sums(auxiliary, weights.new_empty(0), stream)
         z_loss = self.z_loss if self.training else 0.0

@@ -44,6 +44,11 @@ class StartOptions:
         is_flag=True,
         help="If the newest checkpoint is damaged, resume from the one before it.",
     )
+    new_ledger: bool = option(
+        False,
+        is_flag=True,
+        help="If the ledger is lost or does not lead to the checkpoint, begin a new one there.",
+    )
     profile: str | None = option(
         None,
         callback=step_range,

@@ -6,21 +6,24 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...console import command
 from ...console.log import get_logger
 from ...console.progress import human
+from ...dataplane.runlog import ledger
 from ...dataplane.runlog import writer as lines
 from ...dataplane.storage import storage
 from ..checkpoints import store
+from ..checkpoints.store import RunState
 from ..cluster import ranks, slurm
 from ..costs.describe import describe
 from ..loop import evaluate
 from ..record.steps import event
 from ..run.job import Job
-from . import launcher, preflight
+from . import launcher, preflight, records
 from .options import StartOptions
 
 log = get_logger(__name__)
@@ -115,7 +118,12 @@ def _prepare(job: Job) -> None:
     _clear(job)
     job.save()  # run.yaml first: checkpoints without it cannot be attributed
     if job.run.checkpoints.url is not None:
-        store.adopt(job.folder.checkpoints, job.run.checkpoints.url, job.identity)
+        store.adopt(
+            job.folder.checkpoints,
+            job.run.checkpoints.url,
+            job.identity,
+            partial(_begin_ledger, job),
+        )
     if job.run.evaluate is not None and not job.held_out.exists():
         evaluate.plan_of(job.run.evaluate, job.plan).save(job.held_out)
     about = describe(job)
@@ -127,6 +135,12 @@ def _prepare(job: Job) -> None:
     )
     for warning in about["warnings"]:
         log.warning("%s", warning)
+
+
+def _begin_ledger(job: Job, state: RunState) -> None:
+    """Begin the ledger of a run whose folder was lost, at its newest checkpoint."""
+    if not job.folder.ledger.exists():
+        ledger.begin(job.folder.ledger, records.last_step(job.plan, state))
 
 
 def _finish(job: Job, code: int) -> None:

@@ -41,7 +41,7 @@ from ..record.loggers import open_loggers
 from ..record.steps import NullRecorder, RunRecorder
 from ..run import resolve
 from ..run.job import Job
-from . import restore
+from . import records, restore
 from .options import StartOptions
 
 MINIMUM_TIMEOUT = timedelta(minutes=30)
@@ -77,23 +77,33 @@ def work(job: Job, watched: ranks.Watched, options: StartOptions) -> int:
     resumed = bool(store.committed(folder.checkpoints))
     state, came_from = restore.begin(job, engine, parallel, fallback=options.fallback)
     if parallel.first:
-        _cut_back(folder, state.step)
+        records.take_up(folder, job.plan, state, new_ledger=options.new_ledger)
     dist.barrier(parallel.control)
 
+    recorder = (
+        _recorder(job, parallel.world, options.began, state.step)
+        if parallel.first
+        else NullRecorder()
+    )
     texts = {store.MODEL: reader.dump(job.model)}
-    saver = Saver(folder.checkpoints, run.checkpoints, parallel.checkpoint, job.ends, texts)
+    saver = Saver(
+        folder.checkpoints,
+        run.checkpoints,
+        parallel.checkpoint,
+        job.ends,
+        texts,
+        report=recorder.saved,
+    )
+    recorder.event(
+        "resume" if resumed else "start",
+        state.step,
+        layout=job.layout,
+        checkpoint=came_from,
+        seconds=round(time.time() - joined, 2),
+    )
     if run.watch.may_roll_back and not resumed:  # a rollback needs a checkpoint
         saver.save(engine.fragments(), state)
         saver.wait()
-    records = _recorder(job, parallel.world, options.began, state.step) if parallel.first else None
-    if records is not None:
-        records.event(
-            "resume" if resumed else "start",
-            state.step,
-            layout=job.layout,
-            checkpoint=came_from,
-            seconds=round(time.time() - joined, 2),
-        )
     profiler = None
     if options.profiled_steps is not None:
         profiler = Profiler(folder.profiles, options.profiled_steps, parallel.rank)
@@ -116,7 +126,7 @@ def work(job: Job, watched: ranks.Watched, options: StartOptions) -> int:
             save_every=run.checkpoints.every,
             stop_after=options.stop_after,
         ),
-        recorder=records or NullRecorder(),
+        recorder=recorder,
         saver=saver,
         evaluator=None
         if run.evaluate is None
@@ -127,18 +137,15 @@ def work(job: Job, watched: ranks.Watched, options: StartOptions) -> int:
     )
     try:
         state, finished = loop.run(state)
-        if records is not None:
-            records.event("finish" if finished else "stop", state.step, ledger=state.ledger)
+        recorder.event("finish" if finished else "stop", state.step, ledger=state.ledger)
     except UserError as error:
-        if records is not None:
-            with contextlib.suppress(StorageError):  # a full disk may have caused the failure
-                records.event("fail", _step_reached(folder), error=str(error))
+        with contextlib.suppress(StorageError):  # a full disk may have caused the failure
+            recorder.event("fail", _step_reached(folder), error=str(error))
         raise
     finally:
         if profiler is not None:
             profiler.close()
-        if records is not None:
-            records.close()
+        recorder.close()
     dist.barrier(parallel.control)
     dist.destroy_process_group()
     return 0 if finished else ranks.INTERRUPTED
@@ -195,14 +202,6 @@ def _recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRecorde
     )
     memory = partial(speed.memory_used, device)
     return RunRecorder(job.plan, open_loggers(run), counts, asked=asked, memory=memory)
-
-
-def _cut_back(folder: RunFolder, step: int) -> None:
-    """Cut records after the checkpoint; the tail is kept beside each file."""
-    for path in (folder.metrics, folder.ledger, folder.evaluations):
-        kept = lines.cut(path, step)
-        if kept is not None:
-            log.info("cut %s back to step %d; the tail is in %s", path.name, step, kept.name)
 
 
 def _step_reached(folder: RunFolder) -> int:

@@ -55,7 +55,8 @@ class Recorder(Protocol):
 
     def evaluated(self, step: Step[PhaseRows], evaluation: Evaluation) -> None: ...
 
-    def saved(self, step: int, blocked: float) -> None: ...
+    def sync(self) -> None:
+        """Make everything recorded so far durable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +127,8 @@ class Loop:
             try:
                 while state.step < end:
                     state, stop = self._step(state, rows)
+                    if self.saver is not None:
+                        self.saver.poll()
                     finished = state.step == last
                     self._evaluate(state, edge=state.step == end)
                     planned = is_planned(state.step, self.options.save_every, [end])
@@ -234,10 +237,10 @@ class Loop:
     def _save(self, state: RunState, *, wait: bool) -> None:
         if self.saver is None:
             return
+        self.recorder.sync()  # a checkpoint is never newer than the ledger on disk
         self.saver.save(self.engine.fragments(), state)
         if wait:
             self.saver.wait()
-        self.recorder.saved(state.step, self.saver.blocked)
 
     def _seed(self, step: int) -> int:
         """Return the random seed of a step: a resume draws the same numbers, and ranks that shard

@@ -64,7 +64,10 @@ class Logger:
         """Log the losses on held-out rows after a step."""
 
     def event(self, entry: Entry) -> None:
-        """Log a start, a resume, a checkpoint, a skipped step or the end of the run."""
+        """Log a start, a resume, a sealed checkpoint, a skipped step or the end of the run."""
+
+    def sync(self) -> None:
+        """Make everything logged so far durable: a checkpoint is about to be saved."""
 
     def close(self) -> None:
         """Write what is buffered, and release the destination."""

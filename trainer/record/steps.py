@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ...console.errors import StorageError
 from ...dataplane.order.timeline import PhaseRows, Step
 from ..loop.batches import RunPlan
 from .logger import Entry, Logger
@@ -21,13 +23,22 @@ if TYPE_CHECKING:
 class NullRecorder:
     """No-op recorder of every rank but the first."""
 
+    def event(self, kind: str, step: int, **details: object) -> None:
+        pass
+
     def record(self, record: StepRecord) -> None:
         pass
 
     def evaluated(self, step: Step[PhaseRows], evaluation: Evaluation) -> None:
         pass
 
-    def saved(self, step: int, blocked: float) -> None:
+    def saved(self, step: int, blocked: float, error: Exception | None) -> None:
+        pass
+
+    def sync(self) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 
@@ -106,8 +117,17 @@ class RunRecorder:
         for logger in self.loggers:
             logger.evaluation(entry)
 
-    def saved(self, step: int, blocked: float) -> None:
-        self.event("checkpoint", step, blocked=round(blocked, 4))
+    def saved(self, step: int, blocked: float, error: Exception | None) -> None:
+        """Record a checkpoint that was sealed, or the error of its save."""
+        if error is None:
+            self.event("checkpoint", step, blocked=round(blocked, 4))
+            return
+        with contextlib.suppress(StorageError):  # a full disk may have caused the failure
+            self.event("checkpoint failed", step, error=str(error))
+
+    def sync(self) -> None:
+        for logger in self.loggers:
+            logger.sync()
 
     def close(self) -> None:
         for logger in self.loggers:

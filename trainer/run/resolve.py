@@ -157,17 +157,20 @@ def _check_same(
 ) -> None:
     """Raise if the folder holds another run than this configuration defines."""
     pairs = (
-        (run_config.deciding(stored.run), run_config.deciding(run), ""),
+        (run_config.deciding(stored.run, stored.model), run_config.deciding(run, stored.model), ""),
         (stored.model, model, "model"),
         (stored.mixture, mixture, "mixture"),
     )
     changed = [line for there, here, name in pairs for line in differences(there, here, name)]
     if changed:
         what = "its mixture" if all(c.startswith("mixture") for c in changed) else "it"
+        why = ""
+        if any(line.partition(":")[0] in run_config.division(run) for line in changed):
+            why = f"{run_config.COUPLED.format(', '.join(stored.model.couples_rows))}; "
         raise RunError(
             f"{stored.folder.root} holds another run: {what} differs",
             where="\n" + "\n".join(f"    {line}" for line in changed),
-            hint="start a new run with another --out (a mixture can continue this one with "
+            hint=f"{why}start a new run with another --out (a mixture can continue this one with "
             "`after: {run: …, step: …}`), or undo the change",
         )
 

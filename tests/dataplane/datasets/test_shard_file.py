@@ -39,15 +39,18 @@ def plan_over(url: str) -> Plan:
     )
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "append", "remove", "replace"])
+@pytest.mark.parametrize("damage", ["flip", "set back", "truncate", "append", "remove", "replace"])
 def test_a_shard_changed_during_reading_is_named(reading: Reading, damage: str) -> None:
     steps, shards = reading
     for shard in shards:
         data = bytearray(shard.read_bytes())
         data[len(data) // 2] ^= 1
-        if damage == "flip":
+        if damage in ("flip", "set back"):
+            before = shard.stat()
             with shard.open("rb+") as file:
                 file.write(data)
+            if damage == "set back":
+                os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
         elif damage == "truncate":
             os.truncate(shard, 100)
         elif damage == "append":

@@ -78,3 +78,21 @@ def test_an_incomplete_line_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, range(2), torn='{"step": 2')
     assert [entry["step"] for entry in lines.read(path)] == [0, 1]
+
+
+def test_lines_that_a_power_cut_damaged_are_cut_off_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, range(2), torn="\0\0\0\n\0\0")
+    tail = lines.cut(path, 5)
+    assert [entry["step"] for entry in lines.read(path)] == [0, 1]
+    assert tail is not None and tail.read_bytes() == b"\0\0\0\n\0\0"
+
+
+def test_a_writer_removes_lines_that_a_power_cut_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    write(path, range(2), torn="\0\0\0\n\0\n\0")
+    write(path, range(2, 3))
+    assert [entry["step"] for entry in lines.read(path)] == [0, 1, 2]
+    write(path.with_name("empty"), range(0), torn="\0\n")
+    write(path.with_name("empty"), range(1))
+    assert [entry["step"] for entry in lines.read(path.with_name("empty"))] == [0]

@@ -19,6 +19,9 @@ CLOSED_FORMS: dict[str, Callable[[float], float]] = {
     "linear": lambda done: PEAK - 0.7 * done,
     "cosine": lambda done: END + 0.7 * 0.5 * (1 + math.cos(math.pi * done)),
     "exponential": lambda done: PEAK * (END / PEAK) ** done,
+    "savanna": lambda done: max(
+        PEAK * 0.5 * (1 + math.cos(math.pi * 0.8 * min(done, 600 / 800))), END
+    ),
     "wsd": lambda done: PEAK if 800 * done < 500 else PEAK - 0.7 * (800 * done - 500) / DECAY,
 }
 """The rate when a part `done` of the 800 tokens after the warm-up has been trained on."""

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from headrace.dataplane.storage import storage
 from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from headrace.tokenize.build import dedup
 from headrace.tokenize.build.settings import BuildJob
@@ -35,7 +34,7 @@ def test_the_first_of_equal_documents_is_kept(
     corpus = [["a", "b", "a"], ["c", "b", "old", "d", "a"]]
     tasks = [Task((), f"task{number}") for number in range(2)]
     for task, texts in zip(tasks, corpus, strict=True):
-        storage.write(dedup.digests_url(job, task), b"".join(map(digest, texts)))
+        dedup.write_digests(dedup.digests_url(job, task), b"".join(map(digest, texts)))
     kept = dedup.find_duplicates(job, tasks, [digest("old")])
     assert [drops.tolist() for drops in kept.drops] == [[2], [1, 2, 4]]
     data = b"".join(kept.digests)

@@ -160,8 +160,13 @@ def test_a_run_that_lost_its_folder_finds_its_checkpoints(
     checkpoint_of(model, 5, url=url)
     new = tmp_path / "new"
     new.mkdir()
-    store.adopt(new, url, "another")
-    assert store.committed(new) == []
+    prepared: list[int] = []
+
+    def prepare(state: store.RunState) -> None:
+        prepared.append(state.step)
+
+    store.adopt(new, url, "another", prepare)
+    assert store.committed(new) == [] and prepared == []
     rename = Path.rename
     for allowed in ([], [1]):  # killed before the first record appears, and before the second
 
@@ -173,9 +178,10 @@ def test_a_run_that_lost_its_folder_finds_its_checkpoints(
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(Path, "rename", dying)
-            store.adopt(new, url, "me")
+            store.adopt(new, url, "me", prepare)
         store.clean(new)
-    store.adopt(new, url, "me")
+    store.adopt(new, url, "me", prepare)
+    assert prepared == [5, 5, 5]
     assert sorted(path.name for path in new.iterdir()) == [store.name(3), store.name(5)]
     assert store.read_state(store.committed(new)[-1]).step == 5
     assert len(store.whole(url)) == 2
@@ -240,7 +246,7 @@ def test_a_run_survives_kills_during_saves_to_s3(
     events = trainer.lines("events.jsonl")
     assert events[0]["event"] == "resume" and events[0]["step"] > 0
     ledger = trainer.lines("ledger.jsonl", whole)
-    assert trainer.lines("ledger.jsonl") == ledger[events[0]["step"] :]
+    assert trainer.lines("ledger.jsonl") == ledger[events[0]["step"] - 1 :]
     assert trainer.losses() == trainer.losses(whole)[events[0]["step"] :]
     kept = {(path / "remote").read_text() for path in store.committed(trainer.out / "checkpoints")}
     assert kept <= set(store.whole(url))

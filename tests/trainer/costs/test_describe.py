@@ -33,6 +33,17 @@ def test_the_description_adds_up(ask: Any) -> None:
     )
 
 
+def test_a_model_that_couples_the_rows_of_a_micro_batch_is_named(ask: Any) -> None:
+    over = "model.operators.moe.balance_over="
+    for value, shown in (("row", False), ("micro-batch", True)):
+        about = describe.describe(ask(over + value, model="tiny-moe"))
+        assert about["model"]["couples_rows"] == ["moe"] * shown
+        line = (
+            "moe balances over a micro-batch: micro_batch_tokens, layout.cp and dp define the run"
+        )
+        assert (line in "\n".join(describe.lines(about))) == shown
+
+
 def test_a_kind_of_layer_has_a_letter_of_its_own(ask: Any) -> None:
     assert describe.stripe(ask(model="tiny-hybrid")) == "[SMLAT]"
 
@@ -54,6 +65,10 @@ def test_parameter_groups_and_the_optimizers_states_are_counted(ask: Any) -> Non
     assert "blocks.*.hyena*: " in written and "peak rate 0.00015, decay 0, exp_avg" in written
     plain = describe.describe(ask())
     assert "group " not in "\n".join(describe.lines(plain))
+    assert "decay        0.1: " in written and "blocks.*.hyena-mr.taps" in written
+    savanna = "\n".join(describe.lines(describe.describe(ask("optimizer.decay=savanna"))))
+    (spared,) = [line for line in savanna.splitlines() if line.startswith("decay        none: ")]
+    assert "blocks.*.hyena-mr.taps" in spared and "hyena-li.rates" not in spared
     muon = describe.describe(ask("optimizer.kind=muon"))
     matrices = sum(g["parameters"] for g in muon["groups"] if g["states"] == ["momentum"])
     saved = plain["memory"]["optimizer"] - muon["memory"]["optimizer"]

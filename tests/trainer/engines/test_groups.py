@@ -13,7 +13,8 @@ from headrace.models.accounting.count import build_meta
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.model import Model
 from headrace.models.operators import OPERATORS
-from headrace.trainer.engines.groups import describe_groups, no_decay, parameter_groups
+from headrace.trainer.engines.decay import NO_DECAY
+from headrace.trainer.engines.groups import describe_groups, parameter_groups
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.engines.optimizers.base import GroupConfig
 from headrace.trainer.engines.optimizers.muon import MuonConfig
@@ -133,8 +134,60 @@ def test_only_vectors_and_rates_of_operators_have_no_decay() -> None:
         model = model_of(kind, options)
         groups = parameter_groups(model, AdamWConfig(weight_decay=0.5))
         constant = {n for group in groups for n in group.names if group.weight_decay == 0}
-        assert constant == no_decay(model)
+        assert constant == NO_DECAY["headrace"](model)
         named = dict(model.named_parameters())
         assert constant >= {name for name, p in named.items() if p.ndim < 2}, kind
         several = {name.rpartition(".")[2] for name in constant if named[name].ndim > 1}
         assert several == CONSTANT.get(kind, set()), kind
+
+
+SAVANNA = {
+    "attention": {"qkv.bias", "q_norm.weight", "k_norm.weight"},
+    "hyena-se": {"output.bias"},
+    "hyena-mr": {"taps", "output.bias"},
+    "hyena-li": {"output.bias"},
+    "hyena-li-freeform": {"output.bias", *(f"layers.{n}.bias" for n in range(3))},
+    "hyena-mlp": set(),
+    "mlp": {"up.bias", "down.bias"},
+    "glu": set(),
+}
+"""Parameters without decay in Savanna: those of norms and of MR's filter, and those named bias."""
+
+
+def spared(kind: str, rule: str) -> tuple[set[str], set[str]]:
+    """Return the operator's parameters without weight decay, and the others."""
+    model = model_of(kind, KINDS[kind])
+    config = AdamWConfig(weight_decay=0.5, decay=rule)
+    prefix = "blocks.0.mixer.operator."
+    sides: tuple[set[str], set[str]] = (set(), set())
+    for group in parameter_groups(model, config):
+        ours = {n.removeprefix(prefix) for n in group.names if n.startswith(prefix)}
+        sides[group.weight_decay > 0].update(ours)
+    return sides
+
+
+def test_savannas_rule_spares_the_taps_of_mr_and_decays_rates_residues_and_skip() -> None:
+    for kind, expected in SAVANNA.items():
+        assert spared(kind, "savanna")[0] == expected, kind
+    assert {"rates", "angles", "residues", "skip"} <= spared("hyena-li", "savanna")[1]
+    assert {"rates", "angles", "residues", "skip"} <= spared("hyena-li", "headrace")[0]
+    assert "taps" in spared("hyena-mr", "headrace")[1]
+    for kind in ("mamba1", "mamba2", "moe"):  # not in Savanna
+        assert spared(kind, "savanna") == spared(kind, "headrace"), kind
+
+
+def test_norms_never_decay_and_embeddings_do() -> None:
+    for rule in NO_DECAY:
+        names = NO_DECAY[rule](tiny())
+        assert {n for n, _ in tiny().named_parameters() if "norm." in n} <= names
+        assert "embedding.weight" not in names
+
+
+def test_the_description_names_what_decays() -> None:
+    sides: dict[bool, set[str]] = {True: set(), False: set()}
+    for row in describe_groups(tiny(), AdamWConfig(decay="savanna")):
+        sides[row["weight_decay"] > 0].update(row["names"])
+    assert {"blocks.*.hyena-li.rates", "blocks.*.hyena-li.skip", "embedding.weight"} <= sides[True]
+    assert {"blocks.*.hyena-mr.taps", "blocks.*.mixer.norm.weight"} <= sides[False]
+    for name in sides[True] | sides[False]:  # each is a pattern that a group can match
+        assert chosen(tiny(), GroupConfig(match=name))[name]

@@ -29,7 +29,7 @@ def test_a_start_killed_while_adopting_checkpoints_can_be_repeated(
 ) -> None:
     """run.yaml is written before checkpoints: a folder with checkpoints alone is rejected."""
 
-    def dying(folder: Path, url: str, run: str) -> None:
+    def dying(folder: Path, *_: Any) -> None:
         (folder / store.name(2)).mkdir()
         raise KeyboardInterrupt
 

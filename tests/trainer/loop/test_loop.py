@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,22 +10,31 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.console.errors import RunError
+from headrace.console.errors import RunError, StorageError
+from headrace.dataplane.runlog import writer as lines
 from headrace.models.accounting.count import build_meta
 from headrace.models.config import load_model_config
 from headrace.models.model import initial_weights
 from headrace.models.precision import PRECISIONS
+from headrace.trainer.checkpoints import saver, store, tensors
+from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.engines import give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
+from headrace.trainer.folder import RunFolder
 from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.loop.batches import MicroBatch, micro_batches, micro_rows
 from headrace.trainer.loop.guard import Guard
 from headrace.trainer.loop.loop import Loop, LoopOptions, StepRecord
 from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticLoader, SyntheticPlan
 from headrace.trainer.pipeline.schedules import SCHEDULES, Action, Orders
+from headrace.trainer.record.config import WatchConfig
+from headrace.trainer.record.logger import LoggedRun
+from headrace.trainer.record.loggers.jsonl import JsonLines
+from headrace.trainer.record.speed import Speed
+from headrace.trainer.record.steps import RunRecorder
 
 PLAN = SyntheticPlan(SyntheticConfig(steps=4, seq_len=16, batch_rows=6), 37, 1)
 
@@ -39,7 +49,7 @@ class Kept:
     def evaluated(self, step: Any, found: Any) -> None:
         raise AssertionError("nothing is evaluated here")
 
-    def saved(self, step: int, blocked: float) -> None:
+    def sync(self) -> None:
         raise AssertionError("nothing is saved here")
 
 
@@ -216,3 +226,66 @@ def test_batch_arithmetic() -> None:
     assert (micro_rows(64, phase, 1), micro_batches(3, phase, 1)) == (3, 2)  # even, not 4 and 2
     assert (micro_rows(1, phase, 1), micro_batches(1, phase, 1)) == (1, 6)
     assert (micro_rows(999, phase, 4), micro_batches(2, phase, 4)) == (2, 1)
+
+
+def saving(folder: RunFolder, parallel: Parallel) -> Loop:
+    """A loop that records and saves in `folder`, a checkpoint after every step."""
+    folder.checkpoints.mkdir(parents=True)
+    loop, _ = make(parallel, save_every=1)
+    watch = WatchConfig()
+    run = LoggedRun(folder=folder, plan=PLAN, watch=watch, first_step=0, stream=None)  # type: ignore[arg-type]
+    recorder = RunRecorder(PLAN, [JsonLines(run)], Speed({16: 1.0}, {16: 1.0}, peak=None))
+    loop.recorder = recorder
+    loop.saver = saver.Saver(
+        folder.checkpoints, CheckpointConfig(), parallel.checkpoint, report=recorder.saved
+    )
+    return loop
+
+
+def test_ledger_and_metrics_are_durable_before_a_checkpoint_is_sealed(
+    tmp_path: Path, parallel: Parallel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    durable: dict[str, int] = {}
+    fsync, commit = os.fsync, store.commit
+    sealed: list[int] = []
+
+    def sync(descriptor: int) -> None:
+        place = Path(f"/proc/self/fd/{descriptor}").readlink()
+        durable[place.name] = os.fstat(descriptor).st_size
+        if place == folder.root:
+            durable.update((f"name of {each.name}", 1) for each in place.iterdir())
+        fsync(descriptor)
+
+    def seal(path: Path, target: Path, files: Any, state: Any, texts: Any) -> None:
+        for file in (folder.ledger, folder.metrics):
+            text = file.read_bytes()[: durable[file.name]]
+            assert text.count(b"\n") >= state.step, file
+            assert f"name of {file.name}" in durable
+        sealed.append(state.step)
+        commit(path, target, files, state, texts)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(store, "commit", seal)
+    saving(folder, parallel).run(begin())
+    assert sealed == [1, 2, 3, 4]
+
+
+def test_an_event_says_whether_a_checkpoint_was_sealed_or_its_save_failed(
+    tmp_path: Path, parallel: Parallel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    write, saves = tensors.write, []
+
+    def fails_at_the_second(*arguments: Any) -> Any:
+        saves.append(1)
+        if len(saves) == 2:
+            raise StorageError("the disk is full")
+        return write(*arguments)
+
+    monkeypatch.setattr(tensors, "write", fails_at_the_second)
+    with pytest.raises(StorageError, match="the disk is full"):
+        saving(folder, parallel).run(begin())
+    events = [(event["event"], event["step"]) for event in lines.read(folder.events)]
+    assert events == [("checkpoint", 1), ("checkpoint failed", 2)]
+    assert [store.step_of(path) for path in store.committed(folder.checkpoints)] == [1]

@@ -12,14 +12,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
+from ....console.config import NameIn
 from ....models.model import Model
 from ....models.parallel.axes import ALONE, Axis
 from ...checkpoints.fragments import Fragment
+from ..decay import NO_DECAY
 
 Limits = Sequence[tuple[str, str, bool]]
 """Field, what it must be, and whether it is."""
@@ -35,7 +37,7 @@ class GroupConfig:
     lr: float = 1.0
     """Multiple of the run's learning rate; 0 freezes the parameters."""
     weight_decay: float | None = None
-    """Left out: the optimizer's. Vectors and rates of scans have none in any case."""
+    """Left out: the optimizer's. Parameters that the rule `decay` spares have none in any case."""
 
     def __post_init__(self) -> None:
         require(
@@ -55,7 +57,10 @@ class OptimizerConfig(ABC):
     lr: float = 3e-4
     """Peak learning rate of the run; phases give multiples of it."""
     weight_decay: float = 0.1
-    """Decay of matrices; norms, biases, gains, and the rates of scans have none."""
+    """Decay of matrices; norms, biases, gains, and the rates of scans have none (`decay`)."""
+    decay: Annotated[str, NameIn(NO_DECAY)] = "headrace"
+    """Rule for which parameters decay. `savanna`: as Savanna does, with decay of rates, residues
+    and skips, and none of Hyena-MR's taps. `--dry-run` lists both sides."""
     clip: float = 1.0
     """Limit of the norm of all gradients; 0: no limit."""
     groups: tuple[GroupConfig, ...] = ()

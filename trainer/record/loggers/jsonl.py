@@ -13,6 +13,7 @@ class JsonLines(Logger):
         self.ledger = LineWriter(run.folder.ledger)
         self.events = LineWriter(run.folder.events)
         self.evaluations = LineWriter(run.folder.evaluations)
+        self._writers = (self.metrics, self.ledger, self.events, self.evaluations)
 
     def step(self, metrics: Entry, ledger: Entry) -> None:
         self.metrics.write(metrics)
@@ -24,6 +25,10 @@ class JsonLines(Logger):
     def event(self, entry: Entry) -> None:
         self.events.write(entry)
 
+    def sync(self) -> None:
+        for writer in self._writers:
+            writer.sync()
+
     def close(self) -> None:
-        for writer in (self.metrics, self.ledger, self.events, self.evaluations):
+        for writer in self._writers:
             writer.close()

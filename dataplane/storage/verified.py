@@ -1,0 +1,93 @@
+"""Bytes with a hash: read, checked, and asked for again.
+
+A store that answers with wrong bytes is asked again, because one answer does not show which of the
+two is damaged: the file, or the way to it. Equal wrong answers accuse the file, different ones the
+network or the store. A local disk is asked once.
+
+Files named by their content prove themselves: their name holds 32 hex digits of their sha256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from ...console.errors import IntegrityError
+from ...console.log import get_logger
+from . import remote, storage
+
+T = TypeVar("T")
+
+log = get_logger(__name__)
+
+ANSWERS = 4
+"""Answers of a store that are checked before an error is raised."""
+NAME = re.compile(r"[0-9a-f]{32}")
+REBUILD = "restore it from a copy, or build the dataset again at another URL"
+
+
+def read_checked(
+    url: str, check: Callable[[bytes], T], start: int = 0, end: int | None = None
+) -> T:
+    """Read the bytes [start, end) of a file and return `check(bytes)`.
+
+    `check` raises an IntegrityError for wrong bytes. A store is then asked again; the error says
+    whether its answers were equal.
+    """
+    answers: list[str] = []
+    for attempt in range(1, ANSWERS + 1):
+        data = storage.read(url, start, end)
+        try:
+            return check(data)
+        except IntegrityError as error:
+            if storage.is_local(url):
+                raise
+            answers.append(hashlib.sha256(data).hexdigest())
+            if attempt == ANSWERS:
+                raise _accused(error, answers) from None
+            log.warning("%s; asking the store again", error.what)
+            time.sleep(remote.FIRST_PAUSE * attempt)
+    raise AssertionError("unreachable")
+
+
+def _accused(error: IntegrityError, answers: list[str]) -> IntegrityError:
+    """Return the error for wrong answers: it accuses the file if all of them were equal."""
+    if len(set(answers)) == 1:
+        what = f"{error.what} (the store gave the same wrong bytes {len(answers)} times)"
+        return IntegrityError(what, where=error.where, hint=error.hint)
+    return IntegrityError(
+        f"{error.what} (the store gave different bytes each time it was asked: {len(answers)} "
+        f"answers, {len(set(answers))} of them different)",
+        where=error.where,
+        hint="check the network and the store: the file itself may be whole. Run the same command "
+        "again",
+    )
+
+
+def write_named(url: str, folder: str, ending: str, data: bytes) -> str:
+    """Write a file into a folder of `url`, named by its content; return its name."""
+    name = f"{folder}/{hashlib.sha256(data).hexdigest()[:32]}.{ending}"
+    storage.write(storage.join(url, name), data)
+    return name
+
+
+def read_named(url: str, name: str, *, hint: str = REBUILD) -> bytes:
+    """Return the bytes of a file of `url` that is named by its content."""
+    where = storage.join(url, name)
+    promised = NAME.match(name.rpartition("/")[2])
+    if promised is None:
+        raise IntegrityError(f"{where} is not named by its content", hint=hint)
+
+    def check(data: bytes) -> bytes:
+        if not hashlib.sha256(data).hexdigest().startswith(promised[0]):
+            raise IntegrityError(
+                f"{where} is damaged: its content ({len(data):,} bytes) does not match the hash in "
+                "its name",
+                hint=hint,
+            )
+        return data
+
+    return read_checked(where, check)

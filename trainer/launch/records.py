@@ -1,0 +1,60 @@
+"""Records of earlier starts when a run resumes: proved first, then cut back to the checkpoint.
+
+Ledger and metrics are made durable before a checkpoint is sealed. A ledger that does not lead to
+its checkpoint was changed, or lost.
+"""
+
+from __future__ import annotations
+
+from ...console import log as logs
+from ...console.errors import IntegrityError
+from ...dataplane.runlog import ledger
+from ...dataplane.runlog import writer as lines
+from ...dataplane.runlog.ledger import LedgerEntry
+from ..checkpoints.store import RunState
+from ..folder import RunFolder
+from ..loop.batches import RunPlan
+
+log = logs.get_logger(__name__)
+
+
+def take_up(folder: RunFolder, plan: RunPlan, state: RunState, *, new_ledger: bool) -> None:
+    """Check the ledger against the checkpoint, and cut all records after it; the tails are kept.
+
+    With `new_ledger`, a ledger that does not lead to the checkpoint is set aside, and a new one
+    begins there.
+    """
+    if state.step > plan.first_step:
+        _check_ledger(folder, last_step(plan, state), new_ledger=new_ledger)
+    for path in (folder.metrics, folder.ledger, folder.evaluations):
+        kept = lines.cut(path, state.step)
+        if kept is not None:
+            log.info("cut %s back to step %d; the tail is in %s", path.name, state.step, kept.name)
+
+
+def last_step(plan: RunPlan, state: RunState) -> LedgerEntry:
+    """Return the ledger's entry of the last step that is in a checkpoint."""
+    step = plan.step(state.step - 1)
+    return LedgerEntry(step.number, step.first_row, step.rows, state.ledger)
+
+
+def _check_ledger(folder: RunFolder, end: LedgerEntry, *, new_ledger: bool) -> None:
+    why = ledger.gap(folder.ledger, end)
+    if why is None:
+        return
+    what = f"{folder.ledger} {why}, and the checkpoint is the result of steps up to {end.step}"
+    if not new_ledger:
+        raise IntegrityError(
+            what,
+            hint="restore the ledger from a copy; or go on without a proof of these steps: "
+            "--new-ledger keeps the old file and begins a new ledger at the checkpoint",
+        )
+    if folder.ledger.exists():
+        place, number = folder.ledger.with_suffix(".old.jsonl"), 1
+        while place.exists():
+            number += 1
+            place = folder.ledger.with_suffix(f".old-{number}.jsonl")
+        folder.ledger.rename(place)
+        log.warning("the old ledger is in %s", place.name)
+    log.warning("%s: a new ledger begins at step %d", what, end.step)
+    ledger.begin(folder.ledger, end)
