@@ -41,6 +41,9 @@ deepspeed_engine.LARGEST_BUCKET["cpu"] = BUCKET
 LINEAR = nn.functional.linear
 """torch's own. ZeRO-3 replaces it, for every engine that is built after it."""
 
+GATHER = {"block": "block", "micro": "micro-batch", "step": "step"}
+"""Settings of FSDP2, by the last word of a layout."""
+
 __all__ = ["exact"]
 """Tasks of other files."""
 
@@ -62,7 +65,8 @@ def make_engine(
     if kind == "deepspeed":
         config: Any = ENGINES[kind](zero=int(option))  # type: ignore[arg-type,call-arg]
     else:
-        config = ENGINES[kind](shard=int(option) or None)  # type: ignore[call-arg]
+        gather = next((gather for word, gather in GATHER.items() if layout.endswith(word)), None)
+        config = ENGINES[kind](shard=int(option) or None, gather=gather)  # type: ignore[call-arg]
     settings: Any = OPTIMIZERS[optimizer](**{"lr": LR, "clip": 0.5, **options})  # type: ignore[arg-type]
     shape = config_of(model, changes)
     empty = build_meta(shape)

@@ -73,6 +73,18 @@ def test_copies_that_are_not_summed_show(in_processes: Any, tmp_path: Path) -> N
     assert norm > 1e-3 and gradient > 1e-2, (norm, gradient)
 
 
+@pytest.mark.slow
+def test_gathering_seldom_changes_nothing(in_processes: Any, tmp_path: Path) -> None:
+    """Whole weights are not older than the shards: the second step follows from the first."""
+    options: dict[str, Any] = {"steps": 2, "model": "tiny"}
+    layouts = ["fsdp2-0-fp32", "fsdp2-0-fp32-step", "fsdp2-0-fp32-micro", "fsdp2-0-fp32-pp2block"]
+    layouts += ["fsdp2-0-fp32-pp2x2micro", "fsdp2-0-fp32-pp2step", "fsdp2-2-fp32-step"]
+    wanted, *others = in_processes(4, "parity", layouts=layouts, **options).values()
+    for layout, found in zip(layouts[1:], others, strict=True):
+        for (loss, norm), (its_loss, its_norm) in zip(wanted, found, strict=True):
+            assert abs(its_loss - loss) < 2e-6 and abs(its_norm / norm - 1) < 2e-5, layout
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("model", ["every", "untied"])

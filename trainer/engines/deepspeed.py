@@ -61,7 +61,11 @@ class DeepSpeedConfig(EngineConfig):
         return f"DeepSpeed ZeRO-{self.zero}"
 
     def state_layout(
-        self, precision: Precision, optimizer_bytes: BytesPerParameter, device: str
+        self,
+        precision: Precision,
+        optimizer_bytes: BytesPerParameter,
+        device: str,
+        layout: LayoutConfig,
     ) -> list[StatePart]:
         """Return the parts of the state that a rank holds."""
         from .deepspeed_memory import state_layout

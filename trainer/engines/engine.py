@@ -77,7 +77,11 @@ class EngineConfig(ABC):
 
     @abstractmethod
     def state_layout(
-        self, precision: Precision, optimizer_bytes: BytesPerParameter, device: str
+        self,
+        precision: Precision,
+        optimizer_bytes: BytesPerParameter,
+        device: str,
+        layout: LayoutConfig,
     ) -> list[StatePart]:
         """Return the parts of the state that a rank holds, for the memory accounting."""
 
