@@ -10,7 +10,7 @@ from typing import Any
 from ... import __version__
 from ...console.progress import duration, human
 from ..costs.describe import degrees
-from . import charts
+from . import charts, schedule
 from .data import SKIPPED, RunData
 from .outliers import DEVIATIONS, WINDOW, OutlierStep, find_outliers
 from .style import CSS
@@ -49,6 +49,7 @@ def run_page(run: RunData) -> str:
         ),
         section("Seconds per step", charts.small(run, "seconds", "seconds per step")),
         "</div>",
+        _schedule(run),
         _configuration(run),
         _history(run),
     ]
@@ -253,6 +254,17 @@ def _phase_table(run: RunData) -> str:
         f'<tr class="sub">{under}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
+
+
+def _schedule(run: RunData) -> str:
+    """Return the drawing of the pipeline's schedule; empty for one stage."""
+    if len(run.about["stages"]) == 1:
+        return ""
+    drawing, note = schedule.draw(run.job)
+    keys = "".join(
+        f'<span class="key"><i class="{kind}"></i>{kind}</span>' for kind in ("forward", "backward")
+    )
+    return section("Schedule", drawing, legend=keys, unit=note)
 
 
 def _configuration(run: RunData) -> str:
