@@ -231,3 +231,65 @@ FAULTS: dict[str, Any] = {
     "routers": routers_forgotten,
     "rows": other_rows,
 }
+
+
+class TorchStage(torch.nn.Module):
+    """One chunk as torch.distributed.pipelining takes it; it runs the micro-batches in order."""
+
+    def __init__(self, model: Model, chunk: int, batches: list[Batch]) -> None:
+        super().__init__()
+        self.model = model
+        self.chunk = chunk
+        self.batches = iter(batches)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch = next(self.batches)
+        documents = Documents.from_cu_seqlens(batch.cu_seqlens, batch.tokens.shape)  # type: ignore[arg-type]
+        stream = (x,) if self.chunk else ()
+        out, _ = self.model.run_chunk(self.chunk, batch.tokens, documents, stream)
+        return out[0]
+
+
+def second_oracle(folder: Path, name: str, number: int) -> list[str]:
+    """Return the parameters whose gradients on two stages differ in a bit from those of
+    torch.distributed.pipelining on the same stages."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    config, parallel = config_of(name), groups("pp2", name)
+    stage, rows = parallel.pipe.stage, batches(number, packed=True)
+    ours, theirs = objective_of(config), objective_of(config)
+    for objective in (ours, theirs):
+        keep(objective.model, parallel)
+    engine: Any = Plain(ours)
+    run_passes(engine, parallel, rows, 7.0)
+
+    def loss(hidden: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        batch = rows[int(index)]
+        total: torch.Tensor = theirs.model.loss(hidden, batch.targets, batch.weights, 1e-3)[0]
+        return total / 7.0
+
+    index = torch.arange(number, dtype=torch.float64)
+    u = torch.empty(*rows[0].tokens.shape, config.width, dtype=torch.float64)
+    piece = PipelineStage(
+        TorchStage(theirs.model, stage, rows),
+        stage,
+        2,
+        torch.device("cpu"),
+        input_args=u if stage else index[:1],
+        output_args=u,
+    )
+    schedule = Schedule1F1B(piece, number, loss_fn=loss, scale_grads=False)
+    schedule.step(target=index) if stage else schedule.step(index)
+    wanted = dict(theirs.model.named_parameters())
+    differing = [
+        parameter
+        for parameter, tensor in ours.model.named_parameters()
+        if not _equal(tensor.grad, wanted[parameter].grad)
+    ]
+    everyone: list[Any] = [None, None]
+    dist.all_gather_object(everyone, differing, group=parallel.control)
+    return [parameter for held in everyone for parameter in held]
+
+
+def _equal(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    return b is None or bool(torch.equal(b, torch.zeros_like(b) if a is None else a))

@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from piped import LENGTH, Batch, config_of, exact, keep, place, run_passes
+from piped import LENGTH, Batch, config_of, exact, keep, place, run_passes, second_oracle
 from torch import nn
 
 from headrace.models.accounting.count import build_meta
@@ -44,7 +44,7 @@ LINEAR = nn.functional.linear
 GATHER = {"block": "block", "micro": "micro-batch", "step": "step"}
 """Settings of FSDP2, by the last word of a layout."""
 
-__all__ = ["exact"]
+__all__ = ["exact", "second_oracle"]
 """Tasks of other files."""
 
 norm_of = steps_of.global_norm

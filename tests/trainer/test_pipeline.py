@@ -25,6 +25,13 @@ def test_gradients_are_those_of_one_process(in_processes: Any) -> None:
 
 
 @pytest.mark.slow
+def test_gradients_are_those_of_torchs_own_pipelines(in_processes: Any) -> None:
+    """A second oracle. It has no way out for the losses of routers, and knows no copies: here
+    each stage's own gradients are compared."""
+    assert in_processes(2, "second_oracle", name="tiny", number=5) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["copies", "handed", "routers", "rows"])
 def test_faults_show(in_processes: Any, fault: str) -> None:
     """Negative controls."""

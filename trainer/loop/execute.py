@@ -88,12 +88,12 @@ class _Step:
         self, divisor: float, before_last: Callable[[list[torch.Tensor]], float] | None
     ) -> list[torch.Tensor]:
         backwards = [action for action in self.actions if action.kind == "backward"]
-        from_loss = [action for action in backwards if action.chunk == self.last_chunk]
+        decides = [action for action in backwards if action.chunk == self.last_chunk][-1:]
         for action in self.actions:
             if action.kind == "forward":
                 self.forward(action)
                 continue
-            if before_last is not None and [action] == from_loss[-1:]:
+            if before_last is not None and action in decides:
                 divisor = before_last(self.ordered())
             self.backward(action, divisor, last=action == backwards[-1])
         for work, _ in self.sent:
