@@ -269,7 +269,8 @@ def second_oracle(folder: Path, name: str, number: int) -> list[str]:
         return total / 7.0
 
     index = torch.arange(number, dtype=torch.float64)
-    u = torch.empty(*rows[0].tokens.shape, config.width, dtype=torch.float64)
+    shape = (*rows[0].tokens.shape, config.width)
+    u = torch.empty(shape, dtype=torch.float64, requires_grad=True)
     piece = PipelineStage(
         TorchStage(theirs.model, stage, rows),
         stage,

@@ -53,7 +53,8 @@ class Objective(nn.Module):
         if chunk < len(self.model.chunks) - 1:
             return Sums(auxiliary, weights.new_empty(0), stream)
         z_loss = self.z_loss if self.training else 0.0
-        total, rows = self.model.loss(*stream, targets, weights, z_loss)
+        [hidden] = stream
+        total, rows = self.model.loss(hidden, targets, weights, z_loss)
         return Sums(total + auxiliary, rows)
 
 

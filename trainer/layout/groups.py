@@ -162,13 +162,12 @@ def _pipe(
     for kind, source, target in _hops(layout):
         ends = grid[[source, target]].flatten(1).T.tolist()
         for sender, receiver in ends:
-            group = dist.new_group([sender, receiver], timeout=timeout)
-            assert isinstance(group, dist.ProcessGroup) or rank not in (sender, receiver)
+            group = _group([sender, receiver], timeout)
             if rank == sender:
                 sends[kind] = Wire(group, receiver, target)
             if rank == receiver:
                 receives[kind] = Wire(group, sender, source)
-    last = control if layout.pp == 1 else _host_group(timeout, grid[-1].flatten().tolist())
+    last = control if layout.pp == 1 else _group(grid[-1].flatten().tolist(), timeout, "gloo")
     return Pipe(layout, stage, sends, receives, last)
 
 
@@ -213,8 +212,13 @@ def _axis(grid: torch.Tensor, dims: list[int], timeout: timedelta, *, alone: boo
     return axis
 
 
-def _host_group(timeout: timedelta, ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
-    """Create a gloo group of all ranks, or of some. Collective over all ranks."""
-    group = dist.new_group(ranks, backend="gloo", timeout=timeout)
-    assert isinstance(group, dist.ProcessGroup) or group == dist.GroupMember.NON_GROUP_MEMBER
-    return group  # type: ignore[return-value]
+def _host_group(timeout: timedelta) -> dist.ProcessGroup:
+    """Create a gloo group of all ranks."""
+    return _group(None, timeout, "gloo")
+
+
+def _group(
+    ranks: Sequence[int] | None, timeout: timedelta, backend: str | None = None
+) -> dist.ProcessGroup:
+    """Create a group of some ranks, which they alone may use; None: of all. Collective."""
+    return dist.new_group(ranks, timeout=timeout, backend=backend)  # type: ignore[return-value]
