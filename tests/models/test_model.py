@@ -229,7 +229,7 @@ def test_blocks_compile_without_a_graph_break(
     eager = everything(tokens, documents)
     everything.set_recompute(recompute)
     torch.compiler.reset()  # torch limits how often the code of a block is compiled
-    for block in everything.blocks:
+    for block in everything.typed_blocks():
         block.compile(backend="eager", fullgraph=True)
     assert (everything(tokens, documents) - eager).abs().max() < 1e-12
 
