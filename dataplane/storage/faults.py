@@ -28,8 +28,8 @@ def is_transient(error: Exception) -> bool:
     if status or isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError)):
         return False
     text = f"{type(error).__module__}.{type(error).__name__} {error}".lower()
-    words = ("timeout", "connect", "slow", "throttl", "503", "429", "payload", "disconnected")
-    words += ("checksum",)  # of an answer that the client's library has checked itself
+    words = ["timeout", "connect", "slow", "throttl", "503", "429", "payload", "disconnected"]
+    words += ["checksum"]  # of an answer that the client's library has checked itself
     return any(word in text for word in words)
 
 

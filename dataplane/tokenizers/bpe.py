@@ -171,6 +171,9 @@ class BpeTokenizer:
             parts.append(np.array([*encoding.ids, end], self._dtype))
         return np.concatenate(parts), np.cumsum([len(part) for part in parts], dtype=np.int64)
 
+    def misfits(self, encoded: Encoded) -> dict[int, str]:
+        return {}
+
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
