@@ -56,8 +56,8 @@ def read_yaml(file: str | pathlib.Path) -> tuple[Data, Lines]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        hint = path_hint(path, "check the path")
-        raise StorageError(f"file not found: {path}", hint=hint) from None
+        near = path_hint(path, "check the path")
+        raise StorageError(f"file not found: {path}", hint=near) from None
     except IsADirectoryError:
         hint = f"give a file in it, such as {path}/NAME.yaml"
         raise StorageError(f"{path} is a folder, not a YAML file", hint=hint) from None
@@ -65,8 +65,8 @@ def read_yaml(file: str | pathlib.Path) -> tuple[Data, Lines]:
         what = f"{path} is not UTF-8 text: byte 0x{error.object[error.start]:02x} at {error.start}"
         raise StorageError(what, hint="save the file as UTF-8") from None
     except OSError as error:
-        reason, hint = file_fault(error)
-        raise StorageError(f"cannot read {path}: {reason}", hint=hint) from None
+        reason, advice = file_fault(error)
+        raise StorageError(f"cannot read {path}: {reason}", hint=advice) from None
     return yaml_text.parse(text, source=str(file))
 
 

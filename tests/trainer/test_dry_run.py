@@ -6,8 +6,10 @@ import json
 import socket
 from pathlib import Path
 
+import fsspec
 import pytest
 from click.testing import CliRunner, Result
+from moto.server import ThreadedMotoServer
 
 from headrace.trainer.cli import main
 
@@ -28,6 +30,7 @@ def no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 def dry(*words: str, code: int = 0) -> Result:
@@ -79,6 +82,24 @@ def test_a_store_of_checkpoints_without_credentials_is_an_error(words: tuple[str
     error = dry("checkpoints.url=s3://bucket/run", *words, code=1).stderr
     assert "s3://bucket/run" in error and "credentials are missing" in error
     assert "Traceback" not in error
+
+
+def test_a_store_of_checkpoints_is_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+        error = dry("checkpoints.url=s3://dry-run/x", code=1).stderr
+        assert "s3://dry-run/x: the bucket does not exist" in error
+        fsspec.filesystem("s3").mkdir("dry-run")
+        dry("checkpoints.url=s3://dry-run/x")
+        assert fsspec.filesystem("s3").find("dry-run") == [], "nothing is written"
+    finally:
+        server.stop()
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 def test_the_limits_of_this_machine_are_warnings(monkeypatch: pytest.MonkeyPatch) -> None:

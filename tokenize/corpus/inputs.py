@@ -181,7 +181,7 @@ def _absolute(name: str) -> str:
 def _wanted(names: Sequence[str], config: SourceConfig, root: str, left_out: LeftOut) -> list[str]:
     """Return the files of a folder that belong to the corpus: those that are not hidden and whose
     format is known."""
-    wanted = []
+    wanted: list[str] = []
     for name in names:
         if any(part.startswith((".", "_")) for part in name[len(root) :].strip("/").split("/")):
             continue
