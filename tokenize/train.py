@@ -65,7 +65,7 @@ def train(config: TrainConfig) -> Any:
         )
     files, _ = run_all(
         lambda: find_files(config.inputs, config.source),
-        lambda: storage.check_writable(config.out),
+        lambda: storage.check_writable(config.out, file=True),
     )
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 

@@ -117,15 +117,16 @@ def put(source: Path, url: str) -> None:
         raise storage_error("write", url, error) from None
 
 
-def check_writable(url: str, *, what: str | None = None) -> None:
-    """Raise if a local file or folder cannot be created at `url`; `what` names it in the error."""
+def check_writable(url: str, *, file: bool = False, what: str | None = None) -> None:
+    """Raise if a local folder, or a file, cannot be written at `url`; `what` names it in errors."""
     if not is_local(url):
         return
     path = local_path(url).absolute()
+    path = path.parent if file else path
     above = next(folder for folder in (path, *path.parents) if folder.exists())
     if above.is_dir() and os.access(above, os.W_OK):
         return
-    what = what or f"{url}"
+    what = what or url
     if not above.is_dir():
         why = f"{above} is not a folder"
     elif os.statvfs(above).f_flag & os.ST_RDONLY:

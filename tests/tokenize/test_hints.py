@@ -38,6 +38,11 @@ def test_an_output_below_a_file_and_a_missing_input_are_named_together(command: 
     assert "claims" not in error
 
 
+def test_a_tokenizer_may_be_trained_again_into_its_file() -> None:
+    for _ in range(2):
+        run("train a.txt --out t.json --vocab-size 257")
+
+
 def test_a_read_only_file_system_is_named(read_only: Path) -> None:
     for line in (
         f"build a.txt --out {read_only}/o --tokenizer byte",
