@@ -94,7 +94,7 @@ COUPLED = "{} balances over a micro-batch: micro_batch_tokens, layout.cp and dp 
 
 def load(file: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Return the configuration of a YAML, if there is one, with overrides applied."""
-    data, lines = reader.read_yaml(file) if file else ({}, {})
+    data, lines = reader.read_yaml(file) if file else ({}, {(): None})  # all of it is typed
     return build(data, overrides, source=str(file) if file else "the run", lines=lines)
 
 
@@ -106,6 +106,10 @@ def build(
         chosen = data.get(name)
         if isinstance(chosen, dict):
             chosen.setdefault("kind", default().kind)
+    engine = data.get("engine")
+    if isinstance(engine, dict) and "reshard" in engine:  # the name of `gather` in older runs
+        gather = "block" if engine.pop("reshard") else "micro-batch"
+        engine.setdefault("gather", gather)
     return reader.build(RunConfig, data, source=source, lines=lines)
 
 

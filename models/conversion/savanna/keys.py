@@ -107,6 +107,7 @@ USED: dict[str, tuple[Any, str]] = {
     "fp16": (None, "run: precision"),
     "zero_optimization": (None, "run: engine.zero"),
     "model_parallel_size": (1, "run: layout.tp"),
+    "pipe_parallel_size": (0, "run: layout.pp"),
     "context_parallel_size": (1, "run: layout.cp"),
     "use_cp_ring": (False, "run: layout.attention: ring"),
     "checkpoint_activations": (False, "run: recompute: block"),
@@ -132,7 +133,7 @@ _DATA = "`tokenize index`, `tokenize build`"
 ELSEWHERE: dict[str, str] = {
     "to_upper": "the tokenizer of the dataset: `tokenize build --dna`",
     "lowercase_loss_reweighting": "the tokenizer of the dataset: `tokenize build --dna`",
-    "mask_loss_control_tags": "the tokenizer of the dataset",
+    "mask_loss_control_tags": "the tokenizer of the dataset: `--mask-control-tags`",
     "sequence_parallel": "always on with tensor parallelism",
     "attention_dropout": "flash attention ignores it there",
     "conv_proj_bias": "Savanna ignores it: its short filters have no bias",
@@ -307,7 +308,7 @@ ELSEWHERE: dict[str, str] = {
     "global_num_gpus": _LAUNCH,
     "lazy_mpu_init": _LAUNCH,
     "adlr_autoresume*": _LAUNCH,
-    "pipe_partition_method": _LAUNCH,
+    "pipe_partition_method": "run: layout.cuts",
     "autotuning*": _LAUNCH,
     "onnx_safe": _LAUNCH,
 }

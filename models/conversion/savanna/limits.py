@@ -16,7 +16,6 @@ MISSING: dict[str, Limit] = {
     "hidden_dropout": (0.1, (0.0,), "headrace has no dropout"),
     "pretraining_strategy": ("AR", ("AR",), "headrace trains the next token only"),
     "hyena_filter_wd": (0.0, (0, 0.0), "the taps of MR have no weight decay"),
-    "pipe_parallel_size": (0, (0, 1), "headrace has no pipeline parallelism"),
     "eod_mask_loss": (
         False,
         (True,),

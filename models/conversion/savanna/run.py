@@ -48,7 +48,11 @@ def to_run(settings: Settings) -> tuple[Data, list[str]]:
     run["precision"] = PRECISIONS.get(precision, "bf16")
     layout: Data = {
         ours: settings.whole(theirs)
-        for ours, theirs in (("tp", "model_parallel_size"), ("cp", "context_parallel_size"))
+        for ours, theirs in (
+            ("pp", "pipe_parallel_size"),
+            ("tp", "model_parallel_size"),
+            ("cp", "context_parallel_size"),
+        )
         if settings.whole(theirs) > 1
     }
     if settings["use_cp_ring"]:

@@ -69,6 +69,7 @@ def test_a_production_model_is_expressed(tmp_path: Path) -> None:
     }
     assert run["engine"]["zero"] == 1 and run["recompute"] == "block"
     assert run["checkpoints"] == {"every": 200, "keep_last": 10, "keep_every": 400}
+    assert "layout" not in run
     assert run["micro_batch_tokens"] == 8 * 128 and run["precision"] == "bf16"
     (phase,) = mixture["phases"].values()
     assert (phase["batch"], phase["tokens"]) == (16 * 128, 400 * 16 * 128)
