@@ -13,6 +13,7 @@ from .launch.options import StartOptions, command_words, start_options
 from .weights.commands import export, sample
 
 if TYPE_CHECKING:
+    from .cluster.ranks import StopAsked
     from .run.job import Job
 
 
@@ -81,6 +82,9 @@ def run(
 
     More: docs/trainer.md
     """
+    from .cluster import ranks
+
+    asked = ranks.stop_asked()  # before the imports of torch, which take seconds
     from .run.request import Request
     from .run.resolve import resolve
 
@@ -99,7 +103,7 @@ def run(
         overrides=overrides,
         slurm=slurm,
     )
-    _go(resolve(request), slurm=slurm, **options)
+    _go(resolve(request), asked, slurm=slurm, **options)
 
 
 @main.command()
@@ -121,11 +125,14 @@ def resume(
 
     More: docs/trainer.md
     """
+    from .cluster import ranks
+
+    asked = ranks.stop_asked()
     from .folder import RunFolder
     from .run.resolve import load
 
     words = [*overrides, *_as_override(processes)]
-    _go(load(RunFolder(folder), words, slurm=slurm), slurm=slurm, **options)
+    _go(load(RunFolder(folder), words, slurm=slurm), asked, slurm=slurm, **options)
 
 
 @main.command()
@@ -169,7 +176,9 @@ def _as_override(processes: int | None) -> list[str]:
     return [] if processes is None else [f"processes={processes}"]
 
 
-def _go(job: Job, *, slurm: bool, dry_run: bool, as_json: bool, **options: Any) -> None:
+def _go(
+    job: Job, asked: StopAsked, *, slurm: bool, dry_run: bool, as_json: bool, **options: Any
+) -> None:
     """Start the job here, or submit a batch job that repeats the words of this command."""
     from .cluster import ranks
     from .launch import preflight, start
@@ -190,7 +199,7 @@ def _go(job: Job, *, slurm: bool, dry_run: bool, as_json: bool, **options: Any) 
             command.emit({"job": number, "script": str(job.folder.slurm)})
         command.say(f"submitted as job {number}: {job.folder.slurm}")
         return
-    code = start.start(job, StartOptions(debug=debug, **options))
+    code = start.start(job, StartOptions(debug=debug, **options), asked)
     if as_json and ranks.is_first():
         command.emit(start.outcome(job, code))
     sys.exit(code)
