@@ -39,11 +39,11 @@ class ResidualBranch(Recomputable):
         self, u: Tensor, batch: BatchContext, state: State | None, added: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return u + `added` (one kernel with its norm), the branch of that sum, and this rank's
-        share of the operator's auxiliary losses."""
+        share of the operator's auxiliary losses, [rows]."""
         axis, call = batch.axes.tensor, batch.for_call(state)
         u, normal = (u, self.norm(u)) if added is None else self.norm(added, u)
         y = scatter(self.operator(gather(normal, axis), call), axis)
-        losses = sum(call.losses, start=u.new_zeros((), dtype=torch.float32))
+        losses = sum(call.losses, start=u.new_zeros(len(u), dtype=torch.float32))
         return u, y, losses / axis.size
 
     def init_weights(self, init: Initializers) -> None:
@@ -70,7 +70,7 @@ class Block(Recomputable):
         states: Sequence[State] | None = None,
         shared: SharedOperator | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the residual stream after the layer, and the sum of auxiliary losses."""
+        """Return the residual stream after the layer, and the sum of auxiliary losses, [rows]."""
         state = iter(states) if states is not None else repeat(None)
         fed = u
         if self.call is not None:

@@ -89,6 +89,11 @@ class ModelConfig:
         """Number of additions to the residual stream."""
         return sum(1 + (layer.mlp is not None) for layer in self.layers)
 
+    @property
+    def couples_rows(self) -> list[str]:
+        """Operators with which another division into micro-batches is another model."""
+        return [name for name, options in self.operators.items() if options.couples_rows]
+
     def uses(self, name: str) -> list[int]:
         """Numbers of the layers that use the operator."""
         return [number for number, layer in enumerate(self.layers) if name in layer.names]

@@ -75,15 +75,15 @@ class Model(nn.Module):
         states: list[list[State]] | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the input of `logits`, and the sum of auxiliary losses (MoE routers).
+        """Return the input of `logits`, and the sum of auxiliary losses (MoE routers), [rows].
 
-        `rows` (bool) is False for padding rows, which these losses leave out.
+        `rows` (bool) is False for padding rows, which statistics over a micro-batch leave out.
         """
         batch = self.batch_context(tokens, documents, states, rows)
         u = self.embed(tokens, batch)
         if self.shared:
             batch = replace(batch, embeddings=u)
-        losses = u.new_zeros((), dtype=torch.float32)
+        losses = u.new_zeros(len(u), dtype=torch.float32)
         for block, block_states in zip(self.typed_blocks(), states or repeat(None), strict=False):
             u, loss = block(u, batch, block_states, self.shared_block(block.layer))
             losses = losses + loss

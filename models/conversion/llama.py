@@ -72,9 +72,11 @@ class MixtralFamily:
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
         expect(settings, hidden_act="silu", router_jitter_noise=0.0)
+        top_k = settings["num_experts_per_tok"]
         moe = MoEOptions(
             experts=settings["num_local_experts"],
-            top_k=settings["num_experts_per_tok"],
+            top_k=top_k,
+            normalize=True if top_k == 1 else None,
             hidden=settings["intermediate_size"],
             balance_loss=settings.get("router_aux_loss_coef") or 0.0,
         )
@@ -86,6 +88,7 @@ class MixtralFamily:
         moe = config.operators[config.layers[0].mlp or ""]
         assert isinstance(moe, MoEOptions)
         require(moe.router == "softmax" and not moe.sinkhorn, "its router is not softmax")
+        require(moe.normalizes, "its router does not scale the weights to sum to one")
         require(moe.activation == "silu", "its experts are not SwiGLUs")
         require(not options.qkv_bias and not options.output_bias, "its attention has biases")
         return {

@@ -2,6 +2,8 @@
 
 The number of rows of a group is data, which compilers and fake tensors cannot know. The product is
 therefore one custom op: the shapes of its results follow from the shapes of its inputs.
+
+Under autocast the product rounds its inputs as torch's matrix products do.
 """
 
 from __future__ import annotations
@@ -16,9 +18,18 @@ WAITS = (torch.Tag.cudagraph_unsafe,)
 """These ops wait for the counts on the host, so CUDA graphs must leave them out."""
 
 
-@torch.library.custom_op("headrace::grouped_product", mutates_args=(), tags=WAITS)
 def grouped_product(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     """x [tokens, in] is sorted by group; weights [groups, out, in]; int64 counts of rows."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        half = torch.get_autocast_dtype(device)
+        x, weights = x.to(half), weights.to(half)
+    product: Tensor = _grouped_product(x, weights, counts)
+    return product
+
+
+@torch.library.custom_op("headrace::grouped_product", mutates_args=(), tags=WAITS)
+def _grouped_product(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     groups = zip(x.split(counts.tolist()), weights, strict=True)
     return torch.cat([rows @ weight.T for rows, weight in groups])
 
@@ -30,7 +41,7 @@ def grouped_outer(y: Tensor, x: Tensor, counts: Tensor) -> Tensor:
     return torch.stack([a.T @ b for a, b in zip(y.split(sizes), x.split(sizes), strict=True)])
 
 
-@grouped_product.register_fake
+@_grouped_product.register_fake
 def _(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], weights.shape[1])
 
@@ -46,11 +57,11 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> No
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
     x, weights, counts = ctx.saved_tensors
-    of_x = grouped_product(gradient, weights.transpose(1, 2), counts)
+    of_x = _grouped_product(gradient, weights.transpose(1, 2), counts)
     return of_x, grouped_outer(gradient, x, counts), None
 
 
-grouped_product.register_autograd(_backward, setup_context=_keep)
+_grouped_product.register_autograd(_backward, setup_context=_keep)
 
 
 @register_flop_formula(torch.ops.headrace.grouped_product)

@@ -33,6 +33,11 @@ class OperatorOptions:
         return {}
 
     @property
+    def couples_rows(self) -> bool:
+        """True if the result for a row depends, in training, on the rows of its micro-batch."""
+        return False
+
+    @property
     def attention_heads(self) -> int | None:
         """Number of query heads, if there is attention. Context parallelism by a2a splits them."""
         return None
@@ -68,8 +73,8 @@ class BatchContext:
     documents: Documents | None = None
     """Documents packed into the rows; None: each row is one document."""
     rows: Tensor | None = None
-    """bool [rows]: True for rows of text. Padding rows are left out of all batch statistics (MoE
-    routers). None: all rows are text."""
+    """bool [rows]: True for rows of text. Statistics over a micro-batch (MoE routers) leave out
+    padding rows. None: all rows are text."""
     embeddings: Tensor | None = None
     """Output of the embedding, for shared blocks; None if the model has none."""
     axes: Axes = field(default_factory=Axes)
@@ -79,7 +84,7 @@ class BatchContext:
     adapters: Any = None
     """Per call: the weights that a call of a shared block adds (LoRA)."""
     losses: list[Tensor] = field(default_factory=list)
-    """Per call: operators append their auxiliary losses here."""
+    """Per call: operators append their auxiliary losses here, [rows]."""
 
     def for_call(self, state: State | None) -> BatchContext:
         """Context of one operator call, with an empty list of losses."""

@@ -1,10 +1,14 @@
 """Mixture of experts: a router sends each token to a few of many MLPs.
 
-softmax     p = softmax(x·W); the k largest, scaled to sum to one (Mixtral, Switch)
+softmax     p = softmax(x·W); the k largest. With k = 1 the weight is p itself (Switch); with more,
+            the weights are scaled to sum to one (Mixtral); `normalize` overrides this
 sigmoid     p = sigmoid(x·W + b); the largest (BlackMamba). In training, Sinkhorn's iteration
             on exp(2·logits) makes the choice, so that experts get equal numbers of tokens
 
 y = Σ_chosen p_e · (act(x·W_gate,e) ⊙ x·W_up,e)·W_down,e
+
+Experts are balanced over each row by itself, so the model does not depend on how rows are divided
+into micro-batches or among ranks. `balance_over: micro-batch` gives that up.
 """
 
 from __future__ import annotations
@@ -43,12 +47,31 @@ class MoEOptions(OperatorOptions):
     """Activation of each expert's gate."""
     router: Literal["softmax", "sigmoid"] = "softmax"
     """Function from an expert's score to its weight."""
+    normalize: bool | None = None
+    """Scale the weights of a token's experts to sum to one. Default: if the router is softmax and
+    top_k is above 1. (With top_k 1 the weight is then always 1, and the loss of the tokens does not
+    train the router.)"""
     sinkhorn: bool = False
     """Balance the choice in training by Sinkhorn's iteration; evaluation takes the largest."""
     balance_loss: float = 0.0
     """Coefficient of experts · Σ (fraction of tokens) · (mean probability)."""
+    balance_over: Literal["row", "micro-batch"] = "row"
+    """Tokens over which Sinkhorn and balance_loss count: those of a row, or those of all rows of a
+    rank's micro-batch. With `micro-batch`, another micro_batch_tokens or another number of
+    data-parallel ranks is another model."""
     z_loss: float = 0.0
-    """Coefficient of the mean of log²Σexp(logits)."""
+    """Coefficient of the mean of log²Σexp(logits) over a row."""
+
+    @property
+    def normalizes(self) -> bool:
+        """True if the weights of a token's experts sum to one."""
+        if self.normalize is not None:
+            return self.normalize
+        return self.router == "softmax" and self.top_k > 1
+
+    @property
+    def couples_rows(self) -> bool:
+        return self.balance_over == "micro-batch" and bool(self.sinkhorn or self.balance_loss)
 
     def problems(self, width: int) -> Iterator[str]:
         if self.hidden < 1:
@@ -74,44 +97,50 @@ class MoE(Operator):
 
     def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
         flat = x.flatten(0, 1)
-        logits = widen(self.router(flat))
-        all_rows = logits.new_ones(len(x), dtype=torch.bool)
-        rows = all_rows if batch.rows is None else batch.rows
-        text = rows.repeat_interleave(x.shape[1], output_size=len(flat))
-        chosen, weights = self.route(logits, batch, text)
+        logits = widen(self.router(flat)).unflatten(0, x.shape[:2])
+        chosen, weights = self.route(logits, batch)
         token = torch.arange(len(flat), device=x.device).repeat_interleave(self.options.top_k)
         order = chosen.flatten().argsort(stable=True)
         token = token[order]
-        counts = visits(chosen, len(self.gate_up)).sum(dim=0)
+        counts = visits(chosen.flatten(0, 1), len(self.gate_up)).sum(dim=0)
         gate, up = grouped_product(flat[token], self.gate_up, counts).chunk(2, dim=-1)
         hidden = ACTIVATIONS[self.options.activation](gate) * up
         y = grouped_product(hidden, self.down, counts)
-        weighted = y * weights.flatten()[order].unsqueeze(-1).to(x.dtype)
-        return torch.zeros_like(flat).index_add(0, token, weighted).view_as(x)
+        weighted = y * weights.flatten()[order].unsqueeze(-1).to(y.dtype)
+        return y.new_zeros(flat.shape).index_add(0, token, weighted).view_as(x)
 
-    def route(self, logits: Tensor, batch: BatchContext, text: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the experts of each token and their weights, both [tokens, k].
-
-        Batch statistics count the tokens where `text` (bool [tokens]) is True.
-        """
+    def route(self, logits: Tensor, batch: BatchContext) -> tuple[Tensor, Tensor]:
+        """Return the experts of each token and their weights, both [rows, length, k]."""
         options, axis = self.options, batch.axes.context
         softmax = options.router == "softmax"
         probabilities = logits.softmax(dim=-1) if softmax else logits.sigmoid()
         preference = probabilities
+        text = self.text(logits, batch)
         if options.sinkhorn and self.training:
-            balanced = sinkhorn(logits.detach(), text, axis)
-            preference = torch.where(text.unsqueeze(-1), balanced, probabilities)
+            shares = sinkhorn(self.groups(logits.detach()), self.groups(text), axis)
+            preference = torch.where(text.unsqueeze(-1), shares.view_as(logits), probabilities)
         chosen = preference.topk(options.top_k, dim=-1).indices
         weights = probabilities.gather(-1, chosen)
-        if softmax:
+        if options.normalizes:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         if self.training and options.balance_loss:
-            batch.losses.append(options.balance_loss * balance(probabilities, chosen, text, axis))
+            uneven = balance(
+                self.groups(probabilities), self.groups(chosen), self.groups(text), axis
+            )
+            batch.losses.append(options.balance_loss * uneven.expand(len(logits)))
         if self.training and options.z_loss:
-            squares = (logits.logsumexp(dim=-1).square() * text).sum()
-            mean = reduce(squares, axis) / token_count(text, axis).to(squares.dtype)
-            batch.losses.append(options.z_loss * mean)
+            squares = reduce(logits.logsumexp(dim=-1).square().sum(dim=1), axis)
+            batch.losses.append(options.z_loss / (logits.shape[1] * axis.size) * squares)
         return chosen, weights
+
+    def groups(self, x: Tensor) -> Tensor:
+        """[rows, length, …] → [groups, tokens, …]: the tokens that are balanced together."""
+        return x if self.options.balance_over == "row" else x.flatten(0, 1).unsqueeze(0)
+
+    def text(self, logits: Tensor, batch: BatchContext) -> Tensor:
+        """Return bool [rows, length]: False for tokens of padding rows."""
+        text = logits.new_ones(logits.shape[:2], dtype=torch.bool)
+        return text if batch.rows is None else text & batch.rows.unsqueeze(1)
 
     def init_weights(self, init: Initializers) -> None:
         init.linear(self.router)
@@ -133,37 +162,38 @@ class MoE(Operator):
 
 
 def visits(chosen: Tensor, experts: int) -> Tensor:
-    """int64 [tokens, experts]: how often each token goes to each expert."""
-    return (chosen.unsqueeze(-1) == torch.arange(experts, device=chosen.device)).sum(dim=1)
+    """int64 [..., tokens, experts]: how often each token goes to each expert."""
+    return (chosen.unsqueeze(-1) == torch.arange(experts, device=chosen.device)).sum(dim=-2)
 
 
 def token_count(text: Tensor, axis: Axis) -> Tensor:
-    """Number of text tokens in all parts of the rows, at least 1: the mean over rows of padding
-    alone is then 0, as is their sum."""
-    return reduce(text.sum(), axis).clamp(min=1)
+    """Number of text tokens of each group in all parts of its rows, at least 1: the mean over
+    padding alone is then 0, as is its sum."""
+    return reduce(text.sum(dim=1), axis).clamp(min=1)
 
 
 def balance(probabilities: Tensor, chosen: Tensor, text: Tensor, axis: Axis = ALONE) -> Tensor:
-    """Return the balance loss: top_k if tokens are spread evenly, up to the number of experts if
-    few experts get all of them."""
+    """Return the balance loss of each group: top_k if its tokens are spread evenly, up to the
+    number of experts if few experts get all of them."""
     experts = probabilities.shape[-1]
     counted = text.unsqueeze(-1)
-    taken = (visits(chosen, experts) * counted).sum(dim=0).to(probabilities.dtype)
-    sums = reduce(torch.cat([taken, (probabilities * counted).sum(dim=0)]), axis)
-    taken, likely = (sums / token_count(text, axis).to(sums.dtype)).chunk(2)
-    return experts * (taken * likely).sum()
+    taken = (visits(chosen, experts) * counted).sum(dim=1).to(probabilities.dtype)
+    sums = reduce(torch.cat([taken, (probabilities * counted).sum(dim=1)], dim=-1), axis)
+    taken, likely = (sums / token_count(text, axis).unsqueeze(-1).to(sums.dtype)).chunk(2, dim=-1)
+    return experts * (taken * likely).sum(dim=-1)
 
 
 def sinkhorn(logits: Tensor, text: Tensor, axis: Axis = ALONE) -> Tensor:
-    """exp(2·logits), scaled so that all text tokens, and all experts, have equal totals."""
-    experts = logits.shape[1]
-    tokens = token_count(text, axis)
+    """exp(2·logits), scaled so that in each group all text tokens, and all experts, have equal
+    totals. Padding gives zeros."""
+    tokens, experts = token_count(text, axis).unsqueeze(-1), logits.shape[-1]
     logits = logits.masked_fill(~text.unsqueeze(-1), float("-inf"))
-    top = highest(logits.amax(), axis).clamp(min=torch.finfo(logits.dtype).min)
-    weights = torch.exp(2 * (logits - top))
-    columns = torch.ones(experts, device=logits.device, dtype=logits.dtype)
-    rows = columns.new_ones(len(logits))
+    top = highest(logits.amax(dim=(1, 2), keepdim=True), axis)
+    weights = torch.exp(2 * (logits - top.clamp(min=torch.finfo(logits.dtype).min)))
+    columns = logits.new_ones(len(logits), experts)
+    rows = logits.new_ones(logits.shape[:2])
     for _ in range(SINKHORN_ROUNDS):
-        rows = 1 / (tokens * (weights @ columns) + 1e-8)
-        columns = 1 / (experts * reduce(rows @ weights, axis) + 1e-8)
-    return weights * columns * rows.unsqueeze(-1)
+        # Sums of products, not matrix products, which autocast rounds to half precision.
+        rows = 1 / (tokens * (weights * columns.unsqueeze(1)).sum(dim=-1) + 1e-8)
+        columns = 1 / (experts * reduce((weights * rows.unsqueeze(-1)).sum(dim=1), axis) + 1e-8)
+    return weights * columns.unsqueeze(1) * rows.unsqueeze(-1)

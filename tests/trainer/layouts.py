@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import cache
@@ -72,6 +73,7 @@ def make_engine(
     parallel: Parallel,
     seed: int = 3,
     model: str = "tiny",
+    changes: Sequence[str] = (),
     optimizer: str = "adamw",
     **options: Any,
 ) -> Engine:
@@ -83,7 +85,7 @@ def make_engine(
     else:
         config = ENGINES[kind](shard=int(option) or None)  # type: ignore[call-arg]
     settings: Any = OPTIMIZERS[optimizer](**{"lr": LR, "clip": 0.5, **options})  # type: ignore[arg-type]
-    shape = load_model_config(Path(__file__).with_name(f"{model}.yaml"))
+    shape = load_model_config(Path(__file__).with_name(f"{model}.yaml"), changes)
     empty = build_meta(shape)
     empty.shard(parallel.axes)
     engine = config.build(Objective(empty, Z_LOSS), settings, PRECISIONS[precision], parallel)
@@ -111,9 +113,11 @@ def train(
     *,
     mean_of_means: bool = False,
     scale: float = 1.0,
+    at_once: int = 1,
 ) -> list[list[float]]:
     """Return [loss, gradient norm] of each step. The ranks take the rows of a batch in turn.
 
+    `at_once` is the number of rows in a micro-batch.
     `mean_of_means` is a fault that tests must find: a rank divides by the sum of its own weights.
     `scale` multiplies all weights, which must not change the loss.
     """
@@ -122,7 +126,7 @@ def train(
         tokens, targets, weights, starts = global_batch(step)
         weights = weights * scale
         total = float(weights.sum())
-        mine = torch.arange(ROWS)[parallel.dp_rank :: parallel.dp].view(-1, 1)
+        mine = torch.arange(ROWS)[parallel.dp_rank :: parallel.dp].view(-1, at_once)
         divisor = float(weights[mine].sum()) * parallel.dp if mean_of_means else total
         loss = torch.zeros((), dtype=torch.float64)
         ours = parallel.axes.context.part(LENGTH)
@@ -235,7 +239,8 @@ def parity(
     unsummed: bool = False,
     local: bool = False,
     model: str = "tiny",
-    **optimizer: Any,
+    at_once: int = 1,
+    **engine_options: Any,
 ) -> dict[str, Any]:
     """Return losses and norms of each layout, and save its whole state. `unsummed`: the fault that
     gradients are not summed over copies; `local`, that each rank orthogonalises its own range
@@ -248,8 +253,10 @@ def parity(
             stack.enter_context(mock.patch.object(Exchange, "__call__", own_ranges))
         for layout in layouts:
             parallel = place(layout)
-            engine = make_engine(layout, parallel, model=model, **optimizer)
-            found[layout] = train(engine, parallel, 0, steps, mean_of_means=mean_of_means)
+            engine = make_engine(layout, parallel, model=model, **engine_options)
+            found[layout] = train(
+                engine, parallel, 0, steps, mean_of_means=mean_of_means, at_once=at_once
+            )
             whole = gathered(engine, parallel)
             if parallel.first:
                 torch.save(whole, folder / f"{layout}.pt")

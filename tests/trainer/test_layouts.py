@@ -40,6 +40,26 @@ def test_every_layout_trains_the_same_model(in_processes: Any, tmp_path: Path, m
         assert worst < 2e-4, (layout, worst)
 
 
+DIVISIONS = ["deepspeed-1-fp32", "deepspeed-1-fp32-cp2", "fsdp2-0-fp32-tp2", "fsdp2-0-fp32"]
+
+
+@pytest.mark.parametrize("over", ["row", "micro-batch"])
+def test_experts_are_balanced_over_rows(in_processes: Any, tmp_path: Path, over: str) -> None:
+    """One row at a time on one rank, or two at a time on two, is the same model; if experts are
+    balanced over a micro-batch (the negative control), it is not."""
+    names = ("black", "switch", "mixtral")
+    changes = [f"operators.{name}.balance_over={over}" for name in names]
+    arguments = {"steps": 3, "model": "experts", "changes": changes}
+    [wanted] = in_processes(1, "parity", tmp_path, layouts=["fsdp2-0-fp32"], **arguments).values()
+    found = in_processes(2, "parity", tmp_path, layouts=DIVISIONS, at_once=2, **arguments)
+    for layout, steps in found.items():
+        loss, norm = apart(steps, wanted)
+        if over == "row":
+            assert loss < 1e-6 and norm < 2e-6, (layout, loss, norm)
+        else:
+            assert loss > 1e-4 and norm > 1e-3, (layout, loss, norm)
+
+
 def loads_everywhere(
     in_processes: Any, folder: Path, layouts: list[str], worlds: list[int]
 ) -> None:

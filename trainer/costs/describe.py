@@ -8,6 +8,7 @@ from typing import Any
 from ...console import config as reader
 from ...console.progress import as_bytes, human
 from ...models.accounting.show import letters_of
+from ..run.config import COUPLED
 from ..run.job import Job
 from . import memory as costs
 
@@ -25,6 +26,7 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
             "stripe": stripe(job),
             "parameters": costs.parameters(job),
             "vocab_size": job.model.vocab_size,
+            "couples_rows": job.model.couples_rows,
         },
         "plan": {
             "hash": job.plan.hash,
@@ -67,6 +69,8 @@ def lines(about: dict[str, Any]) -> list[str]:
             f"steps of {phase['rows']} rows × {phase['seq_len']:,}; each rank "
             f"{phase['micro_batches']} × {phase['micro_batch_rows']} rows"
         )
+    if model["couples_rows"]:
+        text.append(f"micro-batch  {COUPLED.format(', '.join(model['couples_rows']))}")
     if any(group["match"] for group in about["groups"]):
         text += [f"group        {_group(group)}" for group in about["groups"]]
     text += [f"decay        {line}" for line in _decay(about["groups"])]

@@ -20,7 +20,7 @@ PREFIX = "model."
 
 class Sums(NamedTuple):
     total: torch.Tensor
-    """Start of the backward pass: Σ w·ℓ, and the routers' losses in proportion to Σ w."""
+    """Start of the backward pass: Σ w·ℓ, and the routers' losses of each row times its Σ w."""
     rows: torch.Tensor
     """Σ w·ℓ of each row, for the losses by source. Where tensor or context parallelism splits the
     loss, both are this rank's part: the loss is their sum over the axes."""
@@ -39,12 +39,12 @@ class Objective(nn.Module):
         weights: torch.Tensor,
         documents: Documents | None,
     ) -> Sums:
-        # Padding rows have no weights on any rank: the routers must not count them.
+        # Padding rows have no weights on any rank: statistics over a micro-batch leave them out.
         text = highest((weights != 0).any(dim=1).int(), self.model.axes.context).bool()
         hidden, auxiliary = self.model.hidden(tokens, documents, rows=text)
         z_loss = self.z_loss if self.training else 0.0
         total, rows = self.model.loss(hidden, targets, weights, z_loss)
-        return Sums(total + auxiliary * weights.sum(), rows)
+        return Sums(total + (auxiliary * weights.sum(dim=1)).sum(), rows)
 
 
 def parameters(module: nn.Module) -> dict[str, nn.Parameter]:

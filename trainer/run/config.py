@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ...console import config as reader
 from ...console.config import Data, Lines, NameIn, OneOf
@@ -30,6 +30,9 @@ from ..loop.loaders import DataConfig
 from ..loop.synthetic import SyntheticConfig
 from ..record.config import WatchConfig
 from ..weights.source import InitFrom
+
+if TYPE_CHECKING:
+    from ...models.config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +88,13 @@ class RunConfig:
 DECIDES = ("seed", "precision", "optimizer", "z_loss", "init_from", "synthetic")
 """Changing any of these defines a new run; everything else may change on resume."""
 
+COUPLED = "{} balances over a micro-batch: micro_batch_tokens, layout.cp and dp define the run"
+"""Explanation of the keys in `division`; the operators' names are to be filled in."""
+
 
 def load(file: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Return the configuration of a YAML, if there is one, with overrides applied."""
-    data, lines = reader.read_yaml(file) if file else ({}, {})
+    data, lines = reader.read_yaml(file) if file else ({}, {(): None})  # all of it is typed
     return build(data, overrides, source=str(file) if file else "the run", lines=lines)
 
 
@@ -114,19 +120,28 @@ def overridable(stored: Data, overrides: Sequence[str]) -> Data:
     return stored
 
 
-def deciding(config: RunConfig) -> dict[str, Any]:
+def deciding(config: RunConfig, model: ModelConfig) -> dict[str, Any]:
     """Return the keys that define the run."""
     plain: dict[str, Any] = reader.plain(config)
-    return {name: plain[name] for name in DECIDES}
+    keys = {name: plain[name] for name in DECIDES}
+    return keys | division(config) if model.couples_rows else keys
 
 
-def identity(config: RunConfig) -> dict[str, Any]:
+def division(config: RunConfig) -> dict[str, Any]:
+    """Return what divides the rows of a step into micro-batches. It defines a run whose model
+    balances its experts over a micro-batch."""
+    assert config.processes is not None
+    dp, cp = config.layout.data_parallel(config.processes), config.layout.cp
+    return {"micro_batch_tokens": config.micro_batch_tokens, "layout.cp": cp, "dp": dp}
+
+
+def identity(config: RunConfig, model: ModelConfig) -> dict[str, Any]:
     """Return the keys that define the run, as they are hashed.
 
     Keys of the optimizer that are newer than the hash count only where they are set, so the hash of
     a run that was saved before they existed stays the same.
     """
-    keys = deciding(config)
+    keys = deciding(config, model)
     newer = {"kind": DEFAULT().kind, "groups": [], "decay": DEFAULT().decay}
     optimizer = keys["optimizer"].items()
     return {**keys, "optimizer": {k: v for k, v in optimizer if (k, v) not in newer.items()}}

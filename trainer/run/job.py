@@ -98,7 +98,11 @@ class Job:
     @property
     def identity(self) -> str:
         """Hash of everything that defines the run; equal for all of its starts."""
-        parts = [run_config.identity(self.run), reader.plain(self.model), self.plan.hash]
+        parts = [
+            run_config.identity(self.run, self.model),
+            reader.plain(self.model),
+            self.plan.hash,
+        ]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     def save(self) -> None:

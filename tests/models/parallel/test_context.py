@@ -40,9 +40,9 @@ def alone(model: Model, cuts: list[int] | None) -> tuple[torch.Tensor, float, di
     hidden, losses = model.hidden(tokens, documents)
     logits = model.logits(hidden)
     names, parameters = zip(*model.named_parameters(), strict=True)
-    total = (logits * probe).sum() + losses
+    total = (logits * probe).sum() + losses.sum()
     gradients = torch.autograd.grad(total, parameters, allow_unused=True)
-    return logits.detach(), float(losses.detach()), dict(zip(names, gradients, strict=True))
+    return logits.detach(), float(losses.detach().sum()), dict(zip(names, gradients, strict=True))
 
 
 def apart(
@@ -155,11 +155,13 @@ def test_with_tensor_parallelism(four: Ranks, mixed: Model, tiny_of: Callable[..
     assert apart(four, model, CUTS, tensor=2) < BOUND
 
 
-def test_routers_count_all_parts(four: Ranks, tiny_of: Callable[..., Model]) -> None:
+@pytest.mark.parametrize("over", ["row", "micro-batch"])
+def test_routers_count_all_parts(four: Ranks, tiny_of: Callable[..., Model], over: str) -> None:
     """Balance and z losses, and Sinkhorn's choice, cover whole rows."""
-    softmax = {"kind": "moe", "experts": 4, "hidden": 12, "balance_loss": 0.5, "z_loss": 0.1}
-    sigmoid = {"kind": "moe", "experts": 3, "top_k": 1, "hidden": 12, "router": "sigmoid"}
-    operators = {"a": softmax, "b": {**sigmoid, "sinkhorn": True}}
+    moe = {"kind": "moe", "hidden": 12, "balance_over": over}
+    softmax = {**moe, "experts": 4, "balance_loss": 0.5, "z_loss": 0.1}
+    sigmoid = {**moe, "experts": 3, "top_k": 1, "router": "sigmoid", "sinkhorn": True}
+    operators = {"a": softmax, "b": sigmoid}
     model = tiny_of("[se/a, se/b]", operators).train()
     assert apart(four, model, CUTS, training=True) < BOUND
     assert apart(four, model, CUTS, training=True, fault="routers") > 1e-4

@@ -76,8 +76,8 @@ def model_part(
         hidden, losses = model.hidden(torch.from_numpy(tokens[:, ours]), documents)
         logits = model.logits(hidden)
         known = torch.from_numpy(probe[:, ours, shared.part(probe.shape[2])])
-        # As in the trainer: auxiliary losses in proportion to the part's fraction of the batch.
-        total = (logits * known).sum() + losses / axis.size
+        # As in the trainer: auxiliary losses in proportion to the part's fraction of its row.
+        total = (logits * known).sum() + losses.sum() / axis.size
         names, parameters = zip(*model.named_parameters(), strict=True)
         gradients = torch.autograd.grad(total, parameters, allow_unused=True)
     found = {
@@ -85,7 +85,7 @@ def model_part(
         for name, gradient in zip(names, gradients, strict=True)
         if gradient is not None
     }
-    return logits.detach().numpy(), float(losses.detach()), found
+    return logits.detach().numpy(), float(losses.detach().sum()), found
 
 
 def share_of_loss(
@@ -108,7 +108,7 @@ def share_of_loss(
     documents = Documents.from_cu_seqlens(torch.tensor(cuts), tuple(w.shape))  # type: ignore[arg-type]
     with FAULTS[fault]() if fault else nullcontext():
         hidden, losses = model.hidden(ids[:, :-1], documents)
-        total = model.loss(hidden, ids[:, 1:], w, z_loss=1e-3)[0] + losses * w.sum()
+        total = model.loss(hidden, ids[:, 1:], w, z_loss=1e-3)[0] + (losses * w.sum(1)).sum()
         names, parameters = zip(*model.named_parameters(), strict=True)
         gradients = torch.autograd.grad(total, parameters)
     found = {

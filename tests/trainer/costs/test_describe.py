@@ -33,6 +33,17 @@ def test_the_description_adds_up(ask: Any) -> None:
     )
 
 
+def test_a_model_that_couples_the_rows_of_a_micro_batch_is_named(ask: Any) -> None:
+    over = "model.operators.moe.balance_over="
+    for value, shown in (("row", False), ("micro-batch", True)):
+        about = describe.describe(ask(over + value, model="tiny-moe"))
+        assert about["model"]["couples_rows"] == ["moe"] * shown
+        line = (
+            "moe balances over a micro-batch: micro_batch_tokens, layout.cp and dp define the run"
+        )
+        assert (line in "\n".join(describe.lines(about))) == shown
+
+
 def test_a_kind_of_layer_has_a_letter_of_its_own(ask: Any) -> None:
     assert describe.stripe(ask(model="tiny-hybrid")) == "[SMLAT]"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.console.errors import ConfigError, LayoutError, RunError, SeveralErrors
+from headrace.console.errors import ConfigError, LayoutError, MisuseError, RunError, SeveralErrors
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.run import job as jobs
@@ -75,6 +75,28 @@ def test_the_layout_may_change(ask: Any) -> None:
     assert found.dp == 4 and found.run.checkpoints.every == 7
 
 
+def test_what_divides_a_micro_batch_defines_a_run_that_balances_over_it(
+    ask: Any, tmp_path: Path
+) -> None:
+    over = "model.operators.moe.balance_over="
+    rows = saved(ask("processes=2", over + "row", model="tiny-moe", out=tmp_path / "rows"))
+    again = resolve.load(rows.folder, ["processes=4", "micro_batch_tokens=16"])
+    assert again.dp == 4 and again.identity == rows.identity
+
+    coupled = saved(ask("processes=2", over + "micro-batch", model="tiny-moe"))
+    assert resolve.load(coupled.folder, ["processes=4", "layout.tp=2"]).identity == coupled.identity
+    for word, line in (
+        ("processes=4", "dp: 2 there, 4 here"),
+        ("micro_batch_tokens=16", "micro_batch_tokens: 8192 there, 16 here"),
+        ("layout.cp=2", "layout.cp: 1 there, 2 here"),
+    ):
+        with pytest.raises(RunError, match=line) as caught:
+            resolve.load(coupled.folder, [word])
+        assert "moe balances over a micro-batch" in str(caught.value.hint)
+    other = ask("processes=4", over + "micro-batch", model="tiny-moe", out=tmp_path / "other")
+    assert other.identity != coupled.identity
+
+
 def test_a_resume_may_change_the_engine(ask: Any) -> None:
     """The folder stores every option of the first engine."""
     folder = saved(ask("engine.kind=fsdp2", "engine.reshard=false")).folder
@@ -110,7 +132,7 @@ def test_mixture_overrides_need_a_mixture(ask: Any) -> None:
 
 
 def test_a_run_needs_exactly_one_source_of_rows(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no source of rows"):
+    with pytest.raises(MisuseError, match="no source of rows"):
         resolve.resolve(Request(model=TINY, out=str(tmp_path / "run")))
     with pytest.raises(SeveralErrors, match="not both") as caught:
         words = ["synthetic.steps=2"]
@@ -124,5 +146,5 @@ def test_a_batch_job_decides_its_own_world_size(
     folder = saved(ask("processes=2")).folder
     words = ["slurm.nodes=2", "slurm.processes=2"]
     assert resolve.load(folder, words, slurm=True).processes == 4
-    with pytest.raises(LayoutError, match=r"processes=2, but a batch job of 2 × 2 has 4"):
+    with pytest.raises(MisuseError, match=r"processes=2, but a batch job of 2 × 2 has 4"):
         resolve.load(folder, [*words, "processes=2"], slurm=True)
