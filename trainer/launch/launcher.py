@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -56,6 +56,8 @@ class Launcher:
     """File descriptors that rank 0 inherits (the run's lock)."""
     stall_seconds: float = 0.0
     """End the run if no rank makes progress for this time; 0: never."""
+    name: Callable[[int], str] = "rank {}".format
+    """Return the name of a rank in messages."""
     children: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
     asked: bool = field(default=False, init=False)
     """True once a signal asked the run to save and stop."""
@@ -147,7 +149,7 @@ class Launcher:
         if killed or not failures:
             rank = killed[0] if killed else next(iter(bad))
             raise RunError(
-                f"rank {rank} {_ending(bad[rank])} (no error was reported)",
+                f"{self.name(rank)} {_ending(bad[rank])} (no error was reported)",
                 hint="if the machine ran out of memory, use a smaller micro_batch_tokens or more "
                 "ranks; the same command resumes the run",
             )
@@ -155,7 +157,7 @@ class Launcher:
         if first.error is not None:
             raise first.error
         raise RunError(
-            f"rank {first.rank} stopped: {first.text.strip().splitlines()[-1]}",
+            f"{self.name(first.rank)} stopped: {first.text.strip().splitlines()[-1]}",
             where="\n" + first.text.rstrip(),
             hint="this is a bug in headrace or in a package; the same command resumes the run from "
             "its last checkpoint",
@@ -171,10 +173,10 @@ class Launcher:
             child.send_signal(signal.SIGUSR2)
         ranks = self._collect_stacks(watch)
         stacks = [
-            f"rank {rank}, {beats[rank].read_text()}:\n{stack or '  (no answer)'}"
+            f"{self.name(rank)}, {beats[rank].read_text()}:\n{stack or '  (no answer)'}"
             for rank, stack in ranks.items()
         ]
-        silent = [f"rank {rank}" for rank, stack in ranks.items() if not stack]
+        silent = [self.name(rank) for rank, stack in ranks.items() if not stack]
         # Python handles a signal wherever it waits: a silent rank is stopped, or stuck in a driver.
         who = f"; {' and '.join(silent)} did not write a stack" if silent else ""
         raise RunError(

@@ -61,6 +61,7 @@ def start(job: Job, options: StartOptions, asked: ranks.StopAsked) -> int:
             logs=job.folder.logs,
             keep_open=[lock],
             stall_seconds=job.run.watch.stall_seconds,
+            name=lambda rank: job.run.layout.rank_name(rank, job.processes),
         ).run()
         _finish(job, code)
         return code
@@ -126,6 +127,8 @@ def _prepare(job: Job) -> None:
         f"{about['layout']['engine']} on {job.processes} "
         f"process{'es' * (job.processes > 1)} → {job.folder.root}"
     )
+    for warning in about["warnings"]:
+        log.warning("%s", warning)
 
 
 def _begin_ledger(job: Job, state: RunState) -> None:

@@ -28,6 +28,7 @@ from ..engines.engine import Engine
 from ..engines.objective import Objective
 from ..folder import RunFolder
 from ..layout.groups import Parallel, join
+from ..layout.stages import chunks_of, shared_modules
 from ..loop.loaders import evaluator, training_steps
 from ..loop.loop import Loop, LoopOptions
 from ..loop.profiler import Profiler
@@ -163,11 +164,13 @@ def _join(job: Job) -> Parallel:
     # The launcher times out first: it can report the stack of each rank.
     timeout = max(MINIMUM_TIMEOUT, timedelta(seconds=run.watch.stall_seconds + 60))
     ranks.initialise("cpu:gloo,cuda:nccl" if run.device == "cuda" else "gloo", timeout)
-    return join(run.layout, run.device, timeout)
+    shared = shared_modules(run.layout, job.model, job.cuts)
+    return join(run.layout, run.device, timeout, shared)
 
 
 def build_engine(job: Job, parallel: Parallel) -> Engine:
     model = build_meta(job.model)
+    model.keep(job.cuts, chunks_of(job.run.layout, parallel.pipe.stage))
     model.shard(parallel.axes)
     model.set_recompute(job.run.recompute)
     objective = Objective(model, job.run.z_loss)
