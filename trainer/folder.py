@@ -12,13 +12,17 @@ The names inside these subfolders belong to the modules that write them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import re
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..console.errors import BusyError, RunError, StorageError
+from ..console.errors import BusyError, RunError, StorageError, file_fault
+from ..console.explain import path_hint
 from ..dataplane.runlog import ledger
 from ..dataplane.runlog.reader import METRICS
 from ..dataplane.storage.atomic import HALF_WRITTEN
@@ -38,8 +42,12 @@ COMPARISON = "compare.html"
 SLURM_SCRIPT = "slurm.sh"
 SLURM_LOG = "slurm-%j.out"
 """Log of a batch job in `logs/`; sbatch puts the job's number in."""
+SLURM_NOTE = "slurm-{job}.note"
+"""State of the current start of a batch job, in `logs/`: `saved 500`."""
 LOCK = ".lock"
 PROBE = ".probe-"
+ORPHANS_END = 10.0
+"""Seconds in which the ranks of a killed launcher end."""
 
 
 class RunFolder:
@@ -76,7 +84,7 @@ class RunFolder:
         if not self.begun:
             raise RunError(
                 f"there is no run in {self.root}",
-                hint="name a folder that `trainer run … --out` has made",
+                hint=path_hint(self.root, "name a folder that `trainer run … --out` has made"),
             )
 
     def check_free(self) -> None:
@@ -110,7 +118,7 @@ class RunFolder:
             probe.unlink(missing_ok=True)  # the holder of the lock may have cleared it already
         except OSError as error:
             raise StorageError(
-                f"cannot write to the run's folder {self.root}: {error.strerror}",
+                f"cannot write to the run's folder {self.root}: {file_fault(error)[0]}",
                 hint="choose another --out, or fix its permissions",
             ) from None
 
@@ -126,16 +134,41 @@ class RunFolder:
         inherited the descriptor."""
         descriptor = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                holder = os.pread(descriptor, 100, 0).decode().strip() or "another process"
-                raise BusyError(
-                    f"{self.root} is in use by {holder}",
-                    hint="wait until it has ended, or choose another --out",
-                ) from None
+            self._lock(descriptor)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
             yield descriptor
         finally:
             os.close(descriptor)
+
+    def _lock(self, descriptor: int) -> None:
+        """Lock the open file. Wait for ranks whose launcher was killed: they end at once."""
+        deadline = time.monotonic() + ORPHANS_END
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:
+                holder = os.pread(descriptor, 100, 0).decode().strip()
+            if not _has_ended(holder):
+                what = holder or "another process"
+                hint = "wait until it has ended, or choose another --out"
+            elif time.monotonic() > deadline:
+                what = f"ranks that {holder} started; that process has ended"
+                hint = f"end them: `fuser {self.root / LOCK}` prints their process ids"
+            else:
+                time.sleep(0.1)
+                continue
+            raise BusyError(f"{self.root} is in use by {what}", hint=hint)
+
+
+def _has_ended(holder: str) -> bool:
+    """Return True if the lock names a process of this machine that has ended."""
+    match = re.fullmatch(r"process (\d+) on (.+)", holder)
+    if match is None or match[2] != os.uname().nodename:
+        return False
+    try:
+        os.kill(int(match[1]), 0)
+    except OSError as error:
+        return error.errno == errno.ESRCH
+    return False

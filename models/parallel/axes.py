@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, get_process_group_ranks
 from torch.distributed import distributed_c10d as c10d
 
 AttentionForm = Literal["a2a", "ring"]
@@ -45,6 +46,11 @@ class Axis:
         rank."""
         return self.group.group_name if self.group is not None and self.size > 1 else ""
 
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Ranks of the run on this axis, in order; empty without a process group."""
+        return tuple(get_process_group_ranks(self.group)) if self.group is not None else ()
+
 
 ALONE = Axis(None, 0, 1)
 """An axis of one rank."""
@@ -56,6 +62,16 @@ def named(name: str) -> Axis:
         return ALONE
     group = c10d._resolve_process_group(name)  # type: ignore[attr-defined,arg-type]
     return Axis(group, group.rank(), group.size())
+
+
+@dataclass(frozen=True)
+class Holders:
+    """Ranks that hold the parameters of one module alike, on one stage or on several."""
+
+    sharded: Axis = ALONE
+    """Holders of a parameter's local shard, if tensor parallelism shards the parameter."""
+    whole: Axis = ALONE
+    """Holders of a parameter that tensor parallelism does not shard."""
 
 
 @dataclass(frozen=True)
@@ -80,3 +96,13 @@ class Axes:
         """The axes of an operator that maps this rank's part of each sequence, and is not sharded
         over the tensor axis: the tensor axis divides rows as the context axis does."""
         return replace(self, tensor=ALONE, context=self.parts)
+
+    shared: Mapping[str, Holders] = field(default_factory=dict)
+    """Modules that several stages of a pipeline hold, by path: tied embeddings, shared blocks."""
+
+    def holders(self, parameter: str) -> Holders:
+        """Return the ranks that hold a parameter."""
+        for path, holders in self.shared.items():
+            if parameter.startswith(f"{path}."):
+                return holders
+        return Holders(whole=self.tensor if self.tensor.size > 1 else ALONE)

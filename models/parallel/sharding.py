@@ -1,7 +1,8 @@
-"""Sharding of parameters over the tensor-parallel axis, and of experts over theirs.
+"""Sharding of parameters over the tensor-parallel axis and of experts over theirs, and copies.
 
 Each operator returns a sharding spec for its parameters. A parameter without one is replicated on
-all ranks, and its gradients are summed over them.
+all ranks, and its gradients are summed over them. So are those of a module that several stages of a
+pipeline hold.
 
     Sharded(0)               rows; each rank has a contiguous part
     Sharded(0, (q, k, v))    rows of several blocks, one after the other: each rank has a part of
@@ -119,9 +120,10 @@ def shard_parameters(model: nn.Module, axes: Axes) -> dict[str, LocalShard]:
     """
     axis = axes.tensor
     shards = {
-        name: LocalShard(tuple(p.shape), copies=axis if axis.size > 1 else ALONE)
+        name: LocalShard(tuple(p.shape), copies=axes.holders(name).whole)
         for name, p in model.named_parameters()
     }
+    axis = axes.tensor
     for path, module in list(model.named_modules()):
         own = expert_spec(module) if axes.experts.size > 1 else {}
         for name, spec in (own or tensor_spec(module, axis)).items():
@@ -130,9 +132,11 @@ def shard_parameters(model: nn.Module, axes: Axes) -> dict[str, LocalShard]:
             whole = getattr(holder, leaf)
             if whole is None:
                 continue
+            full = f"{path}.{name}" if path else name
             runs = spec.runs(whole.shape[spec.dim], axes.experts if own else axis)
-            shard = LocalShard(tuple(whole.shape), spec.dim, runs, experts=bool(own))
-            shards[f"{path}.{name}" if path else name] = shard
+            copies = ALONE if own else axes.holders(full).sharded
+            shard = LocalShard(tuple(whole.shape), spec.dim, runs, copies, experts=bool(own))
+            shards[full] = shard
             setattr(holder, leaf, nn.Parameter(shard.take(whole.detach())))
     for module in model.modules() if axis.size > 1 else ():
         if isinstance(module, Resizable):

@@ -1,5 +1,6 @@
 """Check before the start that a layout shards the model and its rows evenly.
 
+pp      must leave each chunk a layer; the layers of `cuts` must exist
 tp      must divide each operator's heads or channels, and with cp the tokens of a row
 cp      must divide the tokens of a row, and for attention=a2a the heads that tp leaves
 ep      must be a multiple of tp, and divide the ranks and the experts of each operator
@@ -13,6 +14,7 @@ from dataclasses import replace
 from ...console.errors import LayoutError
 from ...models.config import ModelConfig
 from .config import LayoutConfig
+from .stages import too_many_chunks
 
 SHOWN = 4
 
@@ -21,24 +23,28 @@ def check(layout: LayoutConfig, processes: int, model: ModelConfig, lengths: Seq
     """Raise unless the layout fits; `lengths` are the sequence lengths of all phases."""
 
     def wrong(layout: LayoutConfig) -> list[str]:
-        experts = model.ep_problems(layout.ep, layout.tp, processes)
+        experts = model.ep_problems(layout.ep, layout.tp, processes // layout.pp)
         return [*problems(layout, model, lengths), *experts]
 
     reasons = wrong(layout)
     if not reasons:
         return
     others = [other for other in layouts(layout, processes) if not wrong(other)]
-    others.sort(key=lambda other: (_changes(layout, other), -other.tp, -other.ep))
+    others.sort(key=lambda other: (_changes(layout, other), -other.tp, -other.pp, -other.ep))
+    shown = list(dict.fromkeys(_words(other) for other in others))[:SHOWN]
     raise LayoutError(
         f"{_words(layout)} does not shard this model and its rows",
         where="\n" + "\n".join(f"    {line}" for line in reasons),
-        hint=f"layouts that work on {processes} ranks: "
-        + "; ".join(_words(other) for other in others[:SHOWN]),
+        hint=f"layouts that work on {processes} ranks: {'; '.join(shown)}",
     )
 
 
 def problems(layout: LayoutConfig, model: ModelConfig, lengths: Sequence[int]) -> Iterator[str]:
     tp, cp = layout.tp, layout.cp
+    if layout.all_chunks > len(model.layers):
+        yield too_many_chunks(layout, model)
+    if layout.cuts and layout.cuts[-1] >= len(model.layers):
+        yield f"cuts: there is no layer {layout.cuts[-1]}; the last is {len(model.layers) - 1}"
     yield from model.tp_problems(tp)
     for name, options in model.operators.items():
         heads = options.attention_heads
@@ -55,23 +61,41 @@ def problems(layout: LayoutConfig, model: ModelConfig, lengths: Sequence[int]) -
 
 
 def layouts(layout: LayoutConfig, processes: int) -> list[LayoutConfig]:
-    """Return all layouts of so many ranks."""
+    """Return all layouts of so many ranks, with the cuts and the schedule if they still apply."""
     degrees = [n for n in range(1, processes + 1) if processes % n == 0]
     return [
-        replace(layout, tp=tp, cp=cp, ep=ep)
+        replace(each, tp=tp, cp=cp, ep=ep)
+        for pp in degrees
+        for each in _with_stages(layout, pp)
         for tp in degrees
         for cp in degrees
         for ep in degrees
-        if processes % (tp * cp) == 0
+        if processes % (pp * tp * cp) == 0
     ]
 
 
+def _with_stages(layout: LayoutConfig, pp: int) -> list[LayoutConfig]:
+    plain = "1f1b" if layout.schedule == "interleaved" else layout.schedule
+    uncut = replace(layout, pp=pp, cuts=None, chunks=1, schedule=plain)
+    return [layout, replace(layout, cuts=None), uncut] if pp == layout.pp else [uncut]
+
+
 def _changes(layout: LayoutConfig, other: LayoutConfig) -> int:
-    """Count the degrees in which another layout differs."""
-    return sum(getattr(layout, name) != getattr(other, name) for name in ("tp", "cp", "ep"))
+    """Count the settings in which another layout differs."""
+    names = ("pp", "chunks", "cuts", "tp", "cp", "ep")
+    return sum(getattr(layout, name) != getattr(other, name) for name in names)
 
 
 def _words(layout: LayoutConfig) -> str:
-    """Return the layout as overrides of a command line; experts only where they are split."""
-    words = {"tp": layout.tp, "cp": layout.cp} | ({"ep": layout.ep} if layout.ep > 1 else {})
+    """Return the layout as overrides of a command line; stages and
+    experts only where they are split."""
+    words: dict[str, object] = {"tp": layout.tp, "cp": layout.cp}
+    if layout.ep > 1:
+        words |= {"ep": layout.ep}
+    if layout.pp > 1:
+        words = {"pp": layout.pp, **words}
+    if layout.chunks > 1:
+        words |= {"schedule": layout.schedule, "chunks": layout.chunks}
+    if layout.cuts:
+        words |= {"cuts": str(list(layout.cuts)).replace(" ", "")}
     return " ".join(f"layout.{name}={value}" for name, value in words.items())

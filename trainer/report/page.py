@@ -10,7 +10,7 @@ from typing import Any
 from ... import __version__
 from ...console.progress import duration, human
 from ..costs.describe import degrees
-from . import charts
+from . import charts, schedule
 from .data import SKIPPED, RunData
 from .outliers import DEVIATIONS, WINDOW, OutlierStep, find_outliers
 from .style import CSS
@@ -50,6 +50,7 @@ def run_page(run: RunData) -> str:
         section("Seconds per step", charts.small(run, "seconds", "seconds per step")),
         _expert_load(run),
         "</div>",
+        _schedule(run),
         _configuration(run),
         _history(run),
     ]
@@ -64,7 +65,7 @@ def _expert_load(run: RunData) -> str:
     return section("Expert load", charts.small(run, "expert_load", label), unit="max / mean")
 
 
-def held_out(runs: Sequence[RunData]) -> str:
+def held_out(runs: Sequence[RunData], unit: str = NATS) -> str:
     evaluated = [run for run in runs if run.evaluations]
     if not evaluated:
         return ""
@@ -73,7 +74,7 @@ def held_out(runs: Sequence[RunData]) -> str:
             "Held-out loss",
             charts.held_out(runs),
             legend=charts.legend([run.name for run in runs]),
-            unit=NATS,
+            unit=unit,
         )
     _, *sources = runs[0].held_out_curves()
     last = runs[0].evaluations[-1]["sources"]
@@ -262,6 +263,17 @@ def _phase_table(run: RunData) -> str:
         f'<tr class="sub">{under}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
+
+
+def _schedule(run: RunData) -> str:
+    """Return the drawing of the pipeline's schedule; empty for one stage."""
+    if len(run.about["stages"]) == 1:
+        return ""
+    drawing, note = schedule.draw(run.job)
+    keys = "".join(
+        f'<span class="key"><i class="{kind}"></i>{kind}</span>' for kind in ("forward", "backward")
+    )
+    return section("Schedule", drawing, legend=keys, unit=note)
 
 
 def _configuration(run: RunData) -> str:

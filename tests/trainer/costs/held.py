@@ -73,7 +73,7 @@ def measure(layout: str, model: str = "tiny") -> dict[str, Any]:
     return {
         "tensor_rank": tensor.rank,
         "held": held,
-        "parts": config.state_layout(PRECISIONS[precision], ADAMW, "cpu"),
+        "parts": config.state_layout(PRECISIONS[precision], ADAMW, "cpu", parallel.pipe.layout),
         "shards": rank_shards(load_model_config(TRAINER / f"{model}.yaml"), degrees, tensor.rank),
         "degrees": degrees,
     }
