@@ -62,7 +62,7 @@ class Fsdp2Config(EngineConfig):
                 hint=f"choose a divisor of {ranks}, or leave it out to share among all",
             )
         block = (self.shard or ranks) * layout.tp
-        if block % layout.ep and layout.ep % block:
+        if self.shard is not None and block % layout.ep and layout.ep % block:
             raise LayoutError(
                 f"engine.shard={self.shard} × layout.tp={layout.tp} = {block} ranks that share one "
                 f"copy of the state, and layout.ep={layout.ep} ranks that split the experts: "
@@ -146,11 +146,8 @@ class Fsdp2:
         self.ranks = parallel.data.size
         self.replicas = parallel.replicas.size
         self.local_shards = shards
-        stages, tensor, split = (
-            parallel.pipe.layout.pp,
-            parallel.axes.tensor.size,
-            parallel.axes.experts.size,
-        )
+        axes, stages = parallel.axes, parallel.pipe.layout.pp
+        tensor, split = axes.tensor.size, axes.experts.size
         shared = config.shard or self.ranks
         self.grid = Grid(parallel.device.type, stages, self.ranks, shared, tensor)
         self.of_experts = self.grid

@@ -36,7 +36,8 @@ class Objective(nn.Module):
         super().__init__()
         self.model = model
         self.z_loss = z_loss
-        self.received: Counter[int] = Counter()
+        self.received: Counter[tuple[int, int]] = Counter()
+        """Rows that this rank's experts received in training, by chunk and operator call."""
 
     def forward(
         self,

@@ -87,8 +87,8 @@ def _changes(layout: LayoutConfig, other: LayoutConfig) -> int:
 
 
 def _words(layout: LayoutConfig) -> str:
-    """Return the layout as overrides of a command line; stages and
-    experts only where they are split."""
+    """Return the layout as overrides of a command line; stages and experts only
+    where there are several."""
     words: dict[str, object] = {"tp": layout.tp, "cp": layout.cp}
     if layout.ep > 1:
         words |= {"ep": layout.ep}
