@@ -1,12 +1,12 @@
 """The objective: model and loss as one module, which an engine trains.
 
 Training minimises a mean over the global batch. No rank knows it alone, so the module returns sums
-and the loop divides them by the weight of all ranks' micro-batches.
+and the loop divides them by the sum of `counted` over all ranks' micro-batches.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -17,20 +17,30 @@ from ...models.parallel.tensor import highest
 
 PREFIX = "model."
 
+Divisor = Literal["weights", "targets"]
+"""Divisor of Σ w·ℓ: weights: Σ w; targets: the number of targets whose weight is not 0. They differ
+where weights are neither 0 nor 1. Savanna calls them `normalized_weighted` and `weighted`."""
+
+
+def counted(weights: torch.Tensor, divisor: Divisor) -> torch.Tensor:
+    """Return what each target adds to the divisor of the loss."""
+    return weights if divisor == "weights" else (weights != 0).to(weights.dtype)
+
 
 class Sums(NamedTuple):
     total: torch.Tensor
-    """Start of the backward pass: Σ w·ℓ, and the routers' losses of each row times its Σ w."""
+    """Start of the backward pass: Σ w·ℓ, and the routers' losses of each row times its divisor."""
     rows: torch.Tensor
     """Σ w·ℓ of each row, for the losses by source. Where tensor or context parallelism splits the
     loss, both are this rank's part: the loss is their sum over the axes."""
 
 
 class Objective(nn.Module):
-    def __init__(self, model: Model, z_loss: float = 0.0) -> None:
+    def __init__(self, model: Model, z_loss: float = 0.0, divisor: Divisor = "weights") -> None:
         super().__init__()
         self.model = model
         self.z_loss = z_loss
+        self.divisor = divisor
 
     def forward(
         self,
@@ -44,7 +54,7 @@ class Objective(nn.Module):
         hidden, auxiliary = self.model.hidden(tokens, documents, rows=text)
         z_loss = self.z_loss if self.training else 0.0
         total, rows = self.model.loss(hidden, targets, weights, z_loss)
-        return Sums(total + (auxiliary * weights.sum(dim=1)).sum(), rows)
+        return Sums(total + (auxiliary * counted(weights, self.divisor).sum(dim=1)).sum(), rows)
 
 
 def parameters(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -168,7 +168,7 @@ def build_engine(job: Job, parallel: Parallel) -> Engine:
     model = build_meta(job.model)
     model.shard(parallel.axes)
     model.set_recompute(job.run.recompute)
-    objective = Objective(model, job.run.z_loss)
+    objective = Objective(model, job.run.z_loss, job.run.loss_divisor)
     return job.run.engine.build(objective, job.run.optimizer, job.precision, parallel)
 
 

@@ -25,7 +25,7 @@ from ..checkpoints.policy import is_planned
 from ..checkpoints.saver import Saver
 from ..checkpoints.store import RunState
 from ..engines.engine import Engine
-from ..engines.objective import Sums
+from ..engines.objective import Sums, counted
 from ..engines.update import Update, update
 from ..layout.groups import Parallel
 from .batches import MicroBatch, RunPlan, Steps, micro_rows
@@ -201,7 +201,8 @@ class Loop:
 
         def decide(losses: list[torch.Tensor]) -> float:
             nonlocal limit
-            loss = step_loss(batches, losses, len(self.plan.sources), self.parallel)
+            divisor = self.engine.objective.divisor
+            loss = step_loss(batches, losses, len(self.plan.sources), self.parallel, divisor)
             if guard.is_spike(state.losses, loss):
                 limit = guard.limit(state.losses)
                 return math.nan
@@ -224,6 +225,7 @@ class Loop:
             len(self.plan.sources),
             range(step.first_row, step.last_row),
             self.parallel,
+            self.engine.objective.divisor,
             data_wait=waited,
             stop=self.stop_asked(),
             save_failed=self.saver is not None and self.saver.failed,
@@ -234,10 +236,12 @@ class Loop:
         return stats
 
     def _total_weight(self, batches: Sequence[MicroBatch]) -> float:
-        """Return Σ w of the global batch, before its first forward pass. Collective."""
+        """Return the divisor of the loss of the global batch, before its first forward pass.
+        Collective."""
         total = torch.zeros((), dtype=torch.float64)
         for batch in batches if self.parallel.counts_tokens else ():
-            total += batch.weights.sum(dtype=torch.float64).cpu()
+            weights = counted(batch.weights, self.engine.objective.divisor)
+            total += weights.sum(dtype=torch.float64).cpu()
         dist.all_reduce(total, group=self.parallel.control)
         return float(total) or 1.0  # the loss of a fully masked batch is 0
 
