@@ -222,12 +222,10 @@ def _splits(words: tuple[str, ...]) -> dict[str, float]:
 
 
 def bytes_of(text: str, option: str) -> int:
-    """Parse a size such as 64Mi."""
-    from ..console.config import count
+    """Parse a size such as 64Mi or 64MB."""
+    from ..console.yaml_text import size
 
-    if text.isdigit():
-        return int(text)
     try:
-        return int(count(text))
+        return size(text)
     except ValueError as error:
         raise click.UsageError(f"{option}: {error}") from None

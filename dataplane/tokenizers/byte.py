@@ -125,6 +125,9 @@ class ByteTokenizer:
             parts.append(bytes([id]) if id < 256 else names[id - 256])
         return b"".join(parts).decode(errors="replace")
 
+    def byte_sizes(self) -> Int64:
+        return (np.arange(self.info.vocab_size) < 256).astype(np.int64)
+
     def _finish(self, data: npt.NDArray[np.uint8], starts: Int64) -> Encoded:
         weights = None
         if self.config.dna:

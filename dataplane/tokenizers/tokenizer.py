@@ -96,6 +96,10 @@ class Tokenizer(Protocol):
         why. A build does not accept them."""
         ...
 
+    def byte_sizes(self) -> Int64:
+        """Return the bytes of text of each id; special tokens have none."""
+        ...
+
 
 def id_type(vocab_size: int) -> str:
     """Return the smallest type for ids that holds every id of a vocabulary."""
