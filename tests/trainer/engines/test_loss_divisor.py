@@ -60,7 +60,7 @@ def expected(agreeing: ModuleType, divisor: Divisor) -> list[float]:
     loss = savanna(losses, (kind != 2).float(), kind == 1, divisor)
     loss.backward()
     norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
-    return [float(loss), float(norm)]
+    return [float(loss.detach()), float(norm)]
 
 
 @pytest.mark.parametrize("divisor", ["weights", "targets"])
