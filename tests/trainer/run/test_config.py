@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.console import config as reader
 from headrace.console.errors import ConfigError
+from headrace.models.config import load_model_config
 from headrace.trainer.engines import ENGINES
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
@@ -35,6 +37,21 @@ def test_a_written_configuration_is_read_back(tmp_path: Path) -> None:
     assert config.load(tmp_path / "run.yaml") == found
 
 
+def test_newer_options_of_operators_count_only_where_they_are_set() -> None:
+    """The identity of a run that was saved before an option existed stays the same."""
+
+    def identity(*overrides: str) -> object:
+        return config.model_identity(load_model_config("tiny-hybrid", overrides))["operators"]
+
+    known: Any = reader.plain(load_model_config("tiny-hybrid"))["operators"]
+    old = {"kind", "featurizer", "state_size", "poles", "rates"}
+    found: Any = identity()
+    assert old <= found["li"].keys() and "gamma_min" not in found["li"]
+    assert {"gamma_min", "gamma_max"} == known["li"].keys() - found["li"].keys()
+    assert identity("operators.li.gamma_min=0.02") != found
+    assert identity("operators.se.pregate=false") != found
+
+
 @pytest.mark.parametrize(
     ("word", "said"),
     [
@@ -57,3 +74,11 @@ def test_the_shipped_runs_load() -> None:
     assert files
     for file in files:
         config.load(file)
+
+
+def test_the_older_name_of_gather_is_read() -> None:
+    """Runs with FSDP2 that an older version saved have `reshard`."""
+    for reshard, gather in ((True, "block"), (False, "micro-batch")):
+        data = {"engine": {"kind": "fsdp2", "reshard": reshard}}
+        engine = config.build(data, (), source="a test").engine
+        assert isinstance(engine, Fsdp2Config) and engine.gather == gather
