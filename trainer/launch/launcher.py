@@ -4,7 +4,7 @@
                ├─ rank 1 ─┤  one process group
                └─ …      ─┘
 
-The launcher forwards SIGTERM and SIGUSR1, and its own death sends SIGTERM to the ranks. If a rank
+The launcher forwards SIGTERM and SIGUSR1, and its own death kills the ranks. If a rank
 fails, the launcher stops the others and raises that rank's error. If no rank makes progress for
 `stall_seconds`, each rank writes its stack, and the run ends with these stacks.
 
@@ -29,7 +29,7 @@ from typing import IO, Any
 
 from ...console.errors import RunError
 from ...console.log import get_logger
-from ..cluster.ranks import INTERRUPTED, STORE_FD, WATCH, failures_in
+from ..cluster.ranks import HANG_HINT, INTERRUPTED, LAUNCHER, STORE_FD, WATCH, failures_in
 
 GRACE = 10.0
 """Seconds for the other ranks to exit after one has failed."""
@@ -81,6 +81,8 @@ class Launcher:
                         file = self.logs / f"rank-{rank}.log"
                         output = stack.enter_context(file.open("ab"))
                     self._start(rank, listener, watch, output)
+                if self.asked:  # before the last rank was started
+                    self._send(signal.SIGTERM)
                 return self._watch(watch)
             finally:
                 self._end()
@@ -98,6 +100,7 @@ class Launcher:
             "MASTER_PORT": str(listener.getsockname()[1]),
             "OMP_NUM_THREADS": str(self.threads),
             WATCH: str(watch),
+            LAUNCHER: str(os.getpid()),
         }
         if sys.platform == "linux":
             environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -179,8 +182,7 @@ class Launcher:
         raise RunError(
             f"no rank has made progress for {self.stall_seconds:.0f} seconds{who}",
             where="\n" + "\n".join(stacks),
-            hint="the same command resumes from the last checkpoint; a longer watch.stall_seconds "
-            "allows slower steps and a slower start",
+            hint=HANG_HINT,
         )
 
     def _collect_stacks(self, watch: Path) -> dict[int, str]:
@@ -205,9 +207,7 @@ class Launcher:
                 log.info("saving; press Ctrl-C again to stop at once")
                 number = signal.SIGTERM
             self.asked = True
-            for child in self.children:
-                if child.poll() is None:
-                    child.send_signal(number)
+            self._send(number)
 
         numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
         before = {number: signal.signal(number, forward) for number in numbers}
@@ -216,6 +216,11 @@ class Launcher:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _send(self, number: int) -> None:
+        for child in self.children:
+            if child.poll() is None:
+                child.send_signal(number)
 
     def _end(self) -> None:
         for sent in (signal.SIGTERM, signal.SIGKILL):

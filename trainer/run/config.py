@@ -8,7 +8,7 @@ checkpoints: {every: 200}
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,6 +129,17 @@ def deciding(config: RunConfig, model: ModelConfig) -> dict[str, Any]:
     plain: dict[str, Any] = reader.plain(config)
     keys = {name: plain[name] for name in DECIDES}
     return keys | division(config) if model.couples_rows else keys
+
+
+def model_identity(model: ModelConfig) -> dict[str, Any]:
+    """Return the model as it is hashed: without newer options of operators at their defaults."""
+    found: dict[str, Any] = reader.plain(model)
+    for name, options in model.operators.items():
+        defaults = {field.name: field.default for field in fields(options)}
+        for key in options.newer:
+            if getattr(options, key) == defaults[key]:
+                del found["operators"][name][key]
+    return found
 
 
 def division(config: RunConfig) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from headrace.console.errors import (
     SeveralErrors,
     StorageError,
 )
+from headrace.trainer.cluster.ranks import StopAsked
 from headrace.trainer.launch import preflight as checks
 from headrace.trainer.launch import start
 from headrace.trainer.launch.options import StartOptions
@@ -86,7 +87,7 @@ def test_a_disk_too_small_for_a_checkpoint_is_rejected(
     found = ask()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(StorageError, match="one checkpoint takes"):
-        start.start(found, StartOptions())
+        start.start(found, StartOptions(), StopAsked())
     assert not found.folder.root.exists()
     with pytest.raises(StorageError, match="1B free, and one checkpoint takes"):
         checks.check_disk(found)
