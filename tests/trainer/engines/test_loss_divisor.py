@@ -84,6 +84,7 @@ def test_router_losses_keep_their_size() -> None:
     class Routed(torch.nn.Module):
         axes = Model(load_model_config(AGREEING.with_name("tiny.yaml"))).axes
         chunks = (range(1),)
+        received: tuple[int, ...] = ()
 
         def run_chunk(self, *_: object, **__: object) -> tuple[list[torch.Tensor], torch.Tensor]:
             return [torch.zeros(1)], torch.full((1,), 7.0)
