@@ -231,3 +231,9 @@ def test_blocks_compile_without_a_graph_break(
     for block in everything.blocks:
         block.compile(backend="eager", fullgraph=True)
     assert (everything(tokens, documents) - eager).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 5), (5,)])
+def test_empty_inputs_are_refused(shape: tuple[int, ...], tiny: Model) -> None:
+    with pytest.raises(ConfigError, match=r"tokens: are \(.*at least 1 × 1 is needed"):
+        tiny(torch.zeros(shape, dtype=torch.int64))
