@@ -82,3 +82,23 @@ def snapshot(url: str | Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
     }
+
+
+def write_megatron(path: Path, documents: list[list[int]], dtype: str) -> None:
+    """Write a Megatron dataset from the format's description: magic, version, type, counts, sizes,
+    pointers, documents."""
+    path.parent.mkdir(exist_ok=True)
+    sizes = np.array([len(document) for document in documents], np.int32)
+    width = np.dtype(dtype).itemsize
+    pointers = np.concatenate([[0], np.cumsum(sizes[:-1], dtype=np.int64)]) * width
+    path.with_suffix(".bin").write_bytes(b"".join(np.array(d, dtype).tobytes() for d in documents))
+    path.with_suffix(".idx").write_bytes(
+        b"MMIDIDX\x00\x00"
+        + (1).to_bytes(8, "little")
+        + {"int32": b"\x04", "uint16": b"\x08"}[dtype]
+        + len(documents).to_bytes(8, "little")
+        + (len(documents) + 1).to_bytes(8, "little")
+        + sizes.tobytes()
+        + pointers.astype(np.int64).tobytes()
+        + np.arange(len(documents) + 1, dtype=np.int64).tobytes()
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..console.errors import InputError
 from ..dataplane.datasets.manifest import Shard
 from ..dataplane.shards import FORMATS, shard_format
@@ -30,6 +32,12 @@ def shards_of(url: str, format: str, column: str, dtype: str | None) -> tuple[li
     if not shards:
         raise InputError(f"no {format} shards at {url}")
     types = {shard.dtype for shard in shards}
+    for name in types:
+        if not _is_integer(name):
+            raise InputError(
+                f"the values of {url} are {name}: ids are integers",
+                hint="name the column of the ids with --column, or their type with --dtype",
+            )
     if len(types) > 1:
         raise InputError(f"the files of {url} have ids of several types: {sorted(types)}")
     return [
@@ -46,3 +54,11 @@ def shards_of(url: str, format: str, column: str, dtype: str | None) -> tuple[li
         )
         for shard in shards
     ], types.pop()
+
+
+def _is_integer(name: str) -> bool:
+    """True if the name is a type of integers that numpy knows."""
+    try:
+        return np.dtype(name).kind in "iu"
+    except TypeError:
+        return False

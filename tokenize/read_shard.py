@@ -21,6 +21,9 @@ from ..dataplane.storage.verified import read_checked
 
 Bytes = bytes | mmap.mmap
 
+ID_LIMIT = 1 << 32
+"""No vocabulary is so large. Larger values are not ids, or were written with another type; from
+2^63 on they would be negative in int64."""
 LARGEST_REMOTE = 1 << 30
 """Bytes of the largest remote shard that is read into memory."""
 
@@ -91,6 +94,8 @@ def read_contents(
             largest = max(largest, int(run.max()))
             if (least := int(run.min())) < 0:
                 raise InputError(f"it has {least}, which is not an id")
+            if largest >= ID_LIMIT:
+                raise InputError(f"it has {largest}: ids are less than {ID_LIMIT:,}")
     ends = _last_tokens(layout, data, dtype)
     return ShardContents(
         documents=len(layout.document_starts) - 1,

@@ -11,17 +11,20 @@ without reading a sample. In files of other programs the sizes of each sample ar
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from ...console.errors import InputError, IntegrityError, MisuseError
+from ...console.errors import InputError, IntegrityError
 from ..arrays import Int64
 from ..storage import storage
 from .documents import DocumentOrigin, ShardDocuments
 from .format import ExternalShard, Reader, ShardFormat, ShardLayout, StoredShard
+from .mds_external import external_layout, id_type, places
 
 LIMIT = 2**32
 """Upper limit of a file's size: offsets are uint32."""
@@ -71,10 +74,9 @@ class MdsFormat(ShardFormat):
     ) -> ShardLayout:
         offsets, config, end = _head(read, size)
         samples = len(offsets) - 1
-        itemsize = np.dtype(dtype).itemsize
         if MARK not in config:
             column = str(details.get("column", "tokens"))
-            return _external_layout(read, offsets, config, itemsize, column)
+            return external_layout(read, offsets, config, dtype, column)
         data = read(end, end + 4 * samples)
         lengths = np.frombuffer(data, np.uint32).astype(np.int64)
         starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -82,7 +84,7 @@ class MdsFormat(ShardFormat):
         # An array's values follow one byte for the kind of shape, and the shape.
         shape = 1 + np.select([lengths < 1 << 8, lengths < 1 << 16], [1, 2], 4)
         tokens = offsets[:-1] + 4 * variable + shape
-        weights = tokens + lengths * itemsize + shape
+        weights = tokens + lengths * np.dtype(dtype).itemsize + shape
         return ShardLayout(
             document_starts=starts,
             run_tokens=starts,
@@ -102,7 +104,7 @@ class MdsFormat(ShardFormat):
         origins = []
         for number in range(first, last):
             sample = read(int(offsets[number]), int(offsets[number + 1]))
-            place = _places(sample, config)
+            place = places(sample, config)
             start, end = place["position"]
             position = int(np.frombuffer(sample[start:end], np.int64)[0])
             id = sample[slice(*place["id"])].decode()
@@ -153,7 +155,7 @@ class MdsFormat(ShardFormat):
         return "index.json" in names
 
     def external_shards(self, url: str, column: str, dtype: str | None) -> Iterator[ExternalShard]:
-        for entry in json.loads(storage.read(storage.join(url, "index.json")))["shards"]:
+        for entry in _listed(url):
             raw, packed = entry["raw_data"], entry["zip_data"]
             if packed is not None and not str(entry["compression"]).startswith("zstd"):
                 raise InputError(
@@ -164,7 +166,7 @@ class MdsFormat(ShardFormat):
             yield ExternalShard(
                 name=raw["basename"],
                 size=raw["bytes"],
-                dtype=_id_type(entry, column, dtype),
+                dtype=id_type(entry, column, dtype, partial(_first_value, url, entry, column)),
                 details={"column": column, "file": raw["basename"]},
                 stored_name=None if packed is None else packed["basename"],
                 stored_size=None if packed is None else packed["bytes"],
@@ -184,30 +186,6 @@ def index_columns(dtype: str, *, weighted: bool) -> dict[str, Any]:
         "format": "mds",
         "version": 2,
     }
-
-
-def _id_type(entry: dict[str, Any], column: str, dtype: str | None) -> str:
-    """Return the type of the ids of a shard in index.json; `dtype` if it records none."""
-    names = entry["column_names"]
-    if column not in names:
-        raise InputError(
-            f"the MDS shards have no column `{column}`",
-            hint=f"choose one with --column: {', '.join(names)}",
-        )
-    encoding = entry["column_encodings"][names.index(column)]
-    kind, recorded = (*encoding.split(":"), "")[:2]
-    if recorded and dtype is not None:
-        raise MisuseError(
-            f"the column `{column}` records the type of its ids: {recorded}",
-            hint="remove --dtype",
-        )
-    if kind not in ("ndarray", "bytes") or not (recorded or dtype):
-        raise InputError(
-            f"the column `{column}` is encoded as `{encoding}`, which does not record the type of "
-            "its ids",
-            hint="give it with --dtype, for example --dtype uint16",
-        )
-    return recorded or str(dtype)
 
 
 def _samples(documents: ShardDocuments) -> list[bytes]:
@@ -256,48 +234,53 @@ def _head(read: Reader, size: int) -> tuple[Int64, dict[str, Any], int]:
     return offsets, config, at + length
 
 
-def _external_layout(
-    read: Reader, offsets: Int64, config: dict[str, Any], itemsize: int, column: str
-) -> ShardLayout:
-    """Return the layout of a file of another program, from the sizes in each sample."""
-    names = config["column_names"]
-    if column not in names:
-        raise InputError(
-            f"the MDS file has no column `{column}`", hint=f"its columns: {', '.join(names)}"
+def _first_value(url: str, entry: dict[str, Any], column: str) -> bytes:
+    """Return the column of a shard's first sample; empty if the shard has no sample."""
+    raw, packed = entry["raw_data"], entry["zip_data"]
+    if packed is None:
+        read: Reader = partial(storage.read, storage.join(url, raw["basename"]))
+    else:
+        import zstandard
+
+        data = zstandard.ZstdDecompressor().decompress(
+            storage.read(storage.join(url, packed["basename"])), max_output_size=raw["bytes"]
         )
-    encoding = config["column_encodings"][names.index(column)]
-    places, lengths = [], []
-    for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-        sample = read(start, end)
-        low, high = _places(sample, config)[column]
-        if encoding.startswith("ndarray"):
-            low += _array_head(sample[low:high], encoding)
-        places.append(start + low)
-        lengths.append((high - low) // itemsize)
-    starts = np.concatenate([[0], np.cumsum(np.array(lengths, np.int64))]).astype(np.int64)
-    return ShardLayout(starts, starts, np.array(places, np.int64))
+        read = partial(_part, data)
+    offsets, config, _ = _head(read, raw["bytes"])
+    if len(offsets) < 2:
+        return b""
+    sample = read(int(offsets[0]), int(offsets[1]))
+    return sample[slice(*places(sample, config)[column])]
 
 
-def _array_head(data: bytes, encoding: str) -> int:
-    """Return the bytes before the values of an encoded array."""
-    _, *rest = encoding.split(":")
-    head = 0 if rest else 1
-    if len(rest) < 2:
-        kind = data[head]
-        head += 1 + (kind >> 2) * 2 ** (kind % 4)
-    return head
+def _part(data: bytes, start: int, end: int) -> bytes:
+    return data[start:end]
 
 
-def _places(sample: bytes, config: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return the range of each column in a sample."""
-    variable = config["column_sizes"].count(None)
-    sizes = iter(np.frombuffer(sample[: 4 * variable], np.uint32).tolist())
-    place, at = {}, 4 * variable
-    for name, fixed in zip(config["column_names"], config["column_sizes"], strict=True):
-        size = fixed or next(sizes)
-        place[name] = (at, at + size)
-        at += size
-    return place
+def _listed(url: str) -> list[dict[str, Any]]:
+    """Return the shards that index.json lists; raise if there are others beside them."""
+    where = storage.join(url, "index.json")
+    try:
+        entries: list[dict[str, Any]] = json.loads(storage.read(where))["shards"]
+        names = {entry["raw_data"]["basename"] for entry in entries}
+    except (ValueError, KeyError, TypeError) as error:
+        raise IntegrityError(
+            f"{where} is not a whole index of MDS shards: {error!r}", hint="restore it from a copy"
+        ) from None
+    folders = {name.rpartition("/")[0] for name in names}
+    orphans = [
+        name
+        for name in storage.list_files(url)
+        if (found := re.match(r"(?:(.*)/)?[^/]*\.mds(?=$|\.)", name))
+        and (found[1] or "") in folders
+        and found[0] not in names
+    ]
+    if orphans:
+        raise InputError(
+            f"{where} does not list {len(orphans)} MDS files beside it: {', '.join(orphans[:5])}",
+            hint="restore index.json, or move these files out of the folder",
+        )
+    return entries
 
 
 FORMAT = MdsFormat()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from corpora import ONE
+from corpora import ONE, write_megatron
 
 from headrace.console.errors import InputError, IntegrityError, MisuseError, StorageError
 from headrace.dataplane.datasets.dataset import Dataset
@@ -76,26 +76,6 @@ def test_megatron(tmp_path: Path, dtype: str) -> None:
     write_megatron(tmp_path / "b", DOCUMENTS[3:], dtype)
     dataset = check(tmp_path)
     assert [(o.file, o.position) for o in dataset.origins(2, 4)] == [("a.bin", 2), ("b.bin", 0)]
-
-
-def write_megatron(path: Path, documents: list[list[int]], dtype: str) -> None:
-    """Write a Megatron dataset from the format's description: magic, version, type, counts, sizes,
-    pointers, documents."""
-    path.parent.mkdir(exist_ok=True)
-    sizes = np.array([len(document) for document in documents], np.int32)
-    width = np.dtype(dtype).itemsize
-    pointers = np.concatenate([[0], np.cumsum(sizes[:-1], dtype=np.int64)]) * width
-    path.with_suffix(".bin").write_bytes(b"".join(np.array(d, dtype).tobytes() for d in documents))
-    path.with_suffix(".idx").write_bytes(
-        b"MMIDIDX\x00\x00"
-        + (1).to_bytes(8, "little")
-        + {"int32": b"\x04", "uint16": b"\x08"}[dtype]
-        + len(documents).to_bytes(8, "little")
-        + (len(documents) + 1).to_bytes(8, "little")
-        + sizes.tobytes()
-        + pointers.astype(np.int64).tobytes()
-        + np.arange(len(documents) + 1, dtype=np.int64).tobytes()
-    )
 
 
 def test_a_tokenizer_decodes_ids(tmp_path: Path) -> None:
@@ -235,7 +215,8 @@ def test_a_named_end_must_end_every_document(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a document of b\.bin ends with the id 9, not with 256"):
         index(IndexConfig(url=str(tmp_path), end_id=256, engine=ONE))
     assert not (tmp_path / "manifest.json").exists()
-    (tmp_path / "b.idx").unlink()
+    for name in ("b.bin", "b.idx"):
+        (tmp_path / name).unlink()
     assert end_of(tmp_path, tokenizer="byte") == 256  # its usual end, and every document has it
 
 
