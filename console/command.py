@@ -1,7 +1,11 @@
 """Conventions of all commands: `--help`, `--debug`, `--json`, and exit codes.
 
-Exit codes: 0 done, 1 failed, 2 misuse, 130 interrupted. Results go to stdout, everything else to
-stderr. User errors are printed without a traceback; `--debug` shows it.
+Exit codes: 0 done, 1 failed, 2 misuse, 130 interrupted. Misuse means that the command line itself
+is wrong: an unknown option or key, a missing argument, a value that its option or key cannot have,
+arguments that contradict each other or the kind of their inputs. Everything else that fails is 1.
+
+Results go to stdout, everything else to stderr. User errors are printed without a traceback;
+`--debug` shows it.
 """
 
 from __future__ import annotations
@@ -10,13 +14,13 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import click
 
 from . import log
-from .errors import UserError
+from .errors import FILE_FAULTS, UserError, file_fault
 
 DEBUG = "headrace.debug"
 
@@ -25,7 +29,24 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON o
 
 def overrides_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add trailing `dotted.path=value` arguments, which override values of the YAML."""
-    return click.argument("overrides", nargs=-1, metavar="[PATH.TO.KEY=VALUE]...")(function)
+    return click.argument(
+        "overrides", nargs=-1, metavar="[PATH.TO.KEY=VALUE]...", callback=_checked_overrides
+    )(function)
+
+
+def _checked_overrides(
+    context: click.Context, parameter: click.Parameter, words: tuple[str, ...]
+) -> tuple[str, ...]:
+    check_overrides(words)
+    return words
+
+
+def check_overrides(words: Sequence[str]) -> None:
+    """Raise for a word without `=`, such as the path of `optimizer.lr 1e-3`."""
+    for word, following in zip(words, [*words[1:], "="], strict=False):
+        if "=" not in word:
+            value = "VALUE" if "=" in following else following
+            raise click.UsageError(f"{word} is not an override; write {word}={value}")
 
 
 def name_in(
@@ -55,8 +76,46 @@ def say(text: str) -> None:
     click.echo(text, err=True)
 
 
+class Command(click.Command):
+    """A command; an unknown option that is the name of a key is answered with the override.
+
+    `keys` returns the dotted paths of the keys that the command's overrides may set.
+    """
+
+    def __init__(
+        self, *args: Any, keys: Callable[[], Iterable[str]] | None = None, **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self.keys = keys
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if self.keys is None:
+                raise
+            paths = _keys_named(error.option_name.lstrip("-").replace("-", "_"), self.keys())
+            if not paths:
+                raise
+            what = f"No such option: {error.option_name}. Did you mean the key {paths[0]}=VALUE?"
+            raise click.UsageError(what, ctx=ctx) from None
+
+
+def _keys_named(name: str, paths: Iterable[str]) -> list[str]:
+    """Return the paths whose last key has this name or the most similar one, shortest first."""
+    from .explain import nearest
+
+    by_name: dict[str, list[str]] = {}
+    for path in paths:
+        by_name.setdefault(path.rpartition(".")[2], []).append(path)
+    near = name if name in by_name else nearest(name, by_name)
+    return sorted(by_name[near], key=lambda path: path.count(".")) if near else []
+
+
 class CommandGroup(click.Group):
     """A command with subcommands: lists them in the order of their definition, prints errors."""
+
+    command_class = Command
 
     def main(self, *args: Any, **options: Any) -> Any:
         try:
@@ -92,6 +151,12 @@ class CommandGroup(click.Group):
                 raise
             say(f"error: {error}")
             ctx.exit(error.exit_code)
+        except OSError as error:
+            if debug or error.filename is None or error.errno not in FILE_FAULTS:
+                raise
+            reason, hint = file_fault(error)
+            say(f"error: {UserError(f'cannot use {error.filename}: {reason}', hint=hint)}")
+            ctx.exit(1)
         except KeyboardInterrupt:
             say("interrupted")
             ctx.exit(130)

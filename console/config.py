@@ -14,26 +14,29 @@ import dataclasses
 import os
 import pathlib
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
 from . import yaml_text
-from .errors import ConfigError, Problem, StorageError
-from .explain import NameIn, OneOf, changed_booleans, line_of, nearest, problems
-from .yaml_text import Lines, Path, count, dotted
+from .errors import ConfigError, Problem, StorageError, file_fault
+from .explain import NameIn, OneOf, Size, changed_booleans, path_hint, problem_at, problems
+from .yaml_text import Lines, Path, count, size
 
 __all__ = [
     "Lines",
     "NameIn",
     "OneOf",
+    "Size",
     "apply_overrides",
     "build",
     "count",
     "dump",
+    "keys_of",
     "load",
     "plain",
     "read_yaml",
+    "size",
 ]
 
 T = TypeVar("T")
@@ -53,9 +56,8 @@ def read_yaml(file: str | pathlib.Path) -> tuple[Data, Lines]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        near = nearest(path.name, [p.name for p in path.parent.glob("*.y*ml")])
-        hint = f"did you mean {path.parent / near}?" if near else "check the path"
-        raise StorageError(f"file not found: {path}", hint=hint) from None
+        near = path_hint(path, "check the path")
+        raise StorageError(f"file not found: {path}", hint=near) from None
     except IsADirectoryError:
         hint = f"give a file in it, such as {path}/NAME.yaml"
         raise StorageError(f"{path} is a folder, not a YAML file", hint=hint) from None
@@ -63,8 +65,8 @@ def read_yaml(file: str | pathlib.Path) -> tuple[Data, Lines]:
         what = f"{path} is not UTF-8 text: byte 0x{error.object[error.start]:02x} at {error.start}"
         raise StorageError(what, hint="save the file as UTF-8") from None
     except OSError as error:
-        what = f"cannot read {path}: {error.strerror or error}"
-        raise StorageError(what, hint="check the path and the permissions of the file") from None
+        reason, advice = file_fault(error)
+        raise StorageError(f"cannot read {path}: {reason}", hint=advice) from None
     return yaml_text.parse(text, source=str(file))
 
 
@@ -89,7 +91,7 @@ def apply_overrides(
                 lines.update({place[:end]: None for end in range(1, len(place))} | lines)
                 lines[place] = None
         except ValueError as error:
-            invalid.append(Problem(path, str(error)))
+            invalid.append(Problem(path, str(error), typed=True))
     if invalid:
         raise ConfigError("the overrides on the command line", invalid)
     return result
@@ -109,12 +111,33 @@ def build(kind: type[T], data: object, *, source: str, lines: Lines | None = Non
         raise ConfigError(source, invalid) from None
     # Python and pydantic accept True as 1; in YAML that is a mistake.
     changed = [
-        Problem(dotted(path), "should be a number, not true or false", line_of(lines or {}, path))
+        problem_at(lines or {}, path, "should be a number, not true or false")
         for path in changed_booleans(data, plain(built))
     ]
     if changed:
         raise ConfigError(source, changed)
     return built
+
+
+def keys_of(kind: Any) -> Iterator[str]:
+    """Yield the dotted path of every key of a configuration; NAME stands for a name of the user's,
+    0 for an item of a list."""
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind, include_extras=True)
+        for field in dataclasses.fields(kind):
+            if field.init:
+                below = [f"{field.name}.{key}" for key in keys_of(hints[field.name])]
+                yield from below or [field.name]
+        return
+    marks = [mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, OneOf)]
+    choices = [choice for mark in marks for choice in mark.registry.values()]
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (dict, Mapping, tuple, list, Sequence):
+        name = "NAME" if origin in (dict, Mapping) else "0"
+        below = [f"{name}.{key}" for key in keys_of(arguments[-1 if name == "NAME" else 0])]
+        yield from dict.fromkeys(below)
+        return
+    yield from dict.fromkeys(key for each in choices or arguments for key in keys_of(each))
 
 
 def dump(value: Any) -> str:

@@ -15,11 +15,13 @@
     └── SeveralErrors      several of these, reported together
 
 Assertions are for invariants of the code; these errors are for everything else. The command line
-prints them without a traceback and exits with 1; MisuseError exits with 2.
+prints them without a traceback and exits with 1. It exits with 2 if the command line itself is
+wrong, on every machine: a MisuseError, or a ConfigError whose problems are all in overrides.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +66,8 @@ class Problem:
     path: str
     what: str
     line: int | None = None
+    typed: bool = False
+    """True if the value is on the command line."""
 
     def __str__(self) -> str:
         place = f"line {self.line}: " if self.line else ""
@@ -88,6 +92,7 @@ class ConfigError(UserError):
         super().__init__(what, hint=hint)
         self.source = source
         self.problems = tuple(ordered)
+        self.exit_code = 2 if all(problem.typed for problem in ordered) else 1
 
 
 class MisuseError(UserError):
@@ -137,7 +142,32 @@ class SeveralErrors(UserError):
 
     def __init__(self, errors: Sequence[UserError]) -> None:
         super().__init__("\nerror: ".join(map(str, errors)))
+        self.errors = tuple(errors)
         self.exit_code = max(error.exit_code for error in errors)
+
+
+FILE_FAULTS = {
+    errno.EROFS: ("the file system is read-only", "choose a folder that can be written to"),
+    errno.ENOSPC: ("the disk is full", "free some space and run the same command again"),
+    errno.EDQUOT: ("the disk quota is used up", "free some space and run the same command again"),
+    errno.EFBIG: ("the file is too large for the disk", "choose another disk"),
+    errno.EACCES: ("access is denied", "check the permissions of the file and of its folders"),
+    errno.EPERM: ("access is denied", "check the permissions of the file and of its folders"),
+    errno.ENOTDIR: ("a component of its path is a file, not a folder", "choose another folder"),
+    errno.EEXIST: ("a component of its path is a file, not a folder", "choose another folder"),
+    errno.EISDIR: ("it is a folder", "name a file"),
+    errno.ENAMETOOLONG: ("its name is too long", "choose a shorter name"),
+    errno.EMFILE: ("too many files are open", "raise the limit of open files (`ulimit -n`)"),
+    errno.EIO: ("the disk reports an error", "check the disk"),
+}
+"""Reason and hint for errors of local files that the user can fix, by errno."""
+
+
+def file_fault(error: OSError) -> tuple[str, str | None]:
+    """Return the reason of a local file error, and a hint if there is one."""
+    if error.errno in FILE_FAULTS:
+        return FILE_FAULTS[error.errno]
+    return error.strerror or str(error) or type(error).__name__, None
 
 
 def run_all(*steps: Callable[[], Any]) -> list[Any]:

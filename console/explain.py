@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
+import pathlib
 import re
 import types
 import typing
@@ -11,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from .errors import Problem, Problems
-from .yaml_text import COUNT, Lines, Path, dotted
+from .yaml_text import COUNT, Lines, Path, dotted, size
 
 UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
 MISSING = ("missing", "missing_argument", "union_tag_not_found")
@@ -82,6 +84,18 @@ class NameIn:
         return core_schema.literal_schema([*self.others, *self.table])
 
 
+class Size:
+    """Mark a field that holds a number of bytes: 67108864, 64Mi, 64MiB, 64MB or 64 MB."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        def parsed(data: Any) -> Any:
+            return size(data) if isinstance(data, str) else data
+
+        return core_schema.no_info_before_validator_function(parsed, handler(source))
+
+
 def problems(kind: Any, data: Any, errors: Sequence[Any], lines: Lines) -> list[Problem]:
     """Return a problem for each wrong value. `errors` are pydantic's for `data` as `kind`."""
     messages: dict[Path, list[str]] = {}
@@ -111,11 +125,7 @@ def problems(kind: Any, data: Any, errors: Sequence[Any], lines: Lines) -> list[
             given = at(data, path)
             expected = f"should be {' or '.join(kinds)}, not {_show(given)}"
             messages[path] = [expected + _quotes(given, kinds)]
-    return [
-        Problem(dotted(path), what, line_of(lines, path))
-        for path, whats in messages.items()
-        for what in whats
-    ]
+    return [problem_at(lines, path, what) for path, whats in messages.items() for what in whats]
 
 
 def changed_booleans(data: Any, built: Any, path: Path = ()) -> Iterator[Path]:
@@ -133,15 +143,64 @@ def changed_booleans(data: Any, built: Any, path: Path = ()) -> Iterator[Path]:
 
 def line_of(lines: Lines, path: Path) -> int | None:
     """Return the line of a value, or of the section that lacks it."""
+    return lines.get(_holder(lines, path))
+
+
+def problem_at(lines: Lines, path: Path, what: str) -> Problem:
+    """Return a problem of the value at `path`, with its line if it is in a file."""
+    holder = _holder(lines, path)
+    typed = holder in lines and lines[holder] is None
+    return Problem(dotted(path), what, lines.get(holder), typed=typed)
+
+
+def _holder(lines: Lines, path: Path) -> Path:
+    """Return the innermost section of a path that is in the YAML or on the command line."""
     while path and path not in lines:
         path = path[:-1]
-    return lines.get(path)
+    return path
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most similar to `word`; None if none is similar."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return matches[0] if matches else None
+    """Return the known name that is most similar to `word`; None if none is similar.
+
+    A name is also similar if it abbreviates the word (`lr` for learning_rate) or is a word of it
+    (`batch` for batch_size), and the other way round.
+    """
+    names = list(known)
+    matches = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if matches:
+        return matches[0]
+    short = (name for name in names if _abbreviates(name, word) or _abbreviates(word, name))
+    return next(short, None)
+
+
+def _abbreviates(short: str, long: str) -> bool:
+    """True for the initials of several words, and for one of the words."""
+    words = re.split("[_-]", long)
+    return len(words) > 1 and (short == "".join(word[:1] for word in words) or short in words)
+
+
+def nearest_path(path: str | os.PathLike[str]) -> str | None:
+    """Return the existing path that is most similar to one that does not exist; None if none is."""
+    target = pathlib.Path(path)
+    here = pathlib.Path(target.anchor)
+    for name in target.parts[bool(target.anchor) :]:
+        if not (here / name).exists():
+            try:
+                near = nearest(name, sorted(entry.name for entry in here.iterdir()))
+            except OSError:
+                return None
+            if near is None:
+                return None
+            name = near
+        here /= name
+    return None if here == target else str(here)
+
+
+def path_hint(path: str | os.PathLike[str], otherwise: str) -> str:
+    """Return a hint for a path that does not exist: the nearest path, or `otherwise`."""
+    near = nearest_path(path)
+    return f"did you mean {near}?" if near else otherwise
 
 
 def at(data: Any, path: Path) -> Any:

@@ -28,6 +28,8 @@ DECIMAL = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 DIGITS = "[0-9][0-9_]*"
 COUNT = re.compile(rf"^({DIGITS}(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|[KMBT])$")
+SIZE = re.compile(rf"^({DIGITS}(?:\.[0-9]+)?) ?(?:(Ki|Mi|Gi|Ti|[KMGT])B?)?$")
+SIZES = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, **BINARY}
 VALUES = {
     "tag:yaml.org,2002:null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     "tag:yaml.org,2002:bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
@@ -95,6 +97,20 @@ def count(text: str) -> int | float:
         raise ValueError(f"`{text}` is not a count like 4096, 900B or 8Ki")
     number = Fraction(match[1].replace("_", "")) * (DECIMAL | BINARY)[match[2]]
     return int(number) if number.denominator == 1 else float(number)
+
+
+def size(text: str) -> int:
+    """Parse a number of bytes: '64MiB', '64Mi' → 67_108_864, '64MB', '64 MB', '64M' → 64_000_000.
+
+    The suffix B alone is refused: after a count it means a billion, after a size it means bytes.
+    """
+    match = SIZE.match(text)
+    if not match:
+        raise ValueError(f"`{text}` is not a size in bytes like 500_000, 64MB or 64MiB")
+    number = Fraction(match[1].replace("_", "")) * SIZES.get(match[2], 1)
+    if number.denominator != 1:
+        raise ValueError(f"`{text}` is not a whole number of bytes")
+    return int(number)
 
 
 def _index(

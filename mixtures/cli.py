@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,14 @@ def main() -> None:
 
     More: docs/mixtures.md
     """
+
+
+def keys() -> Iterator[str]:
+    """Yield the paths of a mixture's keys."""
+    from ..console.config import keys_of
+    from .spec.mixture import Mixture
+
+    return keys_of(Mixture)
 
 
 @main.command()
@@ -60,7 +68,7 @@ def new(datasets: tuple[str, ...], out: str | None, force: bool, as_json: bool) 
         click.echo(text, nl=False)
 
 
-@main.command()
+@main.command(keys=keys)
 @click.argument("file", metavar="MIXTURE.yaml", type=click.Path())
 @command.overrides_argument
 @command.json_option
@@ -83,6 +91,7 @@ def check(ctx: click.Context, file: str, overrides: tuple[str, ...], as_json: bo
         plan = open_plan(file, overrides).plan
     except UserError as error:
         if not as_json:
+            error.exit_code = 1  # this command reports problems, also those of overrides
             raise
         listed = error.problems if isinstance(error, ConfigError) else ()
         problems: list[dict[str, Any]] = [
@@ -96,7 +105,7 @@ def check(ctx: click.Context, file: str, overrides: tuple[str, ...], as_json: bo
         click.echo(f"{file} has no problems: {plan.tokens:,} tokens, plan {plan.hash}")
 
 
-@main.command()
+@main.command(keys=keys)
 @click.argument("file", metavar=PLAN_ARGUMENT, type=click.Path())
 @command.overrides_argument
 @click.option("--out", type=click.Path(), help="Save the plan as JSON.")
@@ -137,7 +146,7 @@ def plan(
         click.echo(table(summary, tokens_per_second))
 
 
-@main.command()
+@main.command(keys=keys)
 @click.argument("file", metavar=PLAN_ARGUMENT, type=click.Path())
 @command.overrides_argument
 @click.option("--out", type=click.Path(), required=True, help="A .png, .svg or .html file.")
@@ -164,7 +173,7 @@ def plot(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> None
         command.say(f"wrote {out}")
 
 
-@main.command()
+@main.command(keys=keys)
 @click.argument("file", metavar=PLAN_ARGUMENT, type=click.Path())
 @command.overrides_argument
 @click.option("--rows", metavar="A:B", help="Show rows A to B, without B; or one row.")

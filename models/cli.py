@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -70,7 +70,15 @@ def list_models(as_json: bool) -> None:
         click.echo(f"{name:<20} {sizes[name]:>16,}   {layers}")
 
 
-@main.command("show")
+def keys() -> Iterator[str]:
+    """Yield the paths of a model's keys."""
+    from ..console.config import keys_of
+    from .config import ModelConfig
+
+    return keys_of(ModelConfig)
+
+
+@main.command("show", keys=keys)
 @click.argument("name_or_file")
 @command.overrides_argument
 @positive("--seq-len", 4096, "Tokens of a row.")

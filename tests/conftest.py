@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,14 @@ def dataset(tmp_path: Path) -> Callable[..., str]:
         return url
 
     return make
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A real read-only file system."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", place]).returncode:
+        pytest.skip("mounting needs root")
+    yield place
+    subprocess.run(["umount", place], check=True)

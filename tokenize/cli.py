@@ -178,7 +178,13 @@ def count_command(sample: float, as_json: bool, **values: Any) -> None:
 @main.command("inspect")
 @click.argument("url")
 @click.option("--document", "number", type=int, metavar="N", help="Show document N as text.")
-@click.option("--documents", default=0, metavar="N", help="Show the first N documents.")
+@click.option(
+    "--documents",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Show the first N documents.",
+)
 @command.json_option
 def inspect_command(url: str, number: int | None, documents: int, as_json: bool) -> None:
     """Show the size, settings and origin of a dataset, and its documents as text.

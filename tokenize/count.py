@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..console.errors import InputError
+from ..console.errors import InputError, run_all
 from ..console.progress import Progress, as_bytes
 from ..dataplane.arrays import Int64
 from . import executors
@@ -169,8 +169,11 @@ def pieces_of(text: str) -> Iterator[str]:
 
 def count(config: BuildConfig, fraction: float = 1.0) -> Counts:
     """Count a corpus as `config` would build it; tokenize only this fraction of its text."""
-    job = job_of(config, load_tokenizer(config))
-    tasks = cut(find_files(config.inputs, config.source), config, job)
+    tokenizer, files = run_all(
+        lambda: load_tokenizer(config), lambda: find_files(config.inputs, config.source)
+    )
+    job = job_of(config, tokenizer)
+    tasks = cut(files, config, job)
     total = Counts()
     with Progress("counting", total=sum(task.size for task in tasks), unit="B") as progress:
         for counts in executors.run(config.engine, CountWorker(job, fraction), tasks):

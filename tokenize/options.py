@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
 
-TOKENIZER_OPTIONS = {"byte": ("special", "dna", "masked_weight"), "bpe": ("end_of_document",)}
+TOKENIZER_OPTIONS = {
+    "byte": ("special", "dna", "masked_weight", "max_foreign", "mask_control_tags"),
+    "bpe": ("end_of_document",),
+}
 """Options of one kind of tokenizer."""
 
 on_error_option = click.option(
@@ -60,6 +63,16 @@ def tokenizer_options(function: Any) -> Any:
         ),
         click.option("--dna", is_flag=True, help="byte: lower-case bases get a lower loss weight."),
         click.option("--masked-weight", type=float, help="--dna: this loss weight (0.1)."),
+        click.option(
+            "--max-foreign",
+            type=float,
+            help="--dna: largest share of a document that is no nucleotide sequence (0.1).",
+        ),
+        click.option(
+            "--mask-control-tags",
+            is_flag=True,
+            help="byte: no loss on @, # and phylogenetic tags (|d__…|).",
+        ),
         click.option(
             "--special", multiple=True, help="byte: special token; the first one ends documents."
         ),
@@ -136,8 +149,11 @@ def _tokenizer(values: dict[str, Any]) -> dict[str, Any]:
                 meant = "--tokenizer byte" if owner == "byte" else "a tokenizer.json"
                 raise click.UsageError(f"--{name.replace('_', '-')} is for {meant} only")
             settings[owner]["special_tokens" if name == "special" else name] = value
-    if "masked_weight" in settings["byte"] and "dna" not in settings["byte"]:
+    given = settings["byte"].keys()
+    if "masked_weight" in given and "dna" not in given:
         raise click.UsageError("--masked-weight needs --dna")
+    if "max_foreign" in given and not given & {"dna", "mask_control_tags"}:
+        raise click.UsageError("--max-foreign needs --dna or --mask-control-tags")
     settings[kind]["parse_special"] = values.pop("parse_special")
     return {"tokenizer": values.pop("tokenizer"), kind: settings[kind]}
 
@@ -206,12 +222,10 @@ def _splits(words: tuple[str, ...]) -> dict[str, float]:
 
 
 def bytes_of(text: str, option: str) -> int:
-    """Parse a size such as 64Mi."""
-    from ..console.config import count
+    """Parse a size such as 64Mi or 64MB."""
+    from ..console.yaml_text import size
 
-    if text.isdigit():
-        return int(text)
     try:
-        return int(count(text))
+        return size(text)
     except ValueError as error:
         raise click.UsageError(f"{option}: {error}") from None

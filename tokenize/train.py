@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..console.errors import InputError, MisuseError
+from ..console.errors import InputError, MisuseError, run_all
 from ..console.log import get_logger
 from ..console.progress import Progress, as_bytes
 from ..dataplane.storage import storage
@@ -63,6 +63,10 @@ def train(config: TrainConfig) -> Any:
         raise MisuseError(
             f"{config.out} is a folder", hint="name a file, as in --out FOLDER/bpe.json"
         )
+    files, _ = run_all(
+        lambda: find_files(config.inputs, config.source),
+        lambda: storage.check_writable(config.out, file=True),
+    )
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer: Any = Tokenizer(models.BPE())
@@ -79,7 +83,7 @@ def train(config: TrainConfig) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(sample(config), trainer)
+    tokenizer.train_from_iterator(sample(files, config), trainer)
     size = tokenizer.get_vocab_size()
     if size < config.vocab_size:
         log.warning("the sample is small: it gives %d tokens, not %d", size, config.vocab_size)
@@ -87,11 +91,10 @@ def train(config: TrainConfig) -> Any:
     return tokenizer
 
 
-def sample(config: TrainConfig) -> Iterator[str]:
+def sample(files: Sequence[File], config: TrainConfig) -> Iterator[str]:
     """Return a sample of the corpus, in its order: the documents with the smallest hashes, up to
     `sample_bytes` of text. The size is independent of the number and compression of the files, and
     the sample is the same on every run. Equal documents count once."""
-    files = find_files(config.inputs, config.source)
     stats = ReadStats()
     chosen: list[tuple[int, int, bytes]] = []  # heap; the largest hash is removed first
     held: set[int] = set()

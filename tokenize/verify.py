@@ -122,8 +122,8 @@ def verify(url: str, engine: ExecutorConfig | None = None) -> list[Damage]:
                 damage.append(checked.damage)
     format = shard_format(held.format)
     if format.index_name is not None and not damage:
-        what = _index_problem(url, held, shards)
-        damage += [Damage(format.index_name, what, hint=RUN_AGAIN)] if what else []
+        problem = _index_problem(url, held, shards)
+        damage += [Damage(format.index_name, problem, hint=RUN_AGAIN)] if problem else []
     return sorted(damage, key=lambda item: item.name)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..console import command
+from ..console.errors import SeveralErrors, UserError
 from .launch.options import StartOptions, command_words, start_options
 from .weights.commands import export, sample
 
@@ -47,7 +49,26 @@ def run_options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-@main.command()
+def run_keys() -> Iterator[str]:
+    """Yield the paths of a run's keys."""
+    from ..console.config import keys_of
+    from .run.config import RunConfig
+
+    return keys_of(RunConfig)
+
+
+def keys() -> Iterator[str]:
+    """Yield the paths of the keys of a run, and of its mixture and model."""
+    from ..console.config import keys_of
+    from ..mixtures.spec.mixture import Mixture
+    from ..models.config import ModelConfig
+
+    yield from run_keys()
+    yield from (f"mixture.{key}" for key in keys_of(Mixture))
+    yield from (f"model.{key}" for key in keys_of(ModelConfig))
+
+
+@main.command(keys=keys)
 @click.argument("arguments", nargs=-1, metavar="[RUN.yaml] [PATH.TO.KEY=VALUE]...")
 @click.option("--mixture", metavar="FILE", help="The mixture's YAML.")
 @click.option("--model", metavar="NAME|FILE", help="A shipped model or a YAML [tiny-hybrid].")
@@ -66,6 +87,7 @@ def run(
     init_from: str | None,
     processes: int | None,
     slurm: bool,
+    dry_run: bool,
     **options: Any,
 ) -> None:
     """Start a run; the same command restarts and resumes it.
@@ -84,11 +106,12 @@ def run(
     from .run.request import Request
     from .run.resolve import resolve
 
-    overrides = [word for word in arguments if "=" in word]
-    overrides += _as_override(processes)
-    files = [word for word in arguments if "=" not in word]
+    files = [word for word in arguments if _is_file(word)]
     if len(files) > 1:
         raise click.UsageError(f"one RUN.yaml at most, not {', '.join(files)}")
+    overrides = [word for word in arguments if word not in files]
+    command.check_overrides(overrides)
+    overrides += _as_override(processes)
     if init_from is not None:
         overrides.append(f"init_from.path={init_from}")
     request = Request(
@@ -98,11 +121,12 @@ def run(
         out=out,
         overrides=overrides,
         slurm=slurm,
+        dry_run=dry_run,
     )
-    _go(resolve(request), slurm=slurm, **options)
+    _go(resolve(request), slurm=slurm, dry_run=dry_run, **options)
 
 
-@main.command()
+@main.command(keys=run_keys)
 @click.argument("folder", metavar="RUN")
 @command.overrides_argument
 @run_options
@@ -111,6 +135,7 @@ def resume(
     overrides: tuple[str, ...],
     processes: int | None,
     slurm: bool,
+    dry_run: bool,
     **options: Any,
 ) -> None:
     """Resume the run in the folder RUN; nothing else is needed.
@@ -125,7 +150,8 @@ def resume(
     from .run.resolve import load
 
     words = [*overrides, *_as_override(processes)]
-    _go(load(RunFolder(folder), words, slurm=slurm), slurm=slurm, **options)
+    job = load(RunFolder(folder), words, slurm=slurm, dry_run=dry_run)
+    _go(job, slurm=slurm, dry_run=dry_run, **options)
 
 
 @main.command()
@@ -165,6 +191,11 @@ main.add_command(export)
 main.add_command(sample)
 
 
+def _is_file(word: str) -> bool:
+    """True for the RUN.yaml among overrides."""
+    return "=" not in word and (word.endswith((".yaml", ".yml")) or Path(word).exists())
+
+
 def _as_override(processes: int | None) -> list[str]:
     return [] if processes is None else [f"processes={processes}"]
 
@@ -176,12 +207,14 @@ def _go(job: Job, *, slurm: bool, dry_run: bool, as_json: bool, **options: Any) 
 
     context = click.get_current_context()
     debug = bool(context.find_root().meta.get(command.DEBUG))
-    preflight.check(job, elsewhere=slurm)
+    started = StartOptions(debug=debug, **options)
+    preflight.check_profile(job, started)
+    preflight.check(job)
     words = None
     if slurm:
         words = command_words(context, without=frozenset({"slurm", "dry_run", "as_json"}))
     if dry_run:
-        preflight.check_disk(job)
+        preflight.check_folder(job)
         _describe(job, words, as_json)
         return
     if words is not None:
@@ -190,7 +223,7 @@ def _go(job: Job, *, slurm: bool, dry_run: bool, as_json: bool, **options: Any) 
             command.emit({"job": number, "script": str(job.folder.slurm)})
         command.say(f"submitted as job {number}: {job.folder.slurm}")
         return
-    code = start.start(job, StartOptions(debug=debug, **options))
+    code = start.start(job, started)
     if as_json and ranks.is_first():
         command.emit(start.outcome(job, code))
     sys.exit(code)
@@ -198,15 +231,23 @@ def _go(job: Job, *, slurm: bool, dry_run: bool, as_json: bool, **options: Any) 
 
 def _describe(job: Job, words: list[str] | None, as_json: bool) -> None:
     from .costs.describe import configuration, describe, lines
-    from .launch import start
+    from .launch import preflight, start
 
     described = describe(job, activations=True)
     script = {} if words is None else {"slurm": start.batch_script(job, words)}
+    warnings = []
+    if words is None:  # the run may be meant for another machine
+        try:
+            preflight.check_machine(job)
+        except UserError as error:
+            errors = error.errors if isinstance(error, SeveralErrors) else (error,)
+            warnings = [f"a start on this machine would fail: {each}" for each in errors]
     if as_json:
-        command.emit(described | script)
-    else:
-        text = [*lines(described), configuration(described), *script.values()]
-        command.say("\n".join(text))
+        command.emit(described | script | {"warnings": warnings})
+        return
+    text = [*lines(described), configuration(described), *script.values()]
+    text += [f"warning: {warning}" for warning in warnings]
+    command.say("\n".join(text))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..console.errors import BusyError, RunError, StorageError
+from ..console.errors import BusyError, RunError, StorageError, file_fault
+from ..console.explain import path_hint
 from ..dataplane.runlog import ledger
 from ..dataplane.runlog.reader import METRICS
 from ..dataplane.storage.atomic import HALF_WRITTEN
@@ -76,7 +77,7 @@ class RunFolder:
         if not self.begun:
             raise RunError(
                 f"there is no run in {self.root}",
-                hint="name a folder that `trainer run … --out` has made",
+                hint=path_hint(self.root, "name a folder that `trainer run … --out` has made"),
             )
 
     def check_free(self) -> None:
@@ -110,7 +111,7 @@ class RunFolder:
             probe.unlink(missing_ok=True)  # the holder of the lock may have cleared it already
         except OSError as error:
             raise StorageError(
-                f"cannot write to the run's folder {self.root}: {error.strerror}",
+                f"cannot write to the run's folder {self.root}: {file_fault(error)[0]}",
                 hint="choose another --out, or fix its permissions",
             ) from None
 

@@ -26,7 +26,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ...console.errors import ConfigError, Problem, StorageError
+from ...console.errors import ConfigError, Problem, StorageError, file_fault
 from ..arrays import Bytes
 from .manifest import Shard
 
@@ -117,7 +117,8 @@ class CacheFolder:
                 with suppress(OSError):
                     temporary.unlink()
             hint = "free some space, or put the cache on another disk"
-            raise StorageError(f"cannot write the cache: {error}", hint=hint) from None
+            reason = f"{file_fault(error)[0]} ({error.filename})"
+            raise StorageError(f"cannot write the cache: {reason}", hint=hint) from None
 
     def remove(self, shard: Shard, numbers: Sequence[int]) -> None:
         with self.locked() as usage:

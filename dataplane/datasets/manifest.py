@@ -22,12 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from ...console.errors import IntegrityError, StorageError
+from ...console.explain import path_hint
 from ..storage import storage
 from ..storage.faults import AbsentError
 from ..storage.verified import REBUILD, read_checked, read_named, write_named
 
 VERSION = 1
 NAME = "manifest.json"
+MOST_NAMES = 32
+"""Entries of a folder without a manifest that are searched for datasets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +144,7 @@ def load(url: str) -> Manifest:
         raise StorageError(
             f"no dataset at {url}: {error.what}",
             where=f"below {Path.cwd()}, where this command was run" if relative else None,
-            hint="build one there with `tokenize build`, or index an existing one with "
-            "`tokenize index`",
+            hint=_hint_for_missing(url),
         ) from None
 
 
@@ -175,6 +177,20 @@ def _parse(where: str, text: bytes) -> Manifest:
     if chained != manifest:
         raise IntegrityError(f"the generations of {where} do not chain", hint=REBUILD)
     return manifest
+
+
+def _hint_for_missing(url: str) -> str:
+    """Return the hint for a URL without a manifest: datasets below it, or the nearest path."""
+    below = [storage.join(url, name) for name in storage.names(url)[:MOST_NAMES]]
+    datasets = [each for each in below if storage.exists(storage.join(each, NAME))]
+    if datasets:
+        return f"the folder holds datasets (splits): {', '.join(datasets)}"
+    otherwise = (
+        "build one there with `tokenize build`, or index an existing one with `tokenize index`"
+    )
+    if storage.is_local(url) and not storage.local_path(url).exists():
+        return path_hint(storage.local_path(url), otherwise)
+    return otherwise
 
 
 def save(url: str, manifest: Manifest) -> None:

@@ -133,7 +133,8 @@ class UncachedShardFile:
             self._fetch(low, high)
         parts = [self._chunks[number] for number in range(first, last)]
         base = first * CHUNK_BYTES
-        return np.concatenate([NOTHING, *parts])[start - base : end - base].tobytes()
+        whole: Bytes = np.concatenate([NOTHING, *parts])
+        return whole[start - base : end - base].tobytes()
 
     def _fetch(self, first: int, last: int) -> None:
         def check(data: bytes) -> None:

@@ -6,13 +6,14 @@ also zeros: such lines are removed by the next writer.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...console.errors import StorageError
+from ...console.errors import FILE_FAULTS, StorageError, file_fault
 from ..storage import storage
 from ..storage.atomic import sync
 
@@ -22,36 +23,36 @@ class LineWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        new = not path.exists()
-        _repair(path)
-        self.file = path.open("ab", buffering=0)
-        if new:
-            sync(path.parent)
+        try:
+            new = not path.exists()
+            _repair(path)
+            self.file = path.open("ab", buffering=0)
+            if new:
+                sync(path.parent)
+        except OSError as error:
+            raise self._failed(*file_fault(error)) from None
 
     def write(self, entry: dict[str, Any]) -> None:
         line = json.dumps(entry).encode() + b"\n"
         try:
             written = self.file.write(line)
         except OSError as error:
-            raise self._failed(error.strerror) from None
+            raise self._failed(*file_fault(error)) from None
         if written != len(line):  # a full disk takes a part without an error
-            raise self._failed("the disk is full")
+            raise self._failed(*FILE_FAULTS[errno.ENOSPC])
 
     def sync(self) -> None:
         """Make the lines durable."""
         try:
             os.fsync(self.file.fileno())
         except OSError as error:
-            raise self._failed(error.strerror) from None
+            raise self._failed(*file_fault(error)) from None
 
     def close(self) -> None:
         self.file.close()
 
-    def _failed(self, why: str | None) -> StorageError:
-        return StorageError(
-            f"cannot write to {self.path}: {why}",
-            hint="free some space and run the same command again",
-        )
+    def _failed(self, why: str, hint: str | None) -> StorageError:
+        return StorageError(f"cannot write to {self.path}: {why}", hint=hint)
 
 
 def _repair(path: Path) -> None:

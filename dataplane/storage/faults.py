@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import errno
+import re
+import socket
 from collections.abc import Iterator
 
-from ...console.errors import StorageError, UserError
+from ...console.errors import StorageError, UserError, file_fault
+from ...console.explain import path_hint
 
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 """HTTP status codes after which a request is retried."""
+HOST = re.compile(r"(?:://|host=\\?')([\w.-]+)")
+"""Host in the message of a network library."""
 EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired")
 """Error codes of S3 stores for expired credentials."""
 
@@ -21,6 +25,8 @@ class AbsentError(StorageError):
 def is_transient(error: Exception) -> bool:
     """True if a retry may help: time-outs, dropped or damaged answers, throttling, 5xx."""
     status, code = response_of(error)
+    if unknown_host(error):
+        return False
     if isinstance(error, (TimeoutError, ConnectionError)) or status in TRANSIENT:
         return True
     if code == "NoSuchUpload":  # completed, but the response was lost: upload again
@@ -28,8 +34,8 @@ def is_transient(error: Exception) -> bool:
     if status or isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError)):
         return False
     text = f"{type(error).__module__}.{type(error).__name__} {error}".lower()
-    words = ("timeout", "connect", "slow", "throttl", "503", "429", "payload", "disconnected")
-    words += ("checksum",)  # of an answer that the client's library has checked itself
+    words = ["timeout", "connect", "slow", "throttl", "503", "429", "payload", "disconnected"]
+    words += ["checksum"]  # of an answer that the client's library has checked itself
     return any(word in text for word in words)
 
 
@@ -44,33 +50,52 @@ def response_of(error: Exception) -> tuple[int, str]:
     return 0, ""
 
 
+def unknown_host(error: BaseException | None) -> bool:
+    """True if an error was caused by a host name that does not exist. A name server that does not
+    answer is another error, which may pass."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        if isinstance(error, socket.gaierror):
+            return error.errno in (socket.EAI_NONAME, socket.EAI_NODATA)
+        seen.append(error)
+        wrapped = getattr(error, "os_error", None) or getattr(error, "reason", None)
+        inner = wrapped if isinstance(wrapped, BaseException) else None
+        error = inner or error.__cause__ or error.__context__
+    return False
+
+
 def storage_error(verb: str, url: str, error: Exception) -> StorageError:
     """Return the user error for a failed operation on a file."""
-    kind, hint = StorageError, None
+    kind: type[StorageError] = StorageError
+    hint: str | None = None
     status, code = response_of(error)
-    if code in EXPIRED:
+    local = "://" not in url or url.startswith("file://")
+    if unknown_host(error):
+        host = HOST.search(f"{error} {url}")
+        reason = f"there is no host {host[1]}" if host else "there is no such host"
+        hint = "check the URL, the endpoint of its store (AWS_ENDPOINT_URL) and the network"
+    elif code == "NoSuchBucket":
+        reason, hint = "the bucket does not exist", "check the URL, or create the bucket"
+    elif code in EXPIRED:
         reason, hint = "the credentials have expired", "renew them and run the same command again"
     elif code == "RequestTimeTooSkewed":
         reason, hint = "the store says that this machine's clock is wrong", "set the clock"
     elif status == 400:
         reason = f"the store rejected the request ({error})"
         hint = "check that the credentials have not expired, and the endpoint and its region"
-    elif isinstance(error, IsADirectoryError):
-        reason, hint = "it is a folder", "name a file"
     elif isinstance(error, FileNotFoundError) and verb == "write":
         reason, hint = "its folder cannot be created", "choose another folder"
     elif isinstance(error, FileNotFoundError):
         kind = AbsentError
         reason, hint = "it does not exist", "check the path, or build the dataset first"
-    elif isinstance(error, PermissionError):
+        hint = path_hint(url.removeprefix("file://"), hint) if local else hint
+    elif isinstance(error, PermissionError) and not local:
         reason, hint = "access is denied", "check the credentials (`headrace doctor` shows them)"
-    elif isinstance(error, (NotADirectoryError, FileExistsError)):
-        reason, hint = "a component of its path is a file, not a folder", "choose another folder"
     elif type(error).__name__ == "NoCredentialsError":  # botocore's
         reason = "the store's credentials are missing"
         hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-    elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        reason, hint = "the disk is full", "free some space and run the same command again"
+    elif isinstance(error, OSError) and (local or isinstance(error, IsADirectoryError)):
+        reason, hint = file_fault(error)
     elif "checksum" in type(error).__name__.lower():  # botocore's FlexibleChecksumError
         reason = f"its bytes do not match the store's own checksum ({error})"
         hint = "check the network; if the object itself is damaged, restore it from a copy"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from ...console.errors import MissingError, UserError
+from ...console.explain import nearest
 from ...console.log import get_logger
 from .faults import is_transient, message_of, response_of, storage_error
 
@@ -26,11 +27,23 @@ limit, a store that accepts nothing blocks until TCP gives up."""
 def file_system(url: str) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the path in it."""
     import fsspec
+    from fsspec.registry import known_implementations
 
+    scheme = url.partition("://")[0]
     try:
         fs, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise MissingError(f"cannot open {url}: {error}", hint="check the URL's scheme") from None
+    except ImportError as error:
+        known = known_implementations.get(scheme, {"class": "fsspec"})
+        module = known["class"].partition(".")[0]
+        hint = "install the package" if module == "fsspec" else f"pip install {module}"
+        raise MissingError(
+            f"cannot open {url}: {scheme}:// needs a package that is not installed ({error})",
+            hint=hint,
+        ) from None
+    except ValueError as error:
+        near = nearest(scheme, known_implementations)
+        hint = f"did you mean {near}://?" if near else "check the URL"
+        raise MissingError(f"cannot open {url}: {error}", hint=hint) from None
     return fs, path
 
 

@@ -7,6 +7,7 @@ a completed multipart upload on an object store. Failures raise a StorageError t
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from ...console.errors import StorageError
 from . import remote
 from .atomic import replacing, sync
-from .faults import storage_error
+from .faults import response_of, storage_error
 
 
 def is_local(url: str) -> bool:
@@ -116,6 +117,27 @@ def put(source: Path, url: str) -> None:
         raise storage_error("write", url, error) from None
 
 
+def check_writable(url: str, *, file: bool = False, what: str | None = None) -> None:
+    """Raise if a local folder, or a file, cannot be written at `url`; `what` names it in errors."""
+    if not is_local(url):
+        return
+    path = local_path(url).absolute()
+    path = path.parent if file else path
+    above = next(folder for folder in (path, *path.parents) if folder.exists())
+    if above.is_dir() and os.access(above, os.W_OK):
+        return
+    what = what or url
+    if not above.is_dir():
+        why = f"{above} is not a folder"
+    elif os.statvfs(above).f_flag & os.ST_RDONLY:
+        why = f"the file system of {above} is read-only"
+    else:
+        why = f"{above} is not writable"
+    raise StorageError(
+        f"cannot write {what}: {why}", hint="choose another path, or fix its permissions"
+    )
+
+
 def delete(url: str) -> None:
     """Remove one file if it exists."""
     if is_local(url):
@@ -158,7 +180,9 @@ def names(url: str) -> list[str]:
         fs.invalidate_cache()
         try:
             paths = fs.ls(path, detail=False)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if response_of(error)[1] == "NoSuchBucket":
+                raise
             return []
         return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in paths)
 

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...console.errors import InputError, MisuseError, StorageError
+from ...console.explain import path_hint
+from ..arrays import Int64
 from ..datasets.manifest import TokenizerInfo
 from ..storage import storage
 from .fast_bpe import BATCH, CUT, END, FastBpe, Inexact, convert, spelled
@@ -43,9 +45,10 @@ class BpeConfig:
 def load(source: str, config: BpeConfig) -> BpeTokenizer:
     """Load a tokenizer from its JSON file."""
     if not storage.exists(source):
-        raise StorageError(
-            f"there is no tokenizer {source}", hint="name a tokenizer.json, or the tokenizer `byte`"
-        )
+        hint = "name a tokenizer.json, or the tokenizer `byte`"
+        if storage.is_local(source):
+            hint = path_hint(storage.local_path(source), hint)
+        raise StorageError(f"there is no tokenizer {source}", hint=hint)
     return BpeTokenizer(storage.read(source), config, source=source)
 
 
@@ -171,8 +174,19 @@ class BpeTokenizer:
             parts.append(np.array([*encoding.ids, end], self._dtype))
         return np.concatenate(parts), np.cumsum([len(part) for part in parts], dtype=np.int64)
 
+    def misfits(self, encoded: Encoded) -> dict[int, str]:
+        return {}
+
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def byte_sizes(self) -> Int64:
+        sizes = np.zeros(self.info.vocab_size, np.int64)
+        for token, id in self.tokenizer.get_vocab(with_added_tokens=False).items():
+            sizes[id] = len(token)  # byte-level: a character of a token stands for a byte
+        for id, token in self.tokenizer.get_added_tokens_decoder().items():
+            sizes[id] = 0 if token.special else len(token.content.encode())
+        return sizes
 
 
 @lru_cache(maxsize=2)

@@ -2,6 +2,7 @@
 
 For DNA, lower-case bases (the masked repeats of a genome) become the ids of their upper case and
 weigh less in the loss: a sequence that repeats a million times is not what a model should learn.
+Control tags, which a model reads and need not write, have no loss on request (genome.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from ..arrays import Int64
 from ..datasets.manifest import TokenizerInfo
+from . import genome
 from .tokenizer import Encoded, Raw, id_type
 
 PACKAGES: tuple[str, ...] = ()
@@ -25,6 +27,7 @@ END = "<|endoftext|>"
 UPPER = np.arange(256, dtype=np.uint16)
 UPPER[ord("a") : ord("z") + 1] -= 32
 MASKED_WEIGHT = 0.1
+MAX_FOREIGN = 0.1
 MASKED = np.zeros(256, np.uint8)
 MASKED[ord("a") : ord("z") + 1] = 1
 
@@ -41,6 +44,11 @@ class ByteConfig:
     """True: lower-case letters get the ids of upper-case ones and the weight `masked_weight`."""
     masked_weight: float = MASKED_WEIGHT
     """Loss weight of lower-case letters."""
+    mask_control_tags: bool = False
+    """True: no loss on `@`, `#` and phylogenetic tags (`|d__Bacteria;…|`)."""
+    max_foreign: float = MAX_FOREIGN
+    """Genomes (dna, mask_control_tags): largest share of a document's bytes that are not of
+    nucleotide sequences."""
 
     def __post_init__(self) -> None:
         if not self.special_tokens:
@@ -51,6 +59,15 @@ class ByteConfig:
             raise ValueError(f"masked_weight is {self.masked_weight}; a weight is between 0 and 1")
         if self.masked_weight != MASKED_WEIGHT and not self.dna:
             raise ValueError("masked_weight needs dna: no other text has masked letters")
+        if not 0 <= self.max_foreign <= 1:
+            raise ValueError(f"max_foreign is {self.max_foreign}; a share is between 0 and 1")
+        if self.max_foreign != MAX_FOREIGN and not self.genome:
+            raise ValueError("max_foreign needs dna or mask_control_tags: no other text is checked")
+
+    @property
+    def genome(self) -> bool:
+        """Return True if the texts must be nucleotide sequences."""
+        return self.dna or self.mask_control_tags
 
 
 class ByteTokenizer:
@@ -58,11 +75,16 @@ class ByteTokenizer:
 
     def __init__(self, config: ByteConfig) -> None:
         self.config = config
-        self.weight_table = (1.0, config.masked_weight) if config.dna else None
+        table = (1.0, *[config.masked_weight] * config.dna, *[0.0] * config.mask_control_tags)
+        self.weight_table = table if len(table) > 1 else None
         self.files: dict[str, bytes] = {}
         self.special = config.special_tokens
         self._end = 256
-        spec = {**asdict(config), "special_tokens": list(config.special_tokens)}
+        # Settings that are newer than the format are stored only where they are set, so that files
+        # can still be added to earlier datasets.
+        newer = {"mask_control_tags": False, "max_foreign": MAX_FOREIGN}
+        spec = {k: v for k, v in asdict(config).items() if (k, v) not in newer.items()}
+        spec["special_tokens"] = list(config.special_tokens)
         self._names = {name: 256 + n for n, name in enumerate(config.special_tokens)}
         vocab_size = 256 + len(self._names)
         self._dtype = np.dtype(id_type(vocab_size))
@@ -103,15 +125,26 @@ class ByteTokenizer:
             parts.append(bytes([id]) if id < 256 else names[id - 256])
         return b"".join(parts).decode(errors="replace")
 
+    def byte_sizes(self) -> Int64:
+        return (np.arange(self.info.vocab_size) < 256).astype(np.int64)
+
     def _finish(self, data: npt.NDArray[np.uint8], starts: Int64) -> Encoded:
         weights = None
         if self.config.dna:
             weights = MASKED[data]
+            weights[starts[1:] - 1] = 0  # a separator may be a letter
             tokens = UPPER[data]
         else:
             tokens = data.astype(self._dtype)
         tokens[starts[1:] - 1] = self._end
+        if self.config.mask_control_tags and len(tokens):
+            assert self.weight_table is not None
+            weights = np.zeros(len(tokens), np.uint8) if weights is None else weights
+            weights[genome.control_tags(tokens, starts)] = len(self.weight_table) - 1
         return Encoded(tokens, starts, weights)
+
+    def misfits(self, encoded: Encoded) -> dict[int, str]:
+        return genome.misfits(encoded, self.config.max_foreign) if self.config.genome else {}
 
     def _encode_special(self, texts: Sequence[str]) -> Encoded:
         """Slow path for texts that contain special tokens."""

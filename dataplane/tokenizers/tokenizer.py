@@ -91,6 +91,15 @@ class Tokenizer(Protocol):
         """Decode ids to text; special tokens are shown by their names."""
         ...
 
+    def misfits(self, encoded: Encoded) -> dict[int, str]:
+        """Return the numbers of documents that are not of the kind that the tokenizer is for, and
+        why. A build does not accept them."""
+        ...
+
+    def byte_sizes(self) -> Int64:
+        """Return the bytes of text of each id; special tokens have none."""
+        ...
+
 
 def id_type(vocab_size: int) -> str:
     """Return the smallest type for ids that holds every id of a vocabulary."""

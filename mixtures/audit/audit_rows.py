@@ -20,6 +20,17 @@ class DocumentInRow:
     position: int
     tokens: int
     """Number of the row's tokens that belong to the document."""
+    first: int
+    """First token of the document that is in the row."""
+    at: int
+    """Place of that token in the row."""
+
+    def as_text(self) -> str:
+        return (
+            f"tokens {self.at:,} to {self.at + self.tokens:,}: document "
+            f"{self.document:,}{_in_brackets(self.id)}, its tokens {self.first:,} to "
+            f"{self.first + self.tokens:,}, {self.file} at {self.position:,}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +59,7 @@ class AuditedRow:
             f"row {self.row:,} (step {self.step:,}, phase {self.phase}): source {self.source}, "
             f"epoch {self.epoch}, tokens {self.tokens_hash}"
         ]
-        lines += [
-            f"  document {document.document:,}{_in_brackets(document.id)}: "
-            f"{document.tokens:,} tokens, {document.file} at {document.position:,}"
-            for document in self.documents
-        ]
+        lines += [f"  {document.as_text()}" for document in self.documents]
         if self.text is not None:
             lines += [f"  | {line}" for line in self.text.splitlines()]
         return "\n".join(lines)
@@ -69,6 +76,8 @@ class Occurrence:
     first: int
     """First token of the document that is in the row."""
     tokens: int
+    at: int
+    """Place of that token in the row."""
     seen: bool | None
     """True if the run has taken this row; None if there is no ledger."""
 
@@ -98,7 +107,8 @@ class AuditedDocument:
         status = {True: ", trained on", False: ", not trained on yet", None: ""}
         lines += [
             f"  row {at.row:,} (step {at.step:,}, phase {at.phase}, epoch {at.epoch}"
-            f"{status[at.seen]}): tokens {at.first:,} to {at.first + at.tokens:,} of the document"
+            f"{status[at.seen]}): tokens {at.first:,} to {at.first + at.tokens:,} of the document, "
+            f"at tokens {at.at:,} to {at.at + at.tokens:,} of the row"
             for at in self.occurrences
         ]
         if not self.occurrences:

@@ -135,13 +135,16 @@ class Auditor:
         origins = dataset.origins(first, spans[-1].number + 1)
         for span in spans:
             origin = origins[span.number - first]
-            last = span.first_token + span.tokens
+            first_token = max(start, span.first_token)
+            last_token = min(end, span.first_token + span.tokens)
             yield DocumentInRow(
                 document=span.number,
                 id=origin.id,
                 file=origin.file,
                 position=origin.position,
-                tokens=min(end, last) - max(start, span.first_token),
+                tokens=last_token - first_token,
+                first=first_token - span.first_token,
+                at=first_token - start,
             )
 
     def _planned_step(self, number: int) -> Step[Phase]:
@@ -222,6 +225,7 @@ class Auditor:
             epoch=int(located.epochs[0]),
             first=first - start,
             tokens=min(token + located.length, end) - first,
+            at=first - token,
             seen=None if self._rows_taken is None else row < self._rows_taken,
         )
 

@@ -98,10 +98,26 @@ def open_branch_point(after: After) -> BranchPoint:
     return BranchPoint(plan, Stream(plan), row, step, token, after.run)
 
 
-def _newest_checkpoint(run: str) -> int:
-    """Return the step of a run's newest checkpoint. A folder step-N exists only once complete."""
+def check_checkpoint(after: After) -> None:
+    """Raise if a run has checkpoints and none of the step that a mixture continues: the new run
+    would have no weights. A run without checkpoints, such as a plan alone, is not checked."""
+    steps = _checkpoints(after.run)
+    if steps and after.step is not None and after.step not in steps:
+        raise PlanError(
+            f"the run {after.run} has no checkpoint of step {after.step}; it has "
+            f"{', '.join(map(str, steps))}"
+        )
+
+
+def _checkpoints(run: str) -> list[int]:
+    """Return the steps of a run's checkpoints. A folder step-N exists only once complete."""
     names = storage.names(storage.join(run, "checkpoints"))
-    steps = [int(match[1]) for match in map(CHECKPOINT.match, names) if match]
+    return sorted(int(match[1]) for match in map(CHECKPOINT.match, names) if match)
+
+
+def _newest_checkpoint(run: str) -> int:
+    """Return the step of a run's newest checkpoint."""
+    steps = _checkpoints(run)
     if not steps:
         raise PlanError(f"the run {run} has no checkpoint yet; set `after.step`")
     return max(steps)

@@ -58,16 +58,15 @@ def open_plan(name: str, overrides: Sequence[str] = ()) -> OpenedPlan:
     """Resolve a mixture YAML, or load a saved plan or the plan of a run, from any URL."""
     run = name if _is_folder(name) else None
     if run and not storage.exists(storage.join(run, PLAN)):
-        raise PlanError(
-            f"there is no {PLAN} in the folder {run}",
-            hint=f"give a mixture YAML, a {PLAN} or the folder of a run",
-        )
+        hint = f"give a mixture YAML, a {PLAN} or the folder of a run"
+        raise PlanError(f"there is no {PLAN} in the folder {run}", hint=hint)
     if not run and not name.endswith(".json"):
         return OpenedPlan(resolve_draft(read(name, overrides)))
     if overrides:
         problem = Problem(
             overrides[0].partition("=")[0],
             "a saved plan cannot be overridden; override its mixture",
+            typed=True,
         )
         raise ConfigError("the overrides on the command line", [problem])
     return OpenedPlan(Stream(Plan.load(storage.join(run, PLAN) if run else name)), run=run)

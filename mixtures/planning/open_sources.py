@@ -53,7 +53,8 @@ def open_sources(specs: Mapping[str, SourceSpec]) -> tuple[dict[str, OpenedSourc
     for (name, spec), manifest in zip(specs.items(), loaded, strict=True):
         place = ("sources", name, "data")
         if isinstance(manifest, UserError):
-            findings.append(Finding(place, manifest.what))
+            hint = f"; {manifest.hint}" if manifest.hint else ""
+            findings.append(Finding(place, f"{manifest.what}{hint}"))
             continue
         available, wanted = len(manifest.generations), spec.generations
         if wanted is not None and wanted > available:

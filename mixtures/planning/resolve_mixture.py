@@ -23,6 +23,7 @@ from ..spec.mixture import Mixture, sized_phases
 from ..spec.tolerant_read import Draft, read
 from .branch_point import (
     BranchPoint,
+    check_checkpoint,
     continued_order,
     inherited_debts,
     open_branch_point,
@@ -60,6 +61,7 @@ def resolve_draft(draft: Draft) -> Stream:
     if mixture.after is not None:
         try:
             branch = open_branch_point(mixture.after)
+            check_checkpoint(mixture.after)
         except UserError as error:
             findings.append(Finding(("after",), error.what))
     names_incomplete = draft.lacks_section or (mixture.after is not None and branch is None)

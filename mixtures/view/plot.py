@@ -67,7 +67,7 @@ def kind_of(file: str) -> str:
     kind = Path(file).suffix.removeprefix(".").lower()
     if kind not in KINDS:
         what = f"{file} does not end in .png, .svg or .html"
-        raise ConfigError("the command line", [Problem("--out", what)])
+        raise ConfigError("the command line", [Problem("--out", what, typed=True)])
     return kind
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...console.errors import StorageError
+from ...console.errors import StorageError, file_fault
 from ..weights import Weights
 
 SINGLE = "model.safetensors"
@@ -74,7 +74,8 @@ def read_safetensors(folder: Path) -> Weights:
         try:
             handle: Any = safe_open(folder / file, framework="pt")
         except (OSError, SafetensorError) as error:
-            raise StorageError(f"cannot read {folder / file}: {error}", hint=WHOLE) from None
+            reason = file_fault(error)[0] if isinstance(error, OSError) else str(error)
+            raise StorageError(f"cannot read {folder / file}: {reason}", hint=WHOLE) from None
         for name in handle.keys():  # noqa: SIM118 - not a mapping
             shapes[name] = handle.get_slice(name).get_shape()
             opened[name] = handle
@@ -103,7 +104,10 @@ def write_safetensors(
     total = 0
 
     def save(group: dict[str, Tensor]) -> None:
-        save_file(group, folder / f"part-{len(groups)}", metadata={"format": "pt"})
+        part = folder / f"part-{len(groups)}"
+        save_file(group, part, metadata={"format": "pt"})
+        # safetensors makes files that only their owner can read; the folder has the user's umask.
+        part.chmod(folder.stat().st_mode & 0o666)
         groups.append(list(group))
 
     held: dict[str, Tensor] = {}
@@ -141,7 +145,8 @@ def staged(folder: Path) -> Iterator[Path]:
         yield partial
         partial.rename(folder)
     except OSError as error:
-        raise StorageError(f"cannot write {folder}: {error}") from None
+        reason, hint = file_fault(error)
+        raise StorageError(f"cannot write {folder}: {reason}", hint=hint) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -149,7 +154,9 @@ def staged(folder: Path) -> Iterator[Path]:
 def read_json(file: Path) -> dict[str, Any]:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise StorageError(f"cannot read {file}: {file_fault(error)[0]}", hint=WHOLE) from None
+    except ValueError as error:
         raise StorageError(f"cannot read {file}: {error}", hint=WHOLE) from None
     if not isinstance(data, dict):
         raise StorageError(f"{file} is not a JSON object", hint=WHOLE)

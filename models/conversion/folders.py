@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...console.errors import StorageError, UserError
+from ...console.explain import path_hint
 from ..config import ModelConfig
 from ..weights import Weights
 from . import huggingface, native, vortex
@@ -101,7 +102,8 @@ def format_of(folder: Path) -> str:
     marks = ", ".join(f"{format.mark} ({name})" for name, format in FORMATS.items())
     if not formats:
         what = "holds no model" if folder.is_dir() else "is not a folder"
-        raise StorageError(f"{folder} {what}", hint=f"name a folder with one of {marks}")
+        hint = path_hint(folder, f"name a folder with one of {marks}")
+        raise StorageError(f"{folder} {what}", hint=hint)
     if len(formats) > 1:
         raise UserError(
             f"{folder} holds several models: {', '.join(formats)}",

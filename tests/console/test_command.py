@@ -53,6 +53,11 @@ def stop():
     raise KeyboardInterrupt
 
 @main.command()
+def disk():
+    """Meet an error of the file system that nothing has handled."""
+    raise OSError(30, "Read-only file system", "/archive/runs")
+
+@main.command()
 def flood():
     """Print more than a pipe holds."""
     for number in range(200_000):
@@ -78,7 +83,7 @@ def test_help_lists_subcommands_in_order_of_definition(program: Path) -> None:
     assert result.returncode == 0
     assert result.stderr == ""
     words = [line.split()[0] for line in result.stdout.split("Commands:")[1].split("\n") if line]
-    assert words == ["show", "fail", "misuse", "bug", "stop", "flood"]
+    assert words == ["show", "fail", "misuse", "bug", "stop", "disk", "flood"]
 
 
 def test_results_go_to_stdout_and_messages_to_stderr(program: Path) -> None:
@@ -113,7 +118,8 @@ def test_debug_shows_the_traceback_at_any_position(program: Path, words: tuple[s
 
 def test_words_after_two_dashes_are_not_options(program: Path) -> None:
     result = run(program, "show", "--json", "--", "--debug")
-    assert json.loads(result.stdout) == {"overrides": ["--debug"]}
+    assert result.returncode == 2
+    assert "--debug is not an override; write --debug=VALUE" in result.stderr
 
 
 def test_a_bug_shows_its_traceback(program: Path) -> None:
@@ -127,6 +133,16 @@ def test_unknown_options_exit_with_2(program: Path, words: tuple[str, ...]) -> N
     result = run(program, *words)
     assert result.returncode == 2
     assert "Usage: tool" in result.stderr
+
+
+def test_a_file_system_that_refuses_is_one_error_with_a_hint(program: Path) -> None:
+    result = run(program, "disk")
+    assert (result.returncode, result.stderr) == (
+        1,
+        "error: cannot use /archive/runs: the file system is read-only\n"
+        "  hint:  choose a folder that can be written to\n",
+    )
+    assert "Traceback" in run(program, "disk", "--debug").stderr
 
 
 def test_an_interruption_prints_one_word(program: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -74,6 +75,7 @@ def test_check_reports_all_problems(mixture):
         word.partition("=")[0] for word in wrong
     }
     assert json.loads(run("check", mixture, "--json").stdout)["ok"] is True
+    assert "sed: unknown key" in run("check", mixture, "sed=1", code=1).stderr
     dry = json.loads(run("check", mixture, "phases.stable.tokens=1M", "--json", code=1).stdout)
     assert "runs dry" in dry["problems"][0]["what"]
 
@@ -87,7 +89,7 @@ def test_plan_is_shown_saved_and_overridden(mixture, tmp_path):
     assert run("plan", out).stdout == shown.stdout
     data = json.loads(run("plan", out, "--json", "--tokens-per-second", "1000").stdout)
     assert data["hash"] == plan.hash and data["seconds"] == pytest.approx(plan.tokens / 1_000)
-    refused = run("plan", out, "seed=1", code=1)
+    refused = run("plan", out, "seed=1", code=2)
     assert "a saved plan cannot be overridden" in refused.stderr
 
 
@@ -98,7 +100,7 @@ def test_plot_draws_every_format(mixture, tmp_path):
         assert out.stat().st_size > 1_000
     data = json.loads(run("plot", mixture, "--out", out, "--json").stdout)
     assert data["file"] == str(out) and data["sources"] == ["web", "code"]
-    assert "does not end in .png" in run("plot", mixture, "--out", "x.gif", code=1).stderr
+    assert "does not end in .png" in run("plot", mixture, "--out", "x.gif", code=2).stderr
     run("plot", mixture, code=2)
 
 
@@ -207,3 +209,44 @@ def test_a_saved_plan_shows_the_same_as_its_mixture(mixture, tmp_path):
     alone = run("plan", saved)
     assert "at row 64\n" in alone.stdout and "overlap" not in alone.stdout
     assert "cannot show what the plan inherits" in alone.stderr
+
+
+def test_a_branch_from_a_step_without_a_checkpoint_is_refused(mixture, tmp_path):
+    run("plan", mixture, "--out", tmp_path / "first" / "plan.json")
+    child = tmp_path / "child.yaml"
+    child.write_text(
+        f"after: {{run: {tmp_path / 'first'}, step: 3}}\n"
+        "phases:\n  more: {tokens: 2048, weights: {stable: 1}}\n"
+    )
+    run("plan", child)  # only the plan is at hand
+    (tmp_path / "first" / "checkpoints" / "step-00000004").mkdir(parents=True)
+    refused = run("plan", child, code=1)
+    assert "has no checkpoint of step 3; it has 4" in refused.stderr
+    run("plan", child, "after.step=4")
+
+
+def test_audit_shows_which_tokens_of_each_document_a_row_holds(mixture):
+    """The ranges tile the row, and those of a document tile the document."""
+    row = json.loads(run("audit", mixture, "--rows", "7", "--json").stdout)
+    spans = [(d["at"], d["at"] + d["tokens"]) for d in row["documents"]]
+    assert spans[0][0] == 0 and spans[-1][1] == 64
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(spans))
+    assert all(d["first"] == 0 for d in row["documents"][1:]), "a document begins within the row"
+    text = run("audit", mixture, "--rows", "7").stdout
+    for d in row["documents"]:
+        line = (
+            f"  tokens {d['at']} to {d['at'] + d['tokens']}: document {d['document']} ({d['id']}), "
+            f"its tokens {d['first']} to {d['first'] + d['tokens']}, "
+        )
+        assert line in text
+        shown = run(
+            "audit", mixture, "--document", d["document"], "--source", row["source"], "--json"
+        )
+        entries = [json.loads(line) for line in shown.stdout.splitlines()]
+        (same,) = [entry for entry in entries if entry["row"] == 7]
+        assert (same["first"], same["tokens"], same["at"]) == (d["first"], d["tokens"], d["at"])
+
+
+def test_a_mistyped_dataset_is_named(mixture, tmp_path):
+    refused = run("new", tmp_path / "wbe", code=1)
+    assert f"did you mean {tmp_path / 'web'}?" in refused.stderr

@@ -8,11 +8,13 @@ import pytest
 from corpora import texts, write_jsonl
 
 from headrace.console.errors import InputError, MisuseError
+from headrace.tokenize.corpus.inputs import find_files
 from headrace.tokenize.train import TrainConfig, sample, train
 
 
 def taken(path: Path, **options: Any) -> list[str]:
-    return list(sample(TrainConfig(inputs=(str(path),), out="none", **options)))
+    config = TrainConfig(inputs=(str(path),), out="none", **options)
+    return list(sample(find_files(config.inputs, config.source), config))
 
 
 def size(documents: list[str]) -> int:

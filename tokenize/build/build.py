@@ -14,10 +14,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from ...console.errors import run_all
 from ...console.log import get_logger
 from ...console.progress import Progress
 from ...dataplane.datasets.manifest import Generation, Manifest
 from ...dataplane.shards import shard_format, writable_formats
+from ...dataplane.storage import storage
 from ...dataplane.storage.verified import read_named, write_named
 from ...dataplane.tokenizers import Tokenizer, bpe
 from ...dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
@@ -120,14 +122,17 @@ def check_splits(splits: Mapping[str, float]) -> None:
 
 def build(config: BuildConfig) -> dict[str, Manifest]:
     """Build what is missing; return the manifest of each dataset by URL."""
-    tokenizer = load_tokenizer(config)
+    tokenizer, inputs, _ = run_all(
+        lambda: load_tokenizer(config),
+        lambda: find_files(config.inputs, config.source, config.out),
+        lambda: storage.check_writable(config.out),
+    )
     if isinstance(tokenizer, BpeTokenizer) and tokenizer.slow_because:
         log.warning("using the slower `tokenizers` library: %s", tokenizer.slow_because)
     job = job_of(config, tokenizer)
     with BuildLock(work_url(job.url, LOCKS)) as lock:
         manifests = {name: existing(job, name, tokenizer) for name in job.outputs}
         started = time.time()
-        inputs = find_files(config.inputs, config.source, job.url)
         inputs = with_fingerprints(inputs, rehash=config.rehash)
         last = job.outputs[0]  # the dataset that is committed after the others
         ahead = max(manifests, key=lambda name: len(manifests[name].generations))

@@ -134,12 +134,18 @@ class TokenizeWorker:
         bad: list[tuple[int, BadRecord]] = []
         while True:
             try:
-                return self.tokenizer.encode(chosen), kept, bad
+                encoded = self.tokenizer.encode(chosen)
+                problems = self.tokenizer.misfits(encoded)
             except TextError as error:
-                k = kept.pop(error.number)
-                bad.append((k, BadRecord("not tokenizable", error.why, file, texts.positions[k])))
+                problems = {error.number: error.why}
+            if not problems:
+                return encoded, kept, bad
+            for number, why in problems.items():
+                k = kept[number]
+                bad.append((k, BadRecord("not tokenizable", why, file, texts.positions[k])))
                 self.reader.reject(bad[-1][1])
-                chosen = [texts.texts[k] for k in kept]
+            kept = [k for number, k in enumerate(kept) if number not in problems]
+            chosen = [texts.texts[k] for k in kept]
 
     def _duplicates(self, task: Task) -> set[int]:
         """Return the numbers of the task's documents that are duplicates."""

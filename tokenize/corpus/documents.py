@@ -16,9 +16,15 @@ from ..sources import corpus_format
 from ..sources.format import BadRecord, Slice, SourceConfig, Texts
 from .read_stats import MAX_MESSAGES, ReadStats
 
-FIELD_HINT = "name the right field with --text-field (or --id-field), "
-HINTS = {"missing field": FIELD_HINT, "other schema": FIELD_HINT}
-"""First part of the hint for some kinds of bad records."""
+SKIP = "fix the file, or leave out bad records with --on-error skip"
+FIELD_HINT = f"name the right field with --text-field (or --id-field), {SKIP}"
+HINTS = {
+    "missing field": FIELD_HINT,
+    "other schema": FIELD_HINT,
+    "not JSON lines": "convert it with jq -c 'if type == \"array\" then .[] else . end', or read "
+    "it as text with --input-format text",
+}
+"""Hints for some kinds of bad records."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +57,7 @@ class DocumentReader:
             raise InputError(
                 f"{problem.kind}: {problem.what}",
                 where=problem.where(),
-                hint=f"{HINTS.get(problem.kind, '')}fix the file, or leave out bad records with "
-                "--on-error skip",
+                hint=HINTS.get(problem.kind, SKIP),
             )
 
 

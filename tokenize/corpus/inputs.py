@@ -5,11 +5,14 @@ from __future__ import annotations
 import glob
 import os
 import posixpath
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...console.errors import InputError, MisuseError, StorageError, UserError
+from ...console.explain import path_hint
 from ...console.log import get_logger
 from ...dataplane.storage import remote, storage
 from ..files.file_hashes import information
@@ -20,7 +23,6 @@ from ..sources import (
     check_settings,
     corpus_format,
     format_of_ending,
-    known_endings,
 )
 from ..sources.format import SourceConfig
 
@@ -34,8 +36,9 @@ def find_files(inputs: Sequence[str], config: SourceConfig, out: str | None = No
     """
     names: dict[str, None] = {}
     problems: list[UserError] = []
+    left_out = LeftOut()
     for given in inputs:
-        matches = _expand(given, config)
+        matches = _expand(given, config, left_out)
         if out is not None and any(_is_within(name, out) for name in matches):
             if _is_within(given, out):
                 raise MisuseError(
@@ -45,13 +48,8 @@ def find_files(inputs: Sequence[str], config: SourceConfig, out: str | None = No
             matches = [name for name in matches if not _is_within(name, out)]
         names.update(dict.fromkeys(matches))
         if not matches:
-            problems.append(
-                InputError(
-                    f"no files at {given}",
-                    hint="check the path; a folder is searched for files that end in "
-                    + ", ".join(f".{ending}" for ending in known_endings()),
-                )
-            )
+            problems.append(_no_files(given))
+    left_out.log()
     files = []
     for name in names:
         try:
@@ -61,6 +59,46 @@ def find_files(inputs: Sequence[str], config: SourceConfig, out: str | None = No
     _raise_all(problems)
     check_settings(config, {file.format for file in files})
     return files
+
+
+@dataclass
+class LeftOut:
+    """Files of folders that are not part of the corpus; all of them are one line of the log."""
+
+    unknown: list[str] = field(default_factory=list)
+    """Files whose endings name no known format."""
+    links: list[str] = field(default_factory=list)
+    """Links to folders, and special files."""
+
+    def log(self) -> None:
+        if self.unknown:
+            endings = Counter(Path(name).suffix.lower() or "no ending" for name in self.unknown)
+            log.warning(
+                "left out: %s with an ending that names no known format (%s), such as %s; to read "
+                "them, name their format with --input-format",
+                _counted(self.unknown, "file"),
+                ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(5)),
+                ", ".join(self.unknown[:2]),
+            )
+        if self.links:
+            log.warning(
+                "left out: %s to folders or special files, such as %s",
+                _counted(self.links, "link"),
+                ", ".join(self.links[:2]),
+            )
+
+
+def _counted(names: Sequence[str], what: str) -> str:
+    return f"{len(names):,} {what}{'s' * (len(names) != 1)}"
+
+
+def _no_files(given: str) -> InputError:
+    known = ", ".join(f"{name} (.{corpus_format(name).endings[0]} …)" for name in CORPUS_FORMATS)
+    hint = f"check the path; a folder is searched for {known}: docs/tokenize.md"
+    if storage.is_local(given):
+        path = storage.local_path(given)
+        hint = hint if path.exists() else path_hint(path, hint)
+    return InputError(f"no files at {given}", hint=hint)
 
 
 def _raise_all(problems: Sequence[UserError]) -> None:
@@ -86,11 +124,11 @@ def kind_of(name: str, config: SourceConfig) -> tuple[str | None, str | None]:
     return (format_of_ending(parts[-1]) if len(parts) > 1 else None), compression
 
 
-def _expand(given: str, config: SourceConfig) -> list[str]:
+def _expand(given: str, config: SourceConfig, left_out: LeftOut) -> list[str]:
     if storage.is_local(given):
         local = storage.local_path(given)
         if local.is_dir():
-            return [name for name in _files_below(local) if _wanted(name, config, str(local))]
+            return _wanted(_files_below(local, left_out), config, str(local), left_out)
         if local.is_file():
             return [str(local)]
         if local.exists():
@@ -105,8 +143,8 @@ def _expand(given: str, config: SourceConfig) -> list[str]:
 
     def expand(fs: Any, path: str) -> list[str]:
         if fs.isdir(path):
-            files = [fs.unstrip_protocol(name) for name in fs.find(path)]
-            return sorted(name for name in files if _wanted(name, config, given))
+            files = sorted(fs.unstrip_protocol(name) for name in fs.find(path))
+            return _wanted(files, config, given, left_out)
         if fs.exists(path):
             return [given]
         return sorted(fs.unstrip_protocol(name) for name in fs.glob(path))
@@ -114,9 +152,9 @@ def _expand(given: str, config: SourceConfig) -> list[str]:
     return remote.request("list", given, expand)
 
 
-def _files_below(folder: Path) -> list[str]:
+def _files_below(folder: Path, left_out: LeftOut) -> list[str]:
     """Return all files of a local folder. Links to folders may form a loop: they are left out, and
-    so are special files, with a warning."""
+    so are special files."""
     names = []
     for place, folders, files in os.walk(folder):
         here = Path(place)
@@ -125,7 +163,7 @@ def _files_below(folder: Path) -> list[str]:
             if path.is_file():
                 names.append(str(path))
             else:
-                log.warning("%s is left out: it is a link to a folder, or not a file", path)
+                left_out.links.append(str(path))
     return sorted(names)
 
 
@@ -140,16 +178,16 @@ def _absolute(name: str) -> str:
     return os.path.abspath(storage.local_path(name))  # noqa: PTH100 (resolve() asks the disk)
 
 
-def _wanted(name: str, config: SourceConfig, root: str) -> bool:
-    """Return True if a file of a folder belongs to the corpus: it is not hidden, and its format is
-    known (else warn)."""
-    below = name[len(root) :].strip("/")
-    if any(part.startswith((".", "_")) for part in below.split("/")):
-        return False
-    if kind_of(name, config)[0] is None:
-        log.warning("%s is left out: its ending names no known format", name)
-        return False
-    return True
+def _wanted(names: Sequence[str], config: SourceConfig, root: str, left_out: LeftOut) -> list[str]:
+    """Return the files of a folder that belong to the corpus: those that are not hidden and whose
+    format is known."""
+    wanted: list[str] = []
+    for name in names:
+        if any(part.startswith((".", "_")) for part in name[len(root) :].strip("/").split("/")):
+            continue
+        known = kind_of(name, config)[0] is not None
+        (wanted if known else left_out.unknown).append(name)
+    return wanted
 
 
 def _file(name: str, config: SourceConfig) -> File:

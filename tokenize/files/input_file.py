@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-COMPRESSIONS = {"gz": "gzip", "gzip": "gzip", "zst": "zstd", "zstd": "zstd"}
+COMPRESSIONS = {
+    "gz": "gzip",
+    "gzip": "gzip",
+    "zst": "zstd",
+    "zstd": "zstd",
+    "xz": "xz",
+    "bz2": "bzip2",
+}
 """Compression by the ending of a file's name."""
 
 BLOCK_BYTES = 4 << 20

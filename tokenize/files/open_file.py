@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
 from ...console.errors import InputError
@@ -12,8 +12,11 @@ from ...dataplane.storage import storage
 from .input_file import BLOCK_BYTES, DamagedFile, File
 from .web import WebFile, is_web
 
-GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-"""First bytes of compressed files."""
+HEAD_BYTES = 10
+"""First bytes of a file, which tell how it is compressed."""
+GZIP, ZSTD, XZ, BZIP2 = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0", b"BZh"
+BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")
+"""Bytes 4 to 10 of a bzip2 file: its first block, or its end. A text may begin with `BZh`."""
 
 
 def open_file(name: str) -> BinaryIO:
@@ -59,8 +62,8 @@ class RemoteFile(io.RawIOBase):
 
 
 def is_compressed(head: bytes) -> bool:
-    """Return True if these first bytes are those of a compressed file."""
-    return head.startswith((GZIP, ZSTD))
+    """Return True if these first HEAD_BYTES bytes are those of a compressed file."""
+    return _decompressor(head) is not None
 
 
 def decompressed(file: File) -> Iterator[tuple[bytes, int]]:
@@ -74,18 +77,30 @@ def decompressed(file: File) -> Iterator[tuple[bytes, int]]:
 
 
 def _decompress(file: File, stream: BinaryIO) -> Iterator[bytes]:
-    head = stream.read(4)
+    head = stream.read(HEAD_BYTES)
+    decompressor = _decompressor(head)
+    if decompressor is not None:
+        yield from decompressor(head, stream)
+        return
+    if file.compression and head:
+        raise DamagedFile(f"its name says {file.compression}, its first bytes do not")
+    chunk = head + read_full(stream, BLOCK_BYTES - len(head))
+    while chunk:
+        yield chunk
+        chunk = read_full(stream, BLOCK_BYTES)
+
+
+def _decompressor(head: bytes) -> Callable[[bytes, BinaryIO], Iterator[bytes]] | None:
+    """Return the function that decompresses a file with these first bytes."""
     if head.startswith(GZIP):
-        yield from _gunzip(head, stream)
-    elif head == ZSTD:
-        yield from _unzstd(head, stream)
-    else:
-        if file.compression and head:
-            raise DamagedFile(f"its name says {file.compression}, its first bytes do not")
-        chunk = head + read_full(stream, BLOCK_BYTES - len(head))
-        while chunk:
-            yield chunk
-            chunk = read_full(stream, BLOCK_BYTES)
+        return _gunzip
+    if head.startswith(ZSTD):
+        return _unzstd
+    if head.startswith(XZ):
+        return _unxz
+    if head.startswith(BZIP2) and head[4:].startswith(BZIP2_BLOCKS):
+        return _unbzip2
+    return None
 
 
 def _gunzip(data: bytes, stream: BinaryIO) -> Iterator[bytes]:
@@ -110,6 +125,55 @@ def _gunzip(data: bytes, stream: BinaryIO) -> Iterator[bytes]:
                 raise DamagedFile("the gzip stream is cut off")
     except zlib.error as error:
         raise DamagedFile(f"the gzip stream is damaged ({error})") from None
+
+
+def _unxz(data: bytes, stream: BinaryIO) -> Iterator[bytes]:
+    """Decompress xz with any number of streams, and zero bytes between them."""
+    import lzma
+
+    def start() -> Any:
+        return lzma.LZMADecompressor(format=lzma.FORMAT_XZ)
+
+    yield from _unstreamed("xz", start, (lzma.LZMAError,), data, stream, padding=b"\0")
+
+
+def _unbzip2(data: bytes, stream: BinaryIO) -> Iterator[bytes]:
+    """Decompress bzip2 with any number of streams."""
+    import bz2
+
+    yield from _unstreamed("bzip2", bz2.BZ2Decompressor, (OSError, ValueError), data, stream)
+
+
+def _unstreamed(
+    name: str,
+    start: Callable[[], Any],
+    faults: tuple[type[Exception], ...],
+    data: bytes,
+    stream: BinaryIO,
+    padding: bytes = b"",
+) -> Iterator[bytes]:
+    """Decompress with the decompressors of the standard library, which end with their stream."""
+    inflate = start()
+    while True:
+        if inflate.eof:
+            data = inflate.unused_data.lstrip(padding)
+            while not data:
+                data = stream.read(BLOCK_BYTES // 4)
+                if not data:
+                    return
+                data = data.lstrip(padding)
+            inflate = start()
+        try:
+            out = inflate.decompress(data, BLOCK_BYTES)
+        except faults as error:
+            raise DamagedFile(f"the {name} stream is damaged ({error})") from None
+        if out:
+            yield out
+        data = b""
+        if not inflate.eof and inflate.needs_input:
+            data = stream.read(BLOCK_BYTES // 4)
+            if not data:
+                raise DamagedFile(f"the {name} stream is cut off")
 
 
 def _unzstd(data: bytes, stream: BinaryIO) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import http.client
 import io
 import re
+import socket
 import ssl
 import urllib.error
 import urllib.request
@@ -161,6 +162,6 @@ def _as_file_error(error: Exception) -> Exception:
             f"the server's certificate is not trusted: {reason.verify_message}",
             hint="set SSL_CERT_FILE to the certificate file of the authority that signed it",
         )
-    if isinstance(reason, (TimeoutError, ConnectionError)):
+    if isinstance(reason, (TimeoutError, ConnectionError, socket.gaierror)):
         return reason
     return ConnectionError(str(reason) or type(reason).__name__)

@@ -59,11 +59,6 @@ def format_of_ending(ending: str) -> str | None:
     return None
 
 
-def known_endings() -> list[str]:
-    """Return the endings of all formats."""
-    return [ending for name in CORPUS_FORMATS for ending in corpus_format(name).endings]
-
-
 def cut(file: File, config: SourceConfig, size: int, *, skip_bad: bool) -> list[Slice]:
     """Cut a file into slices. A damaged file is an error; with `skip_bad` it becomes one slice
     whose reading reports the damage."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..files.input_file import BLOCK_BYTES, DamagedFile, File
-from ..files.open_file import decompressed, is_compressed, open_file, read_full
+from ..files.open_file import HEAD_BYTES, decompressed, is_compressed, open_file, read_full
 from ..files.web import is_web
 from .format import LARGEST_DOCUMENT, BadRecord, Slice
 
@@ -41,7 +41,7 @@ def cut_bytes(file: File, delimiter: bytes, size: int) -> list[Slice]:
     edges = [*range(0, file.size - size // 2, size), file.size]
     slices, records = [], 0
     with open_file(file.name) as stream:
-        if is_compressed(stream.read(4)):  # regardless of its name
+        if is_compressed(stream.read(HEAD_BYTES)):  # regardless of its name
             return whole
         for start, end in itertools.pairwise(edges):
             slices.append(Slice(file, start, end, records, end - start))

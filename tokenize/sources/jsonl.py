@@ -36,7 +36,10 @@ class Jsonl(CorpusFormat):
                 try:
                     text, id = _document(line, config)
                 except _Bad as bad:
-                    problems.append(BadRecord(bad.kind, str(bad), name, number, UNIT))
+                    kind, what = bad.kind, str(bad)
+                    if number == 0 and (form := _other_form(line)) is not None:
+                        kind, what = NOT_LINES, form
+                    problems.append(BadRecord(kind, what, name, number, UNIT))
                     continue
                 texts.append(text)
                 positions.append(number)
@@ -45,6 +48,19 @@ class Jsonl(CorpusFormat):
 
 
 FORMAT = Jsonl()
+
+
+NOT_LINES = "not JSON lines"
+"""Kind of bad record: a JSON file of another form. `documents.py` has its hint."""
+
+
+def _other_form(line: bytes) -> str | None:
+    """Return the form of a JSON file that is not JSON lines, by its first line."""
+    if line.lstrip().startswith(b"["):
+        return "the file is a JSON array; JSON lines has one object on each line, and no brackets"
+    if line.strip() == b"{":
+        return "an object takes several lines; JSON lines has one object on each line"
+    return None
 
 
 class _Bad(Exception):

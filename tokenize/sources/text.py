@@ -12,11 +12,28 @@ from ..files.open_file import decompressed
 from .delimited import BOM, RecordBlock, cut_bytes, first_piece, is_utf8, record_blocks
 from .format import LARGEST_DOCUMENT, BadRecord, CorpusFormat, Slice, SourceConfig, Texts
 
+PROSE = (
+    *("txt", "text", "md", "markdown", "mdx", "rst", "org", "adoc", "asciidoc", "textile"),
+    *("tex", "ltx", "bib", "html", "htm", "xhtml", "srt", "vtt"),
+)
+CODE = (
+    *("py", "pyi", "pyx", "rb", "pl", "pm", "php", "lua", "tcl", "r", "jl", "m"),
+    *("c", "h", "cc", "cpp", "cxx", "hh", "hpp", "hxx", "cu", "cuh", "cl", "s", "asm"),
+    *("rs", "go", "zig", "d", "nim", "swift", "mm", "java", "kt", "kts", "scala", "groovy"),
+    *("cs", "fs", "fsx", "vb", "js", "mjs", "cjs", "jsx", "ts", "tsx", "vue", "svelte", "dart"),
+    *("hs", "ml", "mli", "ex", "exs", "erl", "hrl", "clj", "lisp", "el", "scm", "rkt", "v", "lean"),
+    *("f", "f90", "f95", "f03", "for", "pas", "ada", "adb", "ads", "cob", "vhd", "vhdl", "sv"),
+    *("sh", "bash", "zsh", "fish", "ps1", "bat", "awk", "sql", "css", "scss", "sass", "less"),
+    *("cmake", "mk", "gradle", "bzl", "proto", "thrift", "graphql", "tf", "nix", "glsl", "wgsl"),
+)
+"""Endings of prose and of source code. Tables (.csv) and configurations (.yaml, .toml, .xml) are
+neither, and .json is read as JSON lines."""
+
 
 class Text(CorpusFormat):
     """Plain text; `text_documents` says what one document is."""
 
-    endings = ("txt", "text", "md")
+    endings = (*PROSE, *CODE)
     settings = ("text_documents",)
 
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:

@@ -7,7 +7,6 @@ reading makes no copy. Any tool that reads torch's format reads these files
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import math
@@ -45,7 +44,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from ...console.errors import CheckpointError, StorageError, UserError
+from ...console.errors import CheckpointError, StorageError, UserError, file_fault
 from ...dataplane.storage import storage
 from .fragments import MASTER, Box, Fragment, keyed
 from .store import TENSORS, StoredFile
@@ -333,9 +332,7 @@ def named(cause: BaseException, verb: str, what: str, rank: int = 0) -> UserErro
         return cause
     where = f"rank {rank}" if rank else None
     if isinstance(cause, OSError):
-        full = cause.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-        reason = "the disk is full" if full else str(cause)
-        hint = "free some space and run the same command again" if full else None
+        reason, hint = file_fault(cause)
         return StorageError(f"cannot {verb} {what}: {reason}", where=where, hint=hint)
     reason = f"{type(cause).__name__}: {cause}"
     return CheckpointError(f"cannot {verb} {what}: {reason}", where=where)

@@ -6,52 +6,77 @@ a folder holds this run and no other.
 
 from __future__ import annotations
 
-import os
 import shutil
 from functools import partial
 
-from ...console.errors import LayoutError, PlanError, RunError, StorageError, run_all
+from ...console.errors import LayoutError, MisuseError, PlanError, RunError, StorageError, run_all
+from ...console.log import get_logger
 from ...console.progress import as_bytes
 from ...dataplane.order.timeline import PhaseRows
-from ..cluster.ranks import joined
+from ...dataplane.storage import storage
+from ..checkpoints import store
+from ..cluster.ranks import is_first, joined
 from ..costs.memory import checkpoint_bytes
 from ..layout import checks as layout_checks
 from ..loop import evaluate
 from ..record import loggers
 from ..run.job import Job
 from ..weights import source as origins
+from .options import StartOptions
+
+log = get_logger(__name__)
 
 DISK_RESERVE = 1 << 20
 
 
-def check(job: Job, *, elsewhere: bool = False) -> None:
-    """Raise all errors that are known before the first step, here or on other machines."""
+def check(job: Job) -> None:
+    """Raise all errors that are known before the first step, on whatever machines the job runs."""
     checks = [_layout, _vocabulary, _groups, _weights, _held_out]
-    checks += [_devices, _loggers] * (not elsewhere)
+    checks += [_loggers, _store] * is_first()
     run_all(
         *(partial(check, job) for check in checks),
         *(partial(_rows, job, phase) for phase in job.plan.phases),
     )
 
 
+def check_machine(job: Job) -> None:
+    """Raise if this machine cannot run the job: too few GPUs, too small a disk."""
+    run_all(partial(_devices, job), partial(check_disk, job))
+
+
 def check_disk(job: Job) -> None:
     """Raise if the folder is not writable, or if one more checkpoint does not fit on the disk."""
     need = checkpoint_bytes(job) + DISK_RESERVE
     root = job.folder.root.absolute()
-    there = next(path for path in (root, *root.parents) if path.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise StorageError(
-            f"cannot write to the run's folder {job.folder.root}: {there} "
-            + ("is not writable" if there.is_dir() else "is not a folder"),
-            hint="choose another --out, or fix its permissions",
-        )
-    free = shutil.disk_usage(there).free
+    check_folder(job)
+    free = shutil.disk_usage(next(path for path in (root, *root.parents) if path.exists())).free
     if need > free:
         raise StorageError(
             f"{job.folder.root} has {as_bytes(free)} free, and one checkpoint takes "
             f"{as_bytes(need)}",
             hint="free some space, or choose another --out",
         )
+
+
+def check_folder(job: Job) -> None:
+    """Raise if the run's folder cannot be written to."""
+    storage.check_writable(str(job.folder.root), what=f"to the run's folder {job.folder.root}")
+
+
+def check_profile(job: Job, options: StartOptions) -> None:
+    """Raise if the plan has none of the steps of --profile; warn if the run has taken them all."""
+    steps, plan = options.profiled_steps, job.plan
+    if steps is None:
+        return
+    if steps.start >= plan.last_step or steps.stop <= plan.first_step:
+        raise MisuseError(
+            f"--profile {options.profile}: the plan has steps {plan.first_step} to "
+            f"{plan.last_step - 1}",
+            hint="choose steps of the plan, as in --profile 10:15",
+        )
+    saved = store.committed(job.folder.checkpoints)
+    if saved and store.step_of(saved[-1]) >= steps.stop:
+        log.warning("--profile %s traces nothing: the run has taken these steps", options.profile)
 
 
 def _layout(job: Job) -> None:
@@ -119,12 +144,19 @@ def _held_out(job: Job) -> None:
 def _devices(job: Job) -> None:
     from ..layout.devices import count_gpus
 
-    if job.run.device == "cuda" and job.processes > count_gpus() and not joined():
+    there = count_gpus()
+    if job.run.device == "cuda" and job.processes > there and not joined():
         raise LayoutError(
-            f"{job.processes} processes need {job.processes} GPUs; this machine has {count_gpus()}",
-            hint=f"use processes={count_gpus()}",
+            f"{job.processes} processes need {job.processes} GPUs; this machine has {there}",
+            hint=f"use processes={there}" if there else "set device=cpu, or use another machine",
         )
 
 
 def _loggers(job: Job) -> None:
-    loggers.check_installed(job.run.watch)
+    loggers.check_loggers(job.run.watch)
+
+
+def _store(job: Job) -> None:
+    """Raise if the store of the checkpoints cannot be listed: no credentials, no such bucket."""
+    if job.run.checkpoints.url is not None:
+        storage.names(job.run.checkpoints.url)

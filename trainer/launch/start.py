@@ -49,7 +49,7 @@ def start(job: Job, options: StartOptions) -> int:
     if _finished(job):
         _finish_again(job)
         return 0
-    preflight.check_disk(job)
+    preflight.check_machine(job)
     job.folder.prepare()
     with job.folder.locked() as lock:
         _prepare(job)

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from ...console.config import Size
 from ..layout.groups import Parallel
 from .batches import MicroBatch, RunPlan, Steps, micro_rows
 from .evaluate import EvaluateConfig, Evaluator
@@ -26,8 +27,8 @@ class DataConfig:
     cache: str | None = None
     """Folder that caches data from object storage; all processes and runs of a machine may share
     one. Default: headrace in the user's cache folder."""
-    cache_bytes: int = 64 << 30
-    """Maximum size of the cache. It should hold two windows of every source."""
+    cache_bytes: Annotated[int, Size()] = 64 << 30
+    """Maximum size of the cache, such as 64GiB. It should hold two windows of every source."""
 
     def __post_init__(self) -> None:
         if self.workers < 0:

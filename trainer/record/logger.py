@@ -57,6 +57,10 @@ class Logger:
         """True if the configuration asks for this logger."""
         return True
 
+    @classmethod
+    def check(cls, watch: WatchConfig) -> None:
+        """Raise if the destination cannot be reached as configured, such as without credentials."""
+
     def step(self, metrics: Entry, ledger: Entry) -> None:
         """Log a step: its metrics, and its entry of the ledger."""
 

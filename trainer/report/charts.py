@@ -107,7 +107,7 @@ def held_out(runs: Sequence[RunData]) -> str:
         painted = [("strong", colour(n)) for n, run in enumerate(runs) if run.evaluations]
     y_range = bounds(y for curve in curves if curve.y for y in (min(curve.y), most(curve.y)))
     chart = Chart(WIDE, 230, extent(runs), y_range, _plain)
-    chart.bands(spans(max(runs, key=lambda run: run.last_token)))
+    _phases(chart, runs)
     chart.axes()
     for curve, (kind, paint) in zip(curves, painted, strict=True):
         chart.line(curve, kind, *([paint] if paint else []))
@@ -173,11 +173,21 @@ def compared(runs: Sequence[RunData], key: str, height: float, title: str) -> st
     top = max if key == "lr" else most
     y_range = bounds((y for ys in known for y in (min(ys), top(ys))), zero=key == "lr")
     chart = Chart(WIDE, height, extent(runs), y_range, _plain if key == "loss" else _short)
-    chart.bands(spans(max(runs, key=lambda run: run.last_token)))
+    _phases(chart, runs)
     chart.axes()
     for number, curve in enumerate(curves):
         chart.line(curve, "strong", colour(number))
     return chart.text(title)
+
+
+def _phases(chart: Chart, runs: Sequence[RunData]) -> None:
+    """Draw the phases: as bands if all runs have the same, else as a strip for each run."""
+    each = [spans(run) for run in runs]
+    if all(own == each[0] for own in each):
+        chart.bands(each[0])
+        return
+    for number, (run, own) in enumerate(zip(runs, each, strict=True)):
+        chart.phase_strip(number, run.name, own, colour(number))
 
 
 def difference(runs: Sequence[RunData]) -> str | None:

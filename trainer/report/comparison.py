@@ -11,20 +11,25 @@ from .data import RunData, first_difference
 from .page import NATS, held_out, page, section
 
 
-def comparison_page(runs: Sequence[RunData]) -> str:
+def comparison_page(runs: Sequence[RunData], unit: str | None, note: str | None) -> str:
+    """Return the page. `unit` is that of all losses, None if they cannot be compared; `note` says
+    why the unit is not nats per token."""
     names = [run.name for run in runs]
-    difference = charts.difference(runs)
+    difference = charts.difference(runs) if unit else None
     body = [
         f'<header><div><p class="over">headrace · comparison</p>'
         f"<h1>{escape(' · '.join(names))}</h1></div></header>",
+        f'<p class="note">{escape(note)}</p>' if note else "",
         section(
             "Loss",
             charts.compared(runs, "loss", 330, "loss"),
             legend=charts.legend(names),
-            unit=NATS,
+            unit=unit or f"{NATS}, of different tokenizers",
         ),
-        section(f"Loss minus the loss of {names[0]}", difference) if difference else "",
-        held_out(runs),
+        section(f"Loss minus the loss of {escape(names[0])}", difference, unit=unit or "")
+        if difference
+        else "",
+        held_out(runs, unit or f"{NATS}, of different tokenizers"),
         section("Learning rate", charts.compared(runs, "lr", 160, "learning rate")),
         _comparison(runs),
     ]
@@ -45,6 +50,7 @@ def _comparison(runs: Sequence[RunData]) -> str:
         "model": [run.job.model.pattern for run in runs],
         "engine": [run.about["layout"]["engine"] for run in runs],
         "peak learning rate": [f"{run.job.run.optimizer.lr:g}" for run in runs],
+        "phases": [_phases(run) for run in runs],
         "plan": [run.job.plan.hash for run in runs],
         "ledger": [run.ledger for run in runs],
         f"rows compared with {runs[0].name}": [
@@ -63,6 +69,10 @@ def _comparison(runs: Sequence[RunData]) -> str:
         '<section><h2>Side by side</h2><div class="scroll"><table class="sides"><thead><tr>'
         f"<th></th>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>"
     )
+
+
+def _phases(run: RunData) -> str:
+    return ", ".join(f"{phase.name} {human(phase.tokens)}" for phase in run.job.plan.phases)
 
 
 def _row_difference(first: RunData, run: RunData) -> str:

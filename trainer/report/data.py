@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ...console.errors import RunError
@@ -47,6 +48,8 @@ class PhaseShares:
 
 @dataclass(frozen=True)
 class RunData:
+    name: str
+    """Name on the page: the last parts of the folder's path that no other run of the page has."""
     job: Job
     about: dict[str, Any]
     metrics: list[dict[str, Any]]
@@ -57,7 +60,7 @@ class RunData:
     checkpoints: list[int]
 
     @classmethod
-    def load(cls, folder: RunFolder) -> RunData:
+    def load(cls, folder: RunFolder, name: str | None = None) -> RunData:
         job = read_run(folder)
         metrics = list(lines.read(folder.metrics))
         if not metrics:
@@ -66,6 +69,7 @@ class RunData:
                 hint="wait for its first step, or start it with `trainer resume`",
             )
         return cls(
+            name=name or folder.root.resolve().name,
             job=job,
             about=describe(job),
             metrics=metrics,
@@ -74,10 +78,6 @@ class RunData:
             hashes={entry["step"]: entry["hash"] for entry in lines.read(folder.ledger)},
             checkpoints=[store.step_of(path) for path in store.committed(folder.checkpoints)],
         )
-
-    @property
-    def name(self) -> str:
-        return self.job.folder.root.resolve().name
 
     @property
     def sources(self) -> list[str]:
@@ -223,6 +223,18 @@ class RunData:
             "plan_hash": self.job.plan.hash,
             "ledger_hash": self.ledger,
         }
+
+
+def shortest_names(folders: Sequence[Path]) -> list[str]:
+    """Return the fewest last parts of each path that tell it from the other paths."""
+    paths = [folder.resolve().parts for folder in folders]
+    names = []
+    for parts in paths:
+        count = 1
+        while count < len(parts) and sum(path[-count:] == parts[-count:] for path in paths) > 1:
+            count += 1
+        names.append(str(Path(*parts[-count:])))
+    return names
 
 
 def first_difference(one: RunData, other: RunData) -> int | None:

@@ -55,7 +55,7 @@ def run_page(run: RunData) -> str:
     return page(run.name, "".join(body))
 
 
-def held_out(runs: Sequence[RunData]) -> str:
+def held_out(runs: Sequence[RunData], unit: str = NATS) -> str:
     evaluated = [run for run in runs if run.evaluations]
     if not evaluated:
         return ""
@@ -64,7 +64,7 @@ def held_out(runs: Sequence[RunData]) -> str:
             "Held-out loss",
             charts.held_out(runs),
             legend=charts.legend([run.name for run in runs]),
-            unit=NATS,
+            unit=unit,
         )
     _, *sources = runs[0].held_out_curves()
     last = runs[0].evaluations[-1]["sources"]

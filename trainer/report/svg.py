@@ -13,6 +13,8 @@ from .data import Curve
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 22.0, 26.0
 LINE = 16.0
 """Distance of the two lines of numbers below a chart."""
+STRIP = 5.0
+"""Height of a run's strip of phases."""
 LETTER = 7.0
 """Approximate width of a letter."""
 
@@ -68,6 +70,19 @@ class Chart:
             if right > left and free:
                 named.append((middle - half - LETTER, middle + half + LETTER))
                 self._text("phase", middle, TOP - 8, name)
+
+    def phase_strip(
+        self, number: int, run: str, spans: Sequence[tuple[str, float, float]], colour: str
+    ) -> None:
+        """Draw the phases of one run of several as a strip at the top, in the run's colour."""
+        y = TOP + number * STRIP
+        for place, (name, begin, end) in enumerate(spans):
+            left, right = self.x(begin), self.x(end)
+            self.parts.append(
+                f'<rect class="own" x="{left:.1f}" y="{y:.1f}" width="{right - left:.1f}" '
+                f'height="{STRIP - 1:.1f}" fill="{colour}" opacity="{0.7 - 0.4 * (place % 2):.1f}">'
+                f"<title>{escape(run)}: phase {escape(name)}</title></rect>"
+            )
 
     def axes(self, steps: Sequence[tuple[float, int]] = ()) -> None:
         """Draw grid lines at round values; below them tokens, and the steps that begin at some of

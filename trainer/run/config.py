@@ -94,7 +94,7 @@ COUPLED = "{} balances over a micro-batch: micro_batch_tokens, layout.cp and dp 
 
 def load(file: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Return the configuration of a YAML, if there is one, with overrides applied."""
-    data, lines = reader.read_yaml(file) if file else ({}, {})
+    data, lines = reader.read_yaml(file) if file else ({}, {(): None})  # all of it is typed
     return build(data, overrides, source=str(file) if file else "the run", lines=lines)
 
 

@@ -18,6 +18,9 @@ class Request:
     slurm: bool = False
     """True if the run is to be a batch job rather than to start here."""
 
+    dry_run: bool = False
+    """True if nothing starts: the run may be meant for a machine with other devices."""
+
     def overrides_of(self, prefix: str) -> list[str]:
         """Return the overrides of the mixture's or the model's file, without the prefix."""
         start = f"{prefix}."

@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...console import config as reader
-from ...console.errors import ConfigError, LayoutError, Problem, RunError, run_all
+from ...console.errors import (
+    ConfigError,
+    LayoutError,
+    MisuseError,
+    Problem,
+    RunError,
+    run_all,
+)
 from ...models.precision import default_precision
 from ..cluster.ranks import is_first, joined
 from ..folder import RunFolder
@@ -64,7 +71,13 @@ def resolve(request: Request) -> Job:
     return Job(folder=folder, run=run, model=model, plan=plan, mixture=mixture)
 
 
-def load(folder: RunFolder, overrides: Sequence[str] = (), *, slurm: bool = False) -> Job:
+def load(
+    folder: RunFolder,
+    overrides: Sequence[str] = (),
+    *,
+    slurm: bool = False,
+    dry_run: bool = False,
+) -> Job:
     """Return the stored job, adapted to this machine for a start.
 
     Overrides may change keys that do not define the run.
@@ -75,7 +88,7 @@ def load(folder: RunFolder, overrides: Sequence[str] = (), *, slurm: bool = Fals
     # The ranks of the last start do not bind a launcher or a batch job.
     if (slurm or joined()) and not any(word.startswith("processes=") for word in overrides):
         asked = replace(asked, processes=None)
-    run = _here_or_there(asked, slurm=slurm)
+    run = _here_or_there(asked, slurm=slurm, dry_run=dry_run)
     _check_same(stored, run, stored.model, stored.mixture)
     return replace(stored, run=run)
 
@@ -91,19 +104,20 @@ def _run(request: Request) -> RunConfig:
                 hint = f"this YAML is for {option}, not a run: use {option} {request.run}"
                 raise ConfigError(error.source, error.problems, hint=hint) from None
         raise
-    run = _here_or_there(asked, slurm=request.slurm)
+    run = _here_or_there(asked, slurm=request.slurm, dry_run=request.dry_run)
     if request.mixture is None and run.synthetic is None:
-        raise RunError(
+        raise MisuseError(
             "the run has no source of rows",
             hint="give a mixture with --mixture FILE.yaml, or synthetic rows with "
             "synthetic.steps=20",
         )
     if request.mixture is not None and run.synthetic is not None:
-        raise RunError("a run takes rows from a mixture or synthetic rows, not both")
+        raise MisuseError("a run takes rows from a mixture or synthetic rows, not both")
     changes = [word.partition("=")[0] for word in request.overrides_of("mixture")]
     if request.mixture is None and changes:
         problems = [
-            Problem(f"mixture.{path}", "there is no mixture to override") for path in changes
+            Problem(f"mixture.{path}", "there is no mixture to override", typed=True)
+            for path in changes
         ]
         raise ConfigError("the command line", problems)
     return run
@@ -175,19 +189,19 @@ def _check_same(
         )
 
 
-def _here_or_there(asked: RunConfig, *, slurm: bool) -> RunConfig:
+def _here_or_there(asked: RunConfig, *, slurm: bool, dry_run: bool) -> RunConfig:
     """Resolve device, processes and precision for this machine, or for the batch job."""
-    run = _in_batch_job(asked) if slurm else _on_this_machine(asked)
+    run = _in_batch_job(asked) if slurm else _on_this_machine(asked, dry_run)
     if run.precision == "auto":
         run = replace(run, precision=default_precision(run.device).name)
     return run
 
 
-def _on_this_machine(run: RunConfig) -> RunConfig:
+def _on_this_machine(run: RunConfig, dry_run: bool) -> RunConfig:
     from ..layout.devices import choose_device, count_gpus
 
-    device = choose_device(run.device)
-    processes = run.processes or (count_gpus() if device == "cuda" else 1)
+    device = run.device if dry_run and run.device == "cuda" else choose_device(run.device)
+    processes = run.processes or (max(1, count_gpus()) if device == "cuda" else 1)
     if joined():
         processes = int(os.environ["WORLD_SIZE"])
         if run.processes not in (None, processes):
@@ -200,7 +214,7 @@ def _on_this_machine(run: RunConfig) -> RunConfig:
 
 def _in_batch_job(run: RunConfig) -> RunConfig:
     if run.processes not in (None, run.slurm.world):
-        raise LayoutError(
+        raise MisuseError(
             f"processes={run.processes}, but a batch job of {run.slurm.nodes} × "
             f"{run.slurm.per_node} has {run.slurm.world}",
             hint="remove processes; slurm.nodes, slurm.gpus and slurm.processes decide",

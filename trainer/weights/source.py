@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ...console.errors import CheckpointError
+from ...console.explain import path_hint
 from ...dataplane.storage import storage
 from ..checkpoints import store
 from ..folder import RunFolder
@@ -129,11 +130,13 @@ def find(path: str, step: int | None = None) -> WeightSource:
 
         if any((folder / format.mark).is_file() for format in FORMATS.values()):
             return ModelFolder(path)
-    raise CheckpointError(
-        f"{path} holds no weights",
-        hint="name a run's folder, a checkpoint (…/checkpoints/step-00000500, or its s3:// URL), "
-        "or a folder of transformers (config.json) or of Vortex (config.yml)",
+    hint = (
+        "name a run's folder, a checkpoint (…/checkpoints/step-00000500, or its s3:// URL), or a "
+        "folder of transformers (config.json) or of Vortex (config.yml)"
     )
+    if storage.is_local(path) and not folder.exists():
+        raise CheckpointError(f"{path} does not exist", hint=path_hint(path, hint))
+    raise CheckpointError(f"{path} holds no weights", hint=hint)
 
 
 def check(source: WeightSource, model: ModelConfig, *, moments: bool) -> None:

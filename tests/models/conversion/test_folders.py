@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -236,3 +237,24 @@ def test_the_convert_command(tmp_path: Path) -> None:
     assert unknown.exit_code == 2 and "huggingface" in unknown.stderr
     assert all(name in unknown.stderr for name in FORMATS)
     assert folders.format_of(tmp_path / "b") == "huggingface"
+
+
+def test_every_file_has_the_mode_of_the_umask(tmp_path: Path) -> None:
+    model = Model(load_model_config("tiny-transformer", ["vocab_size=64"]))
+    model.init_weights(1)
+    before = os.umask(0o022)
+    try:
+        for format in ("headrace", "huggingface"):
+            write_model(model.config, model.state_dict(), tmp_path / format, format=format)
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {f"{path.stat().st_mode & 0o777:o}" for path in files} == {"644"} and len(files) > 3
+
+
+def test_a_read_only_file_system_is_named(tmp_path: Path, read_only: Path) -> None:
+    model = Model(load_model_config("tiny-transformer", ["vocab_size=64"]))
+    model.init_weights(1)
+    with pytest.raises(StorageError, match="the file system is read-only") as caught:
+        write_model(model.config, model.state_dict(), read_only / "out", format="headrace")
+    assert "Errno" not in str(caught.value)

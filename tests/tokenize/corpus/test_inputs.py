@@ -56,8 +56,8 @@ def test_links_to_folders_and_special_files_are_left_out(
     os.mkfifo(corpus / "pipe.txt")
     found = find_files([str(corpus)], SourceConfig())
     assert [Path(file.name).name for file in found] == ["a.txt", "link.txt"]
-    for name in ("broken.txt", "circle", "pipe.txt"):
-        assert f"{corpus / name} is left out" in caplog.text
+    (line,) = caplog.messages
+    assert "3 links to folders or special files" in line
     with pytest.raises(InputError, match="is not a regular file"):
         find_files([str(corpus / "pipe.txt")], SourceConfig())
 

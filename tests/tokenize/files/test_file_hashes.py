@@ -160,7 +160,7 @@ def test_equal_versions_of_two_names_do_not_make_equal_files(
 ) -> None:
     for module in (inputs, file_hashes):
         monkeypatch.setattr(module, "information", lambda name: {"size": 3, said: "the same"})
-    monkeypatch.setattr(inputs, "_expand", lambda given, config: [given])
+    monkeypatch.setattr(inputs, "_expand", lambda given, *_: [given])
     http, other, object, copy = marks(
         *(f"{scheme}://host/{file}.txt" for scheme in ("http", "s3") for file in "ab")
     )
@@ -176,7 +176,7 @@ def test_an_object_overwritten_during_a_build_is_an_error(
         monkeypatch.setattr(
             module, "information", lambda name: {"size": 3, "ETag": tags[name.rpartition("/")[2]]}
         )
-    monkeypatch.setattr(inputs, "_expand", lambda given, config: [given])
+    monkeypatch.setattr(inputs, "_expand", lambda given, *_: [given])
     files = with_fingerprints(find_files(["s3://host/a.txt", "https://host/b.txt"], SourceConfig()))
     check_unchanged(files, 0)
     tags["a.txt"] = "2"

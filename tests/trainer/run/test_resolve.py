@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.console.errors import ConfigError, LayoutError, RunError, SeveralErrors
+from headrace.console.errors import ConfigError, LayoutError, MisuseError, RunError, SeveralErrors
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.run import job as jobs
@@ -132,7 +132,7 @@ def test_mixture_overrides_need_a_mixture(ask: Any) -> None:
 
 
 def test_a_run_needs_exactly_one_source_of_rows(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no source of rows"):
+    with pytest.raises(MisuseError, match="no source of rows"):
         resolve.resolve(Request(model=TINY, out=str(tmp_path / "run")))
     with pytest.raises(SeveralErrors, match="not both") as caught:
         words = ["synthetic.steps=2"]
@@ -146,5 +146,5 @@ def test_a_batch_job_decides_its_own_world_size(
     folder = saved(ask("processes=2")).folder
     words = ["slurm.nodes=2", "slurm.processes=2"]
     assert resolve.load(folder, words, slurm=True).processes == 4
-    with pytest.raises(LayoutError, match=r"processes=2, but a batch job of 2 × 2 has 4"):
+    with pytest.raises(MisuseError, match=r"processes=2, but a batch job of 2 × 2 has 4"):
         resolve.load(folder, [*words, "processes=2"], slurm=True)

@@ -61,8 +61,10 @@ def test_a_path_without_weights_is_refused(
     model: Model, checkpoint_of: Save, tmp_path: Path
 ) -> None:
     run = checkpoint_of(model, 3)
-    with pytest.raises(CheckpointError, match="holds no weights"):
+    with pytest.raises(CheckpointError, match="does not exist"):
         sources.find(str(tmp_path / "nowhere"))
+    with pytest.raises(CheckpointError, match="holds no weights"):
+        sources.find(str(tmp_path))
     with pytest.raises(CheckpointError, match="no checkpoint of step 4") as caught:
         sources.find(str(run.root), 4)
     assert caught.value.hint is not None and "3" in caught.value.hint

@@ -22,14 +22,23 @@ LOGGERS: dict[str, type[Logger]] = {
 }
 
 
-def check_installed(watch: WatchConfig) -> None:
-    """Raise if the package of an enabled logger is not installed."""
+def check_loggers(watch: WatchConfig) -> None:
+    """Raise if an enabled logger lacks its package or its credentials."""
     for name, logger in LOGGERS.items():
-        if logger.package and logger.enabled(watch) and find_spec(logger.package) is None:
+        if not logger.enabled(watch):
+            continue
+        if logger.package and not _installed(logger.package):
             raise MissingError(
                 f"watch.{name} is set, and {logger.package} is not installed",
                 hint=f"pip install 'headrace[{name}]'",
             )
+        logger.check(watch)
+
+
+def _installed(package: str) -> bool:
+    """True for a package with code: a folder `wandb/` that a run left behind is found as well."""
+    spec = find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def open_loggers(run: LoggedRun) -> list[Logger]:

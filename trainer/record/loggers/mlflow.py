@@ -8,14 +8,19 @@ from __future__ import annotations
 import os
 import re
 import time
+import urllib.error
+import urllib.request
 from typing import Any
 
+from ....console.errors import RunError
 from ..config import WatchConfig
 from ..logger import Entry, LoggedRun, ScalarLogger
 
 EXPERIMENT = "headrace"
 ID_TAG = "headrace.id"
 """Tag by which a start finds the MLflow run of its folder."""
+TIMEOUT = 10.0
+"""Seconds in which a tracking server must answer before a run starts."""
 STATUS = {"finish": "FINISHED", "stop": "KILLED", "fail": "FAILED"}
 NOT_IN_A_NAME = re.compile(r"[^\w\-./ ]")
 """Characters that MLflow refuses in the name of a metric."""
@@ -41,6 +46,24 @@ class MLflow(ScalarLogger):
     @classmethod
     def enabled(cls, watch: WatchConfig) -> bool:
         return watch.mlflow is not None
+
+    @classmethod
+    def check(cls, watch: WatchConfig) -> None:
+        """Raise if a tracking server does not answer; MLflow itself would retry for minutes."""
+        uri = watch.mlflow or ""
+        if not uri.startswith(("http://", "https://")):
+            return
+        try:
+            urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=TIMEOUT).close()
+        except urllib.error.HTTPError:
+            return  # it answers; its own client logs in
+        except OSError as error:
+            reason = getattr(error, "reason", error)
+            reason = getattr(reason, "strerror", None) or reason
+            raise RunError(
+                f"watch.mlflow: the tracking server {uri} does not answer ({reason})",
+                hint="start the server, or correct watch.mlflow",
+            ) from None
 
     def scalars(self, values: dict[str, float], step: int) -> None:
         now = int(time.time() * 1000)
