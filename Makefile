@@ -27,7 +27,7 @@ test: $(TESTS)  ## run the tests that need no server and no long time
 test-quick: $(TESTS)  ## run the tests that take a few seconds at most
 	$(BIN)/python -m pytest -m "not server and not long and not slow"
 
-test-all: $(TESTS)  ## run all tests, long ones and those that install an S3 server (apt-get) too
+test-all: $(TESTS)  ## run all tests, long ones and those that install an S3 server or Slurm too
 	$(BIN)/python -m pytest --hypothesis-profile=others
 
 check: $(TESTS)  ## lint, format, types, packaging and the rules of the house

@@ -1,10 +1,18 @@
-"""The model: u = embedding(tokens); u = block(u) for each layer; logits = norm(u) · Wᵀ."""
+"""The model: u = embedding(tokens); u = block(u) for each layer; logits = norm(u) · Wᵀ.
+
+Under pipeline parallelism the layers are cut into chunks, and a rank keeps those of its stage:
+
+    chunk 0   tokens → embedding → layers → u          chunk 1   u → layers → norm → loss
+
+What a stage does not use is absent; everything else keeps the name that it has in the whole model.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +43,8 @@ class Model(nn.Module):
         super().__init__()
         self.config = config
         self.axes = Axes()
+        self.chunks = chunk_layers(len(config.layers))
+        """Layers of every chunk of the model, also of those that other stages keep."""
         self.local_shards: dict[str, LocalShard] = {}
         width = config.width
         self.embedding = Table(config.vocab_size, width)
@@ -43,8 +53,11 @@ class Model(nn.Module):
         )
         names = dict.fromkeys(layer.shared for layer in config.layers if layer.shared)
         self.shared = nn.ModuleDict({name: build_operator(config, name) for name in names})
-        self.blocks = nn.ModuleList(
-            Block(config, layer, self.shared_block(layer)) for layer in config.layers
+        self.blocks = nn.ModuleDict(
+            {
+                str(number): Block(config, layer, self.shared_block(layer))
+                for number, layer in enumerate(config.layers)
+            }
         )
         final = config.final_norm or config.norm
         self.norm = build_norm(final, width, config.norm_eps, config.kernel)
@@ -79,17 +92,53 @@ class Model(nn.Module):
 
         `rows` (bool) is False for padding rows, which statistics over a micro-batch leave out.
         """
-        batch = self.batch_context(tokens, documents, states, rows)
-        u = self.embed(tokens, batch)
-        if self.shared:
-            batch = replace(batch, embeddings=u)
-        losses = u.new_zeros(len(u), dtype=torch.float32)
-        for block, block_states in zip(self.typed_blocks(), states or repeat(None), strict=False):
-            u, loss = block(u, batch, block_states, self.shared_block(block.layer))
-            losses = losses + loss
+        assert len(self.chunks) == 1, "the model is whole"
+        (hidden,), losses = self.run_chunk(0, tokens, documents, states=states, rows=rows)
         for state in chain.from_iterable(states or ()):
             state.seen += tokens.shape[1]
-        return self.norm(u), losses
+        return hidden, losses
+
+    def run_chunk(
+        self,
+        chunk: int,
+        tokens: Tensor,
+        documents: Documents | None = None,
+        stream: Sequence[Tensor] = (),
+        *,
+        states: list[list[State]] | None = None,
+        rows: Tensor | None = None,
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return the stream that the next chunk takes, and the sum of auxiliary losses, [rows].
+
+        The stream is (u,), or (u, embeddings) while a later layer calls a shared block; after the
+        last chunk it is the input of `logits`. The first chunk takes none.
+        """
+        layers = self.chunks[chunk]
+        batch = self.batch_context(tokens, documents, states, rows)
+        if chunk == 0:
+            u = embeddings = self.embed(tokens, batch)
+        else:
+            u, embeddings = stream[0], stream[-1]
+        if self.calls_shared(layers.start):
+            batch = replace(batch, embeddings=embeddings)
+        losses = u.new_zeros(len(u), dtype=torch.float32)
+        for block, block_states in zip(
+            self.blocks_of(layers), states or repeat(None), strict=False
+        ):
+            u, loss = block(u, batch, block_states, self.shared_block(block.layer))
+            losses = losses + loss
+        if chunk == len(self.chunks) - 1:
+            return (self.norm(u),), losses
+        # FSDP2 hands a module views of its inputs, and refuses to let it return them.
+        return ((u, embeddings.clone()) if self.calls_shared(layers.stop) else (u,)), losses
+
+    def stream_tensors(self, chunk: int) -> int:
+        """Return the number of tensors in the stream that enters a chunk."""
+        return 1 + self.calls_shared(self.chunks[chunk].start)
+
+    def calls_shared(self, first: int) -> bool:
+        """True if a layer from `first` on calls a shared block."""
+        return any(layer.shared is not None for layer in self.config.layers[first:])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of this rank's part of the vocabulary."""
@@ -156,13 +205,36 @@ class Model(nn.Module):
         return shared
 
     def typed_blocks(self) -> list[Block]:
-        """The blocks, with their type."""
-        return [block for block in self.blocks if isinstance(block, Block)]
+        """The blocks that the model holds, with their type."""
+        return [block for block in self.blocks.values() if isinstance(block, Block)]
+
+    def blocks_of(self, layers: range) -> list[Block]:
+        """The blocks of these layers."""
+        blocks = (self.blocks[str(number)] for number in layers)
+        return [block for block in blocks if isinstance(block, Block)]
+
+    def keep(self, cuts: Sequence[int], own: Collection[int]) -> None:
+        """Cut the layers into chunks and keep the modules that the chunks `own` use.
+
+        `cuts` are the first layers of the chunks after the first.
+        """
+        self.chunks = chunk_layers(len(self.config.layers), cuts)
+        for chunk, layers in enumerate(self.chunks):
+            for number in layers if chunk not in own else ():
+                del self.blocks[str(number)]
+        for path, chunks in chunk_users(self.config, self.chunks).items():
+            if chunks.isdisjoint(own):
+                holder, _, name = path.rpartition(".")
+                delattr(self.get_submodule(holder), name)
+        if 0 not in own:
+            del self.embed
+        if len(self.chunks) - 1 not in own:
+            del self.unembed
 
     def shard(self, axes: Axes) -> None:
-        """Keep this rank's local shard of each parameter of a whole model."""
+        """Keep this rank's local shard of each parameter of whole modules."""
         self.axes = axes
-        self.local_shards = shard_parameters(self, axes.tensor)
+        self.local_shards = shard_parameters(self, axes)
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
@@ -192,6 +264,26 @@ class Model(nn.Module):
             block.init_weights(init)
         init.norm(self.norm)
         return init
+
+
+def chunk_layers(layers: int, cuts: Sequence[int] = ()) -> tuple[range, ...]:
+    """Return the layers of each chunk; `cuts` are the first layers of those after the first."""
+    return tuple(range(first, end) for first, end in pairwise((0, *cuts, layers)))
+
+
+def chunk_users(config: ModelConfig, chunks: Sequence[range]) -> dict[str, set[int]]:
+    """Return the chunks that use each module outside the blocks, by the module's path."""
+    last = len(chunks) - 1
+    users = {"embedding": {0, last} if config.tie_embeddings else {0}, "norm": {last}}
+    if config.learned_positions:
+        users["positions"] = {0}
+    if not config.tie_embeddings:
+        users["head"] = {last}
+    for number, layers in enumerate(chunks):
+        for layer in config.layers[layers.start : layers.stop]:
+            if layer.shared is not None:
+                users.setdefault(f"shared.{layer.shared}", set()).add(number)
+    return users
 
 
 def initial_weights(config: ModelConfig, seed: int) -> Weights:

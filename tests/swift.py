@@ -121,7 +121,7 @@ class Swift:
 
     def __init__(self, programs: Path, root: Path, *, writes: int | None = None) -> None:
         self.programs, self.root, self.writes = programs, root, writes
-        self.port = _free_ports(5)
+        self.port = free_ports(5)
         self.processes: list[subprocess.Popen[bytes]] = []
         self._configure()
 
@@ -212,7 +212,7 @@ class Swift:
         (etc / "proxy.conf").write_text(text)
 
 
-def _free_ports(count: int) -> int:
+def free_ports(count: int) -> int:
     """Return the first of `count` consecutive free ports."""
     for first in range(18100, 30000, count):
         try:

@@ -155,7 +155,7 @@ def test_imports_point_downwards(room: str) -> None:
         (("trainer",), "from headrace.models.model import Model"),
         (("trainer",), "import headrace.models"),
         (("trainer",), "from ..tokenize.build import build"),
-        (("tokenize",), "WORKER = 'headrace.trainer.launch.worker'"),
+        (("tokenize",), "WORKER = 'headrace.trainer.launch.rank'"),
     ],
 )
 def test_upward_imports_are_detected(package: tuple[str, ...], line: str) -> None:

@@ -14,6 +14,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
     "trainer": (
         "folder",
         "cluster",
+        "pipeline",
         "layout",
         "checkpoints",
         "engines",

@@ -15,6 +15,7 @@ from .launch.options import StartOptions, command_words, start_options
 from .weights.commands import export, sample
 
 if TYPE_CHECKING:
+    from .cluster.ranks import StopAsked
     from .run.job import Job
 
 
@@ -103,6 +104,9 @@ def run(
 
     More: docs/trainer.md
     """
+    from .cluster import ranks
+
+    asked = ranks.stop_asked()  # before the imports of torch, which take seconds
     from .run.request import Request
     from .run.resolve import resolve
 
@@ -123,7 +127,7 @@ def run(
         slurm=slurm,
         dry_run=dry_run,
     )
-    _go(resolve(request), slurm=slurm, dry_run=dry_run, **options)
+    _go(resolve(request), asked, slurm=slurm, dry_run=dry_run, **options)
 
 
 @main.command(keys=run_keys)
@@ -146,12 +150,15 @@ def resume(
 
     More: docs/trainer.md
     """
+    from .cluster import ranks
+
+    asked = ranks.stop_asked()
     from .folder import RunFolder
     from .run.resolve import load
 
     words = [*overrides, *_as_override(processes)]
     job = load(RunFolder(folder), words, slurm=slurm, dry_run=dry_run)
-    _go(job, slurm=slurm, dry_run=dry_run, **options)
+    _go(job, asked, slurm=slurm, dry_run=dry_run, **options)
 
 
 @main.command()
@@ -200,7 +207,9 @@ def _as_override(processes: int | None) -> list[str]:
     return [] if processes is None else [f"processes={processes}"]
 
 
-def _go(job: Job, *, slurm: bool, dry_run: bool, as_json: bool, **options: Any) -> None:
+def _go(
+    job: Job, asked: StopAsked, *, slurm: bool, dry_run: bool, as_json: bool, **options: Any
+) -> None:
     """Start the job here, or submit a batch job that repeats the words of this command."""
     from .cluster import ranks
     from .launch import preflight, start
@@ -223,7 +232,7 @@ def _go(job: Job, *, slurm: bool, dry_run: bool, as_json: bool, **options: Any) 
             command.emit({"job": number, "script": str(job.folder.slurm)})
         command.say(f"submitted as job {number}: {job.folder.slurm}")
         return
-    code = start.start(job, started)
+    code = start.start(job, started, asked)
     if as_json and ranks.is_first():
         command.emit(start.outcome(job, code))
     sys.exit(code)

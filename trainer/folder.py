@@ -12,8 +12,11 @@ The names inside these subfolders belong to the modules that write them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import re
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,8 +42,12 @@ COMPARISON = "compare.html"
 SLURM_SCRIPT = "slurm.sh"
 SLURM_LOG = "slurm-%j.out"
 """Log of a batch job in `logs/`; sbatch puts the job's number in."""
+SLURM_NOTE = "slurm-{job}.note"
+"""State of the current start of a batch job, in `logs/`: `saved 500`."""
 LOCK = ".lock"
 PROBE = ".probe-"
+ORPHANS_END = 10.0
+"""Seconds in which the ranks of a killed launcher end."""
 
 
 class RunFolder:
@@ -127,16 +134,41 @@ class RunFolder:
         inherited the descriptor."""
         descriptor = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                holder = os.pread(descriptor, 100, 0).decode().strip() or "another process"
-                raise BusyError(
-                    f"{self.root} is in use by {holder}",
-                    hint="wait until it has ended, or choose another --out",
-                ) from None
+            self._lock(descriptor)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
             yield descriptor
         finally:
             os.close(descriptor)
+
+    def _lock(self, descriptor: int) -> None:
+        """Lock the open file. Wait for ranks whose launcher was killed: they end at once."""
+        deadline = time.monotonic() + ORPHANS_END
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:
+                holder = os.pread(descriptor, 100, 0).decode().strip()
+            if not _has_ended(holder):
+                what = holder or "another process"
+                hint = "wait until it has ended, or choose another --out"
+            elif time.monotonic() > deadline:
+                what = f"ranks that {holder} started; that process has ended"
+                hint = f"end them: `fuser {self.root / LOCK}` prints their process ids"
+            else:
+                time.sleep(0.1)
+                continue
+            raise BusyError(f"{self.root} is in use by {what}", hint=hint)
+
+
+def _has_ended(holder: str) -> bool:
+    """Return True if the lock names a process of this machine that has ended."""
+    match = re.fullmatch(r"process (\d+) on (.+)", holder)
+    if match is None or match[2] != os.uname().nodename:
+        return False
+    try:
+        os.kill(int(match[1]), 0)
+    except OSError as error:
+        return error.errno == errno.ESRCH
+    return False

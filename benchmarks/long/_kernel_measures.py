@@ -280,7 +280,7 @@ def model_step(variant: Variant, length: int, clock: Clock) -> tuple[Callable[[]
     model.init_weights(0)
     model.to(torch.float32 if clock.dry else torch.bfloat16)
     if variant.compiled:
-        for block in model.blocks:
+        for block in model.typed_blocks():
             block.compile(backend="aot_eager" if clock.dry else "inductor")
     tokens = torch.randint(config.vocab_size, (1, length), device=clock.device)
     weights = torch.ones(1, length, device=clock.device)

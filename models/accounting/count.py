@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -86,7 +86,25 @@ def step_flops(model: Model, seen: int) -> dict[str, float]:
 def flops_by_part(model: Model, own: Callable[[Operator], dict[str, float]]) -> dict[str, float]:
     """Add matrix products and `own`, the other FLOPs of an operator, by part."""
     parts: defaultdict[str, float] = defaultdict(float)
+    for layer in layer_flops(model, own):
+        for name, flops in layer.items():
+            parts[name] += flops
+    parts["head"] = head_flops(model)
+    return dict(parts)
+
+
+def flops_by_layer(model: Model, seq_len: int) -> list[float]:
+    """Count forward FLOPs for each token of each layer; the last entry is the head."""
+    layers = layer_flops(model, lambda operator: operator.flops(seq_len))
+    return [*(sum(parts.values()) for parts in layers), head_flops(model)]
+
+
+def layer_flops(
+    model: Model, own: Callable[[Operator], dict[str, float]]
+) -> Iterator[dict[str, float]]:
+    """Yield the FLOPs of each layer by part."""
     for layer, block in zip(model.config.layers, model.typed_blocks(), strict=True):
+        parts: defaultdict[str, float] = defaultdict(float)
         shared = model.shared_block(layer)
         if layer.shared and shared is not None and block.call is not None:
             parts[layer.shared] += matrix_flops(shared) + sum(own(shared).values())
@@ -94,8 +112,11 @@ def flops_by_part(model: Model, own: Callable[[Operator], dict[str, float]]) -> 
         for name, branch in zip(layer.branches, block.branches(), strict=True):
             operator = branch.operator
             parts[name] += matrix_flops(operator) + sum(own(operator).values())
-    parts["head"] = 2.0 * (model.head or model.embedding).weight.numel()
-    return dict(parts)
+        yield parts
+
+
+def head_flops(model: Model) -> float:
+    return 2.0 * (model.head or model.embedding).weight.numel()
 
 
 def matrix_flops(module: nn.Module) -> float:

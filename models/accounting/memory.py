@@ -7,7 +7,8 @@ counted once. That is what the plain operators need; fused kernels need less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...console.errors import LayoutError
 from ..config import ModelConfig
+from ..layers.recompute import Recompute
 from ..loss import cross_entropy
 from ..model import Model
 from ..operators import BatchContext, State
@@ -30,12 +32,16 @@ LONGEST = 4096
 """Tokens of the longest row that runs; activations of longer rows are extrapolated."""
 
 
-def rank_shapes(config: ModelConfig, tp: int, rank: int) -> Shapes:
-    """Return the shape of each parameter on a rank of the tensor axis."""
+def rank_shapes(
+    config: ModelConfig, tp: int, rank: int, cuts: Sequence[int] = (), own: Collection[int] = (0,)
+) -> Shapes:
+    """Return the shape of each parameter on a rank of the tensor axis; with `cuts`, on the stage of
+    a pipeline that holds the chunks `own`."""
     wrong = list(config.tp_problems(tp))
     if wrong:
         raise LayoutError("\n  ".join([f"tp={tp} does not divide this model", *wrong]))
     model = build_meta(config)
+    model.keep(cuts, own)
     model.shard(Axes(tensor=Axis(None, rank, tp)))
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
@@ -45,19 +51,39 @@ def activation_memory(
 ) -> dict[str, Any]:
     """Return the bytes that a micro-batch keeps for its backward pass: the activations by mode of
     recompute, and the logits."""
-    kept, logits = activations(config, seq_len, rows=rows, precision=precision)
-    stream = rows * seq_len * config.width * precision.weight_bytes
-    branches = sum(len(layer.branches) + (layer.shared is not None) for layer in config.layers)
-    largest = max(kept)
+    kept = kept_by_layer(config, seq_len, rows=rows, precision=precision)
     ranks = degrees.tp * degrees.cp
     return {
         "activations": {
-            "none": round(sum(kept) / ranks),
-            "operator": round((stream * branches + largest) / ranks),
-            "block": round((stream * len(config.layers) + largest) / ranks),
+            mode: round((sum(sizes) + max(kept.recomputed[mode])) / ranks)
+            for mode, sizes in kept.layers.items()
         },
-        "logits": round(logits / ranks),
+        "logits": round(kept.logits / ranks),
     }
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes that a micro-batch keeps for its backward pass, over all ranks that share its rows."""
+
+    layers: Mapping[Recompute, Sequence[int]]
+    """Kept by each layer from its forward to its backward pass, by mode of recompute."""
+    recomputed: Mapping[Recompute, Sequence[int]]
+    """Kept by each layer while its backward pass runs."""
+    logits: int
+
+
+def kept_by_layer(config: ModelConfig, seq_len: int, *, rows: int, precision: Precision) -> Kept:
+    measured, logits = activations(config, seq_len, rows=rows, precision=precision)
+    stream = rows * seq_len * config.width * precision.weight_bytes
+    calls = [len(layer.branches) + (layer.shared is not None) for layer in config.layers]
+    layers: dict[Recompute, list[int]] = {
+        "none": measured,
+        "operator": [stream * count for count in calls],
+        "block": [stream for _ in calls],
+    }
+    nothing = [0 for _ in calls]
+    return Kept(layers, {"none": nothing, "operator": measured, "block": measured}, logits)
 
 
 def activations(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, get_process_group_ranks
 from torch.distributed import distributed_c10d as c10d
 
 AttentionForm = Literal["a2a", "ring"]
@@ -45,6 +46,11 @@ class Axis:
         rank."""
         return self.group.group_name if self.group is not None and self.size > 1 else ""
 
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Ranks of the run on this axis, in order; empty without a process group."""
+        return tuple(get_process_group_ranks(self.group)) if self.group is not None else ()
+
 
 ALONE = Axis(None, 0, 1)
 """An axis of one rank."""
@@ -59,6 +65,16 @@ def named(name: str) -> Axis:
 
 
 @dataclass(frozen=True)
+class Holders:
+    """Ranks that hold the parameters of one module alike, on one stage or on several."""
+
+    sharded: Axis = ALONE
+    """Holders of a parameter's local shard, if tensor parallelism shards the parameter."""
+    whole: Axis = ALONE
+    """Holders of a parameter that tensor parallelism does not shard."""
+
+
+@dataclass(frozen=True)
 class Axes:
     """The axes that shard a model. (Data parallelism splits the batch; the model is unaware.)"""
 
@@ -70,3 +86,12 @@ class Axes:
     """Form of attention under context parallelism."""
     hyena_li: LongFilterForm = "states"
     """Form of modal Hyena-LI filters. (Free-form filters have no states and always use a2a.)"""
+    shared: Mapping[str, Holders] = field(default_factory=dict)
+    """Modules that several stages of a pipeline hold, by path: tied embeddings, shared blocks."""
+
+    def holders(self, parameter: str) -> Holders:
+        """Return the ranks that hold a parameter."""
+        for path, holders in self.shared.items():
+            if parameter.startswith(f"{path}."):
+                return holders
+        return Holders(whole=self.tensor if self.tensor.size > 1 else ALONE)

@@ -1,7 +1,8 @@
-"""Sharding of parameters over the tensor-parallel axis.
+"""Sharding of parameters over the tensor-parallel axis, and their copies.
 
 Each operator returns a sharding spec for its parameters. A parameter without one is replicated on
-all ranks, and its gradients are summed over them.
+all ranks, and its gradients are summed over them. So are those of a module that several stages of a
+pipeline hold.
 
     Sharded(0)               rows; each rank has a contiguous part
     Sharded(0, (q, k, v))    rows of several blocks, one after the other: each rank has a part of
@@ -21,7 +22,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from .axes import ALONE, Axis
+from .axes import ALONE, Axes, Axis
 
 
 @dataclass(frozen=True)
@@ -101,15 +102,16 @@ def filters(name: str, groups: int, ranks: int) -> ShardingSpec:
     return {name: Sharded(0)} if groups % ranks == 0 else {}
 
 
-def shard_parameters(model: nn.Module, axis: Axis) -> dict[str, LocalShard]:
+def shard_parameters(model: nn.Module, axes: Axes) -> dict[str, LocalShard]:
     """Keep this rank's local shard of each parameter. Return the shards by parameter name.
 
     The model must hold whole parameters, or be on the meta device.
     """
     shards = {
-        name: LocalShard(tuple(p.shape), copies=axis if axis.size > 1 else ALONE)
+        name: LocalShard(tuple(p.shape), copies=axes.holders(name).whole)
         for name, p in model.named_parameters()
     }
+    axis = axes.tensor
     if axis.size == 1:
         return shards
     for path, module in list(model.named_modules()):
@@ -122,9 +124,11 @@ def shard_parameters(model: nn.Module, axis: Axis) -> dict[str, LocalShard]:
             whole = getattr(holder, leaf)
             if whole is None:
                 continue
+            full = f"{path}.{name}" if path else name
             runs = spec.runs(whole.shape[spec.dim], axis)
-            shard = LocalShard(tuple(whole.shape), spec.dim, runs)
-            shards[f"{path}.{name}" if path else name] = shard
+            copies = axes.holders(full).sharded
+            shard = LocalShard(tuple(whole.shape), spec.dim, runs, copies)
+            shards[full] = shard
             setattr(holder, leaf, nn.Parameter(shard.take(whole.detach())))
     for module in model.modules():
         if isinstance(module, Resizable):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -228,7 +229,7 @@ def test_blocks_compile_without_a_graph_break(
     eager = everything(tokens, documents)
     everything.set_recompute(recompute)
     torch.compiler.reset()  # torch limits how often the code of a block is compiled
-    for block in everything.blocks:
+    for block in everything.typed_blocks():
         block.compile(backend="eager", fullgraph=True)
     assert (everything(tokens, documents) - eager).abs().max() < 1e-12
 
@@ -237,3 +238,23 @@ def test_blocks_compile_without_a_graph_break(
 def test_empty_inputs_are_refused(shape: tuple[int, ...], tiny: Model) -> None:
     with pytest.raises(ConfigError, match=r"tokens: are \(.*at least 1 × 1 is needed"):
         tiny(torch.zeros(shape, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("cuts", [(1,), (2, 5, 7)])
+def test_chunks_one_after_the_other_are_the_whole_model(everything: Model, cuts: Any) -> None:
+    """Each chunk has the modules that it uses, under the names of the whole, and no other."""
+    tokens = torch.randint(0, 23, (2, 12), generator=torch.Generator().manual_seed(1))
+    stream: tuple[torch.Tensor, ...] = ()
+    held: list[set[str]] = []
+    for chunk in range(len(cuts) + 1):
+        part = deepcopy(everything)
+        part.keep(cuts, [chunk])
+        assert part.stream_tensors(chunk) == len(stream) or chunk == 0
+        stream, _ = part.run_chunk(chunk, tokens, stream=stream)
+        held.append({name for name, _ in part.named_parameters()})
+    assert torch.equal(stream[0], everything.hidden(tokens)[0])
+    names = {name for name, _ in everything.named_parameters()}
+    assert set().union(*held) == names
+    twice = {name for name in names if sum(name in each for each in held) > 1}
+    assert {name.split(".")[0] for name in twice} <= {"embedding", "shared"}
+    assert "embedding.weight" in held[0] & held[-1], "tied"

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from contextlib import ExitStack
-from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from piped import LENGTH, Batch, config_of, exact, keep, place, run_passes, second_oracle
 from torch import nn
 
 from headrace.models.accounting.count import build_meta
-from headrace.models.config import load_model_config
-from headrace.models.documents import Documents
 from headrace.models.model import initial_weights
 from headrace.models.parallel.sharding import LocalShard
 from headrace.models.precision import PRECISIONS
@@ -33,13 +29,11 @@ from headrace.trainer.engines.objective import Objective, parameters
 from headrace.trainer.engines.optimizers import OPTIMIZERS
 from headrace.trainer.engines.optimizers.exchange import Exchange
 from headrace.trainer.engines.update import update
-from headrace.trainer.layout.config import LayoutConfig
-from headrace.trainer.layout.groups import Parallel, join
+from headrace.trainer.layout.groups import Parallel
 
 LR = 1e-2
-PATIENCE = timedelta(minutes=5)
 Z_LOSS = 1e-3
-ROWS, LENGTH = 8, 24
+ROWS = 8
 """Rows of a global batch: at least two micro-batches on every rank."""
 BUCKET = 1024
 """Elements of a DeepSpeed bucket: gradients fill several, and some exceed one."""
@@ -47,25 +41,13 @@ deepspeed_engine.LARGEST_BUCKET["cpu"] = BUCKET
 LINEAR = nn.functional.linear
 """torch's own. ZeRO-3 replaces it, for every engine that is built after it."""
 
+GATHER = {"block": "block", "micro": "micro-batch", "step": "step"}
+"""Settings of FSDP2, by the last word of a layout."""
+
+__all__ = ["exact", "second_oracle"]
+"""Tasks of other files."""
+
 norm_of = steps_of.global_norm
-
-
-@cache
-def groups(tp: int, cp: int, attention: str, hyena_li: str) -> Parallel:
-    """Return this rank's process groups, created once for each layout."""
-    layout = LayoutConfig(tp=tp, cp=cp, attention=attention, hyena_li=hyena_li)  # type: ignore[arg-type]
-    return join(layout, "cpu", PATIENCE)
-
-
-def place(layout: str) -> Parallel:
-    """Return the process groups of `…-tp2`, `…-cp2`, `…-tp2cp2`, `…-cp2ring` (attention) or
-    `…-cp2a2a` (Hyena-LI)."""
-    _, _, _, *axes = layout.split("-")
-    words = "".join(axes)
-    degree = {axis: int(number) for axis, number in re.findall(r"(tp|cp)(\d)", words)}
-    attention = "ring" if "ring" in words else "a2a"
-    hyena_li = "a2a" if words.endswith("a2a") else "states"
-    return groups(degree.get("tp", 1), degree.get("cp", 1), attention, hyena_li)
 
 
 def make_engine(
@@ -83,11 +65,12 @@ def make_engine(
     if kind == "deepspeed":
         config: Any = ENGINES[kind](zero=int(option))  # type: ignore[arg-type,call-arg]
     else:
-        config = ENGINES[kind](shard=int(option) or None)  # type: ignore[call-arg]
+        gather = next((gather for word, gather in GATHER.items() if layout.endswith(word)), None)
+        config = ENGINES[kind](shard=int(option) or None, gather=gather)  # type: ignore[call-arg]
     settings: Any = OPTIMIZERS[optimizer](**{"lr": LR, "clip": 0.5, **options})  # type: ignore[arg-type]
-    shape = load_model_config(Path(__file__).with_name(f"{model}.yaml"), changes)
+    shape = config_of(model, changes)
     empty = build_meta(shape)
-    empty.shard(parallel.axes)
+    keep(empty, parallel)
     engine = config.build(Objective(empty, Z_LOSS), settings, PRECISIONS[precision], parallel)
     give(engine, initial_weights(shape, seed))
     return engine
@@ -128,18 +111,15 @@ def train(
         total = float(weights.sum())
         mine = torch.arange(ROWS)[parallel.dp_rank :: parallel.dp].view(-1, at_once)
         divisor = float(weights[mine].sum()) * parallel.dp if mean_of_means else total
-        loss = torch.zeros((), dtype=torch.float64)
         ours = parallel.axes.context.part(LENGTH)
-        for number, rows in enumerate(mine):
+        batches = []
+        for rows in mine:
             cuts = starts[rows].flatten().nonzero().flatten()
             ends = torch.tensor([0, LENGTH * len(rows)])
-            documents = Documents.from_cu_seqlens(
-                torch.cat([ends[:1], cuts, ends[1:]]), (len(rows), LENGTH)
-            ).part(parallel.axes.context)
-            batch = (tensor[rows][:, ours] for tensor in (tokens, targets, weights))
-            sums = engine(*batch, documents)
-            engine.backward(sums.total / divisor, last=number == len(mine) - 1)
-            loss += sums.rows.sum().double()
+            part = (tensor[rows][:, ours] for tensor in (tokens, targets, weights))
+            batches.append(Batch(*part, torch.cat([ends[:1], cuts, ends[1:]])))
+        losses = run_passes(engine, parallel, batches, divisor)
+        loss = torch.stack([each.sum().double() for each in losses]).sum()
         dist.all_reduce(loss, group=parallel.control)
         result = update(engine, LR)
         assert result.applied
@@ -252,7 +232,7 @@ def parity(
         if local:
             stack.enter_context(mock.patch.object(Exchange, "__call__", own_ranges))
         for layout in layouts:
-            parallel = place(layout)
+            parallel = place(layout, model)
             engine = make_engine(layout, parallel, model=model, **engine_options)
             found[layout] = train(
                 engine, parallel, 0, steps, mean_of_means=mean_of_means, at_once=at_once
@@ -346,12 +326,9 @@ def left_out(folder: Path, layouts: list[str], faulty: int | None = None) -> dic
         engine = make_engine(layout, parallel)
         train(engine, parallel, 0, 1)
         before, updates = gathered(engine, parallel), engine.updates
-        tokens, targets, weights, _ = (part[1:2] for part in global_batch(7))
-        documents = Documents.from_cu_seqlens(torch.tensor([0, tokens.numel()]), tokens.shape)
+        batch = Batch(*(part[1:2] for part in global_batch(7)[:3]), torch.tensor([0, LENGTH]))
         broken = faulty is None or parallel.data.rank == faulty
-        for last, factor in ((False, 1.0), (True, math.nan if broken else 1.0)):
-            sums = engine(tokens, targets, weights, documents)
-            engine.backward(sums.total * factor, last=last)
+        run_passes(engine, parallel, [batch, batch], 1.0, math.nan if broken else 1.0)
         applied = update(engine, LR).applied
         after = gathered(engine, parallel)
         same = all(torch.equal(before[key], after[key]) for key in before)
@@ -365,7 +342,7 @@ def shards_of_gradients(folder: Path, layouts: list[str], model: str) -> dict[st
     Return the norm that the optimizer step computes."""
     found = {}
     for layout in layouts:
-        parallel = place(layout)
+        parallel = place(layout, model)
         engine = make_engine(layout, parallel, model=model)
         seen: list[Any] = []
 

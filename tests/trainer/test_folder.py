@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.console.errors import BusyError, RunError, StorageError
+from headrace.trainer import folder as folders
 from headrace.trainer.folder import RunFolder
 
 
@@ -63,3 +69,33 @@ def test_one_process_holds_the_lock(tmp_path: Path) -> None:
             pass
     with folder.locked():
         pass
+
+
+@pytest.fixture
+def killed_launcher(tmp_path: Path) -> Iterator[tuple[int, int]]:
+    """A lock that a rank still holds, and the process that took it and has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    lock = os.open(tmp_path / folders.LOCK, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.write(lock, f"process {process.pid} on {os.uname().nodename}".encode())
+    yield lock, process.pid
+    os.close(lock)
+
+
+def test_the_lock_waits_for_ranks_whose_launcher_was_killed(
+    tmp_path: Path, killed_launcher: tuple[int, int]
+) -> None:
+    lock, _ = killed_launcher
+    threading.Timer(0.5, lambda: fcntl.flock(lock, fcntl.LOCK_UN)).start()
+    with RunFolder(tmp_path).locked():
+        assert f"process {os.getpid()} on" in (tmp_path / folders.LOCK).read_text()
+
+
+def test_a_lock_does_not_name_a_process_that_has_ended_as_its_holder(
+    tmp_path: Path, killed_launcher: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "ORPHANS_END", 0.2)
+    with pytest.raises(BusyError, match="that process has ended") as caught:
+        RunFolder(tmp_path).locked().__enter__()
+    assert f"ranks that process {killed_launcher[1]} on" in str(caught.value)

@@ -108,6 +108,24 @@ def test_sigterm_saves_and_stops(trainer: Any) -> None:
     asked_to_make_room(trainer, process, signal.SIGTERM)
 
 
+def handles(process: subprocess.Popen[bytes], number: signal.Signals) -> bool:
+    """True if the process has a handler for a signal."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    (caught,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")]
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def test_sigterm_in_the_first_seconds_exits_with_85(trainer: Any) -> None:
+    process = trainer.start()
+    wait_for(lambda: handles(process, signal.SIGTERM))
+    assert not trainer.out.exists(), "nothing has started yet"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=300) == 85
+    log = (trainer.folder / "started.log").read_text()
+    assert "stopped before the first step; the same command starts it again" in log
+    assert not trainer.out.exists()
+
+
 @pytest.mark.slow
 def test_a_resume_detects_the_same_spikes(trainer: Any, tmp_path: Path) -> None:
     """With a bound of 0 every second loss is a spike, and the weights are rolled back."""
@@ -186,6 +204,13 @@ def test_the_command_joins_torchrun(trainer: Any, whole: Any) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert trainer.losses() == trainer.losses(whole(2))
+    events = trainer.lines("events.jsonl")
+    again = subprocess.run(
+        [*torchrun, *rank], capture_output=True, text=True, timeout=580, check=False
+    )
+    assert again.returncode == 0, again.stderr
+    assert "has already taken all of its 6 steps" in again.stderr
+    assert trainer.lines("events.jsonl") == events
 
 
 @pytest.mark.long

@@ -99,6 +99,12 @@ def committed(folder: Path) -> list[Path]:
     return sorted(found, key=step_of)
 
 
+def reached(folder: Path, step: int) -> bool:
+    """Return True if a run has a checkpoint of `step` or a later one."""
+    saved = committed(folder)
+    return bool(saved) and step_of(saved[-1]) >= step
+
+
 def step_of(path: Path | str) -> int:
     match = NAME.match(str(path).rstrip("/").rpartition("/")[2])
     assert match, path

@@ -1,22 +1,26 @@
 """A rank of a run: it joins the process group and sends heartbeats to the launcher.
 
 Under torchrun (or any launcher that sets RANK and WORLD_SIZE) the command itself is a rank: it
-starts no processes and sends no heartbeats.
+starts no processes, and watches its own heartbeats.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 
-from ...console.errors import UserError
+from ...console.errors import RunError, UserError
 from ...console.machine import cores
 
 INTERRUPTED = 85
@@ -24,6 +28,14 @@ INTERRUPTED = 85
 
 STORE_FD = "HEADRACE_STORE_FD"
 WATCH = "HEADRACE_WATCH"
+LAUNCHER = "HEADRACE_LAUNCHER"
+"""Environment variable with the launcher's process id."""
+HANG_HINT = (
+    "the same command resumes from the last checkpoint; a longer watch.stall_seconds allows slower "
+    "steps and a slower start"
+)
+LAST_WORDS = 10.0
+"""Seconds for the other ranks to write their stacks, before a rank ends a run that hangs."""
 
 
 def threads_per_rank(processes: int, available: int | None = None) -> int:
@@ -39,6 +51,37 @@ def joined() -> bool:
 def is_first() -> bool:
     """Return True on rank 0, which alone prints and writes."""
     return int(os.environ.get("RANK", 0)) == 0
+
+
+class StopAsked:
+    """True once SIGTERM or SIGUSR1 asked the run to save and stop."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+
+    def __call__(self) -> bool:
+        return self.asked
+
+
+class StopBeforeRanks(StopAsked):
+    """Exit at once on SIGTERM or SIGUSR1: no rank has been started, so there is nothing to save."""
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        sys.stderr.write(
+            "stopped before the first step; the same command starts it again "
+            f"(exit code {INTERRUPTED})\n"
+        )
+        sys.exit(INTERRUPTED)
+
+
+def stop_asked() -> StopAsked:
+    """Handle SIGTERM and SIGUSR1 from now on, in the command that starts a run."""
+    return StopAsked() if joined() else StopBeforeRanks()
 
 
 @dataclass
@@ -58,11 +101,12 @@ class Watched:
         folder = os.environ.get(WATCH)
         self.folder = Path(folder) if folder else None
         self.rank = int(os.environ.get("RANK", 0))
+        self.last = "start", time.monotonic()
         if self.folder is None:
             return
         import faulthandler
 
-        _die_with_parent()
+        _die_with_launcher()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
         self.stack = (self.folder / f"stack.{self.rank}").open("w")
         faulthandler.register(signal.SIGUSR2, file=self.stack, all_threads=False)
@@ -70,8 +114,40 @@ class Watched:
 
     def beat(self, what: str) -> None:
         """Report progress: the start of a step, or of a stage of the start-up."""
+        self.last = what, time.monotonic()
         if self.folder is not None:
             (self.folder / f"beat.{self.rank}").write_text(what)
+
+    @contextlib.contextmanager
+    def watching_itself(self, stall_seconds: float) -> Iterator[None]:
+        """End this process, with the stacks of its threads, if it makes no progress: an external
+        launcher does not watch heartbeats."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(min(1.0, stall_seconds / 4)):
+                what, since = self.last
+                if time.monotonic() - since >= stall_seconds:
+                    self._end_stalled(what, stall_seconds)
+
+        if stall_seconds and self.folder is None:
+            threading.Thread(target=watch, name="watch", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+    def _end_stalled(self, what: str, seconds: float) -> None:
+        import faulthandler
+
+        error = RunError(
+            f"rank {self.rank} has made no progress for {seconds:.0f} seconds ({what})",
+            hint=HANG_HINT,
+        )
+        sys.stderr.write(f"error: {error}\n")
+        faulthandler.dump_traceback()
+        time.sleep(LAST_WORDS)
+        os._exit(1)
 
     def fail(self, error: BaseException) -> None:
         """Write the error that ends this rank."""
@@ -116,9 +192,11 @@ def failures_in(watch: Path) -> list[Failure]:
     return sorted(failures, key=lambda failure: failure.time)
 
 
-def _die_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the launcher dies: the rank saves and frees the lock."""
+def _die_with_launcher() -> None:
+    """Ask the kernel for SIGKILL when the launcher dies: no rank goes on alone with the lock."""
     if sys.platform == "linux":
         import ctypes
 
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != int(os.environ[LAUNCHER]):  # it has died already
+        os._exit(1)

@@ -1,15 +1,22 @@
 """A run as a Slurm batch job that requeues itself until the run is finished.
 
     sbatch ─► srun ─► one process for each GPU of each node: the same command, as rank n of N
-                │ exit code 85: saved, time limit reached
-                └─► scontrol requeue: the same job resumes the run
+                │ rank 0 writes a note: saved, stopped, finished or failed
+                └─► scontrol requeue, if the note says `saved`: the same job resumes the run
 
 The script repeats the command that was typed. Values that depend on the machine, such as the
 device, are resolved on the node where the job runs.
+
+The note decides, not the exit code of srun: srun ends the last ranks as soon as the first has
+exited, and then returns the code of a killed rank. The script removes the note when it starts, so a
+note is always of this start. A start that has saved nothing is not requeued: it would end in the
+same way again. Slurm's state of the job decides too: a cancelled job is never requeued, and after
+a node failure Slurm itself requeues the job.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -19,8 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...console.errors import MissingError, RunError
-from ..folder import SLURM_LOG
-from .ranks import INTERRUPTED
+from ...dataplane.storage import storage
+from ..folder import SLURM_LOG, SLURM_NOTE
+
+NOTE = "HEADRACE_NOTE"
+"""Environment variable with the path of the note."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +88,7 @@ def script(config: SlurmConfig, name: str, words: Sequence[str], *, logs: Path, 
     }
     directives = [f"#SBATCH --{key}={value}" for key, value in options.items() if value is not None]
     command = shlex.join([sys.executable, "-m", "headrace.trainer.cli", *words])
+    note = shlex.quote(str(logs.absolute())) + f'/"{SLURM_NOTE.format(job="$SLURM_JOB_ID")}"'
     setup = f"\n{config.setup.strip()}\n" if config.setup else ""
     return f"""#!/bin/bash
 {chr(10).join(directives)}
@@ -88,19 +99,44 @@ cd {shlex.quote(str(cwd.absolute()))} || exit 1
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
 
+export {NOTE}={note}
+rm -f "${NOTE}" || exit 1
+
+state() {{
+  squeue -h -t all -j "$SLURM_JOB_ID" -o "%T %r"
+}}
+requeue() {{
+  if [ -z "$requeued" ] && grep -qs "^saved" "${NOTE}"; then
+    scontrol requeue "$SLURM_JOB_ID" && requeued=yes
+  fi
+}}
+
+# At the time limit Slurm sends SIGTERM, and some seconds later SIGKILL, also to this script.
+trap '[[ $(state) == *TimeLimit ]] && requeue' TERM
+
 srun --kill-on-bad-exit=1 bash -c '
   export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS
   export LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE={config.per_node}
   exec "$@"
-' rank {command}
+' rank {command} &
+wait $!
 code=$?
+while kill -0 $! 2>/dev/null; do  # a signal has interrupted `wait`
+  wait $!
+  code=$?
+done
 
-# Exit code {INTERRUPTED}: saved before the end of the plan. The requeued job resumes the run.
-if [ $code -eq {INTERRUPTED} ]; then
-  scontrol requeue "$SLURM_JOB_ID"
-fi
+grep -qs "^finished" "${NOTE}" && exit 0
+[[ $(state) =~ ^RUNNING|TimeLimit$ ]] && requeue
 exit $code
 """
+
+
+def note(word: str, step: int) -> None:
+    """Write the state of this start for the batch script, if this is a batch job."""
+    file = os.environ.get(NOTE)
+    if file is not None:
+        storage.write(file, f"{word} {step}\n".encode())
 
 
 def submit(file: Path) -> str:

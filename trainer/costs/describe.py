@@ -11,14 +11,23 @@ from ...models.accounting.show import letters_of, shown_active
 from ..run.config import COUPLED
 from ..run.job import Job
 from . import memory as costs
+from . import stages as pipeline
 
 GIGABYTE = 1 << 30
+AXES = ("pp", "dp", "tp", "cp")
 
 
 def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
     """Return the description; counting activations takes a few seconds, so it is optional."""
-    kept = costs.kept_memory(job) if activations else {}
-    by_rank = [state | kept for state in costs.state_memory(job)]
+    stages = pipeline.stages(job)
+    kept = costs.kept_memory(job) if activations else [{} for _ in stages]
+    by_stage = [
+        [state | kept[stage] for state in costs.state_memory(job, stage)]
+        for stage in range(len(stages))
+    ]
+    for stage, by_rank in zip(stages, by_stage, strict=True):
+        stage["memory"] = max(by_rank, key=_total)
+    greatest = max(by_stage, key=lambda by_rank: max(map(_total, by_rank)))
     return {
         "run": str(job.folder.root),
         "begun": job.folder.begun,
@@ -37,8 +46,11 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
         "layout": job.layout,
         "groups": costs.groups(job),
         "batch": costs.batches(job),
-        "memory": max(by_rank, key=lambda parts: sum(parts.values())),
-        "memory_by_tensor_rank": by_rank,
+        "memory": max(greatest, key=_total),
+        "memory_by_tensor_rank": greatest,
+        "stages": stages,
+        "pipeline": pipeline.pipelines(job) if job.run.layout.pp > 1 else [],
+        "warnings": pipeline.warnings(job),
         "checkpoints": {"bytes": costs.checkpoint_bytes(job), "saved": costs.checkpoints(job)},
         "configuration": reader.plain(job.run),
     }
@@ -62,7 +74,7 @@ def lines(about: dict[str, Any]) -> list[str]:
         f"plan         {plan['hash']}: {human(plan['tokens'])} tokens, {plan['steps']:,} steps, "
         f"sources {', '.join(plan['sources'])}",
         f"layout       {layout['engine']}, {layout['processes']} × {layout['device']} = "
-        f"dp {layout['dp']} × tp {layout['tp']} × cp {layout['cp']}, {layout['precision']}",
+        f"{degrees(layout)}, {layout['precision']}",
     ]
     for phase in about["batch"]:
         text.append(
@@ -75,10 +87,41 @@ def lines(about: dict[str, Any]) -> list[str]:
     if any(group["match"] for group in about["groups"]):
         text += [f"group        {_group(group)}" for group in about["groups"]]
     text += [f"decay        {line}" for line in _decay(about["groups"])]
-    text += [f"memory       {line}" for line in _memory(about["memory_by_tensor_rank"])]
+    if len(about["stages"]) > 1:
+        text += [f"stage {stage['stage']:<7}{_stage(stage)}" for stage in about["stages"]]
+        text += [f"pipeline     {_pipeline(phase)}" for phase in about["pipeline"]]
+    where = " of the fullest stage" * (len(about["stages"]) > 1)
+    text += [f"memory       {line}" for line in _memory(about["memory_by_tensor_rank"], where)]
+    text += [f"warning      {line}" for line in about["warnings"]]
     saved = about["checkpoints"]
     text.append(f"checkpoints  {saved['saved']} of {as_bytes(saved['bytes'])} each")
     return text
+
+
+def degrees(layout: dict[str, Any]) -> str:
+    """Format the degrees of parallelism."""
+    return " × ".join(f"{name} {layout[name]}" for name in AXES)
+
+
+def _stage(stage: dict[str, Any]) -> str:
+    layers = ", ".join(
+        f"{first}" if first == last else f"{first}–{last}" for first, last in stage["layers"]
+    )
+    return (
+        f"layers {layers}: {stage['parameters']:,} parameters, {_size(_total(stage['memory']))} on "
+        "each rank"
+    )
+
+
+def _pipeline(phase: dict[str, Any]) -> str:
+    return (
+        f"{phase['phase']}: {phase['micro_batches']} micro-batches, {phase['bubble']:.1%} of a "
+        f"step idle; {phase['messages']} messages of {_size(phase['message_bytes'])} between stages"
+    )
+
+
+def _total(parts: dict[str, int]) -> int:
+    return sum(parts.values())
 
 
 def _group(group: dict[str, Any]) -> str:
@@ -101,7 +144,7 @@ def _decay(groups: list[dict[str, Any]]) -> list[str]:
     return text
 
 
-def _memory(by_rank: list[dict[str, int]]) -> list[str]:
+def _memory(by_rank: list[dict[str, int]], stage: str) -> list[str]:
     """Return a line for each tensor rank, or one line if all are equal."""
     alike = all(parts == by_rank[0] for parts in by_rank)
     text = []
@@ -109,7 +152,7 @@ def _memory(by_rank: list[dict[str, int]]) -> list[str]:
         where = "each rank" if alike else f"each rank of tensor rank {rank}"
         named = ", ".join(f"{part} {_size(size)}" for part, size in parts.items() if size)
         more = "" if "activations" in parts else ", and activations"
-        text.append(f"{_size(sum(parts.values()))} on {where} ({named}){more}")
+        text.append(f"{_size(_total(parts))} on {where}{stage} ({named}){more}")
     return text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..loop.batches import micro_batches, micro_rows
+from ..pipeline.simulate import most_alive
 from ..run.job import Job
 
 if TYPE_CHECKING:
@@ -68,42 +69,51 @@ def batches(job: Job) -> list[dict[str, Any]]:
     return phases
 
 
-def state_memory(job: Job) -> list[dict[str, int]]:
-    """Return the bytes of the state on a rank, by part, for each tensor rank."""
+def state_memory(job: Job, stage: int) -> list[dict[str, int]]:
+    """Return the bytes of the state on a rank of a stage, by part, for each tensor rank."""
     from ...models.accounting.count import build_meta
     from ...models.accounting.memory import rank_shapes
     from ...models.accounting.state import state_bytes
+    from ..layout.stages import chunks_of
     from .state import engine_state
 
     degrees, device = _degrees(job), job.run.device
     assert device != "auto"
-    state = engine_state(job.run, build_meta(job.model), job.precision, device)
-    return [
-        state_bytes(state.parts, rank_shapes(job.model, degrees.tp, rank), degrees)
-        for rank in range(degrees.tp)
-    ]
+    own = chunks_of(job.run.layout, stage)
+    model = build_meta(job.model)
+    model.keep(job.cuts, own)
+    state = engine_state(job.run, model, job.precision, device)
+    shapes = [rank_shapes(job.model, degrees.tp, n, job.cuts, own) for n in range(degrees.tp)]
+    return [state_bytes(state.parts, each, degrees) for each in shapes]
 
 
-def kept_memory(job: Job) -> dict[str, int]:
-    """Return the bytes that a micro-batch keeps for its backward pass, in the phase that keeps
-    most."""
-    from ...models.accounting.memory import activation_memory
+def kept_memory(job: Job) -> list[dict[str, int]]:
+    """Return the bytes that each stage keeps for its backward passes, in the phase that keeps most.
 
-    degrees = _degrees(job)
-    kept = [
-        activation_memory(
-            job.model,
-            phase.seq_len,
-            rows=micro_rows(job.run.micro_batch_tokens, phase, job.dp, degrees.cp),
-            precision=job.precision,
-            degrees=degrees,
-        )
-        for phase in job.plan.phases
-    ]
-    return {
-        "activations": max(phase["activations"][job.run.recompute] for phase in kept),
-        "logits": max(phase["logits"] for phase in kept),
-    }
+    A stage keeps the activations of all micro-batches that its schedule has alive at once, and the
+    last stage the logits of one.
+    """
+    from ...models.accounting.memory import kept_by_layer
+    from ...models.model import chunk_layers
+    from ..layout.stages import chunks_of
+
+    layout, degrees = job.run.layout, _degrees(job)
+    chunks = chunk_layers(len(job.model.layers), job.cuts)
+    ranks = degrees.tp * degrees.cp
+    most = [{"activations": 0, "logits": 0} for _ in range(layout.pp)]
+    for phase in job.plan.phases:
+        rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp, degrees.cp)
+        kept = kept_by_layer(job.model, phase.seq_len, rows=rows, precision=job.precision)
+        layers, again = kept.layers[job.run.recompute], kept.recomputed[job.run.recompute]
+        sizes = [float(sum(layers[chunk.start : chunk.stop])) for chunk in chunks]
+        orders = layout.orders(micro_batches(rows, phase, job.dp))
+        for stage, order in enumerate(orders):
+            own = [layer for chunk in chunks_of(layout, stage) for layer in chunks[chunk]]
+            alive = most_alive(order, sizes) + max(again[layer] for layer in own)
+            logits = kept.logits if stage == layout.pp - 1 else 0
+            for name, size in (("activations", alive), ("logits", logits)):
+                most[stage][name] = max(most[stage][name], round(size / ranks))
+    return most
 
 
 def _degrees(job: Job) -> Degrees:

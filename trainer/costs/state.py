@@ -25,7 +25,11 @@ STATE_BYTES = 4
 def engine_state(run: RunConfig, model: Model, precision: Precision, device: str) -> EngineState:
     """Return what the engine and the optimizer of a run hold of a model."""
     states = run.optimizer.states(model)
-    parts = run.engine.state_layout(precision, lambda name: STATE_BYTES * len(states[name]), device)
+
+    def optimizer_bytes(name: str) -> int:
+        return STATE_BYTES * len(states[name])
+
+    parts = run.engine.state_layout(precision, optimizer_bytes, device, run.layout)
     return EngineState(engine=run.engine.describe(), parts=parts)
 
 

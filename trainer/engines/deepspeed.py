@@ -45,6 +45,12 @@ class DeepSpeedConfig(EngineConfig):
     states; 2: gradients too; 3: weights too."""
 
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
+        if self.zero == 3 and layout.pp > 1:
+            raise LayoutError(
+                "DeepSpeed's ZeRO-3 (engine.zero=3) needs the same modules on every rank; the "
+                f"stages of a pipeline (layout.pp={layout.pp}) have different ones",
+                hint="use engine.kind=fsdp2, which shards weights too, or engine.zero=2",
+            )
         if self.zero == 0 and precision.separate_masters:
             raise LayoutError(
                 "DeepSpeed without ZeRO (engine.zero=0) sums bf16 gradients in bf16",
@@ -55,7 +61,11 @@ class DeepSpeedConfig(EngineConfig):
         return f"DeepSpeed ZeRO-{self.zero}"
 
     def state_layout(
-        self, precision: Precision, optimizer_bytes: BytesPerParameter, device: str
+        self,
+        precision: Precision,
+        optimizer_bytes: BytesPerParameter,
+        device: str,
+        layout: LayoutConfig,
     ) -> list[StatePart]:
         """Return the parts of the state that a rank holds."""
         from .deepspeed_memory import state_layout
@@ -101,6 +111,7 @@ class DeepSpeed:
             objective.to_empty(device=parallel.device)
         self.objective = objective
         self.device = parallel.device
+        self.dtype = precision.compute
         self.ranks = parallel.data.size
         self.plain = config.zero == 0
         self.clip = optimizer.clip

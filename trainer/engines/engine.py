@@ -31,6 +31,8 @@ class Engine(Protocol):
     objective: Objective
     optimizer: Optimizer
     device: torch.device
+    dtype: torch.dtype
+    """Number format of the residual stream."""
     clip: float
     """Limit of the norm of all gradients; 0: no limit."""
     updates: int
@@ -75,7 +77,11 @@ class EngineConfig(ABC):
 
     @abstractmethod
     def state_layout(
-        self, precision: Precision, optimizer_bytes: BytesPerParameter, device: str
+        self,
+        precision: Precision,
+        optimizer_bytes: BytesPerParameter,
+        device: str,
+        layout: LayoutConfig,
     ) -> list[StatePart]:
         """Return the parts of the state that a rank holds, for the memory accounting."""
 

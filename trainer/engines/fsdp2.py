@@ -2,14 +2,13 @@
 
 Under tensor parallelism it shards each local shard over the data axis.
 
-The sharded fp32 parameters are the masters. Each block is gathered just before it computes, in the
-compute precision, and its gradients are summed in fp32.
+The sharded fp32 parameters are the masters. Each block is gathered before it computes, in the
+compute precision, and its gradients are summed in fp32. `gather` chooses how long it stays whole.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +30,9 @@ if TYPE_CHECKING:
     from .pieces import Piece
 
 
+Gather = Literal["block", "micro-batch", "step"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fsdp2Config(EngineConfig):
     """Torch's fully sharded data parallelism."""
@@ -38,8 +40,11 @@ class Fsdp2Config(EngineConfig):
     kind: Literal["fsdp2"] = "fsdp2"
     shard: int | None = None
     """Ranks that share one copy of the state; more copies are replicas (HSDP). None: all ranks."""
-    reshard: bool = True
-    """Free a block's weights after its forward pass, and gather them again for backward."""
+    gather: Gather | None = None
+    """When weights are gathered, and gradients reduced. `block`: for each pass of a block; a rank
+    holds one block whole. `micro-batch`: once for each micro-batch; it holds all weights of its
+    stage whole. `step`: once for a step; it holds weights and gradients whole. Default: `step` for
+    a pipeline, whose stages are small, else `block`."""
     compile: bool = False
     """Compile each block with torch.compile."""
 
@@ -48,7 +53,7 @@ class Fsdp2Config(EngineConfig):
             raise ValueError(f"shard must be at least 1, not {self.shard}")
 
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
-        ranks = processes // layout.tp
+        ranks = processes // (layout.pp * layout.tp)
         if self.shard is not None and ranks % self.shard:
             raise LayoutError(
                 f"engine.shard={self.shard} does not divide the {ranks} processes among which "
@@ -67,7 +72,11 @@ class Fsdp2Config(EngineConfig):
         return f"FSDP2{shards}{', compiled' if self.compile else ''}"
 
     def state_layout(
-        self, precision: Precision, optimizer_bytes: BytesPerParameter, device: str
+        self,
+        precision: Precision,
+        optimizer_bytes: BytesPerParameter,
+        device: str,
+        layout: LayoutConfig,
     ) -> list[StatePart]:
         """Return the parts of the state that a rank holds: fp32 parameters, sharded by rows."""
         from functools import partial
@@ -75,6 +84,7 @@ class Fsdp2Config(EngineConfig):
         from ...models.accounting.state import StatePart, by_rows
 
         sharded = partial(StatePart, sharded_over=("dp", "cp"), shard_ranks=self.shard, cut=by_rows)
+        gather = self.gather_of(layout)
         parts = [
             sharded(
                 name="masters" if precision.separate_masters else "weights",
@@ -83,9 +93,14 @@ class Fsdp2Config(EngineConfig):
             sharded(name="gradients", bytes_per_parameter=4),
             sharded(name="optimizer", bytes_per_parameter=optimizer_bytes),
         ]
-        if not self.reshard:  # gathered from the forward pass to the end of the backward pass
+        if gather != "block":  # gathered from the forward pass to the end of the backward pass
             parts.append(StatePart(name="weights", bytes_per_parameter=precision.weight_bytes))
+        if gather == "step":  # summed in fp32 until the last backward pass
+            parts.append(StatePart(name="gradients", bytes_per_parameter=4))
         return parts
+
+    def gather_of(self, layout: LayoutConfig) -> Gather:
+        return self.gather or ("step" if layout.pp > 1 else "block")
 
     def build(
         self,
@@ -117,30 +132,33 @@ class Fsdp2:
         model = objective.model
         shards, groups = local_shards(model), parameter_groups(model, optimizer)
         self.device = parallel.device
+        self.dtype = precision.compute
         self.ranks = parallel.data.size
         self.shards = config.shard or self.ranks
-        shape = (self.ranks // self.shards, self.shards, parallel.axes.tensor.size)
-        names = ("replica", "shard", "tensor")
+        stages, tensor = parallel.pipe.layout.pp, parallel.axes.tensor.size
+        shape = (stages, self.ranks // self.shards, self.shards, tensor)
+        names = ("stage", "replica", "shard", "tensor")
         self.mesh = init_device_mesh(parallel.device.type, shape, mesh_dim_names=names)
         self.replica = self.mesh.get_local_rank("replica")
         self.shard = self.mesh.get_local_rank("shard")
         self.clip = optimizer.clip
         self.updates = 0
 
+        self.gather = config.gather_of(parallel.pipe.layout)
         wanted: dict[str, Any] = {
-            "mesh": self.mesh["replica", "shard"] if shape[0] > 1 else self.mesh["shard"],
+            "mesh": self.mesh["replica", "shard"] if shape[1] > 1 else self.mesh["shard"],
             "mp_policy": MixedPrecisionPolicy(
                 param_dtype=precision.compute if precision.separate_masters else None,
                 reduce_dtype=torch.float32,
                 cast_forward_inputs=False,  # loss weights stay fp32
             ),
-            "reshard_after_forward": config.reshard,
+            "reshard_after_forward": self.gather == "block",
         }
-        for block in _blocks(objective):
+        for block in model.typed_blocks():
             if config.compile:
                 block.compile()
             fully_shard(block, **wanted)
-        fully_shard(objective, **wanted)
+        self.root: Any = fully_shard(objective, **wanted)
         objective.to_empty(device=parallel.device)  # shards only
         self.objective = objective
         self.parameters = parameters(objective)
@@ -152,8 +170,11 @@ class Fsdp2:
         return sums
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        # Each micro-batch is reduced into sharded fp32 sums: less memory, more messages.
-        self.objective.set_is_last_backward(last)  # type: ignore[operator]
+        # By block and by micro-batch, each micro-batch is reduced into sharded fp32 sums.
+        self.root.set_is_last_backward(last)
+        if self.gather == "step":
+            self.root.set_requires_gradient_sync(last)
+            self.root.set_reshard_after_backward(last)
         (loss * self.ranks).backward()  # FSDP2 averages; the loop wants sums
 
     def gradients(self) -> list[Fragment]:
@@ -182,6 +203,8 @@ class Fsdp2:
         return self.pieces.fragments(self._pieces())
 
     def loaded(self, steps: int) -> None:
+        for block in (self.root, *self.objective.model.typed_blocks()):
+            block.reshard()  # whole weights of an evaluation are older than the shards
         self.updates = steps
         self.optimizer.loaded(steps)
 
@@ -208,14 +231,3 @@ class Fsdp2:
         rows, *rest = parameter.shape
         piece = -(-rows // self.shards)
         return min(piece * self.shard, rows) * math.prod(rest)
-
-
-def _blocks(objective: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules that are gathered together: those of the outermost module lists."""
-    from torch import nn
-
-    for child in objective.children():
-        if isinstance(child, nn.ModuleList):
-            yield from child
-        else:
-            yield from _blocks(child)

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ...console.errors import ConfigError, Problem
+from ...models.accounting.count import build_meta
 from ...models.model import Model
 from ...models.parallel.sharding import LocalShard
 from .decay import NO_DECAY
@@ -25,10 +26,11 @@ def parameter_groups(model: Model, config: OptimizerConfig) -> list[ParameterGro
     """Return the groups of a model's parameters. Call before an engine wraps the model."""
     shards, states = local_shards(model), config.states(model)
     constant = NO_DECAY[config.decay](model)
-    chosen = assign(aliases(model), config.groups)
+    whole = model if len(model.chunks) == 1 else build_meta(model.config)
+    chosen = assign(aliases(whole), config.groups)  # a pattern may name another stage's parameters
     names: dict[tuple[Any, ...], list[str]] = {}
     for name, shard in shards.items():
-        key = (chosen[name], name in constant, states[name], shard.copies.size > 1)
+        key = (chosen[name], name in constant, states[name], shard.copies.members)
         names.setdefault(key, []).append(name)
     return [_group(tuple(names[key]), key, config, shards[names[key][0]]) for key in sorted(names)]
 

@@ -6,6 +6,7 @@ and the loop divides them by the weight of all ranks' micro-batches.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,10 +21,13 @@ PREFIX = "model."
 
 class Sums(NamedTuple):
     total: torch.Tensor
-    """Start of the backward pass: Σ w·ℓ, and the routers' losses of each row times its Σ w."""
+    """Start of the backward pass: Σ w·ℓ, and the routers' losses of each row times its Σ w. Where
+    tensor or context parallelism splits the loss, or a pipeline the layers, this is the rank's
+    part: the objective is the sum over the axes and the chunks."""
     rows: torch.Tensor
-    """Σ w·ℓ of each row, for the losses by source. Where tensor or context parallelism splits the
-    loss, both are this rank's part: the loss is their sum over the axes."""
+    """Σ w·ℓ of each row, for the losses by source; empty from a chunk without the loss."""
+    stream: tuple[torch.Tensor, ...] = ()
+    """Inputs of the next chunk; empty from the last."""
 
 
 class Objective(nn.Module):
@@ -38,13 +42,20 @@ class Objective(nn.Module):
         targets: torch.Tensor,
         weights: torch.Tensor,
         documents: Documents | None,
+        chunk: int = 0,
+        stream: Sequence[torch.Tensor] = (),
     ) -> Sums:
+        """Run one chunk of the model; the last computes the loss."""
         # Padding rows have no weights on any rank: statistics over a micro-batch leave them out.
         text = highest((weights != 0).any(dim=1).int(), self.model.axes.context).bool()
-        hidden, auxiliary = self.model.hidden(tokens, documents, rows=text)
+        stream, losses = self.model.run_chunk(chunk, tokens, documents, stream, rows=text)
+        auxiliary = (losses * weights.sum(dim=1)).sum()
+        if chunk < len(self.model.chunks) - 1:
+            return Sums(auxiliary, weights.new_empty(0), stream)
         z_loss = self.z_loss if self.training else 0.0
+        [hidden] = stream
         total, rows = self.model.loss(hidden, targets, weights, z_loss)
-        return Sums(total + (auxiliary * weights.sum(dim=1)).sum(), rows)
+        return Sums(total + auxiliary, rows)
 
 
 def parameters(module: nn.Module) -> dict[str, nn.Parameter]:

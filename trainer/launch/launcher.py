@@ -4,7 +4,7 @@
                ├─ rank 1 ─┤  one process group
                └─ …      ─┘
 
-The launcher forwards SIGTERM and SIGUSR1, and its own death sends SIGTERM to the ranks. If a rank
+The launcher forwards SIGTERM and SIGUSR1, and its own death kills the ranks. If a rank
 fails, the launcher stops the others and raises that rank's error. If no rank makes progress for
 `stall_seconds`, each rank writes its stack, and the run ends with these stacks.
 
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -29,7 +29,7 @@ from typing import IO, Any
 
 from ...console.errors import RunError
 from ...console.log import get_logger
-from ..cluster.ranks import INTERRUPTED, STORE_FD, WATCH, failures_in
+from ..cluster.ranks import HANG_HINT, INTERRUPTED, LAUNCHER, STORE_FD, WATCH, failures_in
 
 GRACE = 10.0
 """Seconds for the other ranks to exit after one has failed."""
@@ -56,6 +56,8 @@ class Launcher:
     """File descriptors that rank 0 inherits (the run's lock)."""
     stall_seconds: float = 0.0
     """End the run if no rank makes progress for this time; 0: never."""
+    name: Callable[[int], str] = "rank {}".format
+    """Return the name of a rank in messages."""
     children: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
     asked: bool = field(default=False, init=False)
     """True once a signal asked the run to save and stop."""
@@ -79,6 +81,8 @@ class Launcher:
                         file = self.logs / f"rank-{rank}.log"
                         output = stack.enter_context(file.open("ab"))
                     self._start(rank, listener, watch, output)
+                if self.asked:  # before the last rank was started
+                    self._send(signal.SIGTERM)
                 return self._watch(watch)
             finally:
                 self._end()
@@ -96,6 +100,7 @@ class Launcher:
             "MASTER_PORT": str(listener.getsockname()[1]),
             "OMP_NUM_THREADS": str(self.threads),
             WATCH: str(watch),
+            LAUNCHER: str(os.getpid()),
         }
         if sys.platform == "linux":
             environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -144,7 +149,7 @@ class Launcher:
         if killed or not failures:
             rank = killed[0] if killed else next(iter(bad))
             raise RunError(
-                f"rank {rank} {_ending(bad[rank])} (no error was reported)",
+                f"{self.name(rank)} {_ending(bad[rank])} (no error was reported)",
                 hint="if the machine ran out of memory, use a smaller micro_batch_tokens or more "
                 "ranks; the same command resumes the run",
             )
@@ -152,7 +157,7 @@ class Launcher:
         if first.error is not None:
             raise first.error
         raise RunError(
-            f"rank {first.rank} stopped: {first.text.strip().splitlines()[-1]}",
+            f"{self.name(first.rank)} stopped: {first.text.strip().splitlines()[-1]}",
             where="\n" + first.text.rstrip(),
             hint="this is a bug in headrace or in a package; the same command resumes the run from "
             "its last checkpoint",
@@ -168,17 +173,16 @@ class Launcher:
             child.send_signal(signal.SIGUSR2)
         ranks = self._collect_stacks(watch)
         stacks = [
-            f"rank {rank}, {beats[rank].read_text()}:\n{stack or '  (no answer)'}"
+            f"{self.name(rank)}, {beats[rank].read_text()}:\n{stack or '  (no answer)'}"
             for rank, stack in ranks.items()
         ]
-        silent = [f"rank {rank}" for rank, stack in ranks.items() if not stack]
+        silent = [self.name(rank) for rank, stack in ranks.items() if not stack]
         # Python handles a signal wherever it waits: a silent rank is stopped, or stuck in a driver.
         who = f"; {' and '.join(silent)} did not write a stack" if silent else ""
         raise RunError(
             f"no rank has made progress for {self.stall_seconds:.0f} seconds{who}",
             where="\n" + "\n".join(stacks),
-            hint="the same command resumes from the last checkpoint; a longer watch.stall_seconds "
-            "allows slower steps and a slower start",
+            hint=HANG_HINT,
         )
 
     def _collect_stacks(self, watch: Path) -> dict[int, str]:
@@ -203,9 +207,7 @@ class Launcher:
                 log.info("saving; press Ctrl-C again to stop at once")
                 number = signal.SIGTERM
             self.asked = True
-            for child in self.children:
-                if child.poll() is None:
-                    child.send_signal(number)
+            self._send(number)
 
         numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
         before = {number: signal.signal(number, forward) for number in numbers}
@@ -214,6 +216,11 @@ class Launcher:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _send(self, number: int) -> None:
+        for child in self.children:
+            if child.poll() is None:
+                child.send_signal(number)
 
     def _end(self) -> None:
         for sent in (signal.SIGTERM, signal.SIGKILL):

@@ -31,7 +31,7 @@ DISK_RESERVE = 1 << 20
 
 def check(job: Job) -> None:
     """Raise all errors that are known before the first step, on whatever machines the job runs."""
-    checks = [_layout, _vocabulary, _groups, _weights, _held_out]
+    checks = [_engine, _layout, _vocabulary, _groups, _weights, _held_out]
     checks += [_loggers, _store] * is_first()
     run_all(
         *(partial(check, job) for check in checks),
@@ -79,9 +79,13 @@ def check_profile(job: Job, options: StartOptions) -> None:
         log.warning("--profile %s traces nothing: the run has taken these steps", options.profile)
 
 
-def _layout(job: Job) -> None:
-    """Raise if the engine does not support the layout, or the layout does not shard the model."""
+def _engine(job: Job) -> None:
+    """Raise if the engine does not support the layout."""
     job.run.engine.check(job.run.layout, job.processes, job.precision)
+
+
+def _layout(job: Job) -> None:
+    """Raise if the layout does not shard the model and its rows."""
     lengths = [phase.seq_len for phase in job.plan.phases]
     if job.run.evaluate is not None and job.run.evaluate.seq_len is not None:
         lengths.append(job.run.evaluate.seq_len)

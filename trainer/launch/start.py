@@ -42,10 +42,10 @@ def batch_script(job: Job, words: Sequence[str]) -> str:
     return slurm.script(job.run.slurm, name, words, logs=folder.logs, cwd=Path.cwd())
 
 
-def start(job: Job, options: StartOptions) -> int:
+def start(job: Job, options: StartOptions, asked: ranks.StopAsked) -> int:
     """Run the job here, or join it as a rank, and write its report. Return the exit code."""
     if ranks.joined():
-        return _join(job, options)
+        return _join(job, options, asked)
     if _finished(job):
         _finish_again(job)
         return 0
@@ -53,7 +53,7 @@ def start(job: Job, options: StartOptions) -> int:
     job.folder.prepare()
     with job.folder.locked() as lock:
         _prepare(job)
-        worker = [sys.executable, "-m", "headrace.trainer.launch.worker"]
+        worker = [sys.executable, "-m", "headrace.trainer.launch.rank"]
         code = launcher.Launcher(
             [*worker, str(job.folder.root), options.to_json()],
             job.processes,
@@ -61,6 +61,7 @@ def start(job: Job, options: StartOptions) -> int:
             logs=job.folder.logs,
             keep_open=[lock],
             stall_seconds=job.run.watch.stall_seconds,
+            name=lambda rank: job.run.layout.rank_name(rank, job.processes),
         ).run()
         _finish(job, code)
         return code
@@ -84,8 +85,7 @@ def outcome(job: Job, code: int) -> dict[str, Any]:
 
 def _finished(job: Job) -> bool:
     """Return True, and say so, if the run has taken all of its steps."""
-    saved = store.committed(job.folder.checkpoints)
-    if not saved or store.step_of(saved[-1]) < job.plan.last_step:
+    if not store.reached(job.folder.checkpoints, job.plan.last_step):
         return False
     command.say(f"{job.folder.root} has already taken all of its {job.plan.last_step} steps")
     return True
@@ -99,11 +99,6 @@ def _finish_again(job: Job) -> None:
     with job.folder.locked():
         _clear(job)
         store.prune(job.folder.checkpoints, job.run.checkpoints, job.ends)
-        events = list(lines.read(job.folder.events))
-        if not events or events[-1]["event"] != "finish":
-            last = store.read_state(store.committed(job.folder.checkpoints)[-1])
-            with contextlib.closing(lines.LineWriter(job.folder.events)) as writer:
-                writer.write(event("finish", last.step, ledger=last.ledger))
         _finish(job, 0)
 
 
@@ -132,6 +127,8 @@ def _prepare(job: Job) -> None:
         f"{about['layout']['engine']} on {job.processes} "
         f"process{'es' * (job.processes > 1)} → {job.folder.root}"
     )
+    for warning in about["warnings"]:
+        log.warning("%s", warning)
 
 
 def _begin_ledger(job: Job, state: RunState) -> None:
@@ -149,6 +146,8 @@ def _finish(job: Job, code: int) -> None:
             f"stopped before the first step; the same command starts it again (exit code {code})"
         )
         return
+    if code == 0:
+        _record_finish(job, store.read_state(saved[-1]))
     path, _ = write([str(job.folder.root)], None)
     if code == ranks.INTERRUPTED:
         command.say(
@@ -158,21 +157,35 @@ def _finish(job: Job, code: int) -> None:
     command.say(f"report: {path}")
 
 
-def _join(job: Job, options: StartOptions) -> int:
+def _record_finish(job: Job, last: RunState) -> None:
+    """Write the event `finish`, unless it is there: a kill may have come before it."""
+    events = list(lines.read(job.folder.events))
+    if not events or events[-1]["event"] != "finish":
+        with contextlib.closing(lines.LineWriter(job.folder.events)) as writer:
+            writer.write(event("finish", last.step, ledger=last.ledger))
+
+
+def _join(job: Job, options: StartOptions, asked: ranks.StopAsked) -> int:
     """Run as a rank under torchrun: rank 0 locks the folder, the others wait for it."""
     from .worker import work
 
-    watched = ranks.Watched()
+    def train() -> int:
+        watched = ranks.Watched()
+        with watched.watching_itself(job.run.watch.stall_seconds):
+            return work(job, watched, asked, options)
+
     if not ranks.is_first():
-        code = work(job, watched, options)
+        code = train()
         # A rank that stops with all others is no failure: torchrun must not kill rank 0 for it.
         return 0 if code == ranks.INTERRUPTED else code
-    if job.run.watch.stall_seconds:
-        log.info("watch.stall_seconds has no effect under an external launcher")
+    if _finished(job):
+        train()  # the other ranks learn it from rank 0
+        _finish_again(job)
+        return 0
     preflight.check_disk(job)
     job.folder.prepare()
     with job.folder.locked():
         _prepare(job)
-        code = work(job, watched, options)
+        code = train()
         _finish(job, code)
         return code

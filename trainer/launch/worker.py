@@ -1,20 +1,17 @@
 """One rank of a run: join the process group, build the engine, load the checkpoint, train.
 
-The launcher starts it as `python -m headrace.trainer.launch.worker FOLDER OPTIONS`. Under torchrun
-the `trainer` command itself becomes a rank.
+The launcher starts it by rank.py. Under torchrun the `trainer` command itself becomes a rank.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from types import FrameType
 
 import torch
 import torch.distributed as dist
@@ -26,11 +23,12 @@ from ...dataplane.runlog import writer as lines
 from ...models.accounting.count import build_meta
 from ..checkpoints import store
 from ..checkpoints.saver import Saver
-from ..cluster import ranks
+from ..cluster import ranks, slurm
 from ..engines.engine import Engine
 from ..engines.objective import Objective
 from ..folder import RunFolder
 from ..layout.groups import Parallel, join
+from ..layout.stages import chunks_of, shared_modules
 from ..loop.loaders import evaluator, training_steps
 from ..loop.loop import Loop, LoopOptions
 from ..loop.profiler import Profiler
@@ -38,7 +36,6 @@ from ..record import speed
 from ..record.logger import LoggedRun
 from ..record.loggers import open_loggers
 from ..record.steps import NullRecorder, RunRecorder
-from ..run import resolve
 from ..run.job import Job
 from . import records, restore
 from .options import StartOptions
@@ -48,28 +45,15 @@ MINIMUM_TIMEOUT = timedelta(minutes=30)
 log = logs.get_logger(__name__)
 
 
-class StopAsked:
-    """True once SIGTERM or SIGUSR1 asked the run to save and stop."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._note)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-
-    def __call__(self) -> bool:
-        return self.asked
-
-
-def work(job: Job, watched: ranks.Watched, options: StartOptions) -> int:
+def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: StartOptions) -> int:
     """Train until the plan's end, or until asked to stop. Return the exit code."""
     joined = time.time()
-    asked = StopAsked()
     run, folder = job.run, job.folder
     watched.beat("joining the process group")
     parallel = _join(job)
+    if _is_finished(job, parallel):
+        dist.destroy_process_group()
+        return 0
     watched.beat("building the model")
     engine = build_engine(job, parallel)
     watched.beat("loading weights")
@@ -84,6 +68,12 @@ def work(job: Job, watched: ranks.Watched, options: StartOptions) -> int:
         if parallel.first
         else NullRecorder()
     )
+
+    def saved(step: int, blocked: float, error: Exception | None) -> None:
+        recorder.saved(step, blocked, error)
+        if parallel.first and error is None:
+            slurm.note("saved", step)
+
     texts = {store.MODEL: reader.dump(job.model)}
     saver = Saver(
         folder.checkpoints,
@@ -91,7 +81,7 @@ def work(job: Job, watched: ranks.Watched, options: StartOptions) -> int:
         parallel.checkpoint,
         job.ends,
         texts,
-        report=recorder.saved,
+        report=saved,
     )
     recorder.event(
         "resume" if resumed else "start",
@@ -137,9 +127,15 @@ def work(job: Job, watched: ranks.Watched, options: StartOptions) -> int:
     try:
         state, finished = loop.run(state)
         recorder.event("finish" if finished else "stop", state.step, ledger=state.ledger)
+        if parallel.first and finished:
+            slurm.note("finished", state.step)
+        elif parallel.first and state.step == options.stop_after:
+            slurm.note("stopped", state.step)  # a person asked for it: no requeue
     except UserError as error:
         with contextlib.suppress(StorageError):  # a full disk may have caused the failure
             recorder.event("fail", _step_reached(folder), error=str(error))
+            if parallel.first:
+                slurm.note("failed", _step_reached(folder))
         raise
     finally:
         if profiler is not None:
@@ -148,6 +144,13 @@ def work(job: Job, watched: ranks.Watched, options: StartOptions) -> int:
     dist.barrier(parallel.control)
     dist.destroy_process_group()
     return 0 if finished else ranks.INTERRUPTED
+
+
+def _is_finished(job: Job, parallel: Parallel) -> bool:
+    """Return True if the run has taken all of its steps. Rank 0 decides. Collective."""
+    answer = [store.reached(job.folder.checkpoints, job.plan.last_step)]
+    dist.broadcast_object_list(answer, src=0, group=parallel.control)
+    return answer[0]
 
 
 def _join(job: Job) -> Parallel:
@@ -161,11 +164,13 @@ def _join(job: Job) -> Parallel:
     # The launcher times out first: it can report the stack of each rank.
     timeout = max(MINIMUM_TIMEOUT, timedelta(seconds=run.watch.stall_seconds + 60))
     ranks.initialise("cpu:gloo,cuda:nccl" if run.device == "cuda" else "gloo", timeout)
-    return join(run.layout, run.device, timeout)
+    shared = shared_modules(run.layout, job.model, job.cuts)
+    return join(run.layout, run.device, timeout, shared)
 
 
 def build_engine(job: Job, parallel: Parallel) -> Engine:
     model = build_meta(job.model)
+    model.keep(job.cuts, chunks_of(job.run.layout, parallel.pipe.stage))
     model.shard(parallel.axes)
     model.set_recompute(job.run.recompute)
     objective = Objective(model, job.run.z_loss)
@@ -204,20 +209,3 @@ def _recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRecorde
 def _step_reached(folder: RunFolder) -> int:
     steps = [int(entry["step"]) for entry in lines.read(folder.ledger)]
     return steps[-1] if steps else 0
-
-
-def main() -> None:
-    folder, words = sys.argv[1:]
-    options = StartOptions.from_json(words)
-    logs.setup(debug=options.debug)
-    watched = ranks.Watched()
-    try:
-        code = work(resolve.load(RunFolder(folder)), watched, options)
-    except Exception as error:
-        watched.fail(error)  # the launcher reports it
-        sys.exit(1)
-    sys.exit(code)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,5 +1,6 @@
 """Check before the start that a layout shards the model and its rows evenly.
 
+pp      must leave each chunk a layer; the layers of `cuts` must exist
 tp      must divide each operator's heads or channels, and with cp the tokens of a row
 cp      must divide the tokens of a row, and for attention=a2a the heads that tp leaves
 """
@@ -12,6 +13,7 @@ from dataclasses import replace
 from ...console.errors import LayoutError
 from ...models.config import ModelConfig
 from .config import LayoutConfig
+from .stages import too_many_chunks
 
 SHOWN = 4
 
@@ -24,17 +26,21 @@ def check(layout: LayoutConfig, processes: int, model: ModelConfig, lengths: Seq
     others = [
         other for other in layouts(layout, processes) if not any(problems(other, model, lengths))
     ]
-    others.sort(key=lambda other: ((other.tp != layout.tp) + (other.cp != layout.cp), -other.tp))
-    shown = "; ".join(f"layout.tp={other.tp} layout.cp={other.cp}" for other in others[:SHOWN])
+    others.sort(key=lambda other: (_changes(layout, other), -other.tp, -other.pp))
+    shown = list(dict.fromkeys(_words(other) for other in others))[:SHOWN]
     raise LayoutError(
-        f"layout.tp={layout.tp} and layout.cp={layout.cp} do not shard this model and its rows",
+        f"{_words(layout)} does not shard this model and its rows",
         where="\n" + "\n".join(f"    {line}" for line in reasons),
-        hint=f"layouts that work on {processes} ranks: {shown}",
+        hint=f"layouts that work on {processes} ranks: {'; '.join(shown)}",
     )
 
 
 def problems(layout: LayoutConfig, model: ModelConfig, lengths: Sequence[int]) -> Iterator[str]:
     tp, cp = layout.tp, layout.cp
+    if layout.all_chunks > len(model.layers):
+        yield too_many_chunks(layout, model)
+    if layout.cuts and layout.cuts[-1] >= len(model.layers):
+        yield f"cuts: there is no layer {layout.cuts[-1]}; the last is {len(model.layers) - 1}"
     yield from model.tp_problems(tp)
     for name, options in model.operators.items():
         heads = options.attention_heads
@@ -51,11 +57,37 @@ def problems(layout: LayoutConfig, model: ModelConfig, lengths: Sequence[int]) -
 
 
 def layouts(layout: LayoutConfig, processes: int) -> list[LayoutConfig]:
-    """Return all layouts of so many ranks."""
+    """Return all layouts of so many ranks, with the cuts and the schedule if they still apply."""
     degrees = [n for n in range(1, processes + 1) if processes % n == 0]
     return [
-        replace(layout, tp=tp, cp=cp)
+        replace(each, tp=tp, cp=cp)
+        for pp in degrees
+        for each in _with_stages(layout, pp)
         for tp in degrees
         for cp in degrees
-        if processes % (tp * cp) == 0
+        if processes % (pp * tp * cp) == 0
     ]
+
+
+def _with_stages(layout: LayoutConfig, pp: int) -> list[LayoutConfig]:
+    plain = "1f1b" if layout.schedule == "interleaved" else layout.schedule
+    uncut = replace(layout, pp=pp, cuts=None, chunks=1, schedule=plain)
+    return [layout, replace(layout, cuts=None), uncut] if pp == layout.pp else [uncut]
+
+
+def _changes(layout: LayoutConfig, other: LayoutConfig) -> int:
+    """Count the settings in which another layout differs."""
+    names = ("pp", "chunks", "cuts", "tp", "cp")
+    return sum(getattr(layout, name) != getattr(other, name) for name in names)
+
+
+def _words(layout: LayoutConfig) -> str:
+    """Return the layout as overrides of a command line; stages only where there are several."""
+    words: dict[str, object] = {"tp": layout.tp, "cp": layout.cp}
+    if layout.pp > 1:
+        words = {"pp": layout.pp, **words}
+    if layout.chunks > 1:
+        words |= {"schedule": layout.schedule, "chunks": layout.chunks}
+    if layout.cuts:
+        words |= {"cuts": str(list(layout.cuts)).replace(" ", "")}
+    return " ".join(f"layout.{name}={value}" for name, value in words.items())

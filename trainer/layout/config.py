@@ -1,20 +1,35 @@
 """Degrees of parallelism.
 
-ranks = dp × cp × tp        data parallel × context parallel × tensor parallel
+ranks = pp × dp × cp × tp       pipeline × data parallel × context parallel × tensor parallel
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
 
 from ...console.errors import LayoutError
 from ...models.parallel.axes import AttentionForm, LongFilterForm
+from ..pipeline.schedules import SCHEDULES, Orders
+
+ScheduleName = Literal["1f1b", "gpipe", "interleaved"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutConfig:
-    """Degrees of parallelism. Data parallelism takes the ranks that TP and CP leave."""
+    """Degrees of parallelism. Data parallelism takes the ranks that PP, TP and CP leave."""
 
+    pp: int = 1
+    """Pipeline parallel: stages, each with a part of the layers."""
+    chunks: int = 1
+    """Chunks of layers on each stage; more than one for `schedule: interleaved`."""
+    schedule: ScheduleName = "1f1b"
+    """Order of a step's passes. `1f1b` keeps at most pp micro-batches alive; `gpipe` runs all
+    forward passes first; `interleaved` is 1f1b with smaller bubbles and more messages."""
+    cuts: tuple[int, ...] | None = None
+    """First layers of the chunks after the first. Default: the cuts of the fastest simulated
+    step."""
     tp: int = 1
     """Tensor parallel: ranks that shard every matrix."""
     cp: int = 1
@@ -27,17 +42,48 @@ class LayoutConfig:
     `a2a` gives each rank whole rows of some channels."""
 
     def __post_init__(self) -> None:
-        for axis in ("tp", "cp"):
+        for axis in ("pp", "chunks", "tp", "cp"):
             if getattr(self, axis) < 1:
                 raise ValueError(f"{axis} must be at least 1, not {getattr(self, axis)}")
+        if (self.chunks > 1) != (self.schedule == "interleaved"):
+            raise ValueError(
+                f"schedule={self.schedule} and chunks={self.chunks}: interleaved needs at least 2 "
+                "chunks on each stage, and the other schedules have one"
+            )
+        if self.chunks > 1 and self.pp == 1:
+            raise ValueError(f"chunks={self.chunks} needs at least 2 stages (pp)")
+        if self.cuts is not None:
+            if len(self.cuts) != self.all_chunks - 1:
+                raise ValueError(
+                    f"cuts has {len(self.cuts)} layers, and {self.all_chunks} chunks (pp × chunks) "
+                    f"need {self.all_chunks - 1}"
+                )
+            if any(first >= end for first, end in pairwise((0, *self.cuts))):
+                raise ValueError(f"cuts must increase from above 0: {list(self.cuts)}")
+
+    @property
+    def all_chunks(self) -> int:
+        """Chunks of all stages together."""
+        return self.pp * self.chunks
+
+    def orders(self, micro_batches: int) -> Orders:
+        """Return the passes of each stage in a step of so many micro-batches."""
+        return SCHEDULES[self.schedule](self.pp, self.chunks, micro_batches)
 
     def data_parallel(self, processes: int) -> int:
         """Return the data-parallel degree on so many processes."""
-        model = self.tp * self.cp
+        model = self.pp * self.tp * self.cp
         if processes % model:
+            stages = f"layout.pp={self.pp} × " if self.pp > 1 else ""
             raise LayoutError(
-                f"layout.tp={self.tp} × layout.cp={self.cp} does not divide {processes} process"
-                f"{'es' * (processes > 1)}",
+                f"{stages}layout.tp={self.tp} × layout.cp={self.cp} does not divide {processes} "
+                f"process{'es' * (processes > 1)}",
                 hint=f"use processes={model} or a multiple of it, or a smaller layout",
             )
         return processes // model
+
+    def rank_name(self, rank: int, processes: int) -> str:
+        """Return the name of a rank in messages, with its stage."""
+        if self.pp == 1:
+            return f"rank {rank}"
+        return f"rank {rank} (stage {rank * self.pp // processes})"

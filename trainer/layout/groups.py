@@ -1,15 +1,16 @@
 """Process groups of a run: this rank's coordinates, and the ranks that it communicates with.
 
-    ranks = dp × cp × tp
+    ranks = pp × dp × cp × tp
 
-Neighbouring ranks are neighbours along the last axis, which communicates most. Ranks that differ
-along dp or cp alone hold the same shard of the model: they sum gradients and shard the training
-state.
+Neighbouring ranks are neighbours along the last axis, which communicates most; stages of a pipeline
+communicate least. Ranks that differ along dp or cp alone hold the same shard of the model: they sum
+gradients and shard the training state.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
@@ -17,8 +18,52 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from ...models.parallel.axes import ALONE, Axes, Axis
+from ...models.parallel.axes import ALONE, Axes, Axis, Holders
+from ..pipeline.schedules import Kind, Orders
 from .config import LayoutConfig
+
+Stages = tuple[int, ...]
+PP, DP, CP, TP = range(4)
+"""Dimensions of the grid of ranks."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A directed edge between two stages for one kind of message: activations or gradients.
+
+    Each wire has a process group of its own, so its messages arrive in the order of the sender's
+    actions, whatever the other direction does.
+    """
+
+    group: dist.ProcessGroup
+    peer: int
+    """Rank at the other end."""
+    stage: int
+    """Stage of the other end."""
+
+
+@dataclass(frozen=True)
+class Pipe:
+    """This rank's stage of the pipeline, and its neighbours."""
+
+    layout: LayoutConfig
+    stage: int
+    sends: Mapping[Kind, Wire]
+    receives: Mapping[Kind, Wire]
+    ends: dist.ProcessGroup
+    """Ranks of the last stage, which compute the loss, over host memory."""
+
+    @property
+    def computes_loss(self) -> bool:
+        return self.stage == self.layout.pp - 1
+
+    @property
+    def last_chunk(self) -> int:
+        return self.layout.all_chunks - 1
+
+    def orders(self, micro_batches: int) -> Orders:
+        """Return the passes of each stage in a step of so many micro-batches."""
+        return self.layout.orders(micro_batches)
 
 
 @dataclass(frozen=True)
@@ -32,6 +77,8 @@ class Parallel:
     """dp: ranks that share the rows of a global batch."""
     data: Axis
     """dp × cp: ranks that sum gradients and shard the training state. Gloo on CPU, NCCL on GPU."""
+    pipe: Pipe
+    """pp: stages that share the layers."""
     axes: Axes
     """Axes that shard the model itself: tensor and context."""
     control: dist.ProcessGroup
@@ -53,8 +100,9 @@ class Parallel:
 
     @property
     def counts_tokens(self) -> bool:
-        """True on one rank of the tensor axis, whose ranks hold the same tokens."""
-        return self.axes.tensor.rank == 0
+        """True on one rank of the ranks that read the same tokens: on the last stage, on one rank
+        of the tensor axis."""
+        return self.pipe.computes_loss and self.axes.tensor.rank == 0
 
     @property
     def reports_rows(self) -> bool:
@@ -62,30 +110,87 @@ class Parallel:
         return self.counts_tokens and self.axes.context.rank == 0
 
 
-def join(layout: LayoutConfig, device: Literal["cpu", "cuda"], timeout: timedelta) -> Parallel:
-    """Create the process groups. torch.distributed must be initialised."""
+def join(
+    layout: LayoutConfig,
+    device: Literal["cpu", "cuda"],
+    timeout: timedelta,
+    shared: Mapping[str, Stages] | None = None,
+) -> Parallel:
+    """Create the process groups. torch.distributed must be initialised.
+
+    `shared` names the stages that hold each module that several stages hold (stages.py).
+    """
     rank, world = dist.get_rank(), dist.get_world_size()
-    grid = torch.arange(world).view(layout.data_parallel(world), layout.cp, layout.tp)
-    dp, cp, tp = range(3)
+    dp = layout.data_parallel(world)
+    grid = torch.arange(world).view(layout.pp, dp, layout.cp, layout.tp)
+    [stage] = (grid == rank).nonzero()[0, :1].tolist()
     place = torch.device(device)
     if device == "cuda":
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
         torch.cuda.set_device(place)
+    control = _host_group(timeout)
     return Parallel(
         rank=rank,
         world=world,
         device=place,
-        batch=_axis(grid, [dp], timeout),
-        data=_axis(grid, [dp, cp], timeout, alone=True),
+        batch=_axis(grid, [DP], timeout),
+        data=_axis(grid, [DP, CP], timeout, alone=True),
+        pipe=_pipe(grid, layout, stage, control, timeout),
         axes=Axes(
-            tensor=_axis(grid, [tp], timeout),
-            context=_axis(grid, [cp], timeout),
+            tensor=_axis(grid, [TP], timeout),
+            context=_axis(grid, [CP], timeout),
             attention=layout.attention,
             hyena_li=layout.hyena_li,
+            shared=_holders(grid, stage, shared or {}, timeout),
         ),
-        control=_host_group(timeout),
+        control=control,
         checkpoint=_host_group(timeout),
     )
+
+
+def _pipe(
+    grid: torch.Tensor,
+    layout: LayoutConfig,
+    stage: int,
+    control: dist.ProcessGroup,
+    timeout: timedelta,
+) -> Pipe:
+    """Create the wires between neighbouring stages. Collective."""
+    rank = dist.get_rank()
+    sends: dict[Kind, Wire] = {}
+    receives: dict[Kind, Wire] = {}
+    for kind, source, target in _hops(layout):
+        ends = grid[[source, target]].flatten(1).T.tolist()
+        for sender, receiver in ends:
+            group = _group([sender, receiver], timeout)
+            if rank == sender:
+                sends[kind] = Wire(group, receiver, target)
+            if rank == receiver:
+                receives[kind] = Wire(group, sender, source)
+    last = control if layout.pp == 1 else _group(grid[-1].flatten().tolist(), timeout, "gloo")
+    return Pipe(layout, stage, sends, receives, last)
+
+
+def _hops(layout: LayoutConfig) -> Iterator[tuple[Kind, int, int]]:
+    """Yield (kind, sender, receiver) of the messages between stages."""
+    for chunk in range(min(layout.pp, layout.all_chunks - 1)):
+        here, there = chunk % layout.pp, (chunk + 1) % layout.pp
+        yield "forward", here, there
+        yield "backward", there, here
+
+
+def _holders(
+    grid: torch.Tensor, stage: int, shared: Mapping[str, Stages], timeout: timedelta
+) -> dict[str, Holders]:
+    """Return the holders of the modules that this stage shares with others. Collective."""
+    made: dict[Stages, Holders] = {}
+    for stages in sorted(set(shared.values())):
+        part = grid[list(stages)]
+        sharded = whole = _axis(part, [PP], timeout)
+        if part.shape[TP] > 1:
+            whole = _axis(part, [PP, TP], timeout)
+        made[stages] = Holders(sharded, whole)
+    return {path: made[stages] for path, stages in shared.items() if stage in stages}
 
 
 def _axis(grid: torch.Tensor, dims: list[int], timeout: timedelta, *, alone: bool = False) -> Axis:
@@ -109,6 +214,11 @@ def _axis(grid: torch.Tensor, dims: list[int], timeout: timedelta, *, alone: boo
 
 def _host_group(timeout: timedelta) -> dist.ProcessGroup:
     """Create a gloo group of all ranks."""
-    group = dist.new_group(backend="gloo", timeout=timeout)
-    assert isinstance(group, dist.ProcessGroup)
-    return group
+    return _group(None, timeout, "gloo")
+
+
+def _group(
+    ranks: Sequence[int] | None, timeout: timedelta, backend: str | None = None
+) -> dist.ProcessGroup:
+    """Create a group of some ranks, which they alone may use; None: of all. Collective."""
+    return dist.new_group(ranks, timeout=timeout, backend=backend)  # type: ignore[return-value]

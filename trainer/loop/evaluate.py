@@ -19,10 +19,10 @@ import torch
 
 from ...console.errors import PlanError
 from ..engines.engine import Engine
-from ..engines.objective import Sums
 from ..layout.groups import Parallel
+from ..pipeline.schedules import forward_only
 from .batches import MicroBatch, RunPlan
-from .schedule import execute, forward_only, forward_pass, sequential
+from .execute import execute
 from .step_stats import StepStats, gather
 
 if TYPE_CHECKING:
@@ -84,17 +84,12 @@ class Evaluator:
         began = time.perf_counter()
         batches: list[MicroBatch] = []
         losses: list[torch.Tensor] = []
-        device, context = self.parallel.device, self.parallel.axes.context
-
-        def forward(batch: MicroBatch) -> Sums:
-            return forward_pass(engine, batch, device, context)
-
         engine.objective.eval()
         try:
             with torch.no_grad():
                 for step in self.steps:
-                    actions = forward_only(sequential(len(step)))
-                    losses += execute(actions, step, forward, engine, divisor=1.0)
+                    orders = forward_only(self.parallel.pipe.orders(len(step)))
+                    losses += execute(orders, step, engine, self.parallel)
                     batches += step
         finally:
             engine.objective.train()

@@ -25,13 +25,12 @@ from ..checkpoints.policy import is_planned
 from ..checkpoints.saver import Saver
 from ..checkpoints.store import RunState
 from ..engines.engine import Engine
-from ..engines.objective import Sums
 from ..engines.update import Update, update
 from ..layout.groups import Parallel
 from .batches import MicroBatch, RunPlan, Steps, micro_rows
 from .evaluate import Evaluation, Evaluator
+from .execute import execute
 from .guard import Guard, SkippedStep
-from .schedule import Schedule, execute, forward_pass, sequential
 from .step_stats import StepStats, gather, step_loss
 
 
@@ -87,7 +86,6 @@ class Loop:
         options: LoopOptions,
         *,
         recorder: Recorder,
-        schedule: Schedule = sequential,
         saver: Saver | None = None,
         evaluator: Evaluator | None = None,
         restore: Callable[[], RunState] = _no_checkpoint,
@@ -103,7 +101,7 @@ class Loop:
         self.parallel = parallel
         self.options = options
         self.recorder = recorder
-        self.schedule = schedule
+        self.orders = parallel.pipe.orders
         self.saver = saver
         self.evaluator = evaluator
         self.restore = restore
@@ -154,11 +152,11 @@ class Loop:
         waited = time.perf_counter() - asked
         torch.manual_seed(self._seed(step.number))
 
-        losses, limit = self._gradients(batches, state)
+        losses = self._gradients(batches, state)
         stats = self._gather(step, batches, losses, waited)
         rate = self.lr(step.number)
         result = update(self.engine, rate)
-        skipped = None if result.applied else self._skipped(limit)
+        skipped = None if result.applied else self._skipped(state, stats)
         restored = None
         if skipped is not None and skipped.action == "rollback":
             restored = self._roll_back(state, skipped, stats)
@@ -184,32 +182,20 @@ class Loop:
         )
         return after, stats.stop or after.step == self.options.stop_after
 
-    def _gradients(
-        self, batches: Sequence[MicroBatch], state: RunState
-    ) -> tuple[list[torch.Tensor], float | None]:
-        """Run the forward and backward passes of a step.
+    def _gradients(self, batches: Sequence[MicroBatch], state: RunState) -> list[torch.Tensor]:
+        """Run the forward and backward passes of a step. Return each micro-batch's losses by row.
 
-        Return each micro-batch's losses by row, and the limit that the loss exceeds if it is a
-        spike: the gradients of a spike are made not finite, so no engine applies them.
+        The gradients of a spike are made not finite, so no engine applies them. The ranks that
+        compute the loss decide it; every rank comes to the same verdict from the step's statistics.
         """
         guard, weight = self.options.guard, self._total_weight(batches)
-        device, context = self.parallel.device, self.parallel.axes.context
-        limit: float | None = None
-
-        def forward(batch: MicroBatch) -> Sums:
-            return forward_pass(self.engine, batch, device, context)
 
         def decide(losses: list[torch.Tensor]) -> float:
-            nonlocal limit
             loss = step_loss(batches, losses, len(self.plan.sources), self.parallel)
-            if guard.is_spike(state.losses, loss):
-                limit = guard.limit(state.losses)
-                return math.nan
-            return weight
+            return math.nan if guard.is_spike(state.losses, loss) else weight
 
-        actions, before_last = self.schedule(len(batches)), decide if guard.needs_loss else None
-        losses = execute(actions, batches, forward, self.engine, weight, before_last)
-        return losses, limit
+        orders, before_last = self.orders(len(batches)), decide if guard.needs_loss else None
+        return execute(orders, batches, self.engine, self.parallel, weight, before_last)
 
     def _gather(
         self,
@@ -262,13 +248,13 @@ class Loop:
         text = f"{self.options.seed} {step} {self.parallel.data.rank}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
 
-    def _skipped(self, limit: float | None) -> SkippedStep:
+    def _skipped(self, state: RunState, stats: StepStats) -> SkippedStep:
         """Return why a step was not applied, and the action that the configuration asks for."""
         guard = self.options.guard
-        if limit is None:
+        if not guard.is_spike(state.losses, stats.loss):
             return SkippedStep("not finite", guard.not_finite)
         assert guard.spike != "none"
-        return SkippedStep("spike", guard.spike, limit)
+        return SkippedStep("spike", guard.spike, guard.limit(state.losses))
 
     def _roll_back(self, state: RunState, skipped: SkippedStep, stats: StepStats) -> RunState:
         """Restore the weights of the newest checkpoint; the stream continues."""

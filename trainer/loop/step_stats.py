@@ -81,12 +81,13 @@ def step_loss(
     sources: int,
     parallel: Parallel,
 ) -> float:
-    """Return the loss that `gather` will give, to the bit. Collective.
+    """Return the loss that `gather` will give, to the bit. Collective over the ranks that compute
+    the loss: the sums of the others are zeros.
 
     The sums by source are gathered, not reduced: a reduction adds in another order.
     """
     sums = _sums(batches, losses, sources, parallel)[:2].flatten()
-    totals = _add(_exchange(sums, parallel.control)).view(2, sources)
+    totals = _add(_exchange(sums, parallel.pipe.ends)).view(2, sources)
     return _mean(*totals.tolist())
 
 

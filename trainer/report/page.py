@@ -10,7 +10,8 @@ from typing import Any
 from ... import __version__
 from ...console.progress import duration, human
 from ...models.accounting.show import shown_active
-from . import charts
+from ..costs.describe import degrees
+from . import charts, schedule
 from .data import SKIPPED, RunData
 from .outliers import DEVIATIONS, WINDOW, OutlierStep, find_outliers
 from .style import CSS
@@ -49,6 +50,7 @@ def run_page(run: RunData) -> str:
         ),
         section("Seconds per step", charts.small(run, "seconds", "seconds per step")),
         "</div>",
+        _schedule(run),
         _configuration(run),
         _history(run),
     ]
@@ -257,12 +259,22 @@ def _phase_table(run: RunData) -> str:
     )
 
 
+def _schedule(run: RunData) -> str:
+    """Return the drawing of the pipeline's schedule; empty for one stage."""
+    if len(run.about["stages"]) == 1:
+        return ""
+    drawing, note = schedule.draw(run.job)
+    keys = "".join(
+        f'<span class="key"><i class="{kind}"></i>{kind}</span>' for kind in ("forward", "backward")
+    )
+    return section("Schedule", drawing, legend=keys, unit=note)
+
+
 def _configuration(run: RunData) -> str:
     layout = run.about["layout"]
     values = {
         "engine": f"{layout['engine']}, {layout['precision']}",
-        "layout": f"{layout['processes']} × {layout['device']} = dp {layout['dp']} × "
-        f"tp {layout['tp']} × cp {layout['cp']}",
+        "layout": f"{layout['processes']} × {layout['device']} = {degrees(layout)}",
         "model": run.job.model.pattern,
         "width": f"{run.job.model.width:,}, vocabulary {run.job.model.vocab_size:,}",
         "optimizer": run.job.run.optimizer.describe(),

@@ -57,6 +57,9 @@ svg .beyond { fill:var(--ink); stroke:var(--band0); stroke-width:3px; paint-orde
 .band.b0 { fill:var(--band0); } .band.b1 { fill:var(--band1); }
 .grid { stroke:var(--line); stroke-width:1; }
 polyline { fill:none; stroke:var(--ink); stroke-linejoin:round; stroke-linecap:round; }
+rect.pass.forward { fill:var(--water); } rect.pass.backward { fill:#c07f2c; }
+svg text.pass { fill:#fff; text-anchor:middle; pointer-events:none; }
+.key i.forward { background:var(--water); } .key i.backward { background:#c07f2c; }
 .strong { stroke-width:2.4; } .medium { stroke-width:1.6; stroke:var(--water); }
 .thin { stroke-width:1.5; opacity:.9; } .faint { stroke-width:1; opacity:.3; }
 .range { stroke-width:1; stroke:var(--water); opacity:.3; }

@@ -106,6 +106,10 @@ def build(
         chosen = data.get(name)
         if isinstance(chosen, dict):
             chosen.setdefault("kind", default().kind)
+    engine = data.get("engine")
+    if isinstance(engine, dict) and "reshard" in engine:  # the name of `gather` in older runs
+        gather = "block" if engine.pop("reshard") else "micro-batch"
+        engine.setdefault("gather", gather)
     return reader.build(RunConfig, data, source=source, lines=lines)
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from ..cluster.ranks import threads_per_rank
 from ..folder import RunFolder
 from ..loop import evaluate
 from ..loop.batches import RunPlan
+from ..pipeline.cuts import Cuts
 from ..weights import source as origins
 from ..weights.source import WeightSource
 from . import config as run_config
@@ -55,12 +57,21 @@ class Job:
     def dp(self) -> int:
         return self.run.layout.data_parallel(self.processes)
 
+    @cached_property
+    def cuts(self) -> Cuts:
+        """First layers of the pipeline's chunks after the first."""
+        from ..layout.stages import cuts_of
+
+        longest = max(phase.seq_len for phase in self.plan.phases)
+        return cuts_of(self.run.layout, self.model, longest)
+
     @property
     def layout(self) -> dict[str, Any]:
         """Engine and degrees of parallelism, for logs and reports."""
         return {
             "engine": self.run.engine.describe(),
             "processes": self.processes,
+            "pp": self.run.layout.pp,
             "dp": self.dp,
             "tp": self.run.layout.tp,
             "cp": self.run.layout.cp,

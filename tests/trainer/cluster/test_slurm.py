@@ -4,7 +4,6 @@ import os
 import stat
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -69,12 +68,6 @@ def test_without_sbatch_the_script_is_kept(tmp_path: Path, monkeypatch: pytest.M
         slurm.submit(tmp_path / "slurm.sh")
 
 
-def program(folder: Path, name: str, text: str) -> None:
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text(f"#!/bin/bash\n{text}\n")
-    (folder / name).chmod(stat.S_IRWXU)
-
-
 def test_an_error_of_sbatch_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path / "bin", "sbatch", "echo 'invalid partition' >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
@@ -82,34 +75,38 @@ def test_an_error_of_sbatch_is_raised(tmp_path: Path, monkeypatch: pytest.Monkey
         slurm.submit(tmp_path / "slurm.sh")
 
 
-@pytest.mark.slow
-def test_a_job_trains_and_requeues_itself(
-    trainer: Any, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def program(folder: Path, name: str, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+    (folder / name).chmod(stat.S_IRWXU)
+
+
+@pytest.mark.parametrize(
+    ("note", "code", "state", "requeued"),
+    [
+        ("saved 40", 85, "RUNNING None", True),
+        ("saved 40", 143, "RUNNING None", True),  # srun killed ranks that were exiting
+        ("saved 40", 1, "RUNNING None", True),  # a rank was lost after the checkpoint
+        ("saved 40", 85, "COMPLETING TimeLimit", True),
+        ("saved 40", 85, "COMPLETING None", False),  # the job was cancelled
+        ("saved 40", 85, "", False),
+        ("finished 60", 143, "RUNNING None", False),
+        ("stopped 40", 85, "RUNNING None", False),  # --stop-after
+        ("failed 40", 1, "RUNNING None", False),
+        ("", 85, "RUNNING None", False),  # nothing was saved: the next start would end alike
+    ],
+)
+def test_the_note_of_the_run_decides(
+    tmp_path: Path, note: str, code: int, state: str, requeued: bool
 ) -> None:
-    """Stand-ins for Slurm's programs: the script, its tasks with their ranks, the requeue."""
-    bin, said = tmp_path / "bin", tmp_path / "said"
-    program(bin, "sbatch", f"echo 77; SLURM_JOB_ID=77 bash $2 >{said} 2>&1; echo $? >>{said}")
-    program(
-        bin,
-        "srun",
-        "shift\nexport SLURM_NTASKS=2\nfor n in 0 1; do\n"
-        '  SLURM_PROCID=$n SLURM_LOCALID=$n "$@" & tasks+=($!)\ndone\n'
-        "for task in ${tasks[@]}; do wait $task; code=$?; (( code > worst )) && worst=$code; done\n"
-        "exit ${worst:-0}",
-    )
-    program(
-        bin,
-        "scontrol",
-        f'[ $1 = show ] && echo 127.0.0.1 || echo "$@" >>{tmp_path / "asked"}',
-    )
-    monkeypatch.setenv("PATH", f"{bin}:{os.environ['PATH']}")
-    words = ["slurm.processes=2", "--slurm"]
-    stderr = trainer.run(*words, "--stop-after", "4")
-    assert "submitted as job 77" in stderr
-    assert said.read_text().endswith("85\n"), said.read_text()
-    assert (tmp_path / "asked").read_text() == "requeue 77\n"
-    assert len(trainer.losses()) == 4
-    trainer.run(*words)
-    assert said.read_text().endswith("\n0\n"), said.read_text()
-    assert (tmp_path / "asked").read_text() == "requeue 77\n", "not once more"
-    assert trainer.losses() == trainer.losses(whole(2))
+    bin, logs, asked = tmp_path / "bin", tmp_path / "logs", tmp_path / "asked"
+    logs.mkdir()
+    (logs / "slurm-77.note").write_text("saved 20\n")  # of an earlier start
+    program(bin, "srun", f"[ -z '{note}' ] || echo '{note}' >$HEADRACE_NOTE; exit {code}")
+    program(bin, "squeue", f"echo '{state}'")
+    program(bin, "scontrol", f'[ $1 = show ] && echo n1 || echo "$@" >>{asked}')
+    text = script(SlurmConfig(), "x", ["run"], logs=logs, cwd=tmp_path)
+    environment = {"PATH": f"{bin}:{os.environ['PATH']}", "SLURM_JOB_ID": "77"}
+    done = subprocess.run(["bash", "-c", text], env=environment, check=False)
+    assert done.returncode == (0 if note.startswith("finished") else code)
+    assert (asked.read_text() if asked.exists() else "") == "requeue 77\n" * requeued

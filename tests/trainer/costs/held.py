@@ -71,7 +71,7 @@ def measure(layout: str) -> dict[str, Any]:
     return {
         "tensor_rank": tensor.rank,
         "held": held,
-        "parts": config.state_layout(PRECISIONS[precision], ADAMW, "cpu"),
+        "parts": config.state_layout(PRECISIONS[precision], ADAMW, "cpu", parallel.pipe.layout),
         "shapes": rank_shapes(load_model_config(TRAINER / "tiny.yaml"), tensor.size, tensor.rank),
         "degrees": Degrees(dp=parallel.dp, tp=tensor.size, cp=context.size),
     }

@@ -24,7 +24,7 @@ ENGINES = {
     "ZeRO-3 in bf16": (["engine.zero=3"], "bf16"),
     "FSDP2": (["engine.kind=fsdp2"], "fp32"),
     "FSDP2 in bf16": (["engine.kind=fsdp2"], "bf16"),
-    "HSDP": (["engine.kind=fsdp2", "engine.shard=2", "engine.reshard=false"], "bf16"),
+    "HSDP": (["engine.kind=fsdp2", "engine.shard=2", "engine.gather=micro-batch"], "bf16"),
 }
 
 
@@ -49,11 +49,11 @@ def test_both_commands_print_the_same_memory(ask: Any, name: str) -> None:
 
 
 def test_gathered_weights_are_counted(ask: Any) -> None:
-    """With reshard=false, FSDP2 keeps all weights from the forward to the backward pass."""
+    """With gather: micro-batch, FSDP2 keeps all weights from the forward to the backward pass."""
     sharded = shown("--dp", "4", "--run", "engine.kind=fsdp2")["state"]
-    gathered = shown("--dp", "4", "--run", "engine.kind=fsdp2", "--run", "engine.reshard=false")[
-        "state"
-    ]
+    gathered = shown(
+        "--dp", "4", "--run", "engine.kind=fsdp2", "--run", "engine.gather=micro-batch"
+    )["state"]
     assert "weights" not in sharded
     assert gathered.pop("weights") > sharded["masters"] and gathered == sharded
 

@@ -83,3 +83,27 @@ def test_parameter_groups_and_the_optimizers_states_are_counted(ask: Any) -> Non
     saved = plain["memory"]["optimizer"] - muon["memory"]["optimizer"]
     assert 0 < saved == 4 * matrices
     assert plain["checkpoints"]["bytes"] - muon["checkpoints"]["bytes"] == 4 * matrices
+
+
+def test_stages_are_described(ask: Any) -> None:
+    words = ["processes=2", "layout.pp=2", "layout.cuts=[3]", "micro_batch_tokens=16"]
+    about = describe.describe(ask(*words), activations=True)
+    whole = describe.describe(ask("processes=1", "micro_batch_tokens=16"), activations=True)
+    first, last = about["stages"]
+    assert (first["layers"], last["layers"]) == ([[0, 2]], [[3, 4]])
+    embedding = 37 * 36  # tied: both stages hold it
+    parameters = first["parameters"] + last["parameters"]
+    assert parameters == whole["model"]["parameters"] + embedding
+    assert first["memory"]["logits"] == 0 < last["memory"]["logits"]
+    kept = [stage["memory"]["activations"] for stage in (first, last)]
+    assert whole["memory"]["activations"] == kept[0] // 2 + kept[1], "stage 0 keeps two graphs"
+    (phase,) = about["pipeline"]
+    assert (phase["messages"], phase["message_bytes"]) == (2 * 4, 16 * 36 * 4)
+    assert 0 < phase["bubble"] < 1
+    written = "\n".join(describe.lines(about))
+    for part in ("stage 0      layers 0–2: ", "pp 2 × dp 1", "of a step idle; 8 messages"):
+        assert part in written, part
+    assert "warning" not in written
+    few = describe.describe(ask("processes=2", "layout.pp=2", "micro_batch_tokens=32"))
+    assert "2 micro-batches in a step, fewer than 2 for each of the 2 stages" in few["warnings"][0]
+    assert "warning      phase" in "\n".join(describe.lines(few))

@@ -94,7 +94,7 @@ def test_it_is_the_published_method(work: Any, parallel: Parallel) -> None:
     rows = {
         "qkv.weight": (36, 36, 36),
         "gate_up.weight": (50, 50),
-        "input.weight": tuple(model.blocks[3].mixer.operator.input.parts.values()),
+        "input.weight": tuple(model.typed_blocks()[3].mixer.operator.input.parts.values()),
     }
     matrix, decayed, plain = {}, [], []
     for name, parameter in model.named_parameters():

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +16,20 @@ from headrace.console.errors import LayoutError, RunError
 from headrace.trainer.cluster.ranks import INTERRUPTED, threads_per_rank
 from headrace.trainer.launch import launcher as launch
 from headrace.trainer.launch.launcher import Launcher
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def alive(process: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
 
 
 def launcher(tmp_path: Path, script: str, processes: int = 2, stall: float = 0) -> Launcher:
@@ -156,3 +174,75 @@ os.abort()
 """
     with pytest.raises(LayoutError, match="rank 0 cannot"):
         launcher(tmp_path, script, processes=1).run()
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from headrace.trainer.launch.launcher import Launcher
+Launcher([sys.executable, sys.argv[1]], 2, threads=1, logs=Path(sys.argv[2])).run()
+"""
+
+
+@pytest.mark.parametrize("imports", [0.0, 1.0])
+def test_ranks_die_with_their_launcher(tmp_path: Path, imports: float) -> None:
+    """Also ranks that ignore SIGTERM, and ranks that still import when the launcher dies."""
+    file = tmp_path / "rank.py"
+    file.write_text(f"""
+import os, signal, time
+from headrace.trainer.cluster.ranks import StopAsked, Watched
+place = r"{tmp_path}/rank-" + os.environ["RANK"]
+open(place, "w").write(str(os.getpid()))
+time.sleep({imports})
+watched, asked = Watched(), StopAsked()
+open(place + ".ready", "w").close()
+while True:
+    time.sleep(0.1)
+""")
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(file), str(tmp_path)])
+    ready = "rank-?" if imports else "rank-?.ready"
+    wait_for(lambda: len(list(tmp_path.glob(ready))) == 2)
+    wait_for(lambda: all(file.read_text() for file in tmp_path.glob("rank-?")))
+    process.kill()
+    process.wait()
+    ranks = [int(file.read_text()) for file in tmp_path.glob("rank-?")]
+    wait_for(lambda: not any(alive(rank) for rank in ranks), imports + 5)
+
+
+def test_a_signal_before_a_rank_starts_reaches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = launcher(tmp_path, "time.sleep(1000)", processes=1)
+    start = job._start
+
+    def interrupted(rank: int, *more: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        start(rank, *more)
+
+    monkeypatch.setattr(job, "_start", interrupted)
+    assert job.run() == INTERRUPTED
+
+
+HANGS = """
+import os, time
+from headrace.trainer.cluster import ranks
+ranks.LAST_WORDS = 0.1
+watched = ranks.Watched()
+def stuck_here():
+    time.sleep(1000)
+with watched.watching_itself(1.0):
+    for step in range(4):
+        watched.beat(f"step {step}")
+        time.sleep(0.5)
+    stuck_here()
+"""
+
+
+def test_a_rank_of_another_launcher_ends_itself_if_it_hangs() -> None:
+    environment = {**os.environ, "RANK": "3", "WORLD_SIZE": "4"}
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "rank 3 has made no progress for 1 seconds (step 3)" in done.stderr
+    assert "stuck_here" in done.stderr and "watch.stall_seconds" in done.stderr

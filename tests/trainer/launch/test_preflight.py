@@ -14,6 +14,7 @@ from headrace.console.errors import (
     SeveralErrors,
     StorageError,
 )
+from headrace.trainer.cluster.ranks import StopAsked
 from headrace.trainer.launch import preflight as checks
 from headrace.trainer.launch import start
 from headrace.trainer.launch.options import StartOptions
@@ -31,6 +32,19 @@ def test_layouts_that_do_not_fit_are_rejected(ask: Any) -> None:
         checks.check(ask("engine.zero=0", "precision=bf16"))
     assert caught.value.hint is not None and "engine.zero=1" in caught.value.hint
     checks.check(ask("engine.zero=0", "precision=fp32"))
+
+
+def test_stages_that_do_not_fit_are_rejected_together(ask: Any) -> None:
+    with pytest.raises(
+        LayoutError, match=r"ZeRO-3 \(engine.zero=3\) needs the same modules"
+    ) as caught:
+        checks.check(ask("processes=2", "layout.pp=2", "engine.zero=3"))
+    assert caught.value.hint is not None and "engine.kind=fsdp2" in caught.value.hint
+    with pytest.raises(SeveralErrors) as several:
+        checks.check(ask("processes=8", "layout.pp=8", "engine.zero=3"))
+    for part in ("needs the same modules", "are 8 chunks, and the model has 5 layers"):
+        assert part in str(several.value)
+    checks.check(ask("processes=2", "layout.pp=2", "engine.zero=2"))
 
 
 def test_a_vocabulary_larger_than_the_models_is_rejected(ask: Any) -> None:
@@ -73,7 +87,7 @@ def test_a_disk_too_small_for_a_checkpoint_is_rejected(
     found = ask()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(StorageError, match="one checkpoint takes"):
-        start.start(found, StartOptions())
+        start.start(found, StartOptions(), StopAsked())
     assert not found.folder.root.exists()
     with pytest.raises(StorageError, match="1B free, and one checkpoint takes"):
         checks.check_disk(found)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.trainer.checkpoints import store
-from headrace.trainer.cluster.ranks import INTERRUPTED
+from headrace.trainer.cluster.ranks import INTERRUPTED, StopAsked
 from headrace.trainer.launch import start
 from headrace.trainer.launch.options import StartOptions
 
@@ -19,7 +19,7 @@ def test_a_stop_before_the_first_step_is_no_failure(
     """If a scheduler stops the ranks while they start, the exit code asks for another start."""
     monkeypatch.setattr(start.launcher.Launcher, "run", lambda self: INTERRUPTED)
     job = ask()
-    assert start.start(job, StartOptions()) == INTERRUPTED
+    assert start.start(job, StartOptions(), StopAsked()) == INTERRUPTED
     assert "stopped before the first step" in capsys.readouterr().err
     assert start.outcome(job, INTERRUPTED)["step"] == 0
 
@@ -35,5 +35,5 @@ def test_a_start_killed_while_adopting_checkpoints_can_be_repeated(
 
     monkeypatch.setattr(store, "adopt", dying)
     with pytest.raises(KeyboardInterrupt):
-        start.start(ask("checkpoints.url=memory://bucket/run"), StartOptions())
+        start.start(ask("checkpoints.url=memory://bucket/run"), StartOptions(), StopAsked())
     assert ask("checkpoints.url=memory://bucket/run").folder.begun

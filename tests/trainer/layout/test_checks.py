@@ -41,3 +41,15 @@ def test_ring_attention_needs_no_heads_per_rank(every: ModelConfig) -> None:
 def test_the_vocabulary_has_an_id_for_each_rank() -> None:
     model = load_model_config(FOLDER / "tiny.yaml", ["vocab_size=2", "width=36"])
     assert any("2 ids are fewer" in line for line in problems(LayoutConfig(tp=3), model, [48]))
+
+
+def test_more_chunks_than_layers_are_rejected_with_alternatives(every: ModelConfig) -> None:
+    layout = LayoutConfig(pp=4, schedule="interleaved", chunks=4)
+    with pytest.raises(LayoutError) as caught:
+        check(layout, 4, every, [48])
+    assert "pp=4 × chunks=4 are 16 chunks, and the model has 12 layers" in str(caught.value)
+    assert "layout.pp=4 layout.tp=1 layout.cp=1" in str(caught.value)
+    with pytest.raises(LayoutError, match="there is no layer 12; the last is 11") as caught:
+        check(LayoutConfig(pp=2, cuts=(12,)), 2, every, [48])
+    assert "layout.pp=2 layout.tp=1" in str(caught.value)
+    check(LayoutConfig(pp=2, cuts=(11,)), 2, every, [48])

@@ -28,8 +28,8 @@ from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.loop.batches import MicroBatch, micro_batches, micro_rows
 from headrace.trainer.loop.guard import Guard
 from headrace.trainer.loop.loop import Loop, LoopOptions, StepRecord
-from headrace.trainer.loop.schedule import Action, sequential
 from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticLoader, SyntheticPlan
+from headrace.trainer.pipeline.schedules import SCHEDULES, Action, Orders
 from headrace.trainer.record.config import WatchConfig
 from headrace.trainer.record.logger import LoggedRun
 from headrace.trainer.record.loggers.jsonl import JsonLines
@@ -92,21 +92,25 @@ def test_micro_batch_size_changes_nothing(parallel: Parallel) -> None:
         assert a.update.grad_norm == pytest.approx(b.update.grad_norm, rel=2e-5)
 
 
-def all_forward_first(micro_batches: int) -> list[Action]:
-    """GPipe's order on one stage."""
-    return sorted(sequential(micro_batches), key=lambda action: action.kind == "backward")
+def in_turn(micro_batches: int) -> Orders:
+    return SCHEDULES["1f1b"](1, 1, micro_batches)
 
 
-def without_a_backward_pass(micro_batches: int) -> list[Action]:
-    return [action for action in sequential(micro_batches) if action != Action("backward", 0)]
+def all_forward_first(micro_batches: int) -> Orders:
+    return SCHEDULES["gpipe"](1, 1, micro_batches)
+
+
+def without_a_backward_pass(micro_batches: int) -> Orders:
+    [order] = in_turn(micro_batches)
+    return [[action for action in order if action != Action("backward", 0, 0)]]
 
 
 def test_a_schedule_decides_the_order_alone(parallel: Parallel) -> None:
     """A schedule that leaves a backward pass out has another norm (negative control)."""
     norms = []
-    for schedule in (sequential, all_forward_first, without_a_backward_pass):
+    for orders in (in_turn, all_forward_first, without_a_backward_pass):
         loop, kept = make(parallel, stop_after=1)
-        loop.schedule = schedule
+        loop.orders = orders
         loop.run(begin())
         norms.append(kept.records[0].update.grad_norm)
     assert norms[1] == pytest.approx(norms[0], rel=2e-5)

@@ -57,3 +57,11 @@ def test_the_shipped_runs_load() -> None:
     assert files
     for file in files:
         config.load(file)
+
+
+def test_the_older_name_of_gather_is_read() -> None:
+    """Runs with FSDP2 that an older version saved have `reshard`."""
+    for reshard, gather in ((True, "block"), (False, "micro-batch")):
+        data = {"engine": {"kind": "fsdp2", "reshard": reshard}}
+        engine = config.build(data, (), source="a test").engine
+        assert isinstance(engine, Fsdp2Config) and engine.gather == gather

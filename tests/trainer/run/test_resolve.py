@@ -99,7 +99,7 @@ def test_what_divides_a_micro_batch_defines_a_run_that_balances_over_it(
 
 def test_a_resume_may_change_the_engine(ask: Any) -> None:
     """The folder stores every option of the first engine."""
-    folder = saved(ask("engine.kind=fsdp2", "engine.reshard=false")).folder
+    folder = saved(ask("engine.kind=fsdp2", "engine.gather=micro-batch")).folder
     assert resolve.load(folder, ["engine.kind=deepspeed"]).run.engine == DeepSpeedConfig()
     changed = resolve.load(folder, ["engine.kind=deepspeed", "engine.zero=3"])
     assert changed.run.engine == DeepSpeedConfig(zero=3)

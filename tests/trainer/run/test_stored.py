@@ -68,7 +68,7 @@ def test_report_shows_the_ranks_of_the_run(gpu_run: RunFolder) -> None:
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["runs"][0]["steps"] == 4
     text = gpu_run.report.read_text()
-    assert "8 × cuda = dp 8 × tp 1 × cp 1" in text and "FSDP2, bf16" in text
+    assert "8 × cuda = pp 1 × dp 8 × tp 1 × cp 1" in text and "FSDP2, bf16" in text
 
 
 @pytest.mark.slow
