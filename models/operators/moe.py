@@ -160,7 +160,8 @@ class MoE(Operator):
         return self.gate_up[0].numel() + self.down[0].numel()
 
     def unused_parameters(self) -> int:
-        return (self.options.experts - self.options.top_k) * self.expert_parameters()
+        unused: int = self.options.experts - self.options.top_k
+        return unused * self.expert_parameters()
 
     def flops(self, length: int) -> dict[str, float]:
         return {"experts": 2.0 * self.options.top_k * self.expert_parameters()}
