@@ -156,7 +156,7 @@ def show_model(
 
 
 @main.command("convert")
-@click.argument("source", type=click.Path())
+@click.argument("source", type=click.Path(), nargs=-1, required=True)
 @click.argument("out", type=click.Path())
 @click.option(
     "--format",
@@ -166,11 +166,17 @@ def show_model(
     help="Format of OUT.",
 )
 @click.option("--tokenizer", type=click.Path(), help="Folder with a tokenizer, if SOURCE has none.")
+@click.option(
+    "--dp",
+    type=click.IntRange(1),
+    help="Data-parallel ranks of a Savanna configuration that has no train_batch_size.",
+)
 def convert_model(
-    source: str,
+    source: tuple[str, ...],
     out: str,
     format: str,
     tokenizer: str | None,
+    dp: int | None,
 ) -> None:
     """Convert the model in folder SOURCE, of any format, into the new folder OUT.
 
@@ -182,17 +188,38 @@ def convert_model(
 
     Tensors are only renamed and reordered. A tokenizer in SOURCE is copied.
 
+    If SOURCE are YAML files, they are a configuration of Savanna: OUT gets model.yaml,
+    mixture.yaml and run.yaml, and every key that headrace cannot express is listed.
+
     \b
     Examples:
       headrace models convert llama-folder ours --format headrace
       headrace models convert exported evo2 --format vortex
+      headrace models convert 7b.yml data.yml evo2-run --format headrace --dp 256
 
-    More: docs/models.md (Other libraries)
+    More: docs/models.md (Other libraries), docs/savanna.md
     """
+    from pathlib import Path
+
     from .conversion.folders import convert
 
-    written = convert(source, out, format=format, tokenizer=tokenizer)
-    command.say(f"{out}: {written}")
+    if len(source) == 1 and not Path(source[0]).is_file():
+        written = convert(source[0], out, format=format, tokenizer=tokenizer)
+        command.say(f"{out}: {written}")
+        return
+    if format != "headrace" or tokenizer is not None:
+        raise click.UsageError(
+            "a configuration of Savanna becomes --format headrace, without tokenizer"
+        )
+    from .conversion.savanna.convert import convert_settings
+
+    report = convert_settings(source, out, data_parallel=dp)
+    command.say(
+        f"{out}: model.yaml, mixture.yaml, run.yaml; {len(report.used)} keys used, "
+        f"{len(report.elsewhere)} set elsewhere or not needed (listed in run.yaml)"
+    )
+    for line in report.missing:
+        command.say(f"not expressible: {line}")
 
 
 if __name__ == "__main__":

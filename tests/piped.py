@@ -27,6 +27,7 @@ from headrace.trainer.layout.groups import Parallel, join
 from headrace.trainer.layout.stages import chunks_of, cuts_of, shared_modules
 from headrace.trainer.loop import execute as executor
 from headrace.trainer.loop.execute import execute
+from headrace.trainer.pipeline.schedules import forward_only
 
 CONFIGS = Path(__file__).parent / "trainer"
 PATIENCE = timedelta(minutes=5)
@@ -139,7 +140,8 @@ def exact(
     """Compare a pipeline's gradients with those of one process, for (model, layout, micro-batches).
 
     Return the parameters of all ranks that one chunk uses and that differ in a bit; the greatest
-    relative difference of the others; and whether the losses of all rows are equal to the bit.
+    relative difference of the others; and whether the losses of all rows are equal to the bit, in
+    training and in an evaluation.
     """
     found = {}
     for name, words, number in cases:
@@ -156,8 +158,13 @@ def exact(
         engine: Any = Plain(ours)
         with FAULTS[fault]() if fault else nullcontext():
             losses = run_passes(engine, parallel, batches(number, packed=packed), 7.0)
+        with torch.no_grad():  # as an evaluation does
+            orders = forward_only(parallel.pipe.orders(number))
+            again = execute(orders, batches(number, packed=packed), engine, parallel)
         here = compared(ours.model, dict(whole.model.named_parameters()), summed=fault != "copies")
-        equal = not parallel.pipe.computes_loss or all(map(torch.equal, losses, wanted))
+        equal = not parallel.pipe.computes_loss or (
+            all(map(torch.equal, losses, wanted)) and all(map(torch.equal, again, wanted))
+        )
         everyone: list[Any] = [None] * parallel.world
         dist.all_gather_object(everyone, (*here, equal), group=parallel.control)
         found[f"{name} {words} {number}"] = (

@@ -26,7 +26,7 @@ from ...console.errors import CheckpointError, ConfigError, Problem, StorageErro
 from ..config import ModelConfig
 from ..operators import OperatorOptions
 from ..operators.attention import AttentionOptions
-from ..operators.hyena_li import HyenaLIOptions
+from ..operators.hyena_li import HyenaLIOptions, plain_rates
 from ..operators.hyena_mr import HyenaMROptions, decayed
 from ..operators.hyena_se import HyenaSEOptions
 from ..operators.mlp import GLUOptions
@@ -203,12 +203,11 @@ def hyena_rules(ours: str, theirs: str, options: OperatorOptions) -> list[Rule]:
             )
         )
         return result
-    logarithmic = options.rates == "log"
     result.append(
         shaped(
             f"{ours}.rates",
             f"{theirs}.filter.log_poles",
-            lambda t: -(torch.exp(t) if logarithmic else t).unsqueeze(-1),
+            lambda t: -plain_rates(t, options).unsqueeze(-1),
             lambda t: -t.squeeze(-1),
         )
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from .attention import Attention
 from .base import BatchContext, Operator, OperatorOptions, SharedOperator, State
 from .hyena_li import HyenaLI
+from .hyena_li_factored import HyenaLIFactored
 from .hyena_li_freeform import HyenaLIFreeform
+from .hyena_li_s4d import HyenaLIS4D
 from .hyena_mlp import HyenaMLP
 from .hyena_mr import HyenaMR
 from .hyena_se import HyenaSE
@@ -23,6 +25,8 @@ OPERATORS: dict[str, type[Operator]] = {
     "hyena-mr": HyenaMR,
     "hyena-li": HyenaLI,
     "hyena-li-freeform": HyenaLIFreeform,
+    "hyena-li-s4d": HyenaLIS4D,
+    "hyena-li-factored": HyenaLIFactored,
     "glu": GLU,
     "mlp": MLP,
     "hyena-mlp": HyenaMLP,

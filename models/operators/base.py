@@ -22,6 +22,8 @@ from ..parallel.sharding import ShardingSpec
 class OperatorOptions:
     """Options of an operator; `kind` is its name in the registry."""
 
+    newer: ClassVar[tuple[str, ...]] = ()
+    """Options that runs were saved without: a run's identity leaves them out at their defaults."""
     kind: str
 
     def problems(self, width: int) -> Iterator[str]:

@@ -3,15 +3,14 @@
     h_t = Σ_n R_n · exp(−e^{r_n} · t)                      real poles: StripedHyena 2
     h_t = Re Σ_n R_n · exp((−e^{r_n} + i·φ_n) · t)         complex poles: StripedHyena 1
 
-The operator is a diagonal state space: a chunked scan computes the convolution exactly, in linear
-time, with N state elements for each channel; each document starts from a state of zeros. The FFT
-form gives the same result.
+`hyena_modal` computes it. `rates: product` learns r as the sum p + γ of two parameters, as Savanna
+does: the function is the same, and it moves twice as far in a step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,146 +18,82 @@ import torch
 from torch import Tensor, nn
 
 from ..initializers import Initializers
-from ..layers.convolution import convolution_flops
-from ..layers.gated_convolution import gated_convolution, gated_modal
-from ..layers.scan import real
 from ..parallel.channels import ALL
 from ..parallel.sharding import Sharded, ShardingSpec
 from ..precision import widen
-from .base import BatchContext
-from .hyena import Hyena, HyenaOptions
+from .hyena_modal import ModalHyena, ModalOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class HyenaLIOptions(HyenaOptions):
+class HyenaLIOptions(ModalOptions):
     """Hyena, long implicit filter in modal form."""
 
+    newer = ("gamma_min", "gamma_max")
     kind: Literal["hyena-li"] = "hyena-li"
-    state_size: int = 16
-    """N: exponentials for each channel."""
     poles: Literal["real", "complex"] = "real"
     """Complex poles oscillate as they decay."""
-    rates: Literal["log", "plain"] = "log"
-    """Learned parameter: the logarithm r of a pole's rate, or (converted models) the rate e^r."""
-    method: Literal["scan", "fft"] = "scan"
-    """Form of the convolution; the result is the same."""
-    chunk: int = 32
-    """Tokens for each block of the scan; affects the speed, not the result."""
+    rates: Literal["log", "plain", "product"] = "log"
+    """Learned parameter: the logarithm r of a pole's rate; (converted models) the rate e^r; or
+    (Savanna) two parameters p and γ with the rate e^p · e^γ."""
+    gamma_min: float = 0.01
+    """Rates start between gamma_min/e and gamma_max/e."""
+    gamma_max: float = 0.1
+    """Upper bound of γ's start."""
 
     def problems(self, width: int) -> Iterator[str]:
         yield from super().problems(width)
-        for name in ("state_size", "chunk"):
-            if getattr(self, name) < 1:
-                yield f"{name} must be at least 1, not {getattr(self, name)}"
+        if not 0 < self.gamma_min <= self.gamma_max:
+            yield (
+                f"gamma_min ({self.gamma_min:g}) must be above 0 and at most gamma_max"
+                f" ({self.gamma_max:g})"
+            )
 
 
-class HyenaLI(Hyena):
+class HyenaLI(ModalHyena):
     Options = HyenaLIOptions
     no_decay = ("rates", "angles", "residues", "residues_i")
 
     def __init__(self, options: HyenaLIOptions, width: int) -> None:
-        super().__init__(options, width, skip=True)
-        self.rates = nn.Parameter(torch.empty(width, options.state_size))
-        self.residues = nn.Parameter(torch.empty(width, options.state_size))
-        oscillates = options.poles == "complex"
-        self.angles = nn.Parameter(torch.empty_like(self.rates)) if oscillates else None
-        self.residues_i = nn.Parameter(torch.empty_like(self.residues)) if oscillates else None
+        super().__init__(options, width)
+        shape = (width, options.state_size)
+        self.oscillates = options.poles == "complex"
+        factors = (2,) if options.rates == "product" else ()
+        self.rates = nn.Parameter(torch.empty(*factors, *shape))
+        self.residues = nn.Parameter(torch.empty(shape))
+        self.angles = nn.Parameter(torch.empty(shape)) if self.oscillates else None
+        self.residues_i = nn.Parameter(torch.empty(shape)) if self.oscillates else None
 
     def modes(self, channels: slice = ALL) -> tuple[Tensor, Tensor]:
-        """Rates and residues [width, N], real or complex."""
-        rates, residues = widen(self.rates[channels]), widen(self.residues[channels])
-        if self.options.rates == "log":
-            rates = torch.exp(rates)
+        rates = plain_rates(widen(self.rates[..., channels, :]), self.options)
+        residues = widen(self.residues[channels])
         if self.angles is None or self.residues_i is None:
             return rates, residues
         rates = torch.complex(rates, -widen(self.angles[channels]))
         return rates, torch.complex(residues, widen(self.residues_i[channels]))
 
-    def filter(self, length: int, channels: slice = ALL) -> Tensor:
-        """h [width, length]."""
-        rates, residues = self.modes(channels)
-        time = torch.arange(length, device=rates.device)
-        powers = torch.exp(-rates.unsqueeze(-1) * time)
-        return real(torch.einsum("dn,dnt->dt", residues, powers))
-
-    def mix(self, z: Tensor, batch: BatchContext) -> Tensor:
-        axis = batch.axes.context
-        by_states = axis.size > 1 and batch.axes.hyena_li == "states"
-        if by_states or (axis.size == 1 and self.scans(batch)):
-            return self.scan(z, batch, skip=self.skip, gated=True)
-        return self.mix_by_channels(z, self.whole_rows, batch)
-
-    def scans(self, batch: BatchContext) -> bool:
-        """True if whole rows are scanned; generation always scans."""
-        return self.options.method == "scan" or batch.state is not None
-
-    def whole_rows(self, w: Tensor, channels: slice, batch: BatchContext) -> Tensor:
-        """Filter some of the channels of whole rows."""
-        if self.scans(batch):
-            return self.scan(w, batch, channels)
-        taps = self.filter(w.shape[1], channels)
-        kernel = self.options.kernel
-        return gated_convolution(w, taps, batch.documents, method="fft", kernel=kernel)
-
-    def scan(
-        self,
-        x: Tensor,
-        batch: BatchContext,
-        channels: slice = ALL,
-        *,
-        skip: Tensor | None = None,
-        gated: bool = False,
-    ) -> Tensor:
-        """Scan whole rows, or this rank's part of them."""
-        tensors = batch.state.tensors if batch.state is not None else None
-        y, state = gated_modal(
-            x,
-            *self.modes(channels),
-            skip,
-            batch.documents,
-            state=tensors.get("modes") if tensors is not None else None,
-            axis=batch.axes.context,
-            final_state=tensors is not None,
-            gated=gated,
-            chunk=self.options.chunk,
-            kernel=self.options.kernel if tensors is None else "torch",
-        )
-        if tensors is not None and state is not None:
-            tensors["modes"] = state
-        return y
-
-    def packing_chunks(self, length: int) -> set[int]:
-        return {min(self.options.chunk, length)} if self.options.method == "scan" else set()
-
     def init_weights(self, init: Initializers) -> None:
         super().init_weights(init)
         # γ = log u for uniform u, p = −1: the rate is e^{p+γ}.
-        logs = self.options.rates == "log"
-        init.uniform(self.rates, 0.01, 0.1, lambda u: (u / math.e).log() if logs else u / math.e)
-        init.normal(self.residues, 0.1 / math.sqrt(self.options.state_size))
+        starts: dict[str, Callable[[Tensor], Tensor]] = {
+            "log": lambda u: (u / math.e).log(),
+            "plain": lambda u: u / math.e,
+            "product": lambda u: torch.stack([-torch.ones_like(u[0]), u[1].log()]),
+        }
+        options = self.options
+        init.uniform(self.rates, options.gamma_min, options.gamma_max, starts[options.rates])
+        init.normal(self.residues, 0.1 / math.sqrt(options.state_size))
         if self.angles is not None and self.residues_i is not None:
             init.uniform(self.angles, 0, math.pi)
-            init.normal(self.residues_i, 0.1 / math.sqrt(self.options.state_size))
+            init.normal(self.residues_i, 0.1 / math.sqrt(options.state_size))
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        modes = dict.fromkeys(("rates", "angles", "residues", "residues_i"), Sharded(0))
-        return {**super().sharding_spec(ranks), **modes}
+        modes = dict.fromkeys(("angles", "residues", "residues_i"), Sharded(0))
+        rates = Sharded(self.rates.dim() - 2)
+        return {**super().sharding_spec(ranks), **modes, "rates": rates}
 
-    def flops(self, length: int) -> dict[str, float]:
-        """The scan's matrix products: within the chunk, into the state, and out of it."""
-        flops = super().flops(length)
-        if self.options.method == "fft":
-            flops["fft"] = self.width * convolution_flops(length, length, "fft")
-        else:
-            chunk = min(self.options.chunk, length)
-            flops["scan"] = self.width * (2.0 * chunk + 2 * self.product * self.rates.shape[1])
-        return flops
 
-    def step_flops(self, seen: int) -> dict[str, float]:
-        """For each state element a product and a sum in, and out."""
-        return {**super().flops(1), "scan": 2 * self.product * self.rates.numel()}
-
-    @property
-    def product(self) -> float:
-        """Operations of a product and a sum."""
-        return 8.0 if self.options.poles == "complex" else 2.0
+def plain_rates(parameter: Tensor, options: HyenaLIOptions) -> Tensor:
+    """Return the rates [width, N] that the parameter `rates` stands for."""
+    if options.rates == "product":
+        parameter = parameter.sum(0)
+    return parameter if options.rates == "plain" else torch.exp(parameter)

@@ -3,6 +3,9 @@
     f(t) = [t/(S−1), cos and −sin of 16 frequencies at 2πt/S]        33 features, fixed
     h(t) = W₃·sin(ω·(W₂·sin(ω·(W₁·sin(ω·(W₀·f(t))))))) · exp(−|α_c|·t/(S−1))
 
+The numbers of features and of inner layers, the start of ω, and the range of α are options; α may
+be learned.
+
 Such a filter has no finite state: generation keeps the inputs, and packed documents are convolved
 one by one.
 """
@@ -28,19 +31,39 @@ from .base import BatchContext
 from .hyena import Hyena, HyenaOptions
 from .short_conv import remembered_convolution
 
-BANDS = 16
-SLOWEST, FASTEST = math.log(0.01) / 1.2, math.log(0.01) / 0.3
-
 
 @dataclass(frozen=True, kw_only=True)
 class HyenaLIFreeformOptions(HyenaOptions):
     """Hyena, long implicit filter in free form."""
 
+    newer = (
+        "features",
+        "inner_layers",
+        "frequency",
+        "fast_decay",
+        "slow_decay",
+        "learned_decay",
+        "last_start",
+    )
     kind: Literal["hyena-li-freeform"] = "hyena-li-freeform"
     filter_width: int = 16
     """Width of the network that computes the filter."""
     filter_horizon: int = 8192
     """S: the filter's length. Inputs further back are not seen."""
+    features: int = 33
+    """Features of t: t itself, and cosine and sine of (features − 1)/2 frequencies."""
+    inner_layers: int = 2
+    """Layers of the network between the first and the last."""
+    frequency: float = 1.0
+    """Start of ω."""
+    fast_decay: float = 0.3
+    """Part of the horizon after which the fastest decay is 0.01."""
+    slow_decay: float = 1.2
+    """Part of the horizon after which the slowest decay is 0.01."""
+    learned_decay: bool = False
+    """Learn the decay of each channel."""
+    last_start: Literal["uniform", "xavier"] = "uniform"
+    """Start of the last layer: U(±1/√inputs), or N(0, 2/(inputs + outputs)), as Savanna has."""
 
     def problems(self, width: int) -> Iterator[str]:
         yield from super().problems(width)
@@ -49,6 +72,13 @@ class HyenaLIFreeformOptions(HyenaOptions):
                 f"filter_horizon ({self.filter_horizon}) must be at least 2 and"
                 f" filter_width ({self.filter_width}) at least 1"
             )
+        if self.features < 3 or self.features % 2 == 0:
+            yield f"features must be odd and at least 3, not {self.features}"
+        if self.inner_layers < 0:
+            yield f"inner_layers must be at least 0, not {self.inner_layers}"
+        for name in ("fast_decay", "slow_decay"):
+            if not getattr(self, name) > 0:
+                yield f"{name} must be above 0, not {getattr(self, name)}"
 
 
 class SomeOutputs(nn.Linear):
@@ -66,10 +96,14 @@ class HyenaLIFreeform(Hyena):
         super().__init__(options, width, skip=True)
         inner = options.filter_width
         self.layers = nn.ModuleList(
-            [nn.Linear(1 + 2 * BANDS, inner), nn.Linear(inner, inner), nn.Linear(inner, inner)]
+            [
+                nn.Linear(options.features, inner),
+                *(nn.Linear(inner, inner) for _ in range(options.inner_layers)),
+            ]
         )
         self.frequency = nn.Parameter(torch.empty(inner))
         self.last = SomeOutputs(inner, width, bias=False)
+        self.decay = nn.Parameter(torch.empty(width)) if options.learned_decay else None
 
     def filter(self, length: int, channels: slice = ALL, axis: Axis = ALONE) -> Tensor:
         """h [width, length] for some of this rank's channels; the horizon bounds the length."""
@@ -77,14 +111,25 @@ class HyenaLIFreeform(Hyena):
         dtype = torch.promote_types(self.frequency.dtype, torch.float32)
         step = torch.arange(length, device=self.frequency.device, dtype=dtype)
         time = (step / (horizon - 1)).unsqueeze(-1)
-        bands = torch.linspace(1e-4, BANDS - 1, BANDS, device=step.device, dtype=dtype)
+        number = self.options.features // 2
+        bands = torch.linspace(1e-4, number - 1, number, device=step.device, dtype=dtype)
         angle = (2 * math.pi / horizon * step).unsqueeze(-1) * bands
         hidden = torch.cat([time, angle.cos(), -angle.sin()], dim=-1).to(self.frequency.dtype)
         for layer in self.layers:
             hidden = torch.sin(self.frequency * layer(hidden))
-        decay = torch.linspace(SLOWEST, FASTEST, self.width, device=step.device, dtype=dtype)
-        decay = decay[axis.part(self.width)][channels].abs()
+        if self.decay is not None:
+            decay = widen(self.decay)
+        else:
+            decay = self.decays(step)[axis.part(self.width)]
+        decay = decay[channels].abs()
         return (widen(self.last(hidden, channels)) * torch.exp(-time * decay)).T
+
+    def decays(self, like: Tensor) -> Tensor:
+        """α of every channel at the start, with the type and device of `like`."""
+        slowest, fastest = (
+            math.log(0.01) / part for part in (self.options.slow_decay, self.options.fast_decay)
+        )
+        return torch.linspace(slowest, fastest, self.width, device=like.device, dtype=like.dtype)
 
     def mix(self, z: Tensor, batch: BatchContext) -> Tensor:
         if batch.axes.context.size == 1:
@@ -111,10 +156,14 @@ class HyenaLIFreeform(Hyena):
             init.uniform(layer.weight, -bound, bound)
             if layer.bias is not None:
                 init.uniform(layer.bias, -bound, bound)
-        init.constant(self.frequency, 1.0)
+        if self.options.last_start == "xavier":
+            init.normal(self.last.weight, math.sqrt(2 / sum(self.last.weight.shape)))
+        init.constant(self.frequency, self.options.frequency)
+        if self.decay is not None:
+            init.constant(self.decay, self.decays(torch.empty(0)))
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        return {**super().sharding_spec(ranks), "last.weight": Sharded(0)}
+        return {**super().sharding_spec(ranks), "last.weight": Sharded(0), "decay": Sharded(0)}
 
     def flops(self, length: int) -> dict[str, float]:
         """Leave out the network that computes the filter: it runs once for a batch."""

@@ -1,6 +1,7 @@
 """Hyena-MR: an explicit filter of medium length with a fixed decay for each group.
 
     h_g[t] = ĥ_g[t] · exp(−a_g · t/(S−1)),  t < K        a: logarithmically spaced over groups
+                                                    (`decay_repeats` times over)
 
 S, the horizon, is a constant of the model: the length of its first training.
 """
@@ -32,6 +33,7 @@ DECAYS = {"weak": (-2.0, 2.0), "normal": (-1.0, 2.0), "strong": (0.0, 2.0)}
 class HyenaMROptions(HyenaOptions):
     """Hyena, medium filter, regularised by a decay."""
 
+    newer = ("decay_repeats",)
     kind: Literal["hyena-mr"] = "hyena-mr"
     groups: int
     """Filters; each is shared by width/groups neighbouring channels."""
@@ -39,6 +41,8 @@ class HyenaMROptions(HyenaOptions):
     """K, the filter's length in tokens."""
     decay: Literal["weak", "normal", "strong", "none"] = "weak"
     """`none` if the filter already includes its decay, as in converted models."""
+    decay_repeats: int = 1
+    """Times that the range of decay rates is repeated over the groups."""
     filter_horizon: int = 8192
     """S: the number of tokens over which the decay is defined."""
     method: Method = "auto"
@@ -47,6 +51,7 @@ class HyenaMROptions(HyenaOptions):
     def problems(self, width: int) -> Iterator[str]:
         yield from super().problems(width)
         yield from divides("groups", self.groups, "the width", width)
+        yield from divides("decay_repeats", self.decay_repeats, "groups", self.groups)
         if not 1 <= self.taps <= self.filter_horizon:
             yield (
                 f"taps ({self.taps}) must lie between 1 and the filter_horizon"
@@ -98,7 +103,9 @@ def decayed(taps: Tensor, options: HyenaMROptions, axis: Axis = ALONE) -> Tensor
     if options.decay == "none":
         return taps
     first, last = DECAYS[options.decay]
-    rate = torch.logspace(first, last, options.groups, device=taps.device, dtype=taps.dtype)
+    different = options.groups // options.decay_repeats
+    rate = torch.logspace(first, last, different, device=taps.device, dtype=taps.dtype)
+    rate = rate.repeat(options.decay_repeats)
     if len(taps) < options.groups:
         rate = rate[axis.part(options.groups)]
     time = torch.arange(taps.shape[1], device=taps.device, dtype=taps.dtype)

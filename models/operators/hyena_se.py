@@ -14,17 +14,23 @@ from ..parallel.sharding import ShardingSpec, filters
 from ..parallel.tensor import own_filters
 from .base import BatchContext, divides
 from .hyena import Hyena, HyenaOptions
+from .short_conv import gated_filter
 
 
 @dataclass(frozen=True, kw_only=True)
 class HyenaSEOptions(HyenaOptions):
     """Hyena, short explicit filter."""
 
+    newer = ("pregate", "postgate")
     kind: Literal["hyena-se"] = "hyena-se"
     groups: int
     """Filters; each is shared by width/groups neighbouring channels."""
     taps: int = 7
     """K, the filter's length in tokens."""
+    pregate: bool = True
+    """Multiply v by k before the filter; without it, k is computed and not used."""
+    postgate: bool = True
+    """Multiply by q after the filter; without it, q is computed and not used."""
 
     def problems(self, width: int) -> Iterator[str]:
         yield from super().problems(width)
@@ -42,7 +48,15 @@ class HyenaSE(Hyena):
 
     def mix(self, z: Tensor, batch: BatchContext) -> Tensor:
         taps = own_filters(self.taps, self.options.groups, self.width, batch.axes.tensor)
-        return self.convolved(z, taps, batch)
+        options = self.options
+        return gated_filter(
+            z,
+            taps,
+            batch,
+            pregate=options.pregate,
+            postgate=options.postgate,
+            kernel=options.kernel,
+        )
 
     def init_weights(self, init: Initializers) -> None:
         super().init_weights(init)

@@ -42,6 +42,18 @@ class ShortConvolution(nn.Module):
             init.short_filter(self.bias, self.taps.shape[1])
 
 
+def gated_filter(
+    z: Tensor, taps: Tensor, batch: BatchContext, *, pregate: bool, postgate: bool, kernel: Kernel
+) -> Tensor:
+    """q ⊙ (h ∗ (k ⊙ v)) for z = [q, k, v], without k or q where a gate is left out."""
+    if pregate and postgate:
+        return remembered_convolution(z, taps, batch, "filter", gated=True, kernel=kernel)
+    q, k, v = z.chunk(3, dim=-1)
+    w = k * v if pregate else v.contiguous()
+    y = remembered_convolution(w, taps, batch, "filter", kernel=kernel)
+    return q * y if postgate else y
+
+
 def remembered_convolution(
     x: Tensor,
     taps: Tensor,

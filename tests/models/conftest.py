@@ -66,8 +66,33 @@ MIXERS: dict[str, dict[str, Any]] = {
         "featurizer_bias": True,
         "chunk": 16,
     },
+    "li-product": {"kind": "hyena-li", "state_size": 4, "rates": "product", "chunk": 8},
+    "li-s4d": {"kind": "hyena-li-s4d", "state_size": 2, "chunk": 8},
+    "li-factored": {
+        "kind": "hyena-li-factored",
+        "state_size": 3,
+        "pole_factors": 2,
+        "filter_horizon": 40,
+        "chunk": 8,
+    },
     "freeform": {"kind": "hyena-li-freeform", "filter_horizon": 40},
+    "freeform-learned": {
+        "kind": "hyena-li-freeform",
+        "filter_horizon": 40,
+        "features": 5,
+        "inner_layers": 1,
+        "learned_decay": True,
+        "last_start": "xavier",
+    },
     "hyena-mlp": {"kind": "hyena-mlp", "hidden": 24, "groups": 6, "taps": 5},
+    "hyena-mlp-savanna": {
+        "kind": "hyena-mlp",
+        "hidden": 24,
+        "groups": 6,
+        "featurizer": 3,
+        "postgate": False,
+        "output_bias": True,
+    },
 }
 
 

@@ -39,7 +39,7 @@ from headrace.models.precision import PRECISIONS
 ROWS, LENGTH = 2, 64
 PRODUCTS_ONLY = {
     "mha", "gqa", "window", "llama3", "mamba2", "mamba2-groups", "se", "mr-direct",
-    "mr-toeplitz", "hyena-mlp",
+    "mr-toeplitz", "hyena-mlp", "hyena-mlp-savanna",
 }  # fmt: skip
 """Operators whose operations are all products that torch counts."""
 
@@ -63,12 +63,12 @@ def test_operators_agree_with_torch(tiny_operator: Model) -> None:
         # torch counts the read-out as a product, and not the rest of the recurrence.
         own = operator.flops(LENGTH)["scan"]
         assert ours - 5 / 7 * own * layers == theirs
-    elif name == "li":
-        filters = 2 * 2 * 16 * 4 * 8
+    elif name in ("li", "li-product", "li-factored"):
+        filters = 2 * 2 * 16 * operator.options.state_size * 8
         assert ours + filters == theirs
-    elif name == "li-complex":
+    elif name in ("li-complex", "li-s4d"):
         # A complex product is 8 operations, which torch counts as 2; the filter is computed once.
-        filters = 2 * 2 * 16 * 2 * 16
+        filters = 2 * 2 * 16 * 2 * operator.options.chunk
         assert ours - 6 * 2 * 16 * 2 * layers + filters == theirs
     elif name in ("li-fft", "mr-fft"):
         featurizer = 2 * 48 * 3
@@ -76,8 +76,8 @@ def test_operators_agree_with_torch(tiny_operator: Model) -> None:
         filters = 2 * 2 * 16 * 4 * LENGTH if name == "li-fft" else 0
         assert ours - own * layers + filters == theirs
     else:
-        assert name == "freeform"
-        network = 2 * 2 * (33 * 16 + 16 * 16 * 3) * 40
+        weights = {"freeform": 33 * 16 + 16 * 16 * 3, "freeform-learned": 5 * 16 + 16 * 16 * 2}
+        network = 2 * 2 * weights[name] * 40
         assert ours + network == theirs
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from headrace.console.errors import RunError
@@ -29,8 +33,8 @@ TINY = Path(__file__).with_name("tiny.yaml")
 
 
 @cache
-def place() -> Parallel:
-    return join(LayoutConfig(), "cpu", timedelta(minutes=5))
+def place(tp: int = 1, cp: int = 1) -> Parallel:
+    return join(LayoutConfig(tp=tp, cp=cp), "cpu", timedelta(minutes=5))
 
 
 def make_engine() -> Engine:
@@ -61,3 +65,49 @@ def take_rows(as_rank: list[int]) -> str:
         return "finished" if loop.run(state)[1] else "stopped"
     except RunError as error:
         return f"{error.what}; {error.where}"
+
+
+GENOME = SyntheticPlan(SyntheticConfig(steps=1, seq_len=16, batch_rows=4), 37, 1)
+"""A step whose targets are bases, masked bases and control tags, by their ids."""
+
+
+def weights_of(targets: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([1.0, 0.1, 0.0])[targets % 3]
+
+
+@dataclass
+class Kept(NullRecorder):
+    found: list[list[float]] = field(default_factory=list)
+
+    def record(self, record: Any) -> None:
+        self.found.append([record.stats.loss, record.update.grad_norm])
+
+
+def divided_loss(tp: int, cp: int, divisor: Any) -> list[float]:
+    """Return the loss and the gradient norm of the step, in micro-batches of one row."""
+    parallel, shape, kept = place(tp, cp), load_model_config(TINY), Kept()
+    model = build_meta(shape)
+    model.shard(parallel.axes)
+    engine = Fsdp2Config().build(
+        Objective(model, divisor=divisor), AdamWConfig(), PRECISIONS["fp32"], parallel
+    )
+    give(engine, initial_weights(shape, 3))
+    axis = parallel.axes.context
+
+    def steps(step: int, rows: int) -> Iterator[Sequence[Any]]:
+        loader = SyntheticLoader(
+            GENOME,
+            rank=parallel.dp_rank,
+            world=parallel.dp,
+            micro_batch=rows,
+            start_step=step,
+            context_rank=axis.rank,
+            context_size=axis.size,
+        )
+        for batches in loader:
+            yield [replace(each, weights=weights_of(each.targets)) for each in batches]
+
+    options = LoopOptions(micro_batch_tokens=16 // cp, seed=1)
+    loop = Loop(GENOME, steps, GENOME.lr_factor, engine, parallel, options, recorder=kept)
+    loop.run(RunState(step=0, row=0, tokens=0, plan_hash=GENOME.hash, updates=0, ledger="", seed=1))
+    return kept.found[0]

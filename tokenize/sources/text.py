@@ -101,11 +101,12 @@ def _raw(block: RecordBlock) -> Raw | None:
 def _file_documents(file: File, config: SourceConfig) -> Iterator[Texts]:
     """Read a file as one document; in pieces if it is too large and `split_large` is set."""
     data = b""
-    read = 0
+    unreported = 0  # bytes read since the last result
     begun = False
     try:
         for chunk, read in decompressed(file):
             data += chunk
+            unreported += read
             if not begun and len(data) >= len(BOM):
                 data, begun = data.removeprefix(BOM), True
             if len(data) > LARGEST_DOCUMENT:
@@ -115,13 +116,15 @@ def _file_documents(file: File, config: SourceConfig) -> Iterator[Texts]:
                     return
                 piece = first_piece(data)
                 data = data[len(piece) :]
-                yield _document(piece, file.name, read)
+                yield _document(piece, file.name, unreported)
+                unreported = 0
             elif len(data) > len(chunk):
-                yield Texts([], [], size=read)
+                yield Texts([], [], size=unreported)
+                unreported = 0
     except DamagedFile as error:
-        yield Texts([], [], None, [BadRecord("damaged file", str(error), file.name)], read)
+        yield Texts([], [], None, [BadRecord("damaged file", str(error), file.name)], unreported)
         return
-    yield _document(data, file.name, read)
+    yield _document(data, file.name, unreported)
 
 
 def _document(data: bytes, name: str, read: int) -> Texts:

@@ -115,7 +115,8 @@ def _stage(stage: dict[str, Any]) -> str:
 def _pipeline(phase: dict[str, Any]) -> str:
     return (
         f"{phase['phase']}: {phase['micro_batches']} micro-batches, {phase['bubble']:.1%} of a "
-        f"step idle; {phase['messages']} messages of {_size(phase['message_bytes'])} between stages"
+        f"step idle; {phase['messages']} messages, {_size(phase['message_bytes'])} between stages "
+        "for each data-parallel rank"
     )
 
 

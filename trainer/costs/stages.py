@@ -32,20 +32,23 @@ def stages(job: Job) -> list[dict[str, Any]]:
 
 
 def pipelines(job: Job) -> list[dict[str, Any]]:
-    """Return, for each phase, the stages' largest bubble and the messages of a micro-batch."""
-    layout = job.run.layout
+    """Return, for each phase, the largest bubble of a stage, and the messages of a data-parallel
+    replica in a step: activations, with the embeddings while a later layer calls a shared block,
+    and their gradients."""
+    layout, layers = job.run.layout, job.model.layers
+    tensors = [1 + any(layer.shared for layer in layers[cut:]) for cut in job.cuts]
     found = []
     for phase in job.plan.phases:
         rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp, layout.cp)
         number = micro_batches(rows, phase, job.dp)
-        part = rows * phase.seq_len // (layout.cp * layout.tp)
+        stream = rows * phase.seq_len * job.model.width * job.precision.weight_bytes
         found.append(
             {
                 "phase": phase.name,
                 "micro_batches": number,
                 "bubble": max(timeline(job, number, phase.seq_len).bubbles),
-                "messages": 2 * (layout.all_chunks - 1) * number,
-                "message_bytes": part * job.model.width * job.precision.weight_bytes,
+                "messages": 2 * len(tensors) * number * layout.cp * layout.tp,
+                "message_bytes": 2 * sum(tensors) * number * stream,
             }
         )
     return found

@@ -4,7 +4,8 @@
 |--------------------------------------------------|----------|---------|
 | matrices, embeddings; taps of SE and featurizers | decays   | decays  |
 | taps of Hyena-MR                                 | decays   | none    |
-| rates, angles and residues of Hyena-LI           | none     | decays  |
+| rates, angles and residues of Hyena-LI, S4D      | none     | decays  |
+| parameters of the factored Hyena-LI's filter     | none     | none    |
 | skip of Hyena-MR and -LI; other vectors          | none     | decays  |
 | norms, biases                                    | none     | none    |
 
@@ -29,6 +30,8 @@ SAVANNA: dict[str, tuple[str, ...]] = {
     "hyena-mr": ("taps",),
     "hyena-li": (),
     "hyena-li-freeform": (),
+    "hyena-li-s4d": (),
+    "hyena-li-factored": ("steps", "poles", "residues"),
     "hyena-mlp": (),
 }
 """Operators that Savanna has, with their parameters without decay beside norms and biases."""

@@ -1,13 +1,13 @@
 """The objective: model and loss as one module, which an engine trains.
 
 Training minimises a mean over the global batch. No rank knows it alone, so the module returns sums
-and the loop divides them by the weight of all ranks' micro-batches.
+and the loop divides them by the sum of `counted` over all ranks' micro-batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -18,12 +18,21 @@ from ...models.parallel.tensor import highest
 
 PREFIX = "model."
 
+Divisor = Literal["weights", "targets"]
+"""Divisor of Σ w·ℓ: weights: Σ w; targets: the number of targets whose weight is not 0. They differ
+where weights are neither 0 nor 1. Savanna calls them `normalized_weighted` and `weighted`."""
+
+
+def counted(weights: torch.Tensor, divisor: Divisor) -> torch.Tensor:
+    """Return what each target adds to the divisor of the loss."""
+    return weights if divisor == "weights" else (weights != 0).to(weights.dtype)
+
 
 class Sums(NamedTuple):
     total: torch.Tensor
-    """Start of the backward pass: Σ w·ℓ, and the routers' losses of each row times its Σ w. Where
-    tensor or context parallelism splits the loss, or a pipeline the layers, this is the rank's
-    part: the objective is the sum over the axes and the chunks."""
+    """Start of the backward pass: Σ w·ℓ, and the routers' losses of each row times its divisor.
+    Where tensor or context parallelism splits the loss, or a pipeline the layers, this is the
+    rank's part: the objective is the sum over the axes and the chunks."""
     rows: torch.Tensor
     """Σ w·ℓ of each row, for the losses by source; empty from a chunk without the loss."""
     stream: tuple[torch.Tensor, ...] = ()
@@ -31,10 +40,11 @@ class Sums(NamedTuple):
 
 
 class Objective(nn.Module):
-    def __init__(self, model: Model, z_loss: float = 0.0) -> None:
+    def __init__(self, model: Model, z_loss: float = 0.0, divisor: Divisor = "weights") -> None:
         super().__init__()
         self.model = model
         self.z_loss = z_loss
+        self.divisor = divisor
 
     def forward(
         self,
@@ -49,7 +59,7 @@ class Objective(nn.Module):
         # Padding rows have no weights on any rank: statistics over a micro-batch leave them out.
         text = highest((weights != 0).any(dim=1).int(), self.model.axes.context).bool()
         stream, losses = self.model.run_chunk(chunk, tokens, documents, stream, rows=text)
-        auxiliary = (losses * weights.sum(dim=1)).sum()
+        auxiliary = (losses * counted(weights, self.divisor).sum(dim=1)).sum()
         if chunk < len(self.model.chunks) - 1:
             return Sums(auxiliary, weights.new_empty(0), stream)
         z_loss = self.z_loss if self.training else 0.0

@@ -173,7 +173,7 @@ def build_engine(job: Job, parallel: Parallel) -> Engine:
     model.keep(job.cuts, chunks_of(job.run.layout, parallel.pipe.stage))
     model.shard(parallel.axes)
     model.set_recompute(job.run.recompute)
-    objective = Objective(model, job.run.z_loss)
+    objective = Objective(model, job.run.z_loss, job.run.loss_divisor)
     return job.run.engine.build(objective, job.run.optimizer, job.precision, parallel)
 
 

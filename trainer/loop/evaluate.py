@@ -93,7 +93,8 @@ class Evaluator:
                     batches += step
         finally:
             engine.objective.train()
-        stats = gather(batches, losses, len(self.names), self.rows, self.parallel)
+        divisor = engine.objective.divisor
+        stats = gather(batches, losses, len(self.names), self.rows, self.parallel, divisor)
         return Evaluation(self.names, stats, time.perf_counter() - began)
 
 

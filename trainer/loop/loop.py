@@ -25,6 +25,7 @@ from ..checkpoints.policy import is_planned
 from ..checkpoints.saver import Saver
 from ..checkpoints.store import RunState
 from ..engines.engine import Engine
+from ..engines.objective import counted
 from ..engines.update import Update, update
 from ..layout.groups import Parallel
 from .batches import MicroBatch, RunPlan, Steps, micro_rows
@@ -191,7 +192,8 @@ class Loop:
         guard, weight = self.options.guard, self._total_weight(batches)
 
         def decide(losses: list[torch.Tensor]) -> float:
-            loss = step_loss(batches, losses, len(self.plan.sources), self.parallel)
+            divisor = self.engine.objective.divisor
+            loss = step_loss(batches, losses, len(self.plan.sources), self.parallel, divisor)
             return math.nan if guard.is_spike(state.losses, loss) else weight
 
         orders, before_last = self.orders(len(batches)), decide if guard.needs_loss else None
@@ -210,6 +212,7 @@ class Loop:
             len(self.plan.sources),
             range(step.first_row, step.last_row),
             self.parallel,
+            self.engine.objective.divisor,
             data_wait=waited,
             stop=self.stop_asked(),
             save_failed=self.saver is not None and self.saver.failed,
@@ -220,10 +223,12 @@ class Loop:
         return stats
 
     def _total_weight(self, batches: Sequence[MicroBatch]) -> float:
-        """Return Σ w of the global batch, before its first forward pass. Collective."""
+        """Return the divisor of the loss of the global batch, before its first forward pass.
+        Collective."""
         total = torch.zeros((), dtype=torch.float64)
         for batch in batches if self.parallel.counts_tokens else ():
-            total += batch.weights.sum(dtype=torch.float64).cpu()
+            weights = counted(batch.weights, self.engine.objective.divisor)
+            total += weights.sum(dtype=torch.float64).cpu()
         dist.all_reduce(total, group=self.parallel.control)
         return float(total) or 1.0  # the loss of a fully masked batch is 0
 

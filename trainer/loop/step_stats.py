@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from ...console.errors import RunError
 from ...dataplane.runlog.ledger import DIGEST_BYTES
+from ..engines.objective import Divisor, counted
 from ..layout.groups import Parallel
 from .batches import PADDING, MicroBatch
 
@@ -35,7 +36,7 @@ class StepStats:
     losses: list[float]
     """Σ w·ℓ by source."""
     weights: list[float]
-    """Σ w by source."""
+    """Divisors of the losses by source: Σ w, or as `loss_divisor` says."""
     rows: list[int]
     """Rows by source."""
     data_wait: float
@@ -58,6 +59,7 @@ def gather(
     sources: int,
     expected: range,
     parallel: Parallel,
+    divisor: Divisor = "weights",
     *,
     data_wait: float = 0.0,
     stop: bool = False,
@@ -70,7 +72,7 @@ def gather(
     report the `expected` rows, each once.
     """
     flags = torch.tensor([data_wait, float(stop), float(save_failed)], dtype=torch.float64)
-    numbers = torch.cat([_sums(batches, losses, sources, parallel).flatten(), flags])
+    numbers = torch.cat([_sums(batches, losses, sources, parallel, divisor).flatten(), flags])
     message = torch.cat([numbers.view(torch.int64), _rows(batches, parallel)])
     return combine(_exchange(message, parallel.control), sources, expected)
 
@@ -80,13 +82,14 @@ def step_loss(
     losses: Sequence[torch.Tensor],
     sources: int,
     parallel: Parallel,
+    divisor: Divisor = "weights",
 ) -> float:
     """Return the loss that `gather` will give, to the bit. Collective over the ranks that compute
     the loss: the sums of the others are zeros.
 
     The sums by source are gathered, not reduced: a reduction adds in another order.
     """
-    sums = _sums(batches, losses, sources, parallel)[:2].flatten()
+    sums = _sums(batches, losses, sources, parallel, divisor)[:2].flatten()
     totals = _add(_exchange(sums, parallel.pipe.ends)).view(2, sources)
     return _mean(*totals.tolist())
 
@@ -122,10 +125,12 @@ def _sums(
     losses: Sequence[torch.Tensor],
     sources: int,
     parallel: Parallel,
+    divisor: Divisor,
 ) -> torch.Tensor:
-    """Return this rank's Σ w·ℓ, Σ w and rows by source, [3, sources]."""
+    """Return this rank's Σ w·ℓ, divisors and rows by source, [3, sources]."""
     source = torch.tensor([int(each) for batch in batches for each in batch.sources])
-    weights = torch.cat([batch.weights.sum(dim=1) for batch in batches]) * parallel.counts_tokens
+    sums_by_row = [counted(batch.weights, divisor).sum(dim=1) for batch in batches]
+    weights = torch.cat(sums_by_row) * parallel.counts_tokens
     drawn = torch.tensor([row != PADDING for batch in batches for row in batch.rows])
     sums = torch.zeros(3, sources, dtype=torch.float64)
     # The losses are on the device: one transfer for all micro-batches.

@@ -8,7 +8,7 @@ checkpoints: {every: 200}
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +21,7 @@ from ..cluster.slurm import SlurmConfig
 from ..engines import ENGINES
 from ..engines.deepspeed import DeepSpeedConfig
 from ..engines.engine import EngineConfig
+from ..engines.objective import Divisor
 from ..engines.optimizers import DEFAULT, OPTIMIZERS
 from ..engines.optimizers.base import OptimizerConfig
 from ..layout.config import LayoutConfig
@@ -46,6 +47,9 @@ class RunConfig:
     )
     z_loss: float = 0.0
     """Weight of log²Z in the loss, which keeps logits from drifting."""
+    loss_divisor: Divisor = "weights"
+    """Divisor of Σ w·ℓ over the global batch. weights: Σ w; targets: the number of targets whose
+    weight is not 0, so that down-weighted targets (masked DNA) lower the loss."""
     init_from: InitFrom | None = None
     """Initial weights from a model of the same shape."""
 
@@ -85,7 +89,7 @@ class RunConfig:
             raise ValueError(f"z_loss must be at least 0, not {self.z_loss}")
 
 
-DECIDES = ("seed", "precision", "optimizer", "z_loss", "init_from", "synthetic")
+DECIDES = ("seed", "precision", "optimizer", "z_loss", "loss_divisor", "init_from", "synthetic")
 """Changing any of these defines a new run; everything else may change on resume."""
 
 COUPLED = "{} balances over a micro-batch: micro_batch_tokens, layout.cp and dp define the run"
@@ -131,6 +135,17 @@ def deciding(config: RunConfig, model: ModelConfig) -> dict[str, Any]:
     return keys | division(config) if model.couples_rows else keys
 
 
+def model_identity(model: ModelConfig) -> dict[str, Any]:
+    """Return the model as it is hashed: without newer options of operators at their defaults."""
+    found: dict[str, Any] = reader.plain(model)
+    for name, options in model.operators.items():
+        defaults = {field.name: field.default for field in fields(options)}
+        for key in options.newer:
+            if getattr(options, key) == defaults[key]:
+                del found["operators"][name][key]
+    return found
+
+
 def division(config: RunConfig) -> dict[str, Any]:
     """Return what divides the rows of a step into micro-batches. It defines a run whose model
     balances its experts over a micro-batch."""
@@ -142,10 +157,12 @@ def division(config: RunConfig) -> dict[str, Any]:
 def identity(config: RunConfig, model: ModelConfig) -> dict[str, Any]:
     """Return the keys that define the run, as they are hashed.
 
-    Keys of the optimizer that are newer than the hash count only where they are set, so the hash of
-    a run that was saved before they existed stays the same.
+    Keys that are newer than the hash count only where they are set, so the hash of a run that was
+    saved before they existed stays the same.
     """
     keys = deciding(config, model)
+    if keys["loss_divisor"] == "weights":
+        del keys["loss_divisor"]
     newer = {"kind": DEFAULT().kind, "groups": [], "decay": DEFAULT().decay}
     optimizer = keys["optimizer"].items()
     return {**keys, "optimizer": {k: v for k, v in optimizer if (k, v) not in newer.items()}}

@@ -111,7 +111,7 @@ class Job:
         """Hash of everything that defines the run; equal for all of its starts."""
         parts = [
             run_config.identity(self.run, self.model),
-            reader.plain(self.model),
+            run_config.model_identity(self.model),
             self.plan.hash,
         ]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

@@ -18,7 +18,11 @@ from torch import Tensor
 def definition(hyena: Any, u: Tensor) -> Tensor:
     """A recurrence with N state elements for each channel."""
     q, w = featurized(hyena, u)
-    rates = hyena.rates.exp() if hyena.options.rates == "log" else hyena.rates
+    rates = hyena.rates
+    if hyena.options.rates == "product":
+        rates = rates[0].exp() * rates[1].exp()
+    elif hyena.options.rates == "log":
+        rates = rates.exp()
     poles, residues = torch.exp(-rates).to(torch.complex128), hyena.residues.to(torch.complex128)
     if hyena.angles is not None:
         poles = poles * torch.exp(1j * hyena.angles)
@@ -35,7 +39,14 @@ def definition(hyena: Any, u: Tensor) -> Tensor:
 @pytest.mark.parametrize("poles", ["real", "complex"])
 @pytest.mark.parametrize(
     "options",
-    [{"method": "fft"}, {"chunk": 1}, {"chunk": 8}, {"chunk": 16, "rates": "plain"}, {"chunk": 64}],
+    [
+        {"method": "fft"},
+        {"chunk": 1},
+        {"chunk": 8},
+        {"chunk": 16, "rates": "plain"},
+        {"chunk": 64},
+        {"rates": "product"},
+    ],
 )
 def test_every_form_is_its_definition(poles: str, options: dict[str, Any]) -> None:
     hyena = make("hyena-li", state_size=3, poles=poles, **options)

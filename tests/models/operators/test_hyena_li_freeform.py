@@ -18,19 +18,23 @@ from torch import Tensor
 
 
 def definition(hyena: Any, u: Tensor) -> Tensor:
-    """The filter tap by tap: 33 features, a sine network, a decay for each channel."""
+    """The filter tap by tap: features of time, a sine network, a decay for each channel."""
+    options = hyena.options
+    number = (options.features - 1) // 2
     horizon, width = hyena.options.filter_horizon, hyena.width
     taps = []
     for t in range(min(len(u), horizon)):
-        bands = [1e-4 + band * (15 - 1e-4) / 15 for band in range(16)]
+        step = (number - 1 - 1e-4) / max(number - 1, 1)
+        bands = [1e-4 + band * step for band in range(number)]
         angles = torch.tensor([2 * math.pi * t / horizon * band for band in bands])
         time = t / (horizon - 1)
         hidden = torch.cat([torch.tensor([time]), angles.cos(), -angles.sin()]).double()
         for layer in hyena.layers:
             hidden = torch.sin(hyena.frequency * (layer.weight @ hidden + layer.bias))
-        low, high = math.log(0.01) / 1.2, math.log(0.01) / 0.3
-        decay = [abs(low + channel * (high - low) / (width - 1)) for channel in range(width)]
-        taps.append((hyena.last.weight @ hidden) * torch.exp(-time * torch.tensor(decay).double()))
+        low, high = math.log(0.01) / options.slow_decay, math.log(0.01) / options.fast_decay
+        fixed = [low + channel * (high - low) / (width - 1) for channel in range(width)]
+        decay = torch.tensor(fixed).double() if hyena.decay is None else hyena.decay
+        taps.append((hyena.last.weight @ hidden) * torch.exp(-time * decay.abs()))
     q, w = featurized(hyena, u)
     out: Tensor = hyena.output(q * (convolved(w, torch.stack(taps, 1)) + hyena.skip * w))
     return out
@@ -49,6 +53,17 @@ def exactly() -> Any:
 def test_is_its_definition(horizon: int) -> None:
     """Filters shorter and longer than the row."""
     is_its_definition(make("hyena-li-freeform", filter_horizon=horizon), definition)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"features": 3, "inner_layers": 0, "learned_decay": True},
+        {"features": 9, "inner_layers": 3, "slow_decay": 0.9, "fast_decay": 0.2},
+    ],
+)
+def test_options_of_the_filter_are_their_definition(options: dict[str, Any]) -> None:
+    is_its_definition(make("hyena-li-freeform", filter_horizon=20, **options), definition)
 
 
 def test_changes_are_seen() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from operator_checks import (
     convolved,
     documents_matter,
@@ -17,12 +18,25 @@ from torch import Tensor
 
 def definition(mlp: Any, u: Tensor) -> Tensor:
     q, k, v = mlp.qkv(u)
-    taps = for_channels(mlp.taps, mlp.options.hidden)
-    out: Tensor = mlp.down(q * convolved(k * v, taps))
+    if mlp.featurizer is not None:
+        z = convolved(torch.cat([q, k, v], dim=-1), mlp.featurizer.taps)
+        q, k, v = z.split(mlp.options.hidden, dim=-1)
+    y = convolved(k * v if mlp.options.pregate else v, for_channels(mlp.taps, mlp.options.hidden))
+    out: Tensor = mlp.down(q * y if mlp.options.postgate else y)
     return out
 
 
-@pytest.mark.parametrize("options", [{"taps": 1}, {"taps": 7}, {"taps": 16, "bias": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"taps": 1},
+        {"taps": 7},
+        {"taps": 16, "bias": True},
+        {"featurizer": 3, "output_bias": True},
+        {"featurizer": 4, "pregate": False},
+        {"postgate": False},
+    ],
+)
 def test_is_its_definition(options: dict[str, Any]) -> None:
     is_its_definition(make("hyena-mlp", hidden=12, groups=3, **options), definition)
 

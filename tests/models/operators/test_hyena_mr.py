@@ -27,7 +27,8 @@ def definition(hyena: Any, u: Tensor) -> Tensor:
     if options.decay != "none":
         low, high = ENDS[options.decay]
         for group in range(options.groups):
-            rate = low * (high / low) ** (group / (options.groups - 1))
+            different = options.groups // options.decay_repeats
+            rate = low * (high / low) ** (group % different / (different - 1))
             time = torch.arange(options.taps).double() / (options.filter_horizon - 1)
             taps[group] = taps[group] * torch.exp(-rate * time)
     q, w = featurized(hyena, u)
@@ -44,6 +45,7 @@ def definition(hyena: Any, u: Tensor) -> Tensor:
         {"taps": 20, "decay": "normal"},
         {"taps": 40, "decay": "strong"},
         {"taps": 40, "decay": "none"},
+        {"taps": 40, "decay": "strong", "decay_repeats": 2},
     ],
 )
 def test_every_form_is_its_definition(method: str, options: dict[str, Any]) -> None:

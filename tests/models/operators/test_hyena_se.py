@@ -22,6 +22,23 @@ def definition(hyena: Any, u: Tensor) -> Tensor:
     return y
 
 
+def partly_gated(hyena: Any, u: Tensor) -> Tensor:
+    """The same, without the gates that the options leave out."""
+    z = convolved(u @ hyena.qkv.weight.T, hyena.featurizer.taps)
+    q, k, v = z.split(hyena.width, dim=-1)
+    taps = for_channels(hyena.taps, hyena.width)
+    y = convolved(k * v if hyena.options.pregate else v, taps)
+    out: Tensor = hyena.output(q * y if hyena.options.postgate else y)
+    return out
+
+
+@pytest.mark.parametrize(("pregate", "postgate"), [(False, True), (True, False), (False, False)])
+def test_gates_can_be_left_out(pregate: bool, postgate: bool) -> None:
+    hyena = make("hyena-se", groups=4, pregate=pregate, postgate=postgate)
+    is_its_definition(hyena, partly_gated)
+    is_seen(make("hyena-se", groups=4), lambda _, u: partly_gated(hyena, u), lambda _: None)
+
+
 @pytest.mark.parametrize("taps", [1, 7, 16])
 def test_is_its_definition(taps: int) -> None:
     is_its_definition(make("hyena-se", groups=4, taps=taps), definition)

@@ -258,3 +258,15 @@ def test_a_long_line_is_read_by_one_slice(tmp_path: Path, monkeypatch: pytest.Mo
     for part in parts[1:]:
         list(corpus_format("text").read(part, config))
     assert read < 2 * path.stat().st_size
+
+
+@pytest.mark.parametrize("size", [0, 900, 1000, 3500])
+def test_a_file_as_one_document_reports_its_bytes_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    path = plain(tmp_path / "a.txt", b"x" * size)
+    monkeypatch.setattr(open_file, "BLOCK_BYTES", 1000)
+    config = SourceConfig()
+    (file,) = find_files([str(path)], config)
+    (part,) = corpus_format("text").cut(file, config, 1 << 20)
+    assert sum(texts.size for texts in corpus_format("text").read(part, config)) == size

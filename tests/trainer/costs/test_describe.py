@@ -89,10 +89,10 @@ def test_stages_are_described(ask: Any) -> None:
     kept = [stage["memory"]["activations"] for stage in (first, last)]
     assert whole["memory"]["activations"] == kept[0] // 2 + kept[1], "stage 0 keeps two graphs"
     (phase,) = about["pipeline"]
-    assert (phase["messages"], phase["message_bytes"]) == (2 * 4, 16 * 36 * 4)
+    assert (phase["messages"], phase["message_bytes"]) == (2 * 4, 2 * 4 * 16 * 36 * 4)
     assert 0 < phase["bubble"] < 1
     written = "\n".join(describe.lines(about))
-    for part in ("stage 0      layers 0–2: ", "pp 2 × dp 1", "of a step idle; 8 messages"):
+    for part in ("stage 0      layers 0–2: ", "pp 2 × dp 1", "of a step idle; 8 messages, "):
         assert part in written, part
     assert "warning" not in written
     few = describe.describe(ask("processes=2", "layout.pp=2", "micro_batch_tokens=32"))

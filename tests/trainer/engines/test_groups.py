@@ -103,6 +103,8 @@ KINDS: dict[str, dict[str, object]] = {
     "hyena-mr": {"groups": 4, "taps": 5, "filter_horizon": 16},
     "hyena-li": {"state_size": 2, "poles": "complex"},
     "hyena-li-freeform": {"filter_horizon": 16},
+    "hyena-li-s4d": {"state_size": 2},
+    "hyena-li-factored": {"state_size": 2},
     "hyena-mlp": {"hidden": 24, "groups": 4},
     "mlp": {"hidden": 24, "bias": True},
     "glu": {"hidden": 24},
@@ -112,6 +114,8 @@ KINDS: dict[str, dict[str, object]] = {
 CONSTANT = {
     "mamba1": {"dt_bias", "A_log", "D"},
     "hyena-li": {"rates", "angles", "residues", "residues_i"},
+    "hyena-li-s4d": {"rates", "angles", "inputs", "inputs_i", "residues", "residues_i"},
+    "hyena-li-factored": {"steps", "poles", "residues"},
 }
 """Parameters of two or more dimensions without weight decay."""
 
@@ -147,6 +151,8 @@ SAVANNA = {
     "hyena-mr": {"taps", "output.bias"},
     "hyena-li": {"output.bias"},
     "hyena-li-freeform": {"output.bias", *(f"layers.{n}.bias" for n in range(3))},
+    "hyena-li-s4d": {"output.bias"},
+    "hyena-li-factored": {"steps", "poles", "residues", "output.bias"},
     "hyena-mlp": set(),
     "mlp": {"up.bias", "down.bias"},
     "glu": set(),

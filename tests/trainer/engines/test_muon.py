@@ -197,7 +197,7 @@ def test_ranges_orthogonalised_by_themselves_show(in_processes: Any, tmp_path: P
 @pytest.mark.parametrize("model", ["tiny", "shared"])
 def test_every_layout_equals_one_rank(in_processes: Any, tmp_path: Path, model: str) -> None:
     engines = ["deepspeed-0", "deepspeed-1", "deepspeed-2", "deepspeed-3", "fsdp2-0"]
-    axes = ["", "-tp2", "-cp2", "-tp2cp2"] if model == "tiny" else ["", "-tp2"]
+    axes = ["", "-tp2", "-cp2", "-tp2cp2ring"] if model == "tiny" else ["", "-tp2"]
     layouts = [f"{engine}-fp32{degrees}" for engine in engines for degrees in axes]
     hold(beside_one(in_processes, tmp_path, [*layouts, "fsdp2-2-fp32"], 4, model=model))
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.console import config as reader
 from headrace.console.errors import ConfigError
+from headrace.models.config import load_model_config
 from headrace.trainer.engines import ENGINES
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
@@ -33,6 +35,21 @@ def test_a_written_configuration_is_read_back(tmp_path: Path) -> None:
     found = config.load(None, ["engine.zero=2", "optimizer.lr=1e-4", "init_from.path=runs/x"])
     (tmp_path / "run.yaml").write_text(reader.dump(found))
     assert config.load(tmp_path / "run.yaml") == found
+
+
+def test_newer_options_of_operators_count_only_where_they_are_set() -> None:
+    """The identity of a run that was saved before an option existed stays the same."""
+
+    def identity(*overrides: str) -> object:
+        return config.model_identity(load_model_config("tiny-hybrid", overrides))["operators"]
+
+    known: Any = reader.plain(load_model_config("tiny-hybrid"))["operators"]
+    old = {"kind", "featurizer", "state_size", "poles", "rates"}
+    found: Any = identity()
+    assert old <= found["li"].keys() and "gamma_min" not in found["li"]
+    assert {"gamma_min", "gamma_max"} == known["li"].keys() - found["li"].keys()
+    assert identity("operators.li.gamma_min=0.02") != found
+    assert identity("operators.se.pregate=false") != found
 
 
 @pytest.mark.parametrize(

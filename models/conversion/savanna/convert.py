@@ -1,0 +1,68 @@
+"""Write a Savanna configuration as model.yaml, mixture.yaml and run.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ....console import config as reader
+from ....console.errors import Problems
+from ...config import ModelConfig, load_model_config
+from ..files import staged
+from .model import to_model
+from .run import to_mixture, to_run
+from .settings import Settings, read_settings
+
+MODEL, MIXTURE, RUN = "model.yaml", "mixture.yaml", "run.yaml"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of each key."""
+
+    used: tuple[str, ...]
+    elsewhere: tuple[str, ...]
+    missing: tuple[str, ...]
+    """Keys that headrace cannot express, each with its reason."""
+
+
+def convert_settings(
+    files: Sequence[str | Path], folder: str | Path, *, data_parallel: int | None = None
+) -> Report:
+    """Write the new folder, which appears when it is complete."""
+    settings = read_settings(files)
+    model = _checked(settings)
+    run, missing = to_run(settings)
+    mixture = to_mixture(settings, data_parallel)
+    fates = list(settings.fates())
+    report = Report(
+        used=tuple(f"{key}: {place}" for key, fate, place in fates if fate == "used"),
+        elsewhere=tuple(f"{key}: {place}" for key, fate, place in fates if fate == "elsewhere"),
+        missing=(*(f"{key}: {why}" for key, fate, why in fates if fate == "missing"), *missing),
+    )
+    with staged(Path(folder)) as partial:
+        for name, data in ((MODEL, model), (MIXTURE, mixture), (RUN, run)):
+            text = reader.dump(data)
+            if name == RUN:
+                text = _comments(settings, report) + text
+            (partial / name).write_text(text, encoding="utf-8")
+        load_model_config(partial / MODEL)
+    return report
+
+
+def _checked(settings: Settings) -> ModelConfig:
+    try:
+        return to_model(settings)
+    except Problems as error:
+        raise settings.refusal(*error.problems) from None
+
+
+def _comments(settings: Settings, report: Report) -> str:
+    """Return the head of run.yaml: the sources, and the keys that are not expressed."""
+    lines = [f"From Savanna: {settings.source}."]
+    if report.missing:
+        lines += ["Not expressible:", *(f"  {line}" for line in report.missing)]
+    if report.elsewhere:
+        lines += ["Set elsewhere, or not needed:", *(f"  {line}" for line in report.elsewhere)]
+    return "".join(f"# {line}\n" for line in lines)

@@ -1,0 +1,116 @@
+"""Savanna's YAML files, merged as Savanna does, and what becomes of each key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+from ....console.errors import ConfigError, Problem, StorageError
+from ....console.explain import nearest
+from .keys import ALIASES, ELSEWHERE, USED
+from .limits import MISSING, REFUSED, Limit
+
+Fate = Literal["used", "elsewhere", "missing"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The keys of all files, and Savanna's defaults for the others."""
+
+    given: Mapping[str, Any]
+    source: str
+
+    def __getitem__(self, key: str) -> Any:
+        value = self.given.get(key)
+        return value if value is not None else USED[key][0]
+
+    def required(self, key: str) -> Any:
+        value = self[key]
+        if value is None:
+            raise self.refusal(Problem(key, "is missing, and Savanna has no default"))
+        return value
+
+    def number(self, key: str) -> float:
+        """Return a number; YAML 1.1 reads `1e-4` as text."""
+        return number(self.required(key), key, self.source)
+
+    def whole(self, key: str) -> int:
+        return int(self.number(key))
+
+    def refusal(self, *problems: Problem) -> ConfigError:
+        return ConfigError(
+            self.source,
+            problems,
+            hint="docs/savanna.md lists Savanna's keys, and those that headrace cannot express",
+        )
+
+    def fates(self) -> Iterator[tuple[str, Fate, str]]:
+        """Yield each given key once, and defaults that headrace cannot express: the key, its fate,
+        and our key or the reason."""
+        for key, limit in (MISSING | REFUSED).items():
+            if not harmless(self.given.get(key), limit):
+                value = self.given.get(key, limit[0])
+                default = "" if key in self.given else " (Savanna's default)"
+                yield key, "missing", f"{value!r}{default}: {limit[2]}"
+        for key in self.given:
+            if key in USED:
+                yield key, "used", USED[key][1]
+            elif key not in MISSING and key not in REFUSED:
+                yield key, "elsewhere", elsewhere(key) or ""
+            elif harmless(self.given[key], (MISSING | REFUSED)[key]):
+                yield key, "elsewhere", "off, as here"
+
+
+def read_settings(files: Sequence[str | Path]) -> Settings:
+    """Merge YAML files: `-` in a key means `_`, and no key may stand in two files."""
+    import yaml
+
+    given: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    problems = []
+    for file in map(Path, files):
+        try:
+            data = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise StorageError(f"cannot read {file}: {error.strerror}") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise StorageError(f"{file} is not YAML: {error}") from None
+        if not isinstance(data, dict):
+            raise StorageError(f"{file} has no keys", hint="name the YAML files of a configuration")
+        for written, value in data.items():
+            key = str(written).replace("-", "_")
+            key = ALIASES.get(key, key)
+            if key in given:
+                problems.append(Problem(str(written), f"is set in {origin[key]} and in {file}"))
+            given[key], origin[key] = value, str(file)
+    settings = Settings(given, ", ".join(map(str, files)))
+    known = {*USED, *MISSING, *REFUSED, *ELSEWHERE, *ALIASES}
+    for key in given:
+        if key not in known and elsewhere(key) is None:
+            near = nearest(key, known)
+            hint = f"; did you mean `{near}`?" if near else ""
+            problems.append(Problem(key, f"is not a key of Savanna{hint}"))
+    if problems:
+        raise settings.refusal(*problems)
+    return settings
+
+
+def elsewhere(key: str) -> str | None:
+    """Return where headrace sets what a key sets, or why it needs no such key."""
+    return next((where for name, where in ELSEWHERE.items() if fnmatchcase(key, name)), None)
+
+
+def harmless(value: Any, limit: Limit) -> bool:
+    """True if a value, or Savanna's default for None, needs nothing from headrace."""
+    return (limit[0] if value is None else value) in limit[1]
+
+
+def number(value: Any, key: str, source: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        problem = Problem(key, f"must be a number, not {value!r}")
+        raise ConfigError(source, [problem]) from None

@@ -1,0 +1,77 @@
+"""Hyena-LI with real poles, poles and residues as products: Savanna's `implicit_real_modal`.
+
+    λ_n = clamp(δ_n, 0.001, 0.1) · exp(Π_j p_nj)
+    h_t = Σ_n (Π_j R_nj) · exp(−λ_n · t · S/(S−1))         for each channel
+
+`hyena_modal` computes it. S, the horizon, is a constant of the model: Savanna spreads L points of
+time over [0, L], where L is the length of its rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..initializers import Initializers
+from ..parallel.channels import ALL
+from ..parallel.sharding import Sharded, ShardingSpec
+from ..precision import widen
+from .hyena_modal import ModalHyena, ModalOptions
+
+SHORTEST, LONGEST = 0.001, 0.1
+"""Bounds of δ. Beyond them it has no gradient."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyenaLIFactoredOptions(ModalOptions):
+    """Hyena, long implicit filter with real poles, as products of factors."""
+
+    kind: Literal["hyena-li-factored"] = "hyena-li-factored"
+    pole_factors: int = 3
+    """Factors p of a pole."""
+    residue_factors: int = 3
+    """Factors R of a residue."""
+    filter_horizon: int = 8192
+    """S: the number of tokens over which time is defined."""
+
+    def problems(self, width: int) -> Iterator[str]:
+        yield from super().problems(width)
+        for name in ("pole_factors", "residue_factors"):
+            if getattr(self, name) < 1:
+                yield f"{name} must be at least 1, not {getattr(self, name)}"
+        if self.filter_horizon < 2:
+            yield f"filter_horizon must be at least 2, not {self.filter_horizon}"
+
+
+class HyenaLIFactored(ModalHyena):
+    Options = HyenaLIFactoredOptions
+    no_decay = ("steps", "poles", "residues")
+    oscillates = False
+
+    def __init__(self, options: HyenaLIFactoredOptions, width: int) -> None:
+        super().__init__(options, width)
+        shape = (width, options.state_size)
+        self.steps = nn.Parameter(torch.empty(shape))
+        self.poles = nn.Parameter(torch.empty(*shape, options.pole_factors))
+        self.residues = nn.Parameter(torch.empty(*shape, options.residue_factors))
+
+    def modes(self, channels: slice = ALL) -> tuple[Tensor, Tensor]:
+        horizon = self.options.filter_horizon
+        steps = widen(self.steps[channels]).clamp(SHORTEST, LONGEST)
+        rates = steps * torch.exp(widen(self.poles[channels]).prod(-1))
+        return rates * (horizon / (horizon - 1)), widen(self.residues[channels]).prod(-1)
+
+    def init_weights(self, init: Initializers) -> None:
+        super().init_weights(init)
+        init.uniform(self.steps, SHORTEST, LONGEST)
+        shape = self.poles.shape  # every channel starts with the same poles
+        init.set(self.poles, lambda g: torch.randn(shape[1:], generator=g).expand(shape))
+        init.normal(self.residues, 1 / math.sqrt(self.options.state_size))
+
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
+        return {**super().sharding_spec(ranks), **dict.fromkeys(self.no_decay, Sharded(0))}

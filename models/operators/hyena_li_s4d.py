@@ -1,0 +1,74 @@
+"""Hyena-LI with complex poles in the form of S4D: Savanna's `implicit_complex_modal`.
+
+    a_n = −e^{r_n} + i·φ_n,  δ = e^{s}                     one step δ for each channel
+    h_t = 2·Re Σ_n δ·B_n·C_n / (1 − δ·a_n/2) · exp(δ·a_n·t)
+
+`hyena_modal` computes it. It starts as S4D-Lin: r = log ½, φ_n = π·n, δ from 0.001 to 0.1, B = 1,
+C complex and normal.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..initializers import Initializers
+from ..parallel.channels import ALL
+from ..parallel.sharding import Sharded, ShardingSpec
+from ..precision import widen
+from .hyena_modal import ModalHyena, ModalOptions
+
+SHORTEST, LONGEST = 0.001, 0.1
+"""Range of δ at the start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyenaLIS4DOptions(ModalOptions):
+    """Hyena, long implicit filter with complex poles, in the form of S4D."""
+
+    kind: Literal["hyena-li-s4d"] = "hyena-li-s4d"
+
+
+class HyenaLIS4D(ModalHyena):
+    Options = HyenaLIS4DOptions
+    no_decay = ("rates", "angles", "inputs", "inputs_i", "residues", "residues_i")
+    oscillates = True
+
+    def __init__(self, options: HyenaLIS4DOptions, width: int) -> None:
+        super().__init__(options, width)
+        shape = (width, options.state_size)
+        self.steps = nn.Parameter(torch.empty(width))
+        self.rates = nn.Parameter(torch.empty(shape))
+        self.angles = nn.Parameter(torch.empty(shape))
+        self.inputs = nn.Parameter(torch.empty(shape))
+        self.inputs_i = nn.Parameter(torch.empty(shape))
+        self.residues = nn.Parameter(torch.empty(shape))
+        self.residues_i = nn.Parameter(torch.empty(shape))
+
+    def modes(self, channels: slice = ALL) -> tuple[Tensor, Tensor]:
+        def part(parameter: Tensor) -> Tensor:
+            return widen(parameter[channels])
+
+        step = torch.exp(part(self.steps)).unsqueeze(-1)
+        rates = step * torch.complex(torch.exp(part(self.rates)), -part(self.angles))
+        inputs = torch.complex(part(self.inputs), part(self.inputs_i))
+        outputs = torch.complex(part(self.residues), part(self.residues_i))
+        return rates, 2 * step * inputs * outputs / (1 + rates / 2)
+
+    def init_weights(self, init: Initializers) -> None:
+        super().init_weights(init)
+        init.uniform(self.steps, math.log(SHORTEST), math.log(LONGEST))
+        init.constant(self.rates, math.log(0.5))
+        init.constant(self.angles, math.pi * torch.arange(self.options.state_size))
+        init.constant(self.inputs, 1.0)
+        init.constant(self.inputs_i, 0.0)
+        init.normal(self.residues, math.sqrt(0.5))
+        init.normal(self.residues_i, math.sqrt(0.5))
+
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
+        modes = dict.fromkeys(("steps", *self.no_decay), Sharded(0))
+        return {**super().sharding_spec(ranks), **modes}
