@@ -3,6 +3,10 @@
 A shared block (Zamba) that feeds the layer adds to the input of the mixer alone:
 
     u ← u + mixer(norm(u + call(shared, u)))
+
+In a parallel layer (BlackMamba's `r8`) both branches read u:
+
+    u ← u + mixer(norm(u)) + mlp(norm'(u))
 """
 
 from __future__ import annotations
@@ -78,7 +82,11 @@ class Block(Recomputable):
             fed = u + self.call(shared, u, batch.for_call(next(state)))
         _, y, losses = self.mixer(fed, batch, next(state))
         if self.mlp is not None:
-            u, y, more = self.mlp(u, batch, next(state), y)
+            if self.layer.parallel:
+                _, beside, more = self.mlp(u, batch, next(state))
+                y = y + beside
+            else:
+                u, y, more = self.mlp(u, batch, next(state), y)
             losses = losses + more
         return u + y, losses
 

@@ -42,8 +42,8 @@ class ModelConfig:
     """Width of the residual stream; D in the papers."""
     pattern: str
     """Layers, first to last: lists of operator names, repeated with `*` and joined with `+`.
-    `name/mlp` has another MLP than the model's, `name/none` has none; the shared block `shared`
-    feeds `shared>name`."""
+    `name/mlp` has another MLP than the model's, `name/none` has none, `name&mlp` has it beside the
+    mixer, not after it; the shared block `shared` feeds `shared>name`."""
     mlp: str | None = None
     """Operator that follows every mixer, with its own norm and residual."""
     operators: dict[str, Annotated[OperatorOptions, reader.OneOf(OPTIONS, tag="kind")]]

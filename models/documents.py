@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..console.errors import ConfigError, Problem
 from .parallel.axes import Axis
 
 
@@ -41,8 +42,11 @@ class Documents:
         """Build from the boundaries in the flattened rows; every row start is a boundary too.
 
         `cu_seqlens` is 0, …, rows·length; repeated values (padding to a fixed size) are allowed.
+        It is checked where it is in host memory: reading it from a GPU would wait for the GPU.
         """
         rows, length = shape
+        if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+            check_cu_seqlens(cu_seqlens, shape)
         starts = torch.zeros(rows * length + 1, dtype=torch.bool, device=cu_seqlens.device)
         starts[cu_seqlens.long()] = True
         starts = starts[:-1].view(rows, length)
@@ -105,6 +109,35 @@ class Documents:
             built = Aligned.build(self.host or self, chunk)
             self._layouts[chunk] = built.to(self.positions.device)
         return self._layouts[chunk]
+
+
+def check_cu_seqlens(cu_seqlens: Tensor, shape: tuple[int, int]) -> None:
+    """Raise ConfigError unless these are boundaries of documents in rows of this shape."""
+    rows, length = shape
+    total = rows * length
+    problems = []
+    if min(rows, length) < 1:
+        problems.append(f"the rows are {rows} × {length}: at least one row of one token is needed")
+    elif cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point() or not len(cu_seqlens):
+        what = f"{tuple(cu_seqlens.shape)} of {cu_seqlens.dtype}"
+        problems.append(f"it must be one dimension of integers, not {what}")
+    else:
+        first, last = int(cu_seqlens[0]), int(cu_seqlens[-1])
+        falls = (cu_seqlens.diff() < 0).nonzero().flatten()
+        if first != 0:
+            problems.append(f"it begins with {first}, not with 0")
+        if last != total:
+            problems.append(f"it ends with {last}, and {rows} × {length} tokens end at {total}")
+        if len(falls):
+            place = int(falls[0])
+            pair = f"{int(cu_seqlens[place])}, {int(cu_seqlens[place + 1])}"
+            problems.append(f"it falls at index {place}: {pair}")
+    if problems:
+        raise ConfigError(
+            "cu_seqlens",
+            [Problem("", what) for what in problems],
+            hint="pass the ends of the documents in the flattened rows, from 0 to rows · length",
+        )
 
 
 @dataclass(frozen=True)

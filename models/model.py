@@ -161,6 +161,10 @@ class Model(nn.Module):
         rows: Tensor | None,
     ) -> BatchContext:
         """Positions and documents of a forward pass, with the layouts that its operators need."""
+        if tokens.dim() != 2 or not tokens.numel():
+            what = f"are {tuple(tokens.shape)}: [rows, length] of at least 1 × 1 is needed"
+            hint = "leave out empty batches and empty rows"
+            raise ConfigError("the model's input", [Problem("tokens", what)], hint=hint)
         length = tokens.shape[1]
         seen = states[0][0].seen if states else self.axes.context.rank * length
         self.check_length(seen + length)

@@ -3,10 +3,11 @@
     pattern := term ('+' term)*            joined
     term    := item ('*' number)*          repeated
     item    := '[' pattern, … ']' | '(' pattern ')' | layer
-    layer   := [shared '>'] mixer ['/' mlp]
+    layer   := [shared '>'] mixer [('/' | '&') mlp]
 
 `attention` is a layer of that operator and of the model's default MLP, `attention/moe` has another
-MLP, `mamba/none` has none, and in `block>mamba` the shared block `block` feeds the layer.
+MLP, `mamba/none` has none, and in `block>mamba` the shared block `block` feeds the layer. In
+`mamba&moe` the MLP stands beside the mixer: both read the residual stream before the layer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 from dataclasses import dataclass
 
 NAME = r"[A-Za-z_][A-Za-z0-9_.-]*"
-TOKEN = re.compile(rf"\s*(?:(?P<layer>(?:{NAME}\s*>\s*)?{NAME}(?:\s*/\s*{NAME})?)|(?P<mark>\S))")
+TOKEN = re.compile(rf"\s*(?:(?P<layer>(?:{NAME}\s*>\s*)?{NAME}(?:\s*[/&]\s*{NAME})?)|(?P<mark>\S))")
 NUMBER = re.compile(r"\s*([0-9]+)")
 MAX_LAYERS = 10_000
 
@@ -27,6 +28,8 @@ class Layer:
     mixer: str
     mlp: str | None = None
     shared: str | None = None
+    parallel: bool = False
+    """True if the MLP reads the same input as the mixer, not the sum of input and mixer."""
 
     @property
     def branches(self) -> list[str]:
@@ -40,7 +43,7 @@ class Layer:
 
     def __str__(self) -> str:
         before = f"{self.shared}>" if self.shared else ""
-        return before + self.mixer
+        return before + self.mixer + (f"&{self.mlp}" if self.parallel else "")
 
 
 def parse_pattern(text: str, *, mlp: str | None) -> tuple[Layer, ...]:
@@ -99,9 +102,12 @@ class _Parser:
 
     def layer(self, text: str) -> Layer:
         before, _, after = text.rpartition(">")
-        mixer, slash, mlp = (word.strip() for word in after.partition("/"))
-        own = (None if mlp == "none" else mlp) if slash else self.mlp
-        return Layer(mixer, own, before.strip() or None)
+        parallel = "&" in after
+        mixer, mark, mlp = (word.strip() for word in after.partition("&" if parallel else "/"))
+        if parallel and mlp == "none":
+            raise ValueError(f"`{text}` has nothing beside its mixer: write `{mixer}/none`")
+        own = (None if mlp == "none" else mlp) if mark else self.mlp
+        return Layer(mixer, own, before.strip() or None, parallel)
 
     def rest(self) -> str:
         return self.text[self.place :].strip()

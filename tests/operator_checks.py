@@ -48,7 +48,7 @@ def context(rows: int, length: int, cuts: Sequence[int] | None = None) -> BatchC
     """Return the context of rows of one document each, or of rows with boundaries `cuts`."""
     if cuts is None:
         return BatchContext(torch.arange(length).unsqueeze(0))
-    edges = [row * length + cut for row in range(rows) for cut in cuts]
+    edges = sorted({0, rows * length, *(r * length + cut for r in range(rows) for cut in cuts)})
     documents = Documents.from_cu_seqlens(torch.tensor(edges), (rows, length))
     return BatchContext(documents.positions, documents)
 

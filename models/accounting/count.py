@@ -28,6 +28,12 @@ def parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def active_parameters(model: Model) -> int:
+    """Count the parameters that a token uses: of experts, those that it is sent to."""
+    operators = [branch.operator for block in model.typed_blocks() for branch in block.branches()]
+    return parameters(model) - sum(operator.unused_parameters() for operator in operators)
+
+
 def parameters_by_part(model: Model) -> dict[str, int]:
     """Count parameters by part: embedding, each operator by its YAML name, norms, head."""
     parts: Counter[str] = Counter()

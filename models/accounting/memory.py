@@ -7,23 +7,22 @@ counted once. That is what the plain operators need; fused kernels need less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...console.errors import LayoutError
-from ..block import Block
 from ..config import ModelConfig
 from ..layers.recompute import Recompute
 from ..loss import cross_entropy
 from ..model import Model
-from ..operators import BatchContext, SharedOperator, State
+from ..operators import BatchContext, State
 from ..parallel.axes import Axes, Axis
 from ..precision import Precision
 from .count import build_meta
@@ -138,27 +137,22 @@ def measured(
             for layer, block in zip(config.layers, model.typed_blocks(), strict=True):
                 sort = repr(layer)
                 if sort not in sorts:
-                    sorts[sort] = block_bytes(block, u, batch, model.shared_block(layer))
+                    shared = model.shared_block(layer)
+                    modules = [block] if shared is None else [block, shared]
+                    sorts[sort] = kept_bytes(modules, partial(block, u, batch, None, shared))
                 kept.append(sorts[sort])
             targets = torch.zeros(rows, seq_len, dtype=torch.int64)
-            logits = kept_bytes(model, lambda: cross_entropy(model.logits(model.norm(u)), targets))
+            logits = kept_bytes(
+                (model,), lambda: cross_entropy(model.logits(model.norm(u)), targets)
+            )
     finally:
         torch.set_default_dtype(standard)
     return kept, logits
 
 
-def block_bytes(block: Block, u: Tensor, batch: BatchContext, shared: SharedOperator | None) -> int:
-    total = 0
-    if block.call is not None:
-        assert shared is not None
-        total += kept_bytes(shared, partial(block.call, shared, u, batch))
-    for branch in block.branches():
-        total += kept_bytes(branch, partial(branch, u, batch, None))
-    return total
-
-
-def kept_bytes(module: torch.nn.Module, run: Callable[[], object]) -> int:
-    weights = {p.untyped_storage()._cdata for p in module.parameters()}
+def kept_bytes(modules: Iterable[nn.Module], run: Callable[[], object]) -> int:
+    """Return the bytes that autograd keeps of a computation, without these modules' parameters."""
+    weights = {p.untyped_storage()._cdata for module in modules for p in module.parameters()}
     storages: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: Tensor) -> Tensor:

@@ -10,7 +10,15 @@ from ...console.progress import human
 from ..config import ModelConfig
 from ..model import Model
 from ..precision import Precision
-from .count import TRAINING, build_meta, forward_flops, parameters, parameters_by_part, step_flops
+from .count import (
+    TRAINING,
+    active_parameters,
+    build_meta,
+    forward_flops,
+    parameters,
+    parameters_by_part,
+    step_flops,
+)
 from .memory import activation_memory, generation_bytes, rank_shards
 from .state import Degrees, EngineState, state_bytes
 
@@ -30,7 +38,7 @@ def describe(
 ) -> dict[str, Any]:
     """Return everything that is shown, as one JSON document."""
     model = build_meta(config)
-    count = parameters(model)
+    count, active = parameters(model), active_parameters(model)
     forward = forward_flops(model, seq_len)
     training = TRAINING * sum(forward.values())
     return {
@@ -38,12 +46,13 @@ def describe(
         "vocab_size": config.vocab_size,
         "width": config.width,
         "parameters": count,
+        "active_parameters": active,
         "parameters_by_part": parameters_by_part(model),
         "seq_len": seq_len,
         "forward_flops_per_token": forward,
         "step_flops_per_token": step_flops(model, seq_len),
         "training_flops_per_token": training,
-        "six_n_error": 6 * count / training - 1,
+        "six_n_error": 6 * active / training - 1,
         "by_seq_len": {str(length): lengths_row(model, length) for length in LADDER},
         "memory": memory(config, seq_len, engine, rows=rows, precision=precision, degrees=degrees),
     }
@@ -79,7 +88,7 @@ def lengths_row(model: Model, seq_len: int) -> dict[str, Any]:
     return {
         "training_flops_per_token": training,
         "step_flops_per_token": sum(step.values()),
-        "six_n_error": 6 * parameters(model) / training - 1,
+        "six_n_error": 6 * active_parameters(model) / training - 1,
         "forward_flops_by_part": forward,
         "step_flops_by_part": step,
     }
@@ -98,7 +107,13 @@ def render(summary: dict[str, Any]) -> str:
 def title(summary: dict[str, Any]) -> str:
     layers = len(summary["layers"])
     shape = f"width {summary['width']:,}, vocabulary {summary['vocab_size']:,}"
-    return f"{human(summary['parameters'])} parameters: {layers} layers, {shape}"
+    active = shown_active(summary["parameters"], summary["active_parameters"])
+    return f"{human(summary['parameters'])} parameters{active}: {layers} layers, {shape}"
+
+
+def shown_active(count: int, active: int) -> str:
+    """Return the active parameters in brackets, where a token does not use all."""
+    return f" ({human(active)} active)" if active < count else ""
 
 
 def stripe(layers: list[str]) -> str:
@@ -157,7 +172,10 @@ def lengths_table(summary: dict[str, Any]) -> str:
         error = row["six_n_error"]
         step = row["step_flops_per_token"]
         lines.append(f"{int(length):>20,}{metric(training):>16}{error:>+16.1%}{metric(step):>16}")
-    lines.append("FLOPs for each token by sequence length; training is three forward passes.")
+    lines.append(
+        "FLOPs for each token by sequence length; training is three forward passes. "
+        f"N: {summary['active_parameters']:,} active parameters."
+    )
     return "\n".join(lines)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from .bamba import BambaFamily
-from .family import Family
+from .blackmamba import BlackMamba
+from .family import Family, Original
 from .gpt2 import GPT2Family
 from .llama import LlamaFamily, MixtralFamily
 from .mamba import Mamba2Family, MambaFamily
+from .mamba_ssm import MambaSSM
 from .zamba import Zamba2Family, ZambaFamily
 
 FAMILIES: dict[str, Family] = {
@@ -21,3 +23,6 @@ FAMILIES: dict[str, Family] = {
 }
 """Families by the `model_type` of transformers. A new one is a class as in family.py, and a line
 here."""
+
+ORIGINALS: dict[str, Original] = {"mamba_moe_layers": BlackMamba(), "ssm_cfg": MambaSSM()}
+"""Formats of a `config.json` without `model_type`, by a key that only they have."""

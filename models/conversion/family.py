@@ -20,21 +20,25 @@ Settings = dict[str, Any]
 """The contents of a `config.json`."""
 
 
-class Family(Protocol):
-    """One `model_type` of transformers."""
-
-    architecture: str
+class Original(Protocol):
+    """A published `config.json` and the tensors beside it, which can be read."""
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
-        """Return our configuration for theirs; raise ConfigError for unsupported settings."""
-        ...
-
-    def write(self, config: ModelConfig) -> Settings:
-        """Return their settings for our configuration; raise Unsuitable if the family lacks it."""
+        """Return our configuration for theirs; raise Problems for unsupported settings."""
         ...
 
     def rules(self, config: ModelConfig) -> list[Rule]:
         """Return a rule for each of our tensors."""
+        ...
+
+
+class Family(Original, Protocol):
+    """One `model_type` of transformers, which can be written too."""
+
+    architecture: str
+
+    def write(self, config: ModelConfig) -> Settings:
+        """Return their settings for our configuration; raise Unsuitable if the family lacks it."""
         ...
 
 
@@ -48,14 +52,14 @@ def require(suits: bool, why: str) -> None:
 
 
 def expect(settings: Mapping[str, Any], **values: Any) -> None:
-    """Raise ConfigError for settings whose values our operators do not support."""
+    """Raise Problems for settings whose values our operators do not support."""
     problems = [
         Problem(key, f"{settings[key]!r} is not supported, only {value!r}")
         for key, value in values.items()
         if key in settings and settings[key] is not None and settings[key] != value
     ]
     if problems:
-        raise ConfigError("config.json", problems)
+        raise Problems(problems)
 
 
 @contextmanager
@@ -109,9 +113,16 @@ def of_layers(
 
 
 def plain_decoder(config: ModelConfig) -> None:
-    """Require RMSNorm with eps inside the root, and no learned positions."""
+    """Require RMSNorm with eps inside the root, no learned positions and no parallel layers."""
     one_norm(config, "rms")
+    sequential(config)
     require(config.learned_positions is None, "it has learned positions")
+
+
+def sequential(config: ModelConfig) -> None:
+    """Require that every MLP follows its mixer."""
+    beside = any(layer.parallel for layer in config.layers)
+    require(not beside, "its MLPs stand beside the mixers, not after them")
 
 
 def one_norm(config: ModelConfig, kind: NormKind) -> None:
@@ -162,9 +173,8 @@ def read_rope(settings: Mapping[str, Any], *, rotated: float = 1.0) -> Rope:
             beta_fast=float(scaling.get("beta_fast") or 32.0),
             beta_slow=float(scaling.get("beta_slow") or 1.0),
         )
-    raise ConfigError(
-        "config.json",
-        [Problem("rope_scaling", f"`{kind}` is not supported; known: linear, llama3, yarn")],
+    raise Problems(
+        [Problem("rope_scaling", f"`{kind}` is not supported; known: linear, llama3, yarn")]
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +20,46 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 FILE_BYTES = 5 * 10**9
 
+TORCH = "pytorch_model.bin"
+TORCH_INDEX = "pytorch_model.bin.index.json"
+
 WHOLE = "name a folder with a complete model: its configuration and every .safetensors file"
+ZIPPED = (
+    "it must be a file of torch.save (torch 1.6 or later) that holds tensors alone; if it is one, "
+    "download it again"
+)
+
+
+def read_weights(folder: Path) -> Weights:
+    """Return the tensors of safetensors files, or of torch's `.bin` files where there are none."""
+    if any((folder / name).exists() for name in (SINGLE, INDEX)):
+        return read_safetensors(folder)
+    index = folder / TORCH_INDEX
+    if not index.exists() and not (folder / TORCH).exists():
+        raise StorageError(f"{folder} has no weights: neither {SINGLE} nor {TORCH}", hint=WHOLE)
+    tensors: dict[str, Tensor] = {}
+    for file in _indexed(index) if index.exists() else [TORCH]:
+        tensors |= read_torch(folder / file, hint=ZIPPED)
+    return Weights.held(tensors)
+
+
+def read_torch(file: Path, *, hint: str) -> dict[str, Tensor]:
+    """Return the tensors of a file of torch.save, mapped into memory. Nothing else is unpickled."""
+    import pickle
+    import zipfile
+
+    if file.exists() and not zipfile.is_zipfile(file):
+        raise StorageError(f"{file} is damaged, or was not written by torch.save", hint=hint)
+    try:
+        with torch.serialization.safe_globals([io.BytesIO]):
+            loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+        raise StorageError(f"cannot read {file}: {error}", hint=hint) from None
+    if not isinstance(loaded, dict):
+        raise StorageError(f"{file} holds no tensors by name", hint=hint)
+    if isinstance(loaded.get("model"), dict):  # a training checkpoint, as BlackMamba's
+        loaded = loaded["model"]
+    return {name: tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
 
 
 def read_safetensors(folder: Path) -> Weights:
@@ -27,12 +67,7 @@ def read_safetensors(folder: Path) -> Weights:
     from safetensors import SafetensorError, safe_open
 
     index = folder / INDEX
-    files = [SINGLE]
-    if index.exists():
-        places = read_json(index).get("weight_map")
-        if not isinstance(places, dict):
-            raise StorageError(f"{index} has no `weight_map`", hint=WHOLE)
-        files = sorted(set(places.values()))
+    files = _indexed(index) if index.exists() else [SINGLE]
     shapes: dict[str, Sequence[int]] = {}
     opened: dict[str, Any] = {}
     for file in files:
@@ -45,6 +80,14 @@ def read_safetensors(folder: Path) -> Weights:
             shapes[name] = handle.get_slice(name).get_shape()
             opened[name] = handle
     return Weights(shapes, lambda name: opened[name].get_tensor(name))
+
+
+def _indexed(index: Path) -> list[str]:
+    """Return the files that an index names."""
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict):
+        raise StorageError(f"{index} has no `weight_map`", hint=WHOLE)
+    return sorted(set(places.values()))
 
 
 def write_safetensors(

@@ -9,7 +9,7 @@ from ..config import ModelConfig
 from ..initializers import InitConfig
 from ..operators.attention import AttentionOptions
 from ..operators.mlp import MLPOptions
-from .family import Settings, alike, expect, one_norm, require
+from .family import Settings, alike, expect, one_norm, require, sequential
 from .rules import Rule, same, transposed
 
 
@@ -48,6 +48,7 @@ class GPT2Family:
         mlp = config.operators[config.layers[0].mlp or ""]
         assert isinstance(attention, AttentionOptions) and isinstance(mlp, MLPOptions)
         one_norm(config, "layer")
+        sequential(config)
         require(config.learned_positions is not None, "it has no learned positions")
         plain = AttentionOptions(heads=attention.heads, rope=None, qkv_bias=True, output_bias=True)
         require(attention == plain, "its attention is not full attention with biases")

@@ -1,16 +1,21 @@
-"""Folders of transformers: config.json and safetensors."""
+"""Folders of transformers: config.json and safetensors.
+
+Folders with `.bin` files of torch, and those of mamba_ssm and BlackMamba, which lack `model_type`,
+are read too.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ...console.errors import CheckpointError, ConfigError, Problem
 from ..config import ModelConfig
 from ..weights import Weights
-from . import FAMILIES
-from .family import Unsuitable, settings_errors
-from .files import read_json, read_safetensors, write_json, write_safetensors
+from . import FAMILIES, ORIGINALS
+from .family import Original, Unsuitable, settings_errors
+from .files import read_json, read_weights, write_json, write_safetensors
 from .rules import Tensors, to_ours, to_theirs
 
 CONFIG = "config.json"
@@ -19,24 +24,37 @@ CONFIG = "config.json"
 def read(folder: Path) -> tuple[ModelConfig, Weights]:
     """Return a model's configuration and its tensors, by our names."""
     settings = read_json(folder / CONFIG)
-    kind = settings.get("model_type")
-    if kind not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
-        problem = Problem("model_type", f"`{kind}` cannot be converted; known: {known}")
-        raise ConfigError(str(folder / CONFIG), [problem])
-    family = FAMILIES[str(kind)]
+    family = family_of(settings, folder / CONFIG)
     with settings_errors(folder / CONFIG, settings):
         config = family.read(settings)
 
     def ignored(name: str) -> bool:
-        # Rotary frequencies are computed; tied and shared weights may be written twice.
-        tied = config.tie_embeddings and name == "lm_head.weight"
-        return tied or name.endswith("rotary_emb.inv_freq") or ".shared_transf" in name
+        # Rotary frequencies are computed; a tied head may be written too.
+        tied = config.tie_embeddings and name in ("lm_head.weight", "output_layer.weight")
+        return tied or name.endswith("rotary_emb.inv_freq")
 
-    theirs = read_safetensors(folder)
+    theirs = read_weights(folder)
     return config, to_ours(
         family.rules(config), theirs, config, source=str(folder), ignored=ignored
     )
+
+
+def family_of(settings: Mapping[str, Any], file: Path) -> Original:
+    """Return the family that `model_type` names, or the format that has these keys."""
+    kind = settings.get("model_type")
+    if kind is None:
+        for key, original in ORIGINALS.items():
+            if key in settings:
+                return original
+    if kind in FAMILIES:
+        return FAMILIES[str(kind)]
+    known = ", ".join(sorted(FAMILIES))
+    if kind is None:
+        keys = " or ".join(f"`{key}`" for key in ORIGINALS)
+        what = f"is missing, and so is {keys}; known: {known}, and the formats with these keys"
+    else:
+        what = f"`{kind}` cannot be converted; known: {known}"
+    raise ConfigError(str(file), [Problem("model_type", what)])
 
 
 def write(config: ModelConfig, tensors: Tensors, folder: Path) -> str:

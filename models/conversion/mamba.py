@@ -51,22 +51,19 @@ class MambaFamily:
     def rules(self, config: ModelConfig) -> list[Rule]:
         result = backbone_rules(config)
         for number in range(len(config.layers)):
-            ours, theirs = f"blocks.{number}.mixer.operator", f"backbone.layers.{number}.mixer"
-            result.append(same(f"{ours}.input.weight", f"{theirs}.in_proj.weight"))
-            result += conv_rules(ours, theirs)
-            for name, other in (
-                ("select", "x_proj.weight"),
-                ("dt", "dt_proj.weight"),
-                ("dt_bias", "dt_proj.bias"),
-                ("A_log", "A_log"),
-                ("D", "D"),
-            ):
-                result.append(one_head(f"{ours}.{name}", f"{theirs}.{other}"))
-            result.append(same(f"{ours}.output.weight", f"{theirs}.out_proj.weight"))
+            result += mamba1_rules(
+                f"blocks.{number}.mixer.operator", f"backbone.layers.{number}.mixer"
+            )
         return result
 
 
 class Mamba2Family:
+    """Mamba-2 of transformers.
+
+    mamba_ssm trains the gated norm in as many groups as B and C have; transformers computes it in
+    one group. A folder is read as it was trained. `norm_groups`, which is ours, says otherwise.
+    """
+
     architecture = "Mamba2ForCausalLM"
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
@@ -82,7 +79,7 @@ class Mamba2Family:
             state_size=settings["state_size"],
             head_dim=settings["head_dim"],
             groups=settings["n_groups"],
-            norm_groups=1,
+            norm_groups=settings.get("norm_groups"),
             expand=settings.get("expand", 2),
             conv=settings.get("conv_kernel", 4),
             norm_eps=settings.get("layer_norm_epsilon", 1e-5),
@@ -96,6 +93,7 @@ class Mamba2Family:
         assert isinstance(options, Mamba2Options)
         # In transformers the gated norm has one group, and all norms have one eps.
         require((options.norm_groups or options.groups) == 1, "its gated norm has groups")
+        one_group = {"norm_groups": 1} if options.groups > 1 else {}
         require(options.norm_eps == config.norm_eps, "its norms have different eps")
         return {
             **write_backbone(config),
@@ -106,6 +104,7 @@ class Mamba2Family:
             "num_heads": options.expand * config.width // options.head_dim,
             "head_dim": options.head_dim,
             "n_groups": options.groups,
+            **one_group,
             "chunk_size": 256,
             "use_bias": options.bias,
             "use_conv_bias": True,
@@ -117,6 +116,19 @@ class Mamba2Family:
             ours, theirs = f"blocks.{number}.mixer.operator", f"backbone.layers.{number}.mixer"
             result += mamba2_rules(ours, theirs, config.operators[layer.mixer])
         return result
+
+
+def mamba1_rules(ours: str, theirs: str) -> list[Rule]:
+    result = [same(f"{ours}.input.weight", f"{theirs}.in_proj.weight"), *conv_rules(ours, theirs)]
+    for name, other in (
+        ("select", "x_proj.weight"),
+        ("dt", "dt_proj.weight"),
+        ("dt_bias", "dt_proj.bias"),
+        ("A_log", "A_log"),
+        ("D", "D"),
+    ):
+        result.append(one_head(f"{ours}.{name}", f"{theirs}.{other}"))
+    return [*result, same(f"{ours}.output.weight", f"{theirs}.out_proj.weight")]
 
 
 def mamba2_rules(ours: str, theirs: str, options: OperatorOptions) -> list[Rule]:
@@ -167,9 +179,9 @@ def write_backbone(config: ModelConfig) -> Settings:
     }
 
 
-def backbone_rules(config: ModelConfig) -> list[Rule]:
+def backbone_rules(config: ModelConfig, embedding: str = "embeddings") -> list[Rule]:
     result = [
-        same("embedding.weight", "backbone.embeddings.weight"),
+        same("embedding.weight", f"backbone.{embedding}.weight"),
         same("norm.weight", "backbone.norm_f.weight"),
     ]
     if not config.tie_embeddings:

@@ -24,6 +24,16 @@ class Rule:
     theirs: tuple[str, ...]
     there: Callable[[Tensor], Sequence[Tensor]]
     back: Callable[[Sequence[Tensor]], Tensor]
+    prefixes: tuple[str, ...] = ()
+    """Modules that share the published tensors, for weights that several layers share. `theirs`
+    begin with the first; a folder may hold each tensor under any of them."""
+
+    def copies(self, name: str) -> list[str]:
+        """Return the names under which a folder may hold this tensor of `theirs`."""
+        if not self.prefixes:
+            return [name]
+        rest = name.removeprefix(self.prefixes[0])
+        return [prefix + rest for prefix in self.prefixes]
 
 
 def same(ours: str, theirs: str) -> Rule:
@@ -81,15 +91,21 @@ def to_ours(
     source: str,
     ignored: Callable[[str], bool] = lambda name: False,
 ) -> Weights:
-    """Return all our tensors. Raise if one is missing, unknown, or of another shape."""
+    """Return all our tensors. Raise if one is missing, unknown, or of another shape, or, when it
+    is read, if its copies differ."""
     shapes = {name: tuple(p.shape) for name, p in build_meta(config).named_parameters()}
-    wanted = {name for rule in rules for name in rule.theirs}
-    missing = sorted(wanted - theirs.keys())
-    unknown = sorted(name for name in theirs.keys() - wanted if not ignored(name))
+    held = {
+        name: [copy for copy in rule.copies(name) if copy in theirs]
+        for rule in rules
+        for name in rule.theirs
+    }
+    missing = sorted(name for name, copies in held.items() if not copies)
+    known = {copy for copies in held.values() for copy in copies}
+    unknown = sorted(name for name in theirs.keys() - known if not ignored(name))
     problems = [f"{name} is missing" for name in missing]
     problems += [f"{name} is not part of this model" for name in unknown]
     for rule in rules if not problems else ():
-        shadows = [theirs.shadow(name) for name in rule.theirs]
+        shadows = [theirs.shadow(held[name][0]) for name in rule.theirs]
         try:
             shape: object = tuple(rule.back(shadows).shape)
         except RuntimeError:
@@ -102,8 +118,18 @@ def to_ours(
         raise CheckpointError(f"the tensors do not fit the model\n  {shown}", where=source)
     by_name = {rule.ours: rule for rule in rules}
 
+    def tensor(name: str) -> Tensor:
+        first, *others = held[name]
+        tensor = theirs[first]
+        for other in others:
+            if not torch.equal(tensor, theirs[other]):
+                raise CheckpointError(
+                    f"{first} and {other} are one shared tensor, and differ", where=source
+                )
+        return tensor
+
     def read(name: str) -> Tensor:
         rule = by_name[name]
-        return rule.back([theirs[other] for other in rule.theirs]).contiguous()
+        return rule.back([tensor(other) for other in rule.theirs]).contiguous()
 
     return Weights(shapes, read)

@@ -14,7 +14,6 @@ older versions also those without the second.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...console import config as reader
-from ...console.errors import CheckpointError, ConfigError, Problem, StorageError
+from ...console.errors import CheckpointError, ConfigError, Problem
 from ..config import ModelConfig
 from ..operators import OperatorOptions
 from ..operators.attention import AttentionOptions
@@ -32,6 +31,7 @@ from ..operators.hyena_se import HyenaSEOptions
 from ..operators.mlp import GLUOptions
 from ..weights import Weights
 from .family import Unsuitable, settings_errors
+from .files import read_torch
 from .rules import Rule, Tensors, interleaved, rows, same, shaped, taps, to_ours, to_theirs
 from .vortex_config import read_config, write_config
 
@@ -52,7 +52,7 @@ def read(folder: Path) -> tuple[ModelConfig, Weights]:
         tied = config.tie_embeddings and name == "unembed.weight"
         return tied or name.endswith((INV_FREQ, "_extra_state", "filter.t"))
 
-    theirs = read_weights(folder / WEIGHTS)
+    theirs = Weights.held(read_torch(folder / WEIGHTS, hint=AGAIN))
     check_frequencies(config, theirs, folder)
     return config, to_ours(rules(config), theirs, config, source=str(folder), ignored=ignored)
 
@@ -113,21 +113,6 @@ def check_frequencies(config: ModelConfig, theirs: Weights, folder: Path) -> Non
             what = f"{name} in {WEIGHTS} has the frequencies of a base of about {base:.3g}"
             problem = Problem("rotary_emb_base", what)
             raise ConfigError(str(folder / CONFIG), [problem], hint="correct the base")
-
-
-def read_weights(file: Path) -> Weights:
-    import pickle
-    import zipfile
-
-    if file.exists() and not zipfile.is_zipfile(file):
-        raise StorageError(f"{file} is damaged, or was not written by torch.save", hint=AGAIN)
-    try:
-        with torch.serialization.safe_globals([io.BytesIO]):
-            loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-        raise StorageError(f"cannot read {file}: {error}", hint=AGAIN) from None
-    tensors = {name: tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
-    return Weights.held(tensors)
 
 
 def rules(config: ModelConfig) -> list[Rule]:

@@ -18,7 +18,7 @@ from ..operators.hyena_li import HyenaLIOptions
 from ..operators.hyena_mr import HyenaMROptions
 from ..operators.hyena_se import HyenaSEOptions
 from ..operators.mlp import GLUOptions
-from .family import Settings, expect, of_layers, one_norm, require
+from .family import Settings, expect, of_layers, one_norm, require, sequential
 
 SORTS = {"hcs": "se", "hcm": "mr", "hcl": "li", "attn": "attention"}
 """Vortex's names of layer kinds, and ours."""
@@ -99,6 +99,7 @@ def layer_names(settings: Mapping[str, Any]) -> list[str]:
 def write_config(config: ModelConfig) -> Settings:
     fused = config.norm == "rms"  # the fused norm has eps inside the root
     one_norm(config, "rms" if fused else "rms-eps-outside")
+    sequential(config)
     require(config.learned_positions is None, "it has learned positions")
     kinds: dict[type[OperatorOptions], Any] = {}
     sorts: dict[str, list[int]] = {name: [] for name in SORTS}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..config import ModelConfig
@@ -68,18 +69,14 @@ class ZambaFamily:
 
     def rules(self, config: ModelConfig) -> list[Rule]:
         result = outer_rules(config)
-        written = False
+        for name in block_names(config):
+            places = block_places(config, name, "shared_transf")
+            result += block_rules(f"shared.{name}", places, config.operators[name], config.width)
         for number, layer in enumerate(config.layers):
             theirs = f"model.layers.{number}"
             if layer.shared:
                 call = f"blocks.{number}.call.project.weight"
                 result.append(same(call, f"{theirs}.linear.weight"))
-                if not written:
-                    options = config.operators[layer.shared]
-                    result += block_rules(
-                        f"shared.{layer.shared}", f"{theirs}.shared_transf", options, config.width
-                    )
-                    written = True
                 theirs += ".mamba_decoder"
             ours = f"blocks.{number}.mixer"
             result.append(same(f"{ours}.norm.weight", f"{theirs}.input_layernorm.weight"))
@@ -178,33 +175,44 @@ class Zamba2Family:
             result.append(same(f"{ours}.norm.weight", f"{theirs}.input_layernorm.weight"))
             options = config.operators[layer.mixer]
             result += mamba2_rules(f"{ours}.operator", f"{theirs}.mamba", options)
-        for first, name in zip(calls, names, strict=False):
-            theirs = f"model.layers.{first}.shared_transformer"
+        for name in names:
+            places = block_places(config, name, "shared_transformer")
             block = config.operators[name]
             assert isinstance(block, ZambaBlockOptions)
-            result += block_rules(f"shared.{name}", theirs, block, config.width)
+            result += block_rules(f"shared.{name}", places, block, config.width)
             for index, number in enumerate(calls):
                 if config.layers[number].shared == name:
                     ours = f"blocks.{number}.call"
-                    result += call_rules(ours, theirs, index, attention=block.attention_lora)
+                    result += call_rules(ours, places, index, attention=block.attention_lora)
         return result
 
 
-def call_rules(ours: str, theirs: str, index: int, *, attention: bool) -> list[Rule]:
-    """Return the rules of one call's LoRA corrections; theirs are stored in the block, by call."""
+def block_places(config: ModelConfig, name: str, module: str) -> tuple[str, ...]:
+    """Return where the layers that call a shared block hold it."""
+    calls = [number for number, layer in enumerate(config.layers) if layer.shared == name]
+    return tuple(f"model.layers.{number}.{module}" for number in calls)
+
+
+def call_rules(
+    ours: str, places: tuple[str, ...], index: int, *, attention: bool
+) -> Iterator[Rule]:
+    """Yield the rules of one call's LoRA corrections; theirs are stored in the block, by call."""
+    theirs = places[0]
     lists = {"gate_up": f"{theirs}.feed_forward.gate_up_proj_adapter_list.{index}"}
     if attention:
         for part, name in enumerate("qkv"):
             lists[f"qkv.{part}"] = f"{theirs}.self_attn.linear_{name}_adapter_list.{index}"
-    return [
-        same(f"{ours}.{mine}.{matrix}.weight", f"{name}.{place}.weight")
-        for mine, name in lists.items()
-        for place, matrix in enumerate(("down", "up"))
-    ]
+    for mine, name in lists.items():
+        for place, matrix in enumerate(("down", "up")):
+            rule = same(f"{ours}.{mine}.{matrix}.weight", f"{name}.{place}.weight")
+            yield replace(rule, prefixes=places)
 
 
-def block_rules(ours: str, theirs: str, options: OperatorOptions, width: int) -> list[Rule]:
+def block_rules(
+    ours: str, places: tuple[str, ...], options: OperatorOptions, width: int
+) -> Iterator[Rule]:
     assert isinstance(options, ZambaBlockOptions)
+    theirs = places[0]
     qkv = {f"{theirs}.self_attn.{name}_proj.weight": 2 * width for name in "qkv"}
     result = [
         same(f"{ours}.norm.weight", f"{theirs}.input_layernorm.weight"),
@@ -215,11 +223,13 @@ def block_rules(ours: str, theirs: str, options: OperatorOptions, width: int) ->
     ]
     if options.lora_rank:
         fused = f"{theirs}.feed_forward.gate_up_proj.weight"
-        return [*result, same(f"{ours}.gate_up.weight", fused)]
-    gate_up = {
-        f"{theirs}.feed_forward.{name}_proj.weight": options.hidden for name in ("gate", "up")
-    }
-    return [*result, rows(f"{ours}.gate_up.weight", gate_up)]
+        result.append(same(f"{ours}.gate_up.weight", fused))
+    else:
+        gate_up = {
+            f"{theirs}.feed_forward.{name}_proj.weight": options.hidden for name in ("gate", "up")
+        }
+        result.append(rows(f"{ours}.gate_up.weight", gate_up))
+    return (replace(rule, prefixes=places) for rule in result)
 
 
 def outer_rules(config: ModelConfig) -> list[Rule]:

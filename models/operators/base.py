@@ -169,6 +169,10 @@ class Operator(nn.Module, ABC):
         with the rows of each projection, concatenated."""
         return {}
 
+    def unused_parameters(self) -> int:
+        """Return the number of parameters that a token does not use."""
+        return 0
+
     def flops(self, length: int) -> dict[str, float]:
         """Forward floating-point operations for each token, by part, at this sequence length.
 

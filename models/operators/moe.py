@@ -169,9 +169,15 @@ class MoE(Operator):
         hidden = self.options.hidden
         return {"gate_up": (hidden, hidden), "down": (self.width,)}
 
+    def expert_parameters(self) -> int:
+        return self.gate_up[0].numel() + self.down[0].numel()
+
+    def unused_parameters(self) -> int:
+        unused: int = self.options.experts - self.options.top_k
+        return unused * self.expert_parameters()
+
     def flops(self, length: int) -> dict[str, float]:
-        expert = self.gate_up[0].numel() + self.down[0].numel()
-        return {"experts": 2.0 * self.options.top_k * expert}
+        return {"experts": 2.0 * self.options.top_k * self.expert_parameters()}
 
 
 def visits(chosen: Tensor, experts: int) -> Tensor:

@@ -128,7 +128,7 @@ def everything(**more: Any) -> ModelConfig:
         "b": {**shared, "rope": None, "lora_rank": 0},
     }
     pattern = (
-        "[gqa, mamba2/none, a>mamba1/moe, se/mlp, mr-toeplitz/hyena-mlp, li/sigmoid]"
+        "[gqa, mamba2/none, a>mamba1/moe, se&mlp, mr-toeplitz/hyena-mlp, li/sigmoid]"
         "+ [b>mamba2-groups, a>mha/none]"
     )
     return tiny_model_config(pattern, operators, mlp="glu", **more)

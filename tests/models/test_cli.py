@@ -43,6 +43,13 @@ def test_show_as_json() -> None:
     )
 
 
+def test_show_names_active_parameters() -> None:
+    shown = document("show", "blackmamba-1.5b")
+    assert shown["active_parameters"] < shown["parameters"] / 3
+    assert abs(shown["six_n_error"]) < 0.1
+    assert " active): 30 layers" in run("show", "blackmamba-1.5b").stdout
+
+
 def test_show_draws_the_layers() -> None:
     text = run("show", "zamba2-1.2b", "--zero", "3", "--dp", "8").stdout
     assert text.startswith("1.22B parameters: 38 layers, width 2,048, vocabulary 32,000\n")

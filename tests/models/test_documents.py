@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.console.errors import ConfigError
 from headrace.models.documents import Documents, plain_layout
 
 
@@ -101,3 +103,23 @@ def test_the_plain_layout_pads_the_end() -> None:
     layout = plain_layout(1, 5, 4, torch.device("cpu"))
     spread = layout.spread(torch.arange(1, 6).view(1, 5, 1))
     assert spread.flatten().tolist() == [1, 2, 3, 4, 5, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("ends", "shape", "words"),
+    [
+        ([0, 4, 13], (2, 6), "ends with 13, and 2 × 6 tokens end at 12"),
+        ([0, 4], (2, 6), "ends with 4"),
+        ([0, -3, 12], (2, 6), "falls at index 0: 0, -3"),
+        ([0, 7, 5, 12], (2, 6), "falls at index 1: 7, 5"),
+        ([-2, 12], (2, 6), "begins with -2"),
+        ([0], (2, 0), "2 × 0: at least one row of one token"),
+        ([], (2, 6), "one dimension of integers"),
+        ([[0, 12]], (2, 6), "one dimension of integers"),
+        ([0.0, 12.0], (2, 6), "float32"),
+    ],
+)
+def test_wrong_boundaries_are_refused(ends: list[int], shape: tuple[int, int], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as raised:
+        Documents.from_cu_seqlens(torch.tensor(ends), shape)
+    assert raised.value.hint is not None and "from 0 to rows" in raised.value.hint

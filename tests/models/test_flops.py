@@ -11,6 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from headrace.console.errors import LayoutError
 from headrace.models.accounting import memory as memory_module
 from headrace.models.accounting.count import (
+    active_parameters,
+    build_meta,
     forward_flops_per_token,
     matrix_flops,
     parameters,
@@ -232,10 +234,31 @@ def test_activations_are_what_autograd_keeps(tiny: Model, precision: str) -> Non
         sum(storage.nbytes() for storage in kept.values()) - tokens.nbytes
     )  # ids are no activations
     layers, logits = activations(tiny.config, 100, rows=2, precision=number_format)
-    if len(tiny.config.layers) == 2:
+    if len(tiny.config.layers) <= 3:
         assert sum(layers) + logits == real
     assert abs((sum(layers) + logits) / real - 1) < 0.002
     del loss
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_activations_of_shared_blocks_are_what_autograd_keeps(precision: str) -> None:
+    """Weights of a call (projection, LoRA) are no activations."""
+    tiny = Model(load_model_config("tiny-zamba", ["pattern='[mamba, a>mamba, a>mamba]'"]))
+    tiny.init_weights(0)
+    test_activations_are_what_autograd_keeps(tiny, precision)
+
+
+def test_active_parameters_are_those_that_a_token_uses() -> None:
+    """Of eight experts, one is used: FLOPs are near 6 N of the active parameters."""
+    config = load_model_config("blackmamba-1.5b")
+    model = build_meta(config)
+    unused = 15 * 7 * 3 * 1152 * 3072
+    assert active_parameters(model) == parameters(model) - unused
+    six_n = 6 / training_flops_per_token(config, 2048)
+    assert abs(six_n * active_parameters(model) - 1) < 0.1
+    assert six_n * parameters(model) - 1 > 3, "a negative control"
+    dense = build_meta(load_model_config("tiny-zamba"))
+    assert active_parameters(dense) == parameters(dense)
 
 
 def test_activations_of_long_rows_follow_from_shorter_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,6 +234,12 @@ def test_blocks_compile_without_a_graph_break(
     assert (everything(tokens, documents) - eager).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("shape", [(2, 0), (0, 5), (5,)])
+def test_empty_inputs_are_refused(shape: tuple[int, ...], tiny: Model) -> None:
+    with pytest.raises(ConfigError, match=r"tokens: are \(.*at least 1 × 1 is needed"):
+        tiny(torch.zeros(shape, dtype=torch.int64))
+
+
 @pytest.mark.parametrize("cuts", [(1,), (2, 5, 7)])
 def test_chunks_one_after_the_other_are_the_whole_model(everything: Model, cuts: Any) -> None:
     """Each chunk has the modules that it uses, under the names of the whole, and no other."""

@@ -20,14 +20,17 @@ def test_lists_repeats_and_sums() -> None:
 
 
 def test_a_layer_names_its_mlp_and_what_feeds_it() -> None:
-    layers = parse_pattern("[a, a/moe, a/none, s>a, s > a / moe]", mlp="glu")
+    layers = parse_pattern("[a, a/moe, a/none, s>a, s > a / moe, a&moe, s>a & moe]", mlp="glu")
     assert layers == (
         Layer("a", "glu"),
         Layer("a", "moe"),
         Layer("a", None),
         Layer("a", "glu", "s"),
         Layer("a", "moe", "s"),
+        Layer("a", "moe", parallel=True),
+        Layer("a", "moe", "s", parallel=True),
     )
+    assert [str(layer) for layer in layers[-3:]] == ["s>a", "a&moe", "s>a&moe"]
 
 
 @pytest.mark.parametrize(
@@ -35,6 +38,7 @@ def test_a_layer_names_its_mlp_and_what_feeds_it() -> None:
     [
         ("[a, b", ["`,` or `]`", "the end"]),
         ("[a b]", ["`,` or `]`", "`b]`"]),
+        ("[a&none]", ["nothing beside its mixer", "`a/none`"]),
         ("[a] * b", ["a number", "`b`"]),
         ("[a] *", ["a number", "the end"]),
         ("[a] + ", ["the name of an operator", "the end"]),

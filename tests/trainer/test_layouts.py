@@ -40,7 +40,13 @@ def test_every_layout_trains_the_same_model(in_processes: Any, tmp_path: Path, m
         assert worst < 2e-4, (layout, worst)
 
 
-DIVISIONS = ["deepspeed-1-fp32", "deepspeed-1-fp32-cp2", "fsdp2-0-fp32-tp2", "fsdp2-0-fp32"]
+DIVISIONS = [
+    "deepspeed-1-fp32",
+    "deepspeed-3-fp32",
+    "deepspeed-1-fp32-cp2",
+    "fsdp2-0-fp32-tp2",
+    "fsdp2-0-fp32",
+]
 
 
 @pytest.mark.parametrize("over", ["row", "micro-batch"])

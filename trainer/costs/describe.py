@@ -7,7 +7,7 @@ from typing import Any
 
 from ...console import config as reader
 from ...console.progress import as_bytes, human
-from ...models.accounting.show import letters_of
+from ...models.accounting.show import letters_of, shown_active
 from ..run.config import COUPLED
 from ..run.job import Job
 from . import memory as costs
@@ -33,7 +33,7 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
         "begun": job.folder.begun,
         "model": {
             "stripe": stripe(job),
-            "parameters": costs.parameters(job),
+            **costs.parameters(job),
             "vocab_size": job.model.vocab_size,
             "couples_rows": job.model.couples_rows,
         },
@@ -80,7 +80,8 @@ def lines(about: dict[str, Any]) -> list[str]:
     model, plan, layout = about["model"], about["plan"], about["layout"]
     text = [
         f"run          {about['run']}{' (resumes)' if about['begun'] else ''}",
-        f"model        {model['stripe']}  {model['parameters']:,} parameters, vocabulary "
+        f"model        {model['stripe']}  {model['parameters']:,} parameters"
+        f"{shown_active(model['parameters'], model['active_parameters'])}, vocabulary "
         f"{model['vocab_size']:,}",
         f"plan         {plan['hash']}: {human(plan['tokens'])} tokens, {plan['steps']:,} steps, "
         f"sources {', '.join(plan['sources'])}",

@@ -15,11 +15,13 @@ NUMBER_BYTES = 4
 """Bytes of a number in a checkpoint: masters and optimizer states are fp32."""
 
 
-def parameters(job: Job) -> int:
-    from ...models.accounting.count import build_meta
+def parameters(job: Job) -> dict[str, int]:
+    """Return the number of parameters, and of those that a token uses."""
+    from ...models.accounting.count import active_parameters, build_meta
     from ...models.accounting.count import parameters as count
 
-    return count(build_meta(job.model))
+    model = build_meta(job.model)
+    return {"parameters": count(model), "active_parameters": active_parameters(model)}
 
 
 def checkpoint_bytes(job: Job) -> int:

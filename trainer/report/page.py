@@ -9,6 +9,7 @@ from typing import Any
 
 from ... import __version__
 from ...console.progress import duration, human
+from ...models.accounting.show import shown_active
 from ..costs.describe import degrees
 from . import charts, schedule
 from .data import SKIPPED, RunData
@@ -173,11 +174,13 @@ def _stripe(run: RunData) -> str:
         f'title="layer {number}: {escape(layer.mixer)}"></i>'
         for number, layer in enumerate(layers)
     )
-    count = run.about["model"]["parameters"]
+    model = run.about["model"]
+    count, active = model["parameters"], model["active_parameters"]
     return (
         f'<div class="model"><div class="stripe">{cells}</div>'
         f"{charts.legend(kinds, paint=charts.operator_colour)}"
-        f'<span class="count">{human(count)} parameters in {len(layers)} layers</span></div>'
+        f'<span class="count">{human(count)} parameters{shown_active(count, active)} in '
+        f"{len(layers)} layers</span></div>"
     )
 
 

@@ -128,7 +128,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mamba2": ("mamba2", MAMBA2),
-    "mamba2-groups": ("mamba2", {**MAMBA2, "n_groups": 4, "use_bias": True}),
+    "mamba2-groups": ("mamba2", {**MAMBA2, "n_groups": 4, "norm_groups": 1, "use_bias": True}),
     "bamba": ("bamba", BAMBA),
     "bamba-tied": (
         "bamba",

@@ -269,8 +269,10 @@ def test_unfit_folders_are_refused(tmp_path: Path) -> None:
         ({"num_layers": "5"}, ConfigError, "num_layers: should be a number, not the text '5'"),
     ):
         file.write_text(yaml.safe_dump({**settings, **changes}))
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=words) as raised:
             read_model(tmp_path)
+        if error is ConfigError:
+            assert f"1 problem in {file}\n" in str(raised.value), "the file that holds the settings"
     file.write_text(yaml.safe_dump(settings))
     (tmp_path / "model.pt").write_bytes(b"rubbish")
     with pytest.raises(StorageError, match=r"model\.pt"):

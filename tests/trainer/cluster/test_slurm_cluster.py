@@ -157,7 +157,7 @@ def test_a_time_limit_during_a_save_requeues(
 ) -> None:
     """The save takes longer than the rest of the time: Slurm kills it. The next start begins at the
     checkpoint before."""
-    limit = ["slurm.time=1", "slurm.notice=5"]
+    limit = ["slurm.time=00:01:00", "slurm.notice=5"]
     words = ["synthetic.steps=1000000", "checkpoints.every=1"]
     job = BatchJob(trainer, cluster, *limit, *words, setup=slow_disk(tmp_path))
     job.wait(lambda: job.Restarts == "1")

@@ -44,6 +44,15 @@ def test_a_model_that_couples_the_rows_of_a_micro_batch_is_named(ask: Any) -> No
         assert (line in "\n".join(describe.lines(about))) == shown
 
 
+def test_active_parameters_are_named_where_a_token_does_not_use_all(ask: Any) -> None:
+    about = describe.describe(ask(model="tiny-moe"))
+    model = about["model"]
+    unused = 4 * 3 * (3 * 192 * 128)  # four layers use one of four experts
+    assert model["active_parameters"] == model["parameters"] - unused
+    assert f"{model['parameters']:,} parameters (" in "\n".join(describe.lines(about))
+    assert " active)" not in "\n".join(describe.lines(describe.describe(ask())))
+
+
 def test_a_kind_of_layer_has_a_letter_of_its_own(ask: Any) -> None:
     assert describe.stripe(ask(model="tiny-hybrid")) == "[SMLAT]"
 

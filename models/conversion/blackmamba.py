@@ -1,0 +1,116 @@
+"""Folders of BlackMamba: `config.json` without `model_type`, and `pytorch_model.bin`.
+
+`mamba_moe_layers` names each layer: `r` is Mamba, `1` a gated MLP, `8` eight experts; `r1` and `r8`
+are both at once, side by side.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...console.errors import Problem, Problems
+from ..config import ModelConfig
+from ..operators import OperatorOptions
+from ..operators.mamba1 import Mamba1Options
+from ..operators.mlp import GLUOptions
+from ..operators.moe import MoEOptions
+from .family import expect, of_layers
+from .mamba import INIT, mamba1_rules
+from .rules import Rule, same
+
+LAYER = re.compile(r"r[1-9]?|[1-9]")
+"""Their code reads one digit of a layer's name."""
+
+
+class BlackMamba:
+    """BlackMamba as its published code computes it: the gates are GELUs, the last norm is a layer
+    norm. Training used `balance_over: micro-batch`; the option does not change evaluation."""
+
+    def read(self, settings: Mapping[str, Any]) -> ModelConfig:
+        expect(settings, swiglu=True, add_bias_linear=False)
+        kinds = [str(kind) for kind in settings["mamba_moe_layers"]]
+        wrong = sorted({kind for kind in kinds if not LAYER.fullmatch(kind)})
+        problems = [
+            Problem("mamba_moe_layers", f"`{kind}` is not a layer: r, 1 to 9, or r1 to r9")
+            for kind in wrong
+        ]
+        if len(kinds) != settings["num_layers"]:
+            what = f"names {len(kinds)} layers, and num_layers is {settings['num_layers']}"
+            problems.append(Problem("mamba_moe_layers", what))
+        if problems:
+            raise Problems(problems)
+        hidden = settings["ffn_hidden_size"] or 4 * settings["hidden_size"]
+        operators: dict[str, OperatorOptions] = {
+            "mamba": Mamba1Options(
+                state_size=settings["state_size"],
+                expand=settings["expansion_factor"],
+                conv=settings["conv_dimension"],
+            ),
+            "mlp": GLUOptions(hidden=hidden, activation="gelu"),
+        }
+        for count in {int(kind[-1]) for kind in kinds if kind[-1] not in "r1"}:
+            operators[f"moe{count}"] = MoEOptions(
+                experts=count,
+                top_k=1,
+                hidden=hidden,
+                activation="gelu",
+                router="sigmoid",
+                sinkhorn=True,
+            )
+        return ModelConfig(
+            vocab_size=settings["vocab_size"],
+            width=settings["hidden_size"],
+            **of_layers([name_of(kind) for kind in kinds], operators),
+            final_norm="layer",
+            init=INIT,
+        )
+
+    def rules(self, config: ModelConfig) -> list[Rule]:
+        embedding = ("embedding.word_embeddings.weight", "embedding.weight")
+        result = [replace(same("embedding.weight", embedding[0]), prefixes=embedding)]
+        for kind in ("weight", "bias"):
+            result.append(same(f"norm.{kind}", f"decoder.final_layernorm.{kind}"))
+        for number, layer in enumerate(config.layers):
+            ours, theirs = f"blocks.{number}", f"decoder.layers.{number}"
+            for part, name, norm, module in (
+                ("mixer", layer.mixer, "norm", "mixer"),
+                ("mlp", layer.mlp, "norm_moe", "moe"),
+            ):
+                if name is not None:
+                    result.append(same(f"{ours}.{part}.norm.weight", f"{theirs}.{norm}.weight"))
+                    operator, options = f"{ours}.{part}.operator", config.operators[name]
+                    result += operator_rules(operator, f"{theirs}.{module}", options)
+        return result
+
+
+def name_of(kind: str) -> str:
+    """Return the layer of our pattern."""
+    mlp = {"": "", "1": "mlp"}.get(kind.removeprefix("r"), f"moe{kind[-1]}")
+    if not kind.startswith("r"):
+        return mlp
+    return f"mamba&{mlp}" if mlp else "mamba"
+
+
+def operator_rules(ours: str, theirs: str, options: OperatorOptions) -> list[Rule]:
+    if isinstance(options, Mamba1Options):
+        return mamba1_rules(ours, theirs)
+    if isinstance(options, GLUOptions):
+        names = (("gate_up", "linear_fc1"), ("down", "linear_fc2"))
+        return [same(f"{ours}.{mine}.weight", f"{theirs}.{name}.weight") for mine, name in names]
+    assert isinstance(options, MoEOptions)
+    result = [
+        same(f"{ours}.router.{kind}", f"{theirs}.router.{kind}") for kind in ("weight", "bias")
+    ]
+    for mine, name in (("gate_up", "linear_fc1"), ("down", "linear_fc2")):
+        experts = tuple(
+            f"{theirs}.local_experts.{expert}.{name}.weight" for expert in range(options.experts)
+        )
+        result.append(
+            Rule(f"{ours}.{mine}", experts, lambda t: t.unbind(0), lambda ts: torch.stack(list(ts)))
+        )
+    return result

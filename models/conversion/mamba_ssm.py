@@ -1,0 +1,94 @@
+"""Folders of mamba_ssm (state-spaces): `config.json` without `model_type`, `pytorch_model.bin`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ...console.errors import Problem, Problems
+from ..config import ModelConfig
+from ..operators import OperatorOptions
+from ..operators.mamba1 import Mamba1Options
+from ..operators.mamba2 import Mamba2Options
+from .family import expect
+from .mamba import backbone, backbone_rules, mamba1_rules, mamba2_rules
+from .rules import Rule
+
+IGNORED = {
+    *("layer", "chunk_size", "use_mem_eff_path", "use_fast_path", "A_init_range", "conv_init"),
+    *("dt_min", "dt_max", "dt_init_floor", "dt_init", "dt_scale"),
+}
+"""Keys of `ssm_cfg` that choose a kernel or initial weights."""
+
+
+class MambaSSM:
+    """Mamba and Mamba-2. The gated norm of Mamba-2 has as many groups as B and C."""
+
+    def read(self, settings: Mapping[str, Any]) -> ModelConfig:
+        expect(settings, rms_norm=True, attn_layer_idx=[], d_intermediate=0)
+        scan = dict(settings["ssm_cfg"])
+        layer = scan.get("layer", "Mamba1")
+        if layer not in ("Mamba1", "Mamba2"):
+            what = f"`{layer}` is not supported, only Mamba1 and Mamba2"
+            raise Problems([Problem("ssm_cfg.layer", what)])
+        options, known = mamba1(scan) if layer == "Mamba1" else mamba2(scan)
+        unknown = sorted(scan.keys() - known - IGNORED)
+        if unknown:
+            raise Problems([Problem(f"ssm_cfg.{key}", "is not supported") for key in unknown])
+        multiple = settings.get("pad_vocab_size_multiple", 8)
+        return backbone(
+            {
+                "vocab_size": -(-settings["vocab_size"] // multiple) * multiple,
+                "hidden_size": settings["d_model"],
+                "num_hidden_layers": settings["n_layer"],
+                "tie_word_embeddings": settings.get("tie_embeddings", True),
+            },
+            options,
+        )
+
+    def rules(self, config: ModelConfig) -> list[Rule]:
+        result = backbone_rules(config, "embedding")
+        for number, layer in enumerate(config.layers):
+            ours, theirs = f"blocks.{number}.mixer.operator", f"backbone.layers.{number}.mixer"
+            options = config.operators[layer.mixer]
+            if isinstance(options, Mamba1Options):
+                result += mamba1_rules(ours, theirs)
+            else:
+                result += mamba2_rules(ours, theirs, options)
+        return result
+
+
+def mamba1(scan: Mapping[str, Any]) -> tuple[OperatorOptions, set[str]]:
+    """Return the options, and the keys that decide them."""
+    expect(scan, conv_bias=True, bias=False)
+    rank = scan.get("dt_rank", "auto")
+    options = Mamba1Options(
+        state_size=scan.get("d_state", 16),
+        expand=scan.get("expand", 2),
+        conv=scan.get("d_conv", 4),
+        dt_rank=None if rank == "auto" else rank,
+    )
+    return options, {"conv_bias", "bias", "d_state", "expand", "d_conv", "dt_rank"}
+
+
+def mamba2(scan: Mapping[str, Any]) -> tuple[OperatorOptions, set[str]]:
+    """Return the options, and the keys that decide them."""
+    fixed: dict[str, Any] = {
+        "conv_bias": True,
+        "D_has_hdim": False,
+        "rmsnorm": True,
+        "norm_before_gate": False,
+        "dt_limit": [0.0, math.inf],
+        "d_ssm": None,
+    }
+    expect(scan, **fixed)
+    options = Mamba2Options(
+        state_size=scan.get("d_state", 128),
+        head_dim=scan.get("headdim", 64),
+        groups=scan.get("ngroups", 1),
+        expand=scan.get("expand", 2),
+        conv=scan.get("d_conv", 4),
+        bias=scan.get("bias", False),
+    )
+    return options, {*fixed, "d_state", "headdim", "ngroups", "expand", "d_conv", "bias"}
