@@ -9,7 +9,6 @@ gradients and shard the training state.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from ...models.parallel.axes import ALONE, Axes, Axis, Holders
 from ..pipeline.schedules import Kind, Orders
 from .config import LayoutConfig
+from .devices import local_device
 
 Stages = tuple[int, ...]
 PP, DP, CP, TP = range(4)
@@ -124,9 +124,8 @@ def join(
     dp = layout.data_parallel(world)
     grid = torch.arange(world).view(layout.pp, dp, layout.cp, layout.tp)
     [stage] = (grid == rank).nonzero()[0, :1].tolist()
-    place = torch.device(device)
+    place = local_device(device)
     if device == "cuda":
-        place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
         torch.cuda.set_device(place)
     control = _host_group(timeout)
     return Parallel(
