@@ -150,7 +150,10 @@ FILE_FAULTS = {
     errno.EROFS: ("the file system is read-only", "choose a folder that can be written to"),
     errno.ENOSPC: ("the disk is full", "free some space and run the same command again"),
     errno.EDQUOT: ("the disk quota is used up", "free some space and run the same command again"),
-    errno.EFBIG: ("the file is too large for the disk", "choose another disk"),
+    errno.EFBIG: (
+        "the file is larger than the file system or `ulimit -f` allows",
+        "raise the limit, or choose another disk",
+    ),
     errno.EACCES: ("access is denied", "check the permissions of the file and of its folders"),
     errno.EPERM: ("access is denied", "check the permissions of the file and of its folders"),
     errno.ENOTDIR: ("a component of its path is a file, not a folder", "choose another folder"),

@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
-from headrace.console.errors import RunError
+from headrace.console.errors import RunError, UserError
 from headrace.models.accounting.count import build_meta
 from headrace.models.config import load_model_config
+from headrace.models.conversion.folders import write_model
 from headrace.models.model import initial_weights
 from headrace.models.precision import PRECISIONS
+from headrace.trainer.checkpoints import store
+from headrace.trainer.checkpoints.policy import CheckpointConfig
+from headrace.trainer.checkpoints.saver import Saver
 from headrace.trainer.checkpoints.store import RunState
+from headrace.trainer.cluster.agreement import agreed
 from headrace.trainer.engines import give
 from headrace.trainer.engines.engine import Engine
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
+from headrace.trainer.folder import RunFolder
+from headrace.trainer.launch import facts, restore, worker
+from headrace.trainer.launch.options import StartOptions
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import Parallel, join
 from headrace.trainer.loop.loop import Loop, LoopOptions
 from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticLoader, SyntheticPlan
 from headrace.trainer.record.steps import NullRecorder
+from headrace.trainer.run.job import Job
+from headrace.trainer.run.request import Request
+from headrace.trainer.run.resolve import load, resolve
 
 TINY = Path(__file__).with_name("tiny.yaml")
+SYNTHETIC = ["synthetic.steps=6", "synthetic.batch_rows=4", "synthetic.seq_len=16"]
 
 
 @cache
@@ -37,12 +51,132 @@ def place(tp: int = 1, cp: int = 1) -> Parallel:
     return join(LayoutConfig(tp=tp, cp=cp), "cpu", timedelta(minutes=5))
 
 
-def make_engine() -> Engine:
+def make_engine(seed: int = 3) -> Engine:
     shape = load_model_config(TINY)
     objective = Objective(build_meta(shape))
     engine = Fsdp2Config().build(objective, AdamWConfig(lr=1e-2), PRECISIONS["fp32"], place())
-    give(engine, initial_weights(shape, 3))
+    give(engine, initial_weights(shape, seed))
     return engine
+
+
+def answer(error: UserError) -> str:
+    """Return an error in one line, without its hint."""
+    lines = [line.strip() for line in (error.where or "").splitlines() if line]
+    return "; ".join([error.what, *lines])
+
+
+def compare(facts_of: list[Any]) -> str:
+    """Agree on the facts of each rank; a text is the error of a rank that has none."""
+
+    def read() -> Any:
+        mine = facts_of[dist.get_rank()]
+        if isinstance(mine, str):
+            raise UserError(mine)
+        return mine
+
+    try:
+        agreed("a test", read, dict)
+    except UserError as error:
+        return answer(error)
+    return "agreed"
+
+
+def make_job(folder: Path, words: list[str], mixture: str | None = None) -> Job:
+    words = [*words, "model.vocab_size=512"] if mixture else [*SYNTHETIC, *words]
+    return resolve(Request(model=str(TINY), out=str(folder), overrides=words, mixture=mixture))
+
+
+def start(
+    folder: Path,
+    words: list[list[str]],
+    mixtures: list[str | None] = [None, None],  # noqa: B006
+    changed: dict[str, Any] | None = None,
+) -> str:
+    """Join the process group of a run; overrides and mixtures by rank. `changed` are facts about
+    the machine of rank 1."""
+    rank = dist.get_rank()
+    here = dict(changed or {}) if rank else {}
+    job = make_job(folder / "run", words[rank], mixtures[rank])
+    options = StartOptions(stop_after=here.pop("stop_after", None))
+    with ExitStack() as stack:
+        patch = stack.enter_context
+        patch(mock.patch.object(worker.ranks, "initialise"))  # the pool has joined
+        if "torch" in here:
+            patch(mock.patch.object(torch, "__version__", here.pop("torch")))
+        if "headrace" in here:
+            patch(mock.patch.object(facts, "__version__", here.pop("headrace")))
+        if "kernels" in here:
+            patch(mock.patch.object(facts, "unfit", return_value=here.pop("kernels")))
+        patch(mock.patch.dict("os.environ", here))
+        try:
+            worker._join(job, options)
+        except RunError as error:
+            return answer(error)
+        finally:
+            torch.set_num_threads(1)
+    return "agreed"
+
+
+def save(folder: Path, steps: list[int], seed: int = 3) -> None:
+    """Save a run's checkpoints at some steps."""
+    job = make_job(folder, [])
+    dist.barrier()
+    if place().first:
+        folder.mkdir()
+        job.save()
+    keeper = Saver(folder / "checkpoints", CheckpointConfig(), place().checkpoint)
+    for step in steps:
+        state = RunState(
+            step=step,
+            row=4 * step,
+            tokens=64 * step,
+            plan_hash=job.plan.hash,
+            updates=step,
+            ledger="",
+            seed=1,
+        )
+        keeper.save(make_engine(seed).fragments(), state)
+        keeper.wait()
+
+
+def resume(
+    folder: Path, hidden: list[int] | None = None, other: Path | None = None, fallback: bool = False
+) -> list[int] | str:
+    """Load the newest checkpoint, then roll back to it; return its step. Rank 1 does not list the
+    `hidden` steps, or has the folder `other` in place of the run's."""
+    rank = dist.get_rank()
+    listed = store.committed
+
+    def stale(checkpoints: Path) -> list[Path]:
+        return [path for path in listed(checkpoints) if store.step_of(path) not in (hidden or [])]
+
+    job = load(RunFolder(other if rank and other else folder))
+    engine = make_engine()
+    with mock.patch.object(store, "committed", stale if rank else listed):
+        try:
+            saved = restore.checkpoints(job, place())
+            state, _ = restore.begin(job, engine, place(), saved, fallback=fallback)
+            return [state.step, restore.go_back(job, engine, place()).step]
+        except UserError as error:
+            return answer(error)
+
+
+def export_model(folder: Path) -> None:
+    """Write a model's folder, from which a run can start."""
+    if place().first:
+        shape = load_model_config(TINY)
+        write_model(shape, dict(initial_weights(shape, 3)), folder, format="headrace")
+    dist.barrier()
+
+
+def initialize(folder: Path, places: list[Path]) -> str:
+    """Start from the weights in a folder, which has another place on each rank."""
+    job = make_job(folder, [f"init_from.path={places[dist.get_rank()]}"])
+    try:
+        restore.begin(job, make_engine(), place(), [], fallback=False)
+    except UserError as error:
+        return answer(error)
+    return "loaded"
 
 
 def take_rows(as_rank: list[int]) -> str:
@@ -64,7 +198,7 @@ def take_rows(as_rank: list[int]) -> str:
     try:
         return "finished" if loop.run(state)[1] else "stopped"
     except RunError as error:
-        return f"{error.what}; {error.where}"
+        return answer(error)
 
 
 GENOME = SyntheticPlan(SyntheticConfig(steps=1, seq_len=16, batch_rows=4), 37, 1)

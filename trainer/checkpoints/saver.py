@@ -14,7 +14,8 @@ import threading
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ import torch.distributed as dist
 from ...console.errors import StorageError, UserError
 from ...console.log import get_logger
 from ...dataplane.storage import storage
+from ..cluster.agreement import agreed
 from . import store, tensors
 from .fragments import Fragment
 from .policy import CheckpointConfig
@@ -192,15 +194,21 @@ class Saver:
 def load(path: Path | str, fragments: Sequence[Fragment], group: dist.ProcessGroup) -> RunState:
     """Verify a checkpoint and read it into the fragments, whatever layout wrote it. Collective.
 
-    Each rank hashes some of the files; no rank reads before all files are verified.
+    All ranks must see the same checkpoint. Each rank hashes some of the files; no rank reads before
+    all files are verified.
     """
+    manifest, state = agreed(
+        f"the checkpoint {store.name(store.step_of(path))}",
+        partial(store.look_at, path),
+        lambda read: {"seal": read[0].seal, "state": asdict(read[1])},
+        group,
+        hint="check that all machines mount the same folder; where the file system of a machine "
+        "lags behind, the same command works a little later",
+    )
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     failure: UserError | None = None
-    state: RunState | None = None
     try:
-        files = store.read_manifest(path)
-        store.verify(path, files[rank::world])
-        state = store.read_state(path)
+        store.verify(path, manifest.files[rank::world])
     except UserError as error:
         failure = error
     failures = [failure] * world
@@ -208,6 +216,5 @@ def load(path: Path | str, fragments: Sequence[Fragment], group: dist.ProcessGro
     for each in failures:
         if each is not None:
             raise each
-    assert state is not None
     tensors.read(storage.join(store.place(path), store.TENSORS), fragments, group)
     return state

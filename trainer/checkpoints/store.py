@@ -59,6 +59,14 @@ class StoredFile:
     sha256: str
 
 
+@dataclass(frozen=True)
+class Manifest:
+    """The files of a checkpoint. The seal is a hash over all of them: equal seals, equal files."""
+
+    files: Sequence[StoredFile]
+    seal: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunState:
     """The scalars of a checkpoint: where in the stream the run is, and what it was."""
@@ -167,8 +175,7 @@ def commit(
     sync(target.parent)
 
 
-def read_manifest(path: Path | str) -> list[StoredFile]:
-    """Return the files of a checkpoint, from its manifest."""
+def read_manifest(path: Path | str) -> Manifest:
     try:
         content = json.loads(_read(path, MANIFEST))
         seal = content.pop("seal")
@@ -183,7 +190,7 @@ def read_manifest(path: Path | str) -> list[StoredFile]:
             f"{path} has format version {version}; this headrace reads {VERSION}",
             hint="load it with the headrace that wrote it",
         )
-    return files
+    return Manifest(files, seal)
 
 
 def verify(path: Path | str, files: Sequence[StoredFile]) -> None:
@@ -213,6 +220,15 @@ def read_state(path: Path | str) -> RunState:
         return RunState(**{**data, "losses": tuple(data.get("losses", ()))})
     except (ValueError, TypeError) as error:
         raise damaged(path, f"its {STATE} cannot be read ({error})") from None
+
+
+def look_at(path: Path | str) -> tuple[Manifest, RunState]:
+    """Return the manifest and the state of a checkpoint that must be there."""
+    if storage.is_local(str(path)) and not Path(path).is_dir():
+        raise CheckpointError(
+            f"{path} is not there", hint="name a checkpoint that exists, or restore it from a copy"
+        )
+    return read_manifest(path), read_state(path)
 
 
 def damaged(path: Path | str, what: str) -> CheckpointError:

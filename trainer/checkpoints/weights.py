@@ -15,7 +15,7 @@ from .fragments import MASTER, Fragment, keyed
 
 def weights(checkpoint: Path | str) -> Weights:
     """Return the fp32 weights, read lazily, after verifying the files."""
-    store.verify(checkpoint, store.read_manifest(checkpoint))
+    store.verify(checkpoint, store.read_manifest(checkpoint).files)
     stored = tensors.Stored(storage.join(store.place(checkpoint), store.TENSORS))
     shapes = stored.shapes(MASTER)
 

@@ -26,25 +26,35 @@ from ..checkpoints import store
 from ..checkpoints.fragments import masters
 from ..checkpoints.policy import is_planned
 from ..checkpoints.store import RunState
+from ..cluster.agreement import agreed, from_first
 from ..engines import give
 from ..engines.engine import Engine
 from ..layout.groups import Parallel
 from ..run.job import Job
-from ..weights.source import Checkpoint
+from ..weights.source import Checkpoint, WeightSource
 
 log = logs.get_logger(__name__)
 
 
+def checkpoints(job: Job, parallel: Parallel) -> list[Path]:
+    """Return the run's checkpoints, oldest first, as rank 0 lists them. Collective.
+
+    On a shared file system the listing of another machine may be stale.
+    """
+    names = [path.name for path in store.committed(job.folder.checkpoints)]
+    return [job.folder.checkpoints / name for name in from_first(names, parallel.control)]
+
+
 def begin(
-    job: Job, engine: Engine, parallel: Parallel, *, fallback: bool
+    job: Job, engine: Engine, parallel: Parallel, saved: Sequence[Path], *, fallback: bool
 ) -> tuple[RunState, str | None]:
-    """Load the weights. Return the run's state and the source of its weights. Collective."""
-    saved = store.committed(job.folder.checkpoints)
+    """Load the newest checkpoint of `saved`, or the initial weights. Return the run's state and the
+    source of its weights. Collective."""
     if saved:
         state, path = _load_newest(job, engine, parallel, saved, fallback=fallback)
         return state, str(path)
     state = _first_state(job)
-    origin = job.origin()
+    origin = agreed("the initial weights", job.origin, _identity, parallel.control)
     if origin is None:
         give(engine, initial_weights(job.model, job.run.seed))
         return state, None
@@ -62,6 +72,15 @@ def begin(
     return replace(state, updates=engine.updates, ledger=ledger), origin.where
 
 
+def _identity(origin: WeightSource | None) -> dict[str, Any]:
+    """Return the name of a checkpoint, whose contents are compared when it is loaded; else the
+    names and sizes of the files of weights."""
+    if origin is None or isinstance(origin, Checkpoint):
+        return {"checkpoint": origin and store.step_of(origin.where)}
+    files = sorted(path for path in Path(origin.where).iterdir() if path.is_file())
+    return {path.name: path.stat().st_size for path in files}
+
+
 def go_back(job: Job, engine: Engine, parallel: Parallel) -> RunState:
     """Load the newest planned checkpoint. Collective.
 
@@ -69,7 +88,7 @@ def go_back(job: Job, engine: Engine, parallel: Parallel) -> RunState:
     the same step as an undisturbed run.
     """
     every, edges = job.run.checkpoints.every, [job.plan.first_step, *job.ends]
-    saved = store.committed(job.folder.checkpoints)
+    saved = checkpoints(job, parallel)
     planned = [path for path in saved if is_planned(store.step_of(path), every, edges)]
     newest = (planned or saved)[-1]
     state = savers.load(newest, engine.fragments(), parallel.checkpoint)

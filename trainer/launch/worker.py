@@ -24,6 +24,7 @@ from ...models.accounting.count import build_meta
 from ..checkpoints import store
 from ..checkpoints.saver import Saver
 from ..cluster import ranks, slurm
+from ..cluster.agreement import agreed, from_first
 from ..engines.engine import Engine
 from ..engines.objective import Objective
 from ..folder import RunFolder
@@ -38,6 +39,7 @@ from ..record.loggers import open_loggers
 from ..record.steps import NullRecorder, RunRecorder
 from ..run.job import Job
 from . import records, restore
+from .facts import facts_of
 from .options import StartOptions
 
 MINIMUM_TIMEOUT = timedelta(minutes=30)
@@ -50,15 +52,15 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
     joined = time.time()
     run, folder = job.run, job.folder
     watched.beat("joining the process group")
-    parallel = _join(job)
+    parallel = _join(job, options)
     if _is_finished(job, parallel):
         dist.destroy_process_group()
         return 0
     watched.beat("building the model")
     engine = build_engine(job, parallel)
     watched.beat("loading weights")
-    resumed = bool(store.committed(folder.checkpoints))
-    state, came_from = restore.begin(job, engine, parallel, fallback=options.fallback)
+    earlier = restore.checkpoints(job, parallel)
+    state, came_from = restore.begin(job, engine, parallel, earlier, fallback=options.fallback)
     if parallel.first:
         records.take_up(folder, job.plan, state, new_ledger=options.new_ledger)
     dist.barrier(parallel.control)
@@ -84,13 +86,13 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
         report=saved,
     )
     recorder.event(
-        "resume" if resumed else "start",
+        "resume" if earlier else "start",
         state.step,
         layout=job.layout,
         checkpoint=came_from,
         seconds=round(time.time() - joined, 2),
     )
-    if run.watch.may_roll_back and not resumed:  # a rollback needs a checkpoint
+    if run.watch.may_roll_back and not earlier:  # a rollback needs a checkpoint
         saver.save(engine.fragments(), state)
         saver.wait()
     profiler = None
@@ -148,13 +150,12 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
 
 def _is_finished(job: Job, parallel: Parallel) -> bool:
     """Return True if the run has taken all of its steps. Rank 0 decides. Collective."""
-    answer = [store.reached(job.folder.checkpoints, job.plan.last_step)]
-    dist.broadcast_object_list(answer, src=0, group=parallel.control)
-    return answer[0]
+    finished = store.reached(job.folder.checkpoints, job.plan.last_step)
+    return from_first(finished, parallel.control)
 
 
-def _join(job: Job) -> Parallel:
-    """Join the process group as one rank of the run."""
+def _join(job: Job, options: StartOptions) -> Parallel:
+    """Join the process group as one rank of the run, which all ranks start alike."""
     run = job.run
     assert run.device != "auto"
     torch.set_num_threads(job.threads)
@@ -164,6 +165,8 @@ def _join(job: Job) -> Parallel:
     # The launcher times out first: it can report the stack of each rank.
     timeout = max(MINIMUM_TIMEOUT, timedelta(seconds=run.watch.stall_seconds + 60))
     ranks.initialise("cpu:gloo,cuda:nccl" if run.device == "cuda" else "gloo", timeout)
+    # Before the groups of the layout: ranks with other layouts would wait for each other.
+    agreed("the run", lambda: facts_of(job, options), dict)
     shared = shared_modules(run.layout, job.model, job.cuts)
     return join(run.layout, run.device, timeout, shared)
 

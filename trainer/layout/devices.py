@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+import os
+from typing import TYPE_CHECKING, Literal, get_args
 
 from ...console.errors import LayoutError
+
+if TYPE_CHECKING:
+    import torch
 
 DeviceKind = Literal["auto", "cpu", "cuda"]
 DEVICES: tuple[DeviceKind, ...] = get_args(DeviceKind)
@@ -22,6 +26,15 @@ def choose_device(kind: DeviceKind) -> Literal["cpu", "cuda"]:
             hint="set device=cpu, or run `headrace doctor`",
         )
     return kind
+
+
+def local_device(kind: Literal["cpu", "cuda"]) -> torch.device:
+    """Return the device of this rank."""
+    import torch
+
+    if kind == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", 0))))
 
 
 def count_gpus() -> int:

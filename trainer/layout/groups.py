@@ -16,7 +16,6 @@ shard their state:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -28,6 +27,7 @@ import torch.distributed as dist
 from ...models.parallel.axes import ALONE, Axes, Axis, Holders
 from ..pipeline.schedules import Kind, Orders
 from .config import LayoutConfig
+from .devices import local_device
 
 Stages = tuple[int, ...]
 PP, DP, CP, TP = range(4)
@@ -135,9 +135,8 @@ def join(
     [stage] = (grid == rank).nonzero()[0, :1].tolist()
     by_experts = grid.view(layout.pp, -1, layout.ep)
     data = _axis(grid, [DP, CP], timeout, alone=True)
-    place = torch.device(device)
+    place = local_device(device)
     if device == "cuda":
-        place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
         torch.cuda.set_device(place)
     control = _host_group(timeout)
     return Parallel(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...console import config as reader
+from ...console.differences import differences
 from ...console.errors import (
     ConfigError,
     LayoutError,
@@ -33,7 +34,6 @@ from ..weights import source as origins
 from ..weights.source import Checkpoint
 from . import config as run_config
 from .config import RunConfig
-from .differences import differences
 from .job import Job
 from .request import Request
 from .stored import read_run, synthetic_plan
@@ -175,7 +175,7 @@ def _check_same(
         (stored.model, model, "model"),
         (stored.mixture, mixture, "mixture"),
     )
-    changed = [line for there, here, name in pairs for line in differences(there, here, name)]
+    changed = [str(each) for there, here, name in pairs for each in differences(there, here, name)]
     if changed:
         what = "its mixture" if all(c.startswith("mixture") for c in changed) else "it"
         why = ""

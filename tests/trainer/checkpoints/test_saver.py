@@ -51,7 +51,7 @@ def test_a_save_holds_the_values_at_its_step(
     assert torch.equal(target, torch.arange(12.0).view(3, 4))
 
 
-def test_a_full_disk_is_an_error_and_leaves_no_partial_files(
+def test_a_file_that_cannot_grow_is_an_error_and_leaves_no_partial_files(
     tmp_path: Path, parallel: Parallel
 ) -> None:
     keeper = saver.Saver(tmp_path, CheckpointConfig(), parallel.checkpoint)
@@ -61,7 +61,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_partial_files(
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
     try:
         keeper.save([fragment(torch.zeros(400, 400))], state(2))
-        with pytest.raises(StorageError, match="the disk is full"):
+        with pytest.raises(StorageError, match="larger than the file system"):
             keeper.wait()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

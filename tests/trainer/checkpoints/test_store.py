@@ -30,7 +30,7 @@ def make(folder: Path, step: int = 12) -> Path:
 
 def test_a_committed_checkpoint_is_complete(tmp_path: Path) -> None:
     path = make(tmp_path)
-    store.verify(path, store.read_manifest(path))
+    store.verify(path, store.read_manifest(path).files)
     assert store.read_state(path) == STATE
     assert store.committed(tmp_path) == [path]
     assert list(tmp_path.glob(".*")) == []
@@ -57,7 +57,7 @@ def test_damage_is_detected_and_names_the_file(tmp_path: Path, name: str, damage
     else:
         place.unlink()
     with pytest.raises(CheckpointError, match=name) as caught:
-        store.verify(path, store.read_manifest(path))
+        store.verify(path, store.read_manifest(path).files)
     assert "--fallback" in str(caught.value)
 
 

@@ -1,0 +1,42 @@
+"""Agreement in words; tests/trainer/launch/test_agreement.py has the ranks of a run."""
+
+from __future__ import annotations
+
+from ranks import Ranks
+
+from headrace.console.differences import Difference
+from headrace.trainer.cluster.agreement import in_words
+
+
+def test_ranks_with_one_value_are_named_together() -> None:
+    many = [Difference("optimizer.lr", 0.1, 0.2)]
+    of_ranks = [[], many, [Difference("optimizer.lr", 0.1, None)], *[many] * 20]
+    assert in_words(of_ranks) == [
+        "optimizer.lr: rank 0 has 0.1, ranks 1, 3, 4, 5, 6, 7, 8, 9, … have 0.2, rank 2 has none"
+    ]
+
+
+def test_a_long_value_is_cut() -> None:
+    (line,) = in_words([[], [Difference("pattern", "a", "b" * 999)]])
+    assert len(line) < 250 and line.endswith("bbb…")
+
+
+def test_equal_facts_are_agreed(two: Ranks) -> None:
+    assert two.run("compare", [{"lr": 1.0}, {"lr": 1.0}]) == ["agreed", "agreed"]
+
+
+def test_all_ranks_raise_if_one_differs(two: Ranks) -> None:
+    expected = "the ranks do not agree on a test; lr: rank 0 has 1.0, rank 1 has 2.0"
+    assert two.run("compare", [{"lr": 1.0}, {"lr": 2.0}]) == [expected] * 2
+
+
+def test_a_rank_that_fails_stops_all(two: Ranks) -> None:
+    """The other rank would wait for it. If both fail alike, they raise their own error."""
+    for facts, error in (
+        ([{"lr": 1.0}, "no file"], "rank 0 has none, rank 1 has 'no file'"),
+        (["no file", {"lr": 1.0}], "rank 0 has 'no file', rank 1 has none"),
+    ):
+        assert (
+            two.run("compare", facts) == [f"the ranks do not agree on a test; error: {error}"] * 2
+        )
+    assert two.run("compare", ["no file", "no file"]) == ["no file"] * 2

@@ -1,0 +1,197 @@
+"""Ranks of one run that would train different runs end before the first step."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import Ranks
+from small_data import random_documents, write_dataset
+
+import headrace
+from headrace.trainer.checkpoints import store
+
+MIXTURE = """
+sources:
+  web: {{data: {web}}}
+  code: {{data: {code}}}
+phases:
+  one: {{tokens: 384, seq_len: 16, batch: 64, weights: {{web: {share}, code: {rest}}}, lr: {lr}}}
+"""
+RAMP, WARM = "{warmup: 64}", "{warmup: 128}"
+
+
+def start_both(trainer: Any, *words_of: list[str], out: Path | None = None) -> list[Any]:
+    """Start the command as two ranks, as a launcher does. Return the finished processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    processes = [
+        subprocess.Popen(
+            trainer.command(*words, out=out if rank else None),
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "LOCAL_WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, words in enumerate(words_of)
+    ]
+    try:
+        errors = [process.communicate(timeout=300)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return list(zip((process.returncode for process in processes), errors, strict=True))
+
+
+@pytest.mark.slow
+def test_another_learning_rate_on_one_rank_ends_the_run(trainer: Any, tmp_path: Path) -> None:
+    """Rank 1 has a folder of its own: in that of rank 0 it may find the run, and refuse its key."""
+    for code, stderr in start_both(trainer, [], ["optimizer.lr=2e-2"], out=tmp_path / "other"):
+        assert code == 1, stderr
+        assert "the ranks do not agree on the run" in stderr
+        assert "optimizer.lr: rank 0 has 0.01, rank 1 has 0.02" in stderr
+    assert not (trainer.out / "ledger.jsonl").exists(), "no step was taken"
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_see_the_checkpoint_ends_the_run(trainer: Any, tmp_path: Path) -> None:
+    """Rank 1 sees step 2, rank 0 step 4: before, rank 1 trained on from step 2."""
+    trainer.run("--stop-after", "4", code=85)
+    stale = tmp_path / "stale"
+    shutil.copytree(trainer.out, stale)
+    shutil.rmtree(stale / "checkpoints" / store.name(4))
+    for code, stderr in start_both(trainer, [], [], out=stale):
+        assert code == 1, stderr
+        assert "do not agree on the checkpoint" in stderr
+        assert f"rank 1 has '{stale / 'checkpoints' / store.name(4)} is not there'" in stderr
+    assert len(trainer.lines("ledger.jsonl")) == 4
+
+
+def test_ranks_that_start_alike_agree(two: Ranks, tmp_path: Path) -> None:
+    assert two.run("start", tmp_path, [[], []]) == ["agreed"] * 2
+
+
+def test_other_keys_on_one_rank_are_named(two: Ranks, tmp_path: Path) -> None:
+    words = ["optimizer.lr=2e-2", "engine.zero=2", "model.operators.glu.hidden=60", "threads=2"]
+    words += ["deterministic=true", "micro_batch_tokens=64", "checkpoints.every=7"]
+    answers = two.run("start", tmp_path, [[], words])
+    assert answers[0] == answers[1]
+    assert sorted(answers[0].split("; ")) == [
+        "checkpoints.every: rank 0 has 500, rank 1 has 7",
+        "deterministic: rank 0 has False, rank 1 has True",
+        "engine.zero: rank 0 has 1, rank 1 has 2",
+        "micro_batch_tokens: rank 0 has 8192, rank 1 has 64",
+        "model.operators.glu.hidden: rank 0 has 50, rank 1 has 60",
+        "optimizer.lr: rank 0 has 0.0003, rank 1 has 0.02",
+        "the ranks do not agree on the run",
+        "threads: rank 0 has 1, rank 1 has 2",
+    ]
+
+
+def test_keys_that_change_nothing_may_differ(two: Ranks, tmp_path: Path) -> None:
+    words = ["data.cache=/elsewhere", "data.workers=2", "slurm.nodes=3"]
+    assert two.run("start", tmp_path, [[], words]) == ["agreed"] * 2
+
+
+def test_another_machine_of_one_rank_is_named(two: Ranks, tmp_path: Path) -> None:
+    """Versions, kernels, environment, and an option of the command."""
+    changed = {"headrace": "0.0.9", "torch": "9.9", "kernels": "no Triton", "stop_after": 3}
+    changed["NVIDIA_TF32_OVERRIDE"] = "1"
+    answers = two.run("start", tmp_path, [[], []], changed=changed)
+    assert answers[0] == answers[1]
+    torch_version = importlib.metadata.version("torch")
+    lines = sorted(re.sub(rf"'{torch_version}\S*'", "'ours'", answers[0]).split("; "))
+    assert lines == [
+        "environment.NVIDIA_TF32_OVERRIDE: rank 0 has none, rank 1 has '1'",
+        "kernels: rank 0 has 'the tensors are on cpu, and Triton needs a GPU', "
+        "rank 1 has 'no Triton'",
+        "start.stop_after: rank 0 has none, rank 1 has 3",
+        "the ranks do not agree on the run",
+        f"versions.headrace: rank 0 has '{headrace.__version__}', rank 1 has '0.0.9'",
+        "versions.torch: rank 0 has 'ours', rank 1 has '9.9'",
+    ]
+
+
+def test_another_mixture_on_one_rank_is_named(two: Ranks, tmp_path: Path) -> None:
+    """Weights change the plan; a learning rate does not. A mirror of a dataset changes nothing."""
+    for name, seed in (("web", 1), ("code", 2), ("mirror", 1)):
+        write_dataset(str(tmp_path / name), random_documents(seed, 60, longest=60))
+    places = {"web": tmp_path / "web", "code": tmp_path / "code"}
+    texts = {
+        "first": MIXTURE.format(**places, share=0.5, rest=0.5, lr=RAMP),
+        "weights": MIXTURE.format(**places, share=0.75, rest=0.25, lr=RAMP),
+        "lr": MIXTURE.format(**places, share=0.5, rest=0.5, lr=WARM),
+        "mirror": MIXTURE.format(
+            **{**places, "web": tmp_path / "mirror"}, share=0.5, rest=0.5, lr=RAMP
+        ),
+    }
+    for name, text in texts.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+
+    def answers(name: str) -> str:
+        mixtures = [str(tmp_path / f"{each}.yaml") for each in ("first", name)]
+        one, other = two.run("start", tmp_path, [[], []], mixtures=mixtures)
+        assert one == other
+        return str(one)
+
+    weights = answers("weights")
+    assert "mixture.phases.one.weights.web: rank 0 has 0.5, rank 1 has 0.75" in weights
+    assert "plan.hash: rank 0 has '" in weights
+    lr = answers("lr")
+    assert "mixture.phases.one.lr.warmup: rank 0 has 64, rank 1 has 128" in lr
+    assert "plan.hash" not in lr and "plan.phases.one.lr" in lr
+    assert answers("mirror") == "agreed"
+
+
+def test_all_ranks_load_the_checkpoint_that_rank_0_lists(two: Ranks, tmp_path: Path) -> None:
+    """A listing may be stale where the files can be opened: at the start, and at a rollback."""
+    two.run("save", tmp_path / "run", [2, 4])
+    assert two.run("resume", tmp_path / "run", hidden=[4]) == [[4, 4]] * 2
+
+
+def test_another_checkpoint_of_the_same_step_on_one_rank_is_named(
+    two: Ranks, tmp_path: Path
+) -> None:
+    two.run("save", tmp_path / "run", [2, 4])
+    two.run("save", tmp_path / "other", [2, 4], seed=4)
+    answers = two.run("resume", tmp_path / "run", other=tmp_path / "other")
+    assert answers[0] == answers[1]
+    assert "do not agree on the checkpoint" in answers[0] and "seal: rank 0 has '" in answers[0]
+
+
+def test_a_checkpoint_that_one_rank_lacks_is_no_reason_to_fall_back(
+    two: Ranks, tmp_path: Path
+) -> None:
+    two.run("save", tmp_path / "run", [2, 4])
+    two.run("save", tmp_path / "other", [2])
+    answers = two.run("resume", tmp_path / "run", other=tmp_path / "other", fallback=True)
+    assert answers[0] == answers[1]
+    assert f"rank 1 has '{tmp_path}/other/checkpoints/step-00000004 is not there'" in answers[0]
+    assert store.step_of(store.committed(tmp_path / "run" / "checkpoints")[-1]) == 4
+
+
+def test_other_files_of_initial_weights_on_one_rank_are_named(two: Ranks, tmp_path: Path) -> None:
+    places = [tmp_path / "a", tmp_path / "b"]
+    for place in places:
+        two.run("export_model", place)
+    assert two.run("initialize", tmp_path / "run", places) == ["loaded"] * 2
+    with (places[1] / "model.safetensors").open("ab") as file:
+        file.write(b"more")
+    answers = two.run("initialize", tmp_path / "run", places)
+    assert answers[0] == answers[1]
+    assert "the initial weights; model.safetensors: rank 0 has" in answers[0]

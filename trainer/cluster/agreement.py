@@ -1,0 +1,108 @@
+"""Agreement of all ranks: rank 0 decides, every rank compares, and all ranks stop together.
+
+rank 0 ── its facts ──► every rank compares ── number of differences ──► all go on, or all raise
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from ...console.differences import Difference, differences
+from ...console.errors import RunError, UserError
+
+SHOWN = 8
+"""Most differences, and ranks with one value, that an error lists."""
+LONGEST = 160
+"""Most characters of a value that an error shows."""
+ERROR = "error"
+"""Fact of a rank that cannot read its facts."""
+HINT = (
+    "start all ranks with the same command, files and versions; set keys that follow from the "
+    "machine (device, precision, threads) in the run's YAML"
+)
+
+T = TypeVar("T")
+
+
+def from_first(value: T, group: dist.ProcessGroup | None = None) -> T:
+    """Return rank 0's value on all ranks. Collective."""
+    values = [value]
+    dist.broadcast_object_list(values, group=group, group_src=0)
+    return values[0]
+
+
+def agreed(
+    what: str,
+    read: Callable[[], T],
+    facts: Callable[[T], Mapping[str, Any]],
+    group: dist.ProcessGroup | None = None,
+    hint: str = HINT,
+) -> T:
+    """Return what `read` returns, if its facts are equal on all ranks. Collective.
+
+    Otherwise all ranks raise. A rank where `read` fails differs from a rank where it does not.
+    """
+    result: T | None = None
+    failure: UserError | None = None
+    try:
+        result = read()
+        mine = facts(result)
+    except UserError as error:
+        failure, mine = error, {ERROR: error.what}
+    theirs = from_first(mine, group)
+    changed = differences(theirs, mine)
+    if (ERROR in theirs) != (ERROR in mine):
+        changed = [each for each in changed if each.path == ERROR]
+    _compare(what, changed, group, hint)
+    if failure is not None:
+        raise failure
+    return cast(T, result)
+
+
+def _compare(
+    what: str, changed: list[Difference], group: dist.ProcessGroup | None, hint: str
+) -> None:
+    """Raise on all ranks if any rank differs from rank 0. Collective."""
+    count = torch.tensor(len(changed))
+    dist.all_reduce(count, group=group)
+    if not count:
+        return
+    of_ranks: list[list[Difference]] = [[] for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(of_ranks, changed, group=group)
+    lines = in_words(of_ranks)
+    shown = [*lines[:SHOWN], *[f"and {len(lines) - SHOWN} more"] * (len(lines) > SHOWN)]
+    raise RunError(
+        f"the ranks do not agree on {what}",
+        where="\n" + "\n".join(f"    {line}" for line in shown),
+        hint=hint,
+    )
+
+
+def in_words(of_ranks: Sequence[Sequence[Difference]]) -> list[str]:
+    """Return a line for each path that differs from rank 0, with the values and their ranks."""
+    first: dict[str, str] = {}
+    others: dict[str, dict[str, list[int]]] = {}
+    for rank, changed in enumerate(of_ranks):
+        for path, there, here in changed:
+            first[path] = _shown(there)
+            others.setdefault(path, {}).setdefault(_shown(here), []).append(rank)
+    return [
+        ", ".join([f"{path}: rank 0 has {first[path]}", *map(_held, values, values.values())])
+        for path, values in others.items()
+    ]
+
+
+def _held(value: str, ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} has {value}"
+    listed = [*map(str, ranks[:SHOWN]), *["…"] * (len(ranks) > SHOWN)]
+    return f"ranks {', '.join(listed)} have {value}"
+
+
+def _shown(value: Any) -> str:
+    text = "none" if value is None else repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

@@ -1,0 +1,94 @@
+"""Facts about a start that must be equal on all ranks.
+
+Each rank resolves its files and its machine by itself. What may differ between machines is left
+out: it changes neither weights, nor rows, nor steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+from typing import Any
+
+import torch
+
+from ... import __version__
+from ...console import config as reader
+from ...models.kernels.choice import unfit
+from ..layout.devices import local_device
+from ..run.job import Job
+from .options import StartOptions
+
+LOCAL = ("data", "slurm", "threads")
+"""Keys of a run that may differ: the cache and the workers that read ahead; the batch job, which
+has begun. `threads` is compared as the number that a rank has on CPU."""
+ENVIRONMENT = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "MKL_CBWR",
+    "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TRITON_INTERPRET",
+)
+"""Variables that change the arithmetic of a rank."""
+
+
+def facts_of(job: Job, options: StartOptions) -> dict[str, Any]:
+    """Return the facts by the dotted path that a user knows: `optimizer.lr`, `plan.hash`, …"""
+    run = {key: value for key, value in reader.plain(job.run).items() if key not in LOCAL}
+    if job.run.device == "cpu":  # the order of a sum depends on the number of threads
+        run["threads"] = torch.get_num_threads()
+    versions = {"headrace": __version__, "torch": torch.__version__}
+    if job.run.engine.kind == "deepspeed":
+        versions["deepspeed"] = _version("deepspeed")
+    if job.run.device == "cuda":
+        versions["triton"] = _version("triton")
+    started = dataclasses.asdict(options)
+    assert job.run.device != "auto"
+    return {
+        **run,
+        "model": reader.plain(job.model),
+        "mixture": _without_urls(job.mixture),
+        "plan": {
+            "hash": job.plan.hash,
+            "phases": {phase.name: _phase(phase) for phase in job.plan.phases},
+        },
+        "held_out": _held_out(job),
+        "versions": versions,
+        "kernels": unfit(local_device(job.run.device)) or "fused",
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "environment": {name: os.environ.get(name) for name in ENVIRONMENT},
+        "start": {name: started[name] for name in started if name not in ("began", "debug")},
+    }
+
+
+def _without_urls(mixture: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return a mixture without the URLs of its datasets: mirrors are equal, and the plan's hash
+    covers their contents."""
+    if mixture is None:
+        return None
+    sources = {
+        name: {key: value for key, value in source.items() if key != "data"}
+        for name, source in mixture.get("sources", {}).items()
+    }
+    return {**mixture, "sources": sources}
+
+
+def _phase(phase: Any) -> dict[str, Any]:
+    """Return a phase without its weights, which the plan's hash covers."""
+    return {key: value for key, value in reader.plain(phase).items() if key != "stretches"}
+
+
+def _held_out(job: Job) -> str | None:
+    """Return the hash of the plan of held-out rows."""
+    from ...dataplane.order.plan import Plan
+
+    return None if job.run.evaluate is None else Plan.load(job.held_out).hash
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
