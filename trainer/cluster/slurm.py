@@ -61,6 +61,12 @@ class SlurmConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+        limit = seconds_of(self.time)
+        if limit is not None and self.notice >= limit:
+            raise ValueError(
+                f"notice is {self.notice} seconds before the time limit, and time={self.time} is "
+                f"{limit} seconds: each job would stop after its first step"
+            )
 
     @property
     def per_node(self) -> int:
@@ -69,6 +75,18 @@ class SlurmConfig:
     @property
     def world(self) -> int:
         return self.nodes * self.per_node
+
+
+def seconds_of(time: str | None) -> int | None:
+    """Return the seconds of a time limit: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S. None for another
+    form, which sbatch judges."""
+    days, dash, rest = (time or "").rpartition("-")
+    words = rest.split(":")
+    units = (3600, 60, 1) if dash or len(words) == 3 else (60, 1)
+    if len(words) > len(units) or not all(word.isdigit() for word in (days or "0", *words)):
+        return None
+    parts = sum(int(word) * unit for word, unit in zip(words, units, strict=False))
+    return int(days or 0) * 86400 + parts
 
 
 def script(config: SlurmConfig, name: str, words: Sequence[str], *, logs: Path, cwd: Path) -> str:

@@ -44,6 +44,29 @@ def test_options_of_sbatch_may_be_numbers() -> None:
     assert {"#SBATCH --mem=0", "#SBATCH --qos=low"} <= set(lines(config))
 
 
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        ("5", 300),
+        ("5:30", 330),
+        ("24:00:00", 86_400),
+        ("2-12", 216_000),
+        ("1-00:30", 88_200),
+        ("1-01:01:01", 90_061),
+        ("UNLIMITED", None),
+        (None, None),
+    ],
+)
+def test_time_limits_are_read_as_sbatch_reads_them(time: str | None, seconds: int | None) -> None:
+    assert slurm.seconds_of(time) == seconds
+
+
+def test_a_notice_that_covers_the_whole_job_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"notice is 300 .* time=5 is 300 seconds"):
+        SlurmConfig(time="5")
+    SlurmConfig(time="5", notice=299)
+
+
 def test_the_script_repeats_the_typed_command(tmp_path: Path) -> None:
     found = "\n".join(lines(SlurmConfig(setup="module load cuda"), "run", "a b.yaml", "x={1: '2'}"))
     assert "run 'a b.yaml'" in found and "module load cuda\n" in found
