@@ -114,7 +114,8 @@ class MoE(Operator):
         gate, up = grouped_product(rows, self.gate_up, trip.counts).chunk(2, dim=-1)
         hidden = ACTIVATIONS[self.options.activation](gate) * up
         y = trip.back(grouped_product(hidden, self.down, trip.counts))
-        batch.received.append(trip.received)
+        if batch.axes.experts.size > 1:
+            batch.received.append(trip.received)
         weighted = y * weights.flatten()[order].unsqueeze(-1).to(y.dtype)
         y = y.new_zeros(flat.shape).index_add(0, token, weighted)
         # Not a view: FSDP2 warns of modules that return views.

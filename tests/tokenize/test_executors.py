@@ -82,7 +82,7 @@ def ray() -> Iterator[Any]:
 def test_ray_builds_the_same_bytes(corpus: Path, run_build: Any, ray: Any) -> None:
     """The messages about bad lines are equal too."""
     for name in ("bad", "worse"):
-        (corpus / f"{name}.jsonl").write_text('{\n{"text": "good"}\n{"body": "x"}\n')
+        (corpus / f"{name}.jsonl").write_text('{"text\n{"text": "good"}\n{"body": "x"}\n')
     options: dict[str, Any] = {"shuffle": 1, "dedup": "exact", "splits": {"val": 0.1}}
     there = run_build(
         corpus, out="ray", on_error="skip", engine=ExecutorConfig(kind="ray"), **options
