@@ -76,7 +76,7 @@ def test_gradients_of_different_experts_are_not_summed(in_processes: Any, tmp_pa
     assert all(gradient > 1e-2 for _, _, gradient in worst.values()), worst
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_muon_takes_whole_experts(in_processes: Any, tmp_path: Path) -> None:
     alone = in_processes(
         1, "parity", tmp_path, layouts=[REFERENCE], steps=2, model="shared", optimizer="muon"
@@ -89,7 +89,7 @@ def test_muon_takes_whole_experts(in_processes: Any, tmp_path: Path) -> None:
         assert abs(found[0] - wanted[0]) < LOSS and abs(found[1] - wanted[1]) < 2e-5 * wanted[1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_checkpoint_of_split_experts_loads_into_others(in_processes: Any, tmp_path: Path) -> None:
     layouts = ["fsdp2-0-fp32-ep2", "deepspeed-2-fp32-ep2", "deepspeed-3-fp32"]

@@ -24,7 +24,7 @@ def test_gradients_are_those_of_one_process(in_processes: Any) -> None:
     hold(in_processes(2, "exact", cases=cases))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gradients_are_those_of_torchs_own_pipelines(in_processes: Any) -> None:
     """A second oracle. It has no way out for the losses of routers, and knows no copies: here
     each stage's own gradients are compared."""
@@ -73,7 +73,7 @@ def test_stages_train_the_same_model_under_every_engine(in_processes: Any, tmp_p
     hold_engines(differences(in_processes, tmp_path, layouts, "every"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_copies_that_are_not_summed_show(in_processes: Any, tmp_path: Path) -> None:
     """Negative control: the embedding is tied, and on two stages."""
     found = differences(in_processes, tmp_path, ["fsdp2-0-fp32-pp2"], "tiny", unsummed=True)
@@ -140,7 +140,7 @@ def test_a_step_that_one_rank_spoils_is_skipped_on_every_stage(in_processes: Any
 SAVED = ["deepspeed-1-fp32-pp2tp2", "fsdp2-0-fp32-pp4", "deepspeed-2-fp32-pp2x2"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_checkpoint_of_stages_loads_into_others(in_processes: Any, tmp_path: Path) -> None:
     """Masters and moments are equal to the bit; so are the steps after a resume in one layout."""

@@ -40,7 +40,7 @@ def test_a_pipeline_has_the_ledger_of_one_rank_and_resumes_on_one(trainer: Any, 
     assert [layout["pp"] for layout in layouts] == [2, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_same_stages_resume_to_the_bit(trainer: Any, whole: Any, tmp_path: Path) -> None:
     """Under ZeRO-1; another schedule takes over in the end."""
     words = (*PIPED, "engine.kind=deepspeed")
@@ -78,14 +78,12 @@ def ranks_of(launcher: int) -> list[int]:
     return [numbers[rank] for rank in sorted(numbers)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sent", "message"),
     [
         (signal.SIGKILL, "rank 1 (stage 1) was killed by SIGKILL"),
-        pytest.param(
-            signal.SIGSTOP, "rank 1 (stage 1) did not write a stack", marks=pytest.mark.long
-        ),
+        (signal.SIGSTOP, "rank 1 (stage 1) did not write a stack"),
     ],
 )
 def test_a_lost_stage_is_named_and_the_run_resumes(

@@ -175,7 +175,7 @@ def test_a_damaged_checkpoint_is_named_and_skipped_only_with_fallback(trainer: A
     assert (trainer.out / "checkpoints" / f"abandoned-{newest.name}").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_lost_ledger_ends_the_resume_unless_a_new_one_is_asked_for(trainer: Any) -> None:
     trainer.run("--stop-after", "3", code=85)
     (trainer.out / "ledger.jsonl").unlink()

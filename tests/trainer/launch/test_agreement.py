@@ -58,7 +58,7 @@ def start_both(trainer: Any, *words_of: list[str], out: Path | None = None) -> l
     return list(zip((process.returncode for process in processes), errors, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_learning_rate_on_one_rank_ends_the_run(trainer: Any, tmp_path: Path) -> None:
     """Rank 1 has a folder of its own: in that of rank 0 it may find the run, and refuse its key."""
     for code, stderr in start_both(trainer, [], ["optimizer.lr=2e-2"], out=tmp_path / "other"):
