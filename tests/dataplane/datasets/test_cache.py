@@ -130,7 +130,7 @@ def test_a_full_disk_is_an_error(
             file.write(bytes(data)[:10])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with monkeypatch.context() as patch, pytest.raises(StorageError, match="the disk is full") as caught:
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match="is full") as caught:
         patch.setattr(Path, "write_bytes", full)
         chunk(cache, remote, shard, 1)
     assert caught.value.hint
