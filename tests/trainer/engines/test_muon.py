@@ -202,7 +202,7 @@ def test_every_layout_equals_one_rank(in_processes: Any, tmp_path: Path, model: 
     hold(beside_one(in_processes, tmp_path, [*layouts, "fsdp2-2-fp32"], 4, model=model))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_momentum_moves_between_layouts(in_processes: Any, tmp_path: Path) -> None:
     """Masters and states are equal to the bit; so are the steps after a resume in one layout."""
