@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from .bounds import limits_of
-from .cases import LAYOUTS, SHORT, THREADS, Case, GoldenError, choose
+from .cases import FORMS, LAYOUTS, SHORT, THREADS, Case, GoldenError, choose
 from .compare import difference, spread
 from .recordings import FOLDER, Recording, circumstances
 from .trees import Curve, Tree, Workshop, checkout, full_hash, working_tree
@@ -43,14 +43,14 @@ def record(asked: argparse.Namespace) -> int:
         cases = [
             case
             for case in cases
-            if recordings[case.model].steps(case) < wanted_steps(case, form, asked.steps)
+            if recordings[case.model].steps(case) < wanted_steps(form, asked.steps)
         ]
     failed = 0
     with tree_of(asked.a) as tree, workshop(tree, asked.threads) as shop:
         about = {"commit": tree.commit, "circumstances": circumstances(shop)}
         if tree.commit.endswith("+"):
             say("note: the working tree has changes that are not committed")
-        steps = {case: wanted_steps(case, form, asked.steps) for case in cases}
+        steps = {case: wanted_steps(form, asked.steps) for case in cases}
         for case, curve, seconds in train(shop, steps, asked.jobs):
             recording = recordings[case.model]
             try:
@@ -85,7 +85,7 @@ def against_recordings(asked: argparse.Namespace) -> int:
         here = circumstances(shop)
         kept = {case: files[case.model].get(case, shop.digest(case)) for case in cases}
         steps = {
-            case: min(wanted_steps(case, asked.form, asked.steps), len(kept[case].curve.loss))
+            case: min(wanted_steps(asked.form, asked.steps), len(kept[case].curve.loss))
             for case in cases
         }
         for case, curve, seconds in train(shop, steps, asked.jobs):
@@ -129,7 +129,7 @@ def side_by_side(asked: argparse.Namespace) -> int:
     cases = choose(asked.form, asked.models, asked.layouts)
     for commit in filter(None, (asked.a, asked.b)):
         full_hash(commit)  # before the first is trained
-    steps = {case: wanted_steps(case, asked.form, asked.steps) for case in cases}
+    steps = {case: wanted_steps(asked.form, asked.steps) for case in cases}
     curves: list[dict[Case, Curve | GoldenError]] = []
     titles = []
     for commit in (asked.a, asked.b):
@@ -183,8 +183,8 @@ def workshop(tree: Tree, threads: int) -> Iterator[Workshop]:
         yield shop
 
 
-def wanted_steps(case: Case, form: str, most: int | None) -> int:
-    return min(case.steps(form), most or case.steps(form))
+def wanted_steps(form: str, most: int | None) -> int:
+    return min(FORMS[form].steps, most or FORMS[form].steps)
 
 
 def train(

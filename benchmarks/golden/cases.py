@@ -62,7 +62,7 @@ SHORT = {
     "tiny-zamba": (*BASE, "dp2tp2"),
     "hybrid-50m": ("one", "tp2", "fsdp2"),
 }
-COSTLY_MODEL, COSTLY_RANKS = "hybrid-50m", 4
+LARGEST = "hybrid-50m"
 QUICK = {
     "tiny-hybrid": ("one", "tp2"),
     "tiny-mamba": ("cp2",),
@@ -80,15 +80,13 @@ class Form:
 
     steps: int
     cases: dict[str, tuple[str, ...]]
-    costly_steps: int
-    """Steps of hybrid-50m and of 4 ranks, which would take longer than all others on 2 cores."""
 
 
 FORMS = {
-    "shortest": Form(10, SHORTEST, 10),
-    "quick": Form(24, QUICK, 24),
-    "short": Form(200, SHORT, 50),
-    "long": Form(TOTAL_STEPS, SHORT, TOTAL_STEPS),
+    "shortest": Form(10, SHORTEST),
+    "quick": Form(24, QUICK),
+    "short": Form(200, SHORT),
+    "long": Form(TOTAL_STEPS, SHORT),
 }
 
 
@@ -103,10 +101,6 @@ class Case:
     @property
     def length(self) -> int:
         return LENGTHS[self.model]
-
-    def steps(self, form: str) -> int:
-        costly = self.model == COSTLY_MODEL or LAYOUTS[self.layout].processes >= COSTLY_RANKS
-        return FORMS[form].costly_steps if costly else FORMS[form].steps
 
     def words(self) -> list[str]:
         """Return the arguments of `trainer run` that make this case."""
@@ -128,7 +122,7 @@ def choose(form: str, models: Sequence[str], layouts: Sequence[str]) -> list[Cas
         for layout in named
         if (not models or model in models) and (not layouts or layout in layouts)
     ]
-    cases.sort(key=lambda case: (case.model == COSTLY_MODEL, LAYOUTS[case.layout].processes))
+    cases.sort(key=lambda case: (case.model == LARGEST, LAYOUTS[case.layout].processes))
     if not cases:
         lines = [f"{model}: {', '.join(named)}" for model, named in FORMS[form].cases.items()]
         raise GoldenError(
