@@ -70,6 +70,11 @@ class LayoutConfig:
         """Chunks of all stages together."""
         return self.pp * self.chunks
 
+    @property
+    def holds_all_layers(self) -> bool:
+        """True if every rank holds all layers, or a shard of each: no stages divide them."""
+        return self.pp == 1
+
     def orders(self, micro_batches: int) -> Orders:
         """Return the passes of each stage in a step of so many micro-batches."""
         return SCHEDULES[self.schedule](self.pp, self.chunks, micro_batches)
