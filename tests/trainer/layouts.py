@@ -12,6 +12,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from benchmarks._collectives import Count
 from piped import LENGTH, Batch, config_of, exact, keep, place, run_passes, second_oracle
 from torch import nn
 
@@ -127,6 +128,21 @@ def train(
         assert result.applied
         results.append([float(loss) / total, result.grad_norm])
     return results
+
+
+def collectives(
+    folder: Path, layouts: list[str], model: str = "tiny"
+) -> dict[str, dict[str, list[int]]]:
+    """Return calls and bytes of the collectives that rank 0 makes in a second step, by kind."""
+    found = {}
+    for layout in layouts:
+        parallel = place(layout, model)
+        engine = make_engine(layout, parallel, model=model)
+        train(engine, parallel, 0, 1)
+        with Count() as count:
+            train(engine, parallel, 1, 1)
+        found[layout] = {each: [n, count.bytes[each]] for each, n in sorted(count.calls.items())}
+    return found
 
 
 def gathered(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:

@@ -174,7 +174,8 @@ class Fsdp2:
             if config.compile:
                 block.compile()
             fully_shard(block, **wanted)
-        self.root: Any = fully_shard(objective, **wanted)
+        # A forward pass ends with the head, and its backward pass begins there: no second gather.
+        self.root: Any = fully_shard(objective, **{**wanted, "reshard_after_forward": False})
         objective.to_empty(device=parallel.device)  # shards only
         self.objective = objective
         self.parameters = parameters(objective)
