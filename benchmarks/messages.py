@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -45,7 +45,7 @@ FP32 = 4
 @dataclass(frozen=True)
 class Case:
     engine: EngineConfig
-    layout: LayoutConfig = LayoutConfig()
+    layout: LayoutConfig = field(default_factory=LayoutConfig)
     model: str = "tiny-hybrid"
 
     def __str__(self) -> str:
@@ -85,11 +85,13 @@ class Batch(NamedTuple):
     cu_seqlens: torch.Tensor
 
 
-def batches(number: int, vocabulary: int, part: slice, seed: int) -> list[Batch]:
+def batches(
+    number: int, vocabulary: int, part: slice, seed: int, length: int = LENGTH
+) -> list[Batch]:
     """Return micro-batches of one row of one document."""
     numbers = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, vocabulary, (number, 1, LENGTH), generator=numbers)[..., part]
-    ends = torch.tensor([0, LENGTH])
+    tokens = torch.randint(0, vocabulary, (number, 1, length), generator=numbers)[..., part]
+    ends = torch.tensor([0, length])
     return [Batch(each, each, torch.ones(each.shape), ends) for each in tokens]
 
 

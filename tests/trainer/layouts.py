@@ -12,10 +12,10 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from benchmarks._collectives import Count
 from piped import LENGTH, Batch, config_of, exact, keep, place, run_passes, second_oracle
 from torch import nn
 
+from benchmarks._collectives import Count
 from headrace.models.accounting.count import build_meta
 from headrace.models.model import initial_weights
 from headrace.models.parallel.axes import Axis
@@ -140,7 +140,7 @@ def collectives(
         engine = make_engine(layout, parallel, model=model)
         train(engine, parallel, 0, 1)
         with Count() as count:
-            train(engine, parallel, 1, 1)
+            train(engine, parallel, 1, 1, at_once=1)
         found[layout] = {each: [n, count.bytes[each]] for each, n in sorted(count.calls.items())}
     return found
 
