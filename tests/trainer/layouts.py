@@ -148,12 +148,13 @@ def collectives(
 
 
 def gathered(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
-    """Return the whole state, from the elements of all ranks' fragments: independent of torch."""
+    """Return the whole state on rank 0, from the elements of all ranks' fragments: independent of
+    torch. Other ranks return nothing."""
     mine = [(f.key, f.shard, f.start, f.data.clone().cpu()) for f in engine.fragments()]
-    everyone: list[Any] = [None] * parallel.world
-    dist.all_gather_object(everyone, mine, group=parallel.control)
+    everyone: list[Any] | None = [None] * parallel.world if parallel.first else None
+    dist.gather_object(mine, everyone, group=parallel.control)
     whole: dict[str, torch.Tensor] = {}
-    for held in everyone:
+    for held in everyone or ():
         for key, part, start, data in held:
             flat = whole.setdefault(key, torch.full(part.shape, torch.nan)).view(-1)
             flat[numbered(part)[start : start + data.numel()]] = data
