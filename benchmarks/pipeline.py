@@ -1,9 +1,9 @@
 """Pipelines: step time beside the simulator's prediction, and the executor's cost on one stage.
 
-    python -m benchmarks.pipeline [--model tiny-hybrid] [--micro-batches 8] [--rounds 7]
+    python -m benchmarks.pipeline [--model tiny-hybrid] [--micro-batches 8] [--rounds 5]
 
 First each rank measures its passes alone: CPU time of the forward and the backward pass of each of
-its chunks under FSDP2, the median of several. Then all schedules and cuts take steps in turn, and
+its chunks under FSDP2, the least of several. Then all schedules and cuts take steps in turn, and
 each line has the median of the rounds' ratios, with their quartiles.
 
 asleep      A pass sleeps for the measured time instead of computing. Executor, schedule and
@@ -11,8 +11,9 @@ asleep      A pass sleeps for the measured time instead of computing. Executor, 
             they add to the simulated step. A sleeping rank wakes up late, which counts too.
 computing   The passes compute. Where ranks and other programs share the cores, the simulator's time
             is out of reach. So cores are a resource of the prediction: of r ranks that run, each
-            gets min(1, cores / (r + others)) of a core. All ranks spin before and after each step
-            to measure `others`, the busy processes of other programs.
+            gets min(1, cores / (r + others)) of a core. `others` are the tasks of other programs
+            that could run, the mean of samples during the step. They come and go, and a pass in
+            company takes more CPU time than alone: these ratios vary much more.
 
 The last lines compare the executor on one rank with the plain loop (forward, backward, for each
 micro-batch), in CPU time and in turn: with a model, and with an engine that does nothing, which
@@ -24,10 +25,13 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median, quantiles
+from pathlib import Path
+from statistics import mean, median, quantiles
 from typing import Any
 
 import torch
@@ -51,7 +55,7 @@ from headrace.trainer.pipeline.simulate import simulate
 from . import _ranks
 from .messages import Batch, batches
 
-STAGES, LENGTH, RUNS = (4, 2), 256, 7
+STAGES, LENGTH, RUNS = (4, 2), 128, 9
 OVERRIDES = ("pattern='[mamba, attention] * 8'", "vocab_size=4096")
 """Sixteen layers, and a head that costs as much as several of them."""
 SCHEDULES: Sequence[dict[str, Any]] = (
@@ -59,10 +63,11 @@ SCHEDULES: Sequence[dict[str, Any]] = (
     {"schedule": "gpipe"},
     {"schedule": "interleaved", "chunks": 2},
 )
-SPIN = 0.04
-"""CPU seconds that each rank spins to measure how busy the machine is."""
-PAIRS, IDLE = 60, 200
-"""Pairs of measurements of the executor and the plain loop: with a model, and without."""
+INTERVAL = 0.03
+"""Seconds between two samples of the tasks that can run."""
+FEW, PAIRS, IDLE = 2, 60, 400
+"""Micro-batches of a step on one stage; pairs of measurements of the executor and the plain loop,
+with a model and without."""
 Times = Mapping[Kind, Sequence[float]]
 """Times of a forward and a backward pass of each chunk."""
 
@@ -144,7 +149,7 @@ def pass_times(engine: Engine, parallel: Parallel, batch: Batch, chunk: int) -> 
         engine.backward(loss, last=False)
         forward.append(middle - began)
         backward.append(time.thread_time() - middle)
-    return median(forward), median(backward)
+    return min(forward), min(backward)
 
 
 class Asleep:
@@ -230,16 +235,28 @@ def _needs(action: Action, last: int) -> set[tuple[Kind, int, int]]:
     return {("forward", chunk, micro), *behind}
 
 
-def others(cores: int) -> float:
-    """Return the number of busy processes of other programs, which share the cores. Collective."""
-    dist.barrier()
-    began, used = time.perf_counter(), time.thread_time()
-    while time.thread_time() - used < SPIN:
-        pass
-    rate = torch.tensor((time.thread_time() - used) / (time.perf_counter() - began))
-    dist.all_reduce(rate)
-    ranks = dist.get_world_size()
-    return max(0.0, cores * ranks / float(rate) - ranks)
+class Others(threading.Thread):
+    """Samples the tasks of other programs that can run, on Linux."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        super().__init__(daemon=True)
+        self.ranks = ranks
+        self.samples = [0]
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        while sys.platform == "linux" and not self.ended.wait(INTERVAL):
+            running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
+            states = [
+                Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2] for pid in self.ranks
+            ]
+            ours = sum(state.split()[0] == "R" for state in states)
+            self.samples.append(max(0, running - ours - 1))  # this thread runs too
+
+    def stop(self) -> float:
+        self.ended.set()
+        self.join()
+        return mean(self.samples[1:] or self.samples)
 
 
 def step_times(model: str, number: int, rounds: int) -> list[str]:
@@ -247,14 +264,17 @@ def step_times(model: str, number: int, rounds: int) -> list[str]:
     cores, config = len(os.sched_getaffinity(0)), config_of(model)
     rows = batches(number, config.vocab_size, slice(None), 0, LENGTH)
     piped = build(config, rows)
+    pids: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(pids, os.getpid())
     asleep: dict[str, list[float]] = {each.name: [] for each in piped}
     computing: dict[str, list[tuple[float, float]]] = {each.name: [] for each in piped}
     for round_ in range(rounds + 1):
         for each in piped:
             pause = each.step(rows, Asleep(each.engine, each.times))
-            before = others(cores)
+            others = Others(pids)
+            others.start()
             taken = each.step(rows, each.engine)
-            busy = (before + others(cores)) / 2
+            busy = others.stop()
             if round_:  # the first round warms up
                 asleep[each.name].append(pause)
                 predicted = on_cores(each.orders(number), each.times, cores, busy)
@@ -300,9 +320,9 @@ class Idle:
         pass
 
 
-def overhead(model: str, number: int) -> list[str]:
+def overhead(model: str) -> list[str]:
     """Return the lines that compare the executor with the plain loop, on one rank."""
-    config = config_of(model)
+    config, number = config_of(model), FEW
     engine, parallel = _ranks.build(config, Fsdp2Config(), LayoutConfig(), LENGTH, "fp32")
     rows = batches(number, config.vocab_size, slice(None), 0, LENGTH)
 
@@ -352,13 +372,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="tiny-hybrid")
     parser.add_argument("--micro-batches", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     model, number = options.model, options.micro_batches
     for ranks in STAGES:
         for line in _ranks.run(ranks, step_times, model, number, options.rounds):
             print(f"pipeline {line}", flush=True)
-    for line in _ranks.run(1, overhead, model, number):
+    for line in _ranks.run(1, overhead, model):
         print(line)
 
 
