@@ -10,10 +10,10 @@ asleep      A pass sleeps for the measured time instead of computing. Executor, 
             messages are those of a run, and 4 sleeping ranks need no 4 cores: the ratio says what
             they add to the simulated step. A sleeping rank wakes up late, which counts too.
 computing   The passes compute. Where ranks and other programs share the cores, the simulator's time
-            is out of reach. So cores are a resource of the prediction: of r ranks that run, each
-            gets min(1, cores / (r + others)) of a core. `others` are the tasks of other programs
-            that could run, the mean of samples during the step. They come and go, and a pass in
-            company takes more CPU time than alone: these ratios vary much more.
+            is out of reach. So cores are a resource of the prediction: r ranks that run share the
+            cores that other programs left during the step (/proc/stat), at most one each. Two
+            effects remain: in company a pass takes more CPU time than alone, which the line shows;
+            and while ranks wait, other programs take cores that the prediction then lacks.
 
 The last lines compare the executor on one rank with the plain loop (forward, backward, for each
 micro-batch), in CPU time and in turn: with a model, and with an engine that does nothing, which
@@ -26,12 +26,11 @@ import argparse
 import gc
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median, quantiles
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -63,8 +62,6 @@ SCHEDULES: Sequence[dict[str, Any]] = (
     {"schedule": "gpipe"},
     {"schedule": "interleaved", "chunks": 2},
 )
-INTERVAL = 0.03
-"""Seconds between two samples of the tasks that can run."""
 FEW, PAIRS, IDLE = 2, 60, 400
 """Micro-batches of a step on one stage; pairs of measurements of the executor and the plain loop,
 with a model and without."""
@@ -85,15 +82,19 @@ class Piped:
     parallel: Parallel
     times: Times
 
-    def step(self, rows: list[Batch], engine: Any) -> float:
-        """Return the time of the passes of a step, on the slowest rank. Collective."""
+    def step(self, rows: list[Batch], engine: Any) -> tuple[float, float, float]:
+        """Return the time of the passes of a step, on the slowest rank, the CPU seconds of all
+        ranks, and those of other programs. Collective."""
         dist.barrier()
-        began = time.perf_counter()
+        everyone, began, used = busy(), time.perf_counter(), time.process_time()
         execute(self.orders(len(rows)), rows, engine, self.parallel, float(len(rows) * LENGTH))
         dist.barrier()
         taken = time.perf_counter() - began
+        ours = torch.tensor(time.process_time() - used, dtype=torch.float64)
+        everyone = busy() - everyone
+        dist.all_reduce(ours)
         self.engine.discard()
-        return taken
+        return taken, float(ours), max(0.0, everyone - float(ours))
 
     def orders(self, number: int) -> Orders:
         return self.parallel.pipe.orders(number)
@@ -201,9 +202,9 @@ class _Sleep(torch.autograd.Function):
         return None, None, *ctx.gradients
 
 
-def on_cores(orders: Orders, times: Times, cores: float, others: float) -> float:
-    """Return the time of a step whose stages share `cores` evenly, with each other and with
-    `others` busy processes. With enough cores it is the simulator's."""
+def on_cores(orders: Orders, times: Times, cores: float) -> float:
+    """Return the time of a step whose stages share `cores` evenly. With enough cores it is the
+    simulator's."""
     last = len(times["forward"]) - 1
     done: set[tuple[Kind, int, int]] = set()
     places, left, clock = [0] * len(orders), {}, 0.0
@@ -215,7 +216,7 @@ def on_cores(orders: Orders, times: Times, cores: float, others: float) -> float
                     left[stage] = times[action.kind][action.chunk]
         if not left:
             return clock
-        rate = min(1.0, cores / (len(left) + others))
+        rate = min(1.0, cores / len(left))
         shortest = min(left.values())
         clock += shortest / rate
         for stage in [each for each in left if left[each] <= shortest]:
@@ -235,28 +236,12 @@ def _needs(action: Action, last: int) -> set[tuple[Kind, int, int]]:
     return {("forward", chunk, micro), *behind}
 
 
-class Others(threading.Thread):
-    """Samples the tasks of other programs that can run, on Linux."""
-
-    def __init__(self, ranks: Sequence[int]) -> None:
-        super().__init__(daemon=True)
-        self.ranks = ranks
-        self.samples = [0]
-        self.ended = threading.Event()
-
-    def run(self) -> None:
-        while sys.platform == "linux" and not self.ended.wait(INTERVAL):
-            running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
-            states = [
-                Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2] for pid in self.ranks
-            ]
-            ours = sum(state.split()[0] == "R" for state in states)
-            self.samples.append(max(0, running - ours - 1))  # this thread runs too
-
-    def stop(self) -> float:
-        self.ended.set()
-        self.join()
-        return mean(self.samples[1:] or self.samples)
+def busy() -> float:
+    """Return the CPU seconds of all programs since the machine started; 0 where it is not Linux."""
+    if sys.platform != "linux":
+        return 0.0
+    user, nice, system, _, _, *more = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    return sum(map(int, (user, nice, system, *more))) / os.sysconf("SC_CLK_TCK")
 
 
 def step_times(model: str, number: int, rounds: int) -> list[str]:
@@ -264,21 +249,18 @@ def step_times(model: str, number: int, rounds: int) -> list[str]:
     cores, config = len(os.sched_getaffinity(0)), config_of(model)
     rows = batches(number, config.vocab_size, slice(None), 0, LENGTH)
     piped = build(config, rows)
-    pids: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(pids, os.getpid())
     asleep: dict[str, list[float]] = {each.name: [] for each in piped}
-    computing: dict[str, list[tuple[float, float]]] = {each.name: [] for each in piped}
+    computing: dict[str, list[tuple[float, float, float]]] = {each.name: [] for each in piped}
     for round_ in range(rounds + 1):
         for each in piped:
-            pause = each.step(rows, Asleep(each.engine, each.times))
-            others = Others(pids)
-            others.start()
-            taken = each.step(rows, each.engine)
-            busy = others.stop()
+            pause, _, _ = each.step(rows, Asleep(each.engine, each.times))
+            taken, ours, others = each.step(rows, each.engine)
             if round_:  # the first round warms up
+                left = cores - others / taken
+                predicted = on_cores(each.orders(number), each.times, left)
+                alone = number * sum(map(sum, each.times.values()))
                 asleep[each.name].append(pause)
-                predicted = on_cores(each.orders(number), each.times, cores, busy)
-                computing[each.name].append((taken, predicted))
+                computing[each.name].append((taken, predicted, ours / alone))
     ranks = dist.get_world_size()
     lines = []
     for each in piped:
@@ -289,11 +271,14 @@ def step_times(model: str, number: int, rounds: int) -> list[str]:
             f"({median(asleep[each.name]):.3f} s and {free:.3f} s, {number} micro-batches)"
         )
     for each in piped:
-        taken, predicted = (median(column) for column in zip(*computing[each.name], strict=True))
-        ratios = [a / b for a, b in computing[each.name]]
+        taken, predicted, cpu = (
+            median(numbers) for numbers in zip(*computing[each.name], strict=True)
+        )
+        ratios = [a / b for a, b, _ in computing[each.name]]
         lines.append(
             f"computing, {ranks} stages on {cores} shared cores, {each.name}: {spread(ratios)}x "
-            f"the time simulated with these cores ({taken:.3f} s and {predicted:.3f} s)"
+            f"the time simulated with these cores ({taken:.3f} s and {predicted:.3f} s), "
+            f"{cpu:.2f}x the CPU time of the passes alone"
         )
     return lines
 
@@ -355,13 +340,15 @@ def overhead(model: str) -> list[str]:
 
     gc.disable()  # a collection would fall into one of them
     idle = pairs(Idle(engine), IDLE, lambda: None)
-    ours, theirs = (min(column) for column in zip(*idle, strict=True))
-    more = (ours - theirs) / number
+    least, least_plain = (min(column) for column in zip(*idle, strict=True))
+    more = (least - least_plain) / number
     found = pairs(engine, PAIRS, engine.discard)
-    taken = median(b for _, b in found) / number
+    ours, theirs = (min(column) for column in zip(*found, strict=True))
+    taken = theirs / number
     return [
-        f"executor on one stage: {spread([a / b for a, b in found], 4)}x the CPU time of the "
-        f"plain loop ({len(found)} pairs); the limit is 1.01",
+        f"executor on one stage: {ours / theirs:.4f}x the CPU time of the plain loop, the least of "
+        f"{len(found)} each; {spread([a / b for a, b in found], 3)}x pair by pair; the limit is "
+        "1.01",
         f"executor on one stage, without a model: {1e6 * more:.1f} µs of CPU more for a "
         f"micro-batch, {more / taken:.3%} of a micro-batch of {LENGTH} tokens "
         f"({1e3 * taken:.1f} ms); the limit is 1%",
