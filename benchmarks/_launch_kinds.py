@@ -25,7 +25,7 @@ ATTENTION = {
     *("_varlen_attn", "_varlen_attn_backward"),
 }
 GLUE = {
-    "copies and casts": {"_to_copy", "copy_", "clone", "cat", "constant_pad_nd", "contiguous"},
+    "copies and casts": {"_to_copy", "copy_", "clone", "cat", "constant_pad_nd", "stack"},
     "fills": {"zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "fill_", "zero_"}
     | {"full", "full_like", "scalar_tensor", "arange", "linspace", "logspace", "slice_backward"},
     "arithmetic": {"add", "add_", "sub", "mul", "mul_", "div", "neg", "pow", "exp", "log", "sqrt"}
