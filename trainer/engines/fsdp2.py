@@ -92,7 +92,7 @@ class Fsdp2Config(EngineConfig):
         """Return the parts of the state that a rank holds: fp32 parameters, sharded by rows."""
         from functools import partial
 
-        from ...models.accounting.state import StatePart, by_rows
+        from ...models.accounting.state import StatePart, by_rows, outside_blocks
 
         sharded = partial(StatePart, sharded_over=("dp", "cp"), shard_ranks=self.shard, cut=by_rows)
         gather = self.gather_of(layout)
@@ -108,6 +108,8 @@ class Fsdp2Config(EngineConfig):
             parts.append(StatePart(name="weights", bytes_per_parameter=precision.weight_bytes))
         if gather == "step":  # summed in fp32 until the last backward pass
             parts.append(StatePart(name="gradients", bytes_per_parameter=4))
+        else:  # FSDP2 keeps what it reduced last until the next micro-batch has gradients
+            parts.append(StatePart(name="gradients", bytes_per_parameter=4, cut=outside_blocks))
         return parts
 
     def gather_of(self, layout: LayoutConfig) -> Gather:
