@@ -226,8 +226,11 @@ class Fsdp2:
         return self.pieces.fragments(self._pieces())
 
     def loaded(self, steps: int) -> None:
-        for block in (self.root, *self.objective.model.typed_blocks()):
-            block.reshard()  # whole weights of an evaluation are older than the shards
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in self.objective.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # whole weights of an evaluation are older than the shards
         self.updates = steps
         self.optimizer.loaded(steps)
 
