@@ -11,10 +11,12 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from changed_deepspeed import CHANGES
 from layout_faults import FAULTS
 from piped import LENGTH, Batch, config_of, exact, keep, place, run_passes, second_oracle
 from torch import nn
 
+from headrace.console.errors import MissingError
 from headrace.models.accounting.count import build_meta
 from headrace.models.model import initial_weights
 from headrace.models.parallel.sharding import LocalShard
@@ -339,6 +341,21 @@ def left_out(
         same = all(torch.equal(before[key], after[key]) for key in before)
         continues = train(engine, parallel, 1, 1) == never[1:]
         found[layout] = [applied, same, engine.updates == updates + 1, continues]
+    return found
+
+
+def changed_deepspeed(folder: Path, layouts: list[str], model: str) -> dict[str, str]:
+    """Return what an engine of each layout says to each change of DeepSpeed."""
+    found = {}
+    for layout in layouts:
+        parallel = place(layout, model)
+        for change, patched in CHANGES.items():
+            with patched():
+                try:
+                    make_engine(layout, parallel, model=model)
+                    found[f"{layout} {change}"] = "starts"
+                except MissingError as error:
+                    found[f"{layout} {change}"] = str(error)
     return found
 
 
