@@ -72,16 +72,30 @@ class NameIn:
     """Mark a text field that holds a name of a table, or one of `others`.
 
     precision: Annotated[str, NameIn(PRECISIONS, "auto")]
+
+    `refused` are names that a person may expect to exist, each with the reason why it does not.
     """
 
-    def __init__(self, table: Iterable[str], *others: str) -> None:
+    def __init__(
+        self,
+        table: Iterable[str],
+        *others: str,
+        refused: typing.Mapping[str, str] = types.MappingProxyType({}),
+    ) -> None:
         self.table = table
         self.others = others
+        self.refused = refused
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
 
-        return core_schema.literal_schema([*self.others, *self.table])
+        names = core_schema.literal_schema([*self.others, *self.table])
+        return core_schema.no_info_before_validator_function(self._known, names)
+
+    def _known(self, name: Any) -> Any:
+        if isinstance(name, str) and name in self.refused:
+            raise ValueError(self.refused[name])
+        return name
 
 
 class Size:

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from headrace.console.errors import LayoutError
+from headrace.console import config
+from headrace.console.errors import ConfigError, LayoutError
 from headrace.trainer.layout.config import LayoutConfig
 
 
@@ -21,7 +22,7 @@ def test_a_layout_must_divide_the_world_size(layout: dict[str, int]) -> None:
 
 
 def test_degrees_are_at_least_one() -> None:
-    with pytest.raises(ValueError, match="tp must be at least 1"):
+    with pytest.raises(ValueError, match="tp: must be at least 1"):
         LayoutConfig(tp=0)
 
 
@@ -41,15 +42,23 @@ def test_stages_take_ranks_and_name_them() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"pp": 0}, "pp must be at least 1"),
+        ({"pp": 0}, "pp: must be at least 1"),
         ({"pp": 2, "schedule": "interleaved"}, "interleaved needs at least 2 chunks"),
         ({"pp": 2, "chunks": 2}, "interleaved needs at least 2 chunks"),
         ({"chunks": 2, "schedule": "interleaved"}, "needs at least 2 stages"),
         ({"pp": 3, "cuts": (4,)}, "need 2"),
         ({"pp": 3, "cuts": (4, 4)}, "must increase"),
         ({"pp": 2, "cuts": (0,)}, "must increase"),
+        ({"pp": 3, "cuts": (4, 4), "tp": 0}, "tp: must be at least 1, not 0; cuts: must increase"),
     ],
 )
 def test_contradictions_are_errors(words: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LayoutConfig(**words)
+
+
+def test_a_schedule_that_is_not_offered_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"there is no zero-bubble schedule: .* wrong under"):
+        config.build(LayoutConfig, {"pp": 2, "schedule": "zero-bubble"}, source="a run")
+    with pytest.raises(ConfigError, match="`zb` is not one of '1f1b', 'gpipe' or 'interleaved'"):
+        config.build(LayoutConfig, {"pp": 2, "schedule": "zb"}, source="a run")
