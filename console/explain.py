@@ -9,7 +9,7 @@ import pathlib
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from .errors import Problem, Problems
@@ -71,16 +71,16 @@ class OneOf:
 class NameIn:
     """Mark a text field that holds a name of a table, or one of `others`.
 
-    precision: Annotated[str, NameIn(PRECISIONS, "auto")]
+        precision: Annotated[str, NameIn(PRECISIONS, "auto")]
 
-    `refused` are names that a person may expect to exist, each with the reason why it does not.
+    `refused` returns why a name that other programs have is in no table; None for other names.
     """
 
     def __init__(
         self,
         table: Iterable[str],
         *others: str,
-        refused: typing.Mapping[str, str] = types.MappingProxyType({}),
+        refused: Callable[[str], str | None] = lambda name: None,
     ) -> None:
         self.table = table
         self.others = others
@@ -90,12 +90,12 @@ class NameIn:
         from pydantic_core import core_schema
 
         names = core_schema.literal_schema([*self.others, *self.table])
-        return core_schema.no_info_before_validator_function(self._known, names)
+        return core_schema.no_info_before_validator_function(self._with_reason, names)
 
-    def _known(self, name: Any) -> Any:
-        if isinstance(name, str) and name in self.refused:
-            raise ValueError(self.refused[name])
-        return name
+    def _with_reason(self, data: Any) -> Any:
+        if reason := self.refused(data) if isinstance(data, str) else None:
+            raise ValueError(reason)
+        return data
 
 
 class Size:

@@ -16,6 +16,7 @@ from layout_faults import FAULTS
 from piped import LENGTH, Batch, config_of, exact, keep, place, run_passes, second_oracle
 from torch import nn
 
+from benchmarks._collectives import Count
 from headrace.console.errors import MissingError
 from headrace.models.accounting.count import build_meta
 from headrace.models.model import initial_weights
@@ -38,7 +39,7 @@ from headrace.trainer.pipeline.schedules import forward_only
 LR = 1e-2
 Z_LOSS = 1e-3
 ROWS = 8
-"""Rows of a global batch: at least two micro-batches on every rank."""
+"""Rows of a global batch: two on each of 4 ranks."""
 BUCKET = 1024
 """Elements of a DeepSpeed bucket: gradients fill several, and some exceed one."""
 deepspeed_engine.LARGEST_BUCKET["cpu"] = BUCKET
@@ -100,11 +101,12 @@ def train(
     *,
     mean_of_means: bool = False,
     scale: float = 1.0,
-    at_once: int = 1,
+    at_once: int | None = None,
 ) -> list[list[float]]:
     """Return [loss, gradient norm] of each step. The ranks take the rows of a batch in turn.
 
-    `at_once` is the number of rows in a micro-batch.
+    `at_once` is the number of rows in a micro-batch; by default a rank has two micro-batches, or
+    two for each stage of a pipeline.
     `mean_of_means` is a fault that tests must find: a rank divides by the sum of its own weights.
     `scale` multiplies all weights, which must not change the loss.
     """
@@ -113,7 +115,8 @@ def train(
         tokens, targets, weights, starts = global_batch(step)
         weights = weights * scale
         total = float(weights.sum())
-        mine = torch.arange(ROWS)[parallel.dp_rank :: parallel.dp].view(-1, at_once)
+        mine = torch.arange(ROWS)[parallel.dp_rank :: parallel.dp]
+        mine = mine.view(-1, at_once or max(1, len(mine) // 2 // parallel.pipe.layout.pp))
         divisor = float(weights[mine].sum()) * parallel.dp if mean_of_means else total
         ours = parallel.axes.context.part(LENGTH)
         batches = []
@@ -131,13 +134,29 @@ def train(
     return results
 
 
+def collectives(
+    folder: Path, layouts: list[str], model: str = "tiny"
+) -> dict[str, dict[str, list[int]]]:
+    """Return calls and bytes of the collectives that rank 0 makes in a second step, by kind."""
+    found = {}
+    for layout in layouts:
+        parallel = place(layout, model)
+        engine = make_engine(layout, parallel, model=model)
+        train(engine, parallel, 0, 1)
+        with Count() as count:
+            train(engine, parallel, 1, 1, at_once=1)
+        found[layout] = {each: [n, count.bytes[each]] for each, n in sorted(count.calls.items())}
+    return found
+
+
 def gathered(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
-    """Return the whole state, from the elements of all ranks' fragments: independent of torch."""
+    """Return the whole state on rank 0, from the elements of all ranks' fragments: independent of
+    torch. Other ranks return nothing."""
     mine = [(f.key, f.shard, f.start, f.data.clone().cpu()) for f in engine.fragments()]
-    everyone: list[Any] = [None] * parallel.world
-    dist.all_gather_object(everyone, mine, group=parallel.control)
+    everyone: list[Any] | None = [None] * parallel.world if parallel.first else None
+    dist.gather_object(mine, everyone, group=parallel.control)
     whole: dict[str, torch.Tensor] = {}
-    for held in everyone:
+    for held in everyone or ():
         for key, part, start, data in held:
             flat = whole.setdefault(key, torch.full(part.shape, torch.nan)).view(-1)
             flat[numbered(part)[start : start + data.numel()]] = data
@@ -233,7 +252,7 @@ def parity(
     mean_of_means: bool = False,
     fault: str | None = None,
     model: str = "tiny",
-    at_once: int = 1,
+    at_once: int | None = None,
     **engine_options: Any,
 ) -> dict[str, Any]:
     """Return losses and norms of each layout, and save its whole state. `fault` is one that tests

@@ -15,13 +15,7 @@ from typing import Annotated
 from ...console.config import NameIn
 from ...console.errors import LayoutError, Problem, Problems
 from ...models.parallel.axes import AttentionForm, LongFilterForm
-from ..pipeline.schedules import SCHEDULES, Orders
-
-REFUSED = {
-    "zero-bubble": "there is no zero-bubble schedule: computing the gradients of weights later is "
-    "wrong under ZeRO-1 in bf16 and under FSDP2; `interleaved` makes bubbles smaller",
-}
-"""Schedules of other systems, with the reason why they are not offered."""
+from ..pipeline.schedules import SCHEDULES, Orders, refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +26,7 @@ class LayoutConfig:
     """Pipeline parallel: stages, each with a part of the layers."""
     chunks: int = 1
     """Chunks of layers on each stage; more than one for `schedule: interleaved`."""
-    schedule: Annotated[str, NameIn(SCHEDULES, refused=REFUSED)] = "1f1b"
+    schedule: Annotated[str, NameIn(SCHEDULES, refused=refused)] = "1f1b"
     """Order of a step's passes. `1f1b` keeps at most pp micro-batches alive; `gpipe` runs all
     forward passes first; `interleaved` is 1f1b with smaller bubbles and more messages."""
     cuts: tuple[int, ...] | None = None
@@ -84,6 +78,11 @@ class LayoutConfig:
     def all_chunks(self) -> int:
         """Chunks of all stages together."""
         return self.pp * self.chunks
+
+    @property
+    def holds_all_layers(self) -> bool:
+        """True if every rank holds all layers, or a shard of each: no stages divide them."""
+        return self.pp == 1
 
     def orders(self, micro_batches: int) -> Orders:
         """Return the passes of each stage in a step of so many micro-batches."""

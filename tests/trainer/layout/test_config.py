@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from headrace.console import config
-from headrace.console.errors import ConfigError, LayoutError
+from headrace.console.errors import LayoutError
 from headrace.trainer.layout.config import LayoutConfig
 
 
@@ -55,10 +54,3 @@ def test_stages_take_ranks_and_name_them() -> None:
 def test_contradictions_are_errors(words: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LayoutConfig(**words)
-
-
-def test_a_schedule_that_is_not_offered_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"there is no zero-bubble schedule: .* wrong under"):
-        config.build(LayoutConfig, {"pp": 2, "schedule": "zero-bubble"}, source="a run")
-    with pytest.raises(ConfigError, match="`zb` is not one of '1f1b', 'gpipe' or 'interleaved'"):
-        config.build(LayoutConfig, {"pp": 2, "schedule": "zb"}, source="a run")
