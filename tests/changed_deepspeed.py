@@ -9,6 +9,8 @@ from unittest import mock
 
 from torch import nn
 
+from headrace.console.errors import MissingError
+
 
 @contextmanager
 def no_groups() -> Iterator[None]:
@@ -42,9 +44,22 @@ def other_class() -> Iterator[None]:
         yield
 
 
-CHANGES: dict[str | None, Callable[[], Any]] = {
-    None: nullcontext,
+CHANGES: dict[str, Callable[[], Any]] = {
+    "none": nullcontext,
     "no groups": no_groups,
     "other groups": other_groups,
     "other class": other_class,
 }
+
+
+def answers(start: Callable[[], Any]) -> dict[str, str]:
+    """Start an engine under each change. Return its errors, or "starts"."""
+    found = {}
+    for change, patched in CHANGES.items():
+        with patched():
+            try:
+                start()
+                found[change] = "starts"
+            except MissingError as error:
+                found[change] = str(error)
+    return found

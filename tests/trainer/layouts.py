@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from changed_deepspeed import CHANGES
+from changed_deepspeed import answers
 from layout_faults import FAULTS
 from piped import LENGTH, Batch, config_of, exact, keep, place, run_passes, second_oracle
 from torch import nn
 
 from benchmarks._collectives import Count
-from headrace.console.errors import MissingError
 from headrace.models.accounting.count import build_meta
 from headrace.models.model import initial_weights
 from headrace.models.parallel.sharding import LocalShard
@@ -363,19 +363,12 @@ def left_out(
     return found
 
 
-def changed_deepspeed(folder: Path, layouts: list[str], model: str) -> dict[str, str]:
-    """Return what an engine of each layout says to each change of DeepSpeed."""
-    found = {}
-    for layout in layouts:
-        parallel = place(layout, model)
-        for change, patched in CHANGES.items():
-            with patched():
-                try:
-                    make_engine(layout, parallel, model=model)
-                    found[f"{layout} {change}"] = "starts"
-                except MissingError as error:
-                    found[f"{layout} {change}"] = str(error)
-    return found
+def changed_deepspeed(folder: Path, layouts: list[str], model: str) -> dict[str, dict[str, str]]:
+    """Return the answer of an engine of each layout to each change of DeepSpeed."""
+    return {
+        layout: answers(partial(make_engine, layout, place(layout, model), model=model))
+        for layout in layouts
+    }
 
 
 def shards_of_gradients(folder: Path, layouts: list[str], model: str) -> dict[str, float]:
