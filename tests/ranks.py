@@ -1,4 +1,4 @@
-"""Pools of ranks that wait for work: started once, they serve every test of a session.
+"""Pools of ranks that wait for work: started once, they serve every test of a file.
 
     ranks = Ranks(4, Path("work.py"))
     ranks.run("task", …)              each rank calls `task(…)` of work.py and returns its result
@@ -26,9 +26,13 @@ IMPORTED = [
     "headrace.models.model",
     "headrace.trainer.launch.restore",
     "deepspeed",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
 ]
 """Modules imported once for the ranks of all pools. (torch imports torch._dynamo when a model is
-first sharded.)"""
+first sharded; DeepSpeed imports its Muon, which compiles a function, in its first engine.)"""
+CROWDED = 100
+"""Threads of a rank that make its pool start anew. The rank keeps the process groups of all layouts
+that it has seen, and gloo polls each of them 100 times a second."""
 
 
 class Ranks:
@@ -58,9 +62,11 @@ class Ranks:
             pipe.send((task, arguments, options))
         answers = [pipe.recv() for pipe in self.pipes]
         failures = [f"rank {rank}: {text}" for rank, (ok, text) in enumerate(answers) if not ok]
-        if failures:
+        threads = [len(list(Path(f"/proc/{each.pid}/task").iterdir())) for each in self.processes]
+        if failures or max(threads) > CROWDED:
             self.stop()
             self.start()
+        if failures:
             raise AssertionError("\n".join(failures))
         return [answer for _, answer in answers]
 

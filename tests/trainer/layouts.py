@@ -36,7 +36,7 @@ from headrace.trainer.layout.groups import Parallel
 LR = 1e-2
 Z_LOSS = 1e-3
 ROWS = 8
-"""Rows of a global batch: at least two micro-batches on every rank."""
+"""Rows of a global batch: two on each of 4 ranks."""
 BUCKET = 1024
 """Elements of a DeepSpeed bucket: gradients fill several, and some exceed one."""
 deepspeed_engine.LARGEST_BUCKET["cpu"] = BUCKET
@@ -98,11 +98,12 @@ def train(
     *,
     mean_of_means: bool = False,
     scale: float = 1.0,
-    at_once: int = 1,
+    at_once: int | None = None,
 ) -> list[list[float]]:
     """Return [loss, gradient norm] of each step. The ranks take the rows of a batch in turn.
 
-    `at_once` is the number of rows in a micro-batch.
+    `at_once` is the number of rows in a micro-batch; by default a rank has two micro-batches, or
+    two for each stage of a pipeline.
     `mean_of_means` is a fault that tests must find: a rank divides by the sum of its own weights.
     `scale` multiplies all weights, which must not change the loss.
     """
@@ -111,7 +112,8 @@ def train(
         tokens, targets, weights, starts = global_batch(step)
         weights = weights * scale
         total = float(weights.sum())
-        mine = torch.arange(ROWS)[parallel.dp_rank :: parallel.dp].view(-1, at_once)
+        mine = torch.arange(ROWS)[parallel.dp_rank :: parallel.dp]
+        mine = mine.view(-1, at_once or max(1, len(mine) // 2 // parallel.pipe.layout.pp))
         divisor = float(weights[mine].sum()) * parallel.dp if mean_of_means else total
         ours = parallel.axes.context.part(LENGTH)
         batches = []
@@ -222,7 +224,7 @@ def parity(
     local: bool = False,
     mixed: bool = False,
     model: str = "tiny",
-    at_once: int = 1,
+    at_once: int | None = None,
     **engine_options: Any,
 ) -> dict[str, Any]:
     """Return losses and norms of each layout, and save its whole state. `unsummed`: the fault that
