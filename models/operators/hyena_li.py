@@ -27,7 +27,7 @@ from .hyena_modal import ModalHyena, ModalOptions
 class HyenaLIOptions(ModalOptions):
     """Hyena, long implicit filter in modal form."""
 
-    newer = (*ModalOptions.newer, "gamma_min", "gamma_max")
+    newer = ("groups", "slow_heads", "gamma_min", "gamma_max")
     kind: Literal["hyena-li"] = "hyena-li"
     poles: Literal["real", "complex"] = "real"
     """Complex poles oscillate as they decay."""

@@ -37,7 +37,8 @@ class HyenaLIFreeformOptions(LongHyenaOptions):
     """Hyena, long implicit filter in free form."""
 
     newer = (
-        *LongHyenaOptions.newer,
+        "groups",
+        "slow_heads",
         "features",
         "inner_layers",
         "frequency",

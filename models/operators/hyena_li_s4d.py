@@ -29,6 +29,7 @@ SHORTEST, LONGEST = 0.001, 0.1
 class HyenaLIS4DOptions(ModalOptions):
     """Hyena, long implicit filter with complex poles, in the form of S4D."""
 
+    newer = ("groups", "slow_heads")
     kind: Literal["hyena-li-s4d"] = "hyena-li-s4d"
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +31,6 @@ from .hyena import Hyena, HyenaOptions
 class LongHyenaOptions(HyenaOptions):
     """Options of the Hyena operators with medium and long filters."""
 
-    newer: ClassVar[tuple[str, ...]] = ("groups", "slow_heads")
     groups: int | None = None
     """Filters; each is shared by width/groups neighbouring channels. None: one for each channel."""
     slow_heads: bool = False

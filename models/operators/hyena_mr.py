@@ -33,7 +33,7 @@ DECAYS = {"weak": (-2.0, 2.0), "normal": (-1.0, 2.0), "strong": (0.0, 2.0)}
 class HyenaMROptions(LongHyenaOptions):
     """Hyena, medium filter, regularised by a decay."""
 
-    newer = (*LongHyenaOptions.newer, "decay_repeats")
+    newer = ("decay_repeats", "slow_heads")
     kind: Literal["hyena-mr"] = "hyena-mr"
     groups: int
     """Filters; each is shared by width/groups neighbouring channels."""
