@@ -48,7 +48,7 @@ def work() -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ranks() -> Iterator[Callable[[int], Ranks]]:
     """Pools of processes that run the tasks of layouts.py."""
     with contextlib.ExitStack() as stack:
@@ -62,7 +62,7 @@ def ranks() -> Iterator[Callable[[int], Ranks]]:
         yield pool
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def two() -> Iterator[Ranks]:
     """Two processes that run the tasks of agreeing.py."""
     pool = Ranks(2, AGREEING)

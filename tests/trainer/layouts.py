@@ -15,6 +15,7 @@ import torch.distributed as dist
 from piped import LENGTH, Batch, config_of, exact, keep, place, run_passes, second_oracle
 from torch import nn
 
+from benchmarks._collectives import Count
 from headrace.models.accounting.count import build_meta
 from headrace.models.model import initial_weights
 from headrace.models.parallel.axes import Axis
@@ -131,13 +132,29 @@ def train(
     return results
 
 
+def collectives(
+    folder: Path, layouts: list[str], model: str = "tiny"
+) -> dict[str, dict[str, list[int]]]:
+    """Return calls and bytes of the collectives that rank 0 makes in a second step, by kind."""
+    found = {}
+    for layout in layouts:
+        parallel = place(layout, model)
+        engine = make_engine(layout, parallel, model=model)
+        train(engine, parallel, 0, 1)
+        with Count() as count:
+            train(engine, parallel, 1, 1, at_once=1)
+        found[layout] = {each: [n, count.bytes[each]] for each, n in sorted(count.calls.items())}
+    return found
+
+
 def gathered(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
-    """Return the whole state, from the elements of all ranks' fragments: independent of torch."""
+    """Return the whole state on rank 0, from the elements of all ranks' fragments: independent of
+    torch. Other ranks return nothing."""
     mine = [(f.key, f.shard, f.start, f.data.clone().cpu()) for f in engine.fragments()]
-    everyone: list[Any] = [None] * parallel.world
-    dist.all_gather_object(everyone, mine, group=parallel.control)
+    everyone: list[Any] | None = [None] * parallel.world if parallel.first else None
+    dist.gather_object(mine, everyone, group=parallel.control)
     whole: dict[str, torch.Tensor] = {}
-    for held in everyone:
+    for held in everyone or ():
         for key, part, start, data in held:
             flat = whole.setdefault(key, torch.full(part.shape, torch.nan)).view(-1)
             flat[numbered(part)[start : start + data.numel()]] = data

@@ -54,7 +54,7 @@ class Fsdp2Config(EngineConfig):
             raise ValueError(f"shard must be at least 1, not {self.shard}")
 
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
-        ranks = processes // (layout.pp * layout.tp)
+        ranks = layout.data_parallel(processes) * layout.cp
         if self.shard is not None and ranks % self.shard:
             raise LayoutError(
                 f"engine.shard={self.shard} does not divide the {ranks} processes among which "
@@ -111,7 +111,7 @@ class Fsdp2Config(EngineConfig):
         return parts
 
     def gather_of(self, layout: LayoutConfig) -> Gather:
-        return self.gather or ("step" if layout.pp > 1 else "block")
+        return self.gather or ("block" if layout.holds_all_layers else "step")
 
     def build(
         self,
@@ -146,14 +146,13 @@ class Fsdp2:
         self.ranks = parallel.data.size
         self.replicas = parallel.replicas.size
         self.local_shards = shards
-        axes, stages = parallel.axes, parallel.pipe.layout.pp
-        tensor, split = axes.tensor.size, axes.experts.size
+        tensor, split = parallel.axes.tensor.size, parallel.axes.experts.size
         shared = config.shard or self.ranks
-        self.grid = Grid(parallel.device.type, stages, self.ranks, shared, tensor)
+        self.grid = Grid(parallel.device.type, self.ranks, shared, tensor)
         self.of_experts = self.grid
         if split > 1:
             own = max(1, shared * tensor // split)
-            self.of_experts = Grid(parallel.device.type, stages, self.replicas, own, split)
+            self.of_experts = Grid(parallel.device.type, self.replicas, own, split)
         self.clip = optimizer.clip
         self.updates = 0
 
@@ -175,7 +174,8 @@ class Fsdp2:
             if config.compile:
                 block.compile()
             fully_shard(block, **wanted)
-        self.root: Any = fully_shard(objective, **wanted)
+        # A forward pass ends with the head, and its backward pass begins there: no second gather.
+        self.root: Any = fully_shard(objective, **{**wanted, "reshard_after_forward": False})
         objective.to_empty(device=parallel.device)  # shards only
         self.objective = objective
         self.parameters = parameters(objective)
@@ -252,16 +252,18 @@ class Fsdp2:
 class Grid:
     """The ranks that hold one local shard: replicas of the state, each sharded over some ranks."""
 
-    def __init__(self, device: str, stages: int, ranks: int, shards: int, others: int) -> None:
-        """`ranks` of each stage hold one local shard, and `others` neighbouring ranks other ones.
-        Collective."""
+    def __init__(self, device: str, ranks: int, shards: int, others: int) -> None:
+        """The world is made of blocks of `ranks` × `others` ranks. In a block, `ranks` of them hold
+        one local shard; `others` neighbouring ranks hold different ones. Collective."""
+        import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
 
         self.shards = shards
-        shape = (stages, ranks // shards, shards, others)
-        names = ("stage", "replica", "shard", "other")
+        blocks = dist.get_world_size() // (ranks * others)
+        shape = (blocks, ranks // shards, shards, others)
+        names = ("block", "replica", "shard", "other")
         whole = init_device_mesh(device, shape, mesh_dim_names=names)
-        self.mesh = whole["replica", "shard"] if shape[1] > 1 else whole["shard"]
+        self.mesh = whole["replica", "shard"] if shards < ranks else whole["shard"]
         self.replica: int = whole.get_local_rank("replica")
         self.shard: int = whole.get_local_rank("shard")
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated
 
+from ...console.config import NameIn
 from ...console.errors import LayoutError
 from ...models.parallel.axes import AttentionForm, LongFilterForm
-from ..pipeline.schedules import SCHEDULES, Orders
-
-ScheduleName = Literal["1f1b", "gpipe", "interleaved"]
+from ..pipeline.schedules import SCHEDULES, Orders, refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +25,7 @@ class LayoutConfig:
     """Pipeline parallel: stages, each with a part of the layers."""
     chunks: int = 1
     """Chunks of layers on each stage; more than one for `schedule: interleaved`."""
-    schedule: ScheduleName = "1f1b"
+    schedule: Annotated[str, NameIn(SCHEDULES, refused=refused)] = "1f1b"
     """Order of a step's passes. `1f1b` keeps at most pp micro-batches alive; `gpipe` runs all
     forward passes first; `interleaved` is 1f1b with smaller bubbles and more messages."""
     cuts: tuple[int, ...] | None = None
@@ -70,6 +69,11 @@ class LayoutConfig:
     def all_chunks(self) -> int:
         """Chunks of all stages together."""
         return self.pp * self.chunks
+
+    @property
+    def holds_all_layers(self) -> bool:
+        """True if every rank holds all layers, or a shard of each: no stages divide them."""
+        return self.pp == 1
 
     def orders(self, micro_batches: int) -> Orders:
         """Return the passes of each stage in a step of so many micro-batches."""

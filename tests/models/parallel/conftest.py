@@ -15,21 +15,21 @@ from torch import Tensor
 WORK = Path(__file__).with_name("work.py")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def two() -> Iterator[Ranks]:
     ranks = Ranks(2, WORK)
     yield ranks
     ranks.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def four() -> Iterator[Ranks]:
     ranks = Ranks(4, WORK)
     yield ranks
     ranks.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pools(two: Ranks, four: Ranks) -> dict[int, Ranks]:
     return {2: two, 4: four}
 
