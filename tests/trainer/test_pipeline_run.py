@@ -30,6 +30,7 @@ def near(losses: list[float], others: list[float]) -> bool:
     return all(abs(a - b) < 2e-6 for a, b in zip(losses, others, strict=True))
 
 
+@pytest.mark.slow
 def test_a_pipeline_has_the_ledger_of_one_rank_and_resumes_on_one(trainer: Any, whole: Any) -> None:
     stderr = trainer.run(*PIPED, "--stop-after", "3", code=85)
     assert "fewer than 2 for each of the 2 stages" not in stderr
