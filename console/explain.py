@@ -9,7 +9,7 @@ import pathlib
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from .errors import Problem, Problems
@@ -71,17 +71,31 @@ class OneOf:
 class NameIn:
     """Mark a text field that holds a name of a table, or one of `others`.
 
-    precision: Annotated[str, NameIn(PRECISIONS, "auto")]
+        precision: Annotated[str, NameIn(PRECISIONS, "auto")]
+
+    `refused` returns why a name that other programs have is in no table; None for other names.
     """
 
-    def __init__(self, table: Iterable[str], *others: str) -> None:
+    def __init__(
+        self,
+        table: Iterable[str],
+        *others: str,
+        refused: Callable[[str], str | None] = lambda name: None,
+    ) -> None:
         self.table = table
         self.others = others
+        self.refused = refused
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
 
-        return core_schema.literal_schema([*self.others, *self.table])
+        names = core_schema.literal_schema([*self.others, *self.table])
+        return core_schema.no_info_before_validator_function(self._with_reason, names)
+
+    def _with_reason(self, data: Any) -> Any:
+        if reason := self.refused(data) if isinstance(data, str) else None:
+            raise ValueError(reason)
+        return data
 
 
 class Size:

@@ -26,9 +26,10 @@ IMPORTED = [
     "headrace.models.model",
     "headrace.trainer.launch.restore",
     "deepspeed",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
 ]
 """Modules imported once for the ranks of all pools. (torch imports torch._dynamo when a model is
-first sharded.)"""
+first sharded; DeepSpeed imports its Muon, which compiles a function, in its first engine.)"""
 
 
 class Ranks:
@@ -77,6 +78,7 @@ def serve(rank: int, size: int, script: str, store: str, pipe: Connection) -> No
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    share_polling()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
     dist.init_process_group(
         "gloo",
@@ -98,3 +100,24 @@ def serve(rank: int, size: int, script: str, store: str, pipe: Connection) -> No
             pipe.send((True, getattr(work, task)(*arguments, **options)))
         except Exception:
             pipe.send((False, traceback.format_exc()))
+
+
+def share_polling() -> None:
+    """Give all process groups of this process one gloo device.
+
+    The thread of a device wakes 100 times a second, and a rank of a pool keeps the groups of all
+    layouts that it has seen: with a device for each, idle ranks take a good part of the CPU.
+    """
+    from torch.distributed import ProcessGroupGloo, distributed_c10d
+
+    device = ProcessGroupGloo.create_default_device()
+
+    def create(asked: Any, _: object) -> ProcessGroupGloo:
+        options = ProcessGroupGloo._Options()
+        options._devices, options._timeout = [device], asked.timeout
+        options.global_ranks_in_group = asked.global_ranks_in_group
+        options.group_name = asked.group_id
+        return ProcessGroupGloo(asked.store, asked.group_rank, asked.group_size, options)
+
+    assert hasattr(distributed_c10d, "_create_gloo_process_group")
+    distributed_c10d._create_gloo_process_group = create

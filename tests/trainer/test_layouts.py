@@ -57,7 +57,7 @@ def test_experts_are_balanced_over_rows(in_processes: Any, tmp_path: Path, over:
     changes = [f"operators.{name}.balance_over={over}" for name in names]
     arguments = {"steps": 3, "model": "experts", "changes": changes}
     [wanted] = in_processes(1, "parity", tmp_path, layouts=["fsdp2-0-fp32"], **arguments).values()
-    found = in_processes(2, "parity", tmp_path, layouts=DIVISIONS, at_once=2, **arguments)
+    found = in_processes(2, "parity", tmp_path, layouts=DIVISIONS, **arguments)
     for layout, steps in found.items():
         loss, norm = apart(steps, wanted)
         if over == "row":

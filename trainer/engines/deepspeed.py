@@ -46,7 +46,7 @@ class DeepSpeedConfig(EngineConfig):
     states; 2: gradients too; 3: weights too."""
 
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
-        if self.zero == 3 and layout.pp > 1:
+        if self.zero == 3 and not layout.holds_all_layers:
             raise LayoutError(
                 "DeepSpeed's ZeRO-3 (engine.zero=3) needs the same modules on every rank; the "
                 f"stages of a pipeline (layout.pp={layout.pp}) have different ones",

@@ -68,6 +68,20 @@ def test_a_wrong_value_is_named(word: str, said: str) -> None:
         config.load(None, [word])
 
 
+@pytest.mark.parametrize("name", ["zero-bubble", "zb-h1", "zb_v", "ZBVZeroBubble", "dualpipe"])
+def test_schedules_without_a_bubble_are_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.load(None, ["layout.pp=2", f"layout.schedule={name}"])
+    said = str(caught.value)
+    assert f"layout.schedule: `{name}` is a zero-bubble schedule" in said
+    assert "wrong under FSDP2" in said and "use schedule=interleaved" in said
+
+
+def test_an_unknown_schedule_is_not_a_refused_one() -> None:
+    with pytest.raises(ConfigError, match=r"`1f2b` is not one of .*did you mean `1f1b`"):
+        config.load(None, ["layout.pp=2", "layout.schedule=1f2b"])
+
+
 def test_the_shipped_runs_load() -> None:
     folder = Path(config.__file__).parents[2] / "configs" / "runs"
     files = sorted(folder.glob("*.yaml"))
