@@ -44,7 +44,7 @@ from headrace.models.precision import PRECISIONS
 ROWS, LENGTH = 2, 64
 PRODUCTS_ONLY = {
     "mha", "gqa", "window", "llama3", "mamba2", "mamba2-groups", "se", "mr-direct",
-    "mr-toeplitz", "hyena-mlp", "hyena-mlp-savanna",
+    "mr-toeplitz", "mr-heads", "hyena-mlp", "hyena-mlp-savanna",
 }  # fmt: skip
 """Operators whose operations are all products that torch counts."""
 
@@ -75,13 +75,17 @@ def test_operators_agree_with_torch(tiny_operator: Model) -> None:
         # A complex product is 8 operations, which torch counts as 2; the filter is computed once.
         filters = 2 * 2 * 16 * 2 * operator.options.chunk
         assert ours - 6 * 2 * 16 * 2 * layers + filters == theirs
-    elif name in ("li-fft", "mr-fft"):
-        featurizer = 2 * 48 * 3
-        own = sum(operator.flops(LENGTH).values()) - featurizer
-        filters = 2 * 2 * 16 * 4 * LENGTH if name == "li-fft" else 0
+    elif name in ("li-fft", "mr-fft", "li-heads"):
+        featurizer, heads = 2 * 48 * 3, {"li-heads": 2 * 16 * 4}.get(name, 0)
+        own = sum(operator.flops(LENGTH).values()) - featurizer - heads
+        filters = 2 * 2 * {"li-fft": 16 * 4, "li-heads": 4 * 2}.get(name, 0) * LENGTH
         assert ours - own * layers + filters == theirs
     else:
-        weights = {"freeform": 33 * 16 + 16 * 16 * 3, "freeform-learned": 5 * 16 + 16 * 16 * 2}
+        weights = {
+            "freeform": 33 * 16 + 16 * 16 * 3,
+            "freeform-learned": 5 * 16 + 16 * 16 * 2,
+            "freeform-heads": 33 * 16 + 16 * 16 * 2 + 16 * 8,
+        }
         network = 2 * 2 * weights[name] * 40
         assert ours + network == theirs
 
