@@ -107,7 +107,7 @@ def make_job(folder: Path, words: list[str], mixture: str | None = None) -> Job:
 def start(
     folder: Path,
     words: list[list[str]],
-    mixtures: list[str | None] = [None, None],  # noqa: B006
+    mixtures: Sequence[str | None] = (None, None),
     changed: dict[str, Any] | None = None,
 ) -> str:
     """Join the process group of a run; overrides and mixtures by rank. `changed` are facts about
