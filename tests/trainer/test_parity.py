@@ -44,7 +44,7 @@ def test_every_engine_shows_gradients_that_are_not_summed(
 
 
 def faulty(in_processes: Any, folder: Path, layouts: list[str]) -> None:
-    worst = differences(in_processes, folder, layouts, "tiny", unsummed=True)
+    worst = differences(in_processes, folder, layouts, "tiny", fault="unsummed")
     assert all(norm > 1e-3 and gradient > 1e-2 for _, norm, gradient in worst.values()), worst
 
 
@@ -72,7 +72,7 @@ def test_the_whole_matrix_of_experts(in_processes: Any, tmp_path: Path, model: s
 def test_gradients_of_different_experts_are_not_summed(in_processes: Any, tmp_path: Path) -> None:
     """Negative control: gradients of experts are summed over all data-parallel ranks."""
     layouts = [f"{engine}-fp32-ep2" for engine in EXPERT_ENGINES]
-    worst = differences(in_processes, tmp_path, layouts, "shared", mixed=True)
+    worst = differences(in_processes, tmp_path, layouts, "shared", fault="mixed")
     assert all(gradient > 1e-2 for _, _, gradient in worst.values()), worst
 
 

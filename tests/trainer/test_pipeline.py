@@ -76,7 +76,7 @@ def test_stages_train_the_same_model_under_every_engine(in_processes: Any, tmp_p
 @pytest.mark.long
 def test_copies_that_are_not_summed_show(in_processes: Any, tmp_path: Path) -> None:
     """Negative control: the embedding is tied, and on two stages."""
-    found = differences(in_processes, tmp_path, ["fsdp2-0-fp32-pp2"], "tiny", unsummed=True)
+    found = differences(in_processes, tmp_path, ["fsdp2-0-fp32-pp2"], "tiny", fault="unsummed")
     [(_, norm, gradient)] = found.values()
     assert norm > 1e-3 and gradient > 1e-2, (norm, gradient)
 

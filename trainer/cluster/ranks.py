@@ -132,16 +132,16 @@ class Watched:
             (self.folder / f"beat.{self.rank}").write_text(what)
 
     @contextlib.contextmanager
-    def watching_itself(self, stall_seconds: float) -> Iterator[None]:
-        """End this process, with the stacks of its threads, if it makes no progress: an external
-        launcher does not watch heartbeats."""
+    def watching_itself(self, stall_seconds: float, name: str) -> Iterator[None]:
+        """End this process, the rank `name`, with the stacks of its threads, if it makes no
+        progress: an external launcher does not watch heartbeats."""
         ended = threading.Event()
 
         def watch() -> None:
             while not ended.wait(min(1.0, stall_seconds / 4)):
                 what, since = self.last
                 if time.monotonic() - since >= stall_seconds:
-                    self._end_stalled(what, stall_seconds)
+                    self._end_stalled(name, what, stall_seconds)
 
         if stall_seconds and self.folder is None:
             threading.Thread(target=watch, name="watch", daemon=True).start()
@@ -150,11 +150,11 @@ class Watched:
         finally:
             ended.set()
 
-    def _end_stalled(self, what: str, seconds: float) -> None:
+    def _end_stalled(self, name: str, what: str, seconds: float) -> None:
         import faulthandler
 
         error = RunError(
-            f"rank {self.rank} has made no progress for {seconds:.0f} seconds ({what})",
+            f"{name} has made no progress for {seconds:.0f} seconds ({what})",
             hint=HANG_HINT,
         )
         sys.stderr.write(f"error: {error}\n")
