@@ -84,7 +84,7 @@ def test_faults_show_under_an_engine(in_processes: Any, tmp_path: Path, fault: s
 
 @pytest.mark.long
 def test_gathering_seldom_changes_nothing(in_processes: Any, tmp_path: Path) -> None:
-    """Whole weights are not older than the shards: the second step follows from the first."""
+    """Gathered weights are those of the last step: the second step shows it."""
     options: dict[str, Any] = {"steps": 2, "model": "tiny"}
     layouts = ["fsdp2-0-fp32", "fsdp2-0-fp32-step", "fsdp2-0-fp32-micro", "fsdp2-0-fp32-pp2block"]
     layouts += ["fsdp2-0-fp32-pp2x2micro", "fsdp2-0-fp32-pp2step", "fsdp2-2-fp32-step"]
