@@ -49,14 +49,21 @@ def file_system(url: str) -> tuple[Any, str]:
         hint = f"did you mean {near}://?" if near else "check the URL"
         raise MissingError(f"cannot open {url}: {error}", hint=hint) from None
     if "s3" in fs.protocol:
-        _resolve(fs.s3.meta.endpoint_url)
+        events = fs.s3.meta.events
+        events.register("before-send.s3", _resolve_host, unique_id=_resolve_host.__qualname__)
     return fs, path
+
+
+def _resolve_host(request: Any, **_: Any) -> None:
+    """Handler of botocore: resolve the host of a signed request."""
+    parts = urlsplit(request.url)
+    _resolve(f"{parts.scheme}://{parts.netloc}")
 
 
 @cache
 def _resolve(endpoint: str) -> None:
-    """Raise an error if the host of an S3 endpoint does not exist. botocore asks again for eight
-    seconds in silence. A proxy resolves names by itself."""
+    """Raise an error if the host of an S3 endpoint does not exist: botocore would ask again for
+    eight seconds, in silence. A proxy resolves names by itself."""
     parts = urlsplit(endpoint)
     if getproxies().get(parts.scheme) and not proxy_bypass(parts.netloc):
         return

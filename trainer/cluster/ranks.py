@@ -228,7 +228,7 @@ def meet(host: str, port: int, rank: int, world: int, join: timedelta) -> Store:
             hint="see the log of rank 0; check MASTER_ADDR and MASTER_PORT",
         ) from None
     if missing:
-        raise RunError(f"of {world} ranks, {missing} did not come {seconds}", hint=JOIN_HINT)
+        raise RunError(f"ranks did not come {seconds}: {missing} of {world}", hint=JOIN_HINT)
     return store
 
 
@@ -242,7 +242,7 @@ def _missing(store: Store, world: int, join: timedelta) -> str:
     except DistError:
         missing = [str(rank) for rank, name in enumerate(names) if not store.check([name])]
         more = [f"and {len(missing) - SHOWN} more"] if len(missing) > SHOWN else []
-        return ", ".join([*missing[:SHOWN], *more])
+        return "rank " + ", ".join([*missing[:SHOWN], *more])
     return ""
 
 
