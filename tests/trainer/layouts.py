@@ -17,6 +17,7 @@ from torch import nn
 
 from benchmarks._collectives import Count
 from headrace.models.accounting.count import build_meta
+from headrace.models.layers.recompute import Recompute
 from headrace.models.model import initial_weights
 from headrace.models.parallel.axes import Axis
 from headrace.models.parallel.sharding import LocalShard
@@ -60,6 +61,7 @@ def make_engine(
     model: str = "tiny",
     changes: Sequence[str] = (),
     optimizer: str = "adamw",
+    recompute: Recompute = "none",
     **options: Any,
 ) -> Engine:
     """Build the engine of `deepspeed-1-bf16`, `fsdp2-0-fp32`, `deepspeed-3-fp32-tp2`, …"""
@@ -74,6 +76,7 @@ def make_engine(
     shape = config_of(model, changes)
     empty = build_meta(shape)
     keep(empty, parallel)
+    empty.set_recompute(recompute)
     engine = config.build(Objective(empty, Z_LOSS), settings, PRECISIONS[precision], parallel)
     give(engine, initial_weights(shape, seed))
     return engine
