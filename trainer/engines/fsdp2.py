@@ -54,7 +54,7 @@ class Fsdp2Config(EngineConfig):
             raise ValueError(f"shard must be at least 1, not {self.shard}")
 
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
-        ranks = layout.data_parallel(processes) * layout.cp
+        ranks = processes // layout.shards * layout.cp
         if self.shard is not None and ranks % self.shard:
             raise LayoutError(
                 f"engine.shard={self.shard} does not divide the {ranks} processes among which "
@@ -92,7 +92,7 @@ class Fsdp2Config(EngineConfig):
         """Return the parts of the state that a rank holds: fp32 parameters, sharded by rows."""
         from functools import partial
 
-        from ...models.accounting.state import StatePart, by_rows
+        from ...models.accounting.state import StatePart, by_rows, outside_blocks
 
         sharded = partial(StatePart, sharded_over=("dp", "cp"), shard_ranks=self.shard, cut=by_rows)
         gather = self.gather_of(layout)
@@ -108,6 +108,8 @@ class Fsdp2Config(EngineConfig):
             parts.append(StatePart(name="weights", bytes_per_parameter=precision.weight_bytes))
         if gather == "step":  # summed in fp32 until the last backward pass
             parts.append(StatePart(name="gradients", bytes_per_parameter=4))
+        else:  # FSDP2 keeps what it reduced last until the next micro-batch has gradients
+            parts.append(StatePart(name="gradients", bytes_per_parameter=4, cut=outside_blocks))
         return parts
 
     def gather_of(self, layout: LayoutConfig) -> Gather:
@@ -224,8 +226,11 @@ class Fsdp2:
         return self.pieces.fragments(self._pieces())
 
     def loaded(self, steps: int) -> None:
-        for block in (self.root, *self.objective.model.typed_blocks()):
-            block.reshard()  # whole weights of an evaluation are older than the shards
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in self.objective.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # whole weights of an evaluation are older than the shards
         self.updates = steps
         self.optimizer.loaded(steps)
 

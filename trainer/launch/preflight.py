@@ -19,6 +19,7 @@ from ..checkpoints import store
 from ..cluster.ranks import is_first, joined
 from ..costs.memory import checkpoint_bytes
 from ..layout import checks as layout_checks
+from ..layout.config import LayoutConfig
 from ..loop import evaluate
 from ..record import loggers
 from ..run.job import Job
@@ -90,7 +91,17 @@ def _layout(job: Job) -> None:
     lengths = [phase.seq_len for phase in job.plan.phases]
     if job.run.evaluate is not None and job.run.evaluate.seq_len is not None:
         lengths.append(job.run.evaluate.seq_len)
-    layout_checks.check(job.run.layout, job.processes, job.model, lengths)
+    rows = min(phase.batch_rows for phase in job.plan.phases)
+
+    def works(other: LayoutConfig) -> bool:
+        """Return True if the engine supports the layout, and each of its ranks has a row."""
+        try:
+            job.run.engine.check(other, job.processes, job.precision)
+        except LayoutError:
+            return False
+        return other.data_parallel(job.processes) <= rows
+
+    layout_checks.check(job.run.layout, job.processes, job.model, lengths, works)
 
 
 def _recompute(job: Job) -> None:
@@ -129,11 +140,13 @@ def _rows(job: Job, phase: PhaseRows) -> None:
             f"position table (learned_positions) has {table:,}",
             hint=f"use rows of at most {table} tokens, or model.learned_positions={phase.seq_len}",
         )
-    if phase.batch_rows < job.dp:
+    shards = job.run.layout.shards
+    dp = job.processes // shards  # _layout names a remainder
+    if phase.batch_rows < dp:
         raise LayoutError(
-            f"phase {phase.name} has {phase.batch_rows} rows in a step, fewer than the {job.dp} "
+            f"phase {phase.name} has {phase.batch_rows} rows in a step, fewer than the {dp} "
             "data-parallel ranks",
-            hint=f"use at most processes={phase.batch_rows}, or a larger batch",
+            hint=f"use at most processes={phase.batch_rows * shards}, or a larger batch",
         )
 
 

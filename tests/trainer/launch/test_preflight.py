@@ -46,6 +46,8 @@ def test_stages_that_do_not_fit_are_rejected_together(ask: Any) -> None:
         checks.check(ask("processes=8", "layout.pp=8", "engine.zero=3"))
     for part in ("needs the same modules", "are 8 chunks, and the model has 5 layers"):
         assert part in str(several.value)
+    [_, layout] = several.value.errors
+    assert "layout.pp" not in str(layout.hint), "ZeRO-3 has no stages"
     checks.check(ask("processes=2", "layout.pp=2", "engine.zero=2"))
 
 
