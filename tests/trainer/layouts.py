@@ -239,15 +239,8 @@ def evaluate(engine: Engine, parallel: Parallel) -> None:
 
 
 def state_at(step: int) -> store.RunState:
-    return store.RunState(
-        step=step,
-        row=step * ROWS,
-        tokens=step * ROWS * LENGTH,
-        plan_hash="synthetic",
-        updates=step,
-        ledger="",
-        seed=3,
-    )
+    place: Any = {"step": step, "row": step * ROWS, "tokens": step * ROWS * LENGTH}
+    return store.RunState(**place, plan_hash="synthetic", updates=step, ledger="", seed=3)
 
 
 def parity(
