@@ -59,6 +59,10 @@ class AdamW(Optimizer, torch.optim.AdamW):
             self.state[tensor][STEP] = step
         return super().state_of(tensor, names)
 
+    def step_if(self, finite: Tensor) -> None:
+        self.found_inf = finite.logical_not().float()  # the fused kernel reads it
+        self.step()
+
     def loaded(self, steps: int) -> None:
         """Set the number of steps that the moments have seen: the bias correction depends on it."""
         for state in self.state.values():
