@@ -22,6 +22,7 @@ TOKENS = 1024
 MODELS = ("tiny-transformer", "tiny-hybrid", "tiny-mamba")
 SCRIPT = """
 import json, torch
+from collections import Counter
 from benchmarks._fake_gpu import fake_gpu
 from benchmarks.step_counts import count_step, kind_of
 from headrace.models.config import load_model_config
@@ -29,7 +30,8 @@ for name in {models!r}:
     counts = count_step(load_model_config(name), {tokens}, [0, 100, 101, 640, {tokens}])
     kinds = {{kind: counts.bytes(kind) for kind in map(kind_of, counts.launches)}}
     waits = [(wait.name, wait.place) for wait in counts.waits]
-    print(json.dumps([name, counts.gemm_flops, kinds, waits, counts.saved]))
+    names = Counter(each.name for each in counts.launches)
+    print(json.dumps([name, counts.gemm_flops, kinds, waits, counts.saved, names]))
 with fake_gpu() as gpu:
     x, host = torch.zeros(3, device="cuda"), torch.zeros(3)
     host.to("cuda", non_blocking=True), x.to("cpu", non_blocking=True), x.sum(), host.sum().item()
@@ -67,7 +69,7 @@ def steps() -> list[list[Any]]:
 
 @pytest.mark.slow
 def test_the_host_waits_once_in_a_step(steps: list[list[Any]]) -> None:
-    for _, _, _, waits, _ in steps[:-1]:
+    for _, _, _, waits, *_ in steps[:-1]:
         assert [name for name, _ in waits] == ["aten::_to_copy"]
         assert re.fullmatch(r"trainer/loop/loop\.py:\d+ _read", waits[0][1]), waits
 
@@ -85,6 +87,15 @@ def test_every_read_of_the_device_is_a_wait(steps: list[list[Any]]) -> None:
 
 
 @pytest.mark.slow
+def test_packed_attention_is_one_call_in_a_layer(steps: list[list[Any]]) -> None:
+    for name, *_, launches in steps[:-1]:
+        layers = sum(layer.mixer == "attention" for layer in load_model_config(name).layers)
+        for call in ("_varlen_attn", "_varlen_attn_backward"):
+            assert launches.get(f"torch_attn::{call}", 0) == layers
+        assert not [launch for launch in launches if "index" in launch or "product" in launch]
+
+
+@pytest.mark.slow
 def test_gemm_flops_are_those_of_the_weights(steps: list[list[Any]]) -> None:
     config_name = MODELS[0]
     config = load_model_config(config_name)
@@ -98,7 +109,7 @@ def test_gemm_flops_are_those_of_the_weights(steps: list[list[Any]]) -> None:
 
 @pytest.mark.slow
 def test_every_kind_is_counted(steps: list[list[Any]]) -> None:
-    for name, _, kinds, _, saved in steps[:-1]:
+    for name, _, kinds, _, saved, _ in steps[:-1]:
         attends = name != "tiny-mamba"
         assert set(kinds) - {"attention"} == {"GEMM", "kernel", "glue", "engine"}
         assert ("attention" in kinds) == attends and saved > 0

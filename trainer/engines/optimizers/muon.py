@@ -138,11 +138,10 @@ class Muon(AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        skipped: Tensor | None = getattr(self, "found_inf", None)
         for group in self.param_groups:
             kept: float | Tensor = 1 - group["lr"] * group["weight_decay"]
-            if skipped is not None:
-                kept = torch.where(skipped == 0, kept, 1.0).float()
+            if self.found_inf is not None:
+                kept = torch.where(self.found_inf == 0, kept, 1.0).float()
             for tensor in group["params"] if group["states"] == STATES else ():
                 if tensor.grad is not None:
                     tensor.mul_(kept)
