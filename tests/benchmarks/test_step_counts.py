@@ -62,7 +62,7 @@ def counted(models: tuple[str, ...]) -> list[list[Any]]:
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def steps() -> list[list[Any]]:
     return counted(MODELS)
 
