@@ -7,6 +7,7 @@ masked. torch chooses cuDNN or flash attention (`torch.nn.attention.sdpa_kernel`
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,14 +34,16 @@ def packed_attention(
     from torch.nn.attention.varlen import varlen_attn
 
     heads, kv_heads = q.shape[2], k.shape[2]
-    options = {}
+    options: dict[str, Any] = {}
     if heads != kv_heads:
         if "enable_gqa" in inspect.signature(varlen_attn).parameters:
             options["enable_gqa"] = True
         else:  # torch 2.11
             k, v = (t.repeat_interleave(heads // kv_heads, dim=2) for t in (k, v))
-    y: Tensor = varlen_attn(
-        *(t.flatten(0, 1) for t in (q, k, v)),
+    y: Any = varlen_attn(
+        q.flatten(0, 1),
+        k.flatten(0, 1),
+        v.flatten(0, 1),
         spans.ends,
         spans.ends,
         spans.longest,
@@ -49,4 +52,5 @@ def packed_attention(
         window_size=(-1 if window is None else window - 1, 0),
         **options,
     )
-    return y.unflatten(0, q.shape[:2])
+    attended: Tensor = y.unflatten(0, q.shape[:2])
+    return attended
