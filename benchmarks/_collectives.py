@@ -7,13 +7,15 @@ a rank of n sends (n − 1)/n of the whole tensor in an all-gather, a reduce-sca
 broadcast, and twice that in an all-reduce; in an all-to-all, the rows of other ranks; in a send,
 the message.
 
-    python _collectives.py FILE NAME MODULE FUNCTION WORDS…     count a console script's collectives
+    python _collectives.py count FILE MODULE FUNCTION WORDS…    a console script's collectives
+    python _collectives.py time FILE MODULE FUNCTION WORDS…     its CPU seconds, without counting
 
-writes calls, bytes and CPU seconds of the process as JSON. It needs torch alone.
+writes them as JSON. It needs torch alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import math
@@ -90,10 +92,11 @@ def _size(value: Any) -> int:
     return sum(map(_size, value)) if isinstance(value, list | tuple) else 0
 
 
-def _serve(file: str, name: str, module: str, function: str, words: list[str]) -> int:
-    sys.argv = [name, *words]
+def _serve(what: str, file: str, module: str, function: str, words: list[str]) -> int:
+    sys.argv = [function, *words]
     act = getattr(importlib.import_module(module), function)
-    with Count() as count:
+    count = Count()
+    with count if what == "count" else contextlib.nullcontext():
         try:
             code = act() or 0
         except SystemExit as end:

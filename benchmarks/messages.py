@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
@@ -28,7 +28,7 @@ from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.model import Model
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.engines.engine import EngineConfig
-from headrace.trainer.engines.fsdp2 import Fsdp2Config
+from headrace.trainer.engines.fsdp2 import Fsdp2Config, Gather
 from headrace.trainer.engines.groups import local_shards
 from headrace.trainer.engines.update import update
 from headrace.trainer.layout.config import LayoutConfig
@@ -59,12 +59,15 @@ class Case:
         return f"{self.engine.describe()}{gather}, {axes}{chunks}, {self.model}"
 
 
+ZERO: tuple[Literal[0, 1, 2], ...] = (0, 1, 2)
+GATHER: tuple[Gather, ...] = get_args(Gather)
 CASES = [
-    *(Case(DeepSpeedConfig(zero=zero)) for zero in (0, 1, 2)),  # type: ignore[arg-type]
-    *(Case(Fsdp2Config(gather=gather)) for gather in ("block", "micro-batch", "step")),  # type: ignore[arg-type]
+    *(Case(DeepSpeedConfig(zero=zero)) for zero in ZERO),
+    *(Case(Fsdp2Config(gather=gather)) for gather in GATHER),
     Case(Fsdp2Config(shard=2, gather="step")),
-    *(Case(DeepSpeedConfig(zero=zero), LayoutConfig(pp=2)) for zero in (0, 1, 2)),  # type: ignore[arg-type]
-    *(Case(Fsdp2Config(gather=gather), LayoutConfig(pp=2)) for gather in ("block", "step")),  # type: ignore[arg-type]
+    *(Case(DeepSpeedConfig(zero=zero), LayoutConfig(pp=2)) for zero in ZERO),
+    Case(Fsdp2Config(gather="block"), LayoutConfig(pp=2)),
+    Case(Fsdp2Config(gather="step"), LayoutConfig(pp=2)),
     Case(Fsdp2Config(), LayoutConfig(pp=4)),
     Case(Fsdp2Config(), LayoutConfig(pp=2, schedule="interleaved", chunks=2)),
     Case(Fsdp2Config(), LayoutConfig(pp=2), "tiny-zamba"),

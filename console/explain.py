@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from .errors import Problem, Problems
-from .yaml_text import COUNT, Lines, Path, dotted, size
+from .yaml_text import COUNT, Count, Lines, Path, dotted, size
 
 UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
 MISSING = ("missing", "missing_argument", "union_tag_not_found")
@@ -99,15 +99,29 @@ class NameIn:
 
 
 class Size:
-    """Mark a field that holds a number of bytes: 67108864, 64Mi, 64MiB, 64MB or 64 MB."""
+    """Mark a field that holds a number of bytes: 67108864, 64Mi, 64MiB, 64MB or 64 MB. The count
+    64B is refused."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
 
         def parsed(data: Any) -> Any:
-            return size(data) if isinstance(data, str) else data
+            written = data.text if isinstance(data, Count) else data
+            return size(written) if isinstance(written, str) else written
 
         return core_schema.no_info_before_validator_function(parsed, handler(source))
+
+
+class AsWritten:
+    """Mark a field for another program: 64M stays the text 64M, and is no count."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        def written(data: Any) -> Any:
+            return data.text if isinstance(data, Count) else data
+
+        return core_schema.no_info_before_validator_function(written, handler(source))
 
 
 def problems(kind: Any, data: Any, errors: Sequence[Any], lines: Lines) -> list[Problem]:

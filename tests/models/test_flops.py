@@ -253,7 +253,7 @@ def test_activations_of_shared_blocks_are_what_autograd_keeps(precision: str) ->
 
 
 def test_active_parameters_are_those_that_a_token_uses() -> None:
-    """Of eight experts, one is used: FLOPs are near 6 N of the active parameters."""
+    """A token uses one of eight experts: FLOPs are near 6 N of the active parameters."""
     config = load_model_config("blackmamba-1.5b")
     model = build_meta(config)
     unused = 15 * 7 * 3 * 1152 * 3072

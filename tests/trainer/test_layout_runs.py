@@ -24,13 +24,8 @@ LAYOUTS = {
     "ep2": ("--processes", "2", "layout.ep=2"),
     "pp2ep2": ("--processes", "4", "layout.pp=2", "layout.cuts=[2]", "layout.ep=2"),
 }
-PARAMETERS = [
-    pytest.param("pp2", marks=pytest.mark.long),
-    pytest.param("ep2", marks=pytest.mark.slow),
-    pytest.param("pp2ep2", marks=pytest.mark.long),
-]
-# Without tied embeddings and without a limit of the norm, stages change no bit.
 SAME_BITS = ("model.tie_embeddings=false", "optimizer.clip=0")
+"""Without tied embeddings and without a limit of the norm, stages change no bit."""
 
 
 def call(command: Any, *words: str) -> str:
@@ -88,7 +83,8 @@ def apart(numbers: list[float], others: list[float]) -> float:
     return max(abs(a - b) for a, b in zip(numbers, others, strict=True))
 
 
-@pytest.mark.parametrize("layout", PARAMETERS)
+@pytest.mark.long
+@pytest.mark.parametrize("layout", ["pp2", "ep2", "pp2ep2"])
 def test_a_run_equals_that_of_one_process(
     trained: Callable[[str], Any], tmp_path: Path, layout: str
 ) -> None:

@@ -78,10 +78,7 @@ class _Step:
         self.last_chunk = parallel.pipe.last_chunk
         self.alive: dict[Key, tuple[Stream, Sums]] = {}
         """Inputs and outputs of the chunks whose backward pass is still to come."""
-        self.losses = {
-            micro: torch.zeros(len(batch.tokens), device=parallel.device)
-            for micro, batch in enumerate(batches)
-        }
+        self.losses = [torch.zeros(len(batch.tokens), device=parallel.device) for batch in batches]
         self.inboxes = {
             kind: _Inbox(wire, _due(kind, orders[wire.stage], self.last_chunk))
             for kind, wire in parallel.pipe.receives.items()
@@ -98,14 +95,11 @@ class _Step:
                 self.forward(action)
                 continue
             if before_last is not None and action in decides:
-                divisor = before_last(self.ordered())
+                divisor = before_last(self.losses)
             self.backward(action, divisor, last=action == backwards[-1])
         for work, _ in self.sent:
             work.wait()
-        return self.ordered()
-
-    def ordered(self) -> list[torch.Tensor]:
-        return [self.losses[micro] for micro in sorted(self.losses)]
+        return self.losses
 
     def forward(self, action: Action) -> None:
         chunk, micro = action.chunk, action.micro

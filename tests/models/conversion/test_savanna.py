@@ -46,13 +46,13 @@ def test_a_production_model_is_expressed(tmp_path: Path) -> None:
     found = model(tmp_path)
     assert [str(layer) for layer in found.layers] == ["se", "mr", "li", "attention", "se", "li"]
     # The first long filter sets the activation of its own layer's MLP and of all later ones.
-    activations = [found.operators[layer.mlp or ""].activation for layer in found.layers]  # type: ignore[attr-defined]
+    operators: dict[str, Any] = dict(found.operators)
+    activations = [operators[layer.mlp or ""].activation for layer in found.layers]
     assert activations == ["gelu"] + ["identity"] * 5
-    glu: Any = found.operators["mlp-gelu"]
-    assert glu.hidden == 256  # 8/3 of the width, rounded up to 128s
-    li, mr = found.operators["li"], found.operators["mr"]
+    assert operators["mlp-gelu"].hidden == 256  # 8/3 of the width, rounded up to 128s
+    li, mr = operators["li"], operators["mr"]
     assert isinstance(li, HyenaLIOptions) and li.rates == "product"
-    assert (mr.decay, mr.decay_repeats, mr.filter_horizon) == ("weak", 2, 128)  # type: ignore[attr-defined]
+    assert (mr.decay, mr.decay_repeats, mr.filter_horizon) == ("weak", 2, 128)
     assert (found.vocab_size, found.norm, found.norm_eps) == (512, "rms-eps-outside", 1e-6)
     assert (found.init.weights, found.init.output) == ("small", "wang")
     build_meta(found)

@@ -47,7 +47,9 @@ def test_newer_options_of_operators_count_only_where_they_are_set() -> None:
     old = {"kind", "featurizer", "state_size", "poles", "rates"}
     found: Any = identity()
     assert old <= found["li"].keys() and "gamma_min" not in found["li"]
-    assert {"gamma_min", "gamma_max"} == known["li"].keys() - found["li"].keys()
+    newer = {"gamma_min", "gamma_max", "groups", "slow_heads"}
+    assert newer == known["li"].keys() - found["li"].keys()
+    assert {"decay_repeats", "slow_heads"} == known["mr"].keys() - found["mr"].keys()
     assert identity("operators.li.gamma_min=0.02") != found
     assert identity("operators.se.pregate=false") != found
 
