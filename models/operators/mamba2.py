@@ -90,31 +90,30 @@ class Mamba2(Operator):
         self.output = OutputLinear(inner, width, bias=options.bias)
 
     def forward(self, u: Tensor, batch: BatchContext) -> Tensor:
-        inner, *mixes, heads = self.input.parts.values()
-        # x, B and C lie side by side: they are convolved as one slice, without a copy.
-        z, mixed, dt = self.input(u, joined=True).split([inner, sum(mixes), heads], dim=-1)
+        z, x, B, C, dt = self.input(u)
+        sizes = [x.shape[-1], B.shape[-1], C.shape[-1]]
+        mixed = torch.cat([x, B, C], dim=-1)
         mixed = self.conv(mixed, batch, silu=True, kernel=self.options.kernel)
-        x, B, C = mixed.split(mixes, dim=-1)
+        x, B, C = mixed.split(sizes, dim=-1)
         x = x.unflatten(-1, (-1, self.options.head_dim))
         axis = batch.axes.tensor
         shared = (self.options.groups, self.heads, axis)
         B, C = own_groups(B, *shared), own_groups(C, *shared)
         dt = F.softplus(widen(dt) + widen(self.dt_bias))
         A = -torch.exp(widen(self.A_log))
-        y = self.scan(x, dt, A, B, C, batch)
+        y = self.scan(x, dt, A, B, C, batch) + widen(self.D).unsqueeze(-1) * widen(x)
         result: Tensor = self.output(self.norm(y.flatten(2).to(u.dtype), z, axis))
         return result
 
     def scan(
         self, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, batch: BatchContext
     ) -> Tensor:
-        """Return S_t·C_t + D·x_t."""
-        axis, D = batch.axes.context, self.D.unsqueeze(-1)
+        axis = batch.axes.context
         beyond = kernel.beyond(x, B)
         if batch.state is None and chosen(self.options.kernel, "ssd", x, beyond):
             positions = batch.documents.positions if batch.documents is not None else None
             fused: Tensor = kernel.ssd(x, dt, A, B, C, None, positions, axis.name)[0]
-            return torch.addcmul(fused, D, x)  # in fp32, rounded once, without wide copies
+            return fused
         tensors = batch.state.tensors if batch.state is not None else {}
         y, tensors["ssm"] = ssd(
             widen(x),
@@ -127,7 +126,7 @@ class Mamba2(Operator):
             axis=axis,
             chunk=self.options.chunk,
         )
-        return y + widen(D) * widen(x)
+        return y
 
     def init_weights(self, init: Initializers) -> None:
         init.linear(self.input)

@@ -48,10 +48,6 @@ packed = results(mamba, "torch", CUTS)
 compare("mamba1", results(mamba, "triton", CUTS), packed)
 compare("without documents, mamba1", results(mamba, "triton", None), packed)
 
-mamba = make("mamba2", width=16, state_size=16, head_dim=16)
-packed = results(mamba, "torch", CUTS)
-compare("mamba2", results(mamba, "triton", CUTS), packed)
-
 LENGTH, CUTS = 270, (0, 3, 10, 270)  # a filter too long for the other kernels
 hyena = make("hyena-li-freeform", filter_horizon=280)
 packed = results(hyena, "torch", CUTS)
@@ -127,7 +123,7 @@ def test_operators_equal_plain_torch() -> None:
     )
     assert done.returncode == 0, done.stderr
     off, mixed, refused = json.loads(done.stdout.strip().splitlines()[-1])
-    assert {what.partition(":")[0] for what in off} >= {"mamba1", "mamba2", "freeform"}
+    assert {what.partition(":")[0] for what in off} >= {"mamba1", "freeform"}
     for what, error in off.items():
         if what.startswith("without"):
             assert error > 1e-3 or "bias" in what, f"negative control: {what}"
