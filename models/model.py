@@ -172,7 +172,11 @@ class Model(nn.Module):
             positions = torch.arange(seen, seen + length, device=tokens.device).unsqueeze(0)
             return BatchContext(positions, rows=rows, axes=self.axes)
         if states is None:
-            documents.prepare(self.packing_chunks(length, tokens.device))
+            attends = any(options.attention_heads for options in self.config.operators.values())
+            documents.prepare(
+                self.packing_chunks(length, tokens.device),
+                spans=attends and tokens.device.type == "cuda",
+            )
         return BatchContext(documents.positions, documents, rows=rows, axes=self.axes)
 
     def packing_chunks(self, length: int, device: torch.device) -> list[int]:
