@@ -168,7 +168,7 @@ class FakeGpu(TorchDispatchMode):
             moved += _bytes(results) - _bytes(given[:1])
         if not name.endswith(WRITTEN_ONLY) and "out" not in kwargs:
             moved += _bytes(written)
-        count = flop_registry.get(func.overloadpacket)
+        count = None if "att" in name else flop_registry.get(func.overloadpacket)
         flops = count(*args, **kwargs, out_val=result) if count is not None else 0
         self.launches.append(Launch(name, moved, int(flops), *_place()))
 

@@ -28,7 +28,20 @@ GLUE = {
     "copies and casts": {"_to_copy", "copy_", "clone", "cat", "constant_pad_nd", "stack"},
     "fills": {"zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "fill_", "zero_"}
     | {"full", "full_like", "scalar_tensor", "arange", "linspace", "logspace", "slice_backward"},
-    "arithmetic": {"add", "add_", "sub", "mul", "mul_", "div", "neg", "pow", "exp", "log", "sqrt"}
+    "arithmetic": {
+        "add",
+        "add_",
+        "addcmul",
+        "sub",
+        "mul",
+        "mul_",
+        "div",
+        "neg",
+        "pow",
+        "exp",
+        "log",
+        "sqrt",
+    }
     | {"rsqrt", "reciprocal", "cos", "sin", "softplus", "softplus_backward", "silu", "where"}
     | {"silu_backward", "gelu", "gelu_backward", "eq", "ne", "lt", "le", "gt", "ge", "bitwise_not"}
     | {"bitwise_and", "logical_not", "clamp", "clamp_min", "maximum", "sigmoid", "tanh", "expm1"}

@@ -137,6 +137,9 @@ def problems(kind: Any, data: Any, errors: Sequence[Any], lines: Lines) -> list[
             for problem in error.problems:
                 _add_once(messages, (*path, *problem.path.split(".")), problem.what)
             continue
+        if item["type"] == "literal_error" and isinstance(at(data, path), (dict, list)):
+            _add_once(expectations, path, item["ctx"]["expected"])
+            continue
         expected = EXPECTED.get(re.sub(r"_(type|parsing|from_float).*$", "", item["type"]))
         if item["loc"][-1:] == ("[key]",) or item["type"] == "invalid_key":
             _add_once(messages, path, _wrong_key(path[-1], item))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 
 import pytest
 import torch
@@ -238,9 +239,10 @@ def test_activations_are_what_autograd_keeps(tiny: Model, precision: str) -> Non
         sum(storage.nbytes() for storage in kept.values()) - tokens.nbytes
     )  # ids are no activations
     layers, logits = activations(tiny.config, 100, rows=2, precision=number_format)
+    kept = sum(everything for everything, *_ in layers)
     if len(tiny.config.layers) <= 3:
-        assert sum(layers) + logits == real
-    assert abs((sum(layers) + logits) / real - 1) < 0.002
+        assert kept + logits == real
+    assert abs((kept + logits) / real - 1) < 0.002
     del loss
 
 
@@ -276,10 +278,13 @@ def test_activations_of_long_rows_follow_from_shorter_ones(monkeypatch: pytest.M
         monkeypatch.setattr(memory_module, "LONGEST", 1024)
         extrapolated = activations(config, 2048, rows=1, precision=PRECISIONS["bf16"])
         monkeypatch.undo()
-        for one, other in zip(
-            (*extrapolated[0], extrapolated[1]), (*whole[0], whole[1]), strict=True
-        ):
-            assert abs(one / other - 1) < 0.01
+        pairs = zip(
+            (*chain.from_iterable(extrapolated[0]), extrapolated[1]),
+            (*chain.from_iterable(whole[0]), whole[1]),
+            strict=True,
+        )
+        for one, other in pairs:
+            assert abs(one - other) <= 0.01 * other
 
 
 def test_state_bytes_are_those_of_generation(tiny: Model) -> None:

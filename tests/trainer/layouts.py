@@ -19,6 +19,7 @@ from torch import nn
 
 from benchmarks._collectives import Count
 from headrace.models.accounting.count import build_meta
+from headrace.models.layers.recompute import Recompute
 from headrace.models.model import initial_weights
 from headrace.models.parallel.sharding import LocalShard
 from headrace.models.precision import PRECISIONS
@@ -62,6 +63,7 @@ def make_engine(
     model: str = "tiny",
     changes: Sequence[str] = (),
     optimizer: str = "adamw",
+    recompute: Recompute = "none",
     **options: Any,
 ) -> Engine:
     """Build the engine of `deepspeed-1-bf16`, `fsdp2-0-fp32`, `deepspeed-3-fp32-tp2`, …"""
@@ -76,6 +78,7 @@ def make_engine(
     shape = config_of(model, changes)
     empty = build_meta(shape)
     keep(empty, parallel)
+    empty.set_recompute(recompute)
     engine = config.build(Objective(empty, Z_LOSS), settings, PRECISIONS[precision], parallel)
     give(engine, initial_weights(shape, seed))
     return engine
@@ -236,15 +239,8 @@ def evaluate(engine: Engine, parallel: Parallel) -> None:
 
 
 def state_at(step: int) -> store.RunState:
-    return store.RunState(
-        step=step,
-        row=step * ROWS,
-        tokens=step * ROWS * LENGTH,
-        plan_hash="synthetic",
-        updates=step,
-        ledger="",
-        seed=3,
-    )
+    place: Any = {"step": step, "row": step * ROWS, "tokens": step * ROWS * LENGTH}
+    return store.RunState(**place, plan_hash="synthetic", updates=step, ledger="", seed=3)
 
 
 def parity(

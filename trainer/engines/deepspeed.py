@@ -156,11 +156,14 @@ class DeepSpeed:
         pieces = self.state.pieces()
         return self.pieces.gradients(pieces, self.state.gradients(pieces))
 
-    def step(self, lr: float) -> None:
+    def step(self, lr: float, finite: torch.Tensor) -> None:
+        """DeepSpeed's own step reads from the device, so this one may read too."""
+        if not finite:
+            self.discard()
+            return
         self.optimizer.set_lr(lr)
         self.engine.step()
         assert self.engine.was_step_applied(), "the gradients are finite"
-        self.updates += 1
 
     def discard(self) -> None:
         if self.plain:

@@ -213,11 +213,10 @@ class Fsdp2:
         flat = [local(gradient).view(-1) for gradient in found if gradient is not None]
         return self.pieces.gradients(pieces, flat)
 
-    def step(self, lr: float) -> None:
+    def step(self, lr: float, finite: torch.Tensor) -> None:
         self.optimizer.set_lr(lr)
-        self.optimizer.step()
+        self.optimizer.step_if(finite)
         self.discard()
-        self.updates += 1
 
     def discard(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)

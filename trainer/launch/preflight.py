@@ -14,6 +14,7 @@ from ...console.log import get_logger
 from ...console.progress import as_bytes
 from ...dataplane.order.timeline import PhaseRows
 from ...dataplane.storage import storage
+from ...models.layers.recompute import Selective
 from ..checkpoints import store
 from ..cluster.ranks import is_first, joined
 from ..costs.memory import checkpoint_bytes
@@ -32,7 +33,7 @@ DISK_RESERVE = 1 << 20
 
 def check(job: Job) -> None:
     """Raise all errors that are known before the first step, on whatever machines the job runs."""
-    checks = [_engine, _layout, _vocabulary, _groups, _weights, _held_out]
+    checks = [_engine, _layout, _recompute, _vocabulary, _groups, _weights, _held_out]
     checks += [_loggers, _store] * is_first()
     run_all(
         *(partial(check, job) for check in checks),
@@ -101,6 +102,16 @@ def _layout(job: Job) -> None:
         return other.data_parallel(job.processes) <= rows
 
     layout_checks.check(job.run.layout, job.processes, job.model, lengths, works)
+
+
+def _recompute(job: Job) -> None:
+    """Raise if the rules do not fit the model's layers or the engine."""
+    saves = any(isinstance(rule, Selective) for rule in job.rules)
+    if saves and getattr(job.run.engine, "compile", False):
+        raise LayoutError(
+            "recompute.save cannot keep results inside a compiled block",
+            hint="set engine.compile=false, or choose another form of recompute",
+        )
 
 
 def _vocabulary(job: Job) -> None:

@@ -174,7 +174,7 @@ def build_engine(job: Job, parallel: Parallel) -> Engine:
     model = build_meta(job.model)
     model.keep(job.cuts, chunks_of(job.run.layout, parallel.pipe.stage))
     model.shard(parallel.axes)
-    model.set_recompute(job.run.recompute)
+    model.set_recompute(job.rules)
     objective = Objective(model, job.run.z_loss, job.run.loss_divisor)
     return job.run.engine.build(objective, job.run.optimizer, job.precision, parallel)
 
@@ -198,7 +198,7 @@ def _recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRecorde
     counts = speed.speed_of(
         job.model,
         {phase.seq_len for phase in job.plan.phases},
-        recomputed=job.run.recompute != "none",
+        rules=job.rules,
         peak=peak * ranks if peak else None,
     )
     run = LoggedRun(

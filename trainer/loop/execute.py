@@ -55,8 +55,12 @@ def forward_pass(
         for tensor in (batch.tokens, batch.targets, batch.weights)
     )
     whole = (tokens.shape[0], tokens.shape[1] * context.size)
-    documents = Documents.from_cu_seqlens(batch.cu_seqlens, whole).part(context)
-    return engine(tokens, targets, weights, documents.to(device), chunk, stream)
+    documents = Documents.from_cu_seqlens(batch.cu_seqlens, whole)
+    # On the CPU, rows of one document and packed rows add in another order.
+    if device.type == "cuda" and not documents.packed:
+        return engine(tokens, targets, weights, None, chunk, stream)
+    on_device = documents.part(context).to(device)
+    return engine(tokens, targets, weights, on_device, chunk, stream)
 
 
 class _Step:

@@ -64,7 +64,10 @@ class RunConfig:
     micro_batch_tokens: int = 8192
     """Maximum tokens of a rank's micro-batch; a micro-batch has at least one row."""
     recompute: Recompute = "none"
-    """Activations that the backward pass recomputes instead of keeping them in memory."""
+    """Activations that the backward pass recomputes instead of keeping them in memory: `none`, of
+    each `operator` call, of each `block`, of a fraction of the blocks (0.4), of each n-th block
+    (`{every: 3}`), of blocks without the results of operations (`{save: [matmul, attention, scan,
+    convolution]}`), or a list with a rule for each layer."""
     engine: Annotated[EngineConfig, OneOf(ENGINES, tag="kind")] = field(
         default_factory=DeepSpeedConfig
     )
@@ -85,6 +88,8 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+        if isinstance(self.recompute, float) and not 0 < self.recompute <= 1:
+            raise ValueError(f"recompute must be above 0 and at most 1, not {self.recompute}")
         if self.z_loss < 0:
             raise ValueError(f"z_loss must be at least 0, not {self.z_loss}")
 

@@ -14,6 +14,24 @@ from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.run import config
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("blok", r"recompute: `blok` is not one of .* did you mean `block`"),
+        ("0", r"recompute must be above 0 and at most 1, not 0.0"),
+        ("true", r"recompute: should be a number, not true or false"),
+        ("{evry: 3}", r"1 problem .*\s+recompute.evry: unknown key; did you mean `every`"),
+        ("{every: 0}", r"recompute: every must be at least 1, not 0"),
+        ("{every: 1}", r"recompute: give `every` or `save`"),
+        ("{save: [matmull]}", r"1 problem .*\s+recompute.save.0: `matmull` is not one of"),
+        ("[none, blok]", r"1 problem .*\s+recompute.1: `blok` is not one of"),
+    ],
+)
+def test_wrong_forms_of_recompute_are_named(value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config.build({}, [f"recompute={value}"], source="a test")
+
+
 def test_every_key_has_a_default() -> None:
     found = config.load(None)
     assert found.engine == DeepSpeedConfig(zero=1) and found.layout.tp == 1
