@@ -1,63 +1,83 @@
-"""Messages of a step in several layouts on 4 ranks: number and bytes by kind, counted.
+"""Messages of a step in several layouts on 4 ranks, beside the least bytes that it needs.
 
-    python -m benchmarks.messages [--model tiny-hybrid]
+    python -m benchmarks.messages [--only fsdp2]
 
-The ranks train on a second step, so buffers and groups exist. Every collective call of
-torch.distributed passes the dispatcher, where a mode counts it: the bytes of an all-reduce are its
-tensor, of a gather its result, of a reduce-scatter its input, of a send its message. The least is
-computed from the parameters and the rows: gradients reduced once, in fp32; updated weights gathered
-once; activations and their gradients sent once for each cut and micro-batch. Layouts with tensor or
-context parallelism have no such number here: docs/models.md lists what their operators send.
+The ranks count the collectives of their second step: buffers and groups exist. Bytes are those that
+a rank sends by ring algorithms (_collectives.py), the mean of the ranks, in fp32. The least is
+computed from the parameters and the rows, for each rank:
+
+    state    gradients reduced once and updated weights gathered once, over dp × cp or the replicas
+             of experts; gradients of copies (tied, shared, replicated under tp) summed once
+    pp       the stream and its gradients, once for each cut and micro-batch
+    tp       each operator's input gathered and its output scattered, forward and backward; the
+             same for the two ends of the model
+    cp       a2a attention: queries, keys, values and outputs change ranks, forward and backward
+    ep       tokens to their experts and back, forward and backward, if routing is even
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from headrace.models.accounting.count import build_meta, parameters
-from headrace.models.config import load_model_config
+from headrace.models.config import ModelConfig, load_model_config
+from headrace.models.model import Model
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.engines.engine import EngineConfig
-from headrace.trainer.engines.fsdp2 import Fsdp2Config
+from headrace.trainer.engines.fsdp2 import Fsdp2Config, Gather
+from headrace.trainer.engines.groups import local_shards
 from headrace.trainer.engines.update import update
 from headrace.trainer.layout.config import LayoutConfig
+from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.loop.execute import execute
 
 from . import _ranks
+from ._collectives import Count
 
-RANKS, ROWS, LENGTH = 4, 8, 64
-KINDS = {
-    "allreduce_": "all-reduce",
-    "_allgather_base_": "gather",
-    "allgather_": "gather",
-    "_reduce_scatter_base_": "reduce-scatter",
-    "reduce_": "reduce",
-    "broadcast_": "broadcast",
-    "alltoall_base_": "all-to-all",
-    "send": "send",
-}
-"""Names of the operations of c10d; a receive is the other end of a send."""
-CASES: list[tuple[EngineConfig, LayoutConfig]] = [
-    (DeepSpeedConfig(zero=1), LayoutConfig()),
-    (DeepSpeedConfig(zero=2), LayoutConfig()),
-    (DeepSpeedConfig(zero=3), LayoutConfig()),
-    (Fsdp2Config(gather="block"), LayoutConfig()),
-    (Fsdp2Config(gather="micro-batch"), LayoutConfig()),
-    (Fsdp2Config(gather="step"), LayoutConfig()),
-    (DeepSpeedConfig(zero=1), LayoutConfig(pp=2)),
-    (DeepSpeedConfig(zero=2), LayoutConfig(pp=2)),
-    (Fsdp2Config(gather="block"), LayoutConfig(pp=2)),
-    (Fsdp2Config(), LayoutConfig(pp=2)),
-    (Fsdp2Config(), LayoutConfig(pp=4)),
-    (Fsdp2Config(), LayoutConfig(pp=2, schedule="interleaved", chunks=2)),
-    (Fsdp2Config(), LayoutConfig(pp=2, tp=2)),
-    (Fsdp2Config(), LayoutConfig(tp=2)),
-    (Fsdp2Config(), LayoutConfig(cp=2)),
+RANKS, ROWS, LENGTH = 4, 16, 64
+FP32 = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    engine: EngineConfig
+    layout: LayoutConfig = field(default_factory=LayoutConfig)
+    model: str = "tiny-hybrid"
+
+    def __str__(self) -> str:
+        degrees = {name: getattr(self.layout, name) for name in ("pp", "cp", "tp", "ep")}
+        degrees = {"pp": degrees.pop("pp"), "dp": self.layout.data_parallel(RANKS), **degrees}
+        axes = " × ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
+        chunks = f", {self.layout.chunks} chunks" if self.layout.chunks > 1 else ""
+        gather = ""
+        if isinstance(self.engine, Fsdp2Config):
+            gather = f", gather {self.engine.gather_of(self.layout)}"
+        return f"{self.engine.describe()}{gather}, {axes}{chunks}, {self.model}"
+
+
+ZERO: tuple[Literal[0, 1, 2], ...] = (0, 1, 2)
+GATHER: tuple[Gather, ...] = get_args(Gather)
+CASES = [
+    *(Case(DeepSpeedConfig(zero=zero)) for zero in ZERO),
+    *(Case(Fsdp2Config(gather=gather)) for gather in GATHER),
+    Case(Fsdp2Config(shard=2, gather="step")),
+    *(Case(DeepSpeedConfig(zero=zero), LayoutConfig(pp=2)) for zero in ZERO),
+    Case(Fsdp2Config(gather="block"), LayoutConfig(pp=2)),
+    Case(Fsdp2Config(gather="step"), LayoutConfig(pp=2)),
+    Case(Fsdp2Config(), LayoutConfig(pp=4)),
+    Case(Fsdp2Config(), LayoutConfig(pp=2, schedule="interleaved", chunks=2)),
+    Case(Fsdp2Config(), LayoutConfig(pp=2), "tiny-zamba"),
+    Case(Fsdp2Config(gather="step"), LayoutConfig(tp=2), "tiny-transformer"),
+    Case(Fsdp2Config(gather="step"), LayoutConfig(cp=2), "tiny-transformer"),
+    Case(Fsdp2Config(), LayoutConfig(pp=2, tp=2), "tiny-transformer"),
+    Case(Fsdp2Config(gather="step"), LayoutConfig(ep=4), "tiny-moe"),
+    Case(DeepSpeedConfig(zero=1), LayoutConfig(ep=2), "tiny-moe"),
+    Case(Fsdp2Config(), LayoutConfig(pp=2, ep=2), "tiny-moe"),
+    Case(DeepSpeedConfig(zero=3)),  # the last: it patches torch for every engine after it
 ]
 
 
@@ -68,78 +88,90 @@ class Batch(NamedTuple):
     cu_seqlens: torch.Tensor
 
 
-class Count(TorchDispatchMode):
-    """Counts messages and their bytes by kind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.messages: Counter[str] = Counter()
-        self.bytes: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.name().partition("::")[2].partition(".")[0]
-        if func.namespace == "c10d" and name in KINDS:
-            kind = KINDS[name]
-            self.messages[kind] += 1
-            self.bytes[kind] += max(_size(each) for each in args)
-        return func(*args, **(kwargs or {}))
+def batches(
+    number: int, vocabulary: int, part: slice, seed: int, length: int = LENGTH
+) -> list[Batch]:
+    """Return micro-batches of one row of one document."""
+    numbers = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, vocabulary, (number, 1, length), generator=numbers)[..., part]
+    ends = torch.tensor([0, length])
+    return [Batch(each, each, torch.ones(each.shape), ends) for each in tokens]
 
 
-def _size(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    return sum(map(_size, value)) if isinstance(value, list | tuple) else 0
+def work(cases: list[Case]) -> list[tuple[Counter[str], Counter[str], float]]:
+    return [count(case) for case in cases]
 
 
-def batches(number: int, part: slice) -> list[Batch]:
-    tokens = torch.zeros(1, LENGTH, dtype=torch.int64)[:, part]
-    cu_seqlens = torch.tensor([0, LENGTH])
-    return [Batch(tokens, tokens, torch.ones(tokens.shape), cu_seqlens) for _ in range(number)]
-
-
-def work(model: str, engine: EngineConfig, layout: LayoutConfig) -> Any:
-    """Return messages and bytes of the second step, over all ranks."""
-    config = load_model_config(model)
-    built, parallel = _ranks.build(config, engine, layout, LENGTH, "fp32")
-    rows = batches(ROWS // parallel.dp, parallel.axes.context.part(LENGTH))
+def count(case: Case) -> tuple[Counter[str], Counter[str], float]:
+    """Return calls and bytes of the second step, and the least bytes, summed over the ranks."""
+    config = load_model_config(case.model)
+    engine, parallel = _ranks.build(config, case.engine, case.layout, LENGTH, "fp32")
+    part = parallel.axes.context.part(LENGTH)
+    rows = batches(ROWS // parallel.dp, config.vocab_size, part, parallel.dp_rank)
     orders = parallel.pipe.orders(len(rows))
     for _ in range(2):
-        with Count() as count:
-            execute(orders, rows, built, parallel, float(ROWS * LENGTH))
-            update(built, 1e-3)
+        with Count() as counted:
+            execute(orders, rows, engine, parallel, float(ROWS * LENGTH))
+            update(engine, 1e-3)
+    needed = sum(least(engine.objective.model, config, case.layout, parallel).values())
     totals: list[Any] = [None] * RANKS
-    torch.distributed.all_gather_object(totals, (count.messages, count.bytes))
-    return sum((n for n, _ in totals), Counter()), sum((n for _, n in totals), Counter())
+    torch.distributed.all_gather_object(totals, (counted.calls, counted.bytes, needed))
+    calls, sizes, least_bytes = zip(*totals, strict=True)
+    return sum(calls, Counter()), sum(sizes, Counter()), sum(least_bytes)
 
 
-def least(model: str, layout: LayoutConfig) -> int | None:
-    """Return the least bytes of a step over all ranks, for layouts of pp and dp alone."""
-    if layout.tp * layout.cp > 1:
-        return None
-    config = load_model_config(model)
-    dp = layout.data_parallel(RANKS)
-    size = 4 * parameters(build_meta(config))
-    reduced = 2 * size * dp if dp > 1 else 0  # gradients reduced, weights gathered, on each rank
-    cuts = layout.all_chunks - 1
-    return reduced + 2 * cuts * ROWS * LENGTH * config.width * 4
+def least(
+    model: Model, config: ModelConfig, layout: LayoutConfig, parallel: Parallel
+) -> dict[str, float]:
+    """Return the least bytes that this rank sends in a step, by axis."""
+    found = dict.fromkeys(("state", "copies", "pp", "tp", "cp", "ep"), 0.0)
+    for shard in local_shards(model).values():
+        ranks = (parallel.replicas if shard.experts else parallel.data).size
+        size = FP32 * torch.Size(shard.local).numel()
+        found["state"] += 2 * size * (ranks - 1) / ranks
+        copies = shard.copies.size
+        found["copies"] += 2 * size / ranks * (copies - 1) / copies
+    tokens = ROWS // parallel.dp * LENGTH // (layout.cp * layout.tp)
+    stream = FP32 * tokens * config.width
+    chunks = range(parallel.pipe.stage, layout.all_chunks, layout.pp)
+    for chunk in chunks:
+        sends = [chunk + 1] * (chunk < parallel.pipe.last_chunk) + [chunk] * (chunk > 0)
+        found["pp"] += stream * sum(model.stream_tensors(each) for each in sends)
+    operators = [branch.operator for block in model.typed_blocks() for branch in block.branches()]
+    ends = (0 in chunks) + (parallel.pipe.last_chunk in chunks)
+    found["tp"] = 2 * (2 * len(operators) + ends) * (layout.tp - 1) * stream
+    for options in (config.operators[name] for name in _called(config, model)):
+        if options.attention_heads and layout.cp > 1:
+            heads = options.heads + options.kv_heads
+            sent = 2 * heads * (config.width // options.heads) * tokens * FP32
+            found["cp"] += 2 * sent * (layout.cp - 1) / layout.cp
+        if options.expert_count:
+            found["ep"] += 4 * options.top_k * stream * (layout.ep - 1) / layout.ep
+    return found
+
+
+def _called(config: ModelConfig, model: Model) -> list[str]:
+    """Return the names of the operators that this rank calls, one for each call."""
+    layers = [block.layer for block in model.typed_blocks()]
+    return [name for layer in layers for name in (layer.mixer, layer.mlp) if name]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="tiny-hybrid")
-    model = parser.parse_args().model
-    for engine, layout in CASES:
-        messages, sizes = _ranks.run(RANKS, work, model, engine, layout)
+    parser.add_argument("--only", default="", help="cases whose name has this word")
+    only = parser.parse_args().only.lower()
+    cases = [case for case in CASES if only in str(case).lower()]
+    found = _ranks.run(RANKS, work, cases)
+    for case, (calls, sizes, needed) in zip(cases, found, strict=True):
         kinds = ", ".join(
-            f"{messages[kind]} {kind} {sizes[kind] / 1e6:.2f} MB" for kind in sorted(messages)
+            f"{calls[kind] / RANKS:g} {kind} {sizes[kind] / RANKS / 1e6:.3g} MB"
+            for kind in sorted(calls)
         )
-        axes = [("pp", layout.pp), ("dp", layout.data_parallel(RANKS)), ("cp", layout.cp)]
-        degrees = " × ".join(f"{name} {n}" for name, n in [*axes, ("tp", layout.tp)] if n > 1)
-        chunked = f", {layout.chunks} chunks" if layout.chunks > 1 else ""
-        gather = f", gather {engine.gather_of(layout)}" if isinstance(engine, Fsdp2Config) else ""
-        lower = least(model, layout)
-        ratio = f"{sum(sizes.values()) / lower:.2f}x the least bytes; " if lower else ""
-        print(f"messages, {engine.describe()}{gather}, {degrees}{chunked}: {ratio}{kinds}")
+        total = sum(sizes.values())
+        print(
+            f"messages, {case}: {total / needed:.2f}x the least bytes, {total / RANKS / 1e6:.2f} "
+            f"and {needed / RANKS / 1e6:.2f} MB sent by a rank: {kinds}"
+        )
 
 
 if __name__ == "__main__":

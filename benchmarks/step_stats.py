@@ -13,6 +13,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import torch
@@ -72,8 +73,8 @@ def main() -> None:
         stacked = messages(ranks)
         objects = pickled(stacked)
         expected = range(ranks * ROWS)
-        ours = seconds(lambda s=stacked, e=expected: combine(s, SOURCES, e))  # type: ignore[misc]
-        peer = seconds(lambda o=objects: loop(o))  # type: ignore[misc]
+        ours = seconds(partial(combine, stacked, SOURCES, expected))
+        peer = seconds(partial(loop, objects))
         print(
             f"step stats of {ranks:,} ranks, {SOURCES} sources, {ROWS} rows a rank: "
             f"{1000 * ours:.2f} ms, {1e6 * ours / ranks:.2f} µs a rank; "

@@ -20,10 +20,20 @@ from typing import Any, TypeVar
 
 from . import yaml_text
 from .errors import ConfigError, Problem, StorageError, file_fault
-from .explain import NameIn, OneOf, Size, changed_booleans, path_hint, problem_at, problems
+from .explain import (
+    AsWritten,
+    NameIn,
+    OneOf,
+    Size,
+    changed_booleans,
+    path_hint,
+    problem_at,
+    problems,
+)
 from .yaml_text import Lines, Path, count, size
 
 __all__ = [
+    "AsWritten",
     "Lines",
     "NameIn",
     "OneOf",

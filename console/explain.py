@@ -9,11 +9,11 @@ import pathlib
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from .errors import Problem, Problems
-from .yaml_text import COUNT, Lines, Path, dotted, size
+from .yaml_text import COUNT, Count, Lines, Path, dotted, size
 
 UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
 MISSING = ("missing", "missing_argument", "union_tag_not_found")
@@ -71,29 +71,57 @@ class OneOf:
 class NameIn:
     """Mark a text field that holds a name of a table, or one of `others`.
 
-    precision: Annotated[str, NameIn(PRECISIONS, "auto")]
+        precision: Annotated[str, NameIn(PRECISIONS, "auto")]
+
+    `refused` returns why a name that other programs have is in no table; None for other names.
     """
 
-    def __init__(self, table: Iterable[str], *others: str) -> None:
+    def __init__(
+        self,
+        table: Iterable[str],
+        *others: str,
+        refused: Callable[[str], str | None] = lambda name: None,
+    ) -> None:
         self.table = table
         self.others = others
+        self.refused = refused
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
 
-        return core_schema.literal_schema([*self.others, *self.table])
+        names = core_schema.literal_schema([*self.others, *self.table])
+        return core_schema.no_info_before_validator_function(self._with_reason, names)
+
+    def _with_reason(self, data: Any) -> Any:
+        if reason := self.refused(data) if isinstance(data, str) else None:
+            raise ValueError(reason)
+        return data
 
 
 class Size:
-    """Mark a field that holds a number of bytes: 67108864, 64Mi, 64MiB, 64MB or 64 MB."""
+    """Mark a field that holds a number of bytes: 67108864, 64Mi, 64MiB, 64MB or 64 MB. The count
+    64B is refused."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
 
         def parsed(data: Any) -> Any:
-            return size(data) if isinstance(data, str) else data
+            written = data.text if isinstance(data, Count) else data
+            return size(written) if isinstance(written, str) else written
 
         return core_schema.no_info_before_validator_function(parsed, handler(source))
+
+
+class AsWritten:
+    """Mark a field for another program: 64M stays the text 64M, and is no count."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        def written(data: Any) -> Any:
+            return data.text if isinstance(data, Count) else data
+
+        return core_schema.no_info_before_validator_function(written, handler(source))
 
 
 def problems(kind: Any, data: Any, errors: Sequence[Any], lines: Lines) -> list[Problem]:
@@ -108,6 +136,9 @@ def problems(kind: Any, data: Any, errors: Sequence[Any], lines: Lines) -> list[
         if isinstance(error, Problems):
             for problem in error.problems:
                 _add_once(messages, (*path, *problem.path.split(".")), problem.what)
+            continue
+        if item["type"] == "literal_error" and isinstance(at(data, path), (dict, list)):
+            _add_once(expectations, path, item["ctx"]["expected"])
             continue
         expected = EXPECTED.get(re.sub(r"_(type|parsing|from_float).*$", "", item["type"]))
         if item["loc"][-1:] == ("[key]",) or item["type"] == "invalid_key":

@@ -28,7 +28,7 @@ DECIMAL = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 DIGITS = "[0-9][0-9_]*"
 COUNT = re.compile(rf"^({DIGITS}(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|[KMBT])$")
-SIZE = re.compile(rf"^({DIGITS}(?:\.[0-9]+)?) ?(?:(Ki|Mi|Gi|Ti|[KMGT])B?)?$")
+SIZE = re.compile(rf"^({DIGITS}(?:\.[0-9]+)?(?:[eE]\+?[0-9]+)?) ?(?:(Ki|Mi|Gi|Ti|[KMGT])B?)?$")
 SIZES = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, **BINARY}
 VALUES = {
     "tag:yaml.org,2002:null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -43,6 +43,21 @@ VALUES = {
     "!count": (COUNT.pattern, "0123456789"),
 }
 """Values that are not text: tag, pattern, and possible first characters."""
+
+
+class Count(int):
+    """A whole number that YAML writes with a suffix, and its text: the key decides what it means,
+    64B being a count of 64 billion and no size in bytes."""
+
+    text: str
+
+    def __new__(cls, number: int, text: str) -> Count:
+        made = super().__new__(cls, number)
+        made.text = text
+        return made
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Count, (int(self), self.text)
 
 
 def parse(text: str, *, source: str) -> tuple[dict[str, Any], Lines]:
@@ -91,12 +106,13 @@ def emit(data: Any) -> str:
 
 
 def count(text: str) -> int | float:
-    """Parse a count: '900B' → 900_000_000_000, '8Ki' → 8192. Exact; a fraction becomes a float."""
+    """Parse a count: '900B' → 900_000_000_000, '8Ki' → 8192. Exact: whole numbers are of the class
+    Count; a fraction becomes a float."""
     match = COUNT.match(text)
     if not match:
         raise ValueError(f"`{text}` is not a count like 4096, 900B or 8Ki")
     number = Fraction(match[1].replace("_", "")) * (DECIMAL | BINARY)[match[2]]
-    return int(number) if number.denominator == 1 else float(number)
+    return Count(int(number), text) if number.denominator == 1 else float(number)
 
 
 def size(text: str) -> int:
@@ -173,6 +189,7 @@ def _dumper() -> type[yaml.SafeDumper]:
             return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
     Dumper.add_representer(str, Dumper.represent_str)
+    Dumper.add_representer(Count, Dumper.represent_int)
     for tag, (pattern, first) in VALUES.items():
         Dumper.add_implicit_resolver(tag, re.compile(f"^(?:{pattern})$"), [*first])
     return Dumper

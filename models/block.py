@@ -20,7 +20,7 @@ from torch import Tensor
 from .config import ModelConfig
 from .initializers import Initializers
 from .layers.norms import build_norm
-from .layers.recompute import Recomputable, Recompute
+from .layers.recompute import Recomputable, Rule, Selective
 from .operators import OPERATORS, BatchContext, Operator, SharedOperator, State
 from .parallel.tensor import gather, scatter
 from .pattern import Layer
@@ -93,11 +93,12 @@ class Block(Recomputable):
     def branches(self) -> list[ResidualBranch]:
         return [self.mixer] if self.mlp is None else [self.mixer, self.mlp]
 
-    def set_recompute(self, recompute: Recompute) -> None:
-        self.recompute = recompute == "block"
+    def set_recompute(self, rule: Rule) -> None:
+        self.saved = rule if isinstance(rule, Selective) else None
+        self.recompute = rule == "block" or self.saved is not None
         for module in (self.call, *self.branches()):
             if module is not None:
-                module.recompute = recompute == "operator"
+                module.recompute = rule == "operator"
 
     def new_states(self, capacity: int) -> list[State]:
         """One state for each operator call of this layer."""

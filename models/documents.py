@@ -36,6 +36,7 @@ class Documents:
     _longer: dict[int, Documents] = field(default_factory=dict, repr=False, compare=False)
     _layouts: dict[int, Aligned] = field(default_factory=dict, repr=False, compare=False)
     _buckets: list[Buckets] = field(default_factory=list, repr=False, compare=False)
+    _spans: list[Spans] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
     def from_cu_seqlens(cls, cu_seqlens: Tensor, shape: tuple[int, int]) -> Documents:
@@ -53,6 +54,11 @@ class Documents:
         starts[:, 0] = True
         column = torch.arange(length, device=cu_seqlens.device).expand(rows, length)
         return cls(column - torch.where(starts, column, 0).cummax(dim=1).values)
+
+    @property
+    def packed(self) -> bool:
+        """True if a document begins inside a row. Read it in host memory."""
+        return bool((self.positions[:, 1:] == 0).any())
 
     def part(self, axis: Axis) -> Documents:
         """Documents of this rank's part of the rows, under context parallelism."""
@@ -98,10 +104,19 @@ class Documents:
             self._buckets.append(built.to(self.positions.device))
         return self._buckets[0]
 
-    def prepare(self, chunks: Iterable[int]) -> None:
+    def spans(self) -> Spans:
+        """Ends of the documents, for attention that keeps them apart by itself."""
+        if not self._spans:
+            built = Spans.build(self.host or self)
+            self._spans.append(built.to(self.positions.device))
+        return self._spans[0]
+
+    def prepare(self, chunks: Iterable[int], *, spans: bool = False) -> None:
         """Build layouts in advance: their sizes depend on the data, which a compiler cannot see."""
         for chunk in chunks:
             self.aligned(chunk)
+        if spans:
+            self.spans()
 
     def aligned(self, chunk: int) -> Aligned:
         """Layout in which each document begins at a multiple of `chunk`."""
@@ -245,6 +260,28 @@ class Buckets:
         flat = torch.cat([bucket.flatten(0, 1) for bucket in buckets])
         whole: Tensor = flat[self.place].unflatten(0, (rows, -1))
         return whole
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Documents as ranges of the flattened rows."""
+
+    ends: Tensor
+    """int32 [documents + 1]: 0, and the end of each document."""
+    longest: int
+    """Upper bound of the tokens of a document, a power of two: it takes few values, for each of
+    which a compiler compiles once."""
+
+    @classmethod
+    def build(cls, documents: Documents) -> Spans:
+        starts = documents.segment_starts().flatten()
+        begins = starts.nonzero().squeeze(1)
+        ends = torch.cat([begins, begins.new_tensor([starts.numel()])])
+        longest = int(ends.diff().max())
+        return cls(ends.int(), 1 << (longest - 1).bit_length())
+
+    def to(self, device: torch.device) -> Spans:
+        return Spans(_moved(self.ends, device), self.longest)
 
 
 def plain_layout(rows: int, length: int, chunk: int, device: torch.device) -> Aligned:

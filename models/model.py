@@ -24,7 +24,7 @@ from .documents import Documents
 from .embedding import Embedding, Table, Unembedding
 from .initializers import Initializers
 from .layers.norms import build_norm
-from .layers.recompute import Recompute
+from .layers.recompute import Recompute, rules_of
 from .operators import BatchContext, Operator, SharedOperator, State
 from .parallel.axes import Axes
 from .parallel.sharding import LocalShard, shard_parameters
@@ -172,7 +172,11 @@ class Model(nn.Module):
             positions = torch.arange(seen, seen + length, device=tokens.device).unsqueeze(0)
             return BatchContext(positions, rows=rows, axes=self.axes)
         if states is None:
-            documents.prepare(self.packing_chunks(length, tokens.device))
+            attends = any(options.attention_heads for options in self.config.operators.values())
+            documents.prepare(
+                self.packing_chunks(length, tokens.device),
+                spans=attends and tokens.device.type == "cuda",
+            )
         return BatchContext(documents.positions, documents, rows=rows, axes=self.axes)
 
     def packing_chunks(self, length: int, device: torch.device) -> list[int]:
@@ -196,8 +200,10 @@ class Model(nn.Module):
 
     def set_recompute(self, recompute: Recompute) -> None:
         """Choose what the backward pass computes again instead of keeping it in memory."""
-        for block in self.typed_blocks():
-            block.set_recompute(recompute)
+        rules = rules_of(recompute, len(self.config.layers))
+        for number, block in self.blocks.items():
+            assert isinstance(block, Block)
+            block.set_recompute(rules[int(number)])
 
     def shared_block(self, layer: Layer) -> SharedOperator | None:
         """The shared block that feeds the layer, or None."""

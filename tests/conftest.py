@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ GENERAL = {
 settings.register_profile("same", **GENERAL, derandomize=True)
 settings.register_profile("others", **GENERAL)
 settings.load_profile("same")
+
+# Commands that tests start keep their bytecode, or each of them compiles all modules anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.hookimpl(trylast=True)  # after deselection

@@ -24,7 +24,7 @@ CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 AuthType=auth/munge
-AuthInfo=socket={root}/munge.sock,cred_expire=3
+AuthInfo=socket={root}/munge.sock,cred_expire=5
 SlurmUser=root
 SlurmdUser=root
 SlurmctldPort={port}
@@ -42,7 +42,8 @@ SelectType=select/linear
 KillWait=5
 PartitionName=all Nodes=ALL Default=YES
 """
-"""Slurm waits for `cred_expire` seconds before it starts a requeued job again."""
+"""Slurm waits for `cred_expire` seconds before it starts a requeued job again. A number below 5 is
+invalid: Slurm then waits for 120."""
 NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2\n"
 
 

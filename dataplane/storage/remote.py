@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from ...console.errors import MissingError, UserError
 from ...console.explain import nearest
 from ...console.log import get_logger
-from .faults import is_transient, message_of, response_of, storage_error
+from .faults import is_transient, message_of, response_of, storage_error, unknown_host
 
 T = TypeVar("T")
 
@@ -44,7 +48,30 @@ def file_system(url: str) -> tuple[Any, str]:
         near = nearest(scheme, known_implementations)
         hint = f"did you mean {near}://?" if near else "check the URL"
         raise MissingError(f"cannot open {url}: {error}", hint=hint) from None
+    if "s3" in fs.protocol:
+        events = fs.s3.meta.events
+        events.register("before-send.s3", _resolve_host, unique_id=_resolve_host.__qualname__)
     return fs, path
+
+
+def _resolve_host(request: Any, **_: Any) -> None:
+    """Handler of botocore: resolve the host of a signed request."""
+    parts = urlsplit(request.url)
+    _resolve(f"{parts.scheme}://{parts.netloc}")
+
+
+@cache
+def _resolve(endpoint: str) -> None:
+    """Raise an error if the host of an S3 endpoint does not exist: botocore would ask again for
+    eight seconds, in silence. A proxy resolves names by itself."""
+    parts = urlsplit(endpoint)
+    if getproxies().get(parts.scheme) and not proxy_bypass(parts.netloc):
+        return
+    try:
+        socket.getaddrinfo(parts.hostname, None)
+    except socket.gaierror as error:
+        if unknown_host(error):
+            raise socket.gaierror(error.errno, f"{error.strerror} ({endpoint})") from None
 
 
 def request(verb: str, url: str, act: Callable[[Any, str], T]) -> T:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
 
 from ..config import ModelConfig
 from ..layers.linear import SplitLinear
+from ..layers.recompute import Results, Rule, Selective
 from ..model import Model
 from ..operators import Operator
 
@@ -113,6 +114,28 @@ def layer_flops(
             operator = branch.operator
             parts[name] += matrix_flops(operator) + sum(own(operator).values())
         yield parts
+
+
+KINDS: dict[str, Results] = {"experts": "matmul", "projections": "matmul", "fft": "convolution"}
+"""Kind of operation of an operator's part, where it has another name."""
+
+
+def recomputed_flops(model: Model, seq_len: int, rules: Sequence[Rule]) -> float:
+    """Count the FLOPs for each token that the backward pass computes again."""
+    total = 0.0
+    for rule, layer, block in zip(rules, model.config.layers, model.typed_blocks(), strict=True):
+        if rule == "none":
+            continue
+        kept = rule.save if isinstance(rule, Selective) else ()
+        shared, calls = model.shared_block(layer), block.call
+        operators = [shared, *(branch.operator for branch in block.branches())]
+        again = defaultdict(float, {"matmul": matrix_flops(calls) if calls else 0.0})
+        for operator in filter(None, operators):
+            again["matmul"] += matrix_flops(operator)
+            for part, flops in operator.flops(seq_len).items():
+                again[KINDS.get(part, part)] += flops
+        total += sum(flops for kind, flops in again.items() if kind not in kept)
+    return total
 
 
 def head_flops(model: Model) -> float:

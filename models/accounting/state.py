@@ -65,6 +65,11 @@ def by_rows(shapes: Shapes, ranks: int) -> int:
     return sum(-(-rows // ranks) * math.prod(rest) for rows, *rest in shaped)
 
 
+def outside_blocks(shapes: Shapes, ranks: int) -> int:
+    """Count embeddings, head, final norm and shared blocks: no layer holds them. All are whole."""
+    return elements(shape for name, shape in shapes.items() if not name.startswith("blocks."))
+
+
 @dataclass(frozen=True, kw_only=True)
 class StatePart:
     """A part of the state that a rank holds from one backward pass to the next or longer."""

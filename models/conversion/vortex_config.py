@@ -134,6 +134,8 @@ def write_config(config: ModelConfig) -> Settings:
     # From 128 taps on, Vortex treats a filter as MR, which has a skip.
     require(mr.taps >= 128 > se.taps, "Vortex's MR filters have 128 taps or more, SE's less")
     require(li.poles == "real", "its poles are complex")
+    require(li.filters(config.width) == config.width, "its long filters are shared by channels")
+    require(not (mr.slow_heads or li.slow_heads), "it has slow heads")
     require(attention.kv_heads in (None, attention.heads), "its attention shares keys among heads")
     require(attention.head_dim is None, "heads × head_dim is not the width")
     require(attention.window is None and not attention.qk_norm, "its attention has options")

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from ..initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import RMSNorm
+from ..layers.packed_attention import applies, packed_attention
 from ..layers.rope import Rope, rotate, rotation
 from ..parallel.heads import from_heads, to_heads
 from ..parallel.ring import ring_attention
@@ -115,10 +116,15 @@ class Attention(Operator):
     def whole_rows(self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext) -> Tensor:
         if batch.state is not None:
             k, v = remember(k, v, batch.state)
-        if batch.documents is None or batch.state is not None or is_compiling():
+        documents = batch.documents if batch.state is None else None
+        if documents is not None and applies(self.options.kernel, q):
+            window = self.options.window
+            spans = documents.spans()
+            return packed_attention(q, k, v, spans, scale=self.scale, window=window)
+        if documents is None or is_compiling():
             return self.product(q, k, v, visible(batch, q.shape[1], self.options.window))
         # One document per row: plain causal attention never sees the padding at the end.
-        buckets = batch.documents.buckets()
+        buckets = documents.buckets()
         qkv = zip(buckets.spread(q), buckets.spread(k), buckets.spread(v), strict=True)
         return buckets.collect([self.alone(*bucket) for bucket in qkv], len(q))
 

@@ -3,26 +3,23 @@
 z = u·W                      D → 3D, no bias
 q, k, v = conv3(z)           a causal filter of three taps for each channel
 w = k ⊙ v                    the gate before the operator
-y = q ⊙ (h ∗ w + d·w)        the gate after it; d only for MR and LI
+y = q ⊙ (h ∗ w + d·w)        the gate after it; d only for MR and LI (`hyena_long`)
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..initializers import Initializers
-from ..layers.gated_convolution import gated_input
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
-from ..parallel.channels import by_channels
 from ..parallel.sharding import Sharded, ShardingSpec
 from .base import BatchContext, FusedOptions, Operator
-from .short_conv import ShortConvolution, remembered_convolution
+from .short_conv import ShortConvolution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +44,17 @@ class HyenaOptions(FusedOptions):
 
 
 class Hyena(Operator):
-    """Subclasses implement `mix`: the gates, and the operator between them."""
+    """Subclasses implement `mix`: the gates, and the operator between them. `skip` is the number of
+    weights d."""
 
-    def __init__(self, options: HyenaOptions, width: int, *, skip: bool) -> None:
+    def __init__(self, options: HyenaOptions, width: int, *, skip: int = 0) -> None:
         super().__init__(options, width)
         parts = {"q": width, "k": width, "v": width}
         self.qkv = SplitLinear(width, parts, bias=options.qkv_bias)
         self.featurizer = ShortConvolution(
             3 * width, options.featurizer, bias=options.featurizer_bias
         )
-        self.skip = nn.Parameter(torch.empty(width)) if skip else None
+        self.skip = nn.Parameter(torch.empty(skip)) if skip else None
         self.output = OutputLinear(width, width, bias=options.output_bias)
 
     def forward(self, u: Tensor, batch: BatchContext) -> Tensor:
@@ -67,33 +65,6 @@ class Hyena(Operator):
     @abstractmethod
     def mix(self, z: Tensor, batch: BatchContext) -> Tensor:
         """Return q ⊙ (h ∗ w + d·w); z holds q, k and v, concatenated."""
-
-    def convolved(self, z: Tensor, taps: Tensor, batch: BatchContext, **options: Any) -> Tensor:
-        """`mix` with explicit filter taps."""
-        return remembered_convolution(
-            z,
-            taps,
-            batch,
-            "filter",
-            gated=True,
-            skip=self.skip,
-            kernel=self.options.kernel,
-            **options,
-        )
-
-    def mix_by_channels(
-        self,
-        z: Tensor,
-        whole_rows: Callable[[Tensor, slice, BatchContext], Tensor],
-        batch: BatchContext,
-    ) -> Tensor:
-        """`mix` under context parallelism: `whole_rows` filters some channels of whole rows."""
-        w = gated_input(z)
-        whole = batch.whole(w.shape[1])
-        axis = batch.axes.context
-        y = by_channels(w, lambda x, channels: whole_rows(x, channels, whole), axis)
-        assert self.skip is not None
-        return z[..., : w.shape[-1]] * (y + self.skip * w)
 
     def init_weights(self, init: Initializers) -> None:
         init.linear(self.qkv)

@@ -1,4 +1,4 @@
-"""Hyena-LI, modal: a filter as long as the document, a sum of N exponentials for each channel.
+"""Hyena-LI, modal: a filter as long as the document, a sum of N exponentials.
 
     h_t = Σ_n R_n · exp(−e^{r_n} · t)                      real poles: StripedHyena 2
     h_t = Re Σ_n R_n · exp((−e^{r_n} + i·φ_n) · t)         complex poles: StripedHyena 1
@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..initializers import Initializers
-from ..parallel.channels import ALL
-from ..parallel.sharding import Sharded, ShardingSpec
+from ..parallel.sharding import ShardingSpec, filters
 from ..precision import widen
 from .hyena_modal import ModalHyena, ModalOptions
 
@@ -28,7 +27,7 @@ from .hyena_modal import ModalHyena, ModalOptions
 class HyenaLIOptions(ModalOptions):
     """Hyena, long implicit filter in modal form."""
 
-    newer = ("gamma_min", "gamma_max")
+    newer = ("groups", "slow_heads", "gamma_min", "gamma_max")
     kind: Literal["hyena-li"] = "hyena-li"
     poles: Literal["real", "complex"] = "real"
     """Complex poles oscillate as they decay."""
@@ -55,7 +54,7 @@ class HyenaLI(ModalHyena):
 
     def __init__(self, options: HyenaLIOptions, width: int) -> None:
         super().__init__(options, width)
-        shape = (width, options.state_size)
+        shape = (self.groups, options.state_size)
         self.oscillates = options.poles == "complex"
         factors = (2,) if options.rates == "product" else ()
         self.rates = nn.Parameter(torch.empty(*factors, *shape))
@@ -63,13 +62,13 @@ class HyenaLI(ModalHyena):
         self.angles = nn.Parameter(torch.empty(shape)) if self.oscillates else None
         self.residues_i = nn.Parameter(torch.empty(shape)) if self.oscillates else None
 
-    def modes(self, channels: slice = ALL) -> tuple[Tensor, Tensor]:
-        rates = plain_rates(widen(self.rates[..., channels, :]), self.options)
-        residues = widen(self.residues[channels])
+    def modes(self) -> tuple[Tensor, Tensor]:
+        rates = plain_rates(widen(self.rates), self.options)
+        residues = widen(self.residues)
         if self.angles is None or self.residues_i is None:
             return rates, residues
-        rates = torch.complex(rates, -widen(self.angles[channels]))
-        return rates, torch.complex(residues, widen(self.residues_i[channels]))
+        rates = torch.complex(rates, -widen(self.angles))
+        return rates, torch.complex(residues, widen(self.residues_i))
 
     def init_weights(self, init: Initializers) -> None:
         super().init_weights(init)
@@ -87,13 +86,15 @@ class HyenaLI(ModalHyena):
             init.normal(self.residues_i, 0.1 / math.sqrt(options.state_size))
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        modes = dict.fromkeys(("angles", "residues", "residues_i"), Sharded(0))
-        rates = Sharded(self.rates.dim() - 2)
-        return {**super().sharding_spec(ranks), **modes, "rates": rates}
+        return {
+            **super().sharding_spec(ranks),
+            **filters(["angles", "residues", "residues_i"], self.groups, ranks),
+            **filters(["rates"], self.groups, ranks, dim=self.rates.dim() - 2),
+        }
 
 
 def plain_rates(parameter: Tensor, options: HyenaLIOptions) -> Tensor:
-    """Return the rates [width, N] that the parameter `rates` stands for."""
+    """Return the rates [filters, N] that the parameter `rates` stands for."""
     if options.rates == "product":
         parameter = parameter.sum(0)
     return parameter if options.rates == "plain" else torch.exp(parameter)

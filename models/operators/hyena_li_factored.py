@@ -1,7 +1,7 @@
 """Hyena-LI with real poles, poles and residues as products: Savanna's `implicit_real_modal`.
 
     λ_n = clamp(δ_n, 0.001, 0.1) · exp(Π_j p_nj)
-    h_t = Σ_n (Π_j R_nj) · exp(−λ_n · t · S/(S−1))         for each channel
+    h_t = Σ_n (Π_j R_nj) · exp(−λ_n · t · S/(S−1))         for each group of channels
 
 `hyena_modal` computes it. S, the horizon, is a constant of the model: Savanna spreads L points of
 time over [0, L], where L is the length of its rows.
@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..initializers import Initializers
-from ..parallel.channels import ALL
-from ..parallel.sharding import Sharded, ShardingSpec
+from ..parallel.sharding import ShardingSpec, filters
 from ..precision import widen
 from .hyena_modal import ModalHyena, ModalOptions
 
@@ -31,6 +30,7 @@ SHORTEST, LONGEST = 0.001, 0.1
 class HyenaLIFactoredOptions(ModalOptions):
     """Hyena, long implicit filter with real poles, as products of factors."""
 
+    newer = ("groups", "slow_heads")
     kind: Literal["hyena-li-factored"] = "hyena-li-factored"
     pole_factors: int = 3
     """Factors p of a pole."""
@@ -55,23 +55,23 @@ class HyenaLIFactored(ModalHyena):
 
     def __init__(self, options: HyenaLIFactoredOptions, width: int) -> None:
         super().__init__(options, width)
-        shape = (width, options.state_size)
+        shape = (self.groups, options.state_size)
         self.steps = nn.Parameter(torch.empty(shape))
         self.poles = nn.Parameter(torch.empty(*shape, options.pole_factors))
         self.residues = nn.Parameter(torch.empty(*shape, options.residue_factors))
 
-    def modes(self, channels: slice = ALL) -> tuple[Tensor, Tensor]:
+    def modes(self) -> tuple[Tensor, Tensor]:
         horizon = self.options.filter_horizon
-        steps = widen(self.steps[channels]).clamp(SHORTEST, LONGEST)
-        rates = steps * torch.exp(widen(self.poles[channels]).prod(-1))
-        return rates * (horizon / (horizon - 1)), widen(self.residues[channels]).prod(-1)
+        steps = widen(self.steps).clamp(SHORTEST, LONGEST)
+        rates = steps * torch.exp(widen(self.poles).prod(-1))
+        return rates * (horizon / (horizon - 1)), widen(self.residues).prod(-1)
 
     def init_weights(self, init: Initializers) -> None:
         super().init_weights(init)
         init.uniform(self.steps, SHORTEST, LONGEST)
-        shape = self.poles.shape  # every channel starts with the same poles
+        shape = self.poles.shape  # every filter starts with the same poles
         init.set(self.poles, lambda g: torch.randn(shape[1:], generator=g).expand(shape))
         init.normal(self.residues, 1 / math.sqrt(self.options.state_size))
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        return {**super().sharding_spec(ranks), **dict.fromkeys(self.no_decay, Sharded(0))}
+        return {**super().sharding_spec(ranks), **filters(self.no_decay, self.groups, ranks)}

@@ -1,7 +1,7 @@
 """Hyena-LI, free-form: a filter as long as its horizon, computed by a small sine network.
 
     f(t) = [t/(S−1), cos and −sin of 16 frequencies at 2πt/S]        33 features, fixed
-    h(t) = W₃·sin(ω·(W₂·sin(ω·(W₁·sin(ω·(W₀·f(t))))))) · exp(−|α_c|·t/(S−1))
+    h(t) = W₃·sin(ω·(W₂·sin(ω·(W₁·sin(ω·(W₀·f(t))))))) · exp(−|α|·t/(S−1))
 
 The numbers of features and of inner layers, the start of ω, and the range of α are options; α may
 be learned.
@@ -23,20 +23,22 @@ from torch.nn import functional as F
 
 from ..initializers import Initializers
 from ..layers.convolution import convolution_chunks, convolution_flops
-from ..parallel.axes import ALONE, Axis
+from ..parallel.axes import Axis
 from ..parallel.channels import ALL
-from ..parallel.sharding import Sharded, ShardingSpec
+from ..parallel.sharding import ShardingSpec, filters
 from ..precision import widen
 from .base import BatchContext
-from .hyena import Hyena, HyenaOptions
+from .hyena_long import LongHyena, LongHyenaOptions
 from .short_conv import remembered_convolution
 
 
 @dataclass(frozen=True, kw_only=True)
-class HyenaLIFreeformOptions(HyenaOptions):
+class HyenaLIFreeformOptions(LongHyenaOptions):
     """Hyena, long implicit filter in free form."""
 
     newer = (
+        "groups",
+        "slow_heads",
         "features",
         "inner_layers",
         "frequency",
@@ -61,7 +63,7 @@ class HyenaLIFreeformOptions(HyenaOptions):
     slow_decay: float = 1.2
     """Part of the horizon after which the slowest decay is 0.01."""
     learned_decay: bool = False
-    """Learn the decay of each channel."""
+    """Learn the decay of each filter."""
     last_start: Literal["uniform", "xavier"] = "uniform"
     """Start of the last layer: U(±1/√inputs), or N(0, 2/(inputs + outputs)), as Savanna has."""
 
@@ -88,12 +90,12 @@ class SomeOutputs(nn.Linear):
         return F.linear(x, self.weight[outputs])
 
 
-class HyenaLIFreeform(Hyena):
+class HyenaLIFreeform(LongHyena):
     Options = HyenaLIFreeformOptions
     once = ("layers", "last")
 
     def __init__(self, options: HyenaLIFreeformOptions, width: int) -> None:
-        super().__init__(options, width, skip=True)
+        super().__init__(options, width)
         inner = options.filter_width
         self.layers = nn.ModuleList(
             [
@@ -102,11 +104,12 @@ class HyenaLIFreeform(Hyena):
             ]
         )
         self.frequency = nn.Parameter(torch.empty(inner))
-        self.last = SomeOutputs(inner, width, bias=False)
-        self.decay = nn.Parameter(torch.empty(width)) if options.learned_decay else None
+        self.last = SomeOutputs(inner, self.groups, bias=False)
+        self.decay = nn.Parameter(torch.empty(self.groups)) if options.learned_decay else None
 
-    def filter(self, length: int, channels: slice = ALL, axis: Axis = ALONE) -> Tensor:
-        """h [width, length] for some of this rank's channels; the horizon bounds the length."""
+    def taps(self, length: int, filters: slice, axis: Axis) -> Tensor:
+        """h [filters, length] for some of the filters that this rank holds; the horizon bounds the
+        length."""
         horizon = self.options.filter_horizon
         dtype = torch.promote_types(self.frequency.dtype, torch.float32)
         step = torch.arange(length, device=self.frequency.device, dtype=dtype)
@@ -120,28 +123,37 @@ class HyenaLIFreeform(Hyena):
         if self.decay is not None:
             decay = widen(self.decay)
         else:
-            decay = self.decays(step)[axis.part(self.width)]
-        decay = decay[channels].abs()
-        return (widen(self.last(hidden, channels)) * torch.exp(-time * decay)).T
+            decay = self.decays(step)
+            if self.groups % axis.size == 0:
+                decay = decay[axis.part(self.groups)]
+        decay = decay[filters].abs()
+        return (widen(self.last(hidden, filters)) * torch.exp(-time * decay)).T
 
     def decays(self, like: Tensor) -> Tensor:
-        """α of every channel at the start, with the type and device of `like`."""
+        """α of every filter at the start, with the type and device of `like`."""
         slowest, fastest = (
             math.log(0.01) / part for part in (self.options.slow_decay, self.options.fast_decay)
         )
-        return torch.linspace(slowest, fastest, self.width, device=like.device, dtype=like.dtype)
+        return torch.linspace(slowest, fastest, self.groups, device=like.device, dtype=like.dtype)
 
-    def mix(self, z: Tensor, batch: BatchContext) -> Tensor:
+    def filtered(self, x: Tensor, batch: BatchContext, skip: Tensor, *, gated: bool) -> Tensor:
         if batch.axes.context.size == 1:
-            return self.whole_rows(z, ALL, batch, gated=True, skip=self.skip)
-        return self.mix_by_channels(z, self.whole_rows, batch)
+            channels = x.shape[-1] // (3 if gated else 1)
+            return self.whole_rows(x, ALL, channels, batch, gated=gated, skip=skip)
+        return self.filtered_by_channels(x, self.whole_rows, batch, skip, gated=gated)
 
-    def whole_rows(self, x: Tensor, channels: slice, batch: BatchContext, **options: Any) -> Tensor:
-        """Filter some of the channels of whole rows."""
+    def whole_rows(
+        self, x: Tensor, part: slice, channels: int, batch: BatchContext, **options: Any
+    ) -> Tensor:
+        """Filter a part of the channels of whole rows."""
         state = batch.state
         longest = state.capacity if state is not None else x.shape[1]
         reach = min(longest, self.options.filter_horizon)
-        taps = self.filter(reach, channels, batch.axes.tensor)
+
+        def compute(filters: slice) -> Tensor:
+            return self.taps(reach, filters, batch.axes.tensor)
+
+        taps = self.taps_of(compute, channels, part, batch)
         options["kernel"] = self.options.kernel
         return remembered_convolution(x, taps, batch, "filter", **options)
 
@@ -163,20 +175,21 @@ class HyenaLIFreeform(Hyena):
             init.constant(self.decay, self.decays(torch.empty(0)))
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        return {**super().sharding_spec(ranks), "last.weight": Sharded(0), "decay": Sharded(0)}
+        own = filters(["last.weight", "decay"], self.groups, ranks)
+        return {**super().sharding_spec(ranks), **own}
 
     def flops(self, length: int) -> dict[str, float]:
         """Leave out the network that computes the filter: it runs once for a batch."""
         flops = super().flops(length)
         reach = min(length, self.options.filter_horizon)
-        flops["convolution"] += self.width * convolution_flops(reach, length)
+        flops["convolution"] += self.filtered_channels() * convolution_flops(reach, length)
         return flops
 
     def step_flops(self, seen: int) -> dict[str, float]:
         """The newest output over all inputs kept; the filter is computed again."""
         flops = super().flops(1)
         reach = min(seen, self.options.filter_horizon)
-        flops["convolution"] += 2.0 * self.width * reach
+        flops["convolution"] += 2.0 * self.filtered_channels() * reach
         network = (*self.layers.parameters(), *self.last.parameters())
         flops["filter"] = 2.0 * reach * sum(p.numel() for p in network if p.dim() == 2)
         return flops

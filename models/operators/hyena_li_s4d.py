@@ -1,6 +1,6 @@
 """Hyena-LI with complex poles in the form of S4D: Savanna's `implicit_complex_modal`.
 
-    a_n = −e^{r_n} + i·φ_n,  δ = e^{s}                     one step δ for each channel
+    a_n = −e^{r_n} + i·φ_n,  δ = e^{s}                     one step δ for each filter
     h_t = 2·Re Σ_n δ·B_n·C_n / (1 − δ·a_n/2) · exp(δ·a_n·t)
 
 `hyena_modal` computes it. It starts as S4D-Lin: r = log ½, φ_n = π·n, δ from 0.001 to 0.1, B = 1,
@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..initializers import Initializers
-from ..parallel.channels import ALL
-from ..parallel.sharding import Sharded, ShardingSpec
+from ..parallel.sharding import ShardingSpec, filters
 from ..precision import widen
 from .hyena_modal import ModalHyena, ModalOptions
 
@@ -30,6 +29,7 @@ SHORTEST, LONGEST = 0.001, 0.1
 class HyenaLIS4DOptions(ModalOptions):
     """Hyena, long implicit filter with complex poles, in the form of S4D."""
 
+    newer = ("groups", "slow_heads")
     kind: Literal["hyena-li-s4d"] = "hyena-li-s4d"
 
 
@@ -40,8 +40,8 @@ class HyenaLIS4D(ModalHyena):
 
     def __init__(self, options: HyenaLIS4DOptions, width: int) -> None:
         super().__init__(options, width)
-        shape = (width, options.state_size)
-        self.steps = nn.Parameter(torch.empty(width))
+        shape = (self.groups, options.state_size)
+        self.steps = nn.Parameter(torch.empty(self.groups))
         self.rates = nn.Parameter(torch.empty(shape))
         self.angles = nn.Parameter(torch.empty(shape))
         self.inputs = nn.Parameter(torch.empty(shape))
@@ -49,14 +49,11 @@ class HyenaLIS4D(ModalHyena):
         self.residues = nn.Parameter(torch.empty(shape))
         self.residues_i = nn.Parameter(torch.empty(shape))
 
-    def modes(self, channels: slice = ALL) -> tuple[Tensor, Tensor]:
-        def part(parameter: Tensor) -> Tensor:
-            return widen(parameter[channels])
-
-        step = torch.exp(part(self.steps)).unsqueeze(-1)
-        rates = step * torch.complex(torch.exp(part(self.rates)), -part(self.angles))
-        inputs = torch.complex(part(self.inputs), part(self.inputs_i))
-        outputs = torch.complex(part(self.residues), part(self.residues_i))
+    def modes(self) -> tuple[Tensor, Tensor]:
+        step = torch.exp(widen(self.steps)).unsqueeze(-1)
+        rates = step * torch.complex(torch.exp(widen(self.rates)), -widen(self.angles))
+        inputs = torch.complex(widen(self.inputs), widen(self.inputs_i))
+        outputs = torch.complex(widen(self.residues), widen(self.residues_i))
         return rates, 2 * step * inputs * outputs / (1 + rates / 2)
 
     def init_weights(self, init: Initializers) -> None:
@@ -70,5 +67,5 @@ class HyenaLIS4D(ModalHyena):
         init.normal(self.residues_i, math.sqrt(0.5))
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        modes = dict.fromkeys(("steps", *self.no_decay), Sharded(0))
+        modes = filters(("steps", *self.no_decay), self.groups, ranks)
         return {**super().sharding_spec(ranks), **modes}

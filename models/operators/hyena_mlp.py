@@ -99,7 +99,7 @@ class HyenaMLP(Operator):
         return {
             **outputs("qkv", self.qkv),
             **({"featurizer.taps": thrice} if self.featurizer is not None else {}),
-            **filters("taps", self.options.groups, ranks),
+            **filters(["taps"], self.options.groups, ranks),
             **inputs("down"),
         }
 

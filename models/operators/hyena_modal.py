@@ -1,10 +1,10 @@
 """Base of the modal Hyena-LI operators: a filter as long as the document, a sum of N exponentials.
 
-    h_t = Re Σ_n R_n · exp(−λ_n · t)                       for each channel
+    h_t = Re Σ_n R_n · exp(−λ_n · t)                       for each group of channels
 
 The operator is a diagonal state space: a chunked scan computes the convolution exactly, in linear
-time, with N state elements for each channel; each document starts from a state of zeros. The FFT
-form gives the same result. Subclasses define λ and R (`modes`) by parameters of their own.
+time, with N state elements for each convolved channel; each document starts from a state of zeros.
+The FFT form gives the same result. Subclasses define λ and R (`modes`) by parameters of their own.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ..layers.gated_convolution import gated_convolution, gated_modal
 from ..layers.scan import real
 from ..parallel.channels import ALL
 from .base import BatchContext
-from .hyena import Hyena, HyenaOptions
+from .hyena_long import LongHyena, LongHyenaOptions, for_channels
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModalOptions(HyenaOptions):
+class ModalOptions(LongHyenaOptions):
     """Options of all modal filters."""
 
     state_size: int = 16
-    """N: exponentials for each channel."""
+    """N: exponentials for each filter."""
     method: Literal["scan", "fft"] = "scan"
     """Form of the convolution; the result is the same."""
     chunk: int = 32
@@ -43,49 +43,54 @@ class ModalOptions(HyenaOptions):
                 yield f"{name} must be at least 1, not {getattr(self, name)}"
 
 
-class ModalHyena(Hyena):
+class ModalHyena(LongHyena):
     """Subclasses set `oscillates` (True if the rates are complex) and implement `modes`."""
 
     oscillates: bool
 
-    def __init__(self, options: ModalOptions, width: int) -> None:
-        super().__init__(options, width, skip=True)
-
     @abstractmethod
-    def modes(self, channels: slice = ALL) -> tuple[Tensor, Tensor]:
-        """Return the rates λ and the residues R [width, N], real or complex."""
+    def modes(self) -> tuple[Tensor, Tensor]:
+        """Return the rates λ and the residues R [filters, N], real or complex, of the filters that
+        this rank holds."""
 
-    def filter(self, length: int, channels: slice = ALL) -> Tensor:
-        """h [width, length]."""
-        rates, residues = self.modes(channels)
+    def modes_of(self, channels: int, part: slice, batch: BatchContext) -> tuple[Tensor, Tensor]:
+        """Return the modes of a part of this number of channels."""
+        rates, residues = (self.own_filters(each, batch) for each in self.modes())
+        return for_channels(rates, channels, part), for_channels(residues, channels, part)
+
+    def taps(self, length: int, filters: slice) -> Tensor:
+        """h [filters, length]."""
+        rates, residues = (each[filters] for each in self.modes())
         time = torch.arange(length, device=rates.device)
         powers = torch.exp(-rates.unsqueeze(-1) * time)
         return real(torch.einsum("dn,dnt->dt", residues, powers))
 
-    def mix(self, z: Tensor, batch: BatchContext) -> Tensor:
+    def filtered(self, x: Tensor, batch: BatchContext, skip: Tensor, *, gated: bool) -> Tensor:
         axis = batch.axes.context
         by_states = axis.size > 1 and batch.axes.hyena_li == "states"
         if by_states or (axis.size == 1 and self.scans(batch)):
-            return self.scan(z, batch, skip=self.skip, gated=True)
-        return self.mix_by_channels(z, self.whole_rows, batch)
+            channels = x.shape[-1] // (3 if gated else 1)
+            modes = self.modes_of(channels, ALL, batch)
+            return self.scan(x, modes, batch, skip=skip, gated=gated)
+        return self.filtered_by_channels(x, self.whole_rows, batch, skip, gated=gated)
 
     def scans(self, batch: BatchContext) -> bool:
         """True if whole rows are scanned; generation always scans."""
         return self.options.method == "scan" or batch.state is not None
 
-    def whole_rows(self, w: Tensor, channels: slice, batch: BatchContext) -> Tensor:
-        """Filter some of the channels of whole rows."""
+    def whole_rows(self, w: Tensor, part: slice, channels: int, batch: BatchContext) -> Tensor:
+        """Filter a part of the channels of whole rows."""
         if self.scans(batch):
-            return self.scan(w, batch, channels)
-        taps = self.filter(w.shape[1], channels)
+            return self.scan(w, self.modes_of(channels, part, batch), batch)
+        taps = self.taps_of(lambda filters: self.taps(w.shape[1], filters), channels, part, batch)
         kernel = self.options.kernel
         return gated_convolution(w, taps, batch.documents, method="fft", kernel=kernel)
 
     def scan(
         self,
         x: Tensor,
+        modes: tuple[Tensor, Tensor],
         batch: BatchContext,
-        channels: slice = ALL,
         *,
         skip: Tensor | None = None,
         gated: bool = False,
@@ -94,7 +99,7 @@ class ModalHyena(Hyena):
         tensors = batch.state.tensors if batch.state is not None else None
         y, state = gated_modal(
             x,
-            *self.modes(channels),
+            *modes,
             skip,
             batch.documents,
             state=tensors.get("modes") if tensors is not None else None,
@@ -115,15 +120,16 @@ class ModalHyena(Hyena):
         """The scan's matrix products: within the chunk, into the state, and out of it."""
         flops = super().flops(length)
         if self.options.method == "fft":
-            flops["fft"] = self.width * convolution_flops(length, length, "fft")
+            flops["fft"] = self.filtered_channels() * convolution_flops(length, length, "fft")
         else:
             chunk = min(self.options.chunk, length)
-            flops["scan"] = self.width * (2.0 * chunk + 2 * self.product * self.options.state_size)
+            each = 2.0 * chunk + 2 * self.product * self.options.state_size
+            flops["scan"] = self.filtered_channels() * each
         return flops
 
     def step_flops(self, seen: int) -> dict[str, float]:
         """For each state element a product and a sum in, and out."""
-        elements = self.width * self.options.state_size
+        elements = self.filtered_channels() * self.options.state_size
         return {**super().flops(1), "scan": 2 * self.product * elements}
 
     @property

@@ -20,20 +20,20 @@ from ..initializers import Initializers
 from ..layers.convolution import Method, convolution_chunks, convolution_flops
 from ..parallel.axes import ALONE, Axis
 from ..parallel.sharding import ShardingSpec, filters
-from ..parallel.tensor import own_filters
 from ..precision import widen
 from .base import BatchContext, divides
-from .hyena import Hyena, HyenaOptions
+from .hyena_long import LongHyena, LongHyenaOptions
+from .short_conv import remembered_convolution
 
 DECAYS = {"weak": (-2.0, 2.0), "normal": (-1.0, 2.0), "strong": (0.0, 2.0)}
 """Powers of ten: the decay rates of the first and of the last group."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class HyenaMROptions(HyenaOptions):
+class HyenaMROptions(LongHyenaOptions):
     """Hyena, medium filter, regularised by a decay."""
 
-    newer = ("decay_repeats",)
+    newer = ("decay_repeats", "slow_heads")
     kind: Literal["hyena-mr"] = "hyena-mr"
     groups: int
     """Filters; each is shared by width/groups neighbouring channels."""
@@ -50,7 +50,6 @@ class HyenaMROptions(HyenaOptions):
 
     def problems(self, width: int) -> Iterator[str]:
         yield from super().problems(width)
-        yield from divides("groups", self.groups, "the width", width)
         yield from divides("decay_repeats", self.decay_repeats, "groups", self.groups)
         if not 1 <= self.taps <= self.filter_horizon:
             yield (
@@ -59,21 +58,26 @@ class HyenaMROptions(HyenaOptions):
             )
 
 
-class HyenaMR(Hyena):
+class HyenaMR(LongHyena):
     Options = HyenaMROptions
 
     def __init__(self, options: HyenaMROptions, width: int) -> None:
-        super().__init__(options, width, skip=True)
+        super().__init__(options, width)
         self.taps = nn.Parameter(torch.empty(options.groups, options.taps))
 
-    def filter(self, axis: Axis = ALONE) -> Tensor:
-        """h for the groups of this rank's channels."""
-        taps = decayed(self.taps, self.options, axis)
-        return own_filters(taps, self.options.groups, self.width, axis)
-
-    def mix(self, z: Tensor, batch: BatchContext) -> Tensor:
-        taps = self.filter(batch.axes.tensor)
-        return self.convolved(z, taps, batch, method=self.options.method)
+    def filtered(self, x: Tensor, batch: BatchContext, skip: Tensor, *, gated: bool) -> Tensor:
+        taps = self.own_filters(decayed(self.taps, self.options, batch.axes.tensor), batch)
+        options = self.options
+        return remembered_convolution(
+            x,
+            taps,
+            batch,
+            "filter",
+            gated=gated,
+            skip=skip,
+            method=options.method,
+            kernel=options.kernel,
+        )
 
     def packing_chunks(self, length: int) -> set[int]:
         return convolution_chunks(self.options.taps, length, self.options.method)
@@ -83,17 +87,18 @@ class HyenaMR(Hyena):
         init.normal(self.taps, 1e-5 / math.sqrt(self.options.filter_horizon))
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        return {**super().sharding_spec(ranks), **filters("taps", self.options.groups, ranks)}
+        return {**super().sharding_spec(ranks), **filters(["taps"], self.options.groups, ranks)}
 
     def flops(self, length: int) -> dict[str, float]:
         flops = super().flops(length)
         reach = self.taps.shape[1]
-        flops["convolution"] += self.width * convolution_flops(reach, length, self.options.method)
+        each = convolution_flops(reach, length, self.options.method)
+        flops["convolution"] += self.filtered_channels() * each
         return flops
 
     def step_flops(self, seen: int) -> dict[str, float]:
         flops = super().flops(1)
-        flops["convolution"] += 2.0 * self.width * self.taps.shape[1]
+        flops["convolution"] += 2.0 * self.filtered_channels() * self.taps.shape[1]
         return flops
 
 

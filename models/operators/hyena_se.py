@@ -43,7 +43,7 @@ class HyenaSE(Hyena):
     Options = HyenaSEOptions
 
     def __init__(self, options: HyenaSEOptions, width: int) -> None:
-        super().__init__(options, width, skip=False)
+        super().__init__(options, width)
         self.taps = nn.Parameter(torch.empty(options.groups, options.taps))
 
     def mix(self, z: Tensor, batch: BatchContext) -> Tensor:
@@ -63,7 +63,7 @@ class HyenaSE(Hyena):
         init.short_filter(self.taps, self.featurizer.taps.shape[1])
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        return {**super().sharding_spec(ranks), **filters("taps", self.options.groups, ranks)}
+        return {**super().sharding_spec(ranks), **filters(["taps"], self.options.groups, ranks)}
 
     def flops(self, length: int) -> dict[str, float]:
         flops = super().flops(length)

@@ -16,7 +16,7 @@ and which gradients are summed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol, runtime_checkable
@@ -108,9 +108,10 @@ class LocalShard:
         return torch.cat(pieces, dim=self.dim)
 
 
-def filters(name: str, groups: int, ranks: int) -> ShardingSpec:
-    """Shard filters that neighbouring channels share, if the ranks divide them evenly."""
-    return {name: Sharded(0)} if groups % ranks == 0 else {}
+def filters(names: Iterable[str], groups: int, ranks: int, dim: int = 0) -> ShardingSpec:
+    """Shard the parameters of filters that neighbouring channels share, if the ranks divide the
+    filters evenly."""
+    return dict.fromkeys(names, Sharded(dim)) if groups % ranks == 0 else {}
 
 
 def shard_parameters(model: nn.Module, axes: Axes) -> dict[str, LocalShard]:

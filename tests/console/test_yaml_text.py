@@ -1,6 +1,7 @@
 """YAML: what looks like a number is one, everything else is text, every value has a line."""
 
 import math
+import pickle
 from fractions import Fraction
 
 import pytest
@@ -78,6 +79,38 @@ def test_counts_are_exact(whole: int, thousandths: int, suffix: str) -> None:
 def test_invalid_counts_are_errors(text: str) -> None:
     with pytest.raises(ValueError, match="is not a count"):
         yaml_text.count(text)
+
+
+def test_a_count_remembers_its_text() -> None:
+    """The key decides what it means: after a size, B is bytes."""
+    (found,) = yaml_text.value("[64B]")
+    assert (found, found.text, type(found + 0)) == (64 * 10**9, "64B", int)
+    assert pickle.loads(pickle.dumps(found)).text == "64B"
+    assert yaml_text.emit({"n": found}) == "n: 64000000000\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("64", 64),
+        ("64e6", 64 * 10**6),
+        ("1.5e3 KB", 1_500_000),
+        ("64M", 64 * 10**6),
+        ("64MB", 64 * 10**6),
+        ("64 MB", 64 * 10**6),
+        ("64Mi", 64 << 20),
+        ("64MiB", 64 << 20),
+        ("0.5GiB", 1 << 29),
+    ],
+)
+def test_sizes_are_bytes(text: str, number: int) -> None:
+    assert yaml_text.size(text) == number
+
+
+@pytest.mark.parametrize("text", ["64B", "64 B", "64BB", "64MBB", "64e-1", "0.3", "-1", "MB"])
+def test_invalid_sizes_are_errors(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a"):
+        yaml_text.size(text)
 
 
 def test_every_value_has_a_line() -> None:

@@ -67,7 +67,7 @@ MIXERS: dict[str, dict[str, Any]] = {
         "chunk": 16,
     },
     "li-product": {"kind": "hyena-li", "state_size": 4, "rates": "product", "chunk": 8},
-    "li-s4d": {"kind": "hyena-li-s4d", "state_size": 2, "chunk": 8},
+    "li-s4d": {"kind": "hyena-li-s4d", "state_size": 2, "groups": 8, "chunk": 8},
     "li-factored": {
         "kind": "hyena-li-factored",
         "state_size": 3,
@@ -83,6 +83,27 @@ MIXERS: dict[str, dict[str, Any]] = {
         "inner_layers": 1,
         "learned_decay": True,
         "last_start": "xavier",
+    },
+    "mr-heads": {
+        "kind": "hyena-mr",
+        "groups": 4,
+        "taps": 20,
+        "filter_horizon": 64,
+        "slow_heads": True,
+    },
+    "li-heads": {
+        "kind": "hyena-li",
+        "state_size": 2,
+        "groups": 4,
+        "slow_heads": True,
+        "method": "fft",
+    },
+    "freeform-heads": {
+        "kind": "hyena-li-freeform",
+        "filter_horizon": 40,
+        "groups": 8,
+        "slow_heads": True,
+        "learned_decay": True,
     },
     "hyena-mlp": {"kind": "hyena-mlp", "hidden": 24, "groups": 6, "taps": 5},
     "hyena-mlp-savanna": {

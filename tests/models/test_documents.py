@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -30,6 +32,18 @@ def test_positions_and_index(case: tuple[Documents, list[int], int, int]) -> Non
         index.append(starts.index(start))
     assert documents.positions.flatten().tolist() == expected
     assert documents.index.flatten().tolist() == index
+
+
+@settings(deadline=None)
+@given(packed())
+def test_spans_are_the_documents(case: tuple[Documents, list[int], int, int]) -> None:
+    documents, edges, rows, length = case
+    ends = sorted({*edges, *range(0, rows * length, length)})
+    spans = documents.spans()
+    assert spans.ends.tolist() == ends and spans.ends.dtype == torch.int32
+    longest = max(b - a for a, b in pairwise(ends))
+    assert longest <= spans.longest < 2 * longest and spans.longest.bit_count() == 1
+    assert documents.packed == (len(ends) > rows + 1)
 
 
 @settings(deadline=None)

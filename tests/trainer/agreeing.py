@@ -24,7 +24,7 @@ from headrace.trainer.checkpoints import store
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.saver import Saver
 from headrace.trainer.checkpoints.store import RunState
-from headrace.trainer.cluster.agreement import agreed
+from headrace.trainer.cluster.agreement import agreed, by_first
 from headrace.trainer.engines import give
 from headrace.trainer.engines.engine import Engine
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
@@ -81,6 +81,24 @@ def compare(facts_of: list[Any]) -> str:
     return "agreed"
 
 
+def refuse_first(error: Exception | None) -> str:
+    """Run a task on rank 0 alone, which raises `error`; return what each rank gets."""
+    ran = []
+
+    def act() -> str:
+        ran.append(dist.get_rank())
+        if error is not None:
+            raise error
+        return "done"
+
+    try:
+        result = by_first(act)
+    except Exception as raised:
+        return f"{type(raised).__name__}: {raised}"
+    assert (result, ran) == (("done", [0]) if dist.get_rank() == 0 else (None, []))
+    return "done"
+
+
 def make_job(folder: Path, words: list[str], mixture: str | None = None) -> Job:
     words = [*words, "model.vocab_size=512"] if mixture else [*SYNTHETIC, *words]
     return resolve(Request(model=str(TINY), out=str(folder), overrides=words, mixture=mixture))
@@ -89,7 +107,7 @@ def make_job(folder: Path, words: list[str], mixture: str | None = None) -> Job:
 def start(
     folder: Path,
     words: list[list[str]],
-    mixtures: list[str | None] = [None, None],  # noqa: B006
+    mixtures: Sequence[str | None] = (None, None),
     changed: dict[str, Any] | None = None,
 ) -> str:
     """Join the process group of a run; overrides and mixtures by rank. `changed` are facts about
@@ -105,6 +123,8 @@ def start(
             patch(mock.patch.object(torch, "__version__", here.pop("torch")))
         if "headrace" in here:
             patch(mock.patch.object(facts, "__version__", here.pop("headrace")))
+        if "sources" in here:
+            patch(mock.patch.object(facts.sources, "digest", return_value=here.pop("sources")))
         if "kernels" in here:
             patch(mock.patch.object(facts, "unfit", return_value=here.pop("kernels")))
         patch(mock.patch.dict("os.environ", here))

@@ -134,6 +134,12 @@ def trainer(tmp_path: Path) -> Trainer:
 
 
 @pytest.fixture(scope="session")
+def trainer_in() -> type[Trainer]:
+    """Make a trainer in a folder, for a fixture of a wider scope."""
+    return Trainer
+
+
+@pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """Return the folder of an undisturbed run on so many ranks; each is trained once."""
 

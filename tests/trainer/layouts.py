@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,19 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from changed_deepspeed import answers
+from layout_faults import FAULTS
 from piped import LENGTH, Batch, config_of, exact, keep, place, run_passes, second_oracle
 from torch import nn
 
+from benchmarks._collectives import Count
 from headrace.models.accounting.count import build_meta
+from headrace.models.layers.recompute import Recompute
 from headrace.models.model import initial_weights
-from headrace.models.parallel.axes import Axis
 from headrace.models.parallel.sharding import LocalShard
 from headrace.models.precision import PRECISIONS
 from headrace.trainer.checkpoints import saver, store
-from headrace.trainer.checkpoints.fragments import MASTER, Fragment
+from headrace.trainer.checkpoints.fragments import MASTER
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.engines import ENGINES, give
 from headrace.trainer.engines import deepspeed as deepspeed_engine
@@ -29,9 +32,10 @@ from headrace.trainer.engines import update as steps_of
 from headrace.trainer.engines.engine import Engine
 from headrace.trainer.engines.objective import Objective, parameters
 from headrace.trainer.engines.optimizers import OPTIMIZERS
-from headrace.trainer.engines.optimizers.exchange import Exchange
 from headrace.trainer.engines.update import update
 from headrace.trainer.layout.groups import Parallel
+from headrace.trainer.loop.execute import execute
+from headrace.trainer.pipeline.schedules import forward_only
 
 LR = 1e-2
 Z_LOSS = 1e-3
@@ -49,7 +53,7 @@ GATHER = {"block": "block", "micro": "micro-batch", "step": "step"}
 __all__ = ["exact", "second_oracle"]
 """Tasks of other files."""
 
-norm_of, sum_copies = steps_of.global_norm, steps_of.sum_copies
+norm_of = steps_of.global_norm
 
 
 def make_engine(
@@ -59,6 +63,7 @@ def make_engine(
     model: str = "tiny",
     changes: Sequence[str] = (),
     optimizer: str = "adamw",
+    recompute: Recompute = "none",
     **options: Any,
 ) -> Engine:
     """Build the engine of `deepspeed-1-bf16`, `fsdp2-0-fp32`, `deepspeed-3-fp32-tp2`, …"""
@@ -73,6 +78,7 @@ def make_engine(
     shape = config_of(model, changes)
     empty = build_meta(shape)
     keep(empty, parallel)
+    empty.set_recompute(recompute)
     engine = config.build(Objective(empty, Z_LOSS), settings, PRECISIONS[precision], parallel)
     give(engine, initial_weights(shape, seed))
     return engine
@@ -131,6 +137,21 @@ def train(
     return results
 
 
+def collectives(
+    folder: Path, layouts: list[str], model: str = "tiny"
+) -> dict[str, dict[str, list[int]]]:
+    """Return calls and bytes of the collectives that rank 0 makes in a second step, by kind."""
+    found = {}
+    for layout in layouts:
+        parallel = place(layout, model)
+        engine = make_engine(layout, parallel, model=model)
+        train(engine, parallel, 0, 1)
+        with Count() as count:
+            train(engine, parallel, 1, 1, at_once=1)
+        found[layout] = {each: [n, count.bytes[each]] for each, n in sorted(count.calls.items())}
+    return found
+
+
 def gathered(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
     """Return the whole state on rank 0, from the elements of all ranks' fragments: independent of
     torch. Other ranks return nothing."""
@@ -171,7 +192,9 @@ def oracle(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
 
 def _full(engine: Any, parameter: nn.Parameter, kind: str, dtensor: type) -> torch.Tensor:
     if isinstance(parameter, dtensor):
-        tensor = parameter if kind == "master" else engine.optimizer.state[parameter][kind]
+        tensor = parameter
+        if kind != MASTER:  # Muon has no state for an empty shard, so it may have to be made
+            tensor = engine.optimizer.state_of(parameter, [kind])[kind]
         return tensor.detach().full_tensor()  # type: ignore[no-any-return,union-attr]
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
@@ -204,16 +227,20 @@ def live_weights(engine: Engine) -> dict[str, torch.Tensor]:
     return weights
 
 
+def evaluate(engine: Engine, parallel: Parallel) -> None:
+    """Run the forward passes of one micro-batch, as an evaluation does."""
+    ours = parallel.axes.context.part(LENGTH)
+    row = (part[:1, ours] for part in global_batch(0)[:3])
+    batch: Any = Batch(*row, torch.tensor([0, LENGTH]))
+    engine.objective.eval()
+    with torch.no_grad():
+        execute(forward_only(parallel.pipe.orders(1)), [batch], engine, parallel)
+    engine.objective.train()
+
+
 def state_at(step: int) -> store.RunState:
-    return store.RunState(
-        step=step,
-        row=step * ROWS,
-        tokens=step * ROWS * LENGTH,
-        plan_hash="synthetic",
-        updates=step,
-        ledger="",
-        seed=3,
-    )
+    place: Any = {"step": step, "row": step * ROWS, "tokens": step * ROWS * LENGTH}
+    return store.RunState(**place, plan_hash="synthetic", updates=step, ledger="", seed=3)
 
 
 def parity(
@@ -221,49 +248,25 @@ def parity(
     layouts: list[str],
     steps: int,
     mean_of_means: bool = False,
-    unsummed: bool = False,
-    local: bool = False,
-    mixed: bool = False,
+    fault: str | None = None,
     model: str = "tiny",
     at_once: int | None = None,
     **engine_options: Any,
 ) -> dict[str, Any]:
-    """Return losses and norms of each layout, and save its whole state. `unsummed`: the fault that
-    gradients are not summed over copies; `local`, that each rank orthogonalises its own range
-    of a matrix, zeros elsewhere; `mixed`, that gradients of different experts are summed."""
+    """Return losses and norms of each layout, and save its whole state. `fault` is one that tests
+    must find (layout_faults.py)."""
     found: dict[str, Any] = {}
-    with ExitStack() as stack:
-        if unsummed:
-            stack.enter_context(mock.patch.object(steps_of, "sum_copies", lambda gradients: None))
-        if local:
-            stack.enter_context(mock.patch.object(Exchange, "__call__", own_ranges))
-        for layout in layouts:
-            parallel = place(layout, model)
-            if mixed:
-                summed = partial(sum_experts, parallel.axes.experts)
-                stack.enter_context(mock.patch.object(steps_of, "sum_copies", summed))
+    for layout in layouts:
+        parallel = place(layout, model)
+        with FAULTS[fault](parallel) if fault else nullcontext():
             engine = make_engine(layout, parallel, model=model, **engine_options)
             found[layout] = train(
                 engine, parallel, 0, steps, mean_of_means=mean_of_means, at_once=at_once
             )
             whole = gathered(engine, parallel)
-            if parallel.first:
-                torch.save(whole, folder / f"{layout}.pt")
+        if parallel.first:
+            torch.save(whole, folder / f"{layout}.pt")
     return found
-
-
-def sum_experts(experts: Axis, gradients: Sequence[Fragment]) -> None:
-    for each in gradients:
-        if each.shard.experts:
-            dist.all_reduce(each.data, group=experts.group)
-    sum_copies(gradients)
-
-
-def own_ranges(self: Exchange, fragments: Any, compute: Any) -> None:
-    for fragment in fragments:
-        whole = torch.zeros(fragment.shape)
-        fragment.give(whole)
-        fragment.take(compute(fragment.parameter, whole))
 
 
 def scaled(folder: Path, layouts: list[str], scales: list[float]) -> dict[str, Any]:
@@ -277,12 +280,14 @@ def scaled(folder: Path, layouts: list[str], scales: list[float]) -> dict[str, A
     }
 
 
-def save_all(folder: Path, layouts: list[str], steps: int, **options: Any) -> dict[str, Any]:
+def save_all(
+    folder: Path, layouts: list[str], steps: int, model: str = "tiny", **options: Any
+) -> dict[str, Any]:
     """Train and save in each layout; return two more steps, which a resume must repeat."""
     found: dict[str, Any] = {}
     for layout in layouts:
-        parallel = place(layout)
-        engine = make_engine(layout, parallel, **options)
+        parallel = place(layout, model)
+        engine = make_engine(layout, parallel, model=model, **options)
         train(engine, parallel, 0, steps)
         keeper = saver.Saver(folder / layout, CheckpointConfig(), parallel.checkpoint)
         (folder / layout).mkdir(exist_ok=True)
@@ -302,17 +307,20 @@ def load_all(
     targets: list[str],
     steps: int,
     used: bool,
+    model: str = "tiny",
     **options: Any,
 ) -> dict[str, Any]:
-    """Load every source into every target, which has other weights or was trained before."""
+    """Load every source into every target, which has other weights or was trained before, and has
+    just evaluated them."""
     found: dict[str, Any] = {}
     for target in targets:
-        parallel = place(target)
-        engine = make_engine(target, parallel, seed=99, **options)
+        parallel = place(target, model)
+        engine = make_engine(target, parallel, seed=99, model=model, **options)
         if used:
             train(engine, parallel, 50, 1)
         for source in sources:
             path = folder / source / store.name(steps)
+            evaluate(engine, parallel)
             state = saver.load(path, engine.fragments(), parallel.checkpoint)
             engine.loaded(state.updates)
             wanted = torch.load(folder / f"{source}.pt")
@@ -329,15 +337,17 @@ def load_all(
     return found
 
 
-def left_out(folder: Path, layouts: list[str], faulty: int | None = None) -> dict[str, list[bool]]:
+def left_out(
+    folder: Path, layouts: list[str], faulty: int | None = None, model: str = "tiny"
+) -> dict[str, list[bool]]:
     """Give each engine a step with a NaN, on all ranks or on one data-parallel rank. Return whether
     it was applied, whether weights and moments stay, the number of steps grows by one, and the next
     step is the same."""
     found = {}
     for layout in layouts:
-        parallel = place(layout)
-        never = train(make_engine(layout, parallel), parallel, 0, 2)
-        engine = make_engine(layout, parallel)
+        parallel = place(layout, model)
+        never = train(make_engine(layout, parallel, model=model), parallel, 0, 2)
+        engine = make_engine(layout, parallel, model=model)
         train(engine, parallel, 0, 1)
         before, updates = gathered(engine, parallel), engine.updates
         batch = Batch(*(part[1:2] for part in global_batch(7)[:3]), torch.tensor([0, LENGTH]))
@@ -349,6 +359,14 @@ def left_out(folder: Path, layouts: list[str], faulty: int | None = None) -> dic
         continues = train(engine, parallel, 1, 1) == never[1:]
         found[layout] = [applied, same, engine.updates == updates + 1, continues]
     return found
+
+
+def changed_deepspeed(folder: Path, layouts: list[str], model: str) -> dict[str, dict[str, str]]:
+    """Return the answer of an engine of each layout to each change of DeepSpeed."""
+    return {
+        layout: answers(partial(make_engine, layout, place(layout, model), model=model))
+        for layout in layouts
+    }
 
 
 def shards_of_gradients(folder: Path, layouts: list[str], model: str) -> dict[str, float]:

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
+from headrace.trainer.checkpoints import store
+
 SHARED = str(Path(__file__).with_name("shared.yaml"))
 MORE = ("--model", SHARED, "synthetic.steps=12", "recompute=block")
-
-
-def lines(path: Path) -> int:
-    return len(path.read_text().splitlines()) if path.exists() else 0
 
 
 @pytest.mark.slow
@@ -29,21 +27,58 @@ def test_a_run_with_split_experts_takes_the_rows_of_one_rank(trainer: Any, whole
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_killed_run_resumes_with_whole_experts_and_back(trainer: Any, tmp_path: Path) -> None:
-    """Two ranks: split experts, killed; whole ones on one rank; split again. The rows are those of
-    one rank, and so are the losses."""
+def test_a_killed_run_resumes_in_other_layouts(trainer: Any, tmp_path: Path) -> None:
+    """Two stages, killed; split experts; one rank; split experts on two stages. The rows are those
+    of one rank, and so are the losses."""
     whole = tmp_path / "whole"
     trainer.run(*MORE, out=whole)
-    process = trainer.start(*MORE, "--processes", "2", "layout.ep=2")
-    while lines(trainer.out / "metrics.jsonl") < 3:
+    process = trainer.start(*MORE, "--processes", "2", "layout.pp=2")
+    while not store.committed(trainer.out / "checkpoints"):
         assert process.poll() is None
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    trainer.run(*MORE, "--processes", "1", "layout.ep=1", "--stop-after", "9", code=85)
-    trainer.run(*MORE, "--processes", "2", "layout.ep=2")
+    trainer.run(*MORE, "--processes", "2", "layout.ep=2", "--stop-after", "9", code=85)
+    trainer.run(*MORE, "--stop-after", "10", code=85)
+    trainer.run(*MORE, "--processes", "4", "layout.pp=2", "layout.ep=2")
     assert trainer.lines("ledger.jsonl") == trainer.lines("ledger.jsonl", whole)
     pairs = zip(trainer.losses(), trainer.losses(whole), strict=True)
     assert max(abs(a - b) for a, b in pairs) < 2e-6
     loads = [entry.get("expert_load") for entry in trainer.lines("metrics.jsonl")]
-    assert all(1 <= load <= 2 for load in (loads[0], loads[-1])) and loads[8] is None
+    assert loads[0] is None and loads[9] is None
+    assert all(1 <= load <= 2 for load in (loads[8], *loads[10:]))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--processes", "2", "layout.ep=2"),
+        ("--processes", "4", "layout.pp=2", "layout.ep=2", "engine.kind=deepspeed"),
+    ],
+)
+def test_the_same_layout_resumes_to_the_bit(
+    trainer: Any, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    trainer.run(*MORE, *words, out=tmp_path / "undisturbed")
+    trainer.run(*MORE, *words, "--stop-after", "5", code=85)
+    trainer.run(*MORE, *words)
+    assert trainer.losses() == trainer.losses(tmp_path / "undisturbed")
+    assert trainer.lines("ledger.jsonl") == trainer.lines("ledger.jsonl", tmp_path / "undisturbed")
+
+
+SPOILED = {
+    2: ["fsdp2-0-fp32-ep2", "deepspeed-1-fp32-ep2", "deepspeed-2-bf16-ep2"],
+    4: ["fsdp2-0-fp32-pp2ep2", "deepspeed-1-bf16-pp2ep2", "deepspeed-2-fp32-tp2ep2"],
+}
+
+
+@pytest.mark.parametrize(
+    "size",
+    [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.long)],
+)
+def test_a_step_that_one_rank_spoils_is_skipped_by_all_experts(
+    in_processes: Any, size: int
+) -> None:
+    found = in_processes(size, "left_out", layouts=SPOILED[size], faulty=1, model="shared")
+    assert found == {layout: [False, True, True, True] for layout in SPOILED[size]}

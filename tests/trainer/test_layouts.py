@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from headrace.models.layers.recompute import Recompute, Selective
+
 FP32 = ["deepspeed-0-fp32", "deepspeed-1-fp32", "deepspeed-2-fp32", "deepspeed-3-fp32"]
 BF16 = [name.replace("fp32", "bf16") for name in FP32[1:]]
 FSDP2 = ["fsdp2-0-fp32", "fsdp2-0-bf16"]
@@ -51,7 +53,7 @@ DIVISIONS = [
 
 @pytest.mark.parametrize("over", ["row", "micro-batch"])
 def test_experts_are_balanced_over_rows(in_processes: Any, tmp_path: Path, over: str) -> None:
-    """One row at a time on one rank, or two at a time on two, is the same model; if experts are
+    """Four rows at a time on one rank, or two at a time on two, is the same model; if experts are
     balanced over a micro-batch (the negative control), it is not."""
     names = ("black", "switch", "mixtral")
     changes = [f"operators.{name}.balance_over={over}" for name in names]
@@ -115,6 +117,17 @@ def test_replicated_shards_are_the_same_model(in_processes: Any, tmp_path: Path)
     for layout in found:
         loss, norm = apart(found[layout], reference["fsdp2-0-fp32"])
         assert loss < 2e-6 and norm < 2e-5, (layout, loss, norm)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", [0.5, Selective(save=("matmul", "attention"))], ids=str)
+def test_recompute_changes_no_bit_of_any_engine(
+    in_processes: Any, tmp_path: Path, recompute: Recompute
+) -> None:
+    layouts = ["deepspeed-1-fp32", "deepspeed-3-fp32", "fsdp2-0-fp32-tp2", "fsdp2-0-fp32-cp2"]
+    arguments = {"layouts": layouts, "steps": 2}
+    wanted = in_processes(2, "parity", tmp_path, **arguments)
+    assert in_processes(2, "parity", tmp_path, recompute=recompute, **arguments) == wanted
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def test_every_engine_shows_gradients_that_are_not_summed(
 
 
 def faulty(in_processes: Any, folder: Path, layouts: list[str]) -> None:
-    worst = differences(in_processes, folder, layouts, "tiny", unsummed=True)
+    worst = differences(in_processes, folder, layouts, "tiny", fault="unsummed")
     assert all(norm > 1e-3 and gradient > 1e-2 for _, norm, gradient in worst.values()), worst
 
 
@@ -68,11 +68,23 @@ def test_the_whole_matrix_of_experts(in_processes: Any, tmp_path: Path, model: s
     hold(differences(in_processes, tmp_path, [*layouts, *replicas], model))
 
 
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_a_shipped_model_splits_its_experts(in_processes: Any, tmp_path: Path) -> None:
+    """Sinkhorn's sums over other ranks, in fp32, are as far from one rank without ep as with it."""
+    layouts = ["deepspeed-1-fp32-ep4", "deepspeed-2-fp32-pp2ep2", "fsdp2-2-fp32-ep2"]
+    found = differences(in_processes, tmp_path, ["fsdp2-0-fp32", *layouts], "tiny-moe")
+    plain = found.pop("fsdp2-0-fp32")
+    for layout, values in found.items():
+        for value, without in zip(values, plain, strict=True):
+            assert value < 2 * max(without, 1e-6), (layout, values, plain)
+
+
 @pytest.mark.slow
 def test_gradients_of_different_experts_are_not_summed(in_processes: Any, tmp_path: Path) -> None:
     """Negative control: gradients of experts are summed over all data-parallel ranks."""
     layouts = [f"{engine}-fp32-ep2" for engine in EXPERT_ENGINES]
-    worst = differences(in_processes, tmp_path, layouts, "shared", mixed=True)
+    worst = differences(in_processes, tmp_path, layouts, "shared", fault="mixed")
     assert all(gradient > 1e-2 for _, _, gradient in worst.values()), worst
 
 
@@ -108,7 +120,8 @@ def test_a_checkpoint_of_split_experts_loads_into_others(in_processes: Any, tmp_
 def test_half_precision_stays_near(in_processes: Any, tmp_path: Path) -> None:
     engines = ["deepspeed-1", "deepspeed-2", "deepspeed-3", "fsdp2-0"]
     layouts = [f"{engine}-bf16-{degrees}" for engine in engines for degrees in ("tp2", "tp2cp2")]
-    layouts += [f"{engine}-bf16-tp2ep2" for engine in EXPERT_ENGINES]
+    experts = ["ep2", "tp2ep2", "pp2ep2"]
+    layouts += [f"{engine}-bf16-{axes}" for engine in EXPERT_ENGINES for axes in experts]
     worst = differences(in_processes, tmp_path, [*layouts, "fsdp2-0-bf16"], "every")
     rounded = worst.pop("fsdp2-0-bf16")[2]  # four data-parallel ranks in bf16
     for layout, (loss, norm, gradient) in worst.items():

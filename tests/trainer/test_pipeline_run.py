@@ -30,6 +30,7 @@ def near(losses: list[float], others: list[float]) -> bool:
     return all(abs(a - b) < 2e-6 for a, b in zip(losses, others, strict=True))
 
 
+@pytest.mark.slow
 def test_a_pipeline_has_the_ledger_of_one_rank_and_resumes_on_one(trainer: Any, whole: Any) -> None:
     stderr = trainer.run(*PIPED, "--stop-after", "3", code=85)
     assert "fewer than 2 for each of the 2 stages" not in stderr
@@ -79,35 +80,44 @@ def ranks_of(launcher: int) -> list[int]:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
     ("sent", "message"),
-    [
-        (signal.SIGKILL, "rank 1 (stage 1) was killed by SIGKILL"),
-        (signal.SIGSTOP, "rank 1 (stage 1) did not write a stack"),
-    ],
+    [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "did not write a stack")],
 )
 def test_a_lost_stage_is_named_and_the_run_resumes(
-    trainer: Any, sent: signal.Signals, message: str
+    trainer: Any, tmp_path: Path, rank: int, sent: signal.Signals, message: str
 ) -> None:
     more = [*PIPED, "synthetic.steps=100000", "checkpoints.every=5"]
     stall = ["watch.stall_seconds=20"] * (sent == signal.SIGSTOP)
     process = trainer.start(*more, *stall)
     metrics = trainer.out / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 7)
-    os.kill(ranks_of(process.pid)[1], sent)
+    os.kill(ranks_of(process.pid)[rank], sent)
     assert process.wait(timeout=300) == 1
-    assert message in (trainer.folder / "started.log").read_text()
+    log = (trainer.folder / "started.log").read_text()
+    assert f"rank {rank} (stage {rank}) {message}" in log
+    assert f"rank {1 - rank} (stage {1 - rank}) {message}" not in log
     saved = store.step_of(store.committed(trainer.out / "checkpoints")[-1])
-    trainer.run(*more, "--stop-after", str(saved + 1), code=85)
-    assert trainer.lines("ledger.jsonl")[-1]["step"] == saved
+    end = ["--stop-after", str(saved + 1)]
+    trainer.run(*more, *end, code=85)
+    trainer.run(*more, *end, out=tmp_path / "undisturbed", code=85)
+    assert ledger(trainer.out) == ledger(tmp_path / "undisturbed")
+    assert trainer.losses() == trainer.losses(tmp_path / "undisturbed"), "equal to the bit"
 
 
 @pytest.mark.long
-def test_sigterm_saves_every_stage(trainer: Any) -> None:
-    process = trainer.start(*PIPED, "synthetic.steps=100000", "checkpoints.every=100000")
+def test_sigterm_saves_every_stage(trainer: Any, tmp_path: Path) -> None:
+    more = [*PIPED, "synthetic.steps=100000", "checkpoints.every=100000"]
+    process = trainer.start(*more)
     metrics = trainer.out / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=120) == 85
-    saved = store.committed(trainer.out / "checkpoints")[-1]
-    assert store.step_of(saved) == len(trainer.lines("ledger.jsonl"))
+    saved = store.step_of(store.committed(trainer.out / "checkpoints")[-1])
+    assert saved == len(trainer.lines("ledger.jsonl"))
+    end = ["--stop-after", str(saved + 2)]
+    trainer.run(*more, *end, code=85)
+    trainer.run(*more, *end, out=tmp_path / "undisturbed", code=85)
+    assert ledger(trainer.out) == ledger(tmp_path / "undisturbed")
+    assert trainer.losses() == trainer.losses(tmp_path / "undisturbed"), "equal to the bit"

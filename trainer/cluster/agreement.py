@@ -35,6 +35,27 @@ def from_first(value: T, group: dist.ProcessGroup | None = None) -> T:
     return values[0]
 
 
+def by_first(act: Callable[[], T], group: dist.ProcessGroup | None = None) -> T | None:
+    """Return what `act` returns on rank 0, and None on the others. If it raises, all ranks raise.
+    Collective."""
+    result: T | None = None
+    failure: Exception | None = None
+    if dist.get_rank(group) == 0:
+        try:
+            result = act()
+        except Exception as error:
+            failure = error
+    known = failure if failure is None or isinstance(failure, UserError) else _unknown(failure)
+    known = from_first(known, group)
+    if known is not None:
+        raise failure or known
+    return result
+
+
+def _unknown(error: Exception) -> RunError:
+    return RunError(f"rank 0 failed: {error!r}", hint="its log has the traceback")
+
+
 def agreed(
     what: str,
     read: Callable[[], T],

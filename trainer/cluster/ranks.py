@@ -19,9 +19,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from ...console.errors import RunError, UserError
 from ...console.machine import cores
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 INTERRUPTED = 85
 """Exit code of a run that saved and stopped early: start it again."""
@@ -34,6 +38,15 @@ HANG_HINT = (
     "the same command resumes from the last checkpoint; a longer watch.stall_seconds allows slower "
     "steps and a slower start"
 )
+TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
+"""Environment variable of torchrun, which has its own store and ends all ranks if one fails."""
+CAME, MISSING = "headrace/came/{}", "headrace/missing"
+"""Keys of the store where ranks meet: a rank has come; the ranks that have not."""
+ANSWERED = timedelta(seconds=30)
+"""Time for rank 0 to say which ranks are missing."""
+JOIN_HINT = "these ranks failed, or did not start: see their logs"
+SHOWN = 16
+"""Most missing ranks that an error lists."""
 LAST_WORDS = 10.0
 """Seconds for the other ranks to write their stacks, before a rank ends a run that hangs."""
 
@@ -119,16 +132,16 @@ class Watched:
             (self.folder / f"beat.{self.rank}").write_text(what)
 
     @contextlib.contextmanager
-    def watching_itself(self, stall_seconds: float) -> Iterator[None]:
-        """End this process, with the stacks of its threads, if it makes no progress: an external
-        launcher does not watch heartbeats."""
+    def watching_itself(self, stall_seconds: float, name: str) -> Iterator[None]:
+        """End this process, the rank `name`, with the stacks of its threads, if it makes no
+        progress: an external launcher does not watch heartbeats."""
         ended = threading.Event()
 
         def watch() -> None:
             while not ended.wait(min(1.0, stall_seconds / 4)):
                 what, since = self.last
                 if time.monotonic() - since >= stall_seconds:
-                    self._end_stalled(what, stall_seconds)
+                    self._end_stalled(name, what, stall_seconds)
 
         if stall_seconds and self.folder is None:
             threading.Thread(target=watch, name="watch", daemon=True).start()
@@ -137,11 +150,11 @@ class Watched:
         finally:
             ended.set()
 
-    def _end_stalled(self, what: str, seconds: float) -> None:
+    def _end_stalled(self, name: str, what: str, seconds: float) -> None:
         import faulthandler
 
         error = RunError(
-            f"rank {self.rank} has made no progress for {seconds:.0f} seconds ({what})",
+            f"{name} has made no progress for {seconds:.0f} seconds ({what})",
             hint=HANG_HINT,
         )
         sys.stderr.write(f"error: {error}\n")
@@ -161,20 +174,27 @@ class Watched:
         temporary.rename(self.folder / f"failure.{self.rank}")
 
 
-def initialise(backend: str, timeout: timedelta) -> None:
-    """Join the process group of the environment, or make a group of one rank."""
+def initialise(backend: str, timeout: timedelta, join: timedelta | None = None) -> None:
+    """Join the process group of the environment, or make a group of one rank. Under a launcher that
+    may not watch its ranks, all must come within `join` (default: `timeout`)."""
     import torch.distributed as dist
-    from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
     if not joined():
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         return
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if WATCH not in os.environ:
+    if os.environ.get(TORCHRUN) == str(True):
         dist.init_process_group(backend, timeout=timeout)
         return
+    if WATCH not in os.environ:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = meet(host, port, rank, world, join or timeout)
+        store.set_timeout(timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+        return
     fd = os.environ.get(STORE_FD)
-    store: Store = TCPStore(
+    store = TCPStore(
         "127.0.0.1",
         int(os.environ["MASTER_PORT"]),
         world,
@@ -184,6 +204,46 @@ def initialise(backend: str, timeout: timedelta) -> None:
         master_listen_fd=int(fd) if fd else None,
     )
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+
+
+def meet(host: str, port: int, rank: int, world: int, join: timedelta) -> Store:
+    """Return the store of rank 0, once all ranks have come to it. Raise if some do not come within
+    `join`: a rank that fails before it comes would be waited for."""
+    from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
+
+    seconds = f"within {join.total_seconds():.0f} seconds (watch.join_seconds)"
+    try:
+        store: Store = TCPStore(
+            host, port, world, is_master=rank == 0, timeout=join, wait_for_workers=False
+        )
+        store.set(CAME.format(rank), "")
+        if rank == 0:
+            store.set(MISSING, _missing(store, world, join))
+        store.wait([MISSING], join + ANSWERED)
+        missing = store.get(MISSING).decode()
+    except DistError as error:
+        raise RunError(
+            f"rank {rank} did not reach rank 0 at {host}:{port} {seconds}",
+            where=str(error).partition("\n")[0],
+            hint="see the log of rank 0; check MASTER_ADDR and MASTER_PORT",
+        ) from None
+    if missing:
+        raise RunError(f"ranks did not come {seconds}: {missing} of {world}", hint=JOIN_HINT)
+    return store
+
+
+def _missing(store: Store, world: int, join: timedelta) -> str:
+    """Wait for all ranks; return the numbers of those that do not come, as text."""
+    from torch.distributed import DistError
+
+    names = [CAME.format(rank) for rank in range(world)]
+    try:
+        store.wait(names, join)
+    except DistError:
+        missing = [str(rank) for rank, name in enumerate(names) if not store.check([name])]
+        more = [f"and {len(missing) - SHOWN} more"] if len(missing) > SHOWN else []
+        return "rank " + ", ".join([*missing[:SHOWN], *more])
+    return ""
 
 
 def failures_in(watch: Path) -> list[Failure]:

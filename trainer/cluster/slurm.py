@@ -24,7 +24,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
+from ...console.config import AsWritten
 from ...console.errors import MissingError, RunError
 from ...dataplane.storage import storage
 from ..folder import SLURM_LOG, SLURM_NOTE
@@ -51,8 +53,8 @@ class SlurmConfig:
     """Account that is charged."""
     notice: int = 300
     """Seconds before the time limit at which the run saves and stops."""
-    options: Mapping[str, str | int] = field(default_factory=dict)
-    """More options of sbatch by their long names: {mem: 0, constraint: h100}."""
+    options: Mapping[str, Annotated[str | int, AsWritten()]] = field(default_factory=dict)
+    """More options of sbatch by their long names, as sbatch reads them: {mem: 64G}."""
     setup: str = ""
     """Shell lines that run first: modules, environment."""
 

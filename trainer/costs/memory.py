@@ -104,7 +104,7 @@ def kept_memory(job: Job) -> list[dict[str, int]]:
     for phase in job.plan.phases:
         rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp, degrees.cp)
         kept = kept_by_layer(job.model, phase.seq_len, rows=rows, precision=job.precision)
-        layers, again = kept.layers[job.run.recompute], kept.recomputed[job.run.recompute]
+        layers, again = kept.by_layer(job.rules)
         sizes = [float(sum(layers[chunk.start : chunk.stop])) for chunk in chunks]
         orders = layout.orders(micro_batches(rows, phase, job.dp))
         for stage, order in enumerate(orders):

@@ -70,7 +70,8 @@ def warnings(job: Job) -> list[str]:
     """Return what a person may want to change before the run starts."""
     pp = job.run.layout.pp
     return [
-        f"phase {each['phase']} has {each['micro_batches']} micro-batches in a step, fewer than "
+        f"phase {each['phase']} has {each['micro_batches']} micro-batch"
+        f"{'es' * (each['micro_batches'] > 1)} in a step, fewer than "
         f"{ENOUGH} for each of the {pp} stages: {each['bubble']:.0%} of a step is idle; use "
         "smaller micro_batch_tokens, a larger batch, or fewer stages"
         for each in (pipelines(job) if pp > 1 else ())

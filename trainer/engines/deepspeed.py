@@ -46,7 +46,7 @@ class DeepSpeedConfig(EngineConfig):
     states; 2: gradients too; 3: weights too."""
 
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
-        if self.zero == 3 and layout.pp > 1:
+        if self.zero == 3 and not layout.holds_all_layers:
             raise LayoutError(
                 "DeepSpeed's ZeRO-3 (engine.zero=3) needs the same modules on every rank; the "
                 f"stages of a pipeline (layout.pp={layout.pp}) have different ones",
@@ -156,11 +156,14 @@ class DeepSpeed:
         pieces = self.state.pieces()
         return self.pieces.gradients(pieces, self.state.gradients(pieces))
 
-    def step(self, lr: float) -> None:
+    def step(self, lr: float, finite: torch.Tensor) -> None:
+        """DeepSpeed's own step reads from the device, so this one may read too."""
+        if not finite:
+            self.discard()
+            return
         self.optimizer.set_lr(lr)
         self.engine.step()
         assert self.engine.was_step_applied(), "the gradients are finite"
-        self.updates += 1
 
     def discard(self) -> None:
         if self.plain:

@@ -49,6 +49,8 @@ def split_experts(
     module.add_module("deepspeed_experts", _layer(name, parallel))
     try:
         yield
+    except (AssertionError, AttributeError, KeyError, TypeError) as error:
+        raise _changed(f"it does not start with them: {error!r}") from error
     finally:
         del module.deepspeed_experts
 

@@ -48,8 +48,9 @@ class Engine(Protocol):
         """Return the shards of the summed gradients that this rank applies: live memory. Parameters
         with copies are not yet summed over them. Call after the last backward pass."""
 
-    def step(self, lr: float) -> None:
-        """Apply the gradients and clear them."""
+    def step(self, lr: float, finite: torch.Tensor) -> None:
+        """Apply the gradients and clear them. Where `finite`, a bool on the device, is False, clear
+        them and change nothing else."""
 
     def discard(self) -> None:
         """Clear the gradients and change nothing else."""

@@ -54,7 +54,7 @@ class Fsdp2Config(EngineConfig):
             raise ValueError(f"shard must be at least 1, not {self.shard}")
 
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
-        ranks = processes // (layout.pp * layout.tp)
+        ranks = processes // layout.shards * layout.cp
         if self.shard is not None and ranks % self.shard:
             raise LayoutError(
                 f"engine.shard={self.shard} does not divide the {ranks} processes among which "
@@ -92,7 +92,7 @@ class Fsdp2Config(EngineConfig):
         """Return the parts of the state that a rank holds: fp32 parameters, sharded by rows."""
         from functools import partial
 
-        from ...models.accounting.state import StatePart, by_rows
+        from ...models.accounting.state import StatePart, by_rows, outside_blocks
 
         sharded = partial(StatePart, sharded_over=("dp", "cp"), shard_ranks=self.shard, cut=by_rows)
         gather = self.gather_of(layout)
@@ -108,10 +108,12 @@ class Fsdp2Config(EngineConfig):
             parts.append(StatePart(name="weights", bytes_per_parameter=precision.weight_bytes))
         if gather == "step":  # summed in fp32 until the last backward pass
             parts.append(StatePart(name="gradients", bytes_per_parameter=4))
+        else:  # FSDP2 keeps what it reduced last until the next micro-batch has gradients
+            parts.append(StatePart(name="gradients", bytes_per_parameter=4, cut=outside_blocks))
         return parts
 
     def gather_of(self, layout: LayoutConfig) -> Gather:
-        return self.gather or ("step" if layout.pp > 1 else "block")
+        return self.gather or ("block" if layout.holds_all_layers else "step")
 
     def build(
         self,
@@ -146,14 +148,13 @@ class Fsdp2:
         self.ranks = parallel.data.size
         self.replicas = parallel.replicas.size
         self.local_shards = shards
-        axes, stages = parallel.axes, parallel.pipe.layout.pp
-        tensor, split = axes.tensor.size, axes.experts.size
+        tensor, split = parallel.axes.tensor.size, parallel.axes.experts.size
         shared = config.shard or self.ranks
-        self.grid = Grid(parallel.device.type, stages, self.ranks, shared, tensor)
+        self.grid = Grid(parallel.device.type, self.ranks, shared, tensor)
         self.of_experts = self.grid
         if split > 1:
             own = max(1, shared * tensor // split)
-            self.of_experts = Grid(parallel.device.type, stages, self.replicas, own, split)
+            self.of_experts = Grid(parallel.device.type, self.replicas, own, split)
         self.clip = optimizer.clip
         self.updates = 0
 
@@ -175,7 +176,8 @@ class Fsdp2:
             if config.compile:
                 block.compile()
             fully_shard(block, **wanted)
-        self.root: Any = fully_shard(objective, **wanted)
+        # A forward pass ends with the head, and its backward pass begins there: no second gather.
+        self.root: Any = fully_shard(objective, **{**wanted, "reshard_after_forward": False})
         objective.to_empty(device=parallel.device)  # shards only
         self.objective = objective
         self.parameters = parameters(objective)
@@ -211,11 +213,10 @@ class Fsdp2:
         flat = [local(gradient).view(-1) for gradient in found if gradient is not None]
         return self.pieces.gradients(pieces, flat)
 
-    def step(self, lr: float) -> None:
+    def step(self, lr: float, finite: torch.Tensor) -> None:
         self.optimizer.set_lr(lr)
-        self.optimizer.step()
+        self.optimizer.step_if(finite)
         self.discard()
-        self.updates += 1
 
     def discard(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -224,8 +225,11 @@ class Fsdp2:
         return self.pieces.fragments(self._pieces())
 
     def loaded(self, steps: int) -> None:
-        for block in (self.root, *self.objective.model.typed_blocks()):
-            block.reshard()  # whole weights of an evaluation are older than the shards
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in self.objective.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # whole weights of an evaluation are older than the shards
         self.updates = steps
         self.optimizer.loaded(steps)
 
@@ -252,16 +256,18 @@ class Fsdp2:
 class Grid:
     """The ranks that hold one local shard: replicas of the state, each sharded over some ranks."""
 
-    def __init__(self, device: str, stages: int, ranks: int, shards: int, others: int) -> None:
-        """`ranks` of each stage hold one local shard, and `others` neighbouring ranks other ones.
-        Collective."""
+    def __init__(self, device: str, ranks: int, shards: int, others: int) -> None:
+        """The world is made of blocks of `ranks` × `others` ranks. In a block, `ranks` of them hold
+        one local shard; `others` neighbouring ranks hold different ones. Collective."""
+        import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
 
         self.shards = shards
-        shape = (stages, ranks // shards, shards, others)
-        names = ("stage", "replica", "shard", "other")
+        blocks = dist.get_world_size() // (ranks * others)
+        shape = (blocks, ranks // shards, shards, others)
+        names = ("block", "replica", "shard", "other")
         whole = init_device_mesh(device, shape, mesh_dim_names=names)
-        self.mesh = whole["replica", "shard"] if shape[1] > 1 else whole["shard"]
+        self.mesh = whole["replica", "shard"] if shards < ranks else whole["shard"]
         self.replica: int = whole.get_local_rank("replica")
         self.shard: int = whole.get_local_rank("shard")
 

@@ -1,5 +1,8 @@
 """The optimizer step, once for all engines: sums over copies, norm, clipping or refusal, step.
 
+The device decides: the norm, the clipping factor and the refusal are tensors, so that the host
+launches the whole step without waiting. It reads the norm once, after the launch.
+
 Each rank holds shards of the summed gradients, as fragments. A parameter with copies has a part
 of its gradient on each of them: the shards are summed over the copies, once per step. The norm
 counts every element once, on the rank whose fragment `writes`.
@@ -35,20 +38,34 @@ class Update:
     """False if the norm was not finite: no rank changed anything."""
 
 
-@torch.no_grad()
 def update(engine: Engine, lr: float) -> Update:
     """Clip the gradients, apply them, and clear them. Collective over all ranks."""
+    return conclude(engine, float(launch(engine, lr)))
+
+
+@torch.no_grad()
+def launch(engine: Engine, lr: float) -> Tensor:
+    """Launch the step without waiting for the device. Return the norm of the summed gradients, fp64
+    on the device: if it is not finite, the step changes nothing. Collective over all ranks."""
     gradients = engine.gradients()
     sum_copies(gradients)
     norm = global_norm(gradients, engine.device)
-    if not math.isfinite(norm):  # the same number on every rank
-        engine.discard()
-        return Update(norm, applied=False)
-    if engine.clip and norm > engine.clip:
-        torch._foreach_mul_([each.data for each in gradients], engine.clip / (norm + SMALL))
-    engine.optimizer.direct(gradients, engine.fragments)
-    engine.step(lr)
-    return Update(norm, applied=True)
+    if engine.clip and gradients:
+        limit = torch.full_like(norm, engine.clip)
+        factor = torch.where(norm > limit, limit / (norm + SMALL), 1.0)
+        shards = [each.data for each in gradients]
+        torch._foreach_mul_(shards, factor.to(shards[0].dtype))
+    finite = norm.isfinite()  # the same on every rank
+    engine.optimizer.direct(gradients, engine.fragments, finite)
+    engine.step(lr, finite)
+    return norm
+
+
+def conclude(engine: Engine, norm: float) -> Update:
+    """Count the step that was launched, once the host has read its norm."""
+    applied = math.isfinite(norm)
+    engine.updates += applied
+    return Update(norm, applied)
 
 
 def sum_copies(gradients: Sequence[Fragment]) -> None:
@@ -67,12 +84,12 @@ def sum_copies(gradients: Sequence[Fragment]) -> None:
         torch._foreach_copy_(shards, list(parts))
 
 
-def global_norm(gradients: Sequence[Fragment], device: torch.device) -> float:
-    """Return the norm over all parameters and ranks: squares summed in fp64."""
+def global_norm(gradients: Sequence[Fragment], device: torch.device) -> Tensor:
+    """Return the norm over all parameters and ranks, on the device: squares summed in fp64."""
     square = torch.zeros((), dtype=torch.float64, device=device)
     for each in gradients:
         if each.writes:
             for chunk in each.data.split(CHUNK):
                 square += torch.linalg.vector_norm(chunk, dtype=torch.float64).square()
     dist.all_reduce(square)
-    return math.sqrt(float(square))
+    return square.sqrt()

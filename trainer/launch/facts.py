@@ -15,6 +15,7 @@ import torch
 
 from ... import __version__
 from ...console import config as reader
+from ...console import sources
 from ...models.kernels.choice import unfit
 from ..layout.devices import local_device
 from ..run.job import Job
@@ -39,7 +40,11 @@ def facts_of(job: Job, options: StartOptions) -> dict[str, Any]:
     run = {key: value for key, value in reader.plain(job.run).items() if key not in LOCAL}
     if job.run.device == "cpu":  # the order of a sum depends on the number of threads
         run["threads"] = torch.get_num_threads()
-    versions = {"headrace": __version__, "torch": torch.__version__}
+    versions = {
+        "headrace": __version__,
+        "headrace sources": sources.digest(),
+        "torch": torch.__version__,
+    }
     if job.run.engine.kind == "deepspeed":
         versions["deepspeed"] = _version("deepspeed")
     if job.run.device == "cuda":

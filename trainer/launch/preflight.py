@@ -14,10 +14,12 @@ from ...console.log import get_logger
 from ...console.progress import as_bytes
 from ...dataplane.order.timeline import PhaseRows
 from ...dataplane.storage import storage
+from ...models.layers.recompute import Selective
 from ..checkpoints import store
 from ..cluster.ranks import is_first, joined
 from ..costs.memory import checkpoint_bytes
 from ..layout import checks as layout_checks
+from ..layout.config import LayoutConfig
 from ..loop import evaluate
 from ..record import loggers
 from ..run.job import Job
@@ -31,7 +33,7 @@ DISK_RESERVE = 1 << 20
 
 def check(job: Job) -> None:
     """Raise all errors that are known before the first step, on whatever machines the job runs."""
-    checks = [_engine, _layout, _vocabulary, _groups, _weights, _held_out]
+    checks = [_engine, _layout, _recompute, _vocabulary, _groups, _weights, _held_out]
     checks += [_loggers, _store] * is_first()
     run_all(
         *(partial(check, job) for check in checks),
@@ -89,7 +91,27 @@ def _layout(job: Job) -> None:
     lengths = [phase.seq_len for phase in job.plan.phases]
     if job.run.evaluate is not None and job.run.evaluate.seq_len is not None:
         lengths.append(job.run.evaluate.seq_len)
-    layout_checks.check(job.run.layout, job.processes, job.model, lengths)
+    rows = min(phase.batch_rows for phase in job.plan.phases)
+
+    def works(other: LayoutConfig) -> bool:
+        """Return True if the engine supports the layout, and each of its ranks has a row."""
+        try:
+            job.run.engine.check(other, job.processes, job.precision)
+        except LayoutError:
+            return False
+        return other.data_parallel(job.processes) <= rows
+
+    layout_checks.check(job.run.layout, job.processes, job.model, lengths, works)
+
+
+def _recompute(job: Job) -> None:
+    """Raise if the rules do not fit the model's layers or the engine."""
+    saves = any(isinstance(rule, Selective) for rule in job.rules)
+    if saves and getattr(job.run.engine, "compile", False):
+        raise LayoutError(
+            "recompute.save cannot keep results inside a compiled block",
+            hint="set engine.compile=false, or choose another form of recompute",
+        )
 
 
 def _vocabulary(job: Job) -> None:
@@ -118,11 +140,13 @@ def _rows(job: Job, phase: PhaseRows) -> None:
             f"position table (learned_positions) has {table:,}",
             hint=f"use rows of at most {table} tokens, or model.learned_positions={phase.seq_len}",
         )
-    if phase.batch_rows < job.dp:
+    shards = job.run.layout.shards
+    dp = job.processes // shards  # _layout names a remainder
+    if phase.batch_rows < dp:
         raise LayoutError(
-            f"phase {phase.name} has {phase.batch_rows} rows in a step, fewer than the {job.dp} "
+            f"phase {phase.name} has {phase.batch_rows} rows in a step, fewer than the {dp} "
             "data-parallel ranks",
-            hint=f"use at most processes={phase.batch_rows}, or a larger batch",
+            hint=f"use at most processes={phase.batch_rows * shards}, or a larger batch",
         )
 
 

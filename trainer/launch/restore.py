@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from ..checkpoints import store
 from ..checkpoints.fragments import masters
 from ..checkpoints.policy import is_planned
 from ..checkpoints.store import RunState
-from ..cluster.agreement import agreed, from_first
+from ..cluster.agreement import agreed, by_first, from_first
 from ..engines import give
 from ..engines.engine import Engine
 from ..layout.groups import Parallel
@@ -41,8 +42,9 @@ def checkpoints(job: Job, parallel: Parallel) -> list[Path]:
 
     On a shared file system the listing of another machine may be stale.
     """
-    names = [path.name for path in store.committed(job.folder.checkpoints)]
-    return [job.folder.checkpoints / name for name in from_first(names, parallel.control)]
+    folder, control = job.folder.checkpoints, parallel.control
+    listed = by_first(lambda: [path.name for path in store.committed(folder)], control)
+    return [folder / name for name in from_first(listed, control) or ()]
 
 
 def begin(
@@ -119,7 +121,7 @@ def _load_newest(
         engine.loaded(state.updates)
         if parallel.first:
             log.info("resuming from %s, step %d", path, state.step)
-            store.set_aside(job.folder.checkpoints, state.step)
+        by_first(partial(store.set_aside, job.folder.checkpoints, state.step), parallel.control)
         return replace(state, **_saved_by(job)), path
     raise AssertionError("unreachable")
 

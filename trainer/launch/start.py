@@ -171,7 +171,8 @@ def _join(job: Job, options: StartOptions, asked: ranks.StopAsked) -> int:
 
     def train() -> int:
         watched = ranks.Watched()
-        with watched.watching_itself(job.run.watch.stall_seconds):
+        name = job.run.layout.rank_name(watched.rank, job.processes)
+        with watched.watching_itself(job.run.watch.stall_seconds, name):
             return work(job, watched, asked, options)
 
     if not ranks.is_first():

@@ -24,7 +24,7 @@ from ...models.accounting.count import build_meta
 from ..checkpoints import store
 from ..checkpoints.saver import Saver
 from ..cluster import ranks, slurm
-from ..cluster.agreement import agreed, from_first
+from ..cluster.agreement import agreed, by_first, from_first
 from ..engines.engine import Engine
 from ..engines.objective import Objective
 from ..folder import RunFolder
@@ -61,15 +61,12 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
     watched.beat("loading weights")
     earlier = restore.checkpoints(job, parallel)
     state, came_from = restore.begin(job, engine, parallel, earlier, fallback=options.fallback)
-    if parallel.first:
-        records.take_up(folder, job.plan, state, new_ledger=options.new_ledger)
-    dist.barrier(parallel.control)
 
-    recorder = (
-        _recorder(job, parallel.world, options.began, state.step)
-        if parallel.first
-        else NullRecorder()
-    )
+    def record() -> RunRecorder:
+        records.take_up(folder, job.plan, state, new_ledger=options.new_ledger)
+        return _recorder(job, parallel.world, options.began, state.step)
+
+    recorder = by_first(record, parallel.control) or NullRecorder()
 
     def saved(step: int, blocked: float, error: Exception | None) -> None:
         recorder.saved(step, blocked, error)
@@ -150,8 +147,9 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
 
 def _is_finished(job: Job, parallel: Parallel) -> bool:
     """Return True if the run has taken all of its steps. Rank 0 decides. Collective."""
-    finished = store.reached(job.folder.checkpoints, job.plan.last_step)
-    return from_first(finished, parallel.control)
+    control = parallel.control
+    finished = by_first(lambda: store.reached(job.folder.checkpoints, job.plan.last_step), control)
+    return bool(from_first(finished, control))
 
 
 def _join(job: Job, options: StartOptions) -> Parallel:
@@ -164,7 +162,8 @@ def _join(job: Job, options: StartOptions) -> Parallel:
         torch.use_deterministic_algorithms(True)
     # The launcher times out first: it can report the stack of each rank.
     timeout = max(MINIMUM_TIMEOUT, timedelta(seconds=run.watch.stall_seconds + 60))
-    ranks.initialise("cpu:gloo,cuda:nccl" if run.device == "cuda" else "gloo", timeout)
+    backend = "cpu:gloo,cuda:nccl" if run.device == "cuda" else "gloo"
+    ranks.initialise(backend, timeout, timedelta(seconds=run.watch.join_seconds))
     # Before the groups of the layout: ranks with other layouts would wait for each other.
     agreed("the run", lambda: facts_of(job, options), dict)
     shared = shared_modules(run.layout, job.model, job.cuts)
@@ -175,7 +174,7 @@ def build_engine(job: Job, parallel: Parallel) -> Engine:
     model = build_meta(job.model)
     model.keep(job.cuts, chunks_of(job.run.layout, parallel.pipe.stage))
     model.shard(parallel.axes)
-    model.set_recompute(job.run.recompute)
+    model.set_recompute(job.rules)
     objective = Objective(model, job.run.z_loss, job.run.loss_divisor)
     return job.run.engine.build(objective, job.run.optimizer, job.precision, parallel)
 
@@ -199,7 +198,7 @@ def _recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRecorde
     counts = speed.speed_of(
         job.model,
         {phase.seq_len for phase in job.plan.phases},
-        recomputed=job.run.recompute != "none",
+        rules=job.rules,
         peak=peak * ranks if peak else None,
     )
     run = LoggedRun(

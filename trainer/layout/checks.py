@@ -1,5 +1,6 @@
-"""Check before the start that a layout shards the model and its rows evenly.
+"""Check before the start that a layout shards the ranks, the model and its rows evenly.
 
+all     pp × tp × cp must divide the ranks
 pp      must leave each chunk a layer; the layers of `cuts` must exist
 tp      must divide each operator's heads or channels, and with cp the tokens of a row
 cp      must divide the tokens of a row, and for attention=a2a the heads that tp leaves
@@ -8,8 +9,9 @@ ep      must be a multiple of tp, and divide the ranks and the experts of each o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from ...console.errors import LayoutError
 from ...models.config import ModelConfig
@@ -19,28 +21,47 @@ from .stages import too_many_chunks
 SHOWN = 4
 
 
-def check(layout: LayoutConfig, processes: int, model: ModelConfig, lengths: Sequence[int]) -> None:
-    """Raise unless the layout fits; `lengths` are the sequence lengths of all phases."""
-
-    def wrong(layout: LayoutConfig) -> list[str]:
-        experts = model.ep_problems(layout.ep, layout.tp, processes // layout.pp)
-        return [*problems(layout, model, lengths), *experts]
-
-    reasons = wrong(layout)
+def check(
+    layout: LayoutConfig,
+    processes: int,
+    model: ModelConfig,
+    lengths: Sequence[int],
+    works: Callable[[LayoutConfig], bool] = lambda layout: True,
+) -> None:
+    """Raise unless the layout fits; `lengths` are the sequence lengths of all phases. The error
+    names only layouts of which `works` is true."""
+    reasons = list(problems(layout, processes, model, lengths))
     if not reasons:
         return
-    others = [other for other in layouts(layout, processes) if not wrong(other)]
+    others = layouts(layout, processes)
     others.sort(key=lambda other: (_changes(layout, other), -other.tp, -other.pp, -other.ep))
-    shown = list(dict.fromkeys(_words(other) for other in others))[:SHOWN]
+    fitting = (
+        _words(other)
+        for other in others
+        if works(other) and not any(problems(other, processes, model, lengths))
+    )
+    shown = list(islice(dict.fromkeys(fitting), SHOWN))
     raise LayoutError(
         f"{_words(layout)} does not shard this model and its rows",
         where="\n" + "\n".join(f"    {line}" for line in reasons),
-        hint=f"layouts that work on {processes} ranks: {'; '.join(shown)}",
+        hint=f"layouts that work on {processes} rank{'s' * (processes > 1)}: {'; '.join(shown)}"
+        if shown
+        else f"no layout of {processes} ranks works with this engine and batch: change one of them",
     )
 
 
-def problems(layout: LayoutConfig, model: ModelConfig, lengths: Sequence[int]) -> Iterator[str]:
+def problems(
+    layout: LayoutConfig, processes: int, model: ModelConfig, lengths: Sequence[int]
+) -> Iterator[str]:
+    """Yield each reason why the layout does not fit."""
     tp, cp = layout.tp, layout.cp
+    if processes % layout.shards:
+        yield (
+            f"pp × tp × cp = {layout.shards} does not divide {processes} "
+            f"process{'es' * (processes > 1)}"
+        )
+    else:
+        yield from model.ep_problems(layout.ep, tp, processes // layout.pp)
     if layout.all_chunks > len(model.layers):
         yield too_many_chunks(layout, model)
     if layout.cuts and layout.cuts[-1] >= len(model.layers):

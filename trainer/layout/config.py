@@ -7,15 +7,15 @@ Experts are split over the innermost ep of a stage's ranks.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated
 
-from ...console.errors import LayoutError
+from ...console.config import NameIn
+from ...console.errors import LayoutError, Problem, Problems
 from ...models.parallel.axes import AttentionForm, LongFilterForm
-from ..pipeline.schedules import SCHEDULES, Orders
-
-ScheduleName = Literal["1f1b", "gpipe", "interleaved"]
+from ..pipeline.schedules import SCHEDULES, Orders, refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class LayoutConfig:
     """Pipeline parallel: stages, each with a part of the layers."""
     chunks: int = 1
     """Chunks of layers on each stage; more than one for `schedule: interleaved`."""
-    schedule: ScheduleName = "1f1b"
+    schedule: Annotated[str, NameIn(SCHEDULES, refused=refused)] = "1f1b"
     """Order of a step's passes. `1f1b` keeps at most pp micro-batches alive; `gpipe` runs all
     forward passes first; `interleaved` is 1f1b with smaller bubbles and more messages."""
     cuts: tuple[int, ...] | None = None
@@ -47,45 +47,62 @@ class LayoutConfig:
     `a2a` gives each rank whole rows of some channels."""
 
     def __post_init__(self) -> None:
+        if problems := list(self._problems()):
+            raise Problems(problems)
+
+    def _problems(self) -> Iterator[Problem]:
+        """Yield each degree that is too small, and each contradiction between settings."""
         for axis in ("pp", "chunks", "tp", "cp", "ep"):
             if getattr(self, axis) < 1:
-                raise ValueError(f"{axis} must be at least 1, not {getattr(self, axis)}")
+                yield Problem(axis, f"must be at least 1, not {getattr(self, axis)}")
         if (self.chunks > 1) != (self.schedule == "interleaved"):
-            raise ValueError(
+            yield Problem(
+                "schedule",
                 f"schedule={self.schedule} and chunks={self.chunks}: interleaved needs at least 2 "
-                "chunks on each stage, and the other schedules have one"
+                "chunks on each stage, and the other schedules have one",
             )
         if self.chunks > 1 and self.pp == 1:
-            raise ValueError(f"chunks={self.chunks} needs at least 2 stages (pp)")
-        if self.cuts is not None:
-            if len(self.cuts) != self.all_chunks - 1:
-                raise ValueError(
-                    f"cuts has {len(self.cuts)} layers, and {self.all_chunks} chunks (pp × chunks) "
-                    f"need {self.all_chunks - 1}"
-                )
-            if any(first >= end for first, end in pairwise((0, *self.cuts))):
-                raise ValueError(f"cuts must increase from above 0: {list(self.cuts)}")
+            yield Problem("chunks", f"chunks={self.chunks} needs at least 2 stages (pp)")
+        if self.cuts is None:
+            return
+        if len(self.cuts) != self.all_chunks - 1:
+            yield Problem(
+                "cuts",
+                f"has {len(self.cuts)} layers, and {self.all_chunks} chunks (pp × chunks) need "
+                f"{self.all_chunks - 1}",
+            )
+        if any(first >= end for first, end in pairwise((0, *self.cuts))):
+            yield Problem("cuts", f"must increase from above 0: {list(self.cuts)}")
 
     @property
     def all_chunks(self) -> int:
         """Chunks of all stages together."""
         return self.pp * self.chunks
 
+    @property
+    def holds_all_layers(self) -> bool:
+        """True if every rank holds all layers, or a shard of each: no stages divide them."""
+        return self.pp == 1
+
     def orders(self, micro_batches: int) -> Orders:
         """Return the passes of each stage in a step of so many micro-batches."""
         return SCHEDULES[self.schedule](self.pp, self.chunks, micro_batches)
 
+    @property
+    def shards(self) -> int:
+        """Ranks that hold one model together: pp × tp × cp."""
+        return self.pp * self.tp * self.cp
+
     def data_parallel(self, processes: int) -> int:
         """Return the data-parallel degree on so many processes."""
-        model = self.pp * self.tp * self.cp
-        if processes % model:
+        if processes % self.shards:
             stages = f"layout.pp={self.pp} × " if self.pp > 1 else ""
             raise LayoutError(
                 f"{stages}layout.tp={self.tp} × layout.cp={self.cp} does not divide {processes} "
                 f"process{'es' * (processes > 1)}",
-                hint=f"use processes={model} or a multiple of it, or a smaller layout",
+                hint=f"use processes={self.shards} or a multiple of it, or a smaller layout",
             )
-        return processes // model
+        return processes // self.shards
 
     def rank_name(self, rank: int, processes: int) -> str:
         """Return the name of a rank in messages, with its stage."""

@@ -55,8 +55,12 @@ def forward_pass(
         for tensor in (batch.tokens, batch.targets, batch.weights)
     )
     whole = (tokens.shape[0], tokens.shape[1] * context.size)
-    documents = Documents.from_cu_seqlens(batch.cu_seqlens, whole).part(context)
-    return engine(tokens, targets, weights, documents.to(device), chunk, stream)
+    documents = Documents.from_cu_seqlens(batch.cu_seqlens, whole)
+    # On the CPU, rows of one document and packed rows add in another order.
+    if device.type == "cuda" and not documents.packed:
+        return engine(tokens, targets, weights, None, chunk, stream)
+    on_device = documents.part(context).to(device)
+    return engine(tokens, targets, weights, on_device, chunk, stream)
 
 
 class _Step:
@@ -74,10 +78,7 @@ class _Step:
         self.last_chunk = parallel.pipe.last_chunk
         self.alive: dict[Key, tuple[Stream, Sums]] = {}
         """Inputs and outputs of the chunks whose backward pass is still to come."""
-        self.losses = {
-            micro: torch.zeros(len(batch.tokens), device=parallel.device)
-            for micro, batch in enumerate(batches)
-        }
+        self.losses = [torch.zeros(len(batch.tokens), device=parallel.device) for batch in batches]
         self.inboxes = {
             kind: _Inbox(wire, _due(kind, orders[wire.stage], self.last_chunk))
             for kind, wire in parallel.pipe.receives.items()
@@ -94,14 +95,11 @@ class _Step:
                 self.forward(action)
                 continue
             if before_last is not None and action in decides:
-                divisor = before_last(self.ordered())
+                divisor = before_last(self.losses)
             self.backward(action, divisor, last=action == backwards[-1])
         for work, _ in self.sent:
             work.wait()
-        return self.ordered()
-
-    def ordered(self) -> list[torch.Tensor]:
-        return [self.losses[micro] for micro in sorted(self.losses)]
+        return self.losses
 
     def forward(self, action: Action) -> None:
         chunk, micro = action.chunk, action.micro

@@ -26,7 +26,7 @@ from ..checkpoints.saver import Saver
 from ..checkpoints.store import RunState
 from ..engines.engine import Engine
 from ..engines.objective import counted
-from ..engines.update import Update, update
+from ..engines.update import Update, conclude, launch
 from ..layout.groups import Parallel
 from .batches import MicroBatch, RunPlan, Steps, micro_rows
 from .evaluate import Evaluation, Evaluator
@@ -154,9 +154,10 @@ class Loop:
         torch.manual_seed(self._seed(step.number))
 
         losses = self._gradients(batches, state)
-        stats = self._gather(step, batches, losses, waited)
         rate = self.lr(step.number)
-        result = update(self.engine, rate)
+        norm, losses = _read(launch(self.engine, rate), losses)
+        result = conclude(self.engine, norm)
+        stats = self._gather(step, batches, losses, waited)
         skipped = None if result.applied else self._skipped(state, stats)
         restored = None
         if skipped is not None and skipped.action == "rollback":
@@ -287,6 +288,13 @@ class Loop:
             f"continues without the step, watch.{key}=rollback from the newest checkpoint's "
             "weights; a lower optimizer.lr in a new run may avoid it",
         )
+
+
+def _read(norm: torch.Tensor, losses: Sequence[torch.Tensor]) -> tuple[float, list[torch.Tensor]]:
+    """Return the norm and the losses in host memory: the one wait of a step for its device."""
+    numbers = torch.cat([norm.view(1), *(each.double() for each in losses)]).cpu()
+    first, *read = numbers.split([1, *map(len, losses)])
+    return float(first), read
 
 
 def _close(rows: Iterator[Sequence[MicroBatch]]) -> None:

@@ -142,7 +142,7 @@ def _sums(
     weights = torch.cat(sums_by_row) * parallel.counts_tokens
     drawn = torch.tensor([row != PADDING for batch in batches for row in batch.rows])
     sums = torch.zeros(3, sources, dtype=torch.float64)
-    # The losses are on the device: one transfer for all micro-batches.
+    # Losses on a device take one transfer for all micro-batches.
     by_row = (torch.cat(list(losses)), weights, drawn * parallel.reports_rows)
     for total, numbers in zip(sums, by_row, strict=True):
         total.index_add_(0, source, numbers.double().cpu())

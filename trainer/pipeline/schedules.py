@@ -14,6 +14,7 @@ the micro-batches, so that gradients are added in the order that one stage has.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -86,6 +87,22 @@ SCHEDULES: Mapping[str, Schedule] = {
     "gpipe": gpipe,
     "interleaved": interleaved,
 }
+
+
+ZERO_BUBBLE = re.compile(r"zb|zero.?bubble|dual.?pipe", re.IGNORECASE)
+"""Names of zero-bubble schedules in other programs: zb-h1, ZBV, DualPipe, …"""
+
+
+def refused(name: str) -> str | None:
+    """Return why a schedule of other programs is not in the table; None for other names."""
+    if not ZERO_BUBBLE.search(name):
+        return None
+    return (
+        f"`{name}` is a zero-bubble schedule: it computes the gradients of weights apart from "
+        "those of activations, which is wrong under FSDP2 and under ZeRO-1 in bf16, and fails "
+        "under ZeRO-2; use schedule=interleaved with chunks=2 or more, whose bubble is smaller "
+        "than that of 1f1b"
+    )
 
 
 def forward_only(orders: Orders) -> Orders:

@@ -22,6 +22,8 @@ class WatchConfig(Guard):
     stall_seconds: float = 1800.0
     """Seconds without a new step, or a new part of the start, on any rank after which the run ends;
     0: never."""
+    join_seconds: float = 600.0
+    """Seconds that ranks started by another launcher (srun) wait for each other at the start."""
     peak_flops: float | None = None
     """Peak FLOP/s of one device, for MFU; known GPUs need none."""
 
@@ -30,3 +32,5 @@ class WatchConfig(Guard):
         for name in ("log_seconds", "stall_seconds"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if not self.join_seconds > 0:
+            raise ValueError(f"join_seconds must be above 0, not {self.join_seconds}")

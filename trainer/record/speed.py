@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...models.accounting.count import TRAINING, forward_flops_per_token
+from ...models.accounting.count import TRAINING, build_meta, forward_flops, recomputed_flops
+from ...models.layers.recompute import Rule
 
 if TYPE_CHECKING:
     from ...models.config import ModelConfig
@@ -34,7 +35,7 @@ class Speed:
     flops_per_token: dict[int, float]
     """FLOPs that training takes, by sequence length."""
     executed_per_token: dict[int, float]
-    """The same, with recomputed layers counted a second time."""
+    """The same, with recomputed operations counted a second time."""
     peak: float | None
     """FLOP/s of all devices together; None if it is not known."""
 
@@ -51,16 +52,12 @@ class Speed:
 
 
 def speed_of(
-    model: ModelConfig, lengths: Iterable[int], *, recomputed: bool, peak: float | None
+    config: ModelConfig, lengths: Iterable[int], *, rules: Sequence[Rule], peak: float | None
 ) -> Speed:
     """Count the FLOPs of a token for each sequence length. `peak` is that of all devices."""
-    forward = {length: forward_flops_per_token(model, length) for length in lengths}
-    flops = {length: TRAINING * sum(parts.values()) for length, parts in forward.items()}
-    # The backward pass runs every layer's forward pass again; the head is not recomputed.
-    again = {
-        length: sum(parts.values()) - parts["head"] if recomputed else 0.0
-        for length, parts in forward.items()
-    }
+    model = build_meta(config)
+    flops = {length: TRAINING * sum(forward_flops(model, length).values()) for length in lengths}
+    again = {length: recomputed_flops(model, length, rules) for length in flops}
     return Speed(flops, {length: flops[length] + again[length] for length in flops}, peak)
 
 

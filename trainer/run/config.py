@@ -64,7 +64,10 @@ class RunConfig:
     micro_batch_tokens: int = 8192
     """Maximum tokens of a rank's micro-batch; a micro-batch has at least one row."""
     recompute: Recompute = "none"
-    """Activations that the backward pass recomputes instead of keeping them in memory."""
+    """Activations that the backward pass recomputes instead of keeping them in memory: `none`, of
+    each `operator` call, of each `block`, of a fraction of the blocks (0.4), of each n-th block
+    (`{every: 3}`), of blocks without the results of operations (`{save: [matmul, attention, scan,
+    convolution]}`), or a list with a rule for each layer."""
     engine: Annotated[EngineConfig, OneOf(ENGINES, tag="kind")] = field(
         default_factory=DeepSpeedConfig
     )
@@ -85,12 +88,18 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+        if isinstance(self.recompute, float) and not 0 < self.recompute <= 1:
+            raise ValueError(f"recompute must be above 0 and at most 1, not {self.recompute}")
         if self.z_loss < 0:
             raise ValueError(f"z_loss must be at least 0, not {self.z_loss}")
 
 
 DECIDES = ("seed", "precision", "optimizer", "z_loss", "loss_divisor", "init_from", "synthetic")
 """Changing any of these defines a new run; everything else may change on resume."""
+
+NEWER: Data = {"loss_divisor": "weights"}
+NEWER_OF_OPTIMIZERS: Data = {"kind": DEFAULT().kind, "groups": [], "decay": DEFAULT().decay}
+"""Keys that are newer than the hash of a run, with their defaults."""
 
 COUPLED = "{} balances over a micro-batch: micro_batch_tokens, layout.cp and dp define the run"
 """Explanation of the keys in `division`; the operators' names are to be filled in."""
@@ -139,10 +148,8 @@ def model_identity(model: ModelConfig) -> dict[str, Any]:
     """Return the model as it is hashed: without newer options of operators at their defaults."""
     found: dict[str, Any] = reader.plain(model)
     for name, options in model.operators.items():
-        defaults = {field.name: field.default for field in fields(options)}
-        for key in options.newer:
-            if getattr(options, key) == defaults[key]:
-                del found["operators"][name][key]
+        newer = {each.name: each.default for each in fields(options) if each.name in options.newer}
+        found["operators"][name] = _without(found["operators"][name], newer)
     return found
 
 
@@ -161,8 +168,10 @@ def identity(config: RunConfig, model: ModelConfig) -> dict[str, Any]:
     saved before they existed stays the same.
     """
     keys = deciding(config, model)
-    if keys["loss_divisor"] == "weights":
-        del keys["loss_divisor"]
-    newer = {"kind": DEFAULT().kind, "groups": [], "decay": DEFAULT().decay}
-    optimizer = keys["optimizer"].items()
-    return {**keys, "optimizer": {k: v for k, v in optimizer if (k, v) not in newer.items()}}
+    keys["optimizer"] = _without(keys["optimizer"], NEWER_OF_OPTIMIZERS)
+    return _without(keys, NEWER)
+
+
+def _without(keys: Data, defaults: Data) -> Data:
+    """Return the keys but those that are at these defaults."""
+    return {key: value for key, value in keys.items() if (key, value) not in defaults.items()}

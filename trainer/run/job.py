@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...console import config as reader
+from ...models.layers.recompute import Rule, rules_of
 from ...models.precision import PRECISIONS, Precision
 from ..checkpoints import store
 from ..cluster.ranks import threads_per_rank
@@ -64,6 +65,11 @@ class Job:
 
         longest = max(phase.seq_len for phase in self.plan.phases)
         return cuts_of(self.run.layout, self.model, longest)
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Recompute rule of each layer."""
+        return rules_of(self.run.recompute, len(self.model.layers))
 
     @property
     def layout(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ MODEL, MIXTURE, RUN = "model.yaml", "mixture.yaml", "run.yaml"
 
 @dataclass(frozen=True)
 class Report:
-    """What became of each key."""
+    """The keys of the input, by their fate."""
 
     used: tuple[str, ...]
     elsewhere: tuple[str, ...]

@@ -62,6 +62,7 @@ USED: dict[str, tuple[Any, str]] = {
     "explicit_filter_decay_preset": ("normal", "operators.mr.decay"),
     "explicit_filter_num_decay_repeats": (1, "operators.mr.decay_repeats"),
     "num_groups_hyena": (None, "operators.*.groups"),
+    "use_slow_heads": (False, "operators.*.slow_heads"),
     "num_groups_hyena_medium": (None, "operators.mr.groups"),
     "num_groups_hyena_short": (None, "operators.se.groups"),
     "num_groups_hyena_mlp": (None, "operators.short.groups"),

@@ -154,6 +154,7 @@ class _Reader:
             decay=settings["explicit_filter_decay_preset"],
             decay_repeats=settings.whole("explicit_filter_num_decay_repeats"),
             filter_horizon=settings.whole("seq_length"),
+            slow_heads=settings["use_slow_heads"],
             **self.featurizer(),
         )
 
@@ -161,8 +162,12 @@ class _Reader:
         settings, kind = self.settings, self.settings["hyena_filter_cls"]
         if kind == "explicit_single_decay":
             return self.explicit(settings.whole("seq_length"), self.groups("num_groups_hyena"))
-        if self.groups("num_groups_hyena") != self.width:
-            self.refuse("num_groups_hyena", "long filters are not shared by channels")
+        groups = self.groups("num_groups_hyena")
+        common = {
+            "groups": groups if groups != self.width else None,
+            "slow_heads": settings["use_slow_heads"],
+            **self.featurizer(),
+        }
         size, horizon = settings.whole("hyena_filter_order"), settings.whole("seq_length")
         if kind == "implicit_modal":
             return self.build(
@@ -171,10 +176,10 @@ class _Reader:
                 rates="product",
                 gamma_min=settings.number("modal_gamma_min"),
                 gamma_max=settings.number("modal_gamma_max"),
-                **self.featurizer(),
+                **common,
             )
         if kind == "implicit_complex_modal":
-            return self.build("hyena-li-s4d", state_size=size // 2, **self.featurizer())
+            return self.build("hyena-li-s4d", state_size=size // 2, **common)
         if kind == "implicit_real_modal":
             return self.build(
                 "hyena-li-factored",
@@ -182,7 +187,7 @@ class _Reader:
                 pole_factors=settings.whole("modal_pole_factors"),
                 residue_factors=settings.whole("modal_residue_factors"),
                 filter_horizon=horizon,
-                **self.featurizer(),
+                **common,
             )
         if kind != "implicit_freeform":
             self.refuse("hyena_filter_cls", "headrace has modal, free-form and explicit filters")
@@ -197,7 +202,7 @@ class _Reader:
             slow_decay=settings.number("hyena_filter_slow_decay"),
             learned_decay=True,
             last_start="xavier",
-            **self.featurizer(),
+            **common,
         )
 
     def with_mlps(

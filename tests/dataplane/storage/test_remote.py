@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -50,6 +51,42 @@ def test_permanent_errors_are_raised(flaky: type[Flaky]) -> None:
     with pytest.raises(StorageError, match="access is denied"):
         storage.read("flaky://x")
     assert len(flaky.failures) == 1  # one more request, with freshly loaded credentials
+
+
+@pytest.fixture
+def no_such_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A name server that knows no host: an S3 endpoint, and the names that were asked for."""
+    asked = []
+
+    def refuse(host: str, *_: object, **__: object) -> None:
+        asked.append(host)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://store.invalid:9000")
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    s3 = fsspec.get_filesystem_class("s3")
+    s3.clear_instance_cache()
+    yield asked
+    s3.clear_instance_cache()
+
+
+def test_an_endpoint_that_does_not_exist_is_an_error_at_once(no_such_host: list[str]) -> None:
+    """botocore asks five times, with pauses, and says nothing."""
+    for act in (storage.read, storage.exists, storage.size):
+        with pytest.raises(StorageError, match=r"there is no host (bucket\.)?store\.inv") as caught:
+            act("s3://bucket/file")
+        assert "AWS_ENDPOINT_URL" in str(caught.value)
+    assert len(no_such_host) == 3, "each is asked for once"
+
+
+def test_a_proxy_resolves_names_by_itself(
+    no_such_host: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    remote._resolve("http://store.invalid:9000")
+    assert not no_such_host
 
 
 def test_a_write_to_a_stalled_store_times_out(

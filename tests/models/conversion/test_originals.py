@@ -228,12 +228,13 @@ class Published(nn.Module):
     def __init__(self, kinds: list[str]) -> None:
         super().__init__()
         self.embedding = nn.ModuleDict({"word_embeddings": nn.Embedding(37, 32)})
-        self.decoder = nn.ModuleDict({"layers": nn.ModuleList(map(Layer, kinds))})
-        self.decoder["final_layernorm"] = nn.LayerNorm(32, eps=1e-5)
+        layers = nn.ModuleList(map(Layer, kinds))
+        last = nn.LayerNorm(32, eps=1e-5)
+        self.decoder = nn.ModuleDict({"layers": layers, "final_layernorm": last})
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embedding["word_embeddings"](ids)
-        for layer in self.decoder["layers"]:  # type: ignore[attr-defined]
+        for layer in self.decoder["layers"].children():
             x = layer(x)
         return self.decoder["final_layernorm"](x) @ self.embedding["word_embeddings"].weight.T
 

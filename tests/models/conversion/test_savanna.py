@@ -46,13 +46,13 @@ def test_a_production_model_is_expressed(tmp_path: Path) -> None:
     found = model(tmp_path)
     assert [str(layer) for layer in found.layers] == ["se", "mr", "li", "attention", "se", "li"]
     # The first long filter sets the activation of its own layer's MLP and of all later ones.
-    activations = [found.operators[layer.mlp or ""].activation for layer in found.layers]  # type: ignore[attr-defined]
+    operators: dict[str, Any] = dict(found.operators)
+    activations = [operators[layer.mlp or ""].activation for layer in found.layers]
     assert activations == ["gelu"] + ["identity"] * 5
-    glu: Any = found.operators["mlp-gelu"]
-    assert glu.hidden == 256  # 8/3 of the width, rounded up to 128s
-    li, mr = found.operators["li"], found.operators["mr"]
+    assert operators["mlp-gelu"].hidden == 256  # 8/3 of the width, rounded up to 128s
+    li, mr = operators["li"], operators["mr"]
     assert isinstance(li, HyenaLIOptions) and li.rates == "product"
-    assert (mr.decay, mr.decay_repeats, mr.filter_horizon) == ("weak", 2, 128)  # type: ignore[attr-defined]
+    assert (mr.decay, mr.decay_repeats, mr.filter_horizon) == ("weak", 2, 128)
     assert (found.vocab_size, found.norm, found.norm_eps) == (512, "rms-eps-outside", 1e-6)
     assert (found.init.weights, found.init.output) == ("small", "wang")
     build_meta(found)
@@ -107,6 +107,31 @@ def test_free_form_filters_start_as_there(tmp_path: Path) -> None:
     assert phase["lr"]["style"] == "linear" and phase["batch"] == 8 * 64
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "implicit_modal",
+        "implicit_complex_modal",
+        "implicit_real_modal",
+        "implicit_freeform",
+        "explicit_single_decay",
+    ],
+)
+def test_slow_heads_and_shared_long_filters_are_expressed(tmp_path: Path, kind: str) -> None:
+    text = STRIPED.replace("use_slow_heads: false", "use_slow_heads: true")
+    text = text.replace("num_groups_hyena: 64", "num_groups_hyena: 16")
+    convert(tmp_path, text.replace("filter_cls: implicit_modal", f"filter_cls: {kind}"))
+    found = model(tmp_path)
+    operators: dict[str, Any] = dict(found.operators)
+    li, mr, se = (operators[name] for name in ("li", "mr", "se"))
+    assert (li.groups, li.slow_heads) == (16, True)
+    assert (mr.groups, mr.slow_heads) == (8, True)
+    assert not hasattr(se, "slow_heads"), "Savanna's short filters have no heads"
+    shapes = {name: tuple(p.shape) for name, p in build_meta(found).named_parameters()}
+    assert shapes["blocks.1.mixer.operator.skip"] == (8,)
+    assert shapes["blocks.2.mixer.operator.skip"] == (16,)
+
+
 @pytest.mark.parametrize("text", [STRIPED, SHORT_MLP, FREEFORM])
 def test_every_key_has_one_fate(tmp_path: Path, text: str) -> None:
     file = tmp_path / "a.yml"
@@ -124,8 +149,8 @@ def test_every_key_has_one_fate(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ("use_slow_heads: true", "use_slow_heads: True is not expressible"),
-        ("num_groups_hyena: 16", "num_groups_hyena: 16 is not expressible"),
+        ("use_fast_heads: true", "use_fast_heads: True is not expressible"),
+        ("num_groups_hyena: 7", "groups (7) does not divide"),
         ("pos_emb: alibi", "pos_emb: 'alibi' is not expressible"),
         ("pre_mlp_norm: false", "pre_mlp_norm: False is not expressible"),
         ("hyena_medium_filter_cls: implicit_real_modal", "hyena_medium_filter_cls"),

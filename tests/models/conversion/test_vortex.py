@@ -246,6 +246,8 @@ def test_shipped_models_have_vortex_settings() -> None:
             {"operators": {**OPERATORS, "mr": {**OPERATORS["mr"], "taps": 64}}},
             "128 taps",
         ),
+        ({"operators": {**OPERATORS, "li": {**OPERATORS["li"], "groups": 4}}}, "shared"),
+        ({"operators": {**OPERATORS, "mr": {**OPERATORS["mr"], "slow_heads": True}}}, "slow heads"),
     ],
 )
 def test_unsuitable_models_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:

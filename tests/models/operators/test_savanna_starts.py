@@ -69,6 +69,19 @@ def test_the_last_layer_of_a_free_form_filter_starts_smaller() -> None:
     assert torch.allclose(found["decay"], torch.linspace(*ends, WIDTH))
 
 
+def test_slow_heads_start_with_the_filters_of_their_number() -> None:
+    """The last layer's outputs, the decays and the skips are as many as the heads."""
+    found = starts(
+        "hyena-li-freeform", groups=32, slow_heads=True, last_start="xavier", learned_decay=True
+    )
+    assert abs(float(found["last.weight"].std()) - math.sqrt(2 / (16 + 32))) < 0.02
+    ends = [math.log(0.01) / 1.2, math.log(0.01) / 0.3]
+    assert torch.allclose(found["decay"], torch.linspace(*ends, 32))
+    assert found["skip"].shape == (32,) and 0.45 < found["skip"].abs().max() <= 3**-0.5
+    modal = starts("hyena-li", groups=32, slow_heads=True, rates="product")
+    assert modal["rates"].shape == (2, 32, 16) and (modal["rates"][0] == -1).all()
+
+
 def test_the_taps_of_a_short_mlp_start_by_the_featurizers_length() -> None:
     """Savanna draws every short filter from U(±1/√short_conv_L)."""
     found = starts("hyena-mlp", hidden=WIDTH, groups=WIDTH, taps=7, featurizer=3)

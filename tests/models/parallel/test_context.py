@@ -153,6 +153,9 @@ def test_with_tensor_parallelism(four: Ranks, mixed: Model, tiny_of: Callable[..
     zamba = {"kind": "zamba-block", "heads": 4, "hidden": 24, "lora_rank": 3}
     model = tiny_of("[a>mamba2-groups, mha/hyena-mlp, se]", {"a": zamba})
     assert apart(four, model, CUTS, tensor=2) < BOUND
+    heads = tiny_of("[mr-heads, li-heads, freeform-heads, li-s4d]")
+    assert apart(four, heads, CUTS, tensor=2) < BOUND
+    assert apart(four, heads, CUTS, tensor=2, **RING) < BOUND
 
 
 @pytest.mark.parametrize("over", ["row", "micro-batch"])

@@ -99,6 +99,8 @@ def test_halos_and_states_do_not_grow_with_the_row(
     assert forward_numbers(se, axis, part) == featurizer + 6 * WIDTH * (later > 0)
     li = one(kind="hyena-li", state_size=4)
     assert forward_numbers(li, axis, part) == featurizer + 2 * 4 * WIDTH * later
+    heads = one(kind="hyena-li", state_size=4, groups=8, slow_heads=True)  # of two channels
+    assert forward_numbers(heads, axis, part) == featurizer + 2 * 2 * 4 * WIDTH * later
     mamba = one(kind="mamba2", state_size=8, head_dim=8)
     inner = 2 * WIDTH
     conv = 3 * (inner + 2 * 8) * (later > 0)
@@ -112,6 +114,8 @@ def test_long_filters_by_channels(one: Callable[..., Model], part: int) -> None:
     exchanged = 3 / 4 * 2 * WIDTH * part
     freeform = one(kind="hyena-li-freeform", filter_horizon=40)
     assert forward_numbers(freeform, axis, part) == featurizer + exchanged
+    heads = one(kind="hyena-li-freeform", filter_horizon=40, groups=4, slow_heads=True)
+    assert forward_numbers(heads, axis, part) == featurizer + 4 * exchanged
     modal = one(kind="hyena-li", state_size=4)
     assert forward_numbers(modal, axis, part, hyena_li="a2a") == featurizer + exchanged
 

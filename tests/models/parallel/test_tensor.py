@@ -90,6 +90,26 @@ def test_local_shards_of_every_operator_equal_the_whole(
     assert apart(pools[processes], make()) < BOUND
 
 
+def test_slow_heads_and_shared_long_filters(pools: dict[int, Ranks]) -> None:
+    """Heads and their filters are sharded together; four ranks do not divide six shared filters."""
+    changes = [
+        "pattern='[mr, li, waves, free, moe]'",
+        "operators.mr.groups=4",
+        "operators.mr.slow_heads=true",
+        "operators.li.groups=4",
+        "operators.li.slow_heads=true",
+        "operators.waves.groups=6",
+        "operators.free.groups=6",
+        "operators.free.learned_decay=true",
+    ]
+    model = make(*changes)
+    assert apart(pools[2], model) < BOUND
+    assert apart(pools[4], model) < BOUND
+    assert list(model.config.tp_problems(3)) == [
+        f"operators.{name}: tp=3 does not divide its 4 heads" for name in ("mr", "li")
+    ]
+
+
 def test_an_untied_head(two: Ranks) -> None:
     assert apart(two, make("tie_embeddings=false", "norm=rms")) < BOUND
 

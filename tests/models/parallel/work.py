@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from headrace.models.config import ModelConfig
 from headrace.models.documents import Documents
 from headrace.models.layers.linear import OutputLinear
+from headrace.models.layers.recompute import Recompute
 from headrace.models.model import Model
 from headrace.models.parallel import halo, states
 from headrace.models.parallel import ring as ring_module
@@ -58,7 +59,7 @@ def model_part(
     tensor: int = 1,
     attention: str = "a2a",
     hyena_li: str = "states",
-    recompute: str = "none",
+    recompute: Recompute = "none",
     training: bool = False,
     fault: str | None = None,
 ) -> tuple[np.ndarray, float, dict[str, tuple[LocalShard, np.ndarray]]]:
@@ -69,7 +70,7 @@ def model_part(
     model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
     forms: dict[str, Any] = {"attention": attention, "hyena_li": hyena_li}
     model.shard(Axes(tensor=shared, context=axis, **forms))
-    model.set_recompute(recompute)  # type: ignore[arg-type]
+    model.set_recompute(recompute)
     ours = axis.part(tokens.shape[1])
     with FAULTS[fault]() if fault else nullcontext():
         documents = None
@@ -98,7 +99,7 @@ def share_of_loss(
     counted: np.ndarray,
     cuts: list[int],
     *,
-    recompute: str = "none",
+    recompute: Recompute = "none",
     fault: str | None = None,
 ) -> tuple[float, dict[str, tuple[LocalShard, np.ndarray]]]:
     """Return this rank's share of the loss under tensor parallelism, and its gradients with their
@@ -106,7 +107,7 @@ def share_of_loss(
     model = Model(config).double()
     model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
     model.shard(Axes(tensor=context_axis()))
-    model.set_recompute(recompute)  # type: ignore[arg-type]
+    model.set_recompute(recompute)
     ids, w = torch.from_numpy(tokens), torch.from_numpy(counted)
     documents = Documents.from_cu_seqlens(torch.tensor(cuts), tuple(w.shape))  # type: ignore[arg-type]
     with FAULTS[fault]() if fault else nullcontext():
@@ -136,7 +137,7 @@ def share_of_objective(
     layout: dict[str, int],
     *,
     training: bool = True,
-    recompute: str = "none",
+    recompute: Recompute = "none",
     fault: str | None = None,
 ) -> tuple[float, dict[str, tuple[LocalShard, np.ndarray]]]:
     """Return this rank's share of the objective, summed over its rows one by one, and its gradients
@@ -145,7 +146,7 @@ def share_of_objective(
     model = Model(config).double().train(training)
     model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
     model.shard(parallel.axes)
-    model.set_recompute(recompute)  # type: ignore[arg-type]
+    model.set_recompute(recompute)
     length = counted.shape[1]
     ours = parallel.axes.context.part(length)
     total = torch.zeros((), dtype=torch.float64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ranks import Ranks
 
 from headrace.console.differences import Difference
+from headrace.console.errors import IntegrityError
 from headrace.trainer.cluster.agreement import in_words
 
 
@@ -28,6 +29,17 @@ def test_equal_facts_are_agreed(two: Ranks) -> None:
 def test_all_ranks_raise_if_one_differs(two: Ranks) -> None:
     expected = "the ranks do not agree on a test; lr: rank 0 has 1.0, rank 1 has 2.0"
     assert two.run("compare", [{"lr": 1.0}, {"lr": 2.0}]) == [expected] * 2
+
+
+def test_an_error_of_rank_0_is_the_error_of_all(two: Ranks) -> None:
+    """The others would wait for it."""
+    assert two.run("refuse_first", None) == ["done"] * 2
+    error = IntegrityError("the ledger ends at step 3", hint="restore it")
+    expected = "IntegrityError: the ledger ends at step 3\n  hint:  restore it"
+    assert two.run("refuse_first", error) == [expected] * 2
+    first, other = two.run("refuse_first", ValueError("a bug"))
+    assert first == "ValueError: a bug"
+    assert other.startswith("RunError: rank 0 failed: ValueError('a bug')")
 
 
 def test_a_rank_that_fails_stops_all(two: Ranks) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.console import config as reader
+from headrace.console import yaml_text
 from headrace.console.errors import MissingError, MisuseError, RunError
 from headrace.trainer.cluster import slurm
 from headrace.trainer.cluster.slurm import SlurmConfig, script
@@ -42,6 +43,14 @@ def test_sbatch_directives() -> None:
 def test_options_of_sbatch_may_be_numbers() -> None:
     config = reader.build(SlurmConfig, {"options": {"mem": 0, "qos": "low"}}, source="slurm")
     assert {"#SBATCH --mem=0", "#SBATCH --qos=low"} <= set(lines(config))
+
+
+def test_options_of_sbatch_stay_as_they_are_written() -> None:
+    """sbatch takes --mem=64000000 for 64 million megabytes."""
+    data = reader.apply_overrides({}, ["options.mem=64M", "options.tmp=1T"])
+    config = reader.build(SlurmConfig, data, source="slurm")
+    assert {"#SBATCH --mem=64M", "#SBATCH --tmp=1T"} <= set(lines(config))
+    assert yaml_text.parse(reader.dump(config), source="it")[0]["options"]["mem"] == "64M"
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,9 @@ def measure() -> Iterator[Callable[[int, str], list[Measured]]]:
 
         @cache
         def run(ranks: int, layout: str) -> list[Measured]:
-            model = "experts" if "ep" in layout.split("-")[-1] else "tiny"
-            return pool(ranks).run("measure", layout, model)
+            # The other model has experts, and a large part outside of its layers.
+            other = layout.startswith("fsdp2") or "ep" in layout.split("-")[-1]
+            return pool(ranks).run("measure", layout, "shared" if other else "tiny")
 
         yield run
 

@@ -187,7 +187,7 @@ def test_two_ranks_equal_one(in_processes: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ranges_orthogonalised_by_themselves_show(in_processes: Any, tmp_path: Path) -> None:
     """Negative control: ranks do not exchange their ranges."""
-    worst = beside_one(in_processes, tmp_path, ["fsdp2-0-fp32"], 2, local=True)
+    worst = beside_one(in_processes, tmp_path, ["fsdp2-0-fp32"], 2, fault="own ranges")
     [(loss, _, weight)] = worst.values()
     assert loss > 1e-4 and weight > 1e-3, worst
 

@@ -16,6 +16,7 @@ from ranks import Ranks
 from small_data import random_documents, write_dataset
 
 import headrace
+from headrace.console import sources
 from headrace.trainer.checkpoints import store
 
 MIXTURE = """
@@ -82,6 +83,16 @@ def test_a_rank_that_does_not_see_the_checkpoint_ends_the_run(trainer: Any, tmp_
     assert len(trainer.lines("ledger.jsonl")) == 4
 
 
+@pytest.mark.slow
+def test_a_lost_ledger_is_the_error_of_every_rank(trainer: Any) -> None:
+    """Rank 0 alone reads it. Before, the other rank ended with an error of the network."""
+    trainer.run("--stop-after", "4", code=85)
+    (trainer.out / "ledger.jsonl").unlink()
+    for code, stderr in start_both(trainer, [], []):
+        assert code == 1, stderr
+        assert "ledger.jsonl" in stderr and "--new-ledger" in stderr
+
+
 def test_ranks_that_start_alike_agree(two: Ranks, tmp_path: Path) -> None:
     assert two.run("start", tmp_path, [[], []]) == ["agreed"] * 2
 
@@ -111,6 +122,7 @@ def test_keys_that_change_nothing_may_differ(two: Ranks, tmp_path: Path) -> None
 def test_another_machine_of_one_rank_is_named(two: Ranks, tmp_path: Path) -> None:
     """Versions, kernels, environment, and an option of the command."""
     changed = {"headrace": "0.0.9", "torch": "9.9", "kernels": "no Triton", "stop_after": 3}
+    changed["sources"] = "another checkout"
     changed["NVIDIA_TF32_OVERRIDE"] = "1"
     answers = two.run("start", tmp_path, [[], []], changed=changed)
     assert answers[0] == answers[1]
@@ -122,6 +134,8 @@ def test_another_machine_of_one_rank_is_named(two: Ranks, tmp_path: Path) -> Non
         "rank 1 has 'no Triton'",
         "start.stop_after: rank 0 has none, rank 1 has 3",
         "the ranks do not agree on the run",
+        f"versions.headrace sources: rank 0 has '{sources.digest()}', "
+        "rank 1 has 'another checkout'",
         f"versions.headrace: rank 0 has '{headrace.__version__}', rank 1 has '0.0.9'",
         "versions.torch: rank 0 has 'ours', rank 1 has '9.9'",
     ]

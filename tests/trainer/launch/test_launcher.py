@@ -230,7 +230,7 @@ ranks.LAST_WORDS = 0.1
 watched = ranks.Watched()
 def stuck_here():
     time.sleep(1000)
-with watched.watching_itself(1.0):
+with watched.watching_itself(1.0, "rank 3 (stage 1)"):
     for step in range(4):
         watched.beat(f"step {step}")
         time.sleep(0.5)
@@ -244,5 +244,5 @@ def test_a_rank_of_another_launcher_ends_itself_if_it_hangs() -> None:
         [sys.executable, "-c", HANGS], env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 1
-    assert "rank 3 has made no progress for 1 seconds (step 3)" in done.stderr
+    assert "rank 3 (stage 1) has made no progress for 1 seconds (step 3)" in done.stderr
     assert "stuck_here" in done.stderr and "watch.stall_seconds" in done.stderr

@@ -10,6 +10,7 @@ import pytest
 
 from headrace.console.errors import (
     CheckpointError,
+    ConfigError,
     LayoutError,
     PlanError,
     SeveralErrors,
@@ -45,7 +46,17 @@ def test_stages_that_do_not_fit_are_rejected_together(ask: Any) -> None:
         checks.check(ask("processes=8", "layout.pp=8", "engine.zero=3"))
     for part in ("needs the same modules", "are 8 chunks, and the model has 5 layers"):
         assert part in str(several.value)
+    [_, layout] = several.value.errors
+    assert "layout.pp" not in str(layout.hint), "ZeRO-3 has no stages"
     checks.check(ask("processes=2", "layout.pp=2", "engine.zero=2"))
+
+
+def test_recompute_fits_the_layers_and_the_engine(ask: Any) -> None:
+    with pytest.raises(ConfigError, match="recompute: has 2 rules, and the model 5 layers"):
+        checks.check(ask("recompute=[none, block]"))
+    with pytest.raises(LayoutError, match="cannot keep results inside a compiled block"):
+        checks.check(ask("recompute={save: [matmul]}", "engine.kind=fsdp2", "engine.compile=true"))
+    checks.check(ask("recompute={every: 2}", "engine.kind=fsdp2", "engine.compile=true"))
 
 
 def test_a_vocabulary_larger_than_the_models_is_rejected(ask: Any) -> None:

@@ -45,6 +45,24 @@ def test_experts_are_split_evenly(every: ModelConfig) -> None:
     assert "on 8 ranks: layout.tp=2 layout.cp=1 layout.ep=4" in told
 
 
+def test_a_remainder_of_ranks_is_rejected_once_with_alternatives(every: ModelConfig) -> None:
+    with pytest.raises(LayoutError) as caught:
+        check(LayoutConfig(pp=2, tp=2, ep=4), 6, every, [48])
+    told = str(caught.value)
+    assert "pp × tp × cp = 4 does not divide 6 processes" in told
+    assert "ep=4 does not divide" not in told, "3 ranks of a stage are no number"
+    assert "layouts that work on 6 ranks: layout." in told
+
+
+def test_only_layouts_that_work_are_named(every: ModelConfig) -> None:
+    with pytest.raises(LayoutError) as caught:
+        check(LayoutConfig(pp=16), 16, every, [48], lambda other: other.pp == 1 and other.tp == 4)
+    hint = str(caught.value.hint)
+    assert "layout.tp=4 layout.cp=1" in hint and "pp" not in hint and "tp=1" not in hint
+    with pytest.raises(LayoutError, match="no layout of 16 ranks works with this engine"):
+        check(LayoutConfig(pp=16), 16, every, [48], lambda other: False)
+
+
 def test_a_model_without_experts_has_none_to_split() -> None:
     model = load_model_config(FOLDER / "tiny.yaml")
     with pytest.raises(LayoutError, match="the model has none") as caught:
@@ -54,13 +72,13 @@ def test_a_model_without_experts_has_none_to_split() -> None:
 
 def test_ring_attention_needs_no_heads_per_rank(every: ModelConfig) -> None:
     a2a, ring = (LayoutConfig(tp=2, cp=4, attention=form) for form in ("a2a", "ring"))  # type: ignore[arg-type]
-    assert any("attention=a2a" in line for line in problems(a2a, every, [48]))
-    assert not list(problems(ring, every, [48]))
+    assert any("attention=a2a" in line for line in problems(a2a, 8, every, [48]))
+    assert not list(problems(ring, 8, every, [48]))
 
 
 def test_the_vocabulary_has_an_id_for_each_rank() -> None:
     model = load_model_config(FOLDER / "tiny.yaml", ["vocab_size=2", "width=36"])
-    assert any("2 ids are fewer" in line for line in problems(LayoutConfig(tp=3), model, [48]))
+    assert any("2 ids are fewer" in line for line in problems(LayoutConfig(tp=3), 3, model, [48]))
 
 
 def test_more_chunks_than_layers_are_rejected_with_alternatives(every: ModelConfig) -> None:

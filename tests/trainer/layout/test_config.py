@@ -21,7 +21,7 @@ def test_a_layout_must_divide_the_world_size(layout: dict[str, int]) -> None:
 
 
 def test_degrees_are_at_least_one() -> None:
-    with pytest.raises(ValueError, match="tp must be at least 1"):
+    with pytest.raises(ValueError, match="tp: must be at least 1"):
         LayoutConfig(tp=0)
 
 
@@ -41,13 +41,14 @@ def test_stages_take_ranks_and_name_them() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"pp": 0}, "pp must be at least 1"),
+        ({"pp": 0}, "pp: must be at least 1"),
         ({"pp": 2, "schedule": "interleaved"}, "interleaved needs at least 2 chunks"),
         ({"pp": 2, "chunks": 2}, "interleaved needs at least 2 chunks"),
         ({"chunks": 2, "schedule": "interleaved"}, "needs at least 2 stages"),
         ({"pp": 3, "cuts": (4,)}, "need 2"),
         ({"pp": 3, "cuts": (4, 4)}, "must increase"),
         ({"pp": 2, "cuts": (0,)}, "must increase"),
+        ({"pp": 3, "cuts": (4, 4), "tp": 0}, "tp: must be at least 1, not 0; cuts: must increase"),
     ],
 )
 def test_contradictions_are_errors(words: dict[str, Any], message: str) -> None:

@@ -2,11 +2,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from small_data import random_documents, write_dataset
 
+from headrace.console import yaml_text
+from headrace.console.config import build
+from headrace.console.errors import ConfigError
 from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.loop import evaluate
 from headrace.trainer.loop import loaders as rows
+from headrace.trainer.loop.loaders import DataConfig
 from headrace.trainer.run.job import Job
 from headrace.trainer.run.request import Request
 from headrace.trainer.run.resolve import resolve
@@ -18,6 +23,21 @@ PHASE = "{tokens: 512, seq_len: 16, batch: 128, weights: {web: 1}}"
 def a_job(tmp_path: Path, *overrides: str, mixture: str | None = None) -> Job:
     words = ["model.vocab_size=512", *overrides]
     return resolve(Request(model=TINY, out=str(tmp_path / "run"), mixture=mixture, overrides=words))
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("64MB", 64 * 10**6), ("64MiB", 64 << 20), ("64e6", 64 * 10**6)]
+)
+def test_the_size_of_the_cache_is_in_bytes(text: str, number: int) -> None:
+    data, _ = yaml_text.parse(f"cache_bytes: {text}", source="a test")
+    found = build(DataConfig, data, source="a test").cache_bytes
+    assert found == number and type(found) is int
+
+
+def test_a_count_is_no_size(tmp_path: Path) -> None:
+    """In YAML 64B is a count of 64 billion."""
+    with pytest.raises(ConfigError, match=r"data\.cache_bytes: `64B` is not a size in bytes"):
+        a_job(tmp_path, "synthetic.steps=4", "data.cache_bytes=64B")
 
 
 def test_synthetic_rows_arrive_step_by_step(tmp_path: Path, parallel: Parallel) -> None:

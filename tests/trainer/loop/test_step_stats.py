@@ -74,7 +74,7 @@ def test_the_losses_of_ranks_are_added_in_the_order_of_the_ranks() -> None:
 
 
 def test_the_busiest_experts_are_compared_with_the_mean() -> None:
-    """Of two ranks with three and one layers: a stage may have more layers than another."""
+    """Rank 0 has three layers with experts and rank 1 one, as two stages of a pipeline may."""
     messages = [message([0], [1.0], received=[6, 10, 2]), message([1], [1.0], received=[6])]
     assert combine(torch.stack(messages), 1, range(2)).expert_load == 10 / 6
     assert combined([0], [1], expected=range(2)).expert_load is None

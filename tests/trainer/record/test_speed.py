@@ -5,14 +5,16 @@ import torch
 
 from headrace.models.accounting.count import forward_flops_per_token
 from headrace.models.config import load_model_config
+from headrace.models.layers.recompute import Rule
 from headrace.trainer.record.speed import known_peak, memory_used, speed_of
 
 MODEL = load_model_config("tiny-transformer")
+UNITS: tuple[Rule, ...] = ("none", "block")
 
 
 def test_recomputed_layers_count_in_hfu_alone() -> None:
     plain, again = (
-        speed_of(MODEL, [64, 128], recomputed=recomputed, peak=1e12) for recomputed in (False, True)
+        speed_of(MODEL, [64, 128], rules=(rule,) * len(MODEL.layers), peak=1e12) for rule in UNITS
     )
     parts = forward_flops_per_token(MODEL, 128)
     layers = sum(parts.values()) - parts["head"]
@@ -22,7 +24,7 @@ def test_recomputed_layers_count_in_hfu_alone() -> None:
 
 
 def test_without_a_peak_there_is_no_utilisation() -> None:
-    speed = speed_of(MODEL, [64], recomputed=True, peak=None)
+    speed = speed_of(MODEL, [64], rules=("block",) * len(MODEL.layers), peak=None)
     assert speed.mfu(64, 10) is None and speed.hfu(64, 10) is None
 
 

@@ -14,6 +14,24 @@ from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.run import config
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("blok", r"recompute: `blok` is not one of .* did you mean `block`"),
+        ("0", r"recompute must be above 0 and at most 1, not 0.0"),
+        ("true", r"recompute: should be a number, not true or false"),
+        ("{evry: 3}", r"1 problem .*\s+recompute.evry: unknown key; did you mean `every`"),
+        ("{every: 0}", r"recompute: every must be at least 1, not 0"),
+        ("{every: 1}", r"recompute: give `every` or `save`"),
+        ("{save: [matmull]}", r"1 problem .*\s+recompute.save.0: `matmull` is not one of"),
+        ("[none, blok]", r"1 problem .*\s+recompute.1: `blok` is not one of"),
+    ],
+)
+def test_wrong_forms_of_recompute_are_named(value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config.build({}, [f"recompute={value}"], source="a test")
+
+
 def test_every_key_has_a_default() -> None:
     found = config.load(None)
     assert found.engine == DeepSpeedConfig(zero=1) and found.layout.tp == 1
@@ -47,7 +65,9 @@ def test_newer_options_of_operators_count_only_where_they_are_set() -> None:
     old = {"kind", "featurizer", "state_size", "poles", "rates"}
     found: Any = identity()
     assert old <= found["li"].keys() and "gamma_min" not in found["li"]
-    assert {"gamma_min", "gamma_max"} == known["li"].keys() - found["li"].keys()
+    newer = {"gamma_min", "gamma_max", "groups", "slow_heads"}
+    assert newer == known["li"].keys() - found["li"].keys()
+    assert {"decay_repeats", "slow_heads"} == known["mr"].keys() - found["mr"].keys()
     assert identity("operators.li.gamma_min=0.02") != found
     assert identity("operators.se.pregate=false") != found
 
@@ -66,6 +86,20 @@ def test_newer_options_of_operators_count_only_where_they_are_set() -> None:
 def test_a_wrong_value_is_named(word: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         config.load(None, [word])
+
+
+@pytest.mark.parametrize("name", ["zero-bubble", "zb-h1", "zb_v", "ZBVZeroBubble", "dualpipe"])
+def test_schedules_without_a_bubble_are_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.load(None, ["layout.pp=2", f"layout.schedule={name}"])
+    said = str(caught.value)
+    assert f"layout.schedule: `{name}` is a zero-bubble schedule" in said
+    assert "wrong under FSDP2" in said and "use schedule=interleaved" in said
+
+
+def test_an_unknown_schedule_is_not_a_refused_one() -> None:
+    with pytest.raises(ConfigError, match=r"`1f2b` is not one of .*did you mean `1f1b`"):
+        config.load(None, ["layout.pp=2", "layout.schedule=1f2b"])
 
 
 def test_the_shipped_runs_load() -> None:

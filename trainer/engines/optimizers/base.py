@@ -130,9 +130,16 @@ class Optimizer(torch.optim.Optimizer):
     def loaded(self, steps: int) -> None:
         """Accept state tensors that were written to from outside, after this number of steps."""
 
-    def direct(self, gradients: Sequence[Fragment], held: Callable[[], list[Fragment]]) -> None:
+    def direct(
+        self, gradients: Sequence[Fragment], held: Callable[[], list[Fragment]], finite: Tensor
+    ) -> None:
         """Replace gradients by directions in place, where `step` needs whole parameters to find
-        them. `held` returns this rank's fragments of masters and states. Collective."""
+        them. `held` returns this rank's fragments of masters and states. Where `finite`, a bool on
+        the device, is False, change no state. Collective."""
+
+    @abstractmethod
+    def step_if(self, finite: Tensor) -> None:
+        """Run `step`; change nothing where `finite`, a bool on the device, is False."""
 
 
 def torch_groups(

@@ -116,13 +116,15 @@ class Muon(AdamW):
         self.exchange: Exchange | None = None
 
     @torch.no_grad()
-    def direct(self, gradients: Sequence[Fragment], held: Callable[[], list[Fragment]]) -> None:
+    def direct(
+        self, gradients: Sequence[Fragment], held: Callable[[], list[Fragment]], finite: Tensor
+    ) -> None:
         states = {each.key: each.data for each in held()}
         ours = [each for each in gradients if each.parameter in self.matrices]
         beta = self.config.momentum
         for each in ours:
             momentum = states[keyed(MOMENTUM, each.parameter)]
-            momentum.lerp_(each.data, 1 - beta)
+            momentum.copy_(torch.where(finite, momentum.lerp(each.data, 1 - beta), momentum))
             if self.config.nesterov:
                 each.data.lerp_(momentum, beta)
             else:
@@ -131,13 +133,18 @@ class Muon(AdamW):
             costs = {name: found.cost for name, found in self.matrices.items()}
             self.exchange = Exchange(ours, costs, self.device)
         self.exchange(ours, self._orthogonal)
+        for each in ours:
+            each.data.masked_fill_(finite.logical_not(), 0)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
+            kept: float | Tensor = 1 - group["lr"] * group["weight_decay"]
+            if self.found_inf is not None:
+                kept = torch.where(self.found_inf == 0, kept, 1.0).float()
             for tensor in group["params"] if group["states"] == STATES else ():
                 if tensor.grad is not None:
-                    tensor.mul_(1 - group["lr"] * group["weight_decay"])
+                    tensor.mul_(kept)
                     tensor.add_(tensor.grad, alpha=-group["lr"])
                     tensor.grad = None  # AdamW passes over it
         return super().step(closure)

@@ -1,0 +1,81 @@
+"""Faults of a layout, which the comparison with one rank must find (see layouts.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from headrace.models.parallel.sharding import LocalShard
+from headrace.trainer.checkpoints.fragments import Fragment
+from headrace.trainer.engines import update as steps_of
+from headrace.trainer.engines.optimizers.exchange import Exchange
+from headrace.trainer.layout.groups import Parallel
+
+sum_copies = steps_of.sum_copies
+
+
+@contextmanager
+def unsummed(parallel: Parallel) -> Iterator[None]:
+    """Gradients are not summed over copies."""
+    with mock.patch.object(steps_of, "sum_copies", lambda gradients: None):
+        yield
+
+
+@contextmanager
+def mixed(parallel: Parallel) -> Iterator[None]:
+    """Gradients of different experts are summed."""
+
+    def wrong(gradients: Sequence[Fragment]) -> None:
+        for each in gradients:
+            if each.shard.experts:
+                dist.all_reduce(each.data, group=parallel.axes.experts.group)
+        sum_copies(gradients)
+
+    with mock.patch.object(steps_of, "sum_copies", wrong):
+        yield
+
+
+@contextmanager
+def counted_twice(parallel: Parallel) -> Iterator[None]:
+    """Every holder of a copy counts it in the norm."""
+    with mock.patch.object(LocalShard, "stored", property(lambda self: True)):
+        yield
+
+
+@contextmanager
+def other_rows(parallel: Parallel) -> Iterator[None]:
+    """The first stage reads the rows of the next data-parallel rank."""
+
+    def wrong(self: Parallel) -> int:
+        return (self.batch.rank + (self.pipe.stage == 0)) % self.batch.size
+
+    with mock.patch.object(Parallel, "dp_rank", property(wrong)):
+        yield
+
+
+@contextmanager
+def own_ranges(parallel: Parallel) -> Iterator[None]:
+    """Each rank orthogonalizes its own range of a matrix, zeros elsewhere."""
+
+    def wrong(self: Exchange, fragments: Any, compute: Any) -> None:
+        for fragment in fragments:
+            whole = torch.zeros(fragment.shape)
+            fragment.give(whole)
+            fragment.take(compute(fragment.parameter, whole))
+
+    with mock.patch.object(Exchange, "__call__", wrong):
+        yield
+
+
+FAULTS: dict[str, Callable[[Parallel], Any]] = {
+    "unsummed": unsummed,
+    "mixed": mixed,
+    "counted twice": counted_twice,
+    "other rows": other_rows,
+    "own ranges": own_ranges,
+}

@@ -1,0 +1,107 @@
+"""Packed attention by one call, with an emulation of torch's `varlen_attn`, which needs a GPU."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+import pytest
+import torch
+from operator_checks import make, normal
+from torch import Tensor
+from torch.nn.attention import varlen
+
+from headrace.models.documents import Documents
+from headrace.models.operators import BatchContext
+from headrace.models.operators import attention as operator
+
+SHAPE = (2, 12)
+ENDS = [0, 3, 4, 12, 19, 24]
+
+
+def emulated(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, *,
+    scale: float, window_size: tuple[int, int], enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """Compute what `varlen_attn` promises: one document at a time, one query at a time."""
+    assert enable_gqa == (q.shape[1] != k.shape[1])
+    return by_definition(q, k, v, cu_q, cu_k, max_q, max_k, scale, window_size)
+
+
+def of_torch_2_11(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, *,
+    scale: float, window_size: tuple[int, int],
+) -> Tensor:  # fmt: skip
+    """The same without grouped queries."""
+    assert q.shape[1] == k.shape[1]
+    return by_definition(q, k, v, cu_q, cu_k, max_q, max_k, scale, window_size)
+
+
+def by_definition(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int,
+    scale: float, window_size: tuple[int, int],
+) -> Tensor:  # fmt: skip
+    left, right = window_size
+    assert cu_q is cu_k and cu_q.dtype == torch.int32 and right == 0
+    assert min(max_q, max_k) >= int(cu_q.diff().max())
+    rows = []
+    for begin, end in torch.stack([cu_q[:-1], cu_q[1:]], dim=1).tolist():
+        for t in range(begin, end):
+            first = begin if left < 0 else max(begin, t - left)
+            heads = []
+            for head in range(q.shape[1]):
+                group = head * k.shape[1] // q.shape[1]
+                weight = (k[first : t + 1, group] @ q[t, head] * scale).softmax(0)
+                heads.append(weight @ v[first : t + 1, group])
+            rows.append(torch.stack(heads))
+    return torch.stack(rows)
+
+
+def outputs(attention: Any, x: Tensor) -> list[Tensor]:
+    """Return the output of packed rows, and the gradients of input and weights."""
+    documents = Documents.from_cu_seqlens(torch.tensor(ENDS, dtype=torch.int32), SHAPE)
+    given = x.clone().requires_grad_()
+    y = attention(given, BatchContext(documents.positions, documents))
+    weights = list(attention.parameters())
+    return [y, *torch.autograd.grad(y.square().sum(), [given, *weights])]
+
+
+@pytest.mark.parametrize("version", [emulated, of_torch_2_11])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"kv_heads": 2}, {"window": 3}, {"window": 1, "kv_heads": 1}, {"rope": None}],
+)
+def test_one_call_equals_documents_alone(
+    options: dict[str, Any], version: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attention = make("attention", heads=4, **options)
+    x = normal(*SHAPE, attention.width)
+    wanted = outputs(attention, x)
+    calls = []
+
+    @wraps(version)  # with its signature
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        calls.append(args)
+        return version(*args, **kwargs)
+
+    monkeypatch.setattr(varlen, "varlen_attn", call)
+    monkeypatch.setattr(operator, "applies", lambda kernel, q: True)
+    found = outputs(attention, x)
+    assert len(calls) == 1
+    for one, other in zip(wanted, found, strict=True):
+        assert torch.allclose(one, other, atol=1e-10, rtol=1e-10)
+
+
+def test_documents_that_are_not_kept_apart_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: one end is left out."""
+    attention = make("attention", heads=4)
+    x = normal(*SHAPE, attention.width)
+    wanted = outputs(attention, x)
+
+    def joined(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, *_: Any, **options: Any) -> Tensor:
+        fewer = ends[ends != ENDS[2]]
+        return emulated(q, k, v, fewer, fewer, 99, 99, **options)
+
+    monkeypatch.setattr(varlen, "varlen_attn", joined)
+    monkeypatch.setattr(operator, "applies", lambda kernel, q: True)
+    assert not torch.allclose(outputs(attention, x)[0], wanted[0], atol=1e-3)

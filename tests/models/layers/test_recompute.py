@@ -1,0 +1,155 @@
+"""Rules of recompute: one for each layer, the results that a rule keeps, and what they cost."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from headrace.console.errors import ConfigError
+from headrace.models.accounting.count import (
+    build_meta,
+    flops_by_layer,
+    matrix_flops,
+    recomputed_flops,
+)
+from headrace.models.accounting.memory import kept_by_layer
+from headrace.models.config import ModelConfig, load_model_config
+from headrace.models.layers.recompute import Recomputable, Recompute, Rule, Selective, rules_of
+from headrace.models.model import Model
+from headrace.models.precision import PRECISIONS
+
+MATMUL = Selective(save=("matmul",))
+BOTH = Selective(save=("matmul", "attention"))
+LENGTH = 40
+
+
+@pytest.fixture(scope="module")
+def config() -> ModelConfig:
+    return load_model_config("tiny-hybrid")
+
+
+@pytest.fixture(scope="module")
+def model(config: ModelConfig) -> Model:
+    model = Model(config).double()
+    model.init_weights(1)
+    return model
+
+
+@given(st.integers(1, 200), st.floats(0.001, 1.0))
+def test_a_fraction_is_spread_evenly(layers: int, fraction: float) -> None:
+    rules = rules_of(fraction, layers)
+    for first in range(layers):
+        for end in range(first + 1, layers + 1):
+            assert abs(rules[first:end].count("block") - fraction * (end - first)) < 1 + 1e-9
+
+
+def test_rules_for_each_layer() -> None:
+    assert rules_of("operator", 3) == ("operator",) * 3
+    assert rules_of(Selective(every=2), 5) == ("none", "block", "none", "block", "none")
+    assert rules_of(Selective(every=2, save=("scan",)), 2) == ("none", Selective(save=("scan",)))
+    assert rules_of(("none", MATMUL), 2) == ("none", MATMUL)
+    with pytest.raises(ConfigError, match="has 2 rules, and the model 3 layers"):
+        rules_of(("none", "block"), 3)
+    with pytest.raises(ConfigError, match="a rule of one layer has no `every`"):
+        rules_of((Selective(every=2),), 1)
+
+
+@pytest.mark.parametrize(
+    "recompute", [0.5, Selective(every=3), MATMUL, BOTH, Selective(every=2, save=("matmul",))]
+)
+def test_rules_change_no_bit(model: Model, recompute: Recompute) -> None:
+    wanted, _ = gradients(model, "none")
+    found, _ = gradients(model, recompute)
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_saved_results_are_not_computed_again(model: Model) -> None:
+    """Negative control: blocks compute their products again."""
+    product, attention = "aten::mm", "aten::_scaled_dot_product_flash_attention_for_cpu"
+    (_, never), (_, again), (_, saved), (_, most) = (
+        gradients(model, recompute) for recompute in ("none", "block", MATMUL, BOTH)
+    )
+    assert saved[product] == never[product] < again[product]
+    assert most[attention] == never[attention] < saved[attention] == again[attention]
+
+
+class Calls(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, op: Any, types: Any, inputs: Any = (), options: Any = None) -> Any:
+        self.count[op.name().partition(".")[0]] += 1
+        return op(*inputs, **(options or {}))
+
+
+def gradients(model: Model, recompute: Recompute) -> tuple[tuple[torch.Tensor, ...], Counter[str]]:
+    model.set_recompute(recompute)
+    tokens = torch.arange(2 * LENGTH).view(2, LENGTH) % model.config.vocab_size
+    with Calls() as calls:
+        loss = model(tokens).square().mean()
+        found = torch.autograd.grad(loss, list(model.parameters()))
+    model.set_recompute("none")
+    return found, calls.count
+
+
+@pytest.mark.parametrize("rule", [MATMUL, BOTH])
+def test_the_accounting_lists_the_results_that_are_kept(config: ModelConfig, rule: Rule) -> None:
+    """The oracle is the garbage collector: the tensors that live after the forward pass."""
+    model = Model(config)
+    model.init_weights(1)
+    sizes = kept_by_layer(config, LENGTH, rows=2, precision=PRECISIONS["fp32"])
+    less, more = (sum(sizes.by_layer((each,) * len(config.layers))[0]) for each in ("block", rule))
+    live = live_bytes(model, rule) - live_bytes(model, "block")
+    assert abs(live - (more - less)) < 100, "a few small numbers"
+
+
+def live_bytes(model: Model, rule: Rule) -> int:
+    model.set_recompute(rule)
+    before = living()
+    outcome = model.hidden(torch.zeros(2, LENGTH, dtype=torch.int64))
+    kept = sum(size for key, size in living().items() if key not in before)
+    del outcome
+    return kept
+
+
+def living() -> dict[int, int]:
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    return {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}
+
+
+def test_saved_results_are_not_counted_as_recomputed(config: ModelConfig) -> None:
+    model, layers = build_meta(config), len(config.layers)
+    *whole, _ = flops_by_layer(model, LENGTH)
+    products = [matrix_flops(block) for block in model.typed_blocks()]
+
+    def count(recompute: Recompute) -> float:
+        return recomputed_flops(model, LENGTH, rules_of(recompute, layers))
+
+    assert count("none") == 0
+    assert count("block") == count("operator") == pytest.approx(sum(whole))
+    assert count(("block", *["none"] * (layers - 1))) == pytest.approx(whole[0])
+    assert count(MATMUL) == pytest.approx(sum(whole) - sum(products))
+
+
+def test_a_result_that_is_written_to_is_computed_again() -> None:
+    class Layer(Recomputable):
+        def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            y = x @ weight
+            y += 1.0
+            return y.square()
+
+    layer = Layer()
+    x, weight = torch.randn(3, 4), torch.randn(4, 5, requires_grad=True)
+    [wanted] = torch.autograd.grad(layer(x, weight).sum(), weight)
+    layer.recompute, layer.saved = True, MATMUL
+    [found] = torch.autograd.grad(layer(x, weight).sum(), weight)
+    assert torch.equal(found, wanted)

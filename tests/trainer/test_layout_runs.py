@@ -1,0 +1,128 @@
+"""The command with stages and split experts, on a dataset: held-out losses, skipped steps, export
+and samples equal those of one process."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from headrace.models.conversion.folders import read_model
+from headrace.tokenize.cli import main as tokenize
+from headrace.trainer.cli import main
+
+MODEL = str(Path(__file__).with_name("experts.yaml"))
+LAYOUTS = {
+    "one": (),
+    "pp2": ("--processes", "2", "layout.pp=2", "layout.cuts=[2]"),
+    "ep2": ("--processes", "2", "layout.ep=2"),
+    "pp2ep2": ("--processes", "4", "layout.pp=2", "layout.cuts=[2]", "layout.ep=2"),
+}
+SAME_BITS = ("model.tie_embeddings=false", "optimizer.clip=0")
+"""Without tied embeddings and without a limit of the norm, stages change no bit."""
+
+
+def call(command: Any, *words: str) -> str:
+    done = CliRunner().invoke(command, words)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, trainer_in: Any) -> Callable[[str], Any]:
+    """Return a run of a layout on a dataset of text; each is trained once."""
+    folder = tmp_path_factory.mktemp("data")
+    texts = [{"text": f"{n} times {m} is {n * m}"} for n in range(20) for m in range(20)]
+    (folder / "text.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    data = ("--tokenizer", "byte", "--split", "val=0.2", "--out", str(folder / "sums"))
+    call(tokenize, "build", str(folder / "text.jsonl"), *data)
+    mixture = folder / "mixture.yaml"
+    mixture.write_text(
+        f"sources: {{sums: {{data: {folder}/sums/train}}}}\n"
+        "phases: {one: {tokens: 512, seq_len: 16, batch: 64, weights: {sums: 1}}}\n"
+    )
+    words = ["--model", MODEL, "--mixture", str(mixture), "model.vocab_size=300", *SAME_BITS]
+    words += ["synthetic=null", "z_loss=1e-3", "evaluate.every=4", "evaluate.rows=5"]
+    words += ["micro_batch_tokens=16"]
+
+    @functools.cache
+    def run(layout: str) -> Any:
+        trainer = trainer_in(tmp_path_factory.mktemp(layout))
+        trainer.run(*words, *LAYOUTS[layout])
+        return trainer
+
+    return run
+
+
+def held_out(trainer: Any) -> list[float]:
+    """Return the held-out loss of each evaluation."""
+    found = trainer.lines("evaluations.jsonl")
+    assert [entry["step"] for entry in found] == [3, 7]
+    return [entry["loss"] for entry in found]
+
+
+def exported(trainer: Any, out: Path) -> dict[str, torch.Tensor]:
+    call(main, "export", str(trainer.out), str(out), "--format", "headrace")
+    _, weights = read_model(out)
+    return {name: weights[name] for name in weights}
+
+
+def sampled(trainer: Any) -> list[str]:
+    words = ("--prompt", "3 times 4", "--prompt", "7", "--tokens", "12", "--seed", "5", "--json")
+    found = json.loads(call(main, "sample", str(trainer.out), *words))["samples"]
+    return [sample["text"] for sample in found]
+
+
+def apart(numbers: list[float], others: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(numbers, others, strict=True))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", ["pp2", "ep2", "pp2ep2"])
+def test_a_run_equals_that_of_one_process(
+    trained: Callable[[str], Any], tmp_path: Path, layout: str
+) -> None:
+    """Routers with losses on every stage, z-loss, packed documents, held-out rows that the ranks
+    do not divide; then export and samples in one process."""
+    one, other = trained("one"), trained(layout)
+    assert other.lines("ledger.jsonl") == one.lines("ledger.jsonl")
+    limit = 0.0 if layout == "pp2" else 2e-6
+    assert apart(other.losses(), one.losses()) <= limit
+    assert apart(held_out(other), held_out(one)) <= limit
+    norms = [[e["grad_norm"] for e in each.lines("metrics.jsonl")] for each in (other, one)]
+    assert apart(*norms) <= 2e-5 * min(norms[1])
+    wanted, found = exported(one, tmp_path / "one"), exported(other, tmp_path / "other")
+    assert found.keys() == wanted.keys()
+    weights = max(float((found[name] - wanted[name]).abs().max()) for name in wanted)
+    assert weights <= (0.0 if layout == "pp2" else 2e-4)
+    assert sampled(other) == sampled(one)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", ["pp2", "ep2", "pp2ep2"])
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [
+        # With a bound of 0 every second loss is a spike, and the weights are rolled back.
+        ("spike", ["watch.spike=rollback", "watch.spike_bound=0", "watch.spike_window=8"]),
+        ("not finite", ["watch.not_finite=skip", "optimizer.lr=1e38"]),
+    ],
+)
+def test_the_same_steps_are_skipped(trainer: Any, layout: str, why: str, words: list[str]) -> None:
+    more = ["--model", MODEL, "synthetic.steps=12", "checkpoints.every=5", "watch.rollbacks=9"]
+    more += ["micro_batch_tokens=16", *words]
+    alone = trainer.folder / "alone"
+    trainer.run(*more, out=alone)
+    trainer.run(*more, *LAYOUTS[layout])
+    ledger = trainer.lines("ledger.jsonl")
+    skipped = [entry for entry in ledger if entry.get("skipped")]
+    assert skipped and all(entry["why"] == why for entry in skipped)
+    assert ledger == trainer.lines("ledger.jsonl", alone)
+    pairs = zip(trainer.losses(), trainer.losses(alone), strict=True)
+    assert all(a == b or abs(a - b) < 2e-6 for a, b in pairs)  # None where it is not finite
