@@ -11,6 +11,7 @@ the operations of torch that surround them. A read returns ones: a fake tensor h
 from __future__ import annotations
 
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ WRAPPERS = tuple(f"{Path(torch.__file__).parent}/{name}" for name in ("_dynamo/"
 CAPABILITY = (9, 0)
 """Compute capability of an H200."""
 PACKAGE = str(Path(headrace.__file__).parent)
+LIBRARIES = sysconfig.get_path("purelib")
+"""Folder of other packages, which may lie inside headrace's checkout."""
 ENGINE = f"{Path(torch.__file__).parent}/distributed/"
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 WRITTEN_ONLY = ("copy_", "fill_", "zero_", "_out")
@@ -232,7 +235,8 @@ def _place() -> tuple[str, bool]:
         file = frame.f_code.co_filename
         if file.startswith(ENGINE) and "fake" not in file:
             return f"torch{file[len(ENGINE) - len('/distributed/') :]}:{frame.f_lineno}", True
-        inside = file[len(PACKAGE) + 1 :] if file.startswith(PACKAGE) else ""
+        ours = file.startswith(PACKAGE) and not file.startswith(LIBRARIES)
+        inside = file[len(PACKAGE) + 1 :] if ours else ""
         if inside and not inside.startswith(("benchmarks/", "tests/")):
             node = torch._C._current_autograd_node()
             if node is not None and not inside.startswith("models/"):

@@ -126,13 +126,17 @@ state() {{
   squeue -h -t all -j "$SLURM_JOB_ID" -o "%T %r"
 }}
 requeue() {{
-  if [ -z "$requeued" ] && grep -qs "^saved" "${NOTE}"; then
-    scontrol requeue "$SLURM_JOB_ID" && requeued=yes
-  fi
+  [ -n "$requeued" ] && return
+  grep -qs "^saved" "${NOTE}" && scontrol requeue "$SLURM_JOB_ID" && requeued=yes
 }}
 
-# At the time limit Slurm sends SIGTERM, and some seconds later SIGKILL, also to this script.
-trap '[[ $(state) == *TimeLimit ]] && requeue' TERM
+# At the time limit Slurm sends SIGTERM, and some seconds later SIGKILL, also to this script. The
+# ranks may save between the two, so the script looks for the note until they end.
+at_limit() {{
+  [[ $(state) == *TimeLimit ]] || return
+  until requeue || ! kill -0 $! 2>/dev/null; do sleep 0.2; done
+}}
+trap at_limit TERM
 
 srun --kill-on-bad-exit=1 bash -c '
   export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS
@@ -140,11 +144,9 @@ srun --kill-on-bad-exit=1 bash -c '
   exec "$@"
 ' rank {command} &
 wait $!
+while kill -0 $! 2>/dev/null; do wait $!; done  # a signal has interrupted `wait`
+wait $!
 code=$?
-while kill -0 $! 2>/dev/null; do  # a signal has interrupted `wait`
-  wait $!
-  code=$?
-done
 
 grep -qs "^finished" "${NOTE}" && exit 0
 [[ $(state) =~ ^RUNNING|TimeLimit$ ]] && requeue
