@@ -53,7 +53,7 @@ GATHER = {"block": "block", "micro": "micro-batch", "step": "step"}
 __all__ = ["exact", "second_oracle"]
 """Tasks of other files."""
 
-norm_of = steps_of.global_norm
+norm_of = steps_of.squared_norm
 
 
 def make_engine(
@@ -382,7 +382,7 @@ def shards_of_gradients(folder: Path, layouts: list[str], model: str) -> dict[st
             seen += [(g.parameter, g.shard, g.start, g.data.clone(), g.writes) for g in gradients]
             return norm_of(gradients, device)
 
-        with mock.patch.object(steps_of, "global_norm", keep):
+        with mock.patch.object(steps_of, "squared_norm", keep):
             [[_, found[layout]]] = train(engine, parallel, 0, 1)
         everyone: list[Any] = [None] * parallel.world
         dist.all_gather_object(everyone, seen, group=parallel.control)

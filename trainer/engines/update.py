@@ -1,7 +1,7 @@
 """The optimizer step, once for all engines: sums over copies, norm, clipping or refusal, step.
 
 The device decides: the norm, the clipping factor and the refusal are tensors, so that the host
-launches the whole step without waiting. It reads the norm once, after the launch.
+launches the whole step without waiting. It reads the norm's square once, after the launch.
 
 Each rank holds shards of the summed gradients, as fragments. A parameter with copies has a part
 of its gradient on each of them: the shards are summed over the copies, once per step. The norm
@@ -45,27 +45,29 @@ def update(engine: Engine, lr: float) -> Update:
 
 @torch.no_grad()
 def launch(engine: Engine, lr: float) -> Tensor:
-    """Launch the step without waiting for the device. Return the norm of the summed gradients, fp64
-    on the device: if it is not finite, the step changes nothing. Collective over all ranks."""
+    """Launch the step without waiting for the device. Return the square of the norm of the summed
+    gradients, fp64 on the device: if it is not finite, the step changes nothing. Collective over
+    all ranks."""
     gradients = engine.gradients()
     sum_copies(gradients)
-    norm = global_norm(gradients, engine.device)
+    square = squared_norm(gradients, engine.device)
+    norm = square.sqrt()
     if engine.clip and gradients:
         limit = torch.full_like(norm, engine.clip)
         factor = torch.where(norm > limit, limit / (norm + SMALL), 1.0)
         shards = [each.data for each in gradients]
         torch._foreach_mul_(shards, factor.to(shards[0].dtype))
-    finite = norm.isfinite()  # the same on every rank
+    finite = square.isfinite()  # the same on every rank
     engine.optimizer.direct(gradients, engine.fragments, finite)
     engine.step(lr, finite)
-    return norm
+    return square
 
 
-def conclude(engine: Engine, norm: float) -> Update:
-    """Count the step that was launched, once the host has read its norm."""
-    applied = math.isfinite(norm)
+def conclude(engine: Engine, square: float) -> Update:
+    """Count the step that was launched, once the host has read the square of its norm."""
+    applied = math.isfinite(square)
     engine.updates += applied
-    return Update(norm, applied)
+    return Update(math.sqrt(square), applied)  # exact, unlike torch's square root of fp64
 
 
 def sum_copies(gradients: Sequence[Fragment]) -> None:
@@ -84,12 +86,12 @@ def sum_copies(gradients: Sequence[Fragment]) -> None:
         torch._foreach_copy_(shards, list(parts))
 
 
-def global_norm(gradients: Sequence[Fragment], device: torch.device) -> Tensor:
-    """Return the norm over all parameters and ranks, on the device: squares summed in fp64."""
+def squared_norm(gradients: Sequence[Fragment], device: torch.device) -> Tensor:
+    """Return the sum of squares over all parameters and ranks, fp64 on the device."""
     square = torch.zeros((), dtype=torch.float64, device=device)
     for each in gradients:
         if each.writes:
             for chunk in each.data.split(CHUNK):
                 square += torch.linalg.vector_norm(chunk, dtype=torch.float64).square()
     dist.all_reduce(square)
-    return square.sqrt()
+    return square

@@ -155,8 +155,8 @@ class Loop:
 
         losses = self._gradients(batches, state)
         rate = self.lr(step.number)
-        norm, losses = _read(launch(self.engine, rate), losses)
-        result = conclude(self.engine, norm)
+        square, losses = _read(launch(self.engine, rate), losses)
+        result = conclude(self.engine, square)
         stats = self._gather(step, batches, losses, waited)
         skipped = None if result.applied else self._skipped(state, stats)
         restored = None
@@ -290,9 +290,10 @@ class Loop:
         )
 
 
-def _read(norm: torch.Tensor, losses: Sequence[torch.Tensor]) -> tuple[float, list[torch.Tensor]]:
-    """Return the norm and the losses in host memory: the one wait of a step for its device."""
-    numbers = torch.cat([norm.view(1), *(each.double() for each in losses)]).cpu()
+def _read(square: torch.Tensor, losses: Sequence[torch.Tensor]) -> tuple[float, list[torch.Tensor]]:
+    """Return the norm's square and the losses in host memory: the one wait of a step for its
+    device."""
+    numbers = torch.cat([square.view(1), *(each.double() for each in losses)]).cpu()
     first, *read = numbers.split([1, *map(len, losses)])
     return float(first), read
 
