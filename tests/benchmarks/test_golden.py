@@ -54,7 +54,7 @@ def test_a_learning_rate_one_percent_higher_fails(shop: Workshop) -> None:
     assert moved(shop, curve) in ("loss", "gradient norm")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_seed_of_the_mixture_fails(shop: Workshop) -> None:
     curve = shop.train(CASE, 2, ["mixture.seed=6"])
     assert moved(shop, curve) == "ledger"

@@ -95,7 +95,7 @@ def test_an_out_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_complete_demo_and_a_second_that_reuses_it(tmp_path: Path) -> None:
     first = run(tmp_path)

@@ -53,13 +53,14 @@ DIVISIONS = [
 
 @pytest.mark.parametrize("over", ["row", "micro-batch"])
 def test_experts_are_balanced_over_rows(in_processes: Any, tmp_path: Path, over: str) -> None:
-    """Four rows at a time on one rank, or two at a time on two, is the same model; if experts are
+    """One row at a time on one rank, or two at a time on two, is the same model; if experts are
     balanced over a micro-batch (the negative control), it is not."""
     names = ("black", "switch", "mixtral")
     changes = [f"operators.{name}.balance_over={over}" for name in names]
     arguments = {"steps": 3, "model": "experts", "changes": changes}
-    [wanted] = in_processes(1, "parity", tmp_path, layouts=["fsdp2-0-fp32"], **arguments).values()
-    found = in_processes(2, "parity", tmp_path, layouts=DIVISIONS, **arguments)
+    alone = {"layouts": ["fsdp2-0-fp32"], "at_once": 1, **arguments}
+    [wanted] = in_processes(1, "parity", tmp_path, **alone).values()
+    found = in_processes(2, "parity", tmp_path, layouts=DIVISIONS, at_once=2, **arguments)
     for layout, steps in found.items():
         loss, norm = apart(steps, wanted)
         if over == "row":
@@ -120,7 +121,11 @@ def test_replicated_shards_are_the_same_model(in_processes: Any, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recompute", [0.5, Selective(save=("matmul", "attention"))], ids=str)
+@pytest.mark.parametrize(
+    "recompute",
+    [pytest.param(0.5, marks=pytest.mark.long), Selective(save=("matmul", "attention"))],
+    ids=str,
+)
 def test_recompute_changes_no_bit_of_any_engine(
     in_processes: Any, tmp_path: Path, recompute: Recompute
 ) -> None:
@@ -130,7 +135,7 @@ def test_recompute_changes_no_bit_of_any_engine(
     assert in_processes(2, "parity", tmp_path, recompute=recompute, **arguments) == wanted
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_half_precision_stays_near(in_processes: Any, tmp_path: Path) -> None:
     """bf16 in every layout differs from fp32 by rounding alone: each gradient is at most twice as
     far from that of fp32 as the gradients of one bf16 rank."""

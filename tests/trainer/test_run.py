@@ -126,7 +126,7 @@ def test_sigterm_in_the_first_seconds_exits_with_85(trainer: Any) -> None:
     assert not trainer.out.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_resume_detects_the_same_spikes(trainer: Any, tmp_path: Path) -> None:
     """With a bound of 0 every second loss is a spike, and the weights are rolled back."""
     more = ["synthetic.steps=16", "checkpoints.every=5", "watch.spike=rollback"]

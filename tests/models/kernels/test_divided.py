@@ -13,7 +13,7 @@ import pytest
 PROGRAM = Path(__file__).with_name("divided.py")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_two_ranks_compute_what_one_does(tmp_path: Path) -> None:
     """Use `kernel: triton`, which raises where a kernel cannot run."""

@@ -155,7 +155,7 @@ def test_half_precision_loses_only_rounding(dtype: str, bound: float) -> None:
         assert max(errors.values()) < bound, (case, errors)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_compiled_graph_keeps_kernels() -> None:
     assert run(IN_A_GRAPH, TRITON_INTERPRET="1") == "kept"

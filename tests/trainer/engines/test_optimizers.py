@@ -108,7 +108,7 @@ DUMMY = '''
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["deepspeed", pytest.param("fsdp2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("engine", ["fsdp2", pytest.param("deepspeed", marks=pytest.mark.long)])
 def test_an_optimizer_is_a_file_and_a_line(trainer: Any, tmp_path: Path, engine: str) -> None:
     """The command trains with it on two ranks, saves its state, and resumes to the bit."""
     added = tmp_path / "added"

@@ -83,7 +83,7 @@ def test_a_rank_that_does_not_see_the_checkpoint_ends_the_run(trainer: Any, tmp_
     assert len(trainer.lines("ledger.jsonl")) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_lost_ledger_is_the_error_of_every_rank(trainer: Any) -> None:
     """Rank 0 alone reads it. Before, the other rank ended with an error of the network."""
     trainer.run("--stop-after", "4", code=85)
