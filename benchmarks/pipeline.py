@@ -185,7 +185,7 @@ class Asleep:
         return Sums(total, tokens.new_zeros(len(tokens), dtype=torch.float32), tuple(left))
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
 
 
 class _Sleep(torch.autograd.Function):

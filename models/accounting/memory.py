@@ -85,7 +85,7 @@ class KeptLayer:
     results: Mapping[Results, int]
     """Results of operations, by kind."""
     needed_results: Mapping[Results, int]
-    """Those of them that the backward pass needs."""
+    """Results that the backward pass needs."""
 
     def forward(self, rule: Rule) -> int:
         """Return the bytes kept from the layer's forward to its backward pass."""
@@ -135,8 +135,8 @@ def kept_by_layer(config: ModelConfig, seq_len: int, *, rows: int, precision: Pr
 
 
 Sizes = tuple[int, ...]
-"""Bytes of a layer: all that is kept, the results of operations by kind, and those of them that the
-backward pass needs."""
+"""Bytes of a layer: all that is kept, the results of operations by kind, and, also by kind, the
+results that the backward pass needs."""
 
 
 def activations(

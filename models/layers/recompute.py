@@ -73,7 +73,7 @@ class Selective:
 
 
 Rule = Unit | Selective
-"""What one layer recomputes."""
+"""Rule of one layer."""
 Recompute = Rule | float | tuple[Rule, ...]
 """A rule for all layers, a fraction of the blocks, or a rule for each layer."""
 
@@ -138,12 +138,19 @@ class _Result:
     """None after a write to it."""
 
 
-class _Keep(TorchDispatchMode):
-    """Keep the results of operations."""
+class _Saved(TorchDispatchMode):
+    """Base of the two contexts, which share the results."""
 
     def __init__(self, saved: Selective, results: deque[_Result]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.saved, self.results = saved, results
+
+
+class _Keep(_Saved):
+    """Keep the results of operations."""
+
+    def __init__(self, saved: Selective, results: deque[_Result]) -> None:
+        super().__init__(saved, results)
         self.by_storage: dict[int, _Result] = {}
 
     def __torch_dispatch__(
@@ -161,12 +168,8 @@ class _Keep(TorchDispatchMode):
         return made
 
 
-class _TakeBack(TorchDispatchMode):
+class _TakeBack(_Saved):
     """Return the kept results of operations in the order of the forward pass."""
-
-    def __init__(self, saved: Selective, results: deque[_Result]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.saved, self.results = saved, results
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, inputs: Any = (), options: Any = None

@@ -1,4 +1,4 @@
-"""The digest of the package's files tells two checkouts apart."""
+"""Digest of the package's files: two checkouts with different code have different digests."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ MODEL, MIXTURE, RUN = "model.yaml", "mixture.yaml", "run.yaml"
 
 @dataclass(frozen=True)
 class Report:
-    """The keys of the input, by their fate."""
+    """Keys of a configuration: converted, set elsewhere, or not expressible."""
 
     used: tuple[str, ...]
     elsewhere: tuple[str, ...]
