@@ -29,6 +29,7 @@ from typing import Annotated
 from ...console.config import AsWritten
 from ...console.errors import MissingError, RunError
 from ...dataplane.storage import storage
+from .ranks import INTERRUPTED
 from ..folder import SLURM_LOG, SLURM_NOTE
 
 NOTE = "HEADRACE_NOTE"
@@ -149,6 +150,7 @@ wait $!
 code=$?
 
 grep -qs "^finished" "${NOTE}" && exit 0
+grep -qs "^stopped" "${NOTE}" && exit {INTERRUPTED}
 [[ $(state) =~ ^RUNNING|TimeLimit$ ]] && requeue
 exit $code
 """
