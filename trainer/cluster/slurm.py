@@ -29,8 +29,8 @@ from typing import Annotated
 from ...console.config import AsWritten
 from ...console.errors import MissingError, RunError
 from ...dataplane.storage import storage
-from .ranks import INTERRUPTED
 from ..folder import SLURM_LOG, SLURM_NOTE
+from .ranks import INTERRUPTED
 
 NOTE = "HEADRACE_NOTE"
 """Environment variable with the path of the note."""
