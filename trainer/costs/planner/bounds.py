@@ -229,7 +229,8 @@ def stage_bound(
         rounds, turns = divmod(m - behind, behind)
         chained = trip * (1 + rounds) + turns * own + (behind - 1) * backward
         found = np.maximum(m * own, chained)
-    return np.where(fits, found, np.inf)
+    bound: Numbers = np.where(fits, found, np.inf)
+    return bound
 
 
 def least_memory(problem: Problem) -> float:
