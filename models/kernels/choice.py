@@ -31,8 +31,8 @@ def chosen(kernel: Kernel, name: str, x: Tensor, problem: str | None = None) -> 
     """Return True if the kernel of this name runs, False if its twin does.
 
     `problem` is the reason why the kernel cannot do the work. `kernel: auto` then warns and runs
-    the twin; `kernel: triton` raises. Fake tensors have shapes and no device: `kernel: triton` gives
-    them the kernel's shapes on any machine.
+    the twin; `kernel: triton` raises. Fake tensors have shapes and no device: with `kernel: triton`
+    they take the kernel's path on any machine.
     """
     if not wanted(kernel, x.device):
         return False

@@ -42,7 +42,7 @@ class Recorder(TorchDispatchMode):
         result = operation(*inputs, **(options or {}))
         name = operation._schema.name
         plain = name.partition("::")[2]
-        if operation.is_view or plain.startswith(FREE):
+        if operation.is_view or name.startswith("prim::") or plain.startswith(FREE):
             return result
         moved = sum(each.nbytes for each in _tensors((inputs, options, result)))
         saved = self.kinds.get(name, "")
@@ -64,15 +64,16 @@ class Recorder(TorchDispatchMode):
         self.work.append(Work("matmul", "", (groups, m, k, b.shape[-1]), 1, moved, saved))
 
     def _attention(self, name: str, inputs: Any, moved: int, saved: str) -> None:
-        query = inputs[1] if "backward" in name else inputs[0]
+        query, key, *_ = inputs[1:] if "backward" in name else inputs
         rows, heads, length, width = query.shape
-        self.work.append(Work("attention", "", (width, heads, length), rows, moved, saved))
+        shape = (width, heads, length, key.shape[1])
+        self.work.append(Work("attention", "", shape, rows, moved, saved))
 
     def _kernel(
         self, name: str, operation: Any, inputs: Any, result: Any, moved: int, saved: str
     ) -> None:
         named = dict(zip((a.name for a in operation._schema.arguments), inputs, strict=False))
-        kernel, _, backward = name.partition("_backward") if "_backward" in name else (name, "", "")
+        kernel = name.removesuffix("_backward")
         if kernel == "linear_cross_entropy":
             if "hidden" in named:
                 (tokens, width), vocabulary = named["hidden"].shape, len(named["weight"])

@@ -36,8 +36,8 @@ class Work:
     name: str
     """Kernel of the operation; empty for the others."""
     shape: tuple[int, ...]
-    """matmul: (groups, m, k, n); attention: (head width, heads, length); kernel: (size, width,
-    length), as in the hardware file; memory: ()."""
+    """matmul: (groups, m, k, n); attention: (head width, heads, length, heads of keys); kernel:
+    (size, width, length), as in the hardware file; memory: ()."""
     count: int
     """Number of such operations."""
     bytes: int
@@ -143,6 +143,7 @@ def _make(model: ModelConfig, seq_len: int, precision: Precision, device: str) -
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from ....models.accounting.memory import kept_by_layer, kept_sizes
+    from ....models.layers.recompute import OPERATIONS
     from ....models.model import Model
     from ....models.operators import BatchContext
 
@@ -185,7 +186,8 @@ def _make(model: ModelConfig, seq_len: int, precision: Precision, device: str) -
             logits, *_ = kept_sizes((whole,), loss)
     finally:
         torch.set_default_dtype(standard)
-    head = LayerTrace("head", {}, forward, backward, logits, u.nbytes, 1, {}, {})
+    none = dict.fromkeys(OPERATIONS, 0)
+    head = LayerTrace("head", {}, forward, backward, logits, u.nbytes, 1, none, none)
     return ModelTrace(seq_len, config.width, layers, tuple(found), head)
 
 

@@ -83,14 +83,14 @@ class Knapsack:
             for sort, count in enumerate(by_sort)
             if count
         ]
-        best: tuple[float, float, Integers] | None = None
-        for work in self.works:
+        best = self._fastest(items, problem.budget - held - kept, least_work)
+        for work in self.works if best is None else ():
             if work < least_work:
                 continue
             room = problem.budget - held - kept - work
             selection = self._select(items, room, work)
             if selection is not None and (best is None or selection[0] < best[0]):
-                best = (selection[0], selection[1] + held + kept + work, selection[2])
+                best = (selection[0], selection[1] + work, selection[2])
         if best is None:
             return None
         _, memory, chosen = best
@@ -109,7 +109,32 @@ class Knapsack:
             backward[chunk] += sum(
                 n * choice.backward for n, choice in zip(numbers, choices, strict=True)
             )
-        return StagePlan(tuple(forward), tuple(backward), update, memory, tuple(map(tuple, split)))
+        return StagePlan(
+            tuple(forward),
+            tuple(backward),
+            update,
+            held + kept + memory,
+            tuple(map(tuple, split)),
+        )
+
+    def _fastest(
+        self, items: Sequence[tuple[int, int, int, int]], room: float, least_work: float
+    ) -> tuple[float, float, Integers] | None:
+        """Return the fastest choice of every layer, if all of them fit."""
+        time = memory = 0.0
+        work, chosen = least_work, []
+        for _, sort, alive, count in items:
+            choices = self.problem.sorts[sort].choices
+            numbers = range(len(choices))
+            sizes = [choice.held + alive * choice.kept for choice in choices]
+            number = min(numbers, key=lambda n, c=choices, s=sizes: (c[n].backward, s[n]))  # type: ignore[misc]
+            time += count * choices[number].backward
+            memory += count * sizes[number]
+            work = max(work, choices[number].work)
+            chosen += [count * (n == number) for n in numbers]
+        if memory + work > room:
+            return None
+        return time, memory + work, np.array(chosen, dtype=np.int64)
 
     def _select(
         self, items: Sequence[tuple[int, int, int, int]], room: float, work: float

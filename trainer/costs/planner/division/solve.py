@@ -13,37 +13,37 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
-from itertools import combinations
+from bisect import bisect_left
+from itertools import accumulate, combinations
 
 import numpy as np
 
-from ...pipeline.cuts import Cuts, even, least_greatest, neighbours
+from ....pipeline.cuts import Cuts, even, neighbours
 from .bounds import Bounds, quick_bound
 from .knapsack import Knapsack
 from .problem import Problem, Solution, StagePlan, price
 
-EVENTS = 1_000_000
-"""Most simulated passes of a problem: about two seconds."""
-LEAST = 8
-"""Least divisions that are priced, however many passes a step has."""
+EVENTS = 200_000
+"""Most simulated passes of a problem: about half a second."""
+LEAST, MOST = 4, 200
+"""Least divisions that are priced, however many passes a step has, and most of them."""
+MOVES = 4
+"""Neighbours of a division of an interleaved schedule that are priced, least bound first."""
 FEW = 500
 """Divisions of an interleaved schedule that are all tried."""
 
 
-def solve(
-    problem: Problem, ceiling: float = math.inf, bounds: Bounds | None = None
-) -> Solution | None:
+def solve(problem: Problem, ceiling: float = math.inf) -> Solution | None:
     """Return the best division and choices below a price; None if there are none."""
     pricing = Pricing(problem)
     if problem.all_chunks == 1:
         pricing.take(())
         bound = pricing.best
     elif problem.chunks > 1:
-        _interleaved(problem, pricing)
+        _interleaved(problem, pricing, ceiling)
         bound = quick_bound(problem)
     else:
-        bound = _best_first(problem, pricing, bounds or Bounds(problem), ceiling)
+        bound = _best_first(problem, pricing, ceiling)
     if pricing.cuts is None or pricing.best >= ceiling:
         return None
     return Solution(pricing.best, pricing.cuts, pricing.stages, min(bound, pricing.best))
@@ -59,23 +59,20 @@ class Pricing:
         self.cuts: Cuts | None = None
         self.stages: tuple[StagePlan, ...] = ()
         passes = 2 * problem.micro_batches * problem.all_chunks
-        self.left = max(LEAST, EVENTS // passes)
+        self.left = min(MOST, max(LEAST, EVENTS // passes))
         """Divisions that may still be priced."""
-        self._prices: dict[tuple[object, ...], float] = {}
+        self._prices: dict[Cuts, float] = {}
 
     def take(self, cuts: Cuts) -> float:
         """Price a division; infinite if it does not fit into the memory."""
-        plans = self.plans(cuts)
-        if plans is None:
-            return math.inf
-        key = tuple((plan.forward, plan.backward, plan.update) for plan in plans)
-        if key not in self._prices:
-            self._prices[key] = price(self.problem, plans)
+        if cuts not in self._prices:
             self.left -= 1
-        found = self._prices[key]
-        if found < self.best:
-            self.best, self.cuts, self.stages = found, cuts, plans
-        return found
+            plans = self.plans(cuts)
+            found = math.inf if plans is None else price(self.problem, plans)
+            self._prices[cuts] = found
+            if plans is not None and found < self.best:
+                self.best, self.cuts, self.stages = found, cuts, plans
+        return self._prices[cuts]
 
     def plans(self, cuts: Cuts) -> tuple[StagePlan, ...] | None:
         ranges = self.problem.ranges(cuts)
@@ -88,8 +85,9 @@ class Pricing:
         return tuple(found)
 
 
-def _best_first(problem: Problem, pricing: Pricing, bounds: Bounds, ceiling: float) -> float:
+def _best_first(problem: Problem, pricing: Pricing, ceiling: float) -> float:
     """Price divisions in the order of their bounds; return the bound of those that are left."""
+    bounds = Bounds(problem)
     p, hop = problem.stages, 2 * problem.message
     # (bound, stages that have layers, cuts, passes of those stages, bound of their steps)
     heap: list[tuple[float, int, Cuts, float, float]] = [(0.0, 0, (), 0.0, 0.0)]
@@ -114,31 +112,78 @@ def _best_first(problem: Problem, pricing: Pricing, bounds: Bounds, ceiling: flo
     return math.inf
 
 
-def _interleaved(problem: Problem, pricing: Pricing) -> None:
+def _interleaved(problem: Problem, pricing: Pricing, ceiling: float) -> None:
     """Price all divisions if they are few, else those on paths of moves of one layer."""
     layers, chunks = len(problem.layers), problem.all_chunks
-    if math.comb(layers - 1, chunks - 1) <= FEW:
+    if math.comb(layers - 1, chunks - 1) <= min(FEW, pricing.left):
         for cuts in combinations(range(1, layers), chunks - 1):
             pricing.take(cuts)
         return
-    for start in _starts(problem):
+    bound = DivisionBound(problem)
+    for start in sorted(starts(problem), key=bound):
+        if bound(start) >= min(pricing.best, ceiling):
+            break
         now = pricing.take(start)
         while pricing.left > 0:
-            near = min(neighbours(start, layers), key=pricing.take, default=start)
-            if not pricing.take(near) < now:
+            near = sorted((bound(cuts), cuts) for cuts in neighbours(start, layers))
+            best = min(
+                (pricing.take(cuts), cuts)
+                for at_least, cuts in [*near[:MOVES], (0.0, start)]
+                if at_least < min(pricing.best, ceiling)
+            )
+            if best[0] >= now:
                 break
-            start, now = near, pricing.take(near)
+            now, start = best
 
 
-def _starts(problem: Problem) -> Iterable[Cuts]:
-    """Return divisions into equal numbers, equal times and equal memory."""
-    chunks = problem.all_chunks
+class DivisionBound:
+    """Bound of one division of an interleaved schedule: the passes of each stage, and those of the
+    chunks before its first one, without recompute."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        times = _least_times(problem)
+        times[0] += problem.first.forward + problem.first.backward
+        times[-1] += problem.last.forward + problem.last.backward
+        self.sums = list(accumulate(times, initial=0.0))
+
+    def __call__(self, cuts: Cuts) -> float:
+        problem = self.problem
+        chunks = [self.sums[end] - self.sums[first] for first, end in problem.ranges(cuts)]
+        found = before = 0.0
+        for stage in range(problem.stages):
+            own = sum(chunks[chunk] for chunk in problem.own(stage))
+            found = max(found, before + problem.micro_batches * own)
+            before += chunks[stage] + 2 * problem.message
+        return found
+
+
+def interleaved_estimate(problem: Problem) -> float:
+    """Return the bound of the divisions that the search begins with."""
+    return min(map(DivisionBound(problem), starts(problem)))
+
+
+def starts(problem: Problem) -> set[Cuts]:
+    """Return divisions into equal numbers of layers, equal times and equal memory."""
+    chunks, layers = problem.all_chunks, len(problem.layers)
     sorts = [problem.sorts[number] for number in problem.layers]
-    times = [sort.forward + min(c.backward for c in sort.choices) for sort in sorts]
     sizes = [min(c.held + problem.stages * c.kept for c in sort.choices) for sort in sorts]
-    head = problem.last.forward + problem.last.backward
-    yield from {
-        even(len(sorts), chunks),
-        least_greatest(times, chunks, head),
-        least_greatest(sizes, chunks, problem.last.held + problem.last.kept),
-    }
+    times = _least_times(problem)
+    times[-1] += problem.last.forward + problem.last.backward
+    return {even(layers, chunks), balanced(times, chunks), balanced(sizes, chunks)}
+
+
+def _least_times(problem: Problem) -> list[float]:
+    sorts = [problem.sorts[number] for number in problem.layers]
+    return [sort.forward + min(c.backward for c in sort.choices) for sort in sorts]
+
+
+def balanced(costs: list[float], chunks: int) -> Cuts:
+    """Return cuts where the sum of the costs passes equal parts of the total."""
+    sums = list(accumulate(costs, initial=0.0))
+    cuts: list[int] = []
+    for chunk in range(1, chunks):
+        near = bisect_left(sums, sums[-1] * chunk / chunks)
+        least = (cuts[-1] if cuts else 0) + 1
+        cuts.append(min(max(near, least), len(costs) - (chunks - chunk)))
+    return tuple(cuts)
