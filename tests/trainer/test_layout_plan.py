@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,11 @@ RULES = ["none", "block", {"save": ["matmul"]}, "operator", "none"]
 DENSE = ("--seq-len", "4096", "--batch-tokens", "1Mi", "--hardware", "h100")
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +73,19 @@ def small(machine: str, *words: str, code: int = 0) -> Result:
     return plan("--model", TINY, *batch, "--hardware", machine, *words, code=code)
 
 
+@pytest.fixture(scope="module")
+def searched(machine: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A plan of two ranks, and what the command prints."""
+    file = tmp_path_factory.mktemp("plan") / "plan.yaml"
+    words = ("--out", str(file), "--json", "--explain", "pp=2")
+    return file, small(machine, *words)
+
+
 @pytest.fixture
-def planned(machine: str, tmp_path: Path) -> Path:
-    """A plan of two ranks, with a different rule for each layer."""
+def planned(searched: tuple[Path, Any], tmp_path: Path) -> Path:
+    """The plan with a different rule for each layer."""
     file = tmp_path / "plan.yaml"
-    small(machine, "--out", str(file))
-    stored = yaml.safe_load(file.read_text())
+    stored = yaml.safe_load(searched[0].read_text())
     stored["engine"] = {"kind": "fsdp2"}
     stored["micro_batch_tokens"] = 16
     stored["layout"] = {}
@@ -88,11 +97,11 @@ def planned(machine: str, tmp_path: Path) -> Path:
 
 
 def test_a_plan_is_what_a_run_resolves_to(
-    machine: str, tmp_path: Path, ask: Callable[..., Job]
+    searched: tuple[Path, Any], ask: Callable[..., Job]
 ) -> None:
     """The keys of the file stand in the run, and the prediction has its parts."""
-    file = tmp_path / "plan.yaml"
-    result = json.loads(small(machine, "--out", str(file), "--json").stdout)
+    file, printed = searched
+    result = json.loads(printed.stdout)
     job = ask("processes=2", "precision=fp32", layout=str(file))
     best = result["phases"][0]["best"]
     assert len(best) == 10
@@ -158,8 +167,8 @@ def test_reshard_of_a_layer_is_simulated_for_fsdp2_alone(machine: str) -> None:
     assert names == {None}
 
 
-def test_a_layout_that_is_not_best_is_explained(machine: str) -> None:
-    text = small(machine, "--explain", "pp=2").stderr
+def test_a_layout_that_is_not_best_is_explained(machine: str, searched: tuple[Path, Any]) -> None:
+    text = searched[1].stderr
     assert "pp=2 in phase steps:" in text
     assert " of the best (+" in text
     refused = small(machine, "--explain", "tp=3").stderr

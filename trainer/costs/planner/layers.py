@@ -96,7 +96,8 @@ class Costs:
 
     def _of_layer(self, layer: LayerTrace, split: Split, ep: int) -> Passes:
         machine, part = self.machine, split.rows / split.ranks
-        forward = {"compute": machine.seconds(layer.forward, "forward", split)}
+        each = [machine.seconds([work], "forward", split) for work in layer.forward]
+        forward = {"compute": sum(each)}
         backward = {"compute": machine.seconds(layer.backward, "backward", split)}
         sent = messages.of_layer(layer, self.model, self.trace, self.precision, machine, split, ep)
         for name, (there, back) in sent.items():
@@ -108,9 +109,10 @@ class Costs:
         gathered = layer.calls * layer.stream * split.rows / split.cp * (1 - 1 / split.tp)
         for rule in RULES:
             saved: tuple[Results, ...] = rule.save if isinstance(rule, Selective) else ()
-            redone = [each for each in layer.forward if not saved or each.saved not in saved]
-            repeated = machine.seconds(redone, "forward", split) + sum(
-                there for there, _ in sent.values()
+            repeated = sum(there for there, _ in sent.values()) + sum(
+                seconds
+                for seconds, done in zip(each, layer.forward, strict=True)
+                if not saved or done.saved not in saved
             )
             again[rule] = 0.0 if rule == "none" else repeated
             kept[rule] = sizes.forward(rule) * part + (gathered if rule == "none" else 0.0)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ....console.errors import PlanError
 from ..hardware import Hardware
-from .trace import Work
+from .work import Work
 
 Direction = Literal["forward", "backward"]
 

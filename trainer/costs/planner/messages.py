@@ -17,7 +17,8 @@ from ...engines.engine import EngineConfig
 from ...engines.fsdp2 import Fsdp2Config
 from ...layout.config import LayoutConfig
 from .machine import Machine, Split
-from .trace import LayerTrace, ModelTrace, Work
+from .trace import LayerTrace, ModelTrace
+from .work import Work
 
 if TYPE_CHECKING:
     from ....models.config import ModelConfig

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ....models.layers.recompute import OPERATIONS
-from .trace import Work
+from .work import Work
 
 SIZES = {"ssd": "B", "selective_scan": "A", "modal": "rates"}
 """Argument of a scan whose last dimension is the number of states."""

@@ -14,36 +14,17 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ....console import config as reader
 from ....dataplane.storage.atomic import replacing
+from .work import Work
 
 if TYPE_CHECKING:
     from ....models.accounting.state import Shards
     from ....models.config import ModelConfig
     from ....models.pattern import Layer
     from ....models.precision import Precision
-
-WorkKind = Literal["matmul", "attention", "kernel", "memory"]
-
-
-@dataclass(frozen=True)
-class Work:
-    """Operations of one shape, for a row of one sequence on one rank."""
-
-    kind: WorkKind
-    name: str
-    """Kernel of the operation; empty for the others."""
-    shape: tuple[int, ...]
-    """matmul: (groups, m, k, n); attention: (head width, heads, length, heads of keys); kernel:
-    (size, width, length), as in the hardware file; memory: ()."""
-    count: int
-    """Number of such operations."""
-    bytes: int
-    """Bytes that one operation reads and writes."""
-    saved: str = ""
-    """Kind of result by the names of `recompute: {save: …}`."""
 
 
 @dataclass(frozen=True)
