@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from changed_deepspeed import answers
 from layout_faults import FAULTS
+from measured_links import profile_links, times_of_all
 from piped import LENGTH, Batch, config_of, exact, keep, place, run_passes, second_oracle
 from torch import nn
 
@@ -50,7 +51,7 @@ LINEAR = nn.functional.linear
 GATHER = {"block": "block", "micro": "micro-batch", "step": "step"}
 """Settings of FSDP2, by the last word of a layout."""
 
-__all__ = ["exact", "second_oracle"]
+__all__ = ["exact", "profile_links", "second_oracle", "times_of_all"]
 """Tasks of other files."""
 
 norm_of = steps_of.squared_norm

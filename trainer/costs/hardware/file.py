@@ -158,7 +158,8 @@ class Kernel(Row):
     kernel: str
     """Name of the kernel's file, such as `ssd`."""
     width: int
-    """Channels of its input."""
+    """Channels of its output: the hidden width of `glu`, heads × head width of `ssd` and `rope`; of
+    its input for `linear_cross_entropy`."""
     length: int
     """Tokens of a row."""
     size: int = 0
