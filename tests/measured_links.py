@@ -18,7 +18,7 @@ def profile_links(file: str, per_node: int) -> int | None:
     world = _world(per_node)
     profile, before = None, 0
     if world.rank == 0:
-        profile = begin(Path(file), None, world.device, per_node, "quick links")
+        profile = begin(Path(file), None, world.device, per_node, "quick-links")
         before = len(profile.file.collectives)
     sizes = SIZES["cpu", True]
     measure_links(profile, world, sizes, Clock(world.device, sizes.budget))

@@ -280,7 +280,7 @@ def profile_links(world: World, out: str, name: str | None, quick: bool) -> None
     sizes = SIZES[world.device.type, quick]
     begun = None
     if world.rank == 0:
-        mode = "quick links" if quick else "links"
+        mode = "quick-links" if quick else "links"
         begun = begin(Path(out), name, world.device, world.per_node, mode)
     measure_links(begun, world, sizes, Clock(world.device, sizes.budget))
     if world.rank == 0:
@@ -305,6 +305,6 @@ def _about(world: World) -> str:
 
     backend = "NCCL" if world.device.type == "cuda" else "gloo"
     return (
-        f"{world.size} ranks on {counted(world.nodes, 'nodes')}, {backend}, {world.device.type}, fp32,"
-        f" torch {torch.__version__}"
+        f"{world.size} ranks on {counted(world.nodes, 'nodes')}, {backend},"
+        f" {world.device.type}, fp32, torch {torch.__version__}"
     )

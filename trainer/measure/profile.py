@@ -179,11 +179,9 @@ def begin(path: Path, name: str | None, device: torch.device, per_node: int, mod
     about = _about(device, per_node)
     today = date.today().isoformat()
     key = f"{mode}-{today}"
-    text = (
-        f"`trainer profile` ({mode}), torch {torch.__version__}, {torch.get_num_threads()} threads"
-    )
-    if device.type == "cuda":
-        text = f"`trainer profile` ({mode}), torch {torch.__version__}, CUDA {torch.version.cuda}"
+    on_gpu = device.type == "cuda"
+    on = f"CUDA {torch.version.cuda}" if on_gpu else f"{torch.get_num_threads()} threads"
+    text = f"`trainer profile` ({mode}), torch {torch.__version__}, {on}"
     source = Source(kind="measured", date=today, text=text)
     held = Reserved(bytes=_reserved(device), source=key)
     if not path.exists():
@@ -201,9 +199,7 @@ def begin(path: Path, name: str | None, device: torch.device, per_node: int, mod
         ("number of devices on a node", per_node, file.devices_per_node),
     ):
         if here != there:
-            message = (
-                f"{path} describes another machine: its {what} is {there}, and here it is {here}"
-            )
+            message = f"{path} describes another machine: its {what} is {there}, not {here}"
             raise PlanError(message, hint="give another --out, or the same --processes")
     file = replace(
         file,

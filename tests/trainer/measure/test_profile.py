@@ -49,16 +49,13 @@ def test_a_profile_answers_for_every_kernel(measured: Path) -> None:
         hardware.seconds("all-reduce", 1 << 20, 2)
 
 
-def test_a_profile_measures_what_is_missing_alone(
-    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_measures_what_is_missing_alone(measured: Path, tmp_path: Path) -> None:
     data, _ = reader.read_yaml(measured)
     lost = data["kernels"].pop(), data["matmul"].pop(0)
     file = tmp_path / "interrupted.yaml"
     file.write_text(reader.dump(data))
     sizes, clock = profiles.SIZES["cpu", True], Clock(torch.device("cpu"), 0.0)
     begun = profiles.begin(file, None, clock.device, 2, "quick")
-    assert [step.kind.__name__ for step in profiles.device_steps(sizes, clock) if begun.lacks(step)]
     assert profiles.measure_device(begun, sizes, clock) == 2
     again = Hardware.load(file).file
     assert again.kernels[-1].kernel == lost[0]["kernel"]
@@ -93,9 +90,9 @@ def test_links_are_measured(
         seconds = hardware.seconds(collective, messages[-1], 2, per_node)
         assert 1e-6 < seconds < 10 and not seconds.computed and not seconds.outside
     assert all(1 <= factor <= 10 for factor in hardware.overlap(link))
-    before = file.read_text()
     assert ranks(2).run("profile_links", str(file), per_node)[0] == 0
-    assert file.read_text() == before
+    again = Hardware.load(file).file
+    assert (again.collectives, again.overlap) == (hardware.file.collectives, hardware.file.overlap)
 
 
 def test_all_ranks_see_the_slowest_time(ranks: Callable[[int], Ranks]) -> None:
