@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from headrace.trainer.measure.clock import Clock
-from headrace.trainer.measure.collectives import Shape, World, sweep
+from headrace.trainer.measure.collectives import Shape, World, group_of, sweep
 from headrace.trainer.measure.profile import SIZES, begin, measure_links
 
 
@@ -28,8 +28,9 @@ def profile_links(file: str, per_node: int) -> int | None:
 def times_of_all(collectives: list[str], sizes: list[int]) -> list[dict[str, Any]]:
     """Return the rows of a sweep over one group of all ranks."""
     world = _world(dist.get_world_size())
-    shape = Shape(world.size, 1)
-    return [each.row for each in sweep(world, collectives, shape, sizes, Clock(world.device, 0))]
+    with group_of(world, Shape(world.size, 1)) as group:
+        clock = Clock(world.device, 0)
+        return [t.row for name in collectives for t in sweep(world, group, name, sizes, clock)]
 
 
 def _world(per_node: int) -> World:

@@ -194,20 +194,20 @@ def print_collectives(
     """Measure on all ranks; rank 0 prints each line as it comes."""
     from . import tables
     from .clock import Clock
-    from .collectives import HEADER, Shape, known, sweep
+    from .collectives import HEADER, Shape, group_of, known, sweep
 
-    shape = Shape(world.per_node, world.nodes)
     first = world.rank == 0
     rows: list[dict[str, Any]] = []
     as_json = outputs["as_json"]
-    for name in known(names):
-        if first and not as_json:
-            click.echo(f"# {name}, {_about(world)}")
-            click.echo("\n".join(HEADER))
-        for time in sweep(world, [name], shape, sizes, Clock(world.device, seconds)):
-            rows.append(time.row)
+    with group_of(world, Shape(world.per_node, world.nodes)) as group:
+        for name in known(names):
             if first and not as_json:
-                click.echo(time.line())
+                click.echo(f"# {name}, {_about(world)}")
+                click.echo("\n".join(HEADER))
+            for time in sweep(world, group, name, sizes, Clock(world.device, seconds)):
+                rows.append(time.row)
+                if first and not as_json:
+                    click.echo(time.line())
     if not first:
         return
     if as_json:

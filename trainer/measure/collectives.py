@@ -6,6 +6,7 @@ median of several trials. It needs torch alone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -145,30 +146,47 @@ def join(kind: Literal["cpu", "cuda"], store: str | None = None) -> World:
     return World(rank, size, int(os.environ.get("LOCAL_WORLD_SIZE", size)), device)
 
 
-def sweep(
-    world: World, collectives: Sequence[str], shape: Shape, sizes: Sequence[int], clock: Clock
-) -> Iterator[CollectiveTime]:
-    """Yield the time of each collective and size, on every rank of the world."""
-    own, group = None, None
+@dataclass(frozen=True)
+class Group:
+    """This rank's group of a shape; a rank that no group needs has no ranks."""
+
+    shape: Shape
+    ranks: Sequence[int]
+    handle: Any
+
+    @property
+    def idle(self) -> bool:
+        return not self.ranks
+
+
+@contextlib.contextmanager
+def group_of(world: World, shape: Shape) -> Iterator[Group]:
+    """Make the groups of a shape, on every rank of the world."""
+    group = Group(shape, (), None)
     for ranks in world.members(shape):
         made = dist.new_group(ranks, timeout=TIMEOUT)
         if world.rank in ranks:
-            own, group = ranks, made
-    for collective in collectives:
-        for size in sizes:
-            buffer = round_size(collective, size, shape.ranks)
-            run = None if own is None else work(collective, buffer, own, group, world)
-            yield CollectiveTime(
-                collective, shape.ranks, shape.per_node, buffer, _seconds(run, world, clock)
-            )
-    if own is not None:
-        dist.destroy_process_group(group)
+            group = Group(shape, ranks, made)
+    yield group
+    if not group.idle:
+        dist.destroy_process_group(group.handle)
 
 
-def work(
-    collective: str, size: int, ranks: Sequence[int], group: Any, world: World
-) -> Callable[[], object]:
+def sweep(
+    world: World, group: Group, collective: str, sizes: Sequence[int], clock: Clock
+) -> Iterator[CollectiveTime]:
+    """Yield the time of each size, on every rank of the world."""
+    shape = group.shape
+    for size in sizes:
+        whole = round_size(collective, size, shape.ranks)
+        run = None if group.idle else work(collective, whole, group, world)
+        seconds = _seconds(run, world, clock)
+        yield CollectiveTime(collective, shape.ranks, shape.per_node, whole, seconds)
+
+
+def work(collective: str, size: int, own: Group, world: World) -> Callable[[], object]:
     """Return a function that runs the collective once, asynchronously on a GPU."""
+    ranks, group = own.ranks, own.handle
     whole = torch.ones(size // ITEM, device=world.device)
     part = whole[: len(whole) // len(ranks)].clone()
     other = torch.empty_like(whole)

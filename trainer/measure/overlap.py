@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from .clock import Clock
-from .collectives import Shape, World
+from .collectives import World
 
 WORST = 10.0
 """Greatest slow-down that is reported: beyond it, one waits for the other."""
@@ -33,16 +33,11 @@ def slowdowns(alone: tuple[float, float], ends: tuple[float, float]) -> tuple[fl
     return compute, communication
 
 
-def measure(world: World, shape: Shape, size: int, side: int, clock: Clock) -> tuple[float, float]:
+def measure(world: World, group: Group, size: int, side: int, clock: Clock) -> tuple[float, float]:
     """Return the slow-downs of matrix products of `side` and of all-reduces of `size` bytes.
 
     Collective: every rank of the world calls it.
     """
-    group = None
-    for ranks in world.members(shape):
-        made = dist.new_group(ranks)
-        if world.rank in ranks:
-            group = made
     a, b = torch.randn(2, side, side, device=world.device)
     tensor = torch.ones(size // 4, device=world.device)
 
@@ -51,8 +46,9 @@ def measure(world: World, shape: Shape, size: int, side: int, clock: Clock) -> t
             torch.mm(a, b)
 
     def communicate(runs: int) -> list[Any]:
-        works = [dist.all_reduce(tensor, group=group, async_op=True) for _ in range(runs)]
-        return works if group is not None else []
+        if group.idle:
+            return []
+        return [dist.all_reduce(tensor, group=group.handle, async_op=True) for _ in range(runs)]
 
     def wait(runs: int) -> None:
         for each in communicate(runs):
@@ -74,8 +70,6 @@ def measure(world: World, shape: Shape, size: int, side: int, clock: Clock) -> t
         ends = _together(lambda: compute(products), lambda: communicate(messages), world.device)
         ends = world.slowest(ends[0]), world.slowest(ends[1])
         trials.append(slowdowns((computing, communicating), ends))
-    if group is not None:
-        dist.destroy_process_group(group)
     first, second = (sorted(each)[1] for each in zip(*trials, strict=True))
     return first, second
 

@@ -37,7 +37,7 @@ from ..costs.hardware.file import (
 from ..record.speed import memory_used
 from . import kernels, overlap
 from .clock import Clock
-from .collectives import Shape, World, known, round_size, sweep
+from .collectives import Group, Shape, World, group_of, known, round_size, sweep
 
 logger = get_logger(__name__)
 
@@ -259,36 +259,49 @@ def device_steps(sizes: Sizes, clock: Clock) -> Iterator[Step]:
 
 def measure_links(profile: Profile | None, world: World, sizes: Sizes, clock: Clock) -> None:
     """Measure collectives and overlap; rank 0 has the profile and writes it."""
+    widest = {shape.link: shape for shape in world.shapes()}
     for shape in world.shapes():
-        names = [name for name in known(()) if name != "p2p" or shape.ranks == 2]
-        for name in names:
-            messages = [round_size(name, size, shape.ranks) for size in sizes.messages]
-            wanted = _of_rank_0(
-                [
-                    size
-                    for size in messages
-                    if profile is not None and profile.lacks(_collective(name, shape, size))
-                ]
-            )
-            for time in sweep(world, [name], shape, wanted, clock):
-                if profile is not None:
-                    profile.add(_collective(name, shape, time.bytes), (time.busbw,))
-    for link, shape in _widest(world).items():
-        if not _of_rank_0(profile is not None and link not in profile.file.overlap):
-            continue
-        side = sizes.sides[-1]
-        compute, communication = overlap.measure(world, shape, sizes.messages[-1], side, clock)
-        if profile is not None:
-            row = Overlap(compute=compute, communication=communication, source=profile.source)
-            profile.update(overlap={**profile.file.overlap, link: row})
+        with group_of(world, shape) as group:
+            _measure_collectives(profile, world, group, sizes, clock)
+            if shape == widest[shape.link]:
+                _measure_overlap(profile, world, group, sizes, clock)
     if profile is not None:  # with the buffers of all collectives
         held = Reserved(bytes=_reserved(world.device), source=profile.source)
         profile.update(reserved=max(held, profile.file.reserved, key=lambda each: each.bytes))
 
 
-def _widest(world: World) -> dict[str, Shape]:
-    """Return the largest group of each link."""
-    return {shape.link: shape for shape in world.shapes()}
+def _measure_collectives(
+    profile: Profile | None, world: World, group: Group, sizes: Sizes, clock: Clock
+) -> None:
+    shape = group.shape
+    for name in known(()):
+        if name == "p2p" and shape.ranks > 2:
+            continue
+        messages = [round_size(name, size, shape.ranks) for size in sizes.messages]
+        wanted = _of_rank_0(
+            [
+                size
+                for size in messages
+                if profile is not None and profile.lacks(_collective(name, shape, size))
+            ]
+        )
+        for time in sweep(world, group, name, wanted, clock):
+            if profile is not None:
+                profile.add(_collective(name, shape, time.bytes), (time.busbw,))
+
+
+def _measure_overlap(
+    profile: Profile | None, world: World, group: Group, sizes: Sizes, clock: Clock
+) -> None:
+    link = group.shape.link
+    if not _of_rank_0(profile is not None and link not in profile.file.overlap):
+        return
+    compute, communication = overlap.measure(
+        world, group, sizes.messages[-1], sizes.sides[-1], clock
+    )
+    if profile is not None:
+        row = Overlap(compute=compute, communication=communication, source=profile.source)
+        profile.update(overlap={**profile.file.overlap, link: row})
 
 
 def _collective(name: str, shape: Shape, size: int) -> Step:

@@ -22,7 +22,14 @@ from headrace.console.headrace import main
 from headrace.trainer.costs.hardware.links import COLLECTIVES, bus_factor
 from headrace.trainer.measure import blocks, kernels
 from headrace.trainer.measure.clock import Clock
-from headrace.trainer.measure.collectives import CollectiveTime, Shape, World, round_size, work
+from headrace.trainer.measure.collectives import (
+    CollectiveTime,
+    Group,
+    Shape,
+    World,
+    round_size,
+    work,
+)
 from headrace.trainer.measure.overlap import slowdowns
 
 CPU = torch.device("cpu")
@@ -119,7 +126,8 @@ def test_bus_bytes_are_those_of_ring_algorithms(
     collective: str, four_ranks: dist.ProcessGroup | None
 ) -> None:
     size = round_size(collective, 4100, 4)
-    run = work(collective, size, range(4), four_ranks, World(1, 4, 4, CPU))
+    group = Group(Shape(4, 1), range(4), four_ranks)
+    run = work(collective, size, group, World(1, 4, 4, CPU))
     with Count() as count:
         run()
     assert sum(count.calls.values()) == 1
