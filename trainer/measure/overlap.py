@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .clock import Clock
-from .collectives import World
+from .clock import Clock, dtype_of
+from .collectives import Group, World
 
 WORST = 10.0
 """Greatest slow-down that is reported: beyond it, one waits for the other."""
@@ -33,12 +33,14 @@ def slowdowns(alone: tuple[float, float], ends: tuple[float, float]) -> tuple[fl
     return compute, communication
 
 
-def measure(world: World, group: Group, size: int, side: int, clock: Clock) -> tuple[float, float]:
+def measure(
+    world: World, group: Group, size: int, side: int, precision: str, clock: Clock
+) -> tuple[float, float]:
     """Return the slow-downs of matrix products of `side` and of all-reduces of `size` bytes.
 
     Collective: every rank of the world calls it.
     """
-    a, b = torch.randn(2, side, side, device=world.device)
+    a, b = torch.randn(2, side, side, device=world.device).to(dtype_of(precision))
     tensor = torch.ones(size // 4, device=world.device)
 
     def compute(runs: int) -> None:

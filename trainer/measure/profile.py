@@ -296,11 +296,10 @@ def _measure_overlap(
     link = group.shape.link
     if not _of_rank_0(profile is not None and link not in profile.file.overlap):
         return
-    compute, communication = overlap.measure(
-        world, group, sizes.messages[-1], sizes.sides[-1], clock
-    )
+    size, side = sizes.messages[-1], sizes.sides[-1]
+    slower = overlap.measure(world, group, size, side, sizes.precision, clock)
     if profile is not None:
-        row = Overlap(compute=compute, communication=communication, source=profile.source)
+        row = Overlap(compute=slower[0], communication=slower[1], source=profile.source)
         profile.update(overlap={**profile.file.overlap, link: row})
 
 
