@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,12 +29,12 @@ processes_option = click.option(
 )
 
 
-def number(name: str, **options: Any) -> Any:
+def number(name: str, **options: Any) -> Callable[[Any], Any]:
     """An option that takes a number of at least 1."""
     return click.option(name, type=click.IntRange(1), **options)
 
 
-def bytes_option(name: str, default: str, help: str) -> Any:
+def bytes_option(name: str, default: str, help: str) -> Callable[[Any], Any]:
     """An option that takes a number of bytes, such as 64MiB."""
 
     def parsed(context: click.Context, parameter: click.Parameter, value: str) -> int:

@@ -40,12 +40,13 @@ class Clock:
             return time.perf_counter() - begin
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
-        torch.cuda._sleep(CYCLES)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(CYCLES)
         start.record()
         run()
         end.record()
         torch.cuda.synchronize()
-        return start.elapsed_time(end) / 1e3
+        milliseconds: float = start.elapsed_time(end)
+        return milliseconds / 1e3
 
     def passes(
         self, run: Callable[..., Any], inputs: Mapping[str, Any], weights: Sequence[Tensor] = ()

@@ -139,11 +139,12 @@ def ssds(draw: Draw, size: int) -> Work:
         "C": draw.over(1, size),
     }
 
-    def run(**given: Tensor) -> Tensor:
+    def run(**given: Any) -> Tensor:
         if chosen("auto", "ssd", given["x"]):
             fused: Tensor = fused_ssd.ssd(**given, state=None, positions=None, axis="")[0]
             return fused
-        return ssd(**{name: widen(x) for name, x in given.items()})[0]
+        wide: dict[str, Any] = {name: widen(x) for name, x in given.items()}
+        return ssd(**wide)[0]
 
     return Work(run, inputs)
 
@@ -199,7 +200,7 @@ def attention_rates(
     for each in inputs.values():
         each.requires_grad_()
 
-    def run(**given: Tensor) -> Tensor:
+    def run(**given: Any) -> Tensor:
         return F.scaled_dot_product_attention(**given, is_causal=True)
 
     forward, backward = clock.passes(run, inputs)

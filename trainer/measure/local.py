@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
+from torch.multiprocessing.spawn import start_processes
 
 from ...console.errors import MisuseError, UserError
 from ..cluster.ranks import joined, threads_per_rank
@@ -48,7 +48,7 @@ def run(work: Work, kind: Literal["cpu", "cuda"], processes: int, *arguments: An
         )
     with tempfile.TemporaryDirectory() as folder:
         options = (work, kind, processes, folder, arguments)
-        context = multiprocessing.start_processes(  # type: ignore[no-untyped-call]
+        context = start_processes(
             _serve, args=options, nprocs=processes, join=False, start_method="spawn"
         )
         try:
