@@ -80,6 +80,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "loss",
         "embedding",
         "model",
+        "compilation",
         "matrices",
         "generate",
         "accounting",
