@@ -6,7 +6,7 @@ needs torch alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,8 +70,12 @@ class Work:
 
 
 def rms_norm(draw: Draw, size: int) -> Work:
-    module = draw.module(RMSNorm(draw.width, 1e-5))
-    return Work(module, {"x": draw.over(draw.width), "residual": draw.over(draw.width)})
+    return Work(draw.module(RMSNorm(draw.width, 1e-5)), {"x": draw.over(draw.width)})
+
+
+def add_rms_norm(draw: Draw, size: int) -> Work:
+    norm = rms_norm(draw, size)
+    return Work(norm.run, {**norm.inputs, "residual": draw.over(draw.width)})
 
 
 def gated_rms_norm(draw: Draw, size: int) -> Work:
@@ -112,8 +116,8 @@ def convolution(draw: Draw, size: int) -> Work:
 
 
 def fft_convolution(draw: Draw, size: int) -> Work:
-    """Return a gated convolution with a filter as long as the row."""
-    inputs = {"x": draw.over(3 * draw.width), "taps": draw.normal(draw.width, draw.length)}
+    """Return a gated convolution with a filter of `size` taps for each channel."""
+    inputs = {"x": draw.over(3 * draw.width), "taps": draw.normal(draw.width, size)}
     inputs["skip"] = draw.normal(draw.width)
     return Work(lambda **given: gated_convolution(**given, gated=True, method="fft"), inputs)
 
@@ -164,21 +168,30 @@ def selective_scan(draw: Draw, size: int) -> Work:
     return Work(lambda **given: gated_scan(**given)[0], inputs)
 
 
-KERNELS: dict[str, tuple[Callable[[Draw, int], Work], tuple[int, ...]]] = {
+Make = Callable[[Draw, int], Work]
+KERNELS: dict[str, tuple[Make, tuple[int | str, ...]]] = {
     "rms_norm": (rms_norm, (0,)),
+    "add_rms_norm": (add_rms_norm, (0,)),
     "gated_rms_norm": (gated_rms_norm, (0,)),
     "rope": (rope, (0,)),
     "glu": (glu, (0,)),
-    "linear_cross_entropy": (linear_cross_entropy, ()),
+    "linear_cross_entropy": (linear_cross_entropy, ("vocabulary",)),
     "short_convolution": (convolution, (4, 7)),
     "toeplitz": (convolution, (128,)),
-    "fft_convolution": (fft_convolution, (0,)),
+    "fft_convolution": (fft_convolution, ("length",)),
     "modal": (modal, (16,)),
     "ssd": (ssds, (128,)),
     "selective_scan": (selective_scan, (16,)),
 }
-"""Work of each kernel, and its measured sizes (taps or states); none if the sizes are those of the
-vocabulary."""
+"""Work of each kernel, by the name of its op, and the measured sizes: taps or states; `length` for
+filters as long as the row, `vocabulary` for the loss."""
+
+
+def sizes_of(kernel: str, length: int, vocabularies: Sequence[int]) -> list[int]:
+    """Return the measured sizes of a kernel for rows of a length."""
+    named = {"vocabulary": list(vocabularies), "length": [length]}
+    sizes = KERNELS[kernel][1]
+    return [each for size in sizes for each in (named[size] if isinstance(size, str) else [size])]
 
 
 def kernel_rates(kernel: str, draw: Draw, size: int, clock: Clock) -> tuple[float, float]:

@@ -249,8 +249,8 @@ def device_steps(sizes: Sizes, clock: Clock) -> Iterator[Step]:
             )
         for width in sizes.widths:
             draw = kernels.Draw(rows, length, width, sizes.precision, clock.device)
-            for kernel, (_, known_sizes) in kernels.KERNELS.items():
-                for size in known_sizes or sizes.vocabularies:
+            for kernel in kernels.KERNELS:
+                for size in kernels.sizes_of(kernel, length, sizes.vocabularies):
                     fields = {"width": width, "length": length, "size": size}
                     fields |= {"kernel": kernel, "precision": sizes.precision}
                     run_kernel = partial(kernels.kernel_rates, kernel, draw, size, clock)

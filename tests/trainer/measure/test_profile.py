@@ -17,7 +17,7 @@ from headrace.trainer.costs.hardware import Hardware
 from headrace.trainer.costs.hardware.links import COLLECTIVES
 from headrace.trainer.measure import profile as profiles
 from headrace.trainer.measure.clock import Clock
-from headrace.trainer.measure.kernels import KERNELS
+from headrace.trainer.measure.kernels import KERNELS, sizes_of
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +34,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_profile_answers_for_every_kernel(measured: Path) -> None:
     hardware = Hardware.load(measured)
     at = {"width": 64, "length": 128, "precision": "fp32", "direction": "backward"}
-    for kernel, (_, sizes) in KERNELS.items():
-        figure = hardware.rate(kernel, size=(sizes or (512,))[0], **at)
+    for kernel in KERNELS:
+        figure = hardware.rate(kernel, size=sizes_of(kernel, 128, [512])[0], **at)
         assert figure > 0 and not figure.outside
         [source] = hardware.sources(figure)
         assert source.kind == "measured" and "trainer profile" in source.text
