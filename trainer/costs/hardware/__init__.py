@@ -197,7 +197,11 @@ class Hardware:
         tables: dict[tuple[Any, ...], list[At]] = {}
         file = self.file
         rated: list[Matmul | Memory | Attention | Kernel | Collective] = [
-            *(*file.matmul, *file.memory, *file.attention, *file.kernels, *file.collectives)
+            *file.matmul,
+            *file.memory,
+            *file.attention,
+            *file.kernels,
+            *file.collectives,
         ]
         for row in rated:
             label = tuple(getattr(row, name) for name in row.LABELS)
