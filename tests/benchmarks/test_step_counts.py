@@ -11,22 +11,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks._fake_gpu import Launch
 from benchmarks._launch_kinds import kind_of
 from headrace.models.accounting.count import build_meta
 from headrace.models.config import load_model_config
+from headrace.models.kernels.linear_cross_entropy import chunk_size, held_bytes
 
 ROOT = Path(__file__).parents[2]
 TOKENS = 1024
 MODELS = ("tiny-transformer", "tiny-hybrid", "tiny-mamba", "tiny-moe")
+LOSSES = ((2048, 64, 5003, "bfloat16"), (1000, 16, 640, "float32"))
+"""Tokens, width, vocabulary and type of losses."""
 SCRIPT = """
-import json, torch
+import inspect, json, torch
 from collections import Counter
 from benchmarks._fake_gpu import fake_gpu
 from benchmarks.step_counts import count_step, kind_of
 from headrace.models.config import load_model_config
 from headrace.models.layers.grouped import group_ends, grouped_outer, grouped_product
+from headrace.models.kernels.linear_cross_entropy import linear_cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+class Allocated(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.results = {{}}  # alive, so that no memory is used twice
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {{}}))
+        for each in [result] if isinstance(result, torch.Tensor) else []:
+            self.results[each.untyped_storage()._cdata] = each.untyped_storage()
+        return result
 for name in {models!r}:
     counts = count_step(load_model_config(name), {tokens}, [0, 100, 101, 640, {tokens}])
     kinds = {{kind: counts.bytes(kind) for kind in map(kind_of, counts.launches)}}
@@ -52,13 +67,25 @@ with fake_gpu() as gpu:
         grouped_product(grouped_product(x, weights, ends), weights, ends)
         grouped_outer(x, x, ends)
     loops = [where, [wait.name for wait in gpu.waits]]
-print(json.dumps([quiet, reads, loops]))
+    sizes = []
+    for tokens, width, ids, dtype in {losses!r}:
+        hidden, weight = (
+            torch.zeros(n, width, device="cuda", dtype=getattr(torch, dtype)) for n in (tokens, ids)
+        )
+        ones = torch.ones(tokens, device="cuda")
+        given = hidden, weight, ones.long(), ones
+        with Allocated() as made:
+            inspect.unwrap(linear_cross_entropy._init_fn)(*given, 0.0, True, ids, "")
+        for each in given:  # seen by views
+            made.results.pop(each.untyped_storage()._cdata, None)
+        sizes.append(sum(storage.nbytes() for storage in made.results.values()))
+print(json.dumps([quiet, reads, loops, sizes]))
 """
 
 
 def counted(models: tuple[str, ...]) -> list[list[Any]]:
     """Count steps in another process, whose process groups and device are fake."""
-    code = SCRIPT.format(models=models, tokens=TOKENS)
+    code = SCRIPT.format(models=models, tokens=TOKENS, losses=LOSSES)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     run = subprocess.run(
         [sys.executable, "-c", code],
@@ -90,7 +117,7 @@ def test_the_host_waits_once_in_a_step(steps: list[list[Any]]) -> None:
 @pytest.mark.slow
 def test_every_read_of_the_device_is_a_wait(steps: list[list[Any]]) -> None:
     """Negative control: each form of a read is seen, and copies that do not wait are none."""
-    quiet, reads, _ = steps[-1]
+    quiet, reads, *_ = steps[-1]
     assert quiet == 0
     scalar, copy = "aten::_local_scalar_dense", "aten::_to_copy"
     assert reads == [
@@ -110,8 +137,18 @@ def test_packed_attention_is_one_call_in_a_layer(steps: list[list[Any]]) -> None
 
 @pytest.mark.slow
 def test_loops_over_experts_wait_once_in_a_layer(steps: list[list[Any]]) -> None:
-    *_, loops = steps[-1]
+    *_, loops, _ = steps[-1]
     assert loops == ["cpu", ["aten::_to_copy"] * 3]
+
+
+@pytest.mark.slow
+def test_the_accounting_knows_the_memory_of_the_loss(steps: list[list[Any]]) -> None:
+    """Its kernel allocates the gradients, one chunk of logits, and a few numbers for each token."""
+    for (tokens, width, ids, dtype), allocated in zip(LOSSES, steps[-1][-1], strict=True):
+        itemsize = getattr(torch, dtype).itemsize
+        few = allocated - held_bytes(tokens, width, ids, itemsize)
+        assert 0 < few < 100 * tokens
+        assert 100 * tokens < chunk_size(tokens, ids) * ids * itemsize
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def engine_state(run: RunConfig, model: Model, precision: Precision, device: str
         return STATE_BYTES * len(states[name])
 
     parts = run.engine.state_layout(precision, optimizer_bytes, device, run.layout)
-    return EngineState(engine=run.engine.describe(), parts=parts)
+    return EngineState(engine=run.engine.describe(), device=device, parts=parts)
 
 
 def find_engine_state(
