@@ -23,6 +23,7 @@ GEMM = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"}
 ATTENTION = {
     *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"),
     *("_varlen_attn", "_varlen_attn_backward"),
+    *("_flash_attention_forward", "_flash_attention_backward"),
 }
 GLUE = {
     "copies and casts": {"_to_copy", "copy_", "clone", "cat", "constant_pad_nd", "stack"},
