@@ -133,6 +133,9 @@ class Operator(nn.Module, ABC):
     no_decay: ClassVar[tuple[str, ...]] = ()
     """Parameters without weight decay although they have several dimensions: rates, gains and
     biases of channels. A pull towards 0 would change the function, not make it smaller."""
+    full_precision: ClassVar[tuple[str, ...]] = ()
+    """Parameters that are fp32 beside bf16 weights: rates, decays and residues. A scan applies them
+    thousands of times, so their rounding would grow."""
 
     experts: ClassVar[tuple[str, ...]] = ()
     """Parameters whose dimension 0 counts experts: expert parallelism shards them."""
@@ -159,6 +162,10 @@ class Operator(nn.Module, ABC):
     def fused(self, device: torch.device) -> bool:
         """True if fused kernels are asked for on this device."""
         return isinstance(self.options, FusedOptions) and wanted(self.options.kernel, device)
+
+    def untraced(self, axes: Axes, device: torch.device) -> str | None:
+        """Return the part of a call that torch.compile cannot trace with these axes, or None."""
+        return None
 
     def packing_chunks(self, length: int) -> set[int]:
         """Chunk sizes in whose layouts plain torch needs packed rows of this length."""
