@@ -15,17 +15,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...models.embedding import Table, Unembedding
-from ...models.kernels import ssd as fused_ssd
-from ...models.kernels.choice import chosen
 from ...models.layers.gated_convolution import gated_convolution, gated_modal
 from ...models.layers.gated_scan import gated_scan
 from ...models.layers.grouped import grouped_product
+from ...models.layers.mixed_scan import mixed_scan
 from ...models.layers.norms import GatedRMSNorm, RMSNorm
 from ...models.layers.rope import Rope, rotate, rotation
-from ...models.layers.scan import ssd
 from ...models.operators.mlp import gated
 from ...models.parallel.axes import ALONE
-from ...models.precision import widen
 from .clock import Clock, dtype_of
 
 BACKWARD = 2.5
@@ -132,25 +129,18 @@ def modal(draw: Draw, size: int) -> Work:
     return Work(lambda **given: gated_modal(**given)[0], inputs)
 
 
-def ssds(draw: Draw, size: int) -> Work:
+def ssd(draw: Draw, size: int) -> Work:
     """Return the scan of Mamba-2: heads of 64 channels, one group of `size` states."""
     heads = max(draw.width // 64, 1)
+    dim = draw.width // heads
     inputs = {
-        "x": draw.over(heads, draw.width // heads),
-        "dt": draw.exact(draw.rows, draw.length, heads),
-        "A": draw.exact(heads, low=-1.5, high=-0.5),
-        "B": draw.over(1, size),
-        "C": draw.over(1, size),
+        "mixed": draw.over(heads * dim + 2 * size),
+        "dt": draw.over(heads),
+        "bias": draw.exact(heads, low=-4, high=-3),
+        "A_log": draw.exact(heads),
+        "D": draw.exact(heads),
     }
-
-    def run(**given: Any) -> Tensor:
-        if chosen("auto", "ssd", given["x"]):
-            fused: Tensor = fused_ssd.ssd(**given, state=None, positions=None, axis="")[0]
-            return fused
-        wide: dict[str, Any] = {name: widen(x) for name, x in given.items()}
-        return ssd(**wide)[0]
-
-    return Work(run, inputs)
+    return Work(lambda **given: mixed_scan(**given, head_dim=dim, state_size=size)[0], inputs)
 
 
 def selective_scan(draw: Draw, size: int) -> Work:
@@ -180,7 +170,7 @@ KERNELS: dict[str, tuple[Make, tuple[int | str, ...]]] = {
     "toeplitz": (convolution, (128,)),
     "fft_convolution": (fft_convolution, ("length",)),
     "modal": (modal, (16,)),
-    "ssd": (ssds, (128,)),
+    "ssd": (ssd, (128,)),
     "selective_scan": (selective_scan, (16,)),
 }
 """Work of each kernel, by the name of its op, and the measured sizes: taps or states; `length` for
