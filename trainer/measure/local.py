@@ -43,8 +43,8 @@ def run(work: Work, kind: Literal["cpu", "cuda"], processes: int, *arguments: An
         return
     if processes < 2:
         raise MisuseError(
-            "one process has no one to communicate with",
-            hint="use a machine with several GPUs, torchrun, or --device cpu",
+            "collectives need two ranks or more, and this machine would have one",
+            hint="use several GPUs, torchrun, or --device cpu --processes 2",
         )
     with tempfile.TemporaryDirectory() as folder:
         options = (work, kind, processes, folder, arguments)

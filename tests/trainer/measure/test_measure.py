@@ -215,7 +215,7 @@ def test_the_table_of_blocks(tmp_path: Path) -> None:
         (["collectives", "gossip"], "no collective gossip"),
         (["collectives", "--begin", "64B"], "64B"),
         (["collectives", "--begin", "2MiB", "--end", "1MiB"], "is above --end"),
-        (["collectives", "--processes", "1", "--device", "cpu"], "one process"),
+        (["collectives", "--processes", "1", "--device", "cpu"], "need two ranks or more"),
     ],
 )
 def test_misuse_of_the_commands(words: list[str], message: str) -> None:
