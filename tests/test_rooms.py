@@ -80,6 +80,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "embedding",
         "model",
         "matrices",
+        "fp8",
         "generate",
         "accounting",
         "conversion",

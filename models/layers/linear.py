@@ -1,4 +1,7 @@
-"""Projections at the two ends of an operator: several named ones of one input, and the output."""
+"""Projections at the two ends of an operator: several named ones of one input, and the output.
+
+`models/fp8.py` chooses those whose products run in FP8.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +11,58 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..parallel.axes import Axis
+from ..kernels.fp8 import Quantized
+from ..parallel.axes import ALONE, Axis
 from ..parallel.sharding import Sharded, ShardingSpec
+from .fp8 import fp8_linear
 
 
 class SplitLinear(nn.Module):
     """Returns one tensor for each part: `q, k, v = SplitLinear(d, {"q": d, "k": d, "v": d})(x)`.
 
     `parts` names the rows of the weight, so that tensor parallelism can shard each part
-    separately and conversion can extract it.
+    separately and conversion can extract it. The parts `wide`, the last ones, never run in FP8.
     """
 
-    def __init__(self, width: int, parts: Mapping[str, int], *, bias: bool = False) -> None:
+    fp8: bool = False
+    axis: Axis = ALONE
+    """Tensor-parallel ranks, which share the outputs."""
+
+    def __init__(
+        self,
+        width: int,
+        parts: Mapping[str, int],
+        *,
+        bias: bool = False,
+        wide: tuple[str, ...] = (),
+    ) -> None:
         super().__init__()
         self.parts = dict(parts)
+        self.wide = wide
+        assert wide == tuple(parts)[len(parts) - len(wide) :]
         size = sum(parts.values())
         self.weight = nn.Parameter(torch.empty(size, width))
         self.bias = nn.Parameter(torch.empty(size)) if bias else None
 
-    def forward(self, x: Tensor, *, joined: bool = False) -> Tensor | tuple[Tensor, ...]:
-        """`joined` returns the parts concatenated, for kernels that take them so. (ZeRO-3 gathers
-        weights at a module's call, so nothing else may read them.)"""
-        y = F.linear(x, self.weight, self.bias)
+    def forward(
+        self, x: Tensor, stored: Quantized | None = None, *, joined: bool = False
+    ) -> Tensor | tuple[Tensor, ...]:
+        """`stored` is x in FP8, if a kernel stored it. `joined` returns the parts concatenated, for
+        kernels that take them so. (ZeRO-3 gathers weights at a module's call, so nothing else may
+        read them.)"""
+        if self.fp8:
+            rows, axis = self.narrow_rows(), self.axis.name
+            y = fp8_linear(x, *(stored or (None, None)), self.weight, self.bias, rows, "", axis)
+        else:
+            y = F.linear(x, self.weight, self.bias)
         return y if joined else torch.split(y, list(self.parts.values()), dim=-1)
 
+    def narrow_rows(self) -> int:
+        """Return the number of rows that may run in FP8; they are the first."""
+        return sum(size for name, size in self.parts.items() if name not in self.wide)
+
     def resize(self, axis: Axis) -> None:
+        self.axis = axis
         self.parts = {name: len(axis.part_range(size)) for name, size in self.parts.items()}
 
 
@@ -43,15 +73,26 @@ class OutputLinear(nn.Linear):
     each rank adds bias / ranks.
     """
 
-    ranks: int = 1
+    fp8: bool = False
+    axis: Axis = ALONE
+    """Tensor-parallel ranks, which share the inputs."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.bias is None or self.ranks == 1:
-            return F.linear(x, self.weight, self.bias)
-        return F.linear(x, self.weight, self.bias / self.ranks)
+    def forward(self, x: Tensor, stored: Quantized | None = None) -> Tensor:
+        """`stored` is x in FP8, if a kernel stored it."""
+        whole = self.bias is None or self.axis.size == 1
+        bias = self.bias if whole else self.bias / self.axis.size
+        if self.fp8:
+            rows, axis = self.out_features, self.axis.name
+            y: Tensor = fp8_linear(x, *(stored or (None, None)), self.weight, bias, rows, axis, "")
+            return y
+        return F.linear(x, self.weight, bias)
+
+    def narrow_rows(self) -> int:
+        """Return the number of rows that may run in FP8."""
+        return self.out_features
 
     def resize(self, axis: Axis) -> None:
-        self.ranks = axis.size
+        self.axis = axis
 
 
 def outputs(name: str, linear: nn.Linear | SplitLinear, *, blocks: int = 1) -> ShardingSpec:

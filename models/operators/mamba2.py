@@ -80,7 +80,7 @@ class Mamba2(Operator):
         self.heads = heads = inner // options.head_dim
         shared = options.groups * options.state_size
         parts = {"z": inner, "x": inner, "B": shared, "C": shared, "dt": heads}
-        self.input = SplitLinear(width, parts, bias=options.bias)
+        self.input = SplitLinear(width, parts, bias=options.bias, wide=("B", "C", "dt"))
         self.conv = ShortConvolution(inner + 2 * shared, options.conv, bias=True)
         self.dt_bias = nn.Parameter(torch.empty(heads))
         self.A_log = nn.Parameter(torch.empty(heads))

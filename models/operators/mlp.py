@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from ..initializers import Initializers
@@ -76,11 +76,11 @@ class MLP(Operator):
 
     def __init__(self, options: MLPOptions, width: int) -> None:
         super().__init__(options, width)
-        self.up = nn.Linear(width, options.hidden, bias=options.bias)
+        self.up = SplitLinear(width, {"up": options.hidden}, bias=options.bias)
         self.down = OutputLinear(options.hidden, width, bias=options.bias)
 
     def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
-        result: Tensor = self.down(ACTIVATIONS[self.options.activation](self.up(x)))
+        result: Tensor = self.down(ACTIVATIONS[self.options.activation](self.up(x, joined=True)))
         return result
 
     def init_weights(self, init: Initializers) -> None:

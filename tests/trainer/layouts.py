@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from torch import nn
 
 from benchmarks._collectives import Count
 from headrace.models.accounting.count import build_meta
+from headrace.models.fp8 import quantize
 from headrace.models.layers.recompute import Recompute
 from headrace.models.model import initial_weights
 from headrace.models.parallel.sharding import LocalShard
-from headrace.models.precision import PRECISIONS
+from headrace.models.precision import PRECISIONS, Fp8Config
 from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.fragments import MASTER
 from headrace.trainer.checkpoints.policy import CheckpointConfig
@@ -76,10 +78,13 @@ def make_engine(
         config = ENGINES[kind](shard=int(option) or None, gather=gather)  # type: ignore[call-arg]
     settings: Any = OPTIMIZERS[optimizer](**{"lr": LR, "clip": 0.5, **options})  # type: ignore[arg-type]
     shape = config_of(model, changes)
-    empty = build_meta(shape)
+    chosen = PRECISIONS[precision]
+    if chosen.fp8 is not None:
+        chosen = replace(chosen, fp8=Fp8Config(smallest=16, ends=0))
+    empty = quantize(build_meta(shape), chosen.fp8)
     keep(empty, parallel)
     empty.set_recompute(recompute)
-    engine = config.build(Objective(empty, Z_LOSS), settings, PRECISIONS[precision], parallel)
+    engine = config.build(Objective(empty, Z_LOSS), settings, chosen, parallel)
     give(engine, initial_weights(shape, seed))
     return engine
 

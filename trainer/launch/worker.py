@@ -21,6 +21,7 @@ from ...console import log as logs
 from ...console.errors import StorageError, UserError
 from ...dataplane.runlog import writer as lines
 from ...models.accounting.count import build_meta
+from ...models.fp8 import quantize
 from ..checkpoints import store
 from ..checkpoints.saver import Saver
 from ..cluster import ranks, slurm
@@ -171,7 +172,7 @@ def _join(job: Job, options: StartOptions) -> Parallel:
 
 
 def build_engine(job: Job, parallel: Parallel) -> Engine:
-    model = build_meta(job.model)
+    model = quantize(build_meta(job.model), job.precision.fp8)
     model.keep(job.cuts, chunks_of(job.run.layout, parallel.pipe.stage))
     model.shard(parallel.axes)
     model.set_recompute(job.rules)
