@@ -1,14 +1,15 @@
 """Products with a matrix in FP8: y = x·Wᵀ, with a scale for each row of x and of W.
 
-    Q(x) = q·s,  q = e4m3(x / s),  s the smallest power of two with |x| / s ≤ 448 in the whole row
+    Q(x) = q·s,  q = e4m3(x / s),  s the smallest power of two with |x| / s ≤ 464 in the whole row
 
     y  = Q(x)·Q(W)ᵀ              Q(W) = q_W·s_W, a scale for each output
     dX = Q(dY·s_W)·q_W           the scales of W lie along the sum, so they go into dY
     dW = dYᵀ·x                   in the compute precision, from x as it was
 
-Scales are powers of two: x / s and q·s are exact, so bf16 represents Q(x), and the twin of the
-whole op is a product of rounded tensors. W is quantized once for both products. No scale outlives
-its product: there is no state.
+464 rounds to 448, the largest number of e4m3. Scales are powers of two: x / s and q·s are exact, so
+bf16 represents Q(x), and the twin of the whole op is a product of rounded tensors. Q(Q(x)) has the
+values and the scales of Q(x). W is quantized once for both products. No scale outlives its product:
+there is no state.
 
 Where ranks share a row, its scale is that of the whole row.
 """
@@ -32,9 +33,9 @@ MULTIPLE = 16
 
 
 def row_scales(tops: Tensor) -> Tensor:
-    """Return the smallest power of two s ≥ 2⁻¹²⁶ with top / s ≤ 448, for each top ≥ 0."""
-    # 448 = 1.75 · 2⁸: a mantissa above .75 carries into the exponent.
-    bits = ((tops.float().view(torch.int32) + 0x1FFFFF) & 0x7F800000) - (8 << 23)
+    """Return the smallest power of two s ≥ 2⁻¹²⁶ with top / s ≤ 464, for each top ≥ 0."""
+    # 464 = 1.8125 · 2⁸: a mantissa above .8125 carries into the exponent.
+    bits = ((tops.float().view(torch.int32) + 0x17FFFF) & 0x7F800000) - (8 << 23)
     return bits.clamp(min=1 << 23).view(torch.float32)
 
 

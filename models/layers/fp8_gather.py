@@ -23,6 +23,8 @@ from .linear import OutputLinear, SplitLinear
 def gather_matrices(model: nn.Module, ranks: int) -> None:
     """Gather in FP8 the sharded matrices of a model that the products round anyway: those whose
     rows are whole on a rank, all in FP8, and equally many on each of the ranks."""
+    if ranks == 1:
+        return
     for module in model.modules():
         if isinstance(module, SplitLinear):
             rounded = module.fp8 and module.narrow_rows() == len(module.weight)
@@ -39,7 +41,7 @@ def _send(
     shard: Tensor, mesh: Any, size: Any, stride: Any, module: nn.Module, policy: Any
 ) -> tuple[tuple[Tensor, ...], None]:
     """Return the tensors to gather. (torch counts the parameters.)"""
-    values, scales = quantize(shard.to(policy.param_dtype))
+    values, scales = quantize(shard.to(policy.param_dtype or shard.dtype))
     return (values.view(torch.uint8), scales), None
 
 
@@ -51,6 +53,6 @@ def _receive(
     whole = Quantized(values.view(E4M3), scales).dequantized(kind)
     if out is None:
         return whole, (whole,)
-    with torch.autograd._unsafe_preserve_version_counter(out):
+    with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(out):
         out.copy_(whole)  # the forward pass has saved it
     return None

@@ -78,8 +78,8 @@ def make_engine(
         config = ENGINES[kind](shard=int(option) or None, gather=gather)  # type: ignore[call-arg]
     settings: Any = OPTIMIZERS[optimizer](**{"lr": LR, "clip": 0.5, **options})  # type: ignore[arg-type]
     shape = config_of(model, changes)
-    chosen = PRECISIONS[precision]
-    if chosen.fp8 is not None:
+    chosen = PRECISIONS[precision.removesuffix("fp8") or "fp8"]
+    if precision.endswith("fp8"):  # `fp32fp8`: products in FP8, and all else in fp32
         chosen = replace(chosen, fp8=Fp8Config(smallest=16, ends=0))
     empty = quantize(build_meta(shape), chosen.fp8)
     keep(empty, parallel)
@@ -143,13 +143,13 @@ def train(
 
 
 def collectives(
-    folder: Path, layouts: list[str], model: str = "tiny"
+    folder: Path, layouts: list[str], model: str = "tiny", **options: Any
 ) -> dict[str, dict[str, list[int]]]:
     """Return calls and bytes of the collectives that rank 0 makes in a second step, by kind."""
     found = {}
     for layout in layouts:
         parallel = place(layout, model)
-        engine = make_engine(layout, parallel, model=model)
+        engine = make_engine(layout, parallel, model=model, **options)
         train(engine, parallel, 0, 1)
         with Count() as count:
             train(engine, parallel, 1, 1, at_once=1)

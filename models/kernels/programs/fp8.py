@@ -8,9 +8,9 @@ import triton.language as tl
 
 @triton.jit
 def row_scale(highest):
-    """Return the smallest power of two s with highest / s ≤ 448 = 1.75 · 2⁸; see the twin."""
+    """Return the smallest power of two s with highest / s ≤ 464 = 1.8125 · 2⁸; see the twin."""
     bits = highest.to(tl.int32, bitcast=True)
-    scale = ((bits + 0x1FFFFF) & 0x7F800000) - 0x04000000
+    scale = ((bits + 0x17FFFF) & 0x7F800000) - 0x04000000
     return tl.maximum(scale, 0x00800000).to(tl.float32, bitcast=True)
 
 

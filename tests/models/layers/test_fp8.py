@@ -21,7 +21,7 @@ FINITE = NUMBERS[NUMBERS.isfinite()].sort().values
 def rounded(x: Tensor) -> Tensor:
     """Return Q(x) of fp64 rows by comparing each value with every e4m3 number."""
     tops = x.abs().amax(-1, keepdim=True)
-    scales = torch.exp2(torch.ceil(torch.log2(tops / 448)))
+    scales = torch.exp2(torch.ceil(torch.log2(tops / 464)))
     distances = (x.unsqueeze(-1) / scales.unsqueeze(-1) - FINITE).abs()
     return FINITE[distances.argmin(-1)] * scales
 
@@ -42,7 +42,7 @@ def test_values_are_the_nearest_e4m3_numbers() -> None:
 def test_scales_are_the_smallest_powers_of_two(top: float) -> None:
     scale = float(fp8.row_scales(torch.tensor([top])))
     assert math.frexp(scale)[0] == 0.5
-    assert top / scale <= 448 < top / scale * 2
+    assert top / scale <= 464 < top / scale * 2
 
 
 def test_zeros_and_what_is_not_finite() -> None:
@@ -55,8 +55,10 @@ def test_zeros_and_what_is_not_finite() -> None:
 
 def test_rounding_twice_changes_nothing() -> None:
     """A gather in FP8 relies on it."""
-    once = quantize(rows(64, 48)).dequantized(torch.bfloat16)
-    assert torch.equal(quantize(once).dequantized(torch.bfloat16), once)
+    once = quantize(rows(4096, 3))
+    twice = quantize(once.dequantized(torch.bfloat16))
+    assert torch.equal(twice.scales, once.scales)
+    assert torch.equal(twice.values.float(), once.values.float())
 
 
 @pytest.mark.parametrize("narrow", [48, 32])
