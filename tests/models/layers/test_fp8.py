@@ -80,8 +80,9 @@ def test_the_op_equals_products_of_rounded_matrices(narrow: int, bias: bool) -> 
         torch.einsum("abn,abk->nk", g, leaves[0].detach()),
         *([g.sum((0, 1))] if bias else []),
     ]
-    for number, (a, b) in enumerate(zip(found, wanted, strict=True)):
-        assert torch.allclose(a, b, rtol=1e-12, atol=1e-12 * float(b.abs().max())), number
+    for number, (have, right) in enumerate(zip(found, wanted, strict=True)):
+        atol = 1e-12 * float(right.abs().max())
+        assert torch.allclose(have, right, rtol=1e-12, atol=atol), number
     dense = (leaves[0] @ leaves[1].T).detach() + (0 if b is None else leaves[2].detach())
     error = float((y.detach() - dense).norm() / dense.norm())
     assert 1e-3 < error < 0.1 or narrow < len(leaves[1]), "the rounding is visible"
