@@ -70,8 +70,8 @@ def steps() -> list[list[Any]]:
 @pytest.mark.slow
 def test_the_host_waits_once_in_a_step(steps: list[list[Any]]) -> None:
     for _, _, _, waits, *_ in steps[:-1]:
-        assert [name for name, _ in waits] == ["aten::_to_copy"]
-        assert re.fullmatch(r"trainer/loop/loop\.py:\d+ _read", waits[0][1]), waits
+        assert [name for name, _ in waits] == ["synchronize"]
+        assert re.fullmatch(r"trainer/loop/transfer\.py:\d+ wait", waits[0][1]), waits
 
 
 @pytest.mark.slow
