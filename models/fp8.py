@@ -6,7 +6,7 @@ The choice depends on the whole model alone, so it is the same in every layout.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -35,6 +35,8 @@ class Matrix:
     reason: str | None
     """Reason why its products stay in the compute precision; None: they run in FP8."""
     module: Linear | None = None
+    layer: int | None = None
+    """Layer that multiplies by it; None: the embedding and the head."""
 
 
 def quantize(model: Model, config: Fp8Config | None) -> Model:
@@ -81,14 +83,16 @@ def matrices(model: Model, config: Fp8Config) -> Iterator[Matrix]:
         end = min(number, len(layers) - 1 - number) < config.ends
         shared = model.shared_block(layer)
         if shared is not None and block.call is not None:
-            yield from _of_operator(f"shared.{layer.shared}", shared, config)
+            for matrix in _of_operator(f"shared.{layer.shared}", shared, config):
+                yield replace(matrix, layer=number)
             for path, module in block.call.named_modules():
                 if isinstance(module, nn.Linear):
                     name = f"blocks.{number}.call.{path}"
-                    yield Matrix(name, _flops(module), "call of a shared block")
+                    yield Matrix(name, _flops(module), "call of a shared block", layer=number)
         for name, branch in zip(layer.branches, block.branches(), strict=True):
             place = f"blocks.{number}.{name}"
-            yield from _of_operator(place, branch.operator, config, end=end)
+            for matrix in _of_operator(place, branch.operator, config, end=end):
+                yield replace(matrix, layer=number)
     yield Matrix("head", 2.0 * (model.head or model.embedding).weight.numel(), "head")
 
 

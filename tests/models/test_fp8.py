@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,11 +11,12 @@ from click.testing import CliRunner
 
 from headrace.console.headrace import main
 from headrace.models.accounting.count import build_meta, forward_flops
+from headrace.models.accounting.memory import kept_by_layer
 from headrace.models.accounting.show import render
 from headrace.models.config import load_model_config
 from headrace.models.fp8 import fp8_share, matrices, quantize, summary
 from headrace.models.model import Model
-from headrace.models.precision import Fp8Config
+from headrace.models.precision import PRECISIONS, Fp8Config
 
 SMALL = Fp8Config(smallest=16, ends=0)
 
@@ -89,6 +91,18 @@ def test_a_model_computes_with_its_marks(tiny: Model) -> None:
     marked = any(each.reason is None for each in matrices(tiny, SMALL))
     difference = float((after - before).abs().max() / before.abs().max())
     assert (1e-5 < difference < 0.3) if marked else difference == 0.0
+
+
+def test_the_accounting_measures_products_in_fp8(everything: Model) -> None:
+    """The op keeps what a product in bf16 keeps: x in bf16, and the matrix."""
+    config = everything.config
+    fp8 = replace(PRECISIONS["fp8"], fp8=SMALL)
+    kept, plain = (
+        kept_by_layer(config, 24, rows=2, precision=each) for each in (fp8, PRECISIONS["bf16"])
+    )
+    assert [each.everything for each in kept.layers] == [each.everything for each in plain.layers]
+    saved, before = (each.layers[0].results["matmul"] for each in (kept, plain))
+    assert saved == before > 0, "recompute may keep the op's results"
 
 
 def test_shipped_models_have_most_flops_in_fp8() -> None:

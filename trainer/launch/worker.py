@@ -206,6 +206,7 @@ def _recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRecorde
         {phase.seq_len for phase in job.plan.phases},
         rules=job.rules,
         peak=peak * ranks if peak else None,
+        fp8=job.precision.fp8,
     )
     run = LoggedRun(
         folder=job.folder, plan=job.plan, watch=watch, first_step=first_step, stream=sys.stderr
