@@ -29,7 +29,7 @@ def gather_matrices(model: nn.Module, ranks: int) -> None:
         if isinstance(module, SplitLinear):
             rounded = module.fp8 and module.narrow_rows() == len(module.weight)
         else:
-            rounded = isinstance(module, OutputLinear) and module.fp8 and module.axis.size == 1
+            rounded = isinstance(module, OutputLinear) and module.fp8 and module.ranks == 1
         if rounded and len(module.weight) % ranks == 0:
             shard = module.weight._local_tensor
             shard.fsdp_pre_all_gather = partial(_send, shard)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..kernels.fp8 import Quantized
-from ..parallel.axes import ALONE, Axis
+from ..parallel.axes import Axis
 from ..parallel.sharding import Sharded, ShardingSpec
 from .fp8 import fp8_linear
 
@@ -25,8 +25,8 @@ class SplitLinear(nn.Module):
     """
 
     fp8: bool = False
-    axis: Axis = ALONE
-    """Tensor-parallel ranks, which share the outputs."""
+    axis: str = ""
+    """Name of the tensor-parallel axis, whose ranks share the outputs."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class SplitLinear(nn.Module):
         kernels that take them so. (ZeRO-3 gathers weights at a module's call, so nothing else may
         read them.)"""
         if self.fp8:
-            rows, axis = self.narrow_rows(), self.axis.name
-            y = fp8_linear(x, *(stored or (None, None)), self.weight, self.bias, rows, "", axis)
+            rows, given = self.narrow_rows(), stored or (None, None)
+            y = fp8_linear(x, *given, self.weight, self.bias, rows, "", self.axis)
         else:
             y = F.linear(x, self.weight, self.bias)
         return y if joined else torch.split(y, list(self.parts.values()), dim=-1)
@@ -62,7 +62,7 @@ class SplitLinear(nn.Module):
         return sum(size for name, size in self.parts.items() if name not in self.wide)
 
     def resize(self, axis: Axis) -> None:
-        self.axis = axis
+        self.axis = axis.name
         self.parts = {name: len(axis.part_range(size)) for name, size in self.parts.items()}
 
 
@@ -74,16 +74,16 @@ class OutputLinear(nn.Linear):
     """
 
     fp8: bool = False
-    axis: Axis = ALONE
-    """Tensor-parallel ranks, which share the inputs."""
+    ranks: int = 1
+    axis: str = ""
+    """Name of the tensor-parallel axis, whose ranks share the inputs."""
 
     def forward(self, x: Tensor, stored: Quantized | None = None) -> Tensor:
         """`stored` is x in FP8, if a kernel stored it."""
-        whole = self.bias is None or self.axis.size == 1
-        bias = self.bias if whole else self.bias / self.axis.size
+        bias = self.bias if self.bias is None or self.ranks == 1 else self.bias / self.ranks
         if self.fp8:
-            rows, axis = self.out_features, self.axis.name
-            y: Tensor = fp8_linear(x, *(stored or (None, None)), self.weight, bias, rows, axis, "")
+            rows, given = self.narrow_rows(), stored or (None, None)
+            y: Tensor = fp8_linear(x, *given, self.weight, bias, rows, self.axis, "")
             return y
         return F.linear(x, self.weight, bias)
 
@@ -92,7 +92,7 @@ class OutputLinear(nn.Linear):
         return self.out_features
 
     def resize(self, axis: Axis) -> None:
-        self.axis = axis
+        self.ranks, self.axis = axis.size, axis.name
 
 
 def outputs(name: str, linear: nn.Linear | SplitLinear, *, blocks: int = 1) -> ShardingSpec:
