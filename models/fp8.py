@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from torch import nn
 
 from .layers.fp8 import MULTIPLE
 from .layers.linear import OutputLinear, SplitLinear
+from .layers.norms import RMSNorm
 from .model import Model
 from .operators import Operator
 from .operators.hyena import Hyena
@@ -40,10 +42,14 @@ class Matrix:
 
 
 def quantize(model: Model, config: Fp8Config | None) -> Model:
-    """Mark the chosen matrices of a whole model, before it is cut and sharded. Return it."""
+    """Mark the chosen matrices of a whole model, before it is cut and sharded, and the norms before
+    them. Return it."""
     for matrix in matrices(model, config) if config is not None else ():
         if matrix.module is not None and matrix.reason is None:
             matrix.module.fp8 = True
+    for branch in chain.from_iterable(block.branches() for block in model.typed_blocks()):
+        readers = (each for each in branch.operator.children() if isinstance(each, SplitLinear))
+        branch.stores = isinstance(branch.norm, RMSNorm) and any(each.fp8 for each in readers)
     return model
 
 

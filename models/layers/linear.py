@@ -87,6 +87,11 @@ class OutputLinear(nn.Linear):
             return y
         return F.linear(x, self.weight, bias)
 
+    @property
+    def takes_stored(self) -> bool:
+        """True if a kernel may store the input in FP8: its rows are whole on this rank."""
+        return self.fp8 and self.ranks == 1
+
     def narrow_rows(self) -> int:
         """Return the number of rows that may run in FP8."""
         return self.out_features

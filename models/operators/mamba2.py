@@ -91,7 +91,7 @@ class Mamba2(Operator):
         self.output = OutputLinear(inner, width, bias=options.bias)
 
     def forward(self, u: Tensor, batch: BatchContext) -> Tensor:
-        z, x, B, C, dt = self.input(u)
+        z, x, B, C, dt = self.input(u, batch.stored)
         sizes = [x.shape[-1], B.shape[-1], C.shape[-1]]
         mixed = torch.cat([x, B, C], dim=-1)
         mixed = self.conv(mixed, batch, silu=True, kernel=self.options.kernel)
@@ -103,7 +103,9 @@ class Mamba2(Operator):
         dt = F.softplus(widen(dt) + widen(self.dt_bias))
         A = -torch.exp(widen(self.A_log))
         y = self.scan(x, dt, A, B, C, batch) + widen(self.D).unsqueeze(-1) * widen(x)
-        result: Tensor = self.output(self.norm(y.flatten(2).to(u.dtype), z, axis))
+        store = self.output.takes_stored
+        normal = self.norm(y.flatten(2).to(u.dtype), z, axis, store=store)
+        result: Tensor = self.output(*normal) if store else self.output(normal)
         return result
 
     def scan(

@@ -58,10 +58,10 @@ def test_a_resume_is_equal_to_the_bit(in_processes: Any, tmp_path: Path) -> None
     names = {"steps": 2, "changes": WIDER}
     kept = in_processes(2, "save_all", tmp_path, layouts=layouts, **names)
     found = in_processes(
-        2, "load_all", tmp_path, sources=layouts, targets=layouts, used=True, **names
+        2, "load_all", tmp_path, sources=layouts, targets=layouts[:2], used=True, **names
     )
     assert {state for state, _ in found.values()} == {0.0}
-    assert all(found[f"{name} → {name}"][1] == kept[name] for name in layouts)
+    assert all(found[f"{name} → {name}"][1] == kept[name] for name in layouts[:2])
     assert kept["fsdp2-0-fp8"] != kept["fsdp2-0-bf16"]
 
 

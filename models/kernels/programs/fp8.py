@@ -23,6 +23,14 @@ def store(value, highest, values, scales, row, width, at, rows, inside):
 
 
 @triton.jit
+def store_rows(stored, values, scales, row, width, at, rows, inside):
+    """Store whole rows that a program has stored in half precision."""
+    value = stored.to(tl.float32)
+    top = tl.max(tl.where(inside, tl.abs(value), 0.0), axis=1)[:, None]
+    store(value, top, values, scales, row, width, at, rows, inside)
+
+
+@triton.jit
 def rows(
     x, gains, highest, values, scales, rows, width,
     GAINS: tl.constexpr, HIGHEST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -36,5 +44,5 @@ def rows(
     if HIGHEST:
         top = tl.load(highest + row, mask=row < rows, other=0.0)
     else:
-        top = tl.max(tl.abs(value), axis=1)[:, None]
+        top = tl.max(tl.where(inside, tl.abs(value), 0.0), axis=1)[:, None]
     store(value, top, values, scales, row, width, at, rows, inside)
