@@ -69,7 +69,9 @@ class Launch:
     @property
     def multiplies(self) -> bool:
         """True if it has matrix products, which must run on the matrix units."""
-        return self.name.startswith(("modal.", "ssd.", "toeplitz")) and ".carry" not in self.name
+        _, _, program = self.name.partition(".")
+        scalar = ("carry", "collect", "steps", "steps_backward")
+        return self.name.startswith(("modal.", "ssd", "toeplitz")) and program not in scalar
 
     @property
     def configuration(self) -> str:

@@ -34,7 +34,7 @@ modal.BLOCK = modal.BLOCKS = 4
 modal.SPAN = 512  # all channels: several tiles for each of several chunks
 selective_scan.CHUNK, selective_scan.UNROLL = 8, 4
 short_convolution.SPAN, short_convolution.UNROLL = 32, 8
-ssd.PART = 16
+ssd.CHUNK, ssd.CHUNKS, ssd.HEADS = 16, 2, 2  # several spans, and blocks of heads
 short_convolution.CHANNELS = 64
 correct_bf16()
 draw = Draw(getattr(torch, sys.argv[1]), "cpu", 1)
