@@ -82,6 +82,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "model",
         "compilation",
         "matrices",
+        "fp8",
         "generate",
         "accounting",
         "conversion",
