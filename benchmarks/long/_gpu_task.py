@@ -9,7 +9,6 @@ import warnings
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / ".root"), str(ROOT / "tests"), str(ROOT)]  # headrace, if not installed
 
 PREDICTION = "prediction of "
 """Begins the name of a prediction's line."""
@@ -60,4 +59,6 @@ def predictions(names: list[str], dry: bool) -> int:
 
 
 if __name__ == "__main__":
+    # headrace, if it is not installed, the cases of the kernels, and the benchmarks
+    sys.path[:0] = [str(ROOT / ".root"), str(ROOT / "tests"), str(ROOT)]
     sys.exit(main())

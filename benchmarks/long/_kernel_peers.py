@@ -27,6 +27,8 @@ from headrace.models.loss import cross_entropy
 from headrace.models.operators.mlp import gated
 from headrace.models.precision import widen
 
+from . import _kernel_libraries as libraries
+
 Passes = Callable[..., Any]
 
 
@@ -103,28 +105,9 @@ def norms(size: Size) -> Timed:
 
     peers = {"eager": plain_sum, "compiled": size.compiled(plain_sum)}
     moved = (4 * size.bytes, 4 * size.bytes)
-    return Timed("add + RMSNorm", inputs, ours, peers | liger_norm(size, module.weight), moved)
-
-
-def liger_norm(size: Size, weight: torch.nn.Parameter) -> dict[str, Passes]:
-    """Return Liger's norm, if installed: after a sum, and with the sum fused."""
-    try:
-        from liger_kernel.transformers.fused_add_rms_norm import LigerFusedAddRMSNorm
-        from liger_kernel.transformers.rms_norm import LigerRMSNorm
-    except ImportError:
-        return {}
-    behind, fused = LigerRMSNorm(size.width), LigerFusedAddRMSNorm(size.width)
-    behind.weight = fused.weight = weight
-
-    def add(residual: Tensor, x: Tensor, weight: Tensor) -> Any:
-        total = residual + x
-        return total, behind(total)
-
-    def add_within(residual: Tensor, x: Tensor, weight: Tensor) -> Any:
-        normal, total = fused(x, residual)
-        return total, normal
-
-    return {"Liger": add, "Liger, the sum fused": add_within}
+    return Timed(
+        "add + RMSNorm", inputs, ours, peers | libraries.norms(size.width, module.weight), moved
+    )
 
 
 def gated_norms(size: Size) -> Timed:
@@ -140,6 +123,7 @@ def gated_norms(size: Size) -> Timed:
         return module(y, z)
 
     peers = {"eager": plain_norm, "compiled": size.compiled(plain_norm)}
+    peers |= libraries.gated_norms(1e-5)
     return Timed("gated RMSNorm", inputs, ours, peers, (3 * size.bytes, 5 * size.bytes))
 
 
@@ -162,7 +146,7 @@ def glus(size: Size) -> Timed:
     def run(kernel: Kernel) -> Passes:
         return lambda x: gated(x, "silu", kernel)
 
-    peers = {"eager": run("torch"), "compiled": size.compiled(run("torch"))}
+    peers = {"eager": run("torch"), "compiled": size.compiled(run("torch"))} | libraries.glus()
     return Timed("SwiGLU", inputs, run("auto"), peers, (3 * size.bytes, 5 * size.bytes))
 
 
@@ -184,7 +168,8 @@ def losses(size: Size) -> Timed:
         return cross_entropy(hidden @ matrix.T, targets, weights, z_loss=1e-4)[0]
 
     operations = 6.0 * tokens * vocabulary * size.width
-    return Timed("linear + cross-entropy", inputs, ours, {"eager": eager}, operations=operations)
+    peers = {"eager": eager} | libraries.losses(targets)
+    return Timed("linear + cross-entropy", inputs, ours, peers, operations=operations)
 
 
 def convolutions(size: Size, reach: int, name: str) -> Timed:
@@ -215,7 +200,8 @@ def featurizers(size: Size) -> Timed:
         return y.transpose(1, 2)
 
     moved = (2 * size.bytes, 3 * size.bytes)
-    return Timed("featurizer, 3 taps", inputs, gated_convolution, {"conv1d": conv1d}, moved)
+    peers = {"conv1d": conv1d} | libraries.featurizers()
+    return Timed("featurizer, 3 taps", inputs, gated_convolution, peers, moved)
 
 
 def transforms(size: Size) -> Timed:
@@ -289,7 +275,8 @@ def ssds(size: Size) -> Timed:
     summed = 4.0 * x  # states of chunks of 64 tokens in fp32, one sum per chunk
     states = summed / 4 * inputs["x"].itemsize  # states at the start of each chunk
     moved = (3 * x + 2 * summed + 2 * states, 4 * x + 2 * summed + 3 * states)
-    return Timed("SSD", inputs, ours, {"the plain chunked form": chunked}, moved)
+    peers = {"the plain chunked form": chunked} | libraries.scans(size.device == "cpu")
+    return Timed("SSD", inputs, ours, peers, moved)
 
 
 def selective_scans(size: Size) -> Timed:

@@ -26,7 +26,6 @@ import warnings
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / ".root"), str(ROOT / "tests"), str(ROOT)]  # headrace, if not installed
 
 
 def main() -> int:
@@ -86,4 +85,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    # headrace, if it is not installed, the cases of the kernels, and the benchmarks
+    sys.path[:0] = [str(ROOT / ".root"), str(ROOT / "tests"), str(ROOT)]
     sys.exit(main())

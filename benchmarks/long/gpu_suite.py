@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / ".root"), str(ROOT / "tests"), str(ROOT)]  # headrace, if not installed
 
 if TYPE_CHECKING:
     from benchmarks.long._tasks import Report, Task
@@ -214,4 +213,6 @@ def summary(report: Report) -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    # headrace, if it is not installed, the cases of the kernels, and the benchmarks
+    sys.path[:0] = [str(ROOT / ".root"), str(ROOT / "tests"), str(ROOT)]
     sys.exit(main())

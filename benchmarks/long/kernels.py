@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / ".root"), str(ROOT / "tests"), str(ROOT)]  # headrace, if not installed
 
 if TYPE_CHECKING:
     from benchmarks.long._tasks import Task
@@ -113,4 +112,6 @@ def task_of(part: str, name: str, dtype: str, dry: bool, limit: float) -> Task:
 
 
 if __name__ == "__main__":
+    # headrace, if it is not installed, the cases of the kernels, and the benchmarks
+    sys.path[:0] = [str(ROOT / ".root"), str(ROOT / "tests"), str(ROOT)]
     sys.exit(main())
