@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -13,7 +12,7 @@ from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.engines.engine import Engine
 from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.loop.guard import Guard
-from headrace.trainer.loop.loop import Loop, LoopOptions
+from headrace.trainer.loop.loop import Loop, LoopOptions, Recorder
 from headrace.trainer.loop.synthetic import (
     SyntheticBatch,
     SyntheticConfig,
@@ -38,24 +37,11 @@ def documents(tokens: int, seed: int = 0, median: float = MEDIAN) -> list[int]:
     return ends
 
 
-class Recorder:
-    """Keeps the seconds of each step."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def record(self, record: Any) -> None:
-        self.seconds.append(record.seconds)
-
-    def evaluated(self, step: Any, evaluation: Any) -> None: ...
-
-    def sync(self) -> None: ...
-
-
 def train(
     engine: Engine,
     parallel: Parallel,
     vocab_size: int,
+    recorder: Recorder,
     *,
     steps: int,
     tokens: int,
@@ -63,7 +49,7 @@ def train(
     micro_batches: int = 1,
     guard: Guard | None = None,
     begin: Callable[[int], None] = lambda step: None,
-) -> Recorder:
+) -> None:
     """Train for some steps; a micro-batch is one row of so many tokens."""
     plan = SyntheticPlan(
         config=SyntheticConfig(steps=steps, seq_len=tokens, batch_rows=micro_batches, warmup=0),
@@ -89,7 +75,6 @@ def train(
     start = RunState(
         step=0, row=0, tokens=0, plan_hash=plan.hash, updates=0, ledger="0" * 32, seed=0
     )
-    recorder = Recorder()
     Loop(plan, rows, lambda _: 1e-4, engine, parallel, options, recorder=recorder, begin=begin).run(
         start
     )

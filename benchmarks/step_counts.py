@@ -32,8 +32,9 @@ from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import join
 from headrace.trainer.loop.guard import Guard
+from headrace.trainer.loop.loop import StepRecord
 
-from ._fake_gpu import Launch, Wait, fake_gpu
+from ._fake_gpu import FakeGpu, Launch, Wait, fake_gpu
 from ._launch_kinds import BYTES, FLOPS, kind_of
 from ._synthetic_run import documents, train
 
@@ -80,7 +81,8 @@ def count_step(
     precision: str = "bf16",
     recompute: Recompute = "none",
 ) -> Counts:
-    """Count the second step of a run whose rows hold documents with these boundaries."""
+    """Count the second step of a run whose rows hold documents with these boundaries: its launches,
+    and the waits until the next record of a step."""
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:fake", store=HashStore(), rank=0, world_size=1)
     with fake_gpu() as gpu:
@@ -90,24 +92,21 @@ def count_step(
         number_formats = PRECISIONS[precision]
         engine = Fsdp2Config().build(Objective(model), AdamWConfig(), number_formats, parallel)
         gpu.trains = True
-        saved = _Saved()
-
-        def begin(step: int) -> None:
-            gpu.clear()
-            saved.storages.clear()
-
-        with saved_tensors_hooks(saved.keep, lambda tensor: tensor):
+        counter = _Counter(gpu)
+        with saved_tensors_hooks(counter.saved.keep, lambda tensor: tensor):
             train(
                 engine,
                 parallel,
                 config.vocab_size,
+                counter,
                 steps=2,
                 tokens=tokens,
                 boundaries=lambda row: boundaries,
                 guard=guard,
-                begin=begin,
+                begin=counter.begin,
             )
-        return Counts(list(gpu.launches), list(gpu.waits), sum(saved.storages.values()))
+        assert counter.counts is not None
+        return counter.counts
 
 
 class _Saved:
@@ -122,6 +121,31 @@ class _Saved:
             storage = tensor.untyped_storage()
             self.storages[storage._cdata] = storage.nbytes()
         return tensor
+
+
+class _Counter:
+    """Keeps the counts from the beginning of step 1 to the next record of a step."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.gpu = gpu
+        self.saved = _Saved()
+        self.counts: Counts | None = None
+        self.counting = False
+
+    def begin(self, step: int) -> None:
+        self.gpu.clear()
+        self.saved.storages.clear()
+        self.counting = step == 1
+
+    def record(self, record: StepRecord) -> None:
+        if self.counting:
+            kept = sum(self.saved.storages.values())
+            self.counts = Counts(list(self.gpu.launches), list(self.gpu.waits), kept)
+            self.counting = False
+
+    def evaluated(self, step: Any, evaluation: Any) -> None: ...
+
+    def sync(self) -> None: ...
 
 
 def report(name: str, counts: Counts, top: int) -> None:

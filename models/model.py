@@ -29,6 +29,7 @@ from .operators import BatchContext, Operator, SharedOperator, State
 from .parallel.axes import Axes
 from .parallel.sharding import LocalShard, shard_parameters
 from .pattern import Layer
+from .precision import Precision
 from .weights import Weights
 
 
@@ -239,6 +240,25 @@ class Model(nn.Module):
             del self.embed
         if len(self.chunks) - 1 not in own:
             del self.unembed
+
+    def full_precision(self, precision: Precision) -> set[str]:
+        """Names of the parameters that are fp32 although the others compute in half precision."""
+        if not precision.separate_masters:
+            return set()
+        return {
+            f"{path}.{name}"
+            for path, operator in self.named_modules()
+            if isinstance(operator, Operator)
+            for name in operator.full_precision
+            if getattr(operator, name) is not None
+        }
+
+    def cast(self, precision: Precision) -> None:
+        """Give each parameter the number format in which it computes."""
+        fp32 = self.full_precision(precision)
+        for name, parameter in self.named_parameters():
+            if name not in fp32:
+                parameter.data = parameter.data.to(precision.compute)
 
     def expert_operators(self) -> list[Operator]:
         """The operators that have experts."""

@@ -95,7 +95,7 @@ def _operations(timed: Sequence[Event]) -> Iterator[tuple[str, float]]:
             if above:
                 inner[id(above[-1])] += event["dur"]
     for event, names in found:
-        yield kind_of_launch(names), event["dur"] - inner[id(event)]
+        yield kind_of_launch(names), event, event["dur"] - inner[id(event)]
 
 
 def _nested(timed: Sequence[Event]) -> Iterator[tuple[Event, list[Event]]]:

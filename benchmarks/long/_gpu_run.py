@@ -10,6 +10,7 @@ from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,7 @@ from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import Parallel, join
+from headrace.trainer.loop.loop import StepRecord
 from headrace.trainer.record.speed import Speed, known_peak, speed_of
 
 from ._gpu_lines import Line, Sizes
@@ -108,6 +110,20 @@ class Measured:
         return ", ".join(words)
 
 
+class Seconds:
+    """Recorder of the seconds of each step."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def record(self, record: StepRecord) -> None:
+        self.seconds.append(record.seconds)
+
+    def evaluated(self, step: Any, evaluation: Any) -> None: ...
+
+    def sync(self) -> None: ...
+
+
 class Memory:
     """Peak memory between two moments; nothing on the CPU."""
 
@@ -147,10 +163,12 @@ def measure(line: Line, sizes: Sizes, trace: Path) -> str:
             memory.end()
         tracer.begin(step, engine)
 
-    recorder = train(
+    recorder = Seconds()
+    train(
         engine,
         parallel,
         config.vocab_size,
+        recorder,
         steps=steps.stop,
         tokens=sizes.tokens,
         boundaries=lambda row: sizes.boundaries(line.packed, row),

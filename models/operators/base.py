@@ -133,6 +133,9 @@ class Operator(nn.Module, ABC):
     no_decay: ClassVar[tuple[str, ...]] = ()
     """Parameters without weight decay although they have several dimensions: rates, gains and
     biases of channels. A pull towards 0 would change the function, not make it smaller."""
+    full_precision: ClassVar[tuple[str, ...]] = ()
+    """Parameters that are fp32 beside bf16 weights: rates, decays and residues. A scan applies them
+    thousands of times, so their rounding would grow."""
 
     experts: ClassVar[tuple[str, ...]] = ()
     """Parameters whose dimension 0 counts experts: expert parallelism shards them."""

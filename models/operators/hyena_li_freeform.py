@@ -93,6 +93,7 @@ class SomeOutputs(nn.Linear):
 class HyenaLIFreeform(LongHyena):
     Options = HyenaLIFreeformOptions
     once = ("layers", "last")
+    full_precision = ("decay",)
 
     def __init__(self, options: HyenaLIFreeformOptions, width: int) -> None:
         super().__init__(options, width)

@@ -63,7 +63,7 @@ class Mamba1Options(FusedOptions):
 
 class Mamba1(Operator):
     Options = Mamba1Options
-    no_decay = ("dt_bias", "A_log", "D")
+    no_decay = full_precision = ("dt_bias", "A_log", "D")
 
     def __init__(self, options: Mamba1Options, width: int) -> None:
         super().__init__(options, width)

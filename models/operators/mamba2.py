@@ -73,6 +73,7 @@ class Mamba2Options(FusedOptions):
 
 class Mamba2(Operator):
     Options = Mamba2Options
+    full_precision = ("dt_bias", "A_log", "D")
 
     def __init__(self, options: Mamba2Options, width: int) -> None:
         super().__init__(options, width)

@@ -100,6 +100,7 @@ def lines(about: dict[str, Any]) -> list[str]:
     if any(group["match"] for group in about["groups"]):
         text += [f"group        {_group(group)}" for group in about["groups"]]
     text += [f"decay        {line}" for line in _decay(about["groups"])]
+    text += [f"fp32         {line}" for line in _fp32(about["groups"])]
     if len(about["stages"]) > 1:
         text += [f"stage {stage['stage']:<7}{_stage(stage)}" for stage in about["stages"]]
         text += [f"pipeline     {_pipeline(phase)}" for phase in about["pipeline"]]
@@ -157,6 +158,14 @@ def _decay(groups: list[dict[str, Any]]) -> list[str]:
         shown = f"{decay:g}" if decay else "none"
         text.append(f"{shown}: {count:,} parameters: {', '.join(names)}")
     return text
+
+
+def _fp32(groups: list[dict[str, Any]]) -> list[str]:
+    """Return a line for the parameters that are fp32 beside weights of half precision."""
+    own = [group for group in groups if group["full_precision"]]
+    count = sum(group["parameters"] for group in own)
+    names = sorted({name for group in own for name in group["names"]})
+    return [f"{count:,} parameters: {', '.join(names)}"] if own else []
 
 
 def _memory(by_rank: list[dict[str, int]], stage: str) -> list[str]:

@@ -40,7 +40,8 @@ def groups(job: Job) -> list[dict[str, Any]]:
     from ...models.accounting.count import build_meta
     from ..engines.groups import describe_groups
 
-    return describe_groups(build_meta(job.model), job.run.optimizer)
+    model = build_meta(job.model)
+    return describe_groups(model, job.run.optimizer, model.full_precision(job.precision))
 
 
 def checkpoints(job: Job) -> int:

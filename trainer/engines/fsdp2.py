@@ -92,7 +92,7 @@ class Fsdp2Config(EngineConfig):
         """Return the parts of the state that a rank holds: fp32 parameters, sharded by rows."""
         from functools import partial
 
-        from ...models.accounting.state import StatePart, by_rows, outside_blocks
+        from ...models.accounting.state import StatePart, by_rows, flat, outside_blocks
 
         sharded = partial(StatePart, sharded_over=("dp", "cp"), shard_ranks=self.shard, cut=by_rows)
         gather = self.gather_of(layout)
@@ -104,8 +104,12 @@ class Fsdp2Config(EngineConfig):
             sharded(name="gradients", bytes_per_parameter=4),
             sharded(name="optimizer", bytes_per_parameter=optimizer_bytes),
         ]
-        if gather != "block":  # gathered from the forward pass to the end of the backward pass
-            parts.append(StatePart(name="weights", bytes_per_parameter=precision.weight_bytes))
+        # Gathered from the forward pass to the end of the backward pass. By block, these are the
+        # weights of no block.
+        gathered = outside_blocks if gather == "block" else flat
+        parts.append(
+            StatePart(name="weights", bytes_per_parameter=precision.weight_bytes, cut=gathered)
+        )
         if gather == "step":  # summed in fp32 until the last backward pass
             parts.append(StatePart(name="gradients", bytes_per_parameter=4))
         else:  # FSDP2 keeps what it reduced last until the next micro-batch has gradients
@@ -137,12 +141,16 @@ class Fsdp2:
         import torch
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+        from .full_precision import FullPrecision
         from .groups import local_shards, parameter_groups
         from .objective import parameters
         from .pieces import Pieces
 
         model = objective.model
-        shards, groups = local_shards(model), parameter_groups(model, optimizer)
+        fp32 = model.full_precision(precision)
+        shards, all_groups = local_shards(model), parameter_groups(model, optimizer, fp32)
+        groups = [group for group in all_groups if not group.full_precision]
+        self.fp32 = FullPrecision(model, fp32, all_groups, optimizer, shards, parallel)
         self.device = parallel.device
         self.dtype = precision.compute
         self.ranks = parallel.data.size
@@ -179,6 +187,7 @@ class Fsdp2:
         # A forward pass ends with the head, and its backward pass begins there: no second gather.
         self.root: Any = fully_shard(objective, **{**wanted, "reshard_after_forward": False})
         objective.to_empty(device=parallel.device)  # shards only
+        self.fp32.give_back()
         self.objective = objective
         self.parameters = parameters(objective)
         self.optimizer = optimizer.build(model, groups, self.parameters)
@@ -199,6 +208,8 @@ class Fsdp2:
             for name, parameter in self.parameters.items():
                 if self.local_shards[name].experts and parameter.grad is not None:
                     parameter.grad.mul_(self.replicas / self.ranks)
+        if last:
+            self.fp32.reduce(1 / self.ranks)
 
     def gradients(self) -> list[Fragment]:
         import torch
@@ -211,18 +222,20 @@ class Fsdp2:
         pieces = self._pieces()
         found = [self.parameters[piece.parameter].grad for piece in pieces]
         flat = [local(gradient).view(-1) for gradient in found if gradient is not None]
-        return self.pieces.gradients(pieces, flat)
+        return self.pieces.gradients(pieces, flat) + self.fp32.gradients()
 
     def step(self, lr: float, finite: torch.Tensor) -> None:
         self.optimizer.set_lr(lr)
         self.optimizer.step_if(finite)
+        self.fp32.step(lr, finite)
         self.discard()
 
     def discard(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
+        self.fp32.discard()
 
     def fragments(self) -> list[Fragment]:
-        return self.pieces.fragments(self._pieces())
+        return self.pieces.fragments(self._pieces()) + self.fp32.fragments()
 
     def loaded(self, steps: int) -> None:
         from torch.distributed.fsdp import FSDPModule
@@ -232,6 +245,7 @@ class Fsdp2:
                 module.reshard()  # whole weights of an evaluation are older than the shards
         self.updates = steps
         self.optimizer.loaded(steps)
+        self.fp32.loaded(steps)
 
     def _pieces(self) -> list[Piece]:
         from .pieces import Piece, local

@@ -28,6 +28,7 @@ from ..cluster.agreement import agreed, by_first, from_first
 from ..engines.engine import Engine
 from ..engines.objective import Objective
 from ..folder import RunFolder
+from ..layout.devices import local_device, set_allocator
 from ..layout.groups import Parallel, join
 from ..layout.stages import chunks_of, shared_modules
 from ..loop.loaders import evaluator, training_steps
@@ -162,8 +163,12 @@ def _join(job: Job, options: StartOptions) -> Parallel:
         torch.use_deterministic_algorithms(True)
     # The launcher times out first: it can report the stack of each rank.
     timeout = max(MINIMUM_TIMEOUT, timedelta(seconds=run.watch.stall_seconds + 60))
-    backend = "cpu:gloo,cuda:nccl" if run.device == "cuda" else "gloo"
-    ranks.initialise(backend, timeout, timedelta(seconds=run.watch.join_seconds))
+    backend = "gloo"
+    if run.device == "cuda":
+        backend = "cpu:gloo,cuda:nccl"
+        set_allocator()
+    wait = timedelta(seconds=run.watch.join_seconds)
+    ranks.initialise(backend, timeout, wait, local_device(run.device))
     # Before the groups of the layout: ranks with other layouts would wait for each other.
     agreed("the run", lambda: facts_of(job, options), dict)
     shared = shared_modules(run.layout, job.model, job.cuts)

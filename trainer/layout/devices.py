@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 DeviceKind = Literal["auto", "cpu", "cuda"]
 DEVICES: tuple[DeviceKind, ...] = get_args(DeviceKind)
 
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Environment variables with settings of torch's GPU allocator, the newest name first."""
+SEGMENTS = "expandable_segments:True"
+"""Segments that grow: rows and documents of changing lengths leave no unusable gaps."""
+
 
 def choose_device(kind: DeviceKind) -> Literal["cpu", "cuda"]:
     """Return the kind of device to run on; raise if a GPU is asked for and none is there."""
@@ -35,6 +40,12 @@ def local_device(kind: Literal["cpu", "cuda"]) -> torch.device:
     if kind == "cpu":
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", 0))))
+
+
+def set_allocator() -> None:
+    """Choose torch's GPU allocator, unless a person has. Call before the first GPU memory."""
+    if not any(name in os.environ for name in ALLOCATOR):
+        os.environ[ALLOCATOR[0]] = SEGMENTS
 
 
 def count_gpus() -> int:

@@ -19,13 +19,22 @@ RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 BF16_PEAK = {
     "A100": 312e12,
     "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
     "H100": 989e12,
     "H200": 989e12,
+    "H800 PCIe": 756e12,
+    "H800": 989e12,
+    "H20": 148e12,
     "B200": 2250e12,
+    "B300": 2250e12,
     "L40S": 362e12,
     "RTX 4090": 165e12,
 }
-"""Dense bf16 FLOP/s of a device, by a part of its driver's name; the longest match counts."""
+"""Dense bf16 FLOP/s of a device, by a part of its driver's name; the longest match counts.
+
+From NVIDIA's data sheets, which print twice as much, with sparsity: H100 (SXM, PCIe, NVL), H200,
+HGX B200 and B300 (36 PFLOP/s of eight devices). H800 has the arithmetic of H100, and H20 0.15 of
+it."""
 
 
 @dataclass(frozen=True)

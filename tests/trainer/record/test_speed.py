@@ -28,11 +28,25 @@ def test_without_a_peak_there_is_no_utilisation() -> None:
     assert speed.mfu(64, 10) is None and speed.hfu(64, 10) is None
 
 
-def test_the_longest_match_names_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 PCIe")
-    assert known_peak("cuda") == 756e12
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a device of next year")
-    assert known_peak("cuda") is None and known_peak("cpu") is None
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H20", 148e12),
+        ("NVIDIA H800", 989e12),
+        ("NVIDIA B300 SXM6 AC", 2250e12),
+        ("a device of next year", None),
+    ],
+)
+def test_the_longest_match_names_the_device(
+    monkeypatch: pytest.MonkeyPatch, name: str, peak: float | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
+    assert known_peak("cuda") == peak
+    assert known_peak("cpu") is None
 
 
 def test_the_memory_of_this_process_is_counted_in_bytes() -> None:
