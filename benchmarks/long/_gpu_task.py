@@ -23,12 +23,13 @@ def main() -> int:
     warnings.simplefilter("ignore")
     if options.task == "predictions":
         return predictions(options.arguments, options.dry)
+    if options.dry:
+        os.environ["TRITON_INTERPRET"] = "1"  # Triton decides at import
     if options.task in ("ncu", "sanitizer"):
         from benchmarks.long import _gpu_tools
 
         return int(getattr(_gpu_tools, options.task)(*options.arguments, options.dry))
     if options.dry:
-        os.environ["TRITON_INTERPRET"] = "1"  # Triton decides at import
         from bf16_interpreter import correct_bf16
 
         correct_bf16()

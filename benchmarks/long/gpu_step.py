@@ -39,6 +39,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.dry:
         os.environ["TRITON_INTERPRET"] = "1"  # Triton decides at import
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # no lines of the profiler among ours
     import torch
 
     from benchmarks.long._gpu_lines import Sizes, lines

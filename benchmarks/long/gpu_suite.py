@@ -25,6 +25,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +40,8 @@ STEP, KERNELS, TASK = (str(HERE / name) for name in ("gpu_step.py", "kernels.py"
 PARTS = (1, 2, 3, 4)
 LIMIT = 540.0
 TIME_IS_UP = 3
+SLOWER = 5
+"""Factor of the time limits of tasks in a dry run."""
 SECOND = ("gated_rms_norm", "fft_convolution", "ssd", "selective_scan")
 """Kernels of the second half of the times: those of Mamba and of free filters."""
 SPILLING = ("modal", "ssd", "short_convolution", "toeplitz")
@@ -77,8 +80,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     worst = 0
     for part in options.part or [2]:
-        code = run_part(part, options)
-        worst = code if worst != 1 else 1
+        worst = max(worst, run_part(part, options), key=(0, TIME_IS_UP, 1).index)
     return worst
 
 
@@ -89,7 +91,7 @@ def run_part(part: int, options: argparse.Namespace) -> int:
     until = time.monotonic() + options.limit
     first = Report(options.out / "part-1.txt", resumed=True)
     if part in (2, 3) and not options.predict and (wrong := failed(tasks(1, options), first)):
-        print(f"part 1 has wrong results: {', '.join(wrong)}. {FIX}", file=sys.stderr)
+        print(f"part 1 has wrong results: {'; '.join(wrong)}. {FIX}", file=sys.stderr)
         return 1
     report = Report(options.out / f"part-{part}.txt", resumed=True, again=[options.again or ""])
     for line in circumstances(options.dry or options.predict):
@@ -105,7 +107,7 @@ def run_part(part: int, options: argparse.Namespace) -> int:
         for line in summary(report):
             report(line)
     wrong, missing = failed(chosen, report), unfinished(chosen, report)
-    report(f"part {part}: {len(wrong)} failed{', ' * bool(wrong)}{', '.join(wrong)}")
+    report(f"part {part}: {len(wrong)} results failed{': ' * bool(wrong)}{'; '.join(wrong)}")
     if wrong and part == 1:
         report(FIX)
     if missing:
@@ -115,74 +117,81 @@ def run_part(part: int, options: argparse.Namespace) -> int:
 
 def tasks(part: int, options: argparse.Namespace) -> list[Task]:
     """Return the tasks of a part, in order."""
-    from benchmarks.long import kernels
+    parts = {1: checks, 2: training, 3: times, 4: limits}
+    slower = SLOWER if options.dry else 1
+    return [replace(task, limit=slower * task.limit) for task in parts[part](options)]
+
+
+def task_of(options: argparse.Namespace, name: str, *words: str, limit: float = 120) -> Task:
     from benchmarks.long._tasks import Task
-    from headrace.models.kernels import KERNELS
 
-    dry: bool = options.dry
-    dtype, flag = "float32" if dry else "bfloat16", ("--dry",) * dry
+    return Task(name, (TASK, *("--dry",) * options.dry, *words), limit)
 
-    def task(name: str, *words: str, limit: float = 120) -> Task:
-        return Task(name, (TASK, *flag, *words), limit)
 
-    def of_kernels(part: str, limit: float) -> list[Task]:
-        return [kernels.task_of(part, name, dtype, dry, limit) for name in KERNELS]
+def of_kernels(options: argparse.Namespace, part: str, limit: float) -> list[Task]:
+    from benchmarks.long import kernels
 
-    if part == 1:
-        checks = kernels.tasks(["checks"], [], dry, 300)
-        return [task("rates", "rates"), task("smoke", "smoke", limit=240), *checks]
-    if part == 2:
-        return training(options.out, dry)
-    if part == 3:
-        times = sorted(of_kernels("times", 150), key=lambda each: each.name.split()[1] in SECOND)
-        return [*times, *(task(f"ncu {name}", "ncu", name) for name in SPILLING)]
-    order = sorted(KERNELS, key=lambda name: name not in SPILLING)
+    return kernels.tasks([part], [], options.dry, limit)
+
+
+def checks(options: argparse.Namespace) -> list[Task]:
+    """Return rates, one step beside plain torch, and the checks of all kernels."""
     return [
-        task("attention", "attention"),
-        task("fp8 products", "fp8"),
-        recompiled(dry),
-        *of_kernels("limits", 150),
-        *(
-            task(f"{tool} {name}", "sanitizer", tool, name)
-            for tool in ("memcheck", "racecheck")
-            for name in order
-        ),
+        task_of(options, "rates", "rates"),
+        task_of(options, "smoke", "smoke", limit=240),
+        *of_kernels(options, "checks", 300),
     ]
 
 
-def training(out: Path, dry: bool) -> list[Task]:
+def training(options: argparse.Namespace) -> list[Task]:
     """Return the predictions, and the lines of gpu_step with its peers, in one process."""
     from benchmarks.long._gpu_lines import lines, predictable
     from benchmarks.long._gpu_peers import PEERS
     from benchmarks.long._gpu_task import PREDICTION
-    from benchmarks.long._tasks import Task
 
-    flag = ("--dry",) * dry
-    predictions = Task(
-        "predictions",
-        (TASK, *flag, "predictions"),
-        limit=180,
+    first = [line.name for line in lines() if replace(line, packed=True).is_first]
+    others = [line.name for line in lines() if line.name not in first]
+    predictions = replace(
+        task_of(options, "predictions", "predictions", limit=180),
         items=tuple(f"{PREDICTION}{line.name}" for line in predictable()),
         environment={"CUDA_VISIBLE_DEVICES": ""},  # they count on a device that does not exist
     )
-    ours = [line.name for line in lines()]
-    first = ours[: len(ours) // 3]
-    steps = Task(
-        "training",
-        (STEP, *flag, "--traces", str(out / "traces")),
-        limit=150,
-        items=(*first, *PEERS, *ours[len(first) :]),
-    )
-    return [predictions, steps]
+    return [predictions, steps(options, "training", (*first, *PEERS, *others))]
 
 
-def recompiled(dry: bool) -> Task:
-    """Return the compiled lines once more: a new process finds what part 2 compiled."""
-    from benchmarks.long._gpu_lines import lines
+def steps(options: argparse.Namespace, name: str, names: tuple[str, ...]) -> Task:
+    """Return the task of these lines of gpu_step."""
     from benchmarks.long._tasks import Task
 
-    names = tuple(line.name for line in lines() if line.compiled)
-    return Task("compiled before", (STEP, *("--dry",) * dry), limit=150, items=names)
+    flags = ("--dry",) * options.dry
+    command = (STEP, *flags, "--traces", str(options.out / "traces"))
+    return Task(name, command, limit=180, items=names)
+
+
+def times(options: argparse.Namespace) -> list[Task]:
+    """Return the times of kernels, in two halves, and their backward passes under ncu."""
+    work = of_kernels(options, "times", 150)
+    halves = sorted(work, key=lambda task: task.name.split()[1] in SECOND)
+    return [*halves, *(task_of(options, f"ncu {name}", "ncu", name) for name in SPILLING)]
+
+
+def limits(options: argparse.Namespace) -> list[Task]:
+    from benchmarks.long._gpu_lines import lines
+    from headrace.models.kernels import KERNELS
+
+    order = sorted(KERNELS, key=lambda name: name not in SPILLING)
+    return [
+        task_of(options, "attention", "attention"),
+        task_of(options, "fp8 products", "fp8"),
+        # A new process finds what part 2 compiled, if the machine is the same.
+        steps(options, "compiled again", tuple(line.name for line in lines() if line.compiled)),
+        *of_kernels(options, "limits", 150),
+        *(
+            task_of(options, f"{tool} {name}", "sanitizer", tool, name)
+            for tool in ("memcheck", "racecheck")
+            for name in order
+        ),
+    ]
 
 
 def summary(report: Report) -> Iterator[str]:
