@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from torch import Tensor
 from benchmarks._gpu_models import with_kernels
 from benchmarks._synthetic_run import train
 from headrace.models.accounting.count import build_meta
+from headrace.models.compilation import Backend
 from headrace.models.config import ModelConfig
 from headrace.models.kernels.choice import Kernel
 from headrace.models.layers.recompute import Recompute, rules_of
@@ -31,6 +32,7 @@ from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.config import LayoutConfig
+from headrace.trainer.layout.devices import local_device, set_allocator
 from headrace.trainer.layout.groups import Parallel, join
 from headrace.trainer.loop.loop import StepRecord
 from headrace.trainer.record.speed import Speed, known_peak, speed_of
@@ -42,10 +44,14 @@ TIMEOUT = timedelta(minutes=10)
 
 
 @cache
-def parallel_of(device: str) -> Parallel:
-    """Join a group of one rank."""
-    ranks.initialise("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", TIMEOUT)
-    return join(LayoutConfig(), device, TIMEOUT)  # type: ignore[arg-type]
+def parallel_of(device: Literal["cpu", "cuda"]) -> Parallel:
+    """Join a group of one rank, as a rank of a run does."""
+    backend = "gloo"
+    if device == "cuda":
+        backend = "cpu:gloo,cuda:nccl"
+        set_allocator()
+    ranks.initialise(backend, TIMEOUT, device=local_device(device))
+    return join(LayoutConfig(), device, TIMEOUT)
 
 
 @cache
@@ -67,7 +73,8 @@ def build(
         kernel = "triton"  # on the CPU, in Triton's interpreter
     model = build_meta(with_kernels(sizes.model(name), kernel))
     model.set_recompute(recompute)
-    engine = Fsdp2Config(compile=compiled).build(
+    backend: Backend = "aot_eager" if compiled and sizes.dry else "inductor"
+    engine = Fsdp2Config(compile=compiled, compile_backend=backend).build(
         Objective(model), AdamWConfig(), PRECISIONS[precision], parallel_of(sizes.device)
     )
     give(engine, weights_of(name, sizes))

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks._gpu_models import MODELS, TINY, with_kernels
+from headrace.models.compilation import Backend, compile_blocks
 from headrace.models.kernels.choice import Kernel
 from headrace.models.model import Model
 
@@ -289,8 +290,8 @@ def model_step(variant: Variant, length: int, clock: Clock) -> tuple[Callable[[]
     model.init_weights(0)
     model.to(torch.float32 if clock.dry else torch.bfloat16)
     if variant.compiled:
-        for block in model.typed_blocks():
-            block.compile(backend="aot_eager" if clock.dry else "inductor")
+        backend: Backend = "aot_eager" if clock.dry else "inductor"
+        compile_blocks(model, torch.device(clock.device), backend)
     tokens = torch.randint(config.vocab_size, (1, length), device=clock.device)
     weights = torch.ones(1, length, device=clock.device)
 

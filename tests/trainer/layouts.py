@@ -17,6 +17,7 @@ from layout_faults import FAULTS
 from live_state import fp32_in_use, gathered, live_weights, numbered, oracle
 from piped import LENGTH, Batch, config_of, exact, keep, place, run_passes, second_oracle
 from torch import nn
+from torch._dynamo.utils import counters
 
 from benchmarks._collectives import Count
 from headrace.models.accounting.count import build_meta
@@ -63,16 +64,20 @@ def make_engine(
     changes: Sequence[str] = (),
     optimizer: str = "adamw",
     recompute: Recompute = "none",
+    backend: str | None = None,
     **options: Any,
 ) -> Engine:
-    """Build the engine of `deepspeed-1-bf16`, `fsdp2-0-fp32`, `deepspeed-3-fp32-tp2`, …"""
+    """Build the engine of `deepspeed-1-bf16`, `fsdp2-0-fp32`, `deepspeed-3-fp32-tp2`, …; `backend`
+    compiles its blocks."""
     nn.functional.linear = LINEAR
     kind, option, precision = layout.split("-")[:3]
-    if kind == "deepspeed":
-        config: Any = ENGINES[kind](zero=int(option))  # type: ignore[arg-type,call-arg]
-    else:
-        gather = next((gather for word, gather in GATHER.items() if layout.endswith(word)), None)
-        config = ENGINES[kind](shard=int(option) or None, gather=gather)  # type: ignore[call-arg]
+    keys: dict[str, Any] = {"zero": int(option)} if kind == "deepspeed" else {}
+    if kind != "deepspeed":
+        keys["shard"] = int(option) or None
+        keys["gather"] = next((how for word, how in GATHER.items() if layout.endswith(word)), None)
+    if backend is not None:
+        keys |= {"compile": True, "compile_backend": backend}
+    config: Any = ENGINES[kind](**keys)
     settings: Any = OPTIMIZERS[optimizer](**{"lr": LR, "clip": 0.5, **options})  # type: ignore[arg-type]
     shape = config_of(model, changes)
     empty = build_meta(shape)
@@ -201,6 +206,25 @@ def parity(
             whole = gathered(engine, parallel)
         if parallel.first:
             torch.save(whole, folder / f"{layout}.pt")
+    return found
+
+
+def compiled(
+    folder: Path, layouts: list[str], backend: str, **options: Any
+) -> dict[str, tuple[Any, Any, int, list[str]]]:
+    """Return losses and norms of two steps in each layout, run eagerly and compiled; the number of
+    graphs, and the reasons of their breaks."""
+    found = {}
+    for layout in layouts:
+        parallel = place(layout)
+        torch.compiler.reset()
+        counters.clear()
+        both = [
+            train(make_engine(layout, parallel, backend=how, **options), parallel, 0, 2)
+            for how in (None, backend)
+        ]
+        stats, breaks = counters["stats"], counters["graph_break"]
+        found[layout] = (*both, int(stats["unique_graphs"]), list(breaks))
     return found
 
 
