@@ -61,31 +61,32 @@ def kind_of_launch(operations: Sequence[str]) -> str:
 def shares(events: Iterable[Event], steps: int, cuda: bool) -> Shares:
     """Return the device time of a step from the events of some traced steps."""
     timed = [event for event in events if event.get("ph") == "X" and "dur" in event]
-    device = [event for event in timed if event.get("cat") in DEVICE]
     times: Counter[str] = Counter(dict.fromkeys(KINDS, 0.0))
-    launches = 0
-    for kind, duration in _launches(timed, device) if cuda else _operations(timed):
+    spans = []
+    for kind, event, duration in _launches(timed) if cuda else _operations(timed):
         times[kind] += duration
-        launches += 1
-    busy = _union((event["ts"], event["ts"] + event["dur"]) for event in device)
+        spans.append((event["ts"], event["ts"] + event["dur"]))
     scale = 1e-6 / steps  # a trace is in microseconds
     seconds = {kind: duration * scale for kind, duration in times.items()}
-    return Shares(seconds, launches / steps, scale * busy if cuda else sum(seconds.values()))
+    return Shares(seconds, len(spans) / steps, scale * _union(spans))
 
 
-def _launches(timed: Sequence[Event], device: Sequence[Event]) -> Iterator[tuple[str, float]]:
-    """Yield the class and the duration of each launch."""
+def _launches(timed: Sequence[Event]) -> Iterator[tuple[str, Event, float]]:
+    """Yield the class of each launch of the traced steps, its event, and its duration. The device
+    may still run launches of an earlier step: their calls are not in the trace."""
     calls = {}
     for event, containing in _nested(timed):
         if event["cat"] in CALLS and "correlation" in event.get("args", {}):
             calls[event["args"]["correlation"]] = [each["name"] for each in containing]
-    for event in device:
-        operations = calls.get(event.get("args", {}).get("correlation"), [])
-        yield kind_of_launch(operations), event["dur"]
+    for event in timed:
+        correlation = event.get("args", {}).get("correlation")
+        if event.get("cat") in DEVICE and correlation in calls:
+            yield kind_of_launch(calls[correlation]), event, event["dur"]
 
 
-def _operations(timed: Sequence[Event]) -> Iterator[tuple[str, float]]:
-    """Yield the class of each operation on the CPU, and its time without those that it calls."""
+def _operations(timed: Sequence[Event]) -> Iterator[tuple[str, Event, float]]:
+    """Yield the class of each operation on the CPU, its event, and its time without those that it
+    calls."""
     inner: Counter[int] = Counter()
     found = []
     for event, containing in _nested(timed):
