@@ -50,11 +50,13 @@ GLUE = {
     | {"rsqrt", "reciprocal", "cos", "sin", "softplus", "softplus_backward", "silu", "where"}
     | {"silu_backward", "gelu", "gelu_backward", "eq", "ne", "lt", "le", "gt", "ge", "bitwise_not"}
     | {"bitwise_and", "logical_not", "clamp", "clamp_min", "maximum", "sigmoid", "tanh", "expm1"}
-    | {"sigmoid_backward", "tanh_backward", "isfinite", "abs", "masked_fill", "remainder"},
+    | {"sigmoid_backward", "tanh_backward", "isfinite", "abs", "masked_fill", "remainder"}
+    | {"masked_fill_", "sub_"},
     "sums": {"sum", "mean", "amax", "cumsum", "any", "all", "prod", "linalg_vector_norm"},
     "gathers": {"embedding", "index", "index_select", "gather", "repeat", "repeat_interleave"},
-    "scatters": {"embedding_dense_backward", "index_put", "index_put_", "scatter_add_", "scatter"},
-    "order": {"flip", "sort", "roll"},
+    "scatters": {"embedding_dense_backward", "index_put", "index_put_", "scatter_add_", "scatter"}
+    | {"index_add", "scatter_add"},
+    "order": {"flip", "sort", "roll", "topk"},
 }
 
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 Passes = Callable[..., Any]
-SHORT_CHUNK, CHUNK = 16, 256
-"""Tokens of a chunk of mamba_ssm's scan: in a dry run, and as Mamba-2 trains."""
+CHUNK = 256
+"""Tokens of a chunk of mamba_ssm's scan, as Mamba-2 trains."""
 
 
 def installed(find: Callable[[], Iterator[tuple[str, Passes]]]) -> dict[str, Passes]:
@@ -127,13 +127,26 @@ def featurizers() -> dict[str, Passes]:
     return installed(find)
 
 
-def scans(dry: bool) -> dict[str, Passes]:
+def scans(head_dim: int, state_size: int) -> dict[str, Passes]:
+    """Return Mamba-2's scan of x, B and C side by side, one group."""
+
     def find() -> Iterator[tuple[str, Passes]]:
         run = triton_code("ssd_combined").mamba_chunk_scan_combined
 
-        def mamba_ssm(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **rest: Any) -> Any:
-            chunk = SHORT_CHUNK if dry else CHUNK
-            return run(x, dt, A, B, C, chunk_size=chunk, D=rest.get("D"))
+        def mamba_ssm(mixed: Tensor, dt: Tensor, bias: Tensor, A_log: Tensor, D: Tensor) -> Any:
+            sizes = (mixed.shape[-1] - 2 * state_size, state_size, state_size)
+            x, B, C = mixed.split(sizes, dim=-1)
+            return run(
+                x.unflatten(-1, (-1, head_dim)),
+                dt,
+                -A_log.float().exp(),
+                B.unsqueeze(2),
+                C.unsqueeze(2),
+                chunk_size=CHUNK,
+                D=D,
+                dt_bias=bias,
+                dt_softplus=True,
+            )
 
         yield "mamba_ssm", mamba_ssm
 

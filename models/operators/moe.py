@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..initializers import Initializers
-from ..layers.grouped import grouped_product
+from ..layers.grouped import group_ends, grouped_product
 from ..parallel.axes import ALONE, Axes, Axis
 from ..parallel.experts import Trip
 from ..parallel.sharding import Sharded, ShardingSpec
@@ -111,9 +111,10 @@ class MoE(Operator):
         counts = visits(chosen.flatten(0, 1), self.options.experts).sum(dim=0)
         trip = Trip(counts, batch.axes.experts)
         rows = trip.there(flat[token])
-        gate, up = grouped_product(rows, self.gate_up, trip.counts).chunk(2, dim=-1)
+        ends = group_ends(trip.counts, rows, self.gate_up, self.down, on_host=trip.on_host)
+        gate, up = grouped_product(rows, self.gate_up, ends).chunk(2, dim=-1)
         hidden = ACTIVATIONS[self.options.activation](gate) * up
-        y = trip.back(grouped_product(hidden, self.down, trip.counts))
+        y = trip.back(grouped_product(hidden, self.down, ends))
         if batch.axes.experts.size > 1:
             batch.received.append(trip.received)
         weighted = y * weights.flatten()[order].unsqueeze(-1).to(y.dtype)
