@@ -24,6 +24,7 @@ from torch.distributed import HashStore
 
 from headrace.models.accounting.count import build_meta
 from headrace.models.config import ModelConfig, load_model_config
+from headrace.models.fp8 import quantize
 from headrace.models.layers.recompute import Recompute
 from headrace.models.precision import PRECISIONS
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
@@ -38,7 +39,10 @@ from ._fake_gpu import FakeGpu, Launch, Wait, fake_gpu
 from ._launch_kinds import BYTES, FLOPS, kind_of
 from ._synthetic_run import documents, train
 
-MODELS = ("transformer-1b", "hybrid-1b", "mamba2-1.3b", "evo2-7b-8k", "zamba2-1.2b")
+MODELS = (
+    *("transformer-1b", "hybrid-1b", "mamba2-1.3b", "evo2-7b-8k", "zamba2-1.2b"),
+    "blackmamba-1.5b",
+)
 TOKENS = 16_384
 
 
@@ -87,9 +91,9 @@ def count_step(
         dist.init_process_group("cpu:gloo,cuda:fake", store=HashStore(), rank=0, world_size=1)
     with fake_gpu() as gpu:
         parallel = join(LayoutConfig(), "cuda", timedelta(minutes=1))
-        model = build_meta(config)
-        model.set_recompute(recompute)
         number_formats = PRECISIONS[precision]
+        model = quantize(build_meta(config), number_formats.fp8)
+        model.set_recompute(recompute)
         engine = Fsdp2Config().build(Objective(model), AdamWConfig(), number_formats, parallel)
         gpu.trains = True
         counter = _Counter(gpu)

@@ -21,6 +21,7 @@ from benchmarks._synthetic_run import train
 from headrace.models.accounting.count import build_meta
 from headrace.models.compilation import Backend
 from headrace.models.config import ModelConfig
+from headrace.models.fp8 import quantize
 from headrace.models.kernels.choice import Kernel
 from headrace.models.layers.recompute import Recompute, rules_of
 from headrace.models.model import initial_weights
@@ -71,7 +72,8 @@ def build(
     """Return an engine with the initial weights of a model."""
     if sizes.dry and kernel == "auto":
         kernel = "triton"  # on the CPU, in Triton's interpreter
-    model = build_meta(with_kernels(sizes.model(name), kernel))
+    meta = build_meta(with_kernels(sizes.model(name), kernel))
+    model = quantize(meta, PRECISIONS[precision].fp8)
     model.set_recompute(recompute)
     backend: Backend = "aot_eager" if compiled and sizes.dry else "inductor"
     engine = Fsdp2Config(compile=compiled, compile_backend=backend).build(
