@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headrace.models.config import ModelConfig
 
-from ._gpu_lines import Sizes
+from ._gpu_lines import Line, Sizes
 from ._gpu_run import speed, timed_steps
 
 CHUNK = 4096
@@ -46,7 +46,8 @@ def measured(
         return float(found)
 
     result = timed_steps(step, sizes)
-    return result.text(speed(config, sizes, packed=False, recompute="none"), sizes.pairs(False))
+    counts = speed(Line(model=model, packed=False), sizes)
+    return result.text(counts, sizes.pairs(False))
 
 
 def compiled(function: Any, sizes: Sizes) -> Any:

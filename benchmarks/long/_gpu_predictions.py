@@ -48,7 +48,8 @@ def predict(line: Line, sizes: Sizes) -> str:
     )
     pairs = sizes.pairs(line.packed)
     rules = rules_of(line.recompute, len(config.layers))
-    speed = speed_of(config, [pairs], rules=rules, peak=PEAK)
+    fp8 = PRECISIONS[line.precision].fp8
+    speed = speed_of(config, [pairs], rules=rules, peak=PEAK, fp8=fp8)
     parts = device_times(counts, attention_flops(line, sizes))
     host = LAUNCH * len(counts.launches)
     seconds = max(sum(parts.values()), host)

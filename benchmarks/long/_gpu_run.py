@@ -20,7 +20,6 @@ from benchmarks._gpu_models import with_kernels
 from benchmarks._synthetic_run import train
 from headrace.models.accounting.count import build_meta
 from headrace.models.compilation import Backend
-from headrace.models.config import ModelConfig
 from headrace.models.fp8 import quantize
 from headrace.models.kernels.choice import Kernel
 from headrace.models.layers.recompute import Recompute, rules_of
@@ -150,10 +149,16 @@ class Memory:
             self.reserved = torch.cuda.max_memory_reserved()
 
 
-def speed(config: ModelConfig, sizes: Sizes, packed: bool, recompute: Recompute) -> Speed:
+def speed(line: Line, sizes: Sizes) -> Speed:
     """Count FLOPs: products with weights, and the pairs of tokens that attention computes."""
-    rules = rules_of(recompute, len(config.layers))
-    return speed_of(config, [sizes.pairs(packed)], rules=rules, peak=known_peak(sizes.device))
+    config = sizes.model(line.model)
+    return speed_of(
+        config,
+        [sizes.pairs(line.packed)],
+        rules=rules_of(line.recompute, len(config.layers)),
+        peak=known_peak(sizes.device),
+        fp8=PRECISIONS[line.precision].fp8,
+    )
 
 
 def measure(line: Line, sizes: Sizes, trace: Path) -> str:
@@ -192,8 +197,7 @@ def measure(line: Line, sizes: Sizes, trace: Path) -> str:
         reserved=memory.reserved,
         shares=tracer.result(),
     )
-    counts = speed(config, sizes, line.packed, line.recompute)
-    return measured.text(counts, sizes.pairs(line.packed))
+    return measured.text(speed(line, sizes), sizes.pairs(line.packed))
 
 
 def timed_steps(step: Callable[[], object], sizes: Sizes) -> Measured:
