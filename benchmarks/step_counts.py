@@ -35,7 +35,7 @@ from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import join
 from headrace.trainer.loop.guard import Guard
-from headrace.trainer.loop.loop import Loop, LoopOptions
+from headrace.trainer.loop.loop import Loop, LoopOptions, StepRecord
 from headrace.trainer.loop.synthetic import (
     SyntheticBatch,
     SyntheticConfig,
@@ -43,10 +43,13 @@ from headrace.trainer.loop.synthetic import (
     SyntheticPlan,
 )
 
-from ._fake_gpu import Launch, Wait, fake_gpu
+from ._fake_gpu import FakeGpu, Launch, Wait, fake_gpu
 from ._launch_kinds import BYTES, FLOPS, kind_of
 
-MODELS = ("transformer-1b", "hybrid-1b", "mamba2-1.3b", "evo2-7b-8k", "zamba2-1.2b")
+MODELS = (
+    *("transformer-1b", "hybrid-1b", "mamba2-1.3b", "evo2-7b-8k", "zamba2-1.2b"),
+    "blackmamba-1.5b",
+)
 TOKENS = 16_384
 MEDIAN, SPREAD = 700, 1.0
 """Median length of a document, and standard deviation of its logarithm."""
@@ -95,7 +98,8 @@ def documents(tokens: int, seed: int = 0) -> list[int]:
 def count_step(
     config: ModelConfig, tokens: int, boundaries: Sequence[int], guard: Guard | None = None
 ) -> Counts:
-    """Count the second step of a run whose rows hold documents with these boundaries."""
+    """Count the second step of a run whose rows hold documents with these boundaries: its launches,
+    and the waits until the next record of a step."""
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:fake", store=HashStore(), rank=0, world_size=1)
     plan = SyntheticPlan(
@@ -115,21 +119,19 @@ def count_step(
         model = build_meta(config)
         engine = Fsdp2Config().build(Objective(model), AdamWConfig(), PRECISIONS["bf16"], parallel)
         gpu.trains = True
-        saved = _Saved()
-
-        def begin(step: int) -> None:
-            gpu.clear()
-            saved.storages.clear()
-
+        counter = _Counter(gpu)
         start = RunState(
             step=0, row=0, tokens=0, plan_hash=plan.hash, updates=0, ledger="0" * 32, seed=0
         )
         loop = Loop(
-            plan, steps, lambda _: 1e-3, engine, parallel, options, recorder=_Nowhere(), begin=begin
+            *(plan, steps, lambda _: 1e-3, engine, parallel, options),
+            recorder=counter,
+            begin=counter.begin,
         )
-        with saved_tensors_hooks(saved.keep, lambda tensor: tensor):
+        with saved_tensors_hooks(counter.saved.keep, lambda tensor: tensor):
             loop.run(start)
-        return Counts(list(gpu.launches), list(gpu.waits), sum(saved.storages.values()))
+        assert counter.counts is not None
+        return counter.counts
 
 
 class _Saved:
@@ -146,10 +148,25 @@ class _Saved:
         return tensor
 
 
-class _Nowhere:
-    """A recorder that writes nothing."""
+class _Counter:
+    """Keeps the counts from the beginning of step 1 to the next record of a step."""
 
-    def record(self, record: Any) -> None: ...
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.gpu = gpu
+        self.saved = _Saved()
+        self.counts: Counts | None = None
+        self.counting = False
+
+    def begin(self, step: int) -> None:
+        self.gpu.clear()
+        self.saved.storages.clear()
+        self.counting = step == 1
+
+    def record(self, record: StepRecord) -> None:
+        if self.counting:
+            kept = sum(self.saved.storages.values())
+            self.counts = Counts(list(self.gpu.launches), list(self.gpu.waits), kept)
+            self.counting = False
 
     def evaluated(self, step: Any, evaluation: Any) -> None: ...
 

@@ -46,7 +46,9 @@ def check_overrides(words: Sequence[str]) -> None:
     for word, following in zip(words, [*words[1:], "="], strict=False):
         if "=" not in word:
             value = "VALUE" if "=" in following else following
-            raise click.UsageError(f"{word} is not an override; write {word}={value}")
+            raise click.UsageError(
+                f"{word} is neither a YAML file nor an override; write {word}={value}"
+            )
 
 
 def name_in(

@@ -57,3 +57,14 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting needs root")
     yield place
     subprocess.run(["umount", place], check=True)
+
+
+@pytest.fixture
+def no_aws_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    fsspec.get_filesystem_class("s3").clear_instance_cache()

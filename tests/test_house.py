@@ -269,10 +269,11 @@ def configurations() -> list[type]:
     from headrace.models.config import ModelConfig
     from headrace.tokenize.build.build import BuildConfig
     from headrace.tokenize.train import TrainConfig
+    from headrace.trainer.costs.hardware.file import HardwareFile
     from headrace.trainer.run.config import RunConfig
 
     seen: dict[type, None] = {}
-    for root in (Mixture, ModelConfig, BuildConfig, TrainConfig, RunConfig):
+    for root in (Mixture, ModelConfig, BuildConfig, TrainConfig, RunConfig, HardwareFile):
         dataclasses_in(root, seen)
     return list(seen)
 

@@ -118,8 +118,10 @@ def put(source: Path, url: str) -> None:
 
 
 def check_writable(url: str, *, file: bool = False, what: str | None = None) -> None:
-    """Raise if a local folder, or a file, cannot be written at `url`; `what` names it in errors."""
+    """Raise if a local folder, or a file, cannot be written at `url`; `what` names it in errors. Of
+    a store, this checks the host and the credentials."""
     if not is_local(url):
+        remote.request("write", url, lambda fs, path: fs.exists(path))
         return
     path = local_path(url).absolute()
     path = path.parent if file else path

@@ -11,7 +11,7 @@ rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -82,12 +82,16 @@ class StatePart:
     shard_ranks: int | None = None
     """Ranks that share one copy, where they are fewer than those of the axes (HSDP)."""
     cut: Cut = flat
+    names: Collection[str] | None = None
+    """Parameters of which the part is, by logical name; None: all."""
 
     def bytes(self, shards: Shards, degrees: Degrees) -> int:
         """Bytes on the rank that holds the most."""
         each = self.bytes_per_parameter
         alike: dict[tuple[int, int], dict[str, Shape]] = {}
         for name, shard in shards.items():
+            if self.names is not None and name not in self.names:
+                continue
             key = (each(name) if callable(each) else each, self.ranks(degrees, shard.experts))
             alike.setdefault(key, {})[name] = shard.local
         return sum(size * self.cut(shapes, ranks) for (size, ranks), shapes in alike.items())
@@ -112,6 +116,8 @@ class EngineState:
     """State of one engine, with the name to print."""
 
     engine: str
+    device: str
+    """Kind of device that it runs on: cuda or cpu."""
     parts: Sequence[StatePart]
 
 

@@ -50,7 +50,7 @@ class HyenaLIOptions(ModalOptions):
 
 class HyenaLI(ModalHyena):
     Options = HyenaLIOptions
-    no_decay = ("rates", "angles", "residues", "residues_i")
+    no_decay = full_precision = ("rates", "angles", "residues", "residues_i")
 
     def __init__(self, options: HyenaLIOptions, width: int) -> None:
         super().__init__(options, width)

@@ -50,7 +50,7 @@ class HyenaLIFactoredOptions(ModalOptions):
 
 class HyenaLIFactored(ModalHyena):
     Options = HyenaLIFactoredOptions
-    no_decay = ("steps", "poles", "residues")
+    no_decay = full_precision = ("steps", "poles", "residues")
     oscillates = False
 
     def __init__(self, options: HyenaLIFactoredOptions, width: int) -> None:

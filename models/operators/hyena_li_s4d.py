@@ -36,6 +36,7 @@ class HyenaLIS4DOptions(ModalOptions):
 class HyenaLIS4D(ModalHyena):
     Options = HyenaLIS4DOptions
     no_decay = ("rates", "angles", "inputs", "inputs_i", "residues", "residues_i")
+    full_precision = ("steps", *no_decay)
     oscillates = True
 
     def __init__(self, options: HyenaLIS4DOptions, width: int) -> None:
@@ -67,5 +68,5 @@ class HyenaLIS4D(ModalHyena):
         init.normal(self.residues_i, math.sqrt(0.5))
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        modes = filters(("steps", *self.no_decay), self.groups, ranks)
+        modes = filters(self.full_precision, self.groups, ranks)
         return {**super().sharding_spec(ranks), **modes}

@@ -119,7 +119,7 @@ def test_debug_shows_the_traceback_at_any_position(program: Path, words: tuple[s
 def test_words_after_two_dashes_are_not_options(program: Path) -> None:
     result = run(program, "show", "--json", "--", "--debug")
     assert result.returncode == 2
-    assert "--debug is not an override; write --debug=VALUE" in result.stderr
+    assert "--debug is neither a YAML file nor an override; write --debug=VALUE" in result.stderr
 
 
 def test_a_bug_shows_its_traceback(program: Path) -> None:

@@ -38,6 +38,12 @@ def test_an_output_below_a_file_and_a_missing_input_are_named_together(command: 
     assert "claims" not in error
 
 
+@pytest.mark.usefixtures("no_aws_credentials")
+def test_a_store_without_credentials_is_named() -> None:
+    error = build("a.txt", "s3://bucket/o", code=1).stderr
+    assert "cannot write s3://bucket/o: the store's credentials are missing" in error
+
+
 def test_a_tokenizer_may_be_trained_again_into_its_file() -> None:
     for _ in range(2):
         run("train a.txt --out t.json --vocab-size 257")

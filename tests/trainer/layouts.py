@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,23 +15,25 @@ import torch
 import torch.distributed as dist
 from changed_deepspeed import answers
 from layout_faults import FAULTS
+from live_state import fp32_in_use, gathered, live_weights, numbered, oracle
+from measured_links import profile_links, times_of_all
 from piped import LENGTH, Batch, config_of, exact, keep, place, run_passes, second_oracle
 from torch import nn
+from torch._dynamo.utils import counters
 
 from benchmarks._collectives import Count
 from headrace.models.accounting.count import build_meta
+from headrace.models.fp8 import quantize
 from headrace.models.layers.recompute import Recompute
 from headrace.models.model import initial_weights
-from headrace.models.parallel.sharding import LocalShard
-from headrace.models.precision import PRECISIONS
+from headrace.models.precision import PRECISIONS, Fp8Config
 from headrace.trainer.checkpoints import saver, store
-from headrace.trainer.checkpoints.fragments import MASTER
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.engines import ENGINES, give
 from headrace.trainer.engines import deepspeed as deepspeed_engine
 from headrace.trainer.engines import update as steps_of
 from headrace.trainer.engines.engine import Engine
-from headrace.trainer.engines.objective import Objective, parameters
+from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers import OPTIMIZERS
 from headrace.trainer.engines.update import update
 from headrace.trainer.layout.groups import Parallel
@@ -50,7 +53,7 @@ LINEAR = nn.functional.linear
 GATHER = {"block": "block", "micro": "micro-batch", "step": "step"}
 """Settings of FSDP2, by the last word of a layout."""
 
-__all__ = ["exact", "second_oracle"]
+__all__ = ["exact", "profile_links", "second_oracle", "times_of_all"]
 """Tasks of other files."""
 
 norm_of = steps_of.squared_norm
@@ -64,22 +67,29 @@ def make_engine(
     changes: Sequence[str] = (),
     optimizer: str = "adamw",
     recompute: Recompute = "none",
+    backend: str | None = None,
     **options: Any,
 ) -> Engine:
-    """Build the engine of `deepspeed-1-bf16`, `fsdp2-0-fp32`, `deepspeed-3-fp32-tp2`, …"""
+    """Build the engine of `deepspeed-1-bf16`, `fsdp2-0-fp32`, `deepspeed-3-fp32-tp2`, …; `backend`
+    compiles its blocks."""
     nn.functional.linear = LINEAR
     kind, option, precision = layout.split("-")[:3]
-    if kind == "deepspeed":
-        config: Any = ENGINES[kind](zero=int(option))  # type: ignore[arg-type,call-arg]
-    else:
-        gather = next((gather for word, gather in GATHER.items() if layout.endswith(word)), None)
-        config = ENGINES[kind](shard=int(option) or None, gather=gather)  # type: ignore[call-arg]
+    keys: dict[str, Any] = {"zero": int(option)} if kind == "deepspeed" else {}
+    if kind != "deepspeed":
+        keys["shard"] = int(option) or None
+        keys["gather"] = next((how for word, how in GATHER.items() if layout.endswith(word)), None)
+    if backend is not None:
+        keys |= {"compile": True, "compile_backend": backend}
+    config: Any = ENGINES[kind](**keys)
     settings: Any = OPTIMIZERS[optimizer](**{"lr": LR, "clip": 0.5, **options})  # type: ignore[arg-type]
     shape = config_of(model, changes)
-    empty = build_meta(shape)
+    chosen = PRECISIONS[precision.removesuffix("fp8") or "fp8"]
+    if precision.endswith("fp8"):  # `fp32fp8`: products in FP8, and all else in fp32
+        chosen = replace(chosen, fp8=Fp8Config(smallest=16, ends=0))
+    empty = quantize(build_meta(shape), chosen.fp8)
     keep(empty, parallel)
     empty.set_recompute(recompute)
-    engine = config.build(Objective(empty, Z_LOSS), settings, PRECISIONS[precision], parallel)
+    engine = config.build(Objective(empty, Z_LOSS), settings, chosen, parallel)
     give(engine, initial_weights(shape, seed))
     return engine
 
@@ -138,93 +148,18 @@ def train(
 
 
 def collectives(
-    folder: Path, layouts: list[str], model: str = "tiny"
+    folder: Path, layouts: list[str], model: str = "tiny", **options: Any
 ) -> dict[str, dict[str, list[int]]]:
     """Return calls and bytes of the collectives that rank 0 makes in a second step, by kind."""
     found = {}
     for layout in layouts:
         parallel = place(layout, model)
-        engine = make_engine(layout, parallel, model=model)
+        engine = make_engine(layout, parallel, model=model, **options)
         train(engine, parallel, 0, 1)
         with Count() as count:
             train(engine, parallel, 1, 1, at_once=1)
         found[layout] = {each: [n, count.bytes[each]] for each, n in sorted(count.calls.items())}
     return found
-
-
-def gathered(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
-    """Return the whole state on rank 0, from the elements of all ranks' fragments: independent of
-    torch. Other ranks return nothing."""
-    mine = [(f.key, f.shard, f.start, f.data.clone().cpu()) for f in engine.fragments()]
-    everyone: list[Any] | None = [None] * parallel.world if parallel.first else None
-    dist.gather_object(mine, everyone, group=parallel.control)
-    whole: dict[str, torch.Tensor] = {}
-    for held in everyone or ():
-        for key, part, start, data in held:
-            flat = whole.setdefault(key, torch.full(part.shape, torch.nan)).view(-1)
-            flat[numbered(part)[start : start + data.numel()]] = data
-    return whole
-
-
-def numbered(part: LocalShard) -> torch.Tensor:
-    """Return the index in the whole tensor of each element of a local shard."""
-    return part.take(torch.arange(math.prod(part.shape)).view(part.shape)).flatten()
-
-
-def oracle(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
-    """Return the whole state as DeepSpeed and torch gather it, joined over the tensor axis."""
-    from torch.distributed.tensor import DTensor
-
-    mine: dict[str, Any] = {}
-    for name, parameter in parameters(engine.objective).items():
-        part = engine.objective.model.local_shards[name]
-        for kind in (MASTER, *engine.pieces.states[name]):  # type: ignore[attr-defined]
-            mine[f"{kind}.{name}"] = (part, _full(engine, parameter, kind, DTensor).clone())
-    everyone: list[Any] = [None] * parallel.world
-    dist.all_gather_object(everyone, mine, group=parallel.control)
-    state: dict[str, torch.Tensor] = {}
-    for held in everyone:
-        for key, (part, tensor) in held.items():
-            whole = state.setdefault(key, torch.full(part.shape, torch.nan))
-            whole.view(-1)[numbered(part)] = tensor.flatten()
-    return state
-
-
-def _full(engine: Any, parameter: nn.Parameter, kind: str, dtensor: type) -> torch.Tensor:
-    if isinstance(parameter, dtensor):
-        tensor = parameter
-        if kind != MASTER:  # Muon has no state for an empty shard, so it may have to be made
-            tensor = engine.optimizer.state_of(parameter, [kind])[kind]
-        return tensor.detach().full_tensor()  # type: ignore[no-any-return,union-attr]
-    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-
-    wrapper = engine.engine.optimizer
-    if hasattr(wrapper, "_lazy_init_hp_params_optimizer_state"):
-        wrapper._hp_optimizer_states_linked = False
-        wrapper._lazy_init_hp_params_optimizer_state()
-    if hasattr(parameter, "_hp_mapping") or hasattr(parameter, "ds_id"):
-        if kind == "master":
-            return safe_get_full_fp32_param(parameter)  # type: ignore[no-any-return]
-        return safe_get_full_optimizer_state(parameter, kind)  # type: ignore[no-any-return]
-    return parameter.detach() if kind == "master" else engine.optimizer.state[parameter][kind]
-
-
-def live_weights(engine: Engine) -> dict[str, torch.Tensor]:
-    """Return the weights of the forward pass, gathered if they are sharded."""
-    from torch.distributed.tensor import DTensor
-
-    weights = {}
-    for name, parameter in parameters(engine.objective).items():
-        if isinstance(parameter, DTensor):
-            weights[name] = parameter.detach().full_tensor()
-        elif hasattr(parameter, "ds_id"):
-            import deepspeed
-
-            with deepspeed.zero.GatheredParameters([parameter]):
-                weights[name] = parameter.detach().clone()
-        else:
-            weights[name] = parameter.detach()
-    return weights
 
 
 def evaluate(engine: Engine, parallel: Parallel) -> None:
@@ -236,6 +171,17 @@ def evaluate(engine: Engine, parallel: Parallel) -> None:
     with torch.no_grad():
         execute(forward_only(parallel.pipe.orders(1)), [batch], engine, parallel)
     engine.objective.train()
+
+
+def fp32_after_a_step(folder: Path, layouts: list[str], model: str) -> dict[str, dict[str, bool]]:
+    """Return what each engine uses of the parameters that must not be rounded, after a step."""
+    found = {}
+    for layout in layouts:
+        parallel = place(layout, model)
+        engine = make_engine(layout, parallel, model=model)
+        train(engine, parallel, 0, 1)
+        found[layout] = fp32_in_use(engine, parallel, partial(train, engine, parallel, 1, 1))
+    return found
 
 
 def state_at(step: int) -> store.RunState:
@@ -266,6 +212,25 @@ def parity(
             whole = gathered(engine, parallel)
         if parallel.first:
             torch.save(whole, folder / f"{layout}.pt")
+    return found
+
+
+def compiled(
+    folder: Path, layouts: list[str], backend: str, **options: Any
+) -> dict[str, tuple[Any, Any, int, list[str]]]:
+    """Return losses and norms of two steps in each layout, run eagerly and compiled; the number of
+    graphs, and the reasons of their breaks."""
+    found = {}
+    for layout in layouts:
+        parallel = place(layout)
+        torch.compiler.reset()
+        counters.clear()
+        both = [
+            train(make_engine(layout, parallel, backend=how, **options), parallel, 0, 2)
+            for how in (None, backend)
+        ]
+        stats, breaks = counters["stats"], counters["graph_break"]
+        found[layout] = (*both, int(stats["unique_graphs"]), list(breaks))
     return found
 
 

@@ -18,19 +18,12 @@ SMALL = ("synthetic.steps=16", "synthetic.seq_len=8", "synthetic.batch_rows=4", 
 
 
 @pytest.fixture(autouse=True)
-def no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in (
-        "AWS_ACCESS_KEY_ID",
-        "AWS_PROFILE",
-        "AWS_ENDPOINT_URL",
-        "WANDB_API_KEY",
-        "WANDB_MODE",
-    ):
+def no_credentials(
+    no_aws_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 def dry(*words: str, code: int = 0) -> Result:

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...console.errors import RunError, UserError
 from ...console.machine import cores
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 INTERRUPTED = 85
@@ -174,36 +175,49 @@ class Watched:
         temporary.rename(self.folder / f"failure.{self.rank}")
 
 
-def initialise(backend: str, timeout: timedelta, join: timedelta | None = None) -> None:
+def initialise(
+    backend: str,
+    timeout: timedelta,
+    join: timedelta | None = None,
+    device: torch.device | None = None,
+) -> None:
     """Join the process group of the environment, or make a group of one rank. Under a launcher that
-    may not watch its ranks, all must come within `join` (default: `timeout`)."""
+    may not watch its ranks, all must come within `join` (default: `timeout`).
+
+    A rank of a GPU names its device: NCCL then connects once, and every later group is split from
+    that communicator.
+    """
+    import torch
     import torch.distributed as dist
     from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
+    options: dict[str, Any] = {"timeout": timeout}
+    if device is not None and device.type == "cuda":
+        torch.cuda.set_device(device)
+        options["device_id"] = device
     if not joined():
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, **options)
         return
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if os.environ.get(TORCHRUN) == str(True):
-        dist.init_process_group(backend, timeout=timeout)
+        dist.init_process_group(backend, **options)
         return
     if WATCH not in os.environ:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = meet(host, port, rank, world, join or timeout)
         store.set_timeout(timeout)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
-        return
-    fd = os.environ.get(STORE_FD)
-    store = TCPStore(
-        "127.0.0.1",
-        int(os.environ["MASTER_PORT"]),
-        world,
-        is_master=rank == 0,
-        timeout=timeout,
-        # The launcher has already bound the port, so no other program can take it.
-        master_listen_fd=int(fd) if fd else None,
-    )
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+    else:
+        fd = os.environ.get(STORE_FD)
+        store = TCPStore(
+            "127.0.0.1",
+            int(os.environ["MASTER_PORT"]),
+            world,
+            is_master=rank == 0,
+            timeout=timeout,
+            # The launcher has already bound the port, so no other program can take it.
+            master_listen_fd=int(fd) if fd else None,
+        )
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, **options)
 
 
 def meet(host: str, port: int, rank: int, world: int, join: timedelta) -> Store:

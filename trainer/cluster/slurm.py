@@ -30,6 +30,7 @@ from ...console.config import AsWritten
 from ...console.errors import MissingError, RunError
 from ...dataplane.storage import storage
 from ..folder import SLURM_LOG, SLURM_NOTE
+from .ranks import INTERRUPTED
 
 NOTE = "HEADRACE_NOTE"
 """Environment variable with the path of the note."""
@@ -149,6 +150,7 @@ wait $!
 code=$?
 
 grep -qs "^finished" "${NOTE}" && exit 0
+grep -qs "^stopped" "${NOTE}" && exit {INTERRUPTED}
 [[ $(state) =~ ^RUNNING|TimeLimit$ ]] && requeue
 exit $code
 """

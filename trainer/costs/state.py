@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...console.errors import ConfigError, Problem
-from ...models.accounting.state import Degrees, EngineState
+from ...models.accounting.state import BytesPerParameter, Degrees, EngineState, StatePart
 from ...models.precision import Precision
 from ..layout.devices import choose_device
 from ..run import config as run_config
@@ -29,8 +29,31 @@ def engine_state(run: RunConfig, model: Model, precision: Precision, device: str
     def optimizer_bytes(name: str) -> int:
         return STATE_BYTES * len(states[name])
 
-    parts = run.engine.state_layout(precision, optimizer_bytes, device, run.layout)
-    return EngineState(engine=run.engine.describe(), parts=parts)
+    sharded = run.engine.state_layout(precision, optimizer_bytes, device, run.layout)
+    parts = with_full_precision(sharded, model, precision, optimizer_bytes)
+    return EngineState(engine=run.engine.describe(), device=device, parts=parts)
+
+
+def with_full_precision(
+    parts: Sequence[StatePart],
+    model: Model,
+    precision: Precision,
+    optimizer_bytes: BytesPerParameter,
+) -> list[StatePart]:
+    """Return the parts of an engine's state, and those of the fp32 parameters beside it, which are
+    whole on every rank (engines/full_precision.py)."""
+    fp32 = frozenset(model.full_precision(precision))
+    if not fp32:
+        return list(parts)
+    others = frozenset(name for name, _ in model.named_parameters()) - fp32
+    sizes = {"masters": 4, "gradients": 4, "optimizer": optimizer_bytes}
+    return [
+        *(replace(part, names=others) for part in parts),
+        *(
+            StatePart(name=name, bytes_per_parameter=size, names=fp32)
+            for name, size in sizes.items()
+        ),
+    ]
 
 
 def find_engine_state(

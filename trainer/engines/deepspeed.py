@@ -9,7 +9,6 @@ other file reads DeepSpeed's private fields.
 from __future__ import annotations
 
 import logging
-import math
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,12 +17,9 @@ from ...console.errors import LayoutError, MissingError
 from .engine import EngineConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch
 
     from ...models.accounting.state import BytesPerParameter, StatePart
-    from ...models.parallel.sharding import LocalShard
     from ...models.precision import Precision
     from ..checkpoints.fragments import Fragment
     from ..layout.config import LayoutConfig
@@ -52,6 +48,12 @@ class DeepSpeedConfig(EngineConfig):
                 f"stages of a pipeline (layout.pp={layout.pp}) have different ones",
                 hint="use engine.kind=fsdp2, which shards weights too, or engine.zero=2",
             )
+        if self.zero == 3 and self.compile:
+            raise LayoutError(
+                "engine.compile cannot compile blocks under DeepSpeed's ZeRO-3 (engine.zero=3), "
+                "which gathers weights at each module within a block",
+                hint="use engine.kind=fsdp2, which shards weights too, or engine.zero=2",
+            )
         if layout.ep > 1 and self.zero not in (1, 2):
             also = ", which shards weights too" if self.zero == 3 else ""
             raise LayoutError(
@@ -65,7 +67,7 @@ class DeepSpeedConfig(EngineConfig):
             )
 
     def describe(self) -> str:
-        return f"DeepSpeed ZeRO-{self.zero}"
+        return f"DeepSpeed ZeRO-{self.zero}{', compiled' if self.compile else ''}"
 
     def state_layout(
         self,
@@ -100,6 +102,7 @@ class DeepSpeed:
     ) -> None:
         deepspeed = _import(parallel.device.type)
         from . import deepspeed_experts, deepspeed_state
+        from .full_precision import FullPrecision
         from .groups import local_shards, parameter_groups
         from .objective import parameters
         from .pieces import Pieces
@@ -107,9 +110,12 @@ class DeepSpeed:
         # DeepSpeed requires it, and a process without a launcher has none.
         os.environ.setdefault("LOCAL_RANK", str(parallel.device.index or 0))
         model = objective.model
-        shards, groups = local_shards(model), parameter_groups(model, optimizer)
+        fp32 = model.full_precision(precision)
+        shards, all_groups = local_shards(model), parameter_groups(model, optimizer, fp32)
+        groups = [group for group in all_groups if not group.full_precision]
+        self.fp32 = FullPrecision(model, fp32, all_groups, optimizer, shards, parallel)
         split = parallel.axes.experts.size > 1
-        bucket = _bucket(shards, parallel.device.type)
+        bucket = _bucket(objective, parallel.device.type)
         settings = _settings(config, precision, bucket, split_experts=split)
         mpu = Groups(parallel)
         if precision.separate_masters:
@@ -125,6 +131,7 @@ class DeepSpeed:
         self.plain = config.zero == 0
         self.clip = optimizer.clip
         self.updates = 0
+        config.compile_blocks(model, parallel.device)
         named = parameters(objective)
         self.optimizer = optimizer.build(model, groups, named)
         _allow(type(self.optimizer))
@@ -141,6 +148,7 @@ class DeepSpeed:
         if split:
             deepspeed_experts.check(self.engine, groups, parallel)
         self.state = deepspeed_state.find(self.engine, self.optimizer, named, parallel.data)
+        self.fp32.give_back()
         self.pieces = Pieces(self.optimizer, shards, groups)
 
     def __call__(self, *inputs: Any) -> Sums:
@@ -151,10 +159,13 @@ class DeepSpeed:
         self.engine.set_gradient_accumulation_boundary(last)
         # DeepSpeed averages over the ranks; the loop wants sums.
         self.engine.backward(loss * self.ranks, scale_wrt_gas=False)
+        if last:
+            self.fp32.reduce(1 / self.ranks)
 
     def gradients(self) -> list[Fragment]:
         pieces = self.state.pieces()
-        return self.pieces.gradients(pieces, self.state.gradients(pieces))
+        own = self.pieces.gradients(pieces, self.state.gradients(pieces))
+        return own + self.fp32.gradients()
 
     def step(self, lr: float, finite: torch.Tensor) -> None:
         """DeepSpeed's own step reads from the device, so this one may read too."""
@@ -164,8 +175,10 @@ class DeepSpeed:
         self.optimizer.set_lr(lr)
         self.engine.step()
         assert self.engine.was_step_applied(), "the gradients are finite"
+        self.fp32.step(lr, finite)
 
     def discard(self) -> None:
+        self.fp32.discard()
         if self.plain:
             self.engine.zero_grad()
             return
@@ -176,11 +189,12 @@ class DeepSpeed:
         self.state.refresh()
 
     def fragments(self) -> list[Fragment]:
-        return self.pieces.fragments(self.state.pieces())
+        return self.pieces.fragments(self.state.pieces()) + self.fp32.fragments()
 
     def loaded(self, steps: int) -> None:
         self.updates = steps
         self.optimizer.loaded(steps)
+        self.fp32.loaded(steps)
         self.state.refresh()
         self.engine.global_steps = steps
         self.engine.micro_steps = steps
@@ -190,14 +204,16 @@ class Groups:
     """The process groups, under the names by which DeepSpeed asks for them (its `mpu`).
 
     The model-parallel group is this rank alone: DeepSpeed reduces a norm over it once for each
-    parameter group, and would hang where ranks have different numbers of groups.
+    parameter group, and would hang where ranks have different numbers of groups. It is a group of
+    gloo: one of NCCL would be split from that of all ranks, which is a collective of all of them.
     """
 
     def __init__(self, parallel: Parallel) -> None:
         import torch.distributed as dist
 
         self.data = parallel.data
-        self.alone = dist.new_group([parallel.rank], use_local_synchronization=True)
+        alone = [parallel.rank]
+        self.alone = dist.new_group(alone, backend="gloo", use_local_synchronization=True)
 
     def get_data_parallel_group(self) -> Any:
         return self.data.group
@@ -267,10 +283,10 @@ def _partition(
             cut = own[0].convert_to_zero_parameters  # type: ignore[attr-defined]
 
 
-def _bucket(shards: Mapping[str, LocalShard], device: str) -> int:
+def _bucket(objective: Objective, device: str) -> int:
     from .deepspeed_memory import bucket_elements
 
-    numel = sum(math.prod(shard.local) for shard in shards.values())
+    numel = sum(parameter.numel() for parameter in objective.parameters())
     return bucket_elements(numel, LARGEST_BUCKET[device])
 
 

@@ -46,10 +46,9 @@ class Fsdp2Config(EngineConfig):
     holds one block whole. `micro-batch`: once for each micro-batch; it holds all weights of its
     stage whole. `step`: once for a step; it holds weights and gradients whole. Default: `step` for
     a pipeline, whose stages are small, else `block`."""
-    compile: bool = False
-    """Compile each block with torch.compile."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.shard is not None and self.shard < 1:
             raise ValueError(f"shard must be at least 1, not {self.shard}")
 
@@ -69,14 +68,6 @@ class Fsdp2Config(EngineConfig):
                 "neither divides the other",
                 hint="choose engine.shard so that one divides the other, or leave it out",
             )
-        degrees = {name: getattr(layout, name) for name in ("tp", "cp", "ep")}
-        if self.compile and max(degrees.values()) > 1:
-            words = [f"layout.{name}={degree}" for name, degree in degrees.items()]
-            raise LayoutError(
-                "engine.compile cannot compile the communication of tensor, context or expert "
-                f"parallelism ({', '.join(words)})",
-                hint="set engine.compile=false, or layout.tp=1, layout.cp=1 and layout.ep=1",
-            )
 
     def describe(self) -> str:
         shards = f", shards of {self.shard}" if self.shard else ""
@@ -92,7 +83,7 @@ class Fsdp2Config(EngineConfig):
         """Return the parts of the state that a rank holds: fp32 parameters, sharded by rows."""
         from functools import partial
 
-        from ...models.accounting.state import StatePart, by_rows, outside_blocks
+        from ...models.accounting.state import StatePart, by_rows, flat, outside_blocks
 
         sharded = partial(StatePart, sharded_over=("dp", "cp"), shard_ranks=self.shard, cut=by_rows)
         gather = self.gather_of(layout)
@@ -104,8 +95,12 @@ class Fsdp2Config(EngineConfig):
             sharded(name="gradients", bytes_per_parameter=4),
             sharded(name="optimizer", bytes_per_parameter=optimizer_bytes),
         ]
-        if gather != "block":  # gathered from the forward pass to the end of the backward pass
-            parts.append(StatePart(name="weights", bytes_per_parameter=precision.weight_bytes))
+        # Gathered from the forward pass to the end of the backward pass. By block, these are the
+        # weights of no block.
+        gathered = outside_blocks if gather == "block" else flat
+        parts.append(
+            StatePart(name="weights", bytes_per_parameter=precision.weight_bytes, cut=gathered)
+        )
         if gather == "step":  # summed in fp32 until the last backward pass
             parts.append(StatePart(name="gradients", bytes_per_parameter=4))
         else:  # FSDP2 keeps what it reduced last until the next micro-batch has gradients
@@ -137,12 +132,17 @@ class Fsdp2:
         import torch
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+        from ...models.layers.fp8_gather import gather_matrices
+        from .full_precision import FullPrecision
         from .groups import local_shards, parameter_groups
         from .objective import parameters
         from .pieces import Pieces
 
         model = objective.model
-        shards, groups = local_shards(model), parameter_groups(model, optimizer)
+        fp32 = model.full_precision(precision)
+        shards, all_groups = local_shards(model), parameter_groups(model, optimizer, fp32)
+        groups = [group for group in all_groups if not group.full_precision]
+        self.fp32 = FullPrecision(model, fp32, all_groups, optimizer, shards, parallel)
         self.device = parallel.device
         self.dtype = precision.compute
         self.ranks = parallel.data.size
@@ -172,13 +172,14 @@ class Fsdp2:
             for child in operator.children():  # a router: gathered once for both passes
                 fully_shard(child, **{**wanted, "reshard_after_forward": False})
             fully_shard(operator, **{**wanted, "mesh": self.of_experts.mesh})
+        config.compile_blocks(model, parallel.device)
         for block in model.typed_blocks():
-            if config.compile:
-                block.compile()
             fully_shard(block, **wanted)
         # A forward pass ends with the head, and its backward pass begins there: no second gather.
         self.root: Any = fully_shard(objective, **{**wanted, "reshard_after_forward": False})
         objective.to_empty(device=parallel.device)  # shards only
+        gather_matrices(model, shared)
+        self.fp32.give_back()
         self.objective = objective
         self.parameters = parameters(objective)
         self.optimizer = optimizer.build(model, groups, self.parameters)
@@ -199,6 +200,8 @@ class Fsdp2:
             for name, parameter in self.parameters.items():
                 if self.local_shards[name].experts and parameter.grad is not None:
                     parameter.grad.mul_(self.replicas / self.ranks)
+        if last:
+            self.fp32.reduce(1 / self.ranks)
 
     def gradients(self) -> list[Fragment]:
         import torch
@@ -211,18 +214,20 @@ class Fsdp2:
         pieces = self._pieces()
         found = [self.parameters[piece.parameter].grad for piece in pieces]
         flat = [local(gradient).view(-1) for gradient in found if gradient is not None]
-        return self.pieces.gradients(pieces, flat)
+        return self.pieces.gradients(pieces, flat) + self.fp32.gradients()
 
     def step(self, lr: float, finite: torch.Tensor) -> None:
         self.optimizer.set_lr(lr)
         self.optimizer.step_if(finite)
+        self.fp32.step(lr, finite)
         self.discard()
 
     def discard(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
+        self.fp32.discard()
 
     def fragments(self) -> list[Fragment]:
-        return self.pieces.fragments(self._pieces())
+        return self.pieces.fragments(self._pieces()) + self.fp32.fragments()
 
     def loaded(self, steps: int) -> None:
         from torch.distributed.fsdp import FSDPModule
@@ -232,6 +237,7 @@ class Fsdp2:
                 module.reshard()  # whole weights of an evaluation are older than the shards
         self.updates = steps
         self.optimizer.loaded(steps)
+        self.fp32.loaded(steps)
 
     def _pieces(self) -> list[Piece]:
         from .pieces import Piece, local

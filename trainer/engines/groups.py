@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -22,8 +22,12 @@ from .optimizers.base import GroupConfig, OptimizerConfig, ParameterGroup
 NEAREST = 3
 
 
-def parameter_groups(model: Model, config: OptimizerConfig) -> list[ParameterGroup]:
-    """Return the groups of a model's parameters. Call before an engine wraps the model."""
+def parameter_groups(
+    model: Model, config: OptimizerConfig, fp32: Collection[str] = ()
+) -> list[ParameterGroup]:
+    """Return the groups of a model's parameters. Call before an engine wraps the model. `fp32`
+    names parameters that are fp32 beside weights of half precision: they have groups of their own.
+    """
     shards, states = local_shards(model), config.states(model)
     constant = NO_DECAY[config.decay](model)
     whole = model if len(model.chunks) == 1 else build_meta(model.config)
@@ -31,7 +35,7 @@ def parameter_groups(model: Model, config: OptimizerConfig) -> list[ParameterGro
     names: dict[tuple[Any, ...], list[str]] = {}
     for name, shard in shards.items():
         alike = (chosen[name], name in constant, states[name])
-        key = (*alike, shard.copies.members, shard.experts)
+        key = (*alike, shard.copies.members, shard.experts, name in fp32)
         names.setdefault(key, []).append(name)
     return [_group(tuple(names[key]), key, config, shards[names[key][0]]) for key in sorted(names)]
 
@@ -52,10 +56,13 @@ def _group(
         states=states,
         copies=shard.copies,
         experts=shard.experts,
+        full_precision=key[-1],
     )
 
 
-def describe_groups(model: Model, config: OptimizerConfig) -> list[dict[str, Any]]:
+def describe_groups(
+    model: Model, config: OptimizerConfig, fp32: Collection[str] = ()
+) -> list[dict[str, Any]]:
     """Return a row for each parameter group of a model that may stand on the meta device."""
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     called = aliases(model)
@@ -68,8 +75,9 @@ def describe_groups(model: Model, config: OptimizerConfig) -> list[dict[str, Any
             "lr": config.lr * group.lr,
             "weight_decay": group.weight_decay,
             "states": list(group.states),
+            "full_precision": group.full_precision,
         }
-        for group in parameter_groups(model, config)
+        for group in parameter_groups(model, config, fp32)
     ]
 
 

@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 
 DeviceKind = Literal["auto", "cpu", "cuda"]
 DEVICES: tuple[DeviceKind, ...] = get_args(DeviceKind)
+FP8_CAPABILITY = (8, 9)
+
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Environment variables with settings of torch's GPU allocator, the newest name first."""
+SEGMENTS = "expandable_segments:True"
+"""Segments that grow: rows and documents of changing lengths leave no unusable gaps."""
 
 
 def choose_device(kind: DeviceKind) -> Literal["cpu", "cuda"]:
@@ -37,7 +43,28 @@ def local_device(kind: Literal["cpu", "cuda"]) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", 0))))
 
 
+def set_allocator() -> None:
+    """Choose torch's GPU allocator, unless a person has. Call before the first GPU memory."""
+    if not any(name in os.environ for name in ALLOCATOR):
+        os.environ[ALLOCATOR[0]] = SEGMENTS
+
+
 def count_gpus() -> int:
     import torch
 
     return torch.cuda.device_count()
+
+
+def fp8_problem() -> str | None:
+    """Return why this machine's GPUs cannot multiply in FP8, or None."""
+    import torch
+
+    if torch.version.hip is not None:
+        return "its GPUs are from AMD, and FP8 is implemented for NVIDIA"
+    for number in range(count_gpus()):
+        capability = torch.cuda.get_device_capability(number)
+        if capability < FP8_CAPABILITY:
+            version = ".".join(map(str, capability))
+            name = torch.cuda.get_device_name(number)
+            return f"GPU {number} ({name}) has compute capability {version}, and FP8 needs 8.9"
+    return None

@@ -135,14 +135,11 @@ def join(
     [stage] = (grid == rank).nonzero()[0, :1].tolist()
     by_experts = grid.view(layout.pp, -1, layout.ep)
     data = _axis(grid, [DP, CP], timeout, alone=True)
-    place = local_device(device)
-    if device == "cuda":
-        torch.cuda.set_device(place)
     control = _host_group(timeout)
     return Parallel(
         rank=rank,
         world=world,
-        device=place,
+        device=local_device(device),
         batch=_axis(grid, [DP], timeout),
         data=data,
         replicas=data if layout.ep == 1 else _axis(by_experts, [1], timeout, alone=True),

@@ -69,7 +69,7 @@ def fastest(schedule: str, stages: int, chunks: int, costs: Sequence[float], hea
     starts = {even(len(costs), total), least_greatest(costs, total, head)}
     best = min(sorted(starts), key=time)
     while len(known) < budget:
-        moved = min(_neighbours(best, len(costs)), key=time, default=best)
+        moved = min(neighbours(best, len(costs)), key=time, default=best)
         if time(moved) >= time(best):
             break
         best = moved
@@ -87,7 +87,7 @@ def pass_costs(cuts: Cuts, costs: Sequence[float], head: float) -> dict[Kind, li
     return {"forward": forward, "backward": [BACKWARD * cost for cost in forward]}
 
 
-def _neighbours(cuts: Cuts, layers: int) -> Iterator[Cuts]:
+def neighbours(cuts: Cuts, layers: int) -> Iterator[Cuts]:
     """Yield the cuts in which one cut is moved by one layer, and no chunk is empty."""
     for number in range(len(cuts)):
         for moved in (cuts[number] - 1, cuts[number] + 1):

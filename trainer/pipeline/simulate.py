@@ -1,7 +1,8 @@
 """Simulator of a schedule: time, bubbles, graphs alive, deadlocks.
 
 Each stage runs its actions in order. A forward pass waits for the forward pass of the chunk before
-it, a backward pass for that of the chunk after it. Messages take no time.
+it, a backward pass for that of the chunk after it. A message takes the same time between any two
+chunks, and no stage computes less for it.
 """
 
 from __future__ import annotations
@@ -43,8 +44,11 @@ class Timeline:
         return [1 - each / self.time for each in busy]
 
 
-def simulate(orders: Orders, costs: Mapping[Kind, Sequence[float]]) -> Timeline:
-    """Return when each action runs; `costs` are the times of a pass of each chunk."""
+def simulate(
+    orders: Orders, costs: Mapping[Kind, Sequence[float]], message: float = 0.0
+) -> Timeline:
+    """Return when each action runs; `costs` are the times of a pass of each chunk, `message` that
+    from a chunk to the next."""
     last = len(costs["forward"]) - 1
     ends: dict[tuple[Kind, int, int], float] = {}
     spans: list[list[Span]] = [[] for _ in orders]
@@ -56,7 +60,7 @@ def simulate(orders: Orders, costs: Mapping[Kind, Sequence[float]]) -> Timeline:
             order = orders[stage]
             while places[stage] < len(order):
                 action = order[places[stage]]
-                ready = _ready(action, last, ends)
+                ready = _ready(action, last, ends, message)
                 if ready is None:
                     break
                 start = max(clocks[stage], ready)
@@ -73,16 +77,21 @@ def simulate(orders: Orders, costs: Mapping[Kind, Sequence[float]]) -> Timeline:
     return Timeline(spans)
 
 
-def _ready(action: Action, last: int, ends: Mapping[tuple[Kind, int, int], float]) -> float | None:
+def _ready(
+    action: Action, last: int, ends: Mapping[tuple[Kind, int, int], float], message: float
+) -> float | None:
     """Return when the inputs of an action are there; None if that is not known yet."""
     chunk, micro = action.chunk, action.micro
     if action.kind == "forward":
-        return 0.0 if chunk == 0 else ends.get(("forward", chunk - 1, micro))
+        if chunk == 0:
+            return 0.0
+        before = ends.get(("forward", chunk - 1, micro))
+        return None if before is None else before + message
     own = ends.get(("forward", chunk, micro))
     if own is None or chunk == last:
         return own
     behind = ends.get(("backward", chunk + 1, micro))
-    return None if behind is None else max(own, behind)
+    return None if behind is None else max(own, behind + message)
 
 
 def most_alive(order: Sequence[Action], sizes: Sequence[float] | None = None) -> float:

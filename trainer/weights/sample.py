@@ -60,7 +60,7 @@ def sample(
 
 
 def load(source: WeightSource, device: DeviceKind = "auto") -> Model:
-    """Return a model with these weights: fp32 on CPU, bf16 on a GPU."""
+    """Return a model with these weights: fp32 on CPU, bf16 on a GPU, as in training."""
     place = choose_device(device)
     model = Model(source.model)
     model.init_weights(0)  # for buffers, which are computed; every parameter is overwritten
@@ -68,7 +68,8 @@ def load(source: WeightSource, device: DeviceKind = "auto") -> Model:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
-    return model.to(place, default_precision(place).compute).eval()
+    model.cast(default_precision(place))
+    return model.to(place).eval()
 
 
 def _encode(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:

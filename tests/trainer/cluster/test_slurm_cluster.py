@@ -17,13 +17,14 @@ from headrace.trainer.checkpoints import store
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]
 
 SLOW_DISK = """
-import os, time
+import os, pathlib, time
+seconds = pathlib.Path(__file__).with_name("seconds")
 def slowly(descriptor, fsync=os.fsync):
-    time.sleep(2)
+    time.sleep(float(seconds.read_text()))
     fsync(descriptor)
 os.fsync = slowly
 """
-"""Python runs it at the start of each process: a checkpoint takes more than ten seconds."""
+"""Python runs it at the start of each process. Each `fsync` takes as long as the file says."""
 
 
 @pytest.fixture(scope="module")
@@ -135,14 +136,25 @@ def test_a_job_that_a_person_stops_is_not_requeued(trainer: Any, cluster: Cluste
     assert job.events[-1] == "stop" and job.saved[-1] == 4
 
 
-def slow_disk(folder: Path) -> str:
-    (folder / "sitecustomize.py").write_text(SLOW_DISK)
-    return f"export PYTHONPATH={folder}:$PYTHONPATH"
+class SlowDisk:
+    """A disk of the job, whose speed the test changes while the job runs."""
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self.folder = folder
+        self.take(seconds)
+        (folder / "sitecustomize.py").write_text(SLOW_DISK)
+        self.setup = f"export PYTHONPATH={folder}:$PYTHONPATH"
+
+    def take(self, seconds: float) -> None:
+        """Let each `fsync` take these seconds from now on."""
+        new = self.folder / "new"
+        new.write_text(str(seconds))
+        new.replace(self.folder / "seconds")
 
 
 def test_a_notice_during_a_save_requeues(trainer: Any, cluster: Cluster, tmp_path: Path) -> None:
     words = ["synthetic.steps=1000000", "checkpoints.every=1"]
-    job = BatchJob(trainer, cluster, *words, setup=slow_disk(tmp_path))
+    job = BatchJob(trainer, cluster, *words, setup=SlowDisk(tmp_path, seconds=2).setup)
     job.wait(lambda: bool(list((job.out / "checkpoints").glob(".*.tmp"))))
     job.notify()
     job.wait(lambda: job.Restarts == "1")
@@ -155,14 +167,19 @@ def test_a_notice_during_a_save_requeues(trainer: Any, cluster: Cluster, tmp_pat
 def test_a_time_limit_during_a_save_requeues(
     trainer: Any, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The save takes longer than the rest of the time: Slurm kills it. The next start begins at the
-    checkpoint before."""
+    """The save does not end in time: Slurm kills it. The next start begins at the checkpoint
+    before."""
+    disk = SlowDisk(tmp_path, seconds=0)
     limit = ["slurm.time=00:01:00", "slurm.notice=5"]
     words = ["synthetic.steps=1000000", "checkpoints.every=1"]
-    job = BatchJob(trainer, cluster, *limit, *words, setup=slow_disk(tmp_path))
+    job = BatchJob(trainer, cluster, *limit, *words, setup=disk.setup)
+    job.wait(lambda: bool(job.saved))
+    disk.take(3600)
     job.wait(lambda: job.Restarts == "1")
     assert "DUE TO TIME LIMIT" in job.log()
-    job.wait(lambda: "resume" in job.events)
+    saved = job.saved[-1]
+    disk.take(0)
+    job.wait(lambda: "resume" in job.events and job.saved[-1] > saved)
     cluster.ask("scancel", job.number)
     job.wait_for_the_end()
-    assert job.saved and job.steps == list(range(len(job.steps)))
+    assert job.steps == list(range(len(job.steps)))

@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 
+from headrace.models.accounting.count import build_meta
 from headrace.models.accounting.memory import rank_shards
 from headrace.models.accounting.state import Degrees
 from headrace.models.config import load_model_config
 from headrace.models.documents import Documents
 from headrace.models.precision import PRECISIONS
 from headrace.trainer.checkpoints.fragments import MASTER
+from headrace.trainer.costs.state import with_full_precision
 from headrace.trainer.engines import ENGINES
 from headrace.trainer.engines import deepspeed as deepspeed_engine
 
@@ -58,23 +60,28 @@ def measure(layout: str, model: str = "tiny") -> dict[str, Any]:
     last.register_hook(lambda _: during.append(parts_of(engine, before)))
     for number, batch in enumerate(batches):
         sums = engine(*batch)
+        during.append(parts_of(engine, before))
         engine.backward(sums.total / 100, last=number == 1)
         del sums
         after.append(parts_of(engine, before))
     del alive
     held = {part: max(moment[part] for moment in after) for part in after[0]}
-    held["buffers"] = max(moment["buffers"] for moment in [*during, *after])
+    for part in ("buffers", "weights"):  # FSDP2 holds whole weights between the passes
+        held[part] = max(moment[part] for moment in [*during, *after])
     tensor, context = parallel.axes.tensor, parallel.axes.context
     experts = parallel.axes.experts
     degrees = Degrees(dp=parallel.dp, tp=tensor.size, cp=context.size, ep=experts.size)
     kind, option, precision = layout.split("-")[:3]
     config: Any = ENGINES[kind]
     config = config(zero=int(option)) if kind == "deepspeed" else config(shard=int(option) or None)
+    sharded = config.state_layout(PRECISIONS[precision], ADAMW, "cpu", parallel.pipe.layout)
+    shape = load_model_config(TRAINER / f"{model}.yaml")
+    parts = with_full_precision(sharded, build_meta(shape), PRECISIONS[precision], ADAMW)
     return {
         "tensor_rank": tensor.rank,
         "held": held,
-        "parts": config.state_layout(PRECISIONS[precision], ADAMW, "cpu", parallel.pipe.layout),
-        "shards": rank_shards(load_model_config(TRAINER / f"{model}.yaml"), degrees, tensor.rank),
+        "parts": parts,
+        "shards": rank_shards(shape, degrees, tensor.rank),
         "degrees": degrees,
     }
 

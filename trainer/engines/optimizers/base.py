@@ -109,6 +109,8 @@ class ParameterGroup:
     """Ranks that hold the same parameters, in the same order."""
     experts: bool = False
     """True for parameters that expert parallelism shards."""
+    full_precision: bool = False
+    """True for parameters that are fp32 beside weights of half precision."""
 
 
 class Optimizer(torch.optim.Optimizer):

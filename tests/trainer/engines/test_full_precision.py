@@ -1,0 +1,77 @@
+"""Parameters that must not be rounded are fp32 in every engine of half precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.models.accounting.count import build_meta
+from headrace.models.config import load_model_config
+from headrace.models.model import Model
+from headrace.models.operators import OPERATORS
+from headrace.models.precision import PRECISIONS
+from headrace.trainer.costs.describe import describe, lines
+from headrace.trainer.engines.groups import parameter_groups
+from headrace.trainer.engines.optimizers.adamw import AdamWConfig
+
+TINY = Path(__file__).parents[1] / "tiny.yaml"
+NAMES = {
+    *(f"blocks.2.mixer.operator.{name}" for name in ("rates", "residues")),
+    *(f"blocks.3.mixer.operator.{name}" for name in ("A_log", "D", "dt_bias")),
+}
+ENGINES = ["deepspeed-1-bf16", "deepspeed-2-bf16", "deepspeed-3-bf16", "fsdp2-0-bf16"]
+
+
+def test_operators_name_rates_decays_and_residues() -> None:
+    model = build_meta(load_model_config(TINY))
+    assert model.full_precision(PRECISIONS["bf16"]) == NAMES
+    assert not model.full_precision(PRECISIONS["fp32"]), "all parameters are fp32 there"
+    named = {name: set(kind.full_precision) for name, kind in OPERATORS.items()}
+    assert named["mamba1"] == named["mamba2"] == {"A_log", "D", "dt_bias"}
+    assert all(named[kind] for kind in named if kind.startswith("hyena-li"))
+    assert not any(named[kind] for kind in ("attention", "glu", "moe", "hyena-se"))
+
+
+def test_a_run_in_fp32_has_the_groups_that_it_had() -> None:
+    """Other groups would sum a norm in another order."""
+    model = build_meta(load_model_config(TINY))
+    plain = parameter_groups(model, AdamWConfig())
+    assert parameter_groups(model, AdamWConfig(), model.full_precision(PRECISIONS["fp32"])) == plain
+    apart = parameter_groups(model, AdamWConfig(), model.full_precision(PRECISIONS["bf16"]))
+    assert {name for group in apart if group.full_precision for name in group.names} == NAMES
+    assert {name for group in apart for name in group.names} == {
+        name for group in plain for name in group.names
+    }
+
+
+@pytest.mark.slow
+def test_every_engine_computes_with_the_masters(in_processes: Any) -> None:
+    found = in_processes(2, "fp32_after_a_step", layouts=ENGINES, model="tiny")
+    for layout, used in found.items():
+        assert {name for name in used if "," not in name} == NAMES, layout
+        assert all(used[name] for name in NAMES), (layout, used)
+        # Negative control: one step later, bf16 would round each of them.
+        assert not any(used[f"{name}, rounded"] for name in NAMES), (layout, used)
+
+
+def test_a_model_that_samples_keeps_them() -> None:
+    model = Model(load_model_config(TINY))
+    model.cast(PRECISIONS["bf16"])
+    formats = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    assert {name for name, dtype in formats.items() if dtype == torch.float32} == NAMES
+    assert set(formats.values()) == {torch.float32, torch.bfloat16}
+
+
+def test_they_are_counted_and_shown(ask: Any) -> None:
+    """Whole on each rank: a master, a gradient and two moments of 4 bytes."""
+    words = ("processes=2", "device=cpu", "engine.kind=fsdp2")
+    about = {each: describe(ask(*words, f"precision={each}")) for each in ("fp32", "bf16")}
+    shown = {each: "\n".join(lines(found)) for each, found in about.items()}
+    count = 2 * 36 * 16 + 3 * 6
+    assert f"fp32         {count:,} parameters: blocks.*.hyena-li.rates, " in shown["bf16"]
+    assert "fp32         " not in shown["fp32"]
+    halves = about["fp32"]["memory"]["optimizer"], about["bf16"]["memory"]["optimizer"]
+    assert halves[1] - halves[0] == 8 * count // 2

@@ -1,0 +1,179 @@
+"""The choices of a stage's layers: least backward time within the memory. Exact.
+
+Layers of a sort are alike, so the choices of a stage are counts: how many layers of a sort run in
+each way. Memory has a part that adds up over layers and a greatest part (`work`): for each limit of
+the greatest part, the choices within it add up, and the Pareto frontier of memory and time of
+several layers follows from those of fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .problem import Flags, Integers, Numbers, Problem, StagePlan
+
+Ranges = Sequence[tuple[int, int]]
+"""First and end of each chunk of a stage."""
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Selections of choices, none of which is better than another in both memory and time."""
+
+    memory: Numbers
+    time: Numbers
+    counts: Integers
+    """[selections, choices]: layers of each choice."""
+
+
+def works(problem: Problem) -> list[float]:
+    """Return the limits of the greatest part of a stage's memory."""
+    of_layers = {choice.work for sort in problem.sorts for choice in sort.choices}
+    return sorted(of_layers | {problem.first.work, problem.last.work})
+
+
+class Knapsack:
+    """Best choices of the stages of a problem; remembers what it has computed."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.works = works(problem)
+        self._stages: dict[tuple[object, ...], StagePlan | None] = {}
+        self._alike: dict[tuple[int, int, int, float], Frontier | None] = {}
+
+    def stage(self, stage: int, ranges: Ranges) -> StagePlan | None:
+        """Return the best plan of a stage; None if its layers do not fit into the memory."""
+        counts = [self._counts(first, end) for first, end in ranges]
+        key = (stage, *counts)
+        if key not in self._stages:
+            self._stages[key] = self._best(stage, counts)
+        return self._stages[key]
+
+    def _counts(self, first: int, end: int) -> tuple[int, ...]:
+        prefix = self.problem.counts
+        return tuple(int(n) for n in prefix[end] - prefix[first])
+
+    def _best(self, stage: int, counts: Sequence[tuple[int, ...]]) -> StagePlan | None:
+        problem = self.problem
+        own, alive = problem.own(stage), problem.alive(stage)
+        fixed = [list(problem.fixed(chunk)) for chunk in own]
+        modules = {
+            sort.module
+            for by_sort in counts
+            for sort, count in zip(problem.sorts, by_sort, strict=True)
+            if count and sort.module is not None
+        }
+        held = sum(each.held for parts in fixed for each in parts)
+        held += sum(problem.modules[number].held for number in modules)
+        kept = sum(n * each.kept for n, parts in zip(alive, fixed, strict=True) for each in parts)
+        update = sum(each.update for parts in fixed for each in parts)
+        update += sum(problem.modules[number].update for number in modules)
+        update += sum(
+            count * sort.update
+            for by_sort in counts
+            for sort, count in zip(problem.sorts, by_sort, strict=True)
+        )
+        least_work = max((each.work for parts in fixed for each in parts), default=0.0)
+        items = [
+            (chunk, sort, alive[chunk], count)
+            for chunk, by_sort in enumerate(counts)
+            for sort, count in enumerate(by_sort)
+            if count
+        ]
+        best: tuple[float, float, Integers] | None = None
+        for work in self.works:
+            if work < least_work:
+                continue
+            room = problem.budget - held - kept - work
+            selection = self._select(items, room, work)
+            if selection is not None and (best is None or selection[0] < best[0]):
+                best = (selection[0], selection[1] + held + kept + work, selection[2])
+        if best is None:
+            return None
+        _, memory, chosen = best
+        split: list[list[tuple[int, ...]]] = [
+            [(0,) * len(sort.choices) for sort in problem.sorts] for _ in own
+        ]
+        forward = [sum(each.forward for each in parts) for parts in fixed]
+        backward = [sum(each.backward for each in parts) for parts in fixed]
+        start = 0
+        for chunk, sort, _, count in items:
+            choices = problem.sorts[sort].choices
+            numbers = tuple(int(n) for n in chosen[start : start + len(choices)])
+            start += len(choices)
+            split[chunk][sort] = numbers
+            forward[chunk] += count * problem.sorts[sort].forward
+            backward[chunk] += sum(
+                n * choice.backward for n, choice in zip(numbers, choices, strict=True)
+            )
+        return StagePlan(tuple(forward), tuple(backward), update, memory, tuple(map(tuple, split)))
+
+    def _select(
+        self, items: Sequence[tuple[int, int, int, int]], room: float, work: float
+    ) -> tuple[float, float, Integers] | None:
+        """Return the least time within the room: time, memory, counts of each item in turn."""
+        whole = Frontier(np.zeros(1), np.zeros(1), np.zeros((1, 0), dtype=np.int64))
+        for _, sort, alive, count in items:
+            alike = self._of_sort(sort, alive, count, work)
+            if alike is None:
+                return None
+            whole = joined(whole, alike, room)
+            if not len(whole.memory):
+                return None
+        if whole.memory[-1] > room:
+            return None
+        return float(whole.time[-1]), float(whole.memory[-1]), whole.counts[-1]
+
+    def _of_sort(self, sort: int, alive: int, count: int, work: float) -> Frontier | None:
+        """Return the frontier of so many layers of a sort; None if no choice is within `work`."""
+        key = (sort, alive, count, work)
+        if key not in self._alike:
+            self._alike[key] = self._multiply(sort, alive, count, work)
+        return self._alike[key]
+
+    def _multiply(self, sort: int, alive: int, count: int, work: float) -> Frontier | None:
+        if count == 1:
+            choices = self.problem.sorts[sort].choices
+            within = [n for n, choice in enumerate(choices) if choice.work <= work]
+            if not within:
+                return None
+            memory = np.array([choices[n].held + alive * choices[n].kept for n in within])
+            time = np.array([choices[n].backward for n in within])
+            return _pareto(memory, time, np.eye(len(choices), dtype=np.int64)[within])
+        half = self._of_sort(sort, alive, count // 2, work)
+        rest = self._of_sort(sort, alive, count - count // 2, work)
+        if half is None or rest is None:
+            return None
+        return joined(half, rest, np.inf, alike=True)
+
+
+def joined(a: Frontier, b: Frontier, room: float, *, alike: bool = False) -> Frontier:
+    """Return the frontier of a selection of each; `alike`: of layers of one sort."""
+    memory = (a.memory[:, None] + b.memory).ravel()
+    time = (a.time[:, None] + b.time).ravel()
+    of_a, of_b = np.divmod(np.arange(len(memory)), len(b.memory))
+    fits = memory <= room
+    memory, time, of_a, of_b = memory[fits], time[fits], of_a[fits], of_b[fits]
+    order, keep = _best_of(memory, time)
+    chosen = order[keep]
+    one, other = a.counts[of_a[chosen]], b.counts[of_b[chosen]]
+    counts = one + other if alike else np.concatenate([one, other], axis=1)
+    return Frontier(memory[chosen], time[chosen], counts)
+
+
+def _pareto(memory: Numbers, time: Numbers, counts: Integers) -> Frontier:
+    order, keep = _best_of(memory, time)
+    chosen = order[keep]
+    return Frontier(memory[chosen], time[chosen], counts[chosen])
+
+
+def _best_of(memory: Numbers, time: Numbers) -> tuple[Integers, Flags]:
+    """Return an order of rising memory, and which of its entries are faster than all before."""
+    order = np.lexsort((time, memory))
+    least = np.minimum.accumulate(time[order])
+    keep = np.ones(len(order), dtype=bool)
+    keep[1:] = least[1:] < least[:-1]
+    return order, keep
