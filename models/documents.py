@@ -11,8 +11,9 @@ generation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from torch.nn import functional as F
 
 from ..console.errors import ConfigError, Problem
 from .parallel.axes import Axis
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Documents:
     _layouts: dict[int, Aligned] = field(default_factory=dict, repr=False, compare=False)
     _buckets: list[Buckets] = field(default_factory=list, repr=False, compare=False)
     _spans: list[Spans] = field(default_factory=list, repr=False, compare=False)
+    _others: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def from_cu_seqlens(cls, cu_seqlens: Tensor, shape: tuple[int, int]) -> Documents:
@@ -71,7 +75,7 @@ class Documents:
         if self.positions.device == device:
             return self
         whole = None if self.whole is None else self.whole.to(device)
-        return Documents(_moved(self.positions, device), whole, self)
+        return Documents(moved(self.positions, device), whole, self)
 
     @property
     def index(self) -> Tensor:
@@ -91,11 +95,13 @@ class Documents:
         Positions are negative before the start of the first document: the history must be zero
         there.
         """
-        if before not in self._longer:
-            past = torch.arange(-before, 0, device=self.positions.device)
-            positions = torch.cat([self.positions[:, :1] + past, self.positions], dim=1)
-            self._longer[before] = Documents(positions)
-        return self._longer[before]
+        if before in self._longer:
+            return self._longer[before]
+        past = torch.arange(-before, 0, device=self.positions.device)
+        longer = Documents(torch.cat([self.positions[:, :1] + past, self.positions], dim=1))
+        if not torch.compiler.is_compiling():  # a graph must not depend on earlier calls
+            self._longer[before] = longer
+        return longer
 
     def buckets(self) -> Buckets:
         """Layout in which each document has its own row."""
@@ -104,24 +110,40 @@ class Documents:
             self._buckets.append(built.to(self.positions.device))
         return self._buckets[0]
 
-    def spans(self) -> Spans:
+    def spans(self, *, compiled: bool = False) -> Spans:
         """Ends of the documents, for attention that keeps them apart by itself."""
         if not self._spans:
-            built = Spans.build(self.host or self)
-            self._spans.append(built.to(self.positions.device))
+            built = Spans.build(self.host or self, compiled=compiled)
+            built = built.to(self.positions.device)
+            if compiled:
+                torch._dynamo.mark_dynamic(built.ends, 0)
+            self._spans.append(built)
         return self._spans[0]
 
-    def prepare(self, chunks: Iterable[int], *, spans: bool = False) -> None:
-        """Build layouts in advance: their sizes depend on the data, which a compiler cannot see."""
-        for chunk in chunks:
-            self.aligned(chunk)
-        if spans:
-            self.spans()
+    def kept(self, key: Hashable, build: Callable[[Documents], T]) -> T:
+        """Return a layout of another module, which `build` derives from documents in host memory;
+        it is built once for each key."""
+        if key not in self._others:
+            self._others[key] = build(self.host or self)
+        layout: T = self._others[key]
+        return layout
 
-    def aligned(self, chunk: int) -> Aligned:
+    def prepare(
+        self, chunks: Iterable[int], *, spans: bool = False, compiled: bool = False
+    ) -> None:
+        """Build layouts in advance: their sizes depend on the data, which a compiler cannot see.
+
+        If `compiled`, sizes take few values, because each size has its own graphs.
+        """
+        for chunk in chunks:
+            self.aligned(chunk, compiled=compiled)
+        if spans:
+            self.spans(compiled=compiled)
+
+    def aligned(self, chunk: int, *, compiled: bool = False) -> Aligned:
         """Layout in which each document begins at a multiple of `chunk`."""
         if chunk not in self._layouts:
-            built = Aligned.build(self.host or self, chunk)
+            built = Aligned.build(self.host or self, chunk, compiled=compiled)
             self._layouts[chunk] = built.to(self.positions.device)
         return self._layouts[chunk]
 
@@ -160,8 +182,9 @@ class Aligned:
     """Rows spread out so that no chunk holds two documents.
 
     The cost is less than one chunk of padding for each document, and at most a sixteenth more, so
-    that the number of chunks takes few values. A chunk is either the first of its document, and no
-    state enters it, or it continues the chunk before.
+    that the number of chunks takes few values. (In a compiled model at most a quarter more, or
+    twice the padding, so that it takes at most nine values with chunks of 32.) A chunk is either
+    the first of its document, and no state enters it, or it continues the chunk before.
     """
 
     chunk: int
@@ -173,7 +196,7 @@ class Aligned:
     """bool [rows, chunks]: True if the chunk continues the document of the chunk before."""
 
     @classmethod
-    def build(cls, documents: Documents, chunk: int) -> Aligned:
+    def build(cls, documents: Documents, chunk: int, *, compiled: bool = False) -> Aligned:
         starts = documents.segment_starts()
         rows, length = starts.shape
         column = torch.arange(length, device=starts.device).expand(rows, length)
@@ -182,8 +205,13 @@ class Aligned:
         previous = column[:, 1:] - begins[:, :-1]
         padding = torch.where(starts[:, 1:], -previous % chunk, 0)
         place = column + F.pad(padding, (1, 0)).cumsum(dim=1)
-        step = max(1, length // chunk // 16)
-        chunks = -(-(int(place.max()) // chunk + 1) // step) * step
+        needed, fewest = int(place.max()) // chunk + 1, -(-length // chunk)
+        if compiled and needed > fewest:  # padding is a quarter of the row, or twice that, …
+            step = max(1, fewest // 4)
+            chunks = fewest + step * power_of_two(-(-(needed - fewest) // step))
+        else:
+            step = max(1, length // chunk // 16)
+            chunks = -(-needed // step) * step
         source = torch.full((rows, chunks * chunk), length, device=starts.device)
         source.scatter_(1, place, column)
         # A chunk that starts at position 0 has no incoming state; a row may continue a document.
@@ -193,7 +221,7 @@ class Aligned:
 
     def to(self, device: torch.device) -> Aligned:
         tensors = (self.source, self.place, self.continues)
-        return Aligned(self.chunk, *(_moved(tensor, device) for tensor in tensors))
+        return Aligned(self.chunk, *(moved(tensor, device) for tensor in tensors))
 
     def spread(self, x: Tensor) -> Tensor:
         """[rows, length, width] → [rows, chunks, chunk, width]; padding is zero."""
@@ -246,8 +274,8 @@ class Buckets:
         return cls(sources, place[:-1])
 
     def to(self, device: torch.device) -> Buckets:
-        sources = [_moved(source, device) for source in self.sources]
-        return Buckets(sources, _moved(self.place, device))
+        sources = [moved(source, device) for source in self.sources]
+        return Buckets(sources, moved(self.place, device))
 
     def spread(self, x: Tensor) -> list[Tensor]:
         """[rows, length, …] → [documents, size, …] for each bucket; padding is zero."""
@@ -269,19 +297,22 @@ class Spans:
     ends: Tensor
     """int32 [documents + 1]: 0, and the end of each document."""
     longest: int
-    """Upper bound of the tokens of a document, a power of two: it takes few values, for each of
-    which a compiler compiles once."""
+    """Upper bound of the tokens of a document, a power of two. In a compiled model it is at least
+    an eighth of the row: each value has its own graphs."""
 
     @classmethod
-    def build(cls, documents: Documents) -> Spans:
+    def build(cls, documents: Documents, *, compiled: bool = False) -> Spans:
+        length = documents.positions.shape[1]
         starts = documents.segment_starts().flatten()
         begins = starts.nonzero().squeeze(1)
         ends = torch.cat([begins, begins.new_tensor([starts.numel()])])
         longest = int(ends.diff().max())
-        return cls(ends.int(), 1 << (longest - 1).bit_length())
+        if compiled:
+            longest = max(longest, length // 8)
+        return cls(ends.int(), power_of_two(longest))
 
     def to(self, device: torch.device) -> Spans:
-        return Spans(_moved(self.ends, device), self.longest)
+        return Spans(moved(self.ends, device), self.longest)
 
 
 def plain_layout(rows: int, length: int, chunk: int, device: torch.device) -> Aligned:
@@ -298,7 +329,12 @@ def plain_layout(rows: int, length: int, chunk: int, device: torch.device) -> Al
     )
 
 
-def _moved(x: Tensor, device: torch.device) -> Tensor:
+def power_of_two(number: int) -> int:
+    """Return the smallest power of two that is at least `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+def moved(x: Tensor, device: torch.device) -> Tensor:
     """Copy x to a device; copies to a GPU are asynchronous."""
     if device.type != "cuda" or x.is_cuda:
         return x.to(device)

@@ -13,6 +13,7 @@ from ..console import command
 from ..console.errors import SeveralErrors, UserError
 from .costs.planner.cli import plan
 from .launch.options import StartOptions, command_words, start_options
+from .measure.cli import profile
 from .weights.commands import export, sample
 
 if TYPE_CHECKING:
@@ -203,6 +204,7 @@ def report(folders: tuple[str, ...], compare: bool, out: str | None, as_json: bo
 
 
 main.add_command(plan)
+main.add_command(profile)
 main.add_command(export)
 main.add_command(sample)
 

@@ -15,17 +15,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headrace.models.kernels import fft_convolution, gated_rms_norm, linear_cross_entropy, rms_norm
-from headrace.models.kernels import ssd as ssd_kernel
 from headrace.models.kernels.choice import Kernel
 from headrace.models.layers.convolution import causal_convolution
 from headrace.models.layers.gated_convolution import gated_convolution, gated_input, gated_modal
 from headrace.models.layers.gated_scan import gated_scan
+from headrace.models.layers.mixed_scan import mixed_scan
 from headrace.models.layers.norms import GatedRMSNorm, RMSNorm
 from headrace.models.layers.rope import Rope, plain, rotate, rotation
-from headrace.models.layers.scan import ssd
 from headrace.models.loss import cross_entropy
 from headrace.models.operators.mlp import gated
-from headrace.models.precision import widen
+
+from . import _kernel_libraries as libraries
 
 Passes = Callable[..., Any]
 
@@ -103,28 +103,9 @@ def norms(size: Size) -> Timed:
 
     peers = {"eager": plain_sum, "compiled": size.compiled(plain_sum)}
     moved = (4 * size.bytes, 4 * size.bytes)
-    return Timed("add + RMSNorm", inputs, ours, peers | liger_norm(size, module.weight), moved)
-
-
-def liger_norm(size: Size, weight: torch.nn.Parameter) -> dict[str, Passes]:
-    """Return Liger's norm, if installed: after a sum, and with the sum fused."""
-    try:
-        from liger_kernel.transformers.fused_add_rms_norm import LigerFusedAddRMSNorm
-        from liger_kernel.transformers.rms_norm import LigerRMSNorm
-    except ImportError:
-        return {}
-    behind, fused = LigerRMSNorm(size.width), LigerFusedAddRMSNorm(size.width)
-    behind.weight = fused.weight = weight
-
-    def add(residual: Tensor, x: Tensor, weight: Tensor) -> Any:
-        total = residual + x
-        return total, behind(total)
-
-    def add_within(residual: Tensor, x: Tensor, weight: Tensor) -> Any:
-        normal, total = fused(x, residual)
-        return total, normal
-
-    return {"Liger": add, "Liger, the sum fused": add_within}
+    return Timed(
+        "add + RMSNorm", inputs, ours, peers | libraries.norms(size.width, module.weight), moved
+    )
 
 
 def gated_norms(size: Size) -> Timed:
@@ -140,6 +121,7 @@ def gated_norms(size: Size) -> Timed:
         return module(y, z)
 
     peers = {"eager": plain_norm, "compiled": size.compiled(plain_norm)}
+    peers |= libraries.gated_norms(1e-5)
     return Timed("gated RMSNorm", inputs, ours, peers, (3 * size.bytes, 5 * size.bytes))
 
 
@@ -162,7 +144,7 @@ def glus(size: Size) -> Timed:
     def run(kernel: Kernel) -> Passes:
         return lambda x: gated(x, "silu", kernel)
 
-    peers = {"eager": run("torch"), "compiled": size.compiled(run("torch"))}
+    peers = {"eager": run("torch"), "compiled": size.compiled(run("torch"))} | libraries.glus()
     return Timed("SwiGLU", inputs, run("auto"), peers, (3 * size.bytes, 5 * size.bytes))
 
 
@@ -184,7 +166,8 @@ def losses(size: Size) -> Timed:
         return cross_entropy(hidden @ matrix.T, targets, weights, z_loss=1e-4)[0]
 
     operations = 6.0 * tokens * vocabulary * size.width
-    return Timed("linear + cross-entropy", inputs, ours, {"eager": eager}, operations=operations)
+    peers = {"eager": eager} | libraries.losses(targets)
+    return Timed("linear + cross-entropy", inputs, ours, peers, operations=operations)
 
 
 def convolutions(size: Size, reach: int, name: str) -> Timed:
@@ -215,7 +198,8 @@ def featurizers(size: Size) -> Timed:
         return y.transpose(1, 2)
 
     moved = (2 * size.bytes, 3 * size.bytes)
-    return Timed("featurizer, 3 taps", inputs, gated_convolution, {"conv1d": conv1d}, moved)
+    peers = {"conv1d": conv1d} | libraries.featurizers()
+    return Timed("featurizer, 3 taps", inputs, gated_convolution, peers, moved)
 
 
 def transforms(size: Size) -> Timed:
@@ -272,24 +256,21 @@ def ssds(size: Size) -> Timed:
     """Return SSD in the proportions of Mamba-2: heads of 64 channels, 128 states, one group."""
     heads, length = max(size.width // 64, 1), max(size.length // 8, 8)  # the plain form is large
     inputs = {
-        "x": size.normal(1, length, heads, 64),
-        "dt": torch.rand(1, length, heads, device=size.device).requires_grad_(),
-        "A": (-torch.rand(heads, device=size.device) - 0.5).requires_grad_(),
-        "B": size.normal(1, length, 1, 128),
-        "C": size.normal(1, length, 1, 128),
+        "mixed": size.normal(1, length, heads * 64 + 2 * 128),  # x, B and C
+        "dt": size.normal(1, length, heads),
+        "bias": (torch.rand(heads, device=size.device) - 4).requires_grad_(),
+        "A_log": torch.rand(heads, device=size.device).requires_grad_(),
+        "D": torch.ones(heads, device=size.device, requires_grad=True),
     }
 
-    def ours(**given: Tensor) -> Tensor:
-        return ssd_kernel.ssd(**given, state=None, positions=None, axis="")[0]
+    def run(kernel: Kernel) -> Passes:
+        return lambda **given: mixed_scan(**given, head_dim=64, state_size=128, kernel=kernel)[0]
 
-    def chunked(**given: Tensor) -> Tensor:
-        return ssd(**{name: widen(x) for name, x in given.items()})[0]
-
-    x = float(inputs["x"].nbytes)
-    summed = 4.0 * x  # states of chunks of 64 tokens in fp32, one sum per chunk
-    states = summed / 4 * inputs["x"].itemsize  # states at the start of each chunk
-    moved = (3 * x + 2 * summed + 2 * states, 4 * x + 2 * summed + 3 * states)
-    return Timed("SSD", inputs, ours, {"the plain chunked form": chunked}, moved)
+    mixed, dt = float(inputs["mixed"].nbytes), float(inputs["dt"].nbytes)
+    y = float(length * heads * 64 * size.dtype.itemsize)
+    moved = (mixed + dt + y, 2 * mixed + 2 * dt + y)
+    peers = {"the plain chunked form": run("torch")} | libraries.scans(64, 128)
+    return Timed("SSD", inputs, run("auto"), peers, moved)
 
 
 def selective_scans(size: Size) -> Timed:

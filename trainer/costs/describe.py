@@ -44,6 +44,7 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
             "sources": [source.name for source in job.plan.sources],
         },
         "layout": job.layout,
+        "fp8": fp8(job),
         "experts": experts(job),
         "groups": costs.groups(job),
         "batch": costs.batches(job),
@@ -51,7 +52,7 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
         "memory_by_tensor_rank": greatest,
         "stages": stages,
         "pipeline": pipeline.pipelines(job) if job.run.layout.pp > 1 else [],
-        "warnings": pipeline.warnings(job),
+        "warnings": [*pipeline.warnings(job), *eager_operators(job), *emulation(job)],
         "checkpoints": {"bytes": costs.checkpoint_bytes(job), "saved": costs.checkpoints(job)},
         "configuration": reader.plain(job.run),
     }
@@ -66,6 +67,50 @@ def experts(job: Job) -> list[str]:
         for name, count in counts.items()
         if count is not None and ep > 1
     ]
+
+
+def fp8(job: Job) -> str:
+    """Return the share of products in FP8 in words; empty for another precision."""
+    from ...models.accounting.count import build_meta
+    from ...models.fp8 import summary
+
+    if job.precision.fp8 is None:
+        return ""
+    found = summary(build_meta(job.model), job.precision.fp8)
+    return (
+        f"{found['share']:.1%} of the FLOPs of matrices; in training, where gradients of weights "
+        f"stay in bf16, {found['training_share']:.1%}"
+    )
+
+
+def emulation(job: Job) -> list[str]:
+    """Return a warning if the device has no units for FP8."""
+    if job.precision.fp8 is None or job.run.device == "cuda":
+        return []
+    return [
+        "the CPU emulates FP8: values are rounded as on a GPU, and products are slower than bf16"
+    ]
+
+
+def eager_operators(job: Job) -> list[str]:
+    """Return a line for each operator that torch.compile leaves out of its graphs."""
+    import torch
+
+    from ...models.accounting.count import build_meta
+    from ...models.compilation import left_out
+    from ...models.parallel.axes import Axes, Axis
+
+    if not job.run.engine.compile:
+        return []
+    layout = job.run.layout
+    axes = Axes(
+        context=Axis(None, 0, layout.cp),
+        experts=Axis(None, 0, layout.ep),
+        attention=layout.attention,
+        hyena_li=layout.hyena_li,
+    )
+    found = left_out(build_meta(job.model), axes, torch.device(job.run.device))
+    return [f"engine.compile: `{name}` runs eagerly: {reason}" for name, reason in found.items()]
 
 
 def stripe(job: Job) -> str:
@@ -88,6 +133,7 @@ def lines(about: dict[str, Any]) -> list[str]:
         f"layout       {layout['engine']}, {layout['processes']} × {layout['device']} = "
         f"{degrees(layout)}, {layout['precision']}",
     ]
+    text += [f"fp8          {about['fp8']}"] if about["fp8"] else []
     text += [f"experts      {line}" for line in about["experts"]]
     for phase in about["batch"]:
         text.append(
@@ -123,16 +169,16 @@ def _stage(stage: dict[str, Any]) -> str:
         f"{first}" if first == last else f"{first}–{last}" for first, last in stage["layers"]
     )
     return (
-        f"layers {layers}: {stage['parameters']:,} parameters, {_size(_total(stage['memory']))} on "
-        "each rank"
+        f"layers {layers}: {stage['parameters']:,} parameters, "
+        f"{shown_size(_total(stage['memory']))} on each rank"
     )
 
 
 def _pipeline(phase: dict[str, Any]) -> str:
     return (
         f"{phase['phase']}: {phase['micro_batches']} micro-batches, {phase['bubble']:.1%} of a "
-        f"step idle; {phase['messages']} messages, {_size(phase['message_bytes'])} between stages "
-        "for each data-parallel rank"
+        f"step idle; {phase['messages']} messages, {shown_size(phase['message_bytes'])} between "
+        "stages for each data-parallel rank"
     )
 
 
@@ -174,9 +220,9 @@ def _memory(by_rank: list[dict[str, int]], stage: str) -> list[str]:
     text = []
     for rank, parts in enumerate(by_rank[:1] if alike else by_rank):
         where = "each rank" if alike else f"each rank of tensor rank {rank}"
-        named = ", ".join(f"{part} {_size(size)}" for part, size in parts.items() if size)
+        named = ", ".join(f"{part} {shown_size(size)}" for part, size in parts.items() if size)
         more = "" if "activations" in parts else ", and activations"
-        text.append(f"{_size(_total(parts))} on {where}{stage} ({named}){more}")
+        text.append(f"{shown_size(_total(parts))} on {where}{stage} ({named}){more}")
     return text
 
 
@@ -185,6 +231,7 @@ def configuration(about: dict[str, Any]) -> str:
     return f"configuration\n{textwrap.indent(reader.dump(about['configuration']), '  ')}"
 
 
-def _size(size: int) -> str:
+def shown_size(size: int) -> str:
+    """Format bytes as MiB or GiB."""
     unit, name = (GIGABYTE, "GiB") if size >= GIGABYTE / 10 else (1 << 20, "MiB")
     return f"{size / unit:.3g} {name}"

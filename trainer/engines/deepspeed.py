@@ -48,6 +48,12 @@ class DeepSpeedConfig(EngineConfig):
                 f"stages of a pipeline (layout.pp={layout.pp}) have different ones",
                 hint="use engine.kind=fsdp2, which shards weights too, or engine.zero=2",
             )
+        if self.zero == 3 and self.compile:
+            raise LayoutError(
+                "engine.compile cannot compile blocks under DeepSpeed's ZeRO-3 (engine.zero=3), "
+                "which gathers weights at each module within a block",
+                hint="use engine.kind=fsdp2, which shards weights too, or engine.zero=2",
+            )
         if layout.ep > 1 and self.zero not in (1, 2):
             also = ", which shards weights too" if self.zero == 3 else ""
             raise LayoutError(
@@ -61,7 +67,7 @@ class DeepSpeedConfig(EngineConfig):
             )
 
     def describe(self) -> str:
-        return f"DeepSpeed ZeRO-{self.zero}"
+        return f"DeepSpeed ZeRO-{self.zero}{', compiled' if self.compile else ''}"
 
     def state_layout(
         self,
@@ -125,6 +131,7 @@ class DeepSpeed:
         self.plain = config.zero == 0
         self.clip = optimizer.clip
         self.updates = 0
+        config.compile_blocks(model, parallel.device)
         named = parameters(objective)
         self.optimizer = optimizer.build(model, groups, named)
         _allow(type(self.optimizer))

@@ -46,10 +46,9 @@ class Fsdp2Config(EngineConfig):
     holds one block whole. `micro-batch`: once for each micro-batch; it holds all weights of its
     stage whole. `step`: once for a step; it holds weights and gradients whole. Default: `step` for
     a pipeline, whose stages are small, else `block`."""
-    compile: bool = False
-    """Compile each block with torch.compile."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.shard is not None and self.shard < 1:
             raise ValueError(f"shard must be at least 1, not {self.shard}")
 
@@ -68,14 +67,6 @@ class Fsdp2Config(EngineConfig):
                 f"copy of the state, and layout.ep={layout.ep} ranks that split the experts: "
                 "neither divides the other",
                 hint="choose engine.shard so that one divides the other, or leave it out",
-            )
-        degrees = {name: getattr(layout, name) for name in ("tp", "cp", "ep")}
-        if self.compile and max(degrees.values()) > 1:
-            words = [f"layout.{name}={degree}" for name, degree in degrees.items()]
-            raise LayoutError(
-                "engine.compile cannot compile the communication of tensor, context or expert "
-                f"parallelism ({', '.join(words)})",
-                hint="set engine.compile=false, or layout.tp=1, layout.cp=1 and layout.ep=1",
             )
 
     def describe(self) -> str:
@@ -141,6 +132,7 @@ class Fsdp2:
         import torch
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+        from ...models.layers.fp8_gather import gather_matrices
         from .full_precision import FullPrecision
         from .groups import local_shards, parameter_groups
         from .objective import parameters
@@ -180,13 +172,13 @@ class Fsdp2:
             for child in operator.children():  # a router: gathered once for both passes
                 fully_shard(child, **{**wanted, "reshard_after_forward": False})
             fully_shard(operator, **{**wanted, "mesh": self.of_experts.mesh})
+        config.compile_blocks(model, parallel.device)
         for block in model.typed_blocks():
-            if config.compile:
-                block.compile()
             fully_shard(block, **wanted)
         # A forward pass ends with the head, and its backward pass begins there: no second gather.
         self.root: Any = fully_shard(objective, **{**wanted, "reshard_after_forward": False})
         objective.to_empty(device=parallel.device)  # shards only
+        gather_matrices(model, shared)
         self.fp32.give_back()
         self.objective = objective
         self.parameters = parameters(objective)

@@ -7,13 +7,24 @@ a folder holds this run and no other.
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from functools import partial
 
-from ...console.errors import LayoutError, MisuseError, PlanError, RunError, StorageError, run_all
+from ...console.errors import (
+    LayoutError,
+    MissingError,
+    MisuseError,
+    PlanError,
+    RunError,
+    StorageError,
+    run_all,
+)
 from ...console.log import get_logger
+from ...console.machine import cpp_problem
 from ...console.progress import as_bytes
 from ...dataplane.order.timeline import PhaseRows
 from ...dataplane.storage import storage
+from ...models.layers.attention_order import ON_CPU
 from ...models.layers.recompute import Selective
 from ..checkpoints import store
 from ..cluster.ranks import is_first, joined
@@ -33,7 +44,8 @@ DISK_RESERVE = 1 << 20
 
 def check(job: Job) -> None:
     """Raise all errors that are known before the first step, on whatever machines the job runs."""
-    checks = [_engine, _layout, _recompute, _vocabulary, _groups, _weights, _held_out]
+    checks = [_engine, _layout, _recompute, _fp8, _attention, _vocabulary, _groups]
+    checks += [_weights, _held_out]
     checks += [_loggers, _store] * is_first()
     run_all(
         *(partial(check, job) for check in checks),
@@ -42,8 +54,23 @@ def check(job: Job) -> None:
 
 
 def check_machine(job: Job) -> None:
-    """Raise if this machine cannot run the job: too few GPUs, too small a disk."""
-    run_all(partial(_devices, job), partial(check_disk, job))
+    """Raise if this machine cannot run the job: too few GPUs, too small a disk, no compiler."""
+    checks = (_devices, _fp8_units, check_disk, check_compiler)
+    run_all(*(partial(check, job) for check in checks))
+
+
+def check_compiler(job: Job) -> None:
+    """Raise if the engine compiles code for the CPU, and this machine has no C++ compiler."""
+    engine = job.run.engine
+    if not (engine.compile and engine.compile_backend == "inductor" and job.run.device == "cpu"):
+        return
+    problem = cpp_problem()
+    if problem is not None:
+        raise MissingError(
+            f"engine.compile needs a C++ compiler on CPU: {problem}",
+            hint="apt-get install g++ (and python3-dev), or name a compiler in the environment "
+            "variable CXX; or set engine.compile=false",
+        )
 
 
 def check_disk(job: Job) -> None:
@@ -66,19 +93,24 @@ def check_folder(job: Job) -> None:
 
 
 def check_profile(job: Job, options: StartOptions) -> None:
-    """Raise if the plan has none of the steps of --profile; warn if the run has taken them all."""
-    steps, plan = options.profiled_steps, job.plan
-    if steps is None:
-        return
-    if steps.start >= plan.last_step or steps.stop <= plan.first_step:
+    """Raise if the plan has none of the steps of --profile or --memory-snapshot, or if there is no
+    GPU whose memory could be recorded; warn if the run has taken the steps."""
+    if options.memory_snapshot is not None and job.run.device == "cpu":
+        step = options.memory_snapshot
         raise MisuseError(
-            f"--profile {options.profile}: the plan has steps {plan.first_step} to "
-            f"{plan.last_step - 1}",
-            hint="choose steps of the plan, as in --profile 10:15",
+            "--memory-snapshot needs a GPU: torch records the history of CUDA's allocator alone",
+            hint=f"--profile {step}:{step + 1} traces the memory of operations on the CPU too",
         )
+    first, last = job.plan.first_step, job.plan.last_step - 1
     saved = store.committed(job.folder.checkpoints)
-    if saved and store.step_of(saved[-1]) >= steps.stop:
-        log.warning("--profile %s traces nothing: the run has taken these steps", options.profile)
+    for words, steps in options.traced_steps.items():
+        if steps.start > last or steps.stop <= first:
+            raise MisuseError(
+                f"{words}: the plan has steps {first} to {last}",
+                hint="choose steps of the plan, as in --profile 10:15 or --memory-snapshot 12",
+            )
+        if saved and store.step_of(saved[-1]) >= steps.stop:
+            log.warning("%s writes nothing: the run has taken these steps", words)
 
 
 def _engine(job: Job) -> None:
@@ -107,10 +139,45 @@ def _layout(job: Job) -> None:
 def _recompute(job: Job) -> None:
     """Raise if the rules do not fit the model's layers or the engine."""
     saves = any(isinstance(rule, Selective) for rule in job.rules)
-    if saves and getattr(job.run.engine, "compile", False):
+    if saves and job.run.engine.compile:
         raise LayoutError(
             "recompute.save cannot keep results inside a compiled block",
             hint="set engine.compile=false, or choose another form of recompute",
+        )
+
+
+def _fp8(job: Job) -> None:
+    """Raise if precision=fp8 would compute nothing in FP8."""
+    from ...models.accounting.count import build_meta
+    from ...models.fp8 import matrices
+
+    settings = job.precision.fp8
+    if settings is None:
+        return
+    reasons = [each.reason for each in matrices(build_meta(job.model), settings)]
+    if None not in reasons:
+        most = Counter(filter(None, reasons)).most_common()
+        raise LayoutError(
+            "precision=fp8 computes no matrix of this model in FP8: "
+            + ", ".join(f"{count} {reason}" for reason, count in most),
+            hint="choose another fp8.smallest, fp8.ends or fp8.matrices (`headrace models show "
+            "MODEL --precision fp8 --fp8 smallest=256` lists the matrices), or precision=bf16",
+        )
+
+
+def _attention(job: Job) -> None:
+    """Raise if the device has none of the implementations of attention that may run."""
+    run = job.run
+    named = f"kernels.attention is [{', '.join(run.kernels.attention)}]"
+    if run.device == "cpu" and ON_CPU.isdisjoint(run.kernels.attention):
+        raise LayoutError(
+            f"{named}, and the CPU has {' and '.join(sorted(ON_CPU))}",
+            hint="add one of them to kernels.attention",
+        )
+    if run.deterministic and not run.kernels.order(deterministic=True):
+        raise LayoutError(
+            f"{named}, which is not deterministic, and the run asks for deterministic: true",
+            hint="add flash to kernels.attention",
         )
 
 
@@ -177,6 +244,18 @@ def _devices(job: Job) -> None:
         raise LayoutError(
             f"{job.processes} processes need {job.processes} GPUs; this machine has {there}",
             hint=f"use processes={there}" if there else "set device=cpu, or use another machine",
+        )
+
+
+def _fp8_units(job: Job) -> None:
+    """Raise if precision=fp8 and this machine's GPU has no units for FP8."""
+    from ..layout.devices import fp8_problem
+
+    problem = fp8_problem() if job.run.device == "cuda" and job.precision.fp8 else None
+    if problem is not None:
+        raise LayoutError(
+            f"precision=fp8 cannot run on this machine: {problem}",
+            hint="use precision=bf16, or a GPU with FP8 (L4, L40S, H100, H200, B200, RTX 4090)",
         )
 
 

@@ -21,10 +21,13 @@ from ...console import log as logs
 from ...console.errors import StorageError, UserError
 from ...dataplane.runlog import writer as lines
 from ...models.accounting.count import build_meta
+from ...models.fp8 import quantize
+from ...models.layers.attention_order import attention_order
 from ..checkpoints import store
 from ..checkpoints.saver import Saver
 from ..cluster import ranks, slurm
 from ..cluster.agreement import agreed, by_first, from_first
+from ..costs import exceeded
 from ..engines.engine import Engine
 from ..engines.objective import Objective
 from ..folder import RunFolder
@@ -33,7 +36,7 @@ from ..layout.groups import Parallel, join
 from ..layout.stages import chunks_of, shared_modules
 from ..loop.loaders import evaluator, training_steps
 from ..loop.loop import Loop, LoopOptions
-from ..loop.profiler import Profiler
+from ..loop.profiler import MemorySnapshot, Profiler, Trace
 from ..record import speed
 from ..record.logger import LoggedRun
 from ..record.loggers import open_loggers
@@ -57,11 +60,15 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
     if _is_finished(job, parallel):
         dist.destroy_process_group()
         return 0
-    watched.beat("building the model")
-    engine = build_engine(job, parallel)
-    watched.beat("loading weights")
-    earlier = restore.checkpoints(job, parallel)
-    state, came_from = restore.begin(job, engine, parallel, earlier, fallback=options.fallback)
+    explained = partial(
+        exceeded.explained, job, parallel.rank, lambda: watched.last[0], parallel.device
+    )
+    with explained():
+        watched.beat("building the model")
+        engine = build_engine(job, parallel)
+        watched.beat("loading weights")
+        earlier = restore.checkpoints(job, parallel)
+        state, came_from = restore.begin(job, engine, parallel, earlier, fallback=options.fallback)
 
     def record() -> RunRecorder:
         records.take_up(folder, job.plan, state, new_ledger=options.new_ledger)
@@ -93,14 +100,16 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
     if run.watch.may_roll_back and not earlier:  # a rollback needs a checkpoint
         saver.save(engine.fragments(), state)
         saver.wait()
-    profiler = None
+    traces: list[Trace] = []
     if options.profiled_steps is not None:
-        profiler = Profiler(folder.profiles, options.profiled_steps, parallel.rank)
+        traces.append(Profiler(folder.profiles, options.profiled_steps, parallel.rank))
+    if options.memory_snapshot is not None:
+        traces.append(MemorySnapshot(folder.profiles, options.memory_snapshot, parallel.rank))
 
     def begin(step: int) -> None:
         watched.beat(f"step {step}")
-        if profiler is not None:
-            profiler.begin(step)
+        for trace in traces:
+            trace.begin(step)
 
     loop = Loop(
         job.plan,
@@ -125,7 +134,8 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
         begin=begin,
     )
     try:
-        state, finished = loop.run(state)
+        with explained(), attention_order(run.kernels.order(deterministic=run.deterministic)):
+            state, finished = loop.run(state)
         recorder.event("finish" if finished else "stop", state.step, ledger=state.ledger)
         if parallel.first and finished:
             slurm.note("finished", state.step)
@@ -138,8 +148,8 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
                 slurm.note("failed", _step_reached(folder))
         raise
     finally:
-        if profiler is not None:
-            profiler.close()
+        for trace in traces:
+            trace.close()
         recorder.close()
     dist.barrier(parallel.control)
     dist.destroy_process_group()
@@ -176,7 +186,7 @@ def _join(job: Job, options: StartOptions) -> Parallel:
 
 
 def build_engine(job: Job, parallel: Parallel) -> Engine:
-    model = build_meta(job.model)
+    model = quantize(build_meta(job.model), job.precision.fp8)
     model.keep(job.cuts, chunks_of(job.run.layout, parallel.pipe.stage))
     model.shard(parallel.axes)
     model.set_recompute(job.rules)
@@ -205,6 +215,7 @@ def _recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRecorde
         {phase.seq_len for phase in job.plan.phases},
         rules=job.rules,
         peak=peak * ranks if peak else None,
+        fp8=job.precision.fp8,
     )
     run = LoggedRun(
         folder=job.folder, plan=job.plan, watch=watch, first_step=first_step, stream=sys.stderr

@@ -3,6 +3,10 @@
     rows of the step ─► micro-batches ─► schedule: forward, backward ─► optimizer step ─► record
                              Σ w over all ranks first: the loss is divided by the global weight
 
+The host launches a step, then reads its norm and losses. On a GPU it launches the next step before
+it reads, unless something between the two steps needs the result: a checkpoint, an evaluation, a
+guard that may roll back.
+
 The loop imports torch alone. It works with any engine and any source of micro-batches.
 """
 
@@ -33,6 +37,7 @@ from .evaluate import Evaluation, Evaluator
 from .execute import execute
 from .guard import Guard, SkippedStep
 from .step_stats import StepStats, gather, step_loss
+from .transfer import Transfer
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,21 @@ class StepRecord:
     ledger: str
     skipped: SkippedStep | None = None
     """Why the step was not applied."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that runs on the device."""
+
+    step: Step[PhaseRows]
+    batches: Sequence[MicroBatch]
+    results: Transfer
+    """The square of the norm, and each micro-batch's losses by row."""
+    received: Sequence[int]
+    """Rows that this rank's experts received, by layer."""
+    lr: float
+    waited: float
+    """Seconds that this rank waited for its rows."""
 
 
 class Recorder(Protocol):
@@ -108,6 +128,11 @@ class Loop:
         self.restore = restore
         self.stop_asked = stop_asked
         self.begin = begin
+        guard = options.guard
+        self.runs_ahead = parallel.device.type == "cuda" and not (
+            guard.needs_loss or guard.may_roll_back
+        )
+        """True if a step is launched before the previous one is read."""
         self.clock = 0.0
         """Time at which the previous step ended."""
 
@@ -126,38 +151,71 @@ class Loop:
             size = micro_rows(self.options.micro_batch_tokens, phase, self.parallel.dp, cp)
             rows = self.steps(state.step, size)
             try:
-                while state.step < end:
-                    state, stop = self._step(state, rows)
-                    if self.saver is not None:
-                        self.saver.poll()
-                    finished = state.step == last
-                    self._evaluate(state, edge=state.step == end)
-                    planned = is_planned(state.step, self.options.save_every, [end])
-                    if planned:
-                        state = replace(state, rollbacks=0)  # rollbacks are counted per checkpoint
-                    if planned or stop:
-                        self._save(state, wait=stop or finished)
-                    if stop and not finished:
-                        return state, False
+                state, stop = self._phase(state, end, rows)
             finally:
                 _close(rows)
+            if stop and state.step < last:
+                return state, False
         if self.saver is not None:
             self.saver.wait()
         return state, True
 
-    def _step(self, state: RunState, rows: Iterator[Sequence[MicroBatch]]) -> tuple[RunState, bool]:
-        step = self.plan.step(state.step)
-        self.begin(step.number)
+    def _phase(
+        self, state: RunState, end: int, rows: Iterator[Sequence[MicroBatch]]
+    ) -> tuple[RunState, bool]:
+        """Train up to step `end`. Return the state reached, and True if the run is to stop."""
+        stop = False
+        ahead: Launched | None = None
+        while state.step < end:
+            launched = ahead or self._launch(state.step, state, rows)
+            following = state.step + 1
+            launches_next = self.runs_ahead and not stop and not self._due(following, end)
+            ahead = self._launch(following, state, rows) if launches_next else None
+            state, asked = self._conclude(state, launched)
+            stop = stop or asked
+            if self.saver is not None:
+                self.saver.poll()
+            if ahead is not None:
+                continue
+            self._evaluate(state, edge=state.step == end)
+            planned = is_planned(state.step, self.options.save_every, [end])
+            if planned:
+                state = replace(state, rollbacks=0)  # rollbacks are counted per checkpoint
+            if planned or stop:
+                self._save(state, wait=stop or state.step == self.plan.last_step)
+            if stop:
+                break
+        return state, stop
+
+    def _due(self, step: int, end: int) -> bool:
+        """Return True if the loop saves, evaluates or ends before `step` begins."""
+        evaluates = self.evaluator is not None and step % self.evaluator.every == 0
+        saves = is_planned(step, self.options.save_every, [end])
+        return evaluates or saves or step in (end, self.options.stop_after)
+
+    def _launch(
+        self, number: int, state: RunState, rows: Iterator[Sequence[MicroBatch]]
+    ) -> Launched:
+        """Launch a step: its passes and its optimizer step. `state` is that of the latest step that
+        was read."""
+        step = self.plan.step(number)
+        self.begin(number)
         asked = time.perf_counter()
         batches = next(rows)
         waited = time.perf_counter() - asked
-        torch.manual_seed(self._seed(step.number))
-
+        torch.manual_seed(self._seed(number))
         losses = self._gradients(batches, state)
-        rate = self.lr(step.number)
-        square, losses = _read(launch(self.engine, rate), losses)
-        result = conclude(self.engine, square)
-        stats = self._gather(step, batches, losses, waited)
+        received = self.engine.objective.take_received()
+        rate = self.lr(number)
+        results = Transfer([launch(self.engine, rate).view(1), *losses])
+        return Launched(step, batches, results, received, rate, waited)
+
+    def _conclude(self, state: RunState, launched: Launched) -> tuple[RunState, bool]:
+        """Read and record a step. Return the state after it, and True if the run is to stop."""
+        step = launched.step
+        square, *losses = launched.results.wait()
+        result = conclude(self.engine, float(square))
+        stats = self._gather(launched, losses)
         skipped = None if result.applied else self._skipped(state, stats)
         restored = None
         if skipped is not None and skipped.action == "rollback":
@@ -166,7 +224,8 @@ class Loop:
         ledger = roll(state.ledger, stats.digests)
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
-        self.recorder.record(StepRecord(step, stats, result, rate, seconds, ledger, skipped))
+        record = StepRecord(step, stats, result, launched.lr, seconds, ledger, skipped)
+        self.recorder.record(record)
         if skipped is not None and skipped.action == "stop":
             raise self._stopped(skipped, step, stats)
         recent = (restored or state).losses  # of the weights that the run keeps
@@ -200,22 +259,17 @@ class Loop:
         orders, before_last = self.orders(len(batches)), decide if guard.needs_loss else None
         return execute(orders, batches, self.engine, self.parallel, weight, before_last)
 
-    def _gather(
-        self,
-        step: Step[PhaseRows],
-        batches: Sequence[MicroBatch],
-        losses: Sequence[torch.Tensor],
-        waited: float,
-    ) -> StepStats:
+    def _gather(self, launched: Launched, losses: Sequence[torch.Tensor]) -> StepStats:
+        step = launched.step
         stats = gather(
-            batches,
+            launched.batches,
             losses,
             len(self.plan.sources),
             range(step.first_row, step.last_row),
             self.parallel,
             self.engine.objective.divisor,
-            data_wait=waited,
-            received=self.engine.objective.take_received(),
+            data_wait=launched.waited,
+            received=launched.received,
             stop=self.stop_asked(),
             save_failed=self.saver is not None and self.saver.failed,
         )
@@ -288,14 +342,6 @@ class Loop:
             f"continues without the step, watch.{key}=rollback from the newest checkpoint's "
             "weights; a lower optimizer.lr in a new run may avoid it",
         )
-
-
-def _read(square: torch.Tensor, losses: Sequence[torch.Tensor]) -> tuple[float, list[torch.Tensor]]:
-    """Return the norm's square and the losses in host memory: the one wait of a step for its
-    device."""
-    numbers = torch.cat([square.view(1), *(each.double() for each in losses)]).cpu()
-    first, *read = numbers.split([1, *map(len, losses)])
-    return float(first), read
 
 
 def _close(rows: Iterator[Sequence[MicroBatch]]) -> None:

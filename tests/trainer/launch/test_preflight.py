@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 
 from headrace.console.errors import (
     CheckpointError,
     ConfigError,
     LayoutError,
+    MissingError,
+    MisuseError,
     PlanError,
     SeveralErrors,
     StorageError,
 )
 from headrace.trainer.cluster.ranks import StopAsked
+from headrace.trainer.costs.describe import describe, eager_operators, lines
 from headrace.trainer.launch import preflight as checks
 from headrace.trainer.launch import start
 from headrace.trainer.launch.options import StartOptions
@@ -51,6 +58,17 @@ def test_stages_that_do_not_fit_are_rejected_together(ask: Any) -> None:
     checks.check(ask("processes=2", "layout.pp=2", "engine.zero=2"))
 
 
+def test_the_device_has_an_implementation_of_attention(ask: Any) -> None:
+    with pytest.raises(LayoutError, match=r"\[cudnn, efficient\], and the CPU has flash and math"):
+        checks.check(ask("kernels.attention=[cudnn, efficient]"))
+    alone = ask("kernels.attention=[cudnn]", "deterministic=true", "device=cuda", dry_run=True)
+    with pytest.raises(LayoutError, match="is not deterministic"):
+        checks.check(alone)
+    with pytest.raises(ConfigError, match=r"kernels\.attention"):
+        ask("kernels.attention=[cudn]")
+    checks.check(ask("kernels.attention=[cudnn, math]"))
+
+
 def test_recompute_fits_the_layers_and_the_engine(ask: Any) -> None:
     with pytest.raises(ConfigError, match="recompute: has 2 rules, and the model 5 layers"):
         checks.check(ask("recompute=[none, block]"))
@@ -59,9 +77,82 @@ def test_recompute_fits_the_layers_and_the_engine(ask: Any) -> None:
     checks.check(ask("recompute={every: 2}", "engine.kind=fsdp2", "engine.compile=true"))
 
 
-def test_a_vocabulary_larger_than_the_models_is_rejected(ask: Any) -> None:
-    from dataclasses import replace
+FP8 = ("precision=fp8", "fp8.smallest=64")
 
+
+def test_fp8_that_computes_nothing_is_rejected(ask: Any) -> None:
+    with pytest.raises(LayoutError, match=r"12 smaller than 2,048") as caught:
+        checks.check(ask("precision=fp8"))
+    assert "fp8.smallest" in str(caught.value.hint)
+    checks.check(ask(*FP8, model="tiny-hybrid"))
+    with pytest.raises(ConfigError, match="fp8 needs precision=fp8, not bf16"):
+        ask("precision=bf16", "fp8.ends=0")
+
+
+def test_a_gpu_without_fp8_is_rejected_by_name(ask: Any) -> None:
+    """A CPU emulates FP8, and the start says so."""
+    gpu = {"get_device_capability": (8, 0), "get_device_name": "NVIDIA A100"}
+    with ExitStack() as stack:
+        for name, value in {**gpu, "is_available": True, "device_count": 1}.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, v=value: v))
+        job = ask(*FP8, "device=cuda", model="tiny-hybrid")
+        with pytest.raises(LayoutError, match=r"GPU 0 \(NVIDIA A100\) has compute capability 8.0"):
+            checks.check_machine(job)
+        assert not describe(job)["warnings"]
+        checks.check_machine(ask("precision=bf16", "device=cuda"))
+        stack.enter_context(
+            mock.patch.object(torch.cuda, "get_device_capability", lambda _: (8, 9))
+        )
+        checks.check_machine(job)
+    emulated = ask(*FP8, "device=cpu", model="tiny-hybrid")
+    checks.check_machine(emulated)
+    about = describe(emulated)
+    assert any("the CPU emulates FP8" in line for line in lines(about))
+    assert any(line.startswith("fp8 ") and "in training" in line for line in lines(about))
+    assert not describe(ask("precision=bf16"))["fp8"]
+
+
+def test_compile_fits_the_engine(ask: Any) -> None:
+    checks.check(ask("processes=2", "engine.compile=true", "layout.tp=2"))
+    with pytest.raises(LayoutError, match=r"cannot compile blocks under DeepSpeed's ZeRO-3") as no:
+        checks.check(ask("engine.compile=true", "engine.zero=3"))
+    assert "engine.kind=fsdp2" in str(no.value.hint)
+    with pytest.raises(ConfigError, match="compile_backend and compile_fallback need compile"):
+        ask("engine.compile_backend=eager")
+
+
+def test_operators_that_run_eagerly_are_named(ask: Any) -> None:
+    def warnings(*words: str) -> list[str]:
+        return eager_operators(ask("processes=2", "layout.cp=2", *words))
+
+    ring = ("layout.attention=ring", "engine.compile=true")
+    [line] = warnings(*ring)
+    assert line.startswith("engine.compile: `attention` runs eagerly: ring attention")
+    assert not warnings("engine.compile=true") and not warnings("layout.attention=ring")
+
+
+@pytest.mark.parametrize("compiler", ["missing", "broken"])
+def test_a_missing_compiler_is_named_before_the_start(
+    compiler: str, ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "c++"
+    if compiler == "broken":
+        file.write_text("#!/bin/sh\necho 'fatal error: Python.h is not here' >&2\nexit 1\n")
+        file.chmod(0o755)
+    monkeypatch.setenv("CXX", str(file))
+    words = "is not installed" if compiler == "missing" else "fails: fatal error: Python.h is not"
+    found = ask("engine.compile=true")
+    with pytest.raises(MissingError, match=rf"needs a C\+\+ compiler on CPU: .*{words}") as caught:
+        start.start(found, StartOptions(), StopAsked())
+    assert "CXX" in str(caught.value.hint)
+    assert not found.folder.root.exists()
+    checks.check_machine(ask("engine.compile=true", "engine.compile_backend=aot_eager"))
+    checks.check_machine(ask())
+    monkeypatch.delenv("CXX")
+    checks.check_machine(found)
+
+
+def test_a_vocabulary_larger_than_the_models_is_rejected(ask: Any) -> None:
     found = ask()
     with pytest.raises(PlanError, match="has 50 ids, the model embeds 37"):
         checks.check(replace(found, plan=replace(found.plan, vocab_size=50)))
@@ -97,8 +188,6 @@ def test_engines_that_do_not_split_experts_are_rejected(ask: Any) -> None:
             checks.check(split(f"engine.zero={zero}"))
         assert "engine.kind=fsdp2" in str(caught.value.hint)
     checks.check(split("engine.zero=2"))
-    with pytest.raises(LayoutError, match=r"compile.*layout\.ep=4"):
-        checks.check(split("engine.kind=fsdp2", "engine.compile=true"))
     three = ("processes=12", "synthetic.batch_rows=12", "engine.kind=fsdp2", "engine.shard=3")
     with pytest.raises(LayoutError, match="neither divides the other"):
         checks.check(ask(*three, "layout.ep=4", model="tiny-moe"))
@@ -143,3 +232,14 @@ def test_initial_weights_define_the_model_and_fit_it(
     with pytest.raises(CheckpointError, match="belong to another model") as caught:
         checks.check(other)
     assert "norm.weight: [128] there, [36] here" in str(caught.value)
+
+
+def test_a_snapshot_needs_a_gpu_and_a_step_of_the_plan(ask: Any) -> None:
+    found = ask()
+    with pytest.raises(MisuseError, match="needs a GPU") as caught:
+        checks.check_profile(found, StartOptions(memory_snapshot=2))
+    assert "--profile 2:3" in str(caught.value.hint)
+    gpu = replace(found, run=replace(found.run, device="cuda"))
+    checks.check_profile(gpu, StartOptions(memory_snapshot=2))
+    with pytest.raises(MisuseError, match="--memory-snapshot 6: the plan has steps 0 to 5"):
+        checks.check_profile(gpu, StartOptions(memory_snapshot=6))

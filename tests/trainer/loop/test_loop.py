@@ -220,6 +220,74 @@ def test_a_spike_rolls_back_weights_and_never_the_row(parallel: Parallel) -> Non
     assert "rows 12 to 17" in str(caught.value)
 
 
+AHEAD = ["launch 0", "launch 1", "read 0", "launch 2", "read 1", "launch 3", "read 2", "read 3"]
+
+
+@pytest.mark.parametrize(
+    ("options", "order"),
+    [
+        ({}, AHEAD),
+        ({"steps": poisoned, "guard": Guard(not_finite="skip")}, AHEAD),
+        ({"stop_after": 3}, ["launch 0", "launch 1", "read 0", "launch 2", "read 1", "read 2"]),
+        # A checkpoint holds the weights after its step: step 2 is launched after the save.
+        ({"save_every": 2}, [*AHEAD[:3], "read 1", "launch 2", "launch 3", "read 2", "read 3"]),
+    ],
+)
+def test_running_ahead_changes_the_order_of_launches_and_reads_alone(
+    parallel: Parallel, options: dict[str, Any], order: list[str]
+) -> None:
+    def run(*, ahead: bool) -> tuple[list[str], Loop, Kept, RunState]:
+        loop, kept = make(parallel, **options)
+        loop.runs_ahead = ahead
+        events: list[str] = []
+        loop.begin = lambda step: events.append(f"launch {step}")
+        record = kept.record
+        kept.record = lambda r: (events.append(f"read {r.step.number}"), record(r))[1]  # type: ignore[method-assign]
+        return events, loop, kept, loop.run(begin())[0]
+
+    events, loop, kept, state = run(ahead=True)
+    assert events == order
+    in_turn, other, expected, same = run(ahead=False)
+    assert [event.split()[0] for event in in_turn] == ["launch", "read"] * len(kept.records)
+    assert state == same
+    for a, b in zip(kept.records, expected.records, strict=True):  # as text, NaN equals NaN
+        assert str((a.stats.losses, a.update, a.lr, a.ledger)) == str(
+            (b.stats.losses, b.update, b.lr, b.ledger)
+        )
+    for key, tensor in everything(loop).items():
+        assert torch.equal(tensor, everything(other)[key]), key
+
+
+def test_a_stop_ends_the_run_after_the_step_that_was_launched_ahead(parallel: Parallel) -> None:
+    loop, kept = make(parallel)
+    loop.runs_ahead, loop.stop_asked = True, lambda: True
+    state, finished = loop.run(begin())
+    assert not finished and state.step == 2
+    assert [record.step.number for record in kept.records] == [0, 1]
+
+
+def test_a_step_ahead_of_one_that_is_not_finite_is_lost_with_the_run(parallel: Parallel) -> None:
+    loop, kept = make(parallel, steps=poisoned)
+    loop.runs_ahead = True
+    with pytest.raises(RunError, match="step 1: the gradients are not finite"):
+        loop.run(begin())
+    assert [record.step.number for record in kept.records] == [0, 1]
+
+
+def test_a_guard_that_needs_the_result_reads_each_step_first(parallel: Parallel) -> None:
+    loop, kept = make(parallel)
+    device = replace(parallel, device=torch.device("cuda"))
+
+    def ahead(guard: Guard) -> bool:
+        options = LoopOptions(micro_batch_tokens=32, seed=1, guard=guard)
+        arguments = (PLAN, steps, lambda step: 1e-2, loop.engine, device, options)
+        return Loop(*arguments, recorder=kept).runs_ahead
+
+    assert ahead(Guard()) and ahead(Guard(not_finite="skip"))
+    assert not ahead(Guard(not_finite="rollback")) and not ahead(Guard(spike="skip"))
+    assert not loop.runs_ahead, "on the CPU there is nothing to wait for"
+
+
 def test_batch_arithmetic() -> None:
     (phase,) = PLAN.phases
     assert (micro_rows(999, phase, 1), micro_batches(6, phase, 1)) == (6, 1)
