@@ -2,8 +2,8 @@
 
 One chunk for each stage: divisions are completed stage by stage in the order of their bounds. The
 choices of each stage are exact (knapsack), and the price is the simulated step. The search ends
-when no bound is below the best price: then nothing is better. It also ends after `EVENTS` simulated
-passes; the solution then states the bound that is left.
+when no bound is below the best price: then nothing is better. It also ends after `MOST` divisions
+or `EVENTS` simulated passes; the solution then states the bound that is left.
 
 Interleaved: all divisions where they are few; otherwise those that lie on a path of moves of one
 layer, as the trainer's default cuts are found (trainer/pipeline/cuts.py).
