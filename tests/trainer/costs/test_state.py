@@ -30,6 +30,9 @@ SINGLE = [
     "deepspeed-3-bf16",
     "fsdp2-0-fp32",
     "fsdp2-0-bf16",
+    "deepspeed-1-bf16-offload",
+    "deepspeed-2-fp32-offload",
+    "fsdp2-0-bf16-ahead",
 ]
 DOUBLE = [
     *SINGLE,
@@ -42,6 +45,11 @@ DOUBLE = [
     "deepspeed-2-bf16-ep2",
     "fsdp2-0-fp32-ep2",
     "fsdp2-1-bf16-tp2ep2",
+    "deepspeed-1-fp32-overlap",
+    "deepspeed-2-bf16-offload",
+    "deepspeed-3-bf16-offload",
+    "deepspeed-3-bf16-hpz",
+    "fsdp2-0-bf16-away",
 ]
 CONTROLLED = ["deepspeed-1-fp32", "deepspeed-3-bf16", "fsdp2-0-fp32"]
 """Layouts of two ranks that `make test` measures, with a negative control; the others are long."""
