@@ -38,8 +38,14 @@ KINDS = {
     "broadcast_": ("broadcast", 1),
 }
 """Kind of each operation, and how often the whole tensor passes a rank."""
-ALL_TO_ALL, SEND = "alltoall_base_", "send"
-OTHER_ENDS = ("recv_", "recv_any_source_", "barrier", "monitored_barrier_")
+FUNCTIONAL = {
+    "all_reduce": ("all-reduce", 2),
+    "all_gather_into_tensor": ("all-gather", 1),
+    "reduce_scatter_tensor": ("reduce-scatter", 1),
+}
+"""Those of the functional operations, whose group is a name, the last argument."""
+ALL_TO_ALL, FUNCTIONAL_ALL_TO_ALL, SEND = "alltoall_base_", "all_to_all_single", "send"
+OTHER_ENDS = ("recv_", "recv_any_source_", "barrier", "monitored_barrier_", "wait_tensor")
 """Operations that send no tensor."""
 
 
@@ -62,7 +68,15 @@ class Count(TorchDispatchMode):
         if name == SEND:
             kind, size = "send", _size(args[0])
         elif name == ALL_TO_ALL:
-            kind, size = "all-to-all", _to_others(*args[1:5])
+            _, sent, group, _, to = args[:5]
+            kind, size = "all-to-all", _to_others(sent, dist.ProcessGroup.unbox(group), to)
+        elif name == FUNCTIONAL_ALL_TO_ALL:
+            kind, size = "all-to-all", _to_others(args[0], _named(args[3]), args[2])
+        elif name in FUNCTIONAL:
+            kind, passes = FUNCTIONAL[name]
+            ranks = _named(args[-1]).size()
+            whole = _size(args[0]) * (ranks if kind == "all-gather" else 1)
+            size = passes * (ranks - 1) * whole // ranks
         else:
             kind, passes = KINDS[name]  # an operation that is not listed is an error
             ranks = _group(args).size()
@@ -78,12 +92,16 @@ def _group(args: Any) -> dist.ProcessGroup:
     return group
 
 
-def _to_others(sent: torch.Tensor, group: Any, due: list[int], to: list[int]) -> int:
+def _named(name: str) -> dist.ProcessGroup:
+    group: dist.ProcessGroup = dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+    return group
+
+
+def _to_others(sent: torch.Tensor, group: Any, to: list[int]) -> int:
     """Return the bytes of an all-to-all; `to` has the rows for each rank, [] if all are equal."""
-    unboxed: dist.ProcessGroup = dist.ProcessGroup.unbox(group)
-    rows = to or [len(sent) // unboxed.size()] * unboxed.size()
+    rows = to or [len(sent) // group.size()] * group.size()
     row = math.prod(sent.shape[1:]) * sent.element_size()
-    return (sum(rows) - rows[unboxed.rank()]) * row
+    return (sum(rows) - rows[group.rank()]) * row
 
 
 def _size(value: Any) -> int:

@@ -31,8 +31,9 @@ PLAIN = "torch"
 ENGINES = ("deepspeed", "fsdp2")
 
 
-def stepper(engine: str) -> tuple[int, Callable[[], None]]:
-    """Return the number of parameters, and a function that takes a step."""
+def stepper(engine: str, *, compiled: bool = False) -> tuple[int, Callable[[], None]]:
+    """Return the number of parameters, and a function that takes a step; `compiled` by
+    torch.compile."""
     import torch
 
     from headrace.models.accounting.count import build_meta
@@ -88,7 +89,8 @@ def stepper(engine: str) -> tuple[int, Callable[[], None]]:
     else:
         group.initialise("gloo", timedelta(minutes=5))
         parallel = join(LayoutConfig(), "cpu", timedelta(minutes=5))
-        ours = KNOWN[engine]().build(objective, settings, PRECISIONS["fp32"], parallel)
+        config_of_engine = KNOWN[engine](compile=compiled)  # type: ignore[call-arg]
+        ours = config_of_engine.build(objective, settings, PRECISIONS["fp32"], parallel)
         give(ours, initial_weights(config, 1))
 
         def step() -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 import click
 
 from . import command
-from .machine import cores, memory
+from .machine import cores, cpp_compiler, cpp_problem, memory
 
 SMALL_DISK = 10e9
 """Free bytes below which a dataset or a few checkpoints may fill the disk."""
@@ -198,12 +198,12 @@ def _devices(report: Report) -> None:
 def _compiler(report: Report) -> None:
     """Add the C++ compiler. headrace needs none; torch.compile on CPU and DeepSpeed's offloading
     do."""
-    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    if compiler:
-        report.found["C++ compiler"] = compiler
+    problem = cpp_problem()
+    if problem is None:
+        report.found["C++ compiler"] = shutil.which(cpp_compiler()) or cpp_compiler()
     else:
-        what = "a C++ compiler (for torch.compile on CPU and DeepSpeed's offloading)"
-        report.missing.append(Missing(what, "apt-get install g++", False))
+        what = f"a C++ compiler (for torch.compile on CPU and DeepSpeed's offloading): {problem}"
+        report.missing.append(Missing(what, "apt-get install g++ python3-dev", False))
 
 
 def _credentials(report: Report) -> None:

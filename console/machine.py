@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import shutil
+import subprocess
 import sys
+import sysconfig
+import tempfile
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 """Limits of a container: version 2 of control groups."""
+PROBE = "#include <Python.h>\n#include <cmath>\nint probe(double x) { return std::isnan(x); }\n"
+"""Program with the headers of the code that torch.compile generates."""
 
 
 def cores() -> int:
@@ -34,3 +41,27 @@ def free_memory(cgroup: Path = CGROUP) -> int:
 
 def _physical_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def cpp_compiler() -> str:
+    """Return the C++ compiler that torch.compile takes on this machine: a name or a path."""
+    return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+
+
+def cpp_problem() -> str | None:
+    """Return why torch.compile cannot generate code for the CPU of this machine, or None. It
+    compiles a small program."""
+    compiler = cpp_compiler()
+    words = shlex.split(compiler)
+    if not words or shutil.which(words[0]) is None:
+        return f"the C++ compiler `{compiler}` is not installed"
+    include = f"-I{sysconfig.get_path('include')}"
+    threads = ["-fopenmp"] if sys.platform == "linux" else []
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "probe.so"
+        command = [*words, "-x", "c++", "-", "-shared", "-fPIC", *threads, include]
+        found = subprocess.run([*command, "-o", made], input=PROBE, capture_output=True, text=True)
+        if found.returncode == 0 and made.exists():
+            return None
+    said = next((line for line in found.stderr.splitlines() if "error" in line), "")
+    return f"the C++ compiler `{compiler}` fails" + (f": {said.strip()}" if said else "")

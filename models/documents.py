@@ -91,11 +91,13 @@ class Documents:
         Positions are negative before the start of the first document: the history must be zero
         there.
         """
-        if before not in self._longer:
-            past = torch.arange(-before, 0, device=self.positions.device)
-            positions = torch.cat([self.positions[:, :1] + past, self.positions], dim=1)
-            self._longer[before] = Documents(positions)
-        return self._longer[before]
+        if before in self._longer:
+            return self._longer[before]
+        past = torch.arange(-before, 0, device=self.positions.device)
+        longer = Documents(torch.cat([self.positions[:, :1] + past, self.positions], dim=1))
+        if not torch.compiler.is_compiling():  # a graph must not depend on earlier calls
+            self._longer[before] = longer
+        return longer
 
     def buckets(self) -> Buckets:
         """Layout in which each document has its own row."""
@@ -104,24 +106,32 @@ class Documents:
             self._buckets.append(built.to(self.positions.device))
         return self._buckets[0]
 
-    def spans(self) -> Spans:
+    def spans(self, *, compiled: bool = False) -> Spans:
         """Ends of the documents, for attention that keeps them apart by itself."""
         if not self._spans:
-            built = Spans.build(self.host or self)
-            self._spans.append(built.to(self.positions.device))
+            built = Spans.build(self.host or self, compiled=compiled)
+            built = built.to(self.positions.device)
+            if compiled:
+                torch._dynamo.mark_dynamic(built.ends, 0)
+            self._spans.append(built)
         return self._spans[0]
 
-    def prepare(self, chunks: Iterable[int], *, spans: bool = False) -> None:
-        """Build layouts in advance: their sizes depend on the data, which a compiler cannot see."""
-        for chunk in chunks:
-            self.aligned(chunk)
-        if spans:
-            self.spans()
+    def prepare(
+        self, chunks: Iterable[int], *, spans: bool = False, compiled: bool = False
+    ) -> None:
+        """Build layouts in advance: their sizes depend on the data, which a compiler cannot see.
 
-    def aligned(self, chunk: int) -> Aligned:
+        If `compiled`, sizes take few values, because each size has its own graphs.
+        """
+        for chunk in chunks:
+            self.aligned(chunk, compiled=compiled)
+        if spans:
+            self.spans(compiled=compiled)
+
+    def aligned(self, chunk: int, *, compiled: bool = False) -> Aligned:
         """Layout in which each document begins at a multiple of `chunk`."""
         if chunk not in self._layouts:
-            built = Aligned.build(self.host or self, chunk)
+            built = Aligned.build(self.host or self, chunk, compiled=compiled)
             self._layouts[chunk] = built.to(self.positions.device)
         return self._layouts[chunk]
 
@@ -160,8 +170,9 @@ class Aligned:
     """Rows spread out so that no chunk holds two documents.
 
     The cost is less than one chunk of padding for each document, and at most a sixteenth more, so
-    that the number of chunks takes few values. A chunk is either the first of its document, and no
-    state enters it, or it continues the chunk before.
+    that the number of chunks takes few values. (In a compiled model at most a quarter more, or
+    twice the padding, so that it takes at most nine values with chunks of 32.) A chunk is either
+    the first of its document, and no state enters it, or it continues the chunk before.
     """
 
     chunk: int
@@ -173,7 +184,7 @@ class Aligned:
     """bool [rows, chunks]: True if the chunk continues the document of the chunk before."""
 
     @classmethod
-    def build(cls, documents: Documents, chunk: int) -> Aligned:
+    def build(cls, documents: Documents, chunk: int, *, compiled: bool = False) -> Aligned:
         starts = documents.segment_starts()
         rows, length = starts.shape
         column = torch.arange(length, device=starts.device).expand(rows, length)
@@ -182,8 +193,13 @@ class Aligned:
         previous = column[:, 1:] - begins[:, :-1]
         padding = torch.where(starts[:, 1:], -previous % chunk, 0)
         place = column + F.pad(padding, (1, 0)).cumsum(dim=1)
-        step = max(1, length // chunk // 16)
-        chunks = -(-(int(place.max()) // chunk + 1) // step) * step
+        needed, fewest = int(place.max()) // chunk + 1, -(-length // chunk)
+        if compiled and needed > fewest:  # padding is a quarter of the row, or twice that, …
+            step = max(1, fewest // 4)
+            chunks = fewest + step * power_of_two(-(-(needed - fewest) // step))
+        else:
+            step = max(1, length // chunk // 16)
+            chunks = -(-needed // step) * step
         source = torch.full((rows, chunks * chunk), length, device=starts.device)
         source.scatter_(1, place, column)
         # A chunk that starts at position 0 has no incoming state; a row may continue a document.
@@ -269,16 +285,19 @@ class Spans:
     ends: Tensor
     """int32 [documents + 1]: 0, and the end of each document."""
     longest: int
-    """Upper bound of the tokens of a document, a power of two: it takes few values, for each of
-    which a compiler compiles once."""
+    """Upper bound of the tokens of a document, a power of two. In a compiled model it is at least
+    an eighth of the row: each value has its own graphs."""
 
     @classmethod
-    def build(cls, documents: Documents) -> Spans:
+    def build(cls, documents: Documents, *, compiled: bool = False) -> Spans:
+        length = documents.positions.shape[1]
         starts = documents.segment_starts().flatten()
         begins = starts.nonzero().squeeze(1)
         ends = torch.cat([begins, begins.new_tensor([starts.numel()])])
         longest = int(ends.diff().max())
-        return cls(ends.int(), 1 << (longest - 1).bit_length())
+        if compiled:
+            longest = max(longest, length // 8)
+        return cls(ends.int(), power_of_two(longest))
 
     def to(self, device: torch.device) -> Spans:
         return Spans(_moved(self.ends, device), self.longest)
@@ -296,6 +315,11 @@ def plain_layout(rows: int, length: int, chunk: int, device: torch.device) -> Al
         column[:length].expand(rows, -1),
         continues,
     )
+
+
+def power_of_two(number: int) -> int:
+    """Return the smallest power of two that is at least `number`."""
+    return 1 << (number - 1).bit_length()
 
 
 def _moved(x: Tensor, device: torch.device) -> Tensor:

@@ -46,6 +46,8 @@ class Model(nn.Module):
         self.axes = Axes()
         self.chunks = chunk_layers(len(config.layers))
         """Layers of every chunk of the model, also of those that other stages keep."""
+        self.compiled = False
+        """True if torch.compile compiles the blocks."""
         self.local_shards: dict[str, LocalShard] = {}
         self.received: list[int] = []
         """Rows that this rank's experts received in the last chunk that ran, by operator call."""
@@ -125,12 +127,14 @@ class Model(nn.Module):
         if self.calls_shared(layers.start):
             batch = replace(batch, embeddings=embeddings)
         losses = u.new_zeros(len(u), dtype=torch.float32)
+        self.received = []
         for block, block_states in zip(
             self.blocks_of(layers), states or repeat(None), strict=False
         ):
-            u, loss = block(u, batch, block_states, self.shared_block(block.layer))
+            own = replace(batch, received=[])  # recomputation appends to it too, later
+            u, loss = block(u, own, block_states, self.shared_block(block.layer))
             losses = losses + loss
-        self.received = list(batch.received)  # recomputation appends to the other list
+            self.received += own.received
         if chunk == len(self.chunks) - 1:
             return (self.norm(u),), losses
         # FSDP2 hands a module views of its inputs, and refuses to let it return them.
@@ -177,6 +181,7 @@ class Model(nn.Module):
             documents.prepare(
                 self.packing_chunks(length, tokens.device),
                 spans=attends and tokens.device.type == "cuda",
+                compiled=self.compiled,
             )
         return BatchContext(documents.positions, documents, rows=rows, axes=self.axes)
 

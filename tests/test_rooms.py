@@ -79,6 +79,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "loss",
         "embedding",
         "model",
+        "compilation",
         "matrices",
         "generate",
         "accounting",

@@ -20,6 +20,7 @@ from kernel_cases.compare import errors
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from headrace.models.compilation import Backend, compile_blocks
 from headrace.models.config import ModelConfig
 from headrace.models.model import Model
 from headrace.models.operators import OPTIONS
@@ -280,8 +281,8 @@ def model_step(variant: Variant, length: int, clock: Clock) -> tuple[Callable[[]
     model.init_weights(0)
     model.to(torch.float32 if clock.dry else torch.bfloat16)
     if variant.compiled:
-        for block in model.typed_blocks():
-            block.compile(backend="aot_eager" if clock.dry else "inductor")
+        backend: Backend = "aot_eager" if clock.dry else "inductor"
+        compile_blocks(model, torch.device(clock.device), backend)
     tokens = torch.randint(config.vocab_size, (1, length), device=clock.device)
     weights = torch.ones(1, length, device=clock.device)
 

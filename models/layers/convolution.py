@@ -89,6 +89,17 @@ def convolution_chunks(reach: int, length: int, method: Method = "auto") -> set[
     return {min(CHUNK, length)} if form == "toeplitz" else set()
 
 
+def untraced(reach: int, method: Method, ranks: int) -> str | None:
+    """Return the part that torch.compile cannot trace in the chosen form, or None: a layout of
+    packed rows that is built within the pass. `ranks` is the number of context-parallel ranks."""
+    form = choose(reach, reach, outputs=reach) if method == "auto" else method
+    if form == "fft":
+        return "FFTs of packed rows in plain torch"
+    if form == "toeplitz" and ranks > 1:
+        return "Toeplitz products of packed rows over several ranks in plain torch"
+    return None
+
+
 def direct(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int) -> Tensor:
     length, width = x.shape[1:]
     reach = taps.shape[1]

@@ -16,6 +16,7 @@ from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import RMSNorm
 from ..layers.packed_attention import applies, packed_attention
 from ..layers.rope import Rope, rotate, rotation
+from ..parallel.axes import Axes
 from ..parallel.heads import from_heads, to_heads
 from ..parallel.ring import ring_attention
 from ..parallel.sharding import ShardingSpec
@@ -145,6 +146,10 @@ class Attention(Operator):
             enable_gqa=q.shape[2] != k.shape[2],
         )
         return y.transpose(1, 2)
+
+    def untraced(self, axes: Axes, device: torch.device) -> str | None:
+        ring = axes.context.size > 1 and axes.attention == "ring"
+        return "ring attention (layout.attention=a2a can be compiled)" if ring else None
 
     def init_weights(self, init: Initializers) -> None:
         init.linear(self.qkv)

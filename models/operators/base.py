@@ -163,6 +163,10 @@ class Operator(nn.Module, ABC):
         """True if fused kernels are asked for on this device."""
         return isinstance(self.options, FusedOptions) and wanted(self.options.kernel, device)
 
+    def untraced(self, axes: Axes, device: torch.device) -> str | None:
+        """Return the part of a call that torch.compile cannot trace with these axes, or None."""
+        return None
+
     def packing_chunks(self, length: int) -> set[int]:
         """Chunk sizes in whose layouts plain torch needs packed rows of this length."""
         return set()

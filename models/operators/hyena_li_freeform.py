@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..initializers import Initializers
-from ..layers.convolution import convolution_chunks, convolution_flops
-from ..parallel.axes import Axis
+from ..layers.convolution import convolution_chunks, convolution_flops, untraced
+from ..parallel.axes import Axes, Axis
 from ..parallel.channels import ALL
 from ..parallel.sharding import ShardingSpec, filters
 from ..precision import widen
@@ -157,6 +157,10 @@ class HyenaLIFreeform(LongHyena):
         taps = self.taps_of(compute, channels, part, batch)
         options["kernel"] = self.options.kernel
         return remembered_convolution(x, taps, batch, "filter", **options)
+
+    def untraced(self, axes: Axes, device: torch.device) -> str | None:
+        reach, ranks = self.options.filter_horizon, axes.context.size
+        return None if self.fused(device) else untraced(reach, "auto", ranks)
 
     def packing_chunks(self, length: int) -> set[int]:
         return convolution_chunks(min(length, self.options.filter_horizon), length)

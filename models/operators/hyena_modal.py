@@ -17,9 +17,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..layers.convolution import convolution_flops
+from ..layers.convolution import convolution_flops, untraced
 from ..layers.gated_convolution import gated_convolution, gated_modal
 from ..layers.scan import real
+from ..parallel.axes import Axes
 from ..parallel.channels import ALL
 from .base import BatchContext
 from .hyena_long import LongHyena, LongHyenaOptions, for_channels
@@ -112,6 +113,15 @@ class ModalHyena(LongHyena):
         if tensors is not None and state is not None:
             tensors["modes"] = state
         return y
+
+    def untraced(self, axes: Axes, device: torch.device) -> str | None:
+        if self.fused(device):
+            return None
+        if self.options.method == "fft":
+            return untraced(0, "fft", ranks=1)
+        if axes.context.size > 1 and axes.hyena_li == "a2a":
+            return "packed rows by channels in plain torch (layout.hyena_li=states can be compiled)"
+        return None
 
     def packing_chunks(self, length: int) -> set[int]:
         return {min(self.options.chunk, length)} if self.options.method == "scan" else set()

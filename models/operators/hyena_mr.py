@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ..initializers import Initializers
-from ..layers.convolution import Method, convolution_chunks, convolution_flops
-from ..parallel.axes import ALONE, Axis
+from ..layers.convolution import Method, convolution_chunks, convolution_flops, untraced
+from ..parallel.axes import ALONE, Axes, Axis
 from ..parallel.sharding import ShardingSpec, filters
 from ..precision import widen
 from .base import BatchContext, divides
@@ -78,6 +78,10 @@ class HyenaMR(LongHyena):
             method=options.method,
             kernel=options.kernel,
         )
+
+    def untraced(self, axes: Axes, device: torch.device) -> str | None:
+        ranks, method = axes.context.size, self.options.method
+        return None if self.fused(device) else untraced(self.options.taps, method, ranks)
 
     def packing_chunks(self, length: int) -> set[int]:
         return convolution_chunks(self.options.taps, length, self.options.method)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ..initializers import Initializers
 from ..layers.grouped import grouped_product
-from ..parallel.axes import ALONE, Axis
+from ..parallel.axes import ALONE, Axes, Axis
 from ..parallel.experts import Trip
 from ..parallel.sharding import Sharded, ShardingSpec
 from ..parallel.tensor import highest, reduce
@@ -154,6 +154,10 @@ class MoE(Operator):
         """Return bool [rows, length]: False for tokens of padding rows."""
         text = logits.new_ones(logits.shape[:2], dtype=torch.bool)
         return text if batch.rows is None else text & batch.rows.unsqueeze(1)
+
+    def untraced(self, axes: Axes, device: torch.device) -> str | None:
+        split = axes.experts.size > 1
+        return "the exchange of rows with experts of other ranks" if split else None
 
     def init_weights(self, init: Initializers) -> None:
         init.linear(self.router)

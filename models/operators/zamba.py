@@ -21,6 +21,7 @@ from ..initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import RMSNorm
 from ..layers.rope import Rope
+from ..parallel.axes import Axes
 from ..parallel.sharding import Sharded, ShardingSpec
 from ..parallel.tensor import gather, scatter
 from .attention import Attention, AttentionOptions
@@ -91,6 +92,9 @@ class ZambaBlock(SharedOperator):
             hidden = hidden + adapters.gate_up(x)
         hidden = gated(hidden, self.options.activation, self.options.kernel)
         return scatter(self.down(hidden), axis)
+
+    def untraced(self, axes: Axes, device: torch.device) -> str | None:
+        return self.attention.untraced(axes, device)
 
     def new_call(self) -> ZambaCall:
         """Return the weights of one call."""

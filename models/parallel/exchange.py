@@ -15,10 +15,10 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .axes import Axis
+from .collectives import all_to_all
 
 
 def exchange(pieces: Sequence[Tensor], shapes: Sequence[Sequence[int]], axis: Axis) -> list[Tensor]:
@@ -28,7 +28,7 @@ def exchange(pieces: Sequence[Tensor], shapes: Sequence[Sequence[int]], axis: Ax
     sent = [piece.numel() for piece in pieces]
     due = [prod(shape) for shape in shapes]
     flat = torch.cat([piece.flatten().unsqueeze(0) for piece in pieces], dim=1).squeeze(0)
-    received: Tensor = _Exchange.apply(flat, sent, due, axis.group)
+    received: Tensor = _Exchange.apply(flat, sent, due, axis)
     pieces = received.split(due)
     return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
@@ -38,25 +38,19 @@ def exchange_rows(rows: Tensor, sent: Sequence[int], due: Sequence[int], axis: A
     Return the received rows, `due[r]` from rank r, in the order of ranks."""
     width = rows.shape[1]
     outgoing, incoming = ([number * width for number in numbers] for numbers in (sent, due))
-    received: Tensor = _Exchange.apply(rows.flatten(), outgoing, incoming, axis.group)
+    received: Tensor = _Exchange.apply(rows.flatten(), outgoing, incoming, axis)
     return received.view(-1, width)
 
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, flat: Tensor, sent: list[int], due: list[int], group: Any) -> Tensor:
-        ctx.sent, ctx.due, ctx.group = sent, due, group
-        return _send(flat, sent, due, group)
+    def forward(ctx: Any, flat: Tensor, sent: list[int], due: list[int], axis: Axis) -> Tensor:
+        ctx.sent, ctx.due, ctx.axis = sent, due, axis
+        return all_to_all(flat, due, sent, axis)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _send(gradient, ctx.due, ctx.sent, ctx.group), None, None, None
-
-
-def _send(flat: Tensor, sent: list[int], due: list[int], group: Any) -> Tensor:
-    received = flat.new_empty(sum(due))
-    dist.all_to_all_single(received, flat.contiguous(), due, sent, group=group)
-    return received
+        return all_to_all(gradient, ctx.sent, ctx.due, ctx.axis), None, None, None
 
 
 def whole_rows(pieces: Sequence[Tensor], axis: Axis) -> Tensor:

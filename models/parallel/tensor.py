@@ -16,10 +16,10 @@ import math
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .axes import Axis
+from .collectives import all_gather, all_reduce, reduce_scatter
 
 
 def gather(x: Tensor, axis: Axis, dim: int = 1) -> Tensor:
@@ -48,10 +48,7 @@ def reduce(x: Tensor, axis: Axis) -> Tensor:
 
 def highest(x: Tensor, axis: Axis) -> Tensor:
     """Elementwise maximum over all ranks; not differentiable."""
-    if axis.size > 1:
-        x = x.clone()
-        dist.all_reduce(x, dist.ReduceOp.MAX, group=axis.group)
-    return x
+    return all_reduce(x, axis, "max") if axis.size > 1 else x
 
 
 class _Gather(torch.autograd.Function):
@@ -80,33 +77,21 @@ class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         ctx.axis = axis
-        return _reduce(x, axis)
+        return all_reduce(x, axis)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _reduce(grad, ctx.axis), None
+        return all_reduce(grad, ctx.axis), None
 
 
 def _gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
     dim %= x.dim()
-    parts = x.new_empty(axis.size, *x.shape)
-    dist.all_gather_into_tensor(parts.flatten(0, 1), x.contiguous(), group=axis.group)
-    whole: Tensor = parts.movedim(0, dim).flatten(dim, dim + 1)
-    return whole
+    return all_gather(x, axis).movedim(0, dim).flatten(dim, dim + 1)
 
 
 def _scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
     dim %= x.dim()
-    parts = x.unflatten(dim, (axis.size, -1)).movedim(dim, 0).contiguous()
-    own = torch.empty_like(parts[0])
-    dist.reduce_scatter_tensor(own, parts.flatten(0, 1), group=axis.group)
-    return own
-
-
-def _reduce(x: Tensor, axis: Axis) -> Tensor:
-    total = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=axis.group)
-    return total
+    return reduce_scatter(x.unflatten(dim, (axis.size, -1)).movedim(dim, 0), axis)
 
 
 # Groups whose members share something: heads of keys, groups of B and C, filters of channels

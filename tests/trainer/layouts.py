@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +19,7 @@ from layout_faults import FAULTS
 from live_state import fp32_in_use, gathered, live_weights, numbered, oracle
 from piped import LENGTH, Batch, config_of, exact, keep, place, run_passes, second_oracle
 from torch import nn
+from torch._dynamo.utils import counters
 
 from benchmarks._collectives import Count
 from headrace.models.accounting.count import build_meta
@@ -87,12 +89,16 @@ def make_engine(
     changes: Sequence[str] = (),
     optimizer: str = "adamw",
     recompute: Recompute = "none",
+    backend: str | None = None,
     **options: Any,
 ) -> Engine:
-    """Build the engine of `deepspeed-1-bf16`, `fsdp2-0-fp32`, `deepspeed-3-fp32-tp2`, …"""
+    """Build the engine of `deepspeed-1-bf16`, `fsdp2-0-fp32`, `deepspeed-3-fp32-tp2`, …; `backend`
+    compiles its blocks."""
     nn.functional.linear = LINEAR
     precision = layout.split("-")[2]
     config = engine_config(layout)
+    if backend is not None:
+        config = replace(config, compile=True, compile_backend=backend)
     settings: Any = OPTIMIZERS[optimizer](**{"lr": LR, "clip": 0.5, **options})  # type: ignore[arg-type]
     shape = config_of(model, changes)
     empty = build_meta(shape)
@@ -223,6 +229,25 @@ def parity(
             whole = gathered(engine, parallel)
         if parallel.first:
             torch.save(whole, folder / f"{layout}.pt")
+    return found
+
+
+def compiled(
+    folder: Path, layouts: list[str], backend: str, **options: Any
+) -> dict[str, tuple[Any, Any, int, list[str]]]:
+    """Return losses and norms of two steps in each layout, run eagerly and compiled; the number of
+    graphs, and the reasons of their breaks."""
+    found = {}
+    for layout in layouts:
+        parallel = place(layout)
+        torch.compiler.reset()
+        counters.clear()
+        both = [
+            train(make_engine(layout, parallel, backend=how, **options), parallel, 0, 2)
+            for how in (None, backend)
+        ]
+        stats, breaks = counters["stats"], counters["graph_break"]
+        found[layout] = (*both, int(stats["unique_graphs"]), list(breaks))
     return found
 
 

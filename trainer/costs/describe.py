@@ -52,7 +52,7 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
         "memory_by_tensor_rank": greatest,
         "stages": stages,
         "pipeline": pipeline.pipelines(job) if job.run.layout.pp > 1 else [],
-        "warnings": pipeline.warnings(job),
+        "warnings": [*pipeline.warnings(job), *eager_operators(job)],
         "checkpoints": {"bytes": costs.checkpoint_bytes(job), "saved": costs.checkpoints(job)},
         "configuration": reader.plain(job.run),
     }
@@ -67,6 +67,27 @@ def experts(job: Job) -> list[str]:
         for name, count in counts.items()
         if count is not None and ep > 1
     ]
+
+
+def eager_operators(job: Job) -> list[str]:
+    """Return a line for each operator that torch.compile leaves out of its graphs."""
+    import torch
+
+    from ...models.accounting.count import build_meta
+    from ...models.compilation import left_out
+    from ...models.parallel.axes import Axes, Axis
+
+    if not job.run.engine.compile:
+        return []
+    layout = job.run.layout
+    axes = Axes(
+        context=Axis(None, 0, layout.cp),
+        experts=Axis(None, 0, layout.ep),
+        attention=layout.attention,
+        hyena_li=layout.hyena_li,
+    )
+    found = left_out(build_meta(job.model), axes, torch.device(job.run.device))
+    return [f"engine.compile: `{name}` runs eagerly: {reason}" for name, reason in found.items()]
 
 
 def stripe(job: Job) -> str:
@@ -123,15 +144,15 @@ def _stage(stage: dict[str, Any]) -> str:
     layers = ", ".join(
         f"{first}" if first == last else f"{first}–{last}" for first, last in stage["layers"]
     )
-    size = _size(device_bytes(stage["memory"]))
+    size = shown_size(device_bytes(stage["memory"]))
     return f"layers {layers}: {stage['parameters']:,} parameters, {size} on each rank"
 
 
 def _pipeline(phase: dict[str, Any]) -> str:
     return (
         f"{phase['phase']}: {phase['micro_batches']} micro-batches, {phase['bubble']:.1%} of a "
-        f"step idle; {phase['messages']} messages, {_size(phase['message_bytes'])} between stages "
-        "for each data-parallel rank"
+        f"step idle; {phase['messages']} messages, {shown_size(phase['message_bytes'])} between "
+        "stages for each data-parallel rank"
     )
 
 
@@ -172,15 +193,15 @@ def _memory(by_rank: list[dict[str, int]], stage: str) -> list[str]:
         more = "" if "activations" in parts else ", and activations"
         named = {
             host: ", ".join(
-                f"{part.removeprefix(HOST)} {_size(size)}"
+                f"{part.removeprefix(HOST)} {shown_size(size)}"
                 for part, size in parts.items()
                 if size and part.startswith(HOST) == host
             )
             for host in (False, True)
         }
-        line = f"{_size(device_bytes(parts))} on {where}{stage} ({named[False]}){more}"
+        line = f"{shown_size(device_bytes(parts))} on {where}{stage} ({named[False]}){more}"
         if host := host_bytes(parts):
-            line += f"; {_size(host)} of host memory ({named[True]})"
+            line += f"; {shown_size(host)} of host memory ({named[True]})"
         text.append(line)
     return text
 
@@ -190,6 +211,7 @@ def configuration(about: dict[str, Any]) -> str:
     return f"configuration\n{textwrap.indent(reader.dump(about['configuration']), '  ')}"
 
 
-def _size(size: int) -> str:
+def shown_size(size: int) -> str:
+    """Format bytes as MiB or GiB."""
     unit, name = (GIGABYTE, "GiB") if size >= GIGABYTE / 10 else (1 << 20, "MiB")
     return f"{size / unit:.3g} {name}"

@@ -43,6 +43,12 @@ class DeepSpeedConfig(ZeroConfig):
                 f"stages of a pipeline (layout.pp={layout.pp}) have different ones",
                 hint="use engine.kind=fsdp2, which shards weights too, or engine.zero=2",
             )
+        if self.zero == 3 and self.compile:
+            raise LayoutError(
+                "engine.compile cannot compile blocks under DeepSpeed's ZeRO-3 (engine.zero=3), "
+                "which gathers weights at each module within a block",
+                hint="use engine.kind=fsdp2, which shards weights too, or engine.zero=2",
+            )
         if layout.ep > 1 and self.zero not in (1, 2):
             also = ", which shards weights too" if self.zero == 3 else ""
             raise LayoutError(
@@ -86,6 +92,7 @@ class DeepSpeedConfig(ZeroConfig):
             "reductions in bf16": self.communication_data_type == "bf16",
             "optimizer on the CPU": self.offloads,
             f"hpz {self.zero_hpz_partition_size}": self.zero_hpz_partition_size > 1,
+            "compiled": self.compile,
         }
         words = (text for text, on in more.items() if on)
         return ", ".join([f"DeepSpeed ZeRO-{self.zero}", *words])
@@ -159,6 +166,7 @@ class DeepSpeed:
         self.plain = config.zero == 0
         self.clip = optimizer.clip
         self.updates = 0
+        config.compile_blocks(model, parallel.device)
         named = parameters(objective)
         self.optimizer = optimizer.build(model, groups, named)
         _allow(type(self.optimizer))

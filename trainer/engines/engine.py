@@ -19,6 +19,8 @@ from typing import Any, Protocol
 import torch
 
 from ...models.accounting.state import BytesPerParameter, StatePart
+from ...models.compilation import Backend, compile_blocks
+from ...models.model import Model
 from ...models.precision import Precision
 from ..checkpoints.fragments import Fragment
 from ..layout.config import LayoutConfig
@@ -67,6 +69,23 @@ class EngineConfig(ABC):
     """Settings of an engine. The class of an engine imports its packages in `build`."""
 
     kind: str
+    compile: bool = False
+    """Compile each kind of block with torch.compile."""
+    compile_backend: Backend = "inductor"
+    """inductor generates code; it needs a C++ compiler on CPU. aot_eager and eager trace the blocks
+    and run torch's own operations: they show what cannot be compiled, and need no compiler."""
+    compile_fallback: bool = False
+    """Run a kind of block eagerly if it cannot be compiled, or is compiled too often. Otherwise
+    that is an error."""
+
+    def __post_init__(self) -> None:
+        if not self.compile and (self.compile_fallback or self.compile_backend != "inductor"):
+            raise ValueError("compile_backend and compile_fallback need compile: true")
+
+    def compile_blocks(self, model: Model, device: torch.device) -> None:
+        """Compile the blocks of a model that has this rank's shards, if the settings ask for it."""
+        if self.compile:
+            compile_blocks(model, device, self.compile_backend, fallback=self.compile_fallback)
 
     @property
     def offloads(self) -> bool:

@@ -58,10 +58,9 @@ class Fsdp2Config(EngineConfig):
     offload: Literal["cpu"] | None = None
     """`cpu`: sharded weights, gradients and optimizer states lie in host memory, and the CPU
     updates them."""
-    compile: bool = False
-    """Compile each block with torch.compile."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.shard is not None and self.shard < 1:
             raise ValueError(f"shard must be at least 1, not {self.shard}")
         for name, least in (("keep_last", 0), ("forward_prefetch", 0), ("backward_prefetch", 1)):
@@ -95,14 +94,6 @@ class Fsdp2Config(EngineConfig):
                 f"engine.{changed[0]}={getattr(self, changed[0])} needs weights that are gathered "
                 f"block by block; engine.gather={self.gather_of(layout)} gathers all at once",
                 hint=f"set engine.gather=block, or leave {changed[0]} out",
-            )
-        degrees = {name: getattr(layout, name) for name in ("tp", "cp", "ep")}
-        if self.compile and max(degrees.values()) > 1:
-            words = [f"layout.{name}={degree}" for name, degree in degrees.items()]
-            raise LayoutError(
-                "engine.compile cannot compile the communication of tensor, context or expert "
-                f"parallelism ({', '.join(words)})",
-                hint="set engine.compile=false, or layout.tp=1, layout.cp=1 and layout.ep=1",
             )
 
     def describe(self) -> str:
@@ -212,10 +203,9 @@ class Fsdp2:
             for child in operator.children():  # a router: gathered once for both passes
                 fully_shard(child, **{**wanted, "reshard_after_forward": False})
             fully_shard(operator, **{**wanted, "mesh": self.of_experts.mesh})
+        config.compile_blocks(model, parallel.device)
         blocks = model.typed_blocks()
         for left, block in zip(reversed(range(len(blocks))), blocks, strict=True):
-            if config.compile:
-                block.compile()
             reshard = wanted["reshard_after_forward"] and left >= config.keep_last
             fully_shard(block, **{**wanted, "reshard_after_forward": reshard})
         prefetch(blocks, config.forward_prefetch, config.backward_prefetch)

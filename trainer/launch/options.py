@@ -53,7 +53,13 @@ class StartOptions:
         None,
         callback=step_range,
         metavar="FIRST:LAST",
-        help="Trace these steps with torch's profiler, as in 10:15.",
+        help="Trace these steps and their memory with torch's profiler, as in 10:15.",
+    )
+    memory_snapshot: int | None = option(
+        None,
+        type=click.IntRange(0),
+        metavar="STEP",
+        help="Write torch's snapshot of the GPU's memory in this step.",
     )
     debug: bool = False
     """Log debug messages (`--debug`)."""
@@ -66,6 +72,16 @@ class StartOptions:
             return None
         first, last = self.profile.split(":")
         return range(int(first), int(last))
+
+    @property
+    def traced_steps(self) -> dict[str, range]:
+        """Steps of the options that trace steps, by the words of the option."""
+        found = {}
+        if self.profiled_steps is not None:
+            found[f"--profile {self.profile}"] = self.profiled_steps
+        if (step := self.memory_snapshot) is not None:
+            found[f"--memory-snapshot {step}"] = range(step, step + 1)
+        return found
 
     def to_json(self) -> str:
         """Return the options as the argument of a worker process."""

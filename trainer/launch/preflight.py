@@ -9,9 +9,17 @@ from __future__ import annotations
 import shutil
 from functools import partial
 
-from ...console.errors import LayoutError, MisuseError, PlanError, RunError, StorageError, run_all
+from ...console.errors import (
+    LayoutError,
+    MissingError,
+    MisuseError,
+    PlanError,
+    RunError,
+    StorageError,
+    run_all,
+)
 from ...console.log import get_logger
-from ...console.machine import free_memory
+from ...console.machine import cpp_problem, free_memory
 from ...console.progress import as_bytes
 from ...dataplane.order.timeline import PhaseRows
 from ...dataplane.storage import storage
@@ -44,8 +52,24 @@ def check(job: Job) -> None:
 
 
 def check_machine(job: Job) -> None:
-    """Raise if this machine cannot run the job: too few GPUs, too small a disk or memory."""
-    run_all(partial(_devices, job), partial(check_disk, job), partial(check_host_memory, job))
+    """Raise if this machine cannot run the job: too few GPUs, too small a disk or memory, no
+    compiler."""
+    checks = (_devices, check_disk, check_host_memory, check_compiler)
+    run_all(*(partial(check, job) for check in checks))
+
+
+def check_compiler(job: Job) -> None:
+    """Raise if the engine compiles code for the CPU, and this machine has no C++ compiler."""
+    engine = job.run.engine
+    if not (engine.compile and engine.compile_backend == "inductor" and job.run.device == "cpu"):
+        return
+    problem = cpp_problem()
+    if problem is not None:
+        raise MissingError(
+            f"engine.compile needs a C++ compiler on CPU: {problem}",
+            hint="apt-get install g++ (and python3-dev), or name a compiler in the environment "
+            "variable CXX; or set engine.compile=false",
+        )
 
 
 def check_disk(job: Job) -> None:
@@ -68,19 +92,24 @@ def check_folder(job: Job) -> None:
 
 
 def check_profile(job: Job, options: StartOptions) -> None:
-    """Raise if the plan has none of the steps of --profile; warn if the run has taken them all."""
-    steps, plan = options.profiled_steps, job.plan
-    if steps is None:
-        return
-    if steps.start >= plan.last_step or steps.stop <= plan.first_step:
+    """Raise if the plan has none of the steps of --profile or --memory-snapshot, or if there is no
+    GPU whose memory could be recorded; warn if the run has taken the steps."""
+    if options.memory_snapshot is not None and job.run.device == "cpu":
+        step = options.memory_snapshot
         raise MisuseError(
-            f"--profile {options.profile}: the plan has steps {plan.first_step} to "
-            f"{plan.last_step - 1}",
-            hint="choose steps of the plan, as in --profile 10:15",
+            "--memory-snapshot needs a GPU: torch records the history of CUDA's allocator alone",
+            hint=f"--profile {step}:{step + 1} traces the memory of operations on the CPU too",
         )
+    first, last = job.plan.first_step, job.plan.last_step - 1
     saved = store.committed(job.folder.checkpoints)
-    if saved and store.step_of(saved[-1]) >= steps.stop:
-        log.warning("--profile %s traces nothing: the run has taken these steps", options.profile)
+    for words, steps in options.traced_steps.items():
+        if steps.start > last or steps.stop <= first:
+            raise MisuseError(
+                f"{words}: the plan has steps {first} to {last}",
+                hint="choose steps of the plan, as in --profile 10:15 or --memory-snapshot 12",
+            )
+        if saved and store.step_of(saved[-1]) >= steps.stop:
+            log.warning("%s writes nothing: the run has taken these steps", words)
 
 
 def _engine(job: Job) -> None:
@@ -135,7 +164,7 @@ def _layout(job: Job) -> None:
 def _recompute(job: Job) -> None:
     """Raise if the rules do not fit the model's layers or the engine."""
     saves = any(isinstance(rule, Selective) for rule in job.rules)
-    if saves and getattr(job.run.engine, "compile", False):
+    if saves and job.run.engine.compile:
         raise LayoutError(
             "recompute.save cannot keep results inside a compiled block",
             hint="set engine.compile=false, or choose another form of recompute",

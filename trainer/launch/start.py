@@ -169,6 +169,8 @@ def _join(job: Job, options: StartOptions, asked: ranks.StopAsked) -> int:
     """Run as a rank under torchrun: rank 0 locks the folder, the others wait for it."""
     from .worker import work
 
+    preflight.check_compiler(job)
+
     def train() -> int:
         watched = ranks.Watched()
         name = job.run.layout.rank_name(watched.rank, job.processes)

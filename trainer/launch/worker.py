@@ -25,6 +25,7 @@ from ..checkpoints import store
 from ..checkpoints.saver import Saver
 from ..cluster import ranks, slurm
 from ..cluster.agreement import agreed, by_first, from_first
+from ..costs import exceeded
 from ..engines.engine import Engine
 from ..engines.objective import Objective
 from ..folder import RunFolder
@@ -33,7 +34,7 @@ from ..layout.groups import Parallel, join
 from ..layout.stages import chunks_of, shared_modules
 from ..loop.loaders import evaluator, training_steps
 from ..loop.loop import Loop, LoopOptions
-from ..loop.profiler import Profiler
+from ..loop.profiler import MemorySnapshot, Profiler, Trace
 from ..record import speed
 from ..record.logger import LoggedRun
 from ..record.loggers import open_loggers
@@ -57,11 +58,15 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
     if _is_finished(job, parallel):
         dist.destroy_process_group()
         return 0
-    watched.beat("building the model")
-    engine = build_engine(job, parallel)
-    watched.beat("loading weights")
-    earlier = restore.checkpoints(job, parallel)
-    state, came_from = restore.begin(job, engine, parallel, earlier, fallback=options.fallback)
+    explained = partial(
+        exceeded.explained, job, parallel.rank, lambda: watched.last[0], parallel.device
+    )
+    with explained():
+        watched.beat("building the model")
+        engine = build_engine(job, parallel)
+        watched.beat("loading weights")
+        earlier = restore.checkpoints(job, parallel)
+        state, came_from = restore.begin(job, engine, parallel, earlier, fallback=options.fallback)
 
     def record() -> RunRecorder:
         records.take_up(folder, job.plan, state, new_ledger=options.new_ledger)
@@ -93,14 +98,16 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
     if run.watch.may_roll_back and not earlier:  # a rollback needs a checkpoint
         saver.save(engine.fragments(), state)
         saver.wait()
-    profiler = None
+    traces: list[Trace] = []
     if options.profiled_steps is not None:
-        profiler = Profiler(folder.profiles, options.profiled_steps, parallel.rank)
+        traces.append(Profiler(folder.profiles, options.profiled_steps, parallel.rank))
+    if options.memory_snapshot is not None:
+        traces.append(MemorySnapshot(folder.profiles, options.memory_snapshot, parallel.rank))
 
     def begin(step: int) -> None:
         watched.beat(f"step {step}")
-        if profiler is not None:
-            profiler.begin(step)
+        for trace in traces:
+            trace.begin(step)
 
     loop = Loop(
         job.plan,
@@ -125,7 +132,8 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
         begin=begin,
     )
     try:
-        state, finished = loop.run(state)
+        with explained():
+            state, finished = loop.run(state)
         recorder.event("finish" if finished else "stop", state.step, ledger=state.ledger)
         if parallel.first and finished:
             slurm.note("finished", state.step)
@@ -138,8 +146,8 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
                 slurm.note("failed", _step_reached(folder))
         raise
     finally:
-        if profiler is not None:
-            profiler.close()
+        for trace in traces:
+            trace.close()
         recorder.close()
     dist.barrier(parallel.control)
     dist.destroy_process_group()

@@ -1,12 +1,13 @@
-"""Trace chosen steps with torch's profiler: `--profile 10:15`.
+"""Traces of chosen steps, one file for each rank: `--profile 10:15`, `--memory-snapshot 12`.
 
-Chrome (chrome://tracing) and Perfetto (ui.perfetto.dev) open the file.
+Chrome (chrome://tracing) and Perfetto (ui.perfetto.dev) open the trace of torch's profiler, with
+the memory in use; https://pytorch.org/memory_viz opens the snapshot.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -16,8 +17,16 @@ from ...console.log import get_logger
 log = get_logger(__name__)
 
 
+class Trace(Protocol):
+    def begin(self, step: int) -> None:
+        """Begin or end the trace; called at the start of each step."""
+
+    def close(self) -> None:
+        """Write the trace; also if the run ends within the traced steps."""
+
+
 class Profiler:
-    """Writes one trace file per rank; `begin` is called at the start of each step."""
+    """Trace of torch's profiler: operations, their shapes and the memory that they take."""
 
     def __init__(self, folder: Path, steps: range, rank: int) -> None:
         self.file = folder / f"steps-{steps.start}-{steps.stop}.rank-{rank}.json.gz"
@@ -29,13 +38,12 @@ class Profiler:
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():
                 activities.append(ProfilerActivity.CUDA)
-            self.running = profile(activities=activities, record_shapes=True)
+            self.running = profile(activities=activities, record_shapes=True, profile_memory=True)
             self.running.start()
         elif step >= self.steps.stop:
             self.close()
 
     def close(self) -> None:
-        """Write the trace; also if the run ends within the traced steps."""
         if self.running is None:
             return
         running, self.running = self.running, None
@@ -45,3 +53,31 @@ class Profiler:
         running.export_chrome_trace(str(partial))
         partial.rename(self.file)
         log.info("the trace of steps %d:%d is in %s", self.steps.start, self.steps.stop, self.file)
+
+
+class MemorySnapshot:
+    """History of the CUDA allocator in one step: each allocation with its stack, and the state of
+    the memory at the end of the step, or where the run failed within it."""
+
+    def __init__(self, folder: Path, step: int, rank: int) -> None:
+        self.file = folder / f"memory-{step}.rank-{rank}.pickle"
+        self.step = step
+        self.running = False
+
+    def begin(self, step: int) -> None:
+        if step == self.step and not self.running and not self.file.exists():
+            torch.cuda.memory._record_memory_history()
+            self.running = True
+        elif step > self.step:
+            self.close()
+
+    def close(self) -> None:
+        if not self.running:
+            return
+        self.running = False
+        self.file.parent.mkdir(exist_ok=True)
+        partial = self.file.with_name(f".{self.file.name}")
+        torch.cuda.memory._dump_snapshot(str(partial))
+        torch.cuda.memory._record_memory_history(enabled=None)
+        partial.rename(self.file)
+        log.info("the memory of step %d is in %s", self.step, self.file)

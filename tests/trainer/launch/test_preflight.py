@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ from headrace.console.errors import (
     CheckpointError,
     ConfigError,
     LayoutError,
+    MissingError,
+    MisuseError,
     PlanError,
     SeveralErrors,
     StorageError,
 )
 from headrace.trainer.cluster.ranks import StopAsked
+from headrace.trainer.costs.describe import eager_operators
 from headrace.trainer.launch import preflight as checks
 from headrace.trainer.launch import start
 from headrace.trainer.launch.options import StartOptions
@@ -59,9 +63,47 @@ def test_recompute_fits_the_layers_and_the_engine(ask: Any) -> None:
     checks.check(ask("recompute={every: 2}", "engine.kind=fsdp2", "engine.compile=true"))
 
 
-def test_a_vocabulary_larger_than_the_models_is_rejected(ask: Any) -> None:
-    from dataclasses import replace
+def test_compile_fits_the_engine(ask: Any) -> None:
+    checks.check(ask("processes=2", "engine.compile=true", "layout.tp=2"))
+    with pytest.raises(LayoutError, match=r"cannot compile blocks under DeepSpeed's ZeRO-3") as no:
+        checks.check(ask("engine.compile=true", "engine.zero=3"))
+    assert "engine.kind=fsdp2" in str(no.value.hint)
+    with pytest.raises(ConfigError, match="compile_backend and compile_fallback need compile"):
+        ask("engine.compile_backend=eager")
 
+
+def test_operators_that_run_eagerly_are_named(ask: Any) -> None:
+    def warnings(*words: str) -> list[str]:
+        return eager_operators(ask("processes=2", "layout.cp=2", *words))
+
+    ring = ("layout.attention=ring", "engine.compile=true")
+    [line] = warnings(*ring)
+    assert line.startswith("engine.compile: `attention` runs eagerly: ring attention")
+    assert not warnings("engine.compile=true") and not warnings("layout.attention=ring")
+
+
+@pytest.mark.parametrize("compiler", ["missing", "broken"])
+def test_a_missing_compiler_is_named_before_the_start(
+    compiler: str, ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "c++"
+    if compiler == "broken":
+        file.write_text("#!/bin/sh\necho 'fatal error: Python.h is not here' >&2\nexit 1\n")
+        file.chmod(0o755)
+    monkeypatch.setenv("CXX", str(file))
+    words = "is not installed" if compiler == "missing" else "fails: fatal error: Python.h is not"
+    found = ask("engine.compile=true")
+    with pytest.raises(MissingError, match=rf"needs a C\+\+ compiler on CPU: .*{words}") as caught:
+        start.start(found, StartOptions(), StopAsked())
+    assert "CXX" in str(caught.value.hint)
+    assert not found.folder.root.exists()
+    checks.check_machine(ask("engine.compile=true", "engine.compile_backend=aot_eager"))
+    checks.check_machine(ask())
+    monkeypatch.delenv("CXX")
+    checks.check_machine(found)
+
+
+def test_a_vocabulary_larger_than_the_models_is_rejected(ask: Any) -> None:
     found = ask()
     with pytest.raises(PlanError, match="has 50 ids, the model embeds 37"):
         checks.check(replace(found, plan=replace(found.plan, vocab_size=50)))
@@ -97,8 +139,6 @@ def test_engines_that_do_not_split_experts_are_rejected(ask: Any) -> None:
             checks.check(split(f"engine.zero={zero}"))
         assert "engine.kind=fsdp2" in str(caught.value.hint)
     checks.check(split("engine.zero=2"))
-    with pytest.raises(LayoutError, match=r"compile.*layout\.ep=4"):
-        checks.check(split("engine.kind=fsdp2", "engine.compile=true"))
     three = ("processes=12", "synthetic.batch_rows=12", "engine.kind=fsdp2", "engine.shard=3")
     with pytest.raises(LayoutError, match="neither divides the other"):
         checks.check(ask(*three, "layout.ep=4", model="tiny-moe"))
@@ -143,3 +183,14 @@ def test_initial_weights_define_the_model_and_fit_it(
     with pytest.raises(CheckpointError, match="belong to another model") as caught:
         checks.check(other)
     assert "norm.weight: [128] there, [36] here" in str(caught.value)
+
+
+def test_a_snapshot_needs_a_gpu_and_a_step_of_the_plan(ask: Any) -> None:
+    found = ask()
+    with pytest.raises(MisuseError, match="needs a GPU") as caught:
+        checks.check_profile(found, StartOptions(memory_snapshot=2))
+    assert "--profile 2:3" in str(caught.value.hint)
+    gpu = replace(found, run=replace(found.run, device="cuda"))
+    checks.check_profile(gpu, StartOptions(memory_snapshot=2))
+    with pytest.raises(MisuseError, match="--memory-snapshot 6: the plan has steps 0 to 5"):
+        checks.check_profile(gpu, StartOptions(memory_snapshot=6))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.trainer.loop.profiler import Profiler
+from headrace.trainer.loop.profiler import MemorySnapshot, Profiler
 
 
 def traced(profiler: Profiler) -> list[str]:
@@ -25,6 +25,7 @@ def test_only_the_chosen_steps_are_traced(tmp_path: Path) -> None:
     names = traced(profiler)
     assert names.count("aten::cos") == 2
     assert "aten::sin" not in names and "aten::tan" not in names
+    assert "[memory]" in names, "allocations"
 
 
 def test_a_trace_cut_short_by_a_kill_is_repeated(
@@ -54,3 +55,40 @@ def test_a_run_that_ends_within_the_steps_writes_its_trace(tmp_path: Path) -> No
     profiler.close()
     profiler.close()
     assert "aten::cos" in traced(profiler)
+
+
+class Allocator:
+    """What MemorySnapshot calls of torch.cuda.memory, without a GPU."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        patch.setattr(torch.cuda.memory, "_record_memory_history", self.record)
+        patch.setattr(torch.cuda.memory, "_dump_snapshot", self.dump)
+
+    def record(self, enabled: str | None = "all") -> None:
+        self.calls.append(f"record {enabled}")
+
+    def dump(self, path: str) -> None:
+        Path(path).write_bytes(b"snapshot")
+        self.calls.append("dump")
+
+
+def test_a_snapshot_holds_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = Allocator(monkeypatch)
+    snapshot = MemorySnapshot(tmp_path / "profiles", 2, rank=1)
+    for step in range(4):
+        snapshot.begin(step)
+        assert snapshot.file.exists() == (step > 2)
+    snapshot.close()
+    assert allocator.calls == ["record all", "dump", "record None"]
+    assert [file.name for file in snapshot.file.parent.iterdir()] == ["memory-2.rank-1.pickle"]
+
+
+def test_a_snapshot_is_written_where_the_step_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Allocator(monkeypatch)
+    snapshot = MemorySnapshot(tmp_path, 0, rank=0)
+    snapshot.begin(0)
+    snapshot.close()
+    assert snapshot.file.read_bytes() == b"snapshot"

@@ -131,6 +131,7 @@ class ZeroConfig(EngineConfig):
     results are refused."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if problems := [*extra_problems(self.extra), *self._problems()]:
             raise Problems(problems)
 

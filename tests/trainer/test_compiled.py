@@ -1,0 +1,56 @@
+"""Compiled blocks in sharded layouts: each whole block is one graph, its collectives included."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parity import differences, hold
+
+SMALL = ("pattern='[se, attention]'", "mlp=null")
+CORE = ["fsdp2-0-fp32-tp2", "deepspeed-1-fp32-cp2"]
+MORE = [
+    *("fsdp2-0-fp32-cp2", "fsdp2-0-fp32-cp2a2a", "fsdp2-0-fp32-cp2ring", "fsdp2-0-fp32-tp2cp2"),
+    *("deepspeed-1-fp32-tp2", "deepspeed-2-fp32-cp2ring", "fsdp2-0-fp32-pp2"),
+]
+EXPERTS = ["fsdp2-0-fp32-ep2", "deepspeed-1-fp32-tp2ep2"]
+
+
+def equal(ours: list[list[float]], wanted: list[list[float]]) -> bool:
+    """Losses and norms of all steps are equal within rounding."""
+    pairs = zip(chain.from_iterable(ours), chain.from_iterable(wanted), strict=True)
+    return all(abs(one - other) < 2e-6 * max(1.0, other) for one, other in pairs)
+
+
+@pytest.mark.slow
+def test_tensor_and_context_parallelism_are_compiled(in_processes: Any) -> None:
+    found = in_processes(2, "compiled", layouts=CORE, backend="aot_eager", changes=SMALL)
+    for layout, (eager, compiled, graphs, breaks) in found.items():
+        assert equal(compiled, eager), (layout, compiled, eager)
+        assert (graphs, breaks) == (2, []), layout
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_generated_code_communicates_too(in_processes: Any) -> None:
+    found = in_processes(2, "compiled", layouts=CORE, backend="inductor", changes=SMALL)
+    for layout, (eager, compiled, graphs, breaks) in found.items():
+        assert equal(compiled, eager), (layout, compiled, eager)
+        assert (graphs, breaks) == (2, []), layout
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_compiled_blocks_in_more_layouts(in_processes: Any, tmp_path: Path) -> None:
+    """Gradients too, beside one rank without compilation."""
+    hold(differences(in_processes, tmp_path, [*CORE, *MORE], "tiny", backend="aot_eager"))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("model", ["every", "shared"])
+def test_every_operator_is_compiled(in_processes: Any, tmp_path: Path, model: str) -> None:
+    layouts = [*CORE, *EXPERTS]
+    hold(differences(in_processes, tmp_path, layouts, model, backend="aot_eager"))
