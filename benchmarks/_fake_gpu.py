@@ -10,6 +10,7 @@ the operations of torch that surround them. A read returns ones: a fake tensor h
 
 from __future__ import annotations
 
+import inspect
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -48,6 +49,14 @@ GATHERS = {"aten::embedding", "aten::index.Tensor", "aten::index_select", "aten:
 """Operations that read as many elements of their first argument as they return."""
 NOT_WRITTEN = {"aten::_fused_adamw_": ("grads",)}
 """Arguments that a schema marks as written, and that the operation leaves alone here."""
+
+
+def _grouped_flops(x: Tensor, weights: Tensor, *_: Any, **__: Any) -> int:
+    return 2 * x.numel() * weights.shape[-1]
+
+
+FORMULAS = {torch.ops.aten._grouped_mm: _grouped_flops, **flop_registry}
+"""FLOPs of an operation, from its arguments."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,7 @@ class FakeGpu(TorchDispatchMode):
             return answer
         if func.namespace == "headrace":
             with self:
-                return OPDEFS[func._schema.name]._init_fn.__wrapped__(*args, **kwargs)
+                return inspect.unwrap(OPDEFS[func._schema.name]._init_fn)(*args, **kwargs)
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE):
             with self:
                 return func.decompose(*args, **kwargs)
@@ -171,7 +180,7 @@ class FakeGpu(TorchDispatchMode):
             moved += _bytes(results) - _bytes(given[:1])
         if not name.endswith(WRITTEN_ONLY) and "out" not in kwargs:
             moved += _bytes(written)
-        count = None if "att" in name else flop_registry.get(func.overloadpacket)
+        count = None if "att" in name else FORMULAS.get(func.overloadpacket)
         flops = count(*args, **kwargs, out_val=result) if count is not None else 0
         self.launches.append(Launch(name, moved, int(flops), *_place()))
 

@@ -23,6 +23,7 @@ GEMM = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"}
 ATTENTION = {
     *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"),
     *("_varlen_attn", "_varlen_attn_backward"),
+    *("_flash_attention_forward", "_flash_attention_backward"),
 }
 GLUE = {
     "copies and casts": {"_to_copy", "copy_", "clone", "cat", "constant_pad_nd", "stack"},
@@ -45,11 +46,14 @@ GLUE = {
     | {"rsqrt", "reciprocal", "cos", "sin", "softplus", "softplus_backward", "silu", "where"}
     | {"silu_backward", "gelu", "gelu_backward", "eq", "ne", "lt", "le", "gt", "ge", "bitwise_not"}
     | {"bitwise_and", "logical_not", "clamp", "clamp_min", "maximum", "sigmoid", "tanh", "expm1"}
-    | {"sigmoid_backward", "tanh_backward", "isfinite", "abs", "masked_fill", "remainder"},
+    | {"sigmoid_backward", "tanh_backward", "isfinite", "abs", "masked_fill", "remainder"}
+    | {"masked_fill_", "sub_"},
     "sums": {"sum", "mean", "amax", "cumsum", "any", "all", "prod", "linalg_vector_norm"},
+    "norms": {"native_layer_norm", "native_layer_norm_backward"},
     "gathers": {"embedding", "index", "index_select", "gather", "repeat", "repeat_interleave"},
-    "scatters": {"embedding_dense_backward", "index_put", "index_put_", "scatter_add_", "scatter"},
-    "order": {"flip", "sort", "roll"},
+    "scatters": {"embedding_dense_backward", "index_put", "index_put_", "scatter_add_", "scatter"}
+    | {"index_add", "scatter_add"},
+    "order": {"flip", "sort", "roll", "topk"},
 }
 
 

@@ -11,8 +11,9 @@ generation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from torch.nn import functional as F
 
 from ..console.errors import ConfigError, Problem
 from .parallel.axes import Axis
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Documents:
     _layouts: dict[int, Aligned] = field(default_factory=dict, repr=False, compare=False)
     _buckets: list[Buckets] = field(default_factory=list, repr=False, compare=False)
     _spans: list[Spans] = field(default_factory=list, repr=False, compare=False)
+    _others: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def from_cu_seqlens(cls, cu_seqlens: Tensor, shape: tuple[int, int]) -> Documents:
@@ -71,7 +75,7 @@ class Documents:
         if self.positions.device == device:
             return self
         whole = None if self.whole is None else self.whole.to(device)
-        return Documents(_moved(self.positions, device), whole, self)
+        return Documents(moved(self.positions, device), whole, self)
 
     @property
     def index(self) -> Tensor:
@@ -115,6 +119,14 @@ class Documents:
                 torch._dynamo.mark_dynamic(built.ends, 0)
             self._spans.append(built)
         return self._spans[0]
+
+    def kept(self, key: Hashable, build: Callable[[Documents], T]) -> T:
+        """Return a layout of another module, which `build` derives from documents in host memory;
+        it is built once for each key."""
+        if key not in self._others:
+            self._others[key] = build(self.host or self)
+        layout: T = self._others[key]
+        return layout
 
     def prepare(
         self, chunks: Iterable[int], *, spans: bool = False, compiled: bool = False
@@ -209,7 +221,7 @@ class Aligned:
 
     def to(self, device: torch.device) -> Aligned:
         tensors = (self.source, self.place, self.continues)
-        return Aligned(self.chunk, *(_moved(tensor, device) for tensor in tensors))
+        return Aligned(self.chunk, *(moved(tensor, device) for tensor in tensors))
 
     def spread(self, x: Tensor) -> Tensor:
         """[rows, length, width] → [rows, chunks, chunk, width]; padding is zero."""
@@ -262,8 +274,8 @@ class Buckets:
         return cls(sources, place[:-1])
 
     def to(self, device: torch.device) -> Buckets:
-        sources = [_moved(source, device) for source in self.sources]
-        return Buckets(sources, _moved(self.place, device))
+        sources = [moved(source, device) for source in self.sources]
+        return Buckets(sources, moved(self.place, device))
 
     def spread(self, x: Tensor) -> list[Tensor]:
         """[rows, length, …] → [documents, size, …] for each bucket; padding is zero."""
@@ -300,7 +312,7 @@ class Spans:
         return cls(ends.int(), power_of_two(longest))
 
     def to(self, device: torch.device) -> Spans:
-        return Spans(_moved(self.ends, device), self.longest)
+        return Spans(moved(self.ends, device), self.longest)
 
 
 def plain_layout(rows: int, length: int, chunk: int, device: torch.device) -> Aligned:
@@ -322,7 +334,7 @@ def power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def _moved(x: Tensor, device: torch.device) -> Tensor:
+def moved(x: Tensor, device: torch.device) -> Tensor:
     """Copy x to a device; copies to a GPU are asynchronous."""
     if device.type != "cuda" or x.is_cuda:
         return x.to(device)

@@ -69,7 +69,9 @@ class Launch:
     @property
     def multiplies(self) -> bool:
         """True if it has matrix products, which must run on the matrix units."""
-        return self.name.startswith(("modal.", "ssd.", "toeplitz")) and ".carry" not in self.name
+        _, _, program = self.name.partition(".")
+        scalar = ("carry", "collect", "steps", "steps_backward")
+        return self.name.startswith(("modal.", "ssd", "toeplitz")) and program not in scalar
 
     @property
     def configuration(self) -> str:
@@ -92,6 +94,8 @@ class Binary:
     """Bytes of shared memory for each program."""
     products: int
     """Instructions of the matrix units."""
+    narrow: int
+    """Instructions that load or store fewer than four bytes of a thread."""
 
 
 def launches(case: Case, shape: Shape, dtype: torch.dtype) -> list[Launch]:
@@ -164,8 +168,10 @@ def compiled(launch: Launch, capability: int) -> Binary:
     binary = triton.compile(source, target=target, options=dict(launch.options))
     cubin = binary.asm["cubin"]
     registers, spilled = resources(cubin)
-    products = len(re.findall(r"\b(?:wgmma\.mma_async|mma\.sync)", binary.asm["ptx"]))
-    return Binary(cubin, registers, spilled, binary.metadata.shared, products)
+    ptx = binary.asm["ptx"]
+    products = len(re.findall(r"\b(?:wgmma\.mma_async|mma\.sync)", ptx))
+    narrow = len(re.findall(r"\b(?:ld|st)\.global(?:\.\w+::\w+)*\.b(?:8|16)\b", ptx))
+    return Binary(cubin, registers, spilled, binary.metadata.shared, products, narrow)
 
 
 def resources(cubin: bytes) -> tuple[int, int]:

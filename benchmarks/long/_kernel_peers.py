@@ -15,17 +15,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headrace.models.kernels import fft_convolution, gated_rms_norm, linear_cross_entropy, rms_norm
-from headrace.models.kernels import ssd as ssd_kernel
 from headrace.models.kernels.choice import Kernel
 from headrace.models.layers.convolution import causal_convolution
 from headrace.models.layers.gated_convolution import gated_convolution, gated_input, gated_modal
 from headrace.models.layers.gated_scan import gated_scan
+from headrace.models.layers.mixed_scan import mixed_scan
 from headrace.models.layers.norms import GatedRMSNorm, RMSNorm
 from headrace.models.layers.rope import Rope, plain, rotate, rotation
-from headrace.models.layers.scan import ssd
 from headrace.models.loss import cross_entropy
 from headrace.models.operators.mlp import gated
-from headrace.models.precision import widen
 
 Passes = Callable[..., Any]
 
@@ -272,24 +270,21 @@ def ssds(size: Size) -> Timed:
     """Return SSD in the proportions of Mamba-2: heads of 64 channels, 128 states, one group."""
     heads, length = max(size.width // 64, 1), max(size.length // 8, 8)  # the plain form is large
     inputs = {
-        "x": size.normal(1, length, heads, 64),
-        "dt": torch.rand(1, length, heads, device=size.device).requires_grad_(),
-        "A": (-torch.rand(heads, device=size.device) - 0.5).requires_grad_(),
-        "B": size.normal(1, length, 1, 128),
-        "C": size.normal(1, length, 1, 128),
+        "mixed": size.normal(1, length, heads * 64 + 2 * 128),  # x, B and C
+        "dt": size.normal(1, length, heads),
+        "bias": (torch.rand(heads, device=size.device) - 4).requires_grad_(),
+        "A_log": torch.rand(heads, device=size.device).requires_grad_(),
+        "D": torch.ones(heads, device=size.device, requires_grad=True),
     }
 
-    def ours(**given: Tensor) -> Tensor:
-        return ssd_kernel.ssd(**given, state=None, positions=None, axis="")[0]
+    def run(kernel: Kernel) -> Passes:
+        return lambda **given: mixed_scan(**given, head_dim=64, state_size=128, kernel=kernel)[0]
 
-    def chunked(**given: Tensor) -> Tensor:
-        return ssd(**{name: widen(x) for name, x in given.items()})[0]
-
-    x = float(inputs["x"].nbytes)
-    summed = 4.0 * x  # states of chunks of 64 tokens in fp32, one sum per chunk
-    states = summed / 4 * inputs["x"].itemsize  # states at the start of each chunk
-    moved = (3 * x + 2 * summed + 2 * states, 4 * x + 2 * summed + 3 * states)
-    return Timed("SSD", inputs, ours, {"the plain chunked form": chunked}, moved)
+    mixed, dt = float(inputs["mixed"].nbytes), float(inputs["dt"].nbytes)
+    y = float(length * heads * 64 * size.dtype.itemsize)
+    moved = (mixed + dt + y, 2 * mixed + 2 * dt + y)
+    peers = {"the plain chunked form": run("torch")}
+    return Timed("SSD", inputs, run("auto"), peers, moved)
 
 
 def selective_scans(size: Size) -> Timed:

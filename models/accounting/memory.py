@@ -2,7 +2,8 @@
 
 Nothing is allocated. The state follows from what the engine lists (state.py). Activations are
 measured: one layer of each sort runs on fake tensors, and every storage that autograd keeps is
-counted once. That is what the plain operators need; fused kernels need less.
+counted once. That is what the plain operators need; fused kernels need less. The loss is counted
+as it runs: its kernel holds the logits of one chunk of tokens.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from torch.utils._pytree import tree_leaves
 
 from ...console.errors import LayoutError
 from ..config import ModelConfig
+from ..kernels.choice import wanted
+from ..kernels.linear_cross_entropy import held_bytes
 from ..layers.recompute import OPERATIONS, Results, Rule, Selective, Unit, rules_of
 from ..loss import cross_entropy
 from ..model import Model
@@ -56,20 +59,43 @@ def rank_shards(
 
 
 def activation_memory(
-    config: ModelConfig, seq_len: int, *, rows: int, precision: Precision, degrees: Degrees
+    config: ModelConfig,
+    seq_len: int,
+    *,
+    rows: int,
+    precision: Precision,
+    degrees: Degrees,
+    device: str,
 ) -> dict[str, Any]:
     """Return the bytes that a micro-batch keeps for its backward pass: the activations by unit of
-    recompute, and the logits."""
+    recompute, and the logits with the loss."""
     kept = kept_by_layer(config, seq_len, rows=rows, precision=precision)
     ranks = degrees.tp * degrees.cp
+    tokens = rows * seq_len
     return {
         "activations": {
             unit: round((sum(forward) + max(backward)) / ranks)
             for unit in get_args(Unit)
             for forward, backward in [kept.by_layer(rules_of(unit, len(config.layers)))]
         },
-        "logits": round(kept.logits / ranks),
+        "logits": loss_bytes(config, kept, tokens, precision, degrees, device),
     }
+
+
+def loss_bytes(
+    config: ModelConfig,
+    kept: Kept,
+    tokens: int,
+    precision: Precision,
+    degrees: Degrees,
+    device: str,
+) -> int:
+    """Return the bytes that a rank holds for the logits and the loss of a micro-batch of `tokens`
+    on a kind of device."""
+    if not wanted(config.kernel, torch.device(device)):
+        return round(kept.logits / (degrees.tp * degrees.cp))
+    vocabulary = -(-config.vocab_size // degrees.tp)
+    return held_bytes(tokens // degrees.cp, config.width, vocabulary, precision.weight_bytes)
 
 
 @dataclass(frozen=True)
@@ -110,6 +136,7 @@ class Kept:
 
     layers: Sequence[KeptLayer]
     logits: int
+    """Logits and loss in plain torch."""
 
     def by_layer(self, rules: Sequence[Rule]) -> tuple[list[int], list[int]]:
         """Return the bytes of each layer: kept until its backward pass, and in addition during

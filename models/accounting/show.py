@@ -77,7 +77,14 @@ def memory(
         "engine": engine.engine,
         "layout": asdict(degrees),
         "state": state_bytes(engine.parts, shards, degrees),
-        **activation_memory(config, seq_len, rows=rows, precision=precision, degrees=degrees),
+        **activation_memory(
+            config,
+            seq_len,
+            rows=rows,
+            precision=precision,
+            degrees=degrees,
+            device=engine.device,
+        ),
         "generation_state": generation_bytes(config, seq_len, precision=precision),
     }
 

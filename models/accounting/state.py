@@ -129,6 +129,8 @@ class EngineState:
     """State of one engine, with the name to print."""
 
     engine: str
+    device: str
+    """Kind of device that it runs on: cuda or cpu."""
     parts: Sequence[StatePart]
 
 

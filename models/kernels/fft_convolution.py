@@ -6,7 +6,8 @@ The transforms are torch's (cuFFT). Two programs surround them: one reads k and 
 in the order of a transform, in fp32, tokens adjacent, each document by itself and padded with
 zeros; the other writes the filtered channels back into rows, with skip and gate. Channels are
 processed in pieces of about NUMBERS numbers, so neither the transforms nor the intermediate
-tensors grow with the model.
+tensors grow with the model. A batch of transforms has up to a quarter more places than documents:
+cuFFT plans, which depend on its size, take few values.
 
 The backward pass keeps nothing but the inputs. It transforms w and the gradient of y, multiplies,
 and transforms back the gradients of w and of the filter, and y once more. In bf16 the programs
@@ -99,7 +100,8 @@ def _backward(
         w, pulls, partial = piece.empty(x), piece.empty(x), piece.partial(x)
         piece.run(programs.backward_spread, piece.size, grad, x, w, pulls, partial, GATED=gated)
         inputs, pulled = piece.transformed(w), piece.transformed(pulls)
-        met = piece.back((inputs.conj() * pulled).sum(0))
+        used = slice(len(piece.begins))
+        met = piece.back((inputs[used].conj() * pulled[used]).sum(0))
         reach = min(piece.longest, taps.shape[1])
         grad_taps[piece.own, :reach] += met[:, :reach]
         spectrum = piece.spectrum(taps)
@@ -137,6 +139,8 @@ class TransformBatch:
     """int64: index of the first token of each document, among the tokens of all rows."""
     counts: Tensor
     """int64: tokens of each document."""
+    places: int
+    """Transforms of a channel: at least as many as documents. The others are not used."""
     longest: int
     """Upper bound of the tokens of a document."""
     size: int
@@ -152,8 +156,7 @@ class TransformBatch:
         return channels
 
     def empty(self, x: Tensor) -> Tensor:
-        shape = (len(self.begins), self.channels, self.size)
-        return x.new_empty(shape, dtype=torch.float32)
+        return x.new_empty(self.places, self.channels, self.size, dtype=torch.float32)
 
     def partial(self, x: Tensor) -> Tensor:
         """Return room for one sum for each tile of a transform."""
@@ -200,16 +203,18 @@ def _pieces(y: Tensor, taps: Tensor, positions: Tensor | None) -> Iterator[Trans
         alike = {int(longest): (power == longest).nonzero()[:, 0] for longest in power.unique()}
     for longest, those in alike.items():
         where = begins[those].to(y.device), counts[those].to(y.device)
-        size = _transform_size(longest + min(longest, taps.shape[1]) - 1)
-        step = max(CHANNELS, NUMBERS // (len(those) * size) // CHANNELS * CHANNELS)
+        size = _rounded(longest + min(longest, taps.shape[1]) - 1, 2)
+        places = len(those) if positions is None else _rounded(len(those), 1)
+        step = max(CHANNELS, NUMBERS // (places * size) // CHANNELS * CHANNELS)
         for start in range(0, width, step):
             own = slice(start, min(start + step, width))
-            yield TransformBatch(*where, longest, size, width, own)
+            yield TransformBatch(*where, places, longest, size, width, own)
 
 
-def _transform_size(least: int) -> int:
-    """Return 5, 6, 7 or 8 times a power of two: fast sizes, and few different ones."""
-    eighth = max(1 << max((least - 1).bit_length() - 3, 0), 2)
+def _rounded(least: int, step: int) -> int:
+    """Return 5, 6, 7 or 8 times a power of two (a multiple of `step` below): fast sizes of
+    transforms, and few different ones."""
+    eighth = max(1 << max((least - 1).bit_length() - 3, 0), step)
     return -(-least // eighth) * eighth
 
 

@@ -8,6 +8,12 @@ hidden and weight, all in the forward pass; the backward pass only scales. So th
 products, as in the twin, and no tensor of tokens times vocabulary. The twin is the projection
 followed by `cross_entropy` in models/loss.py.
 
+The chunk follows from the numbers of tokens and ids alone, not from the memory of a device: the
+gradient of weight is a sum over chunks, and so has equal bits on every GPU. Rows of logits are
+padded to a multiple of PADDED numbers, so that programs and matrix library read and write whole
+vectors for a vocabulary of any size. (The weight needs no padding: its rows are as long as the
+model is wide.)
+
 Where the vocabulary is sharded, each rank has its rows of the weight, and three numbers of each
 token cross between the two passes, a chunk at a time. The gradient of hidden is this rank's term;
 the operation that gathered hidden sums the terms.
@@ -25,12 +31,16 @@ from ..parallel.axes import Axis, named
 from ..parallel.tensor import gather, reduce
 from .op import op
 
+SUM_BYTES = 4
+"""Bytes of a number of the sum of gradients, which is fp32."""
 BLOCK = 4096
 """Logits of a token that a program ranks at a time."""
-NUMBERS = 1 << 27
-"""Largest chunk of logits: 256 MiB in bf16."""
-PARTS = 8
+NUMBERS = 1 << 29
+"""Largest chunk of logits: 1 GiB in bf16, 4,096 tokens of 128k ids."""
+PARTS = 4
 """Fewest chunks of a batch, so that its logits never exist whole."""
+PADDED = 64
+"""Rows of logits are a multiple of this many numbers apart: 128 bytes in bf16."""
 
 
 @cache
@@ -44,6 +54,20 @@ def chunk_size(tokens: int, vocabulary: int) -> int:
     """Return the tokens of a chunk: if possible a multiple of 128, for the matrix units."""
     most = max(1, min(NUMBERS // vocabulary, -(-tokens // PARTS)))
     return most if most < 128 else most // 128 * 128
+
+
+def row_stride(vocabulary: int) -> int:
+    """Return the distance between the rows of a chunk of logits."""
+    return -(-vocabulary // PADDED) * PADDED
+
+
+def held_bytes(tokens: int, width: int, vocabulary: int, itemsize: int) -> int:
+    """Return the bytes that a forward pass with gradients holds at most: the logits of a chunk, and
+    the gradients; that of weight also in fp32. Numbers of hidden and weight have `itemsize`
+    bytes."""
+    logits = chunk_size(tokens, vocabulary) * row_stride(vocabulary) * itemsize
+    rounded = 0 if itemsize == SUM_BYTES else vocabulary * width * itemsize
+    return logits + tokens * width * itemsize + vocabulary * width * SUM_BYTES + rounded
 
 
 @op("linear_cross_entropy")
@@ -71,18 +95,20 @@ def linear_cross_entropy(
     grad_hidden = hidden.new_empty(hidden.shape if gradients else 0)
     grad_weight = weight.new_zeros(weight.shape if gradients else 0, dtype=torch.float32)
     size = chunk_size(tokens, -(-vocab_size // ranks.size))  # the same on all ranks
+    room = hidden.new_empty(size, row_stride(len(weight)))
     for start in range(0, tokens, size):
         part = slice(start, start + size)
         inputs, target, scale = hidden[part], targets[part], weights[part]
-        logits = inputs @ weight.T
+        logits = torch.mm(inputs, weight.T, out=room[: len(inputs), : len(weight)])
         log_z, chosen = _statistics(logits, target, scale, first, ranks)
         loss = scale * (log_z - chosen + z_loss * log_z.square())
         losses[part] = torch.where(scale != 0, loss, 0)
         if not gradients:
             continue
         _programs().gradients[(len(inputs),)](
-            logits, target, scale, log_z, len(weight), first, z_loss, BLOCK=BLOCK, num_warps=8
-        )
+            logits, target, scale, log_z, len(weight), logits.stride(0), first, z_loss,
+            BLOCK=BLOCK, num_warps=8,
+        )  # fmt: skip
         torch.mm(logits, weight, out=grad_hidden[part])
         _add_product(grad_weight, logits.T, inputs)
     return losses.sum(), losses, grad_hidden, grad_weight.to(weight.dtype)
@@ -107,8 +133,9 @@ def _statistics(
     """Return log Z and the target's logit of each token, over all shards of the vocabulary."""
     statistics = torch.empty(1, 3, len(logits), dtype=torch.float32, device=logits.device)
     _programs().statistics[(len(logits),)](
-        logits, targets, weights, *statistics[0], logits.shape[1], first, BLOCK=BLOCK, num_warps=8
-    )
+        logits, targets, weights, *statistics[0], *logits.shape[1:], logits.stride(0), first,
+        BLOCK=BLOCK, num_warps=8,
+    )  # fmt: skip
     top, total, chosen = gather(statistics, ranks, dim=0).unbind(1)  # [ranks, tokens] each
     highest = top.amax(0)
     total = (total * torch.exp(top - highest)).sum(0)
@@ -117,9 +144,11 @@ def _statistics(
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Compute total += a·b without rounding the product to the half precision of a and b."""
-    if a.is_cuda and a.dtype != total.dtype:
+    if a.dtype == total.dtype:
+        torch.addmm(total, a, b, out=total)
+    elif a.is_cuda:
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
-    else:
+    else:  # Triton's interpreter
         total += a @ b
 
 

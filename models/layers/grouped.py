@@ -1,5 +1,9 @@
 """Grouped matrix products for experts: each group of rows is multiplied by its own matrix.
 
+On CUDA in bf16 a product is one launch of torch's `grouped_mm`, which reads the ends of the groups
+on the device. Elsewhere it is a loop over the groups, which needs the ends in host memory:
+`group_ends` copies them there once for all products of a layer.
+
 The number of rows of a group is data, which compilers and fake tensors cannot know. The product is
 therefore one custom op: the shapes of its results follow from the shapes of its inputs.
 
@@ -8,47 +12,131 @@ Under autocast the product rounds its inputs as torch's matrix products do.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
+from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
 WAITS = (torch.Tag.cudagraph_unsafe,)
-"""These ops wait for the counts on the host, so CUDA graphs must leave them out."""
+"""A loop on a GPU has as many launches as groups with rows, so CUDA graphs must leave it out."""
+ALIGNED = 8
+"""`grouped_mm` needs rows of matrices that are multiples of 16 bytes."""
+GENERATIONS = (9, 10)
+"""Major compute capabilities for which torch's `grouped_mm` is one launch."""
 
 
-def grouped_product(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """x [tokens, in] is sorted by group; weights [groups, out, in]; int64 counts of rows."""
-    device = x.device.type
-    if torch.is_autocast_enabled(device):
-        half = torch.get_autocast_dtype(device)
+def group_ends(
+    counts: Tensor, x: Tensor, *weights: Tensor, on_host: Tensor | None = None
+) -> Tensor:
+    """Return the end of each group, int32 [groups], where the products of x with `weights` read it.
+
+    int64 `counts` are the rows of each group. `on_host`: the same in host memory, if the caller has
+    read them; otherwise the host waits here for the device if a product is a loop.
+    """
+    problem = beyond_one_launch(x, *weights)
+    if problem is not None:
+        if x.device.type == "cuda":
+            what = "the products of experts run one by one, and the host waits once a layer"
+            warnings.warn(f"{what}: {problem}", RuntimeWarning, stacklevel=2)
+        counts = counts.cpu() if on_host is None else on_host
+    return counts.cumsum(0, dtype=torch.int32)
+
+
+def beyond_one_launch(x: Tensor, *weights: Tensor) -> str | None:
+    """Return why a product of x with these weights [groups, out, in] is a loop, or None."""
+    device = x.device
+    if device.type != "cuda":
+        return f"the tensors are on {device.type}"
+    dtype = _autocast_dtype(device.type) or x.dtype
+    if dtype != torch.bfloat16:
+        return f"torch's grouped_mm multiplies bf16, not {dtype}"
+    sizes = {size for weight in weights for size in weight.shape[1:]}
+    if unaligned := sorted(size for size in sizes if size % ALIGNED):
+        return f"{ALIGNED} does not divide {', '.join(map(str, unaligned))}, a width of the experts"
+    if not is_compiling():  # a query of the driver would break the graph
+        capability = torch.cuda.get_device_capability(device)
+        if capability[0] not in GENERATIONS:
+            return f"this GPU has compute capability {capability[0]}.{capability[1]}"
+    return None
+
+
+def grouped_product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """x [rows, in] is sorted by group; weights [groups, out, in]; `ends` from `group_ends`."""
+    half = _autocast_dtype(x.device.type)
+    if half is not None:
         x, weights = x.to(half), weights.to(half)
-    product: Tensor = _grouped_product(x, weights, counts)
+    product: Tensor = _grouped_product(x, weights, ends)
     return product
 
 
 @torch.library.custom_op("headrace::grouped_product", mutates_args=(), tags=WAITS)
-def _grouped_product(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    groups = zip(x.split(counts.tolist()), weights, strict=True)
-    return torch.cat([rows @ weight.T for rows, weight in groups])
+def _grouped_product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    multiply = product_in_one_launch if ends.device.type == "cuda" else product_by_group
+    return multiply(x, weights, ends)
 
 
 @torch.library.custom_op("headrace::grouped_outer", mutates_args=(), tags=WAITS)
-def grouped_outer(y: Tensor, x: Tensor, counts: Tensor) -> Tensor:
+def grouped_outer(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     """Σ y⊗x over the rows of each group, [groups, out, in]; zeros for an empty group."""
-    sizes = counts.tolist()
-    return torch.stack([a.T @ b for a, b in zip(y.split(sizes), x.split(sizes), strict=True)])
+    multiply = outer_in_one_launch if ends.device.type == "cuda" else outer_by_group
+    return multiply(y, x, ends)
+
+
+def product_in_one_launch(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    if not len(x):
+        return x.new_empty(0, weights.shape[1])
+    return F.grouped_mm(x.contiguous(), weights.transpose(1, 2), offs=ends)
+
+
+def product_by_group(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    groups = zip(_groups(ends), weights, strict=True)
+    return torch.cat([x[rows] @ weight.T for rows, weight in groups])
+
+
+def outer_in_one_launch(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    if not len(x):
+        return x.new_zeros(len(ends), y.shape[1], x.shape[1])
+    products = F.grouped_mm(y.contiguous().T, x.contiguous(), offs=ends)
+    if leaves_garbage(ends.device):
+        empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0
+        products.masked_fill_(empty[:, None, None], 0)
+    return products
+
+
+def leaves_garbage(device: torch.device) -> bool:
+    """Return True if grouped_mm does not write the products of empty groups: on Blackwell (pytorch
+    issue 172439)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (10, 0)
+
+
+def outer_by_group(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    return torch.stack([y[rows].T @ x[rows] for rows in _groups(ends)])
+
+
+def _groups(ends: Tensor) -> Iterator[slice]:
+    """Yield the rows of each group."""
+    for begin, end in pairwise([0, *ends.tolist()]):
+        yield slice(begin, end)
+
+
+def _autocast_dtype(device: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 @_grouped_product.register_fake
-def _(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+def _(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], weights.shape[1])
 
 
 @grouped_outer.register_fake
-def _(y: Tensor, x: Tensor, counts: Tensor) -> Tensor:
-    return y.new_empty(counts.shape[0], y.shape[1], x.shape[1])
+def _(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    return y.new_empty(ends.shape[0], y.shape[1], x.shape[1])
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
@@ -56,9 +144,9 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> No
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-    x, weights, counts = ctx.saved_tensors
-    of_x = _grouped_product(gradient, weights.transpose(1, 2), counts)
-    return of_x, grouped_outer(gradient, x, counts), None
+    x, weights, ends = ctx.saved_tensors
+    of_x = _grouped_product(gradient, weights.transpose(1, 2), ends)
+    return of_x, grouped_outer(gradient, x, ends), None
 
 
 _grouped_product.register_autograd(_backward, setup_context=_keep)

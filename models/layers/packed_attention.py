@@ -1,7 +1,7 @@
 """Attention of packed documents as one call: torch's `varlen_attn`, on CUDA in half precision.
 
 It runs on the rows as they are, with the ends of the documents: nothing is gathered, padded or
-masked. torch chooses cuDNN or flash attention (`torch.nn.attention.sdpa_kernel` sets the order).
+masked. torch chooses cuDNN or flash attention (attention_order.py; torch 2.11: always flash).
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ Unit = Literal["none", "operator", "block"]
 Results = Literal["matmul", "attention", "scan", "convolution"]
 
 OPERATIONS: dict[Results, frozenset[str]] = {
-    "matmul": frozenset({"aten::mm", "aten::addmm", "aten::_grouped_mm", "aten::_scaled_mm"}),
+    "matmul": frozenset(
+        {"aten::mm", "aten::addmm", "aten::_scaled_mm", "headrace::grouped_product"}
+    ),
     "attention": frozenset(
         {
             "aten::_scaled_dot_product_flash_attention",

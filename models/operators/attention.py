@@ -15,8 +15,9 @@ from ..initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import RMSNorm
 from ..layers.packed_attention import applies, packed_attention
+from ..layers.ring_flash import ring_flash_attention
 from ..layers.rope import Rope, rotate, rotation
-from ..parallel.axes import Axes
+from ..parallel.axes import Axes, Axis
 from ..parallel.heads import from_heads, to_heads
 from ..parallel.ring import ring_attention
 from ..parallel.sharding import ShardingSpec
@@ -105,14 +106,20 @@ class Attention(Operator):
         axis = batch.axes.context
         whole = batch.whole(q.shape[1])
         if axis.size > 1 and batch.axes.attention == "ring":
-            unmasked = whole.documents is None and self.options.window is None
-            past = None if unmasked else reach(whole, self.options.window)
-            y = ring_attention(q, k, v, past, axis, scale=self.scale)
+            y = self.ring(q, k, v, whole, axis)
         else:
             q, k, v = to_heads(q, k, v, axis)
             y = from_heads(self.whole_rows(q, k, v, whole), axis)
         result: Tensor = self.out(y.flatten(2))
         return result
+
+    def ring(self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext, axis: Axis) -> Tensor:
+        """Attention of this rank's part of the rows; `batch` describes whole rows."""
+        window = self.options.window
+        if window is None and applies(self.options.kernel, q):
+            return ring_flash_attention(q, k, v, batch.documents, axis, scale=self.scale)
+        past = None if window is None and batch.documents is None else reach(batch, window)
+        return ring_attention(q, k, v, past, axis, scale=self.scale)
 
     def whole_rows(self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext) -> Tensor:
         if batch.state is not None:

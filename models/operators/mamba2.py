@@ -14,17 +14,13 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..initializers import Initializers
-from ..kernels import ssd as kernel
-from ..kernels.choice import chosen
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
+from ..layers.mixed_scan import mixed_scan
 from ..layers.norms import GatedRMSNorm
-from ..layers.scan import ssd
 from ..parallel.sharding import Sharded, ShardingSpec
 from ..parallel.tensor import own_groups
-from ..precision import widen
 from .base import BatchContext, FusedOptions, Operator, divides
 from .short_conv import ShortConvolution
 
@@ -91,43 +87,32 @@ class Mamba2(Operator):
         self.output = OutputLinear(inner, width, bias=options.bias)
 
     def forward(self, u: Tensor, batch: BatchContext) -> Tensor:
-        z, x, B, C, dt = self.input(u)
-        sizes = [x.shape[-1], B.shape[-1], C.shape[-1]]
-        mixed = torch.cat([x, B, C], dim=-1)
-        mixed = self.conv(mixed, batch, silu=True, kernel=self.options.kernel)
-        x, B, C = mixed.split(sizes, dim=-1)
-        x = x.unflatten(-1, (-1, self.options.head_dim))
-        axis = batch.axes.tensor
-        shared = (self.options.groups, self.heads, axis)
-        B, C = own_groups(B, *shared), own_groups(C, *shared)
-        dt = F.softplus(widen(dt) + widen(self.dt_bias))
-        A = -torch.exp(widen(self.A_log))
-        y = self.scan(x, dt, A, B, C, batch) + widen(self.D).unsqueeze(-1) * widen(x)
-        result: Tensor = self.output(self.norm(y.flatten(2).to(u.dtype), z, axis))
-        return result
-
-    def scan(
-        self, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, batch: BatchContext
-    ) -> Tensor:
-        axis = batch.axes.context
-        beyond = kernel.beyond(x, B)
-        if batch.state is None and chosen(self.options.kernel, "ssd", x, beyond):
-            positions = batch.documents.positions if batch.documents is not None else None
-            fused: Tensor = kernel.ssd(x, dt, A, B, C, None, positions, axis.name)[0]
-            return fused
+        options, axis = self.options, batch.axes.tensor
+        z_width, *mixed_widths, heads = self.input.parts.values()
+        parts = [z_width, sum(mixed_widths), heads]
+        z, mixed, dt = self.input(u, joined=True).split(parts, dim=-1)
+        mixed = self.conv(mixed, batch, silu=True, kernel=options.kernel)
+        if options.groups % axis.size:
+            x, *shared = mixed.split(mixed_widths, dim=-1)
+            own = (own_groups(t, options.groups, self.heads, axis).flatten(-2) for t in shared)
+            mixed = torch.cat([x, *own], dim=-1)
         tensors = batch.state.tensors if batch.state is not None else {}
-        y, tensors["ssm"] = ssd(
-            widen(x),
+        y, tensors["ssm"] = mixed_scan(
+            mixed,
             dt,
-            A,
-            widen(B),
-            widen(C),
+            self.dt_bias,
+            self.A_log,
+            self.D,
             batch.documents,
+            head_dim=options.head_dim,
+            state_size=options.state_size,
             state=tensors.get("ssm"),
-            axis=axis,
-            chunk=self.options.chunk,
+            axis=batch.axes.context,
+            chunk=options.chunk,
+            kernel="torch" if batch.state is not None else options.kernel,
         )
-        return y
+        result: Tensor = self.output(self.norm(y, z, axis))
+        return result
 
     def init_weights(self, init: Initializers) -> None:
         init.linear(self.input)

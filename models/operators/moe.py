@@ -21,22 +21,23 @@ import torch
 from torch import Tensor, nn
 
 from ..initializers import Initializers
-from ..layers.grouped import grouped_product
+from ..layers.grouped import group_ends, grouped_product
 from ..parallel.axes import ALONE, Axes, Axis
 from ..parallel.experts import Trip
 from ..parallel.sharding import Sharded, ShardingSpec
 from ..parallel.tensor import highest, reduce
 from ..precision import widen
-from .base import BatchContext, Operator, OperatorOptions
-from .mlp import ACTIVATIONS, Activation
+from .base import BatchContext, FusedOptions, Operator
+from .mlp import Activation, gated
 
 SINKHORN_ROUNDS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoEOptions(OperatorOptions):
+class MoEOptions(FusedOptions):
     """Mixture of gated MLPs."""
 
+    newer = ("kernel",)
     kind: Literal["moe"] = "moe"
     experts: int
     """Number of experts."""
@@ -111,9 +112,10 @@ class MoE(Operator):
         counts = visits(chosen.flatten(0, 1), self.options.experts).sum(dim=0)
         trip = Trip(counts, batch.axes.experts)
         rows = trip.there(flat[token])
-        gate, up = grouped_product(rows, self.gate_up, trip.counts).chunk(2, dim=-1)
-        hidden = ACTIVATIONS[self.options.activation](gate) * up
-        y = trip.back(grouped_product(hidden, self.down, trip.counts))
+        ends = group_ends(trip.counts, rows, self.gate_up, self.down, on_host=trip.on_host)
+        gate_up = grouped_product(rows, self.gate_up, ends)
+        hidden = gated(gate_up, self.options.activation, self.options.kernel)
+        y = trip.back(grouped_product(hidden, self.down, ends))
         if batch.axes.experts.size > 1:
             batch.received.append(trip.received)
         weighted = y * weights.flatten()[order].unsqueeze(-1).to(y.dtype)

@@ -27,6 +27,8 @@ class Trip:
         self.axis = axis
         self.counts = counts
         """Rows of each expert of this rank."""
+        self.on_host: Tensor | None = None
+        """The same in host memory, if the trip read them."""
         self.received = 0
         """Rows that this rank received; 0 on an axis of one rank."""
         if axis.size == 1:
@@ -34,8 +36,10 @@ class Trip:
         coming = torch.empty_like(counts)
         dist.all_to_all_single(coming, counts, group=axis.group)
         by_rank = torch.stack([counts, coming]).view(2, axis.size, -1)
-        self.sent, self.due = by_rank.sum(dim=2).tolist()
+        read = by_rank.cpu()
+        self.sent, self.due = read.sum(dim=2).tolist()
         self.received = sum(self.due)
+        self.on_host = read[1].sum(dim=0)
         coming = by_rank[1]
         self.counts = coming.sum(dim=0)
         experts = torch.arange(len(self.counts), device=counts.device).repeat(axis.size)

@@ -11,21 +11,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks._fake_gpu import Launch
 from benchmarks._launch_kinds import kind_of
 from headrace.models.accounting.count import build_meta
 from headrace.models.config import load_model_config
+from headrace.models.kernels.linear_cross_entropy import chunk_size, held_bytes
 
 ROOT = Path(__file__).parents[2]
 TOKENS = 1024
-MODELS = ("tiny-transformer", "tiny-hybrid", "tiny-mamba")
+MODELS = ("tiny-transformer", "tiny-hybrid", "tiny-mamba", "tiny-moe")
+LOSSES = ((2048, 64, 5003, "bfloat16"), (1000, 16, 640, "float32"))
+"""Tokens, width, vocabulary and type of losses."""
 SCRIPT = """
-import json, torch
+import inspect, json, torch
 from collections import Counter
 from benchmarks._fake_gpu import fake_gpu
 from benchmarks.step_counts import count_step, kind_of
 from headrace.models.config import load_model_config
+from headrace.models.layers.grouped import group_ends, grouped_outer, grouped_product
+from headrace.models.kernels.linear_cross_entropy import linear_cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+class Allocated(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.results = {{}}  # alive, so that no memory is used twice
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {{}}))
+        for each in [result] if isinstance(result, torch.Tensor) else []:
+            self.results[each.untyped_storage()._cdata] = each.untyped_storage()
+        return result
 for name in {models!r}:
     counts = count_step(load_model_config(name), {tokens}, [0, 100, 101, 640, {tokens}])
     kinds = {{kind: counts.bytes(kind) for kind in map(kind_of, counts.launches)}}
@@ -43,13 +59,33 @@ with fake_gpu() as gpu:
         x.nonzero()
     except Exception as error:
         reads.append(type(error).__name__)
-print(json.dumps([quiet, reads]))
+    gpu.clear()  # a MoE in fp32: its products are loops over groups
+    x, weights, counts = (torch.zeros(*shape, device="cuda") for shape in ((7, 8), (2, 8, 8), (2,)))
+    for layer in range(3):
+        where = group_ends(counts.long(), x, weights, weights).device.type
+        ends = torch.tensor([3, 7])  # values that a fake tensor does not have
+        grouped_product(grouped_product(x, weights, ends), weights, ends)
+        grouped_outer(x, x, ends)
+    loops = [where, [wait.name for wait in gpu.waits]]
+    sizes = []
+    for tokens, width, ids, dtype in {losses!r}:
+        hidden, weight = (
+            torch.zeros(n, width, device="cuda", dtype=getattr(torch, dtype)) for n in (tokens, ids)
+        )
+        ones = torch.ones(tokens, device="cuda")
+        given = hidden, weight, ones.long(), ones
+        with Allocated() as made:
+            inspect.unwrap(linear_cross_entropy._init_fn)(*given, 0.0, True, ids, "")
+        for each in given:  # seen by views
+            made.results.pop(each.untyped_storage()._cdata, None)
+        sizes.append(sum(storage.nbytes() for storage in made.results.values()))
+print(json.dumps([quiet, reads, loops, sizes]))
 """
 
 
 def counted(models: tuple[str, ...]) -> list[list[Any]]:
     """Count steps in another process, whose process groups and device are fake."""
-    code = SCRIPT.format(models=models, tokens=TOKENS)
+    code = SCRIPT.format(models=models, tokens=TOKENS, losses=LOSSES)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     run = subprocess.run(
         [sys.executable, "-c", code],
@@ -60,6 +96,10 @@ def counted(models: tuple[str, ...]) -> list[list[Any]]:
     )
     assert run.returncode == 0, run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def layers_of(name: str, mixer: str) -> int:
+    return sum(layer.mixer == mixer for layer in load_model_config(name).layers)
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +117,7 @@ def test_the_host_waits_once_in_a_step(steps: list[list[Any]]) -> None:
 @pytest.mark.slow
 def test_every_read_of_the_device_is_a_wait(steps: list[list[Any]]) -> None:
     """Negative control: each form of a read is seen, and copies that do not wait are none."""
-    quiet, reads = steps[-1]
+    quiet, reads, *_ = steps[-1]
     assert quiet == 0
     scalar, copy = "aten::_local_scalar_dense", "aten::_to_copy"
     assert reads == [
@@ -88,21 +128,48 @@ def test_every_read_of_the_device_is_a_wait(steps: list[list[Any]]) -> None:
 
 @pytest.mark.slow
 def test_packed_attention_is_one_call_in_a_layer(steps: list[list[Any]]) -> None:
-    for name, *_, launches in steps[:-1]:
-        layers = sum(layer.mixer == "attention" for layer in load_model_config(name).layers)
+    for name, *_, launches in steps[: MODELS.index("tiny-moe")]:
+        layers = layers_of(name, "attention")
         for call in ("_varlen_attn", "_varlen_attn_backward"):
             assert launches.get(f"torch_attn::{call}", 0) == layers
         assert not [launch for launch in launches if "index" in launch or "product" in launch]
 
 
 @pytest.mark.slow
-def test_gemm_flops_are_those_of_the_weights(steps: list[list[Any]]) -> None:
-    config_name = MODELS[0]
+def test_loops_over_experts_wait_once_in_a_layer(steps: list[list[Any]]) -> None:
+    *_, loops, _ = steps[-1]
+    assert loops == ["cpu", ["aten::_to_copy"] * 3]
+
+
+@pytest.mark.slow
+def test_the_accounting_knows_the_memory_of_the_loss(steps: list[list[Any]]) -> None:
+    """Its kernel allocates the gradients, one chunk of logits, and a few numbers for each token."""
+    for (tokens, width, ids, dtype), allocated in zip(LOSSES, steps[-1][-1], strict=True):
+        itemsize = getattr(torch, dtype).itemsize
+        few = allocated - held_bytes(tokens, width, ids, itemsize)
+        assert 0 < few < 100 * tokens
+        assert 100 * tokens < chunk_size(tokens, ids) * ids * itemsize
+
+
+@pytest.mark.slow
+def test_products_of_experts_are_six_launches_in_a_layer(steps: list[list[Any]]) -> None:
+    """Two products forward, and two for each of them backward, with one kernel between them."""
+    launches, layers = steps[MODELS.index("tiny-moe")][-1], layers_of("tiny-moe", "moe")
+    assert launches["aten::_grouped_mm"] == 6 * layers > 0
+    assert launches["triton::glu.forward"] == launches["triton::glu.backward"] == layers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config_name", ["tiny-transformer", "tiny-moe"])
+def test_gemm_flops_are_those_of_the_weights(steps: list[list[Any]], config_name: str) -> None:
     config = load_model_config(config_name)
     model = build_meta(config)
-    matrices = sum(weight.numel() for weight in model.parameters() if weight.dim() == 2)
+    weights = [weight for name, weight in model.named_parameters() if not name.endswith("taps")]
+    matrices = sum(weight.numel() for weight in weights if weight.dim() > 1)
     if config.tie_embeddings is False:
         matrices -= config.vocab_size * config.width  # rows of the embedding are gathered
+    operators = [each.operator for block in model.typed_blocks() for each in block.branches()]
+    matrices -= sum(operator.unused_parameters() for operator in operators)
     [flops] = [flops for name, flops, *_ in steps[:-1] if name == config_name]
     assert flops == 6 * TOKENS * matrices
 
@@ -110,7 +177,7 @@ def test_gemm_flops_are_those_of_the_weights(steps: list[list[Any]]) -> None:
 @pytest.mark.slow
 def test_every_kind_is_counted(steps: list[list[Any]]) -> None:
     for name, _, kinds, _, saved, _ in steps[:-1]:
-        attends = name != "tiny-mamba"
+        attends = layers_of(name, "attention") > 0
         assert set(kinds) - {"attention"} == {"GEMM", "kernel", "glue", "engine"}
         assert ("attention" in kinds) == attends and saved > 0
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from headrace.models.documents import Documents
 from headrace.models.kernels.choice import Kernel
-from headrace.models.kernels.ssd import ssd as ssd_kernel
-from headrace.models.layers import scan
 from headrace.models.layers.gated_scan import gated_scan
+from headrace.models.layers.mixed_scan import mixed_scan
 
 from .case import KERNEL_AND_TWIN, SHORT, Case, Draw, Inputs, Shape
 
 
 def ssds() -> Iterator[Case]:
-    yield ssd(1, 3, state=False, packed=True)
+    yield ssd(1, 6, state=False, packed=True)
     yield ssd(2, 4, state=True, packed=False)
 
 
@@ -27,11 +26,13 @@ def ssd(groups: int, heads: int, *, state: bool, packed: bool) -> Case:
         if shape.width < 100:
             dim, size = 10, 17
         inputs: Inputs = {
-            "x": draw.normal("x", *over, heads, dim),
-            "dt": draw.normal("dt", *over, heads).float().abs() * 0.3,
-            "A": -draw.normal("A", heads).float().abs(),
-            "B": draw.normal("B", *over, groups, size, scale=size**-0.5),
-            "C": draw.normal("C", *over, groups, size),
+            "x": draw.normal("x", *over, heads * dim),
+            "dt": draw.normal("dt", *over, heads + 8),
+            "bias": draw.normal("bias", heads) - 2,
+            "A_log": draw.normal("A", heads).float(),
+            "B": draw.normal("B", *over, groups * size, scale=size**-0.5),
+            "C": draw.normal("C", *over, groups * size),
+            "D": draw.normal("D", heads),
         }
         if state:
             inputs["state"] = draw.normal("state", shape.rows, heads, dim, size).float()
@@ -39,15 +40,16 @@ def ssd(groups: int, heads: int, *, state: bool, packed: bool) -> Case:
             inputs["documents"] = draw.documents(shape, continued=state)
         return inputs
 
-    def run(
-        state: Tensor | None = None, documents: Documents | None = None, **inputs: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        positions = documents.positions if documents is not None else None
-        y, final, *_ = ssd_kernel(**inputs, state=state, positions=positions, axis="")
-        return y, final
+    def by(kernel: Kernel) -> Callable[..., Any]:
+        def run(x: Tensor, dt: Tensor, B: Tensor, C: Tensor, **inputs: Any) -> Any:
+            mixed = torch.cat([x, B, C], dim=-1)
+            sizes = {"head_dim": x.shape[2] // heads, "state_size": B.shape[2] // groups}
+            return mixed_scan(mixed, dt[..., 8:], **inputs, **sizes, kernel=kernel)
+
+        return run
 
     name = f"{heads} heads, {groups} groups{', a state' * state}{', packed' * packed}"
-    return Case("ssd", name, make, run, scan.ssd)
+    return Case("ssd", name, make, *map(by, KERNEL_AND_TWIN))
 
 
 def selective_scans() -> Iterator[Case]:

@@ -151,7 +151,7 @@ def test_activations_by_layout() -> None:
 
 def kept_on(config: ModelConfig, degrees: Degrees) -> dict[str, int]:
     bf16 = PRECISIONS["bf16"]
-    found = activation_memory(config, 256, rows=2, precision=bf16, degrees=degrees)
+    found = activation_memory(config, 256, rows=2, precision=bf16, degrees=degrees, device="cpu")
     kept: dict[str, int] = found["activations"]
     return kept
 
@@ -296,7 +296,9 @@ def test_state_bytes_are_those_of_generation(tiny: Model) -> None:
 
 
 def test_the_json_description_is_complete() -> None:
-    engine = EngineState(engine="test", parts=[StatePart(name="weights", bytes_per_parameter=4)])
+    engine = EngineState(
+        engine="test", device="cpu", parts=[StatePart(name="weights", bytes_per_parameter=4)]
+    )
     fp32 = PRECISIONS["fp32"]
     config = load_model_config("tiny-hybrid")
     summary = describe(config, 256, engine, precision=fp32, degrees=Degrees())

@@ -94,7 +94,7 @@ def kept_memory(job: Job) -> list[dict[str, int]]:
     A stage keeps the activations of all micro-batches that its schedule has alive at once, and the
     last stage the logits of one.
     """
-    from ...models.accounting.memory import kept_by_layer
+    from ...models.accounting.memory import kept_by_layer, loss_bytes
     from ...models.model import chunk_layers
     from ..layout.stages import chunks_of
 
@@ -105,15 +105,17 @@ def kept_memory(job: Job) -> list[dict[str, int]]:
     for phase in job.plan.phases:
         rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp, degrees.cp)
         kept = kept_by_layer(job.model, phase.seq_len, rows=rows, precision=job.precision)
+        tokens = rows * phase.seq_len
+        loss = loss_bytes(job.model, kept, tokens, job.precision, degrees, job.run.device)
         layers, again = kept.by_layer(job.rules)
         sizes = [float(sum(layers[chunk.start : chunk.stop])) for chunk in chunks]
         orders = layout.orders(micro_batches(rows, phase, job.dp))
         for stage, order in enumerate(orders):
             own = [layer for chunk in chunks_of(layout, stage) for layer in chunks[chunk]]
             alive = most_alive(order, sizes) + max(again[layer] for layer in own)
-            logits = kept.logits if stage == layout.pp - 1 else 0
-            for name, size in (("activations", alive), ("logits", logits)):
-                most[stage][name] = max(most[stage][name], round(size / ranks))
+            logits = loss if stage == layout.pp - 1 else 0
+            for name, size in (("activations", round(alive / ranks)), ("logits", logits)):
+                most[stage][name] = max(most[stage][name], size)
     return most
 
 

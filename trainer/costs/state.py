@@ -31,7 +31,7 @@ def engine_state(run: RunConfig, model: Model, precision: Precision, device: str
 
     sharded = run.engine.state_layout(precision, optimizer_bytes, device, run.layout)
     parts = with_full_precision(sharded, model, precision, optimizer_bytes)
-    return EngineState(engine=run.engine.describe(), parts=parts)
+    return EngineState(engine=run.engine.describe(), device=device, parts=parts)
 
 
 def with_full_precision(

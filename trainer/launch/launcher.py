@@ -150,8 +150,9 @@ class Launcher:
             rank = killed[0] if killed else next(iter(bad))
             raise RunError(
                 f"{self.name(rank)} {_ending(bad[rank])} (no error was reported)",
-                hint="if the machine ran out of memory, use a smaller micro_batch_tokens or more "
-                "ranks; the same command resumes the run",
+                hint="if the machine ran out of memory (`--dry-run` prints what each rank needs), "
+                "use a smaller micro_batch_tokens, recompute=block or more ranks; the same command "
+                "resumes the run",
             )
         first = failures[0]  # the other failures follow from it, even if those ranks exited earlier
         if first.error is not None:

@@ -24,6 +24,7 @@ from ...console.progress import as_bytes
 from ...dataplane.order.timeline import PhaseRows
 from ...dataplane.storage import storage
 from ...models.accounting.state import host_bytes
+from ...models.layers.attention_order import ON_CPU
 from ...models.layers.recompute import Selective
 from ..checkpoints import store
 from ..cluster.ranks import is_first, joined
@@ -43,7 +44,8 @@ DISK_RESERVE = 1 << 20
 
 def check(job: Job) -> None:
     """Raise all errors that are known before the first step, on whatever machines the job runs."""
-    checks = [_engine, _offload, _layout, _recompute, _vocabulary, _groups, _weights, _held_out]
+    checks = [_engine, _offload, _layout, _recompute, _attention, _vocabulary, _groups, _weights]
+    checks.append(_held_out)
     checks += [_loggers, _store] * is_first()
     run_all(
         *(partial(check, job) for check in checks),
@@ -168,6 +170,22 @@ def _recompute(job: Job) -> None:
         raise LayoutError(
             "recompute.save cannot keep results inside a compiled block",
             hint="set engine.compile=false, or choose another form of recompute",
+        )
+
+
+def _attention(job: Job) -> None:
+    """Raise if the device has none of the implementations of attention that may run."""
+    run = job.run
+    named = f"kernels.attention is [{', '.join(run.kernels.attention)}]"
+    if run.device == "cpu" and ON_CPU.isdisjoint(run.kernels.attention):
+        raise LayoutError(
+            f"{named}, and the CPU has {' and '.join(sorted(ON_CPU))}",
+            hint="add one of them to kernels.attention",
+        )
+    if run.deterministic and not run.kernels.order(deterministic=True):
+        raise LayoutError(
+            f"{named}, which is not deterministic, and the run asks for deterministic: true",
+            hint="add flash to kernels.attention",
         )
 
 

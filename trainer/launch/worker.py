@@ -21,6 +21,7 @@ from ...console import log as logs
 from ...console.errors import StorageError, UserError
 from ...dataplane.runlog import writer as lines
 from ...models.accounting.count import build_meta
+from ...models.layers.attention_order import attention_order
 from ..checkpoints import store
 from ..checkpoints.saver import Saver
 from ..cluster import ranks, slurm
@@ -132,7 +133,7 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
         begin=begin,
     )
     try:
-        with explained():
+        with explained(), attention_order(run.kernels.order(deterministic=run.deterministic)):
             state, finished = loop.run(state)
         recorder.event("finish" if finished else "stop", state.step, ledger=state.ledger)
         if parallel.first and finished:

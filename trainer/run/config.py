@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ...console import config as reader
 from ...console.config import Data, Lines, NameIn, OneOf
+from ...models.layers.attention_order import KernelsConfig
 from ...models.layers.recompute import Recompute
 from ...models.precision import PRECISIONS
 from ..checkpoints.policy import CheckpointConfig
@@ -61,6 +62,7 @@ class RunConfig:
     """Threads of each rank on CPU. Default: the machine's cores divided by its ranks."""
     deterministic: bool = False
     """Use deterministic kernels on GPU, so that a resume is equal to the bit there too."""
+    kernels: KernelsConfig = field(default_factory=KernelsConfig)
     micro_batch_tokens: int = 8192
     """Maximum tokens of a rank's micro-batch; a micro-batch has at least one row."""
     recompute: Recompute = "none"

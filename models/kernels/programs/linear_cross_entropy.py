@@ -1,4 +1,9 @@
-"""Triton programs of linear_cross_entropy.py: a program processes one token's row of logits."""
+"""Triton programs of linear_cross_entropy.py: a program processes one token's row of logits.
+
+Rows are `stride` numbers apart, more than the vocabulary where it is odd. Programs read and write
+the numbers between, without using them: a mask that ends at a multiple of 16 lets Triton move
+vectors.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +13,18 @@ import triton.language as tl
 
 @triton.jit
 def statistics(
-    logits, targets, weights, top, total, chosen, vocabulary, first, BLOCK: tl.constexpr
+    logits, targets, weights, top, total, chosen, vocabulary, stride, first, BLOCK: tl.constexpr
 ):
     """Write the largest logit m, Σ exp(logit − m), and the target's logit (0 in other shards)."""
     token = tl.program_id(0).to(tl.int64)
-    logits += token * vocabulary
+    logits += token * stride
     at = tl.arange(0, BLOCK)
     highest = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
     sums = tl.zeros([BLOCK], dtype=tl.float32)
     for block in range(tl.cdiv(vocabulary, BLOCK)):
         place = block * BLOCK + at
-        value = tl.load(logits + place, mask=place < vocabulary, other=float("-inf"))
-        value = value.to(tl.float32)
+        value = tl.load(logits + place, mask=place < stride, other=0.0).to(tl.float32)
+        value = tl.where(place < vocabulary, value, float("-inf"))
         higher = tl.maximum(highest, value)
         # A column without a logit so far has no sum to rescale.
         base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -36,11 +41,11 @@ def statistics(
 
 @triton.jit
 def gradients(
-    logits, targets, weights, log_z, vocabulary, first, z_loss, BLOCK: tl.constexpr
+    logits, targets, weights, log_z, vocabulary, stride, first, z_loss, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Replace logits by the gradients of w·(log Z − chosen + z_loss·log²Z), in place."""
     token = tl.program_id(0).to(tl.int64)
-    logits += token * vocabulary
+    logits += token * stride
     weight = tl.load(weights + token)
     normal = tl.load(log_z + token)
     target = tl.load(targets + token) - first
@@ -48,8 +53,9 @@ def gradients(
     scale = weight * (1.0 + 2.0 * z_loss * normal)
     for block in range(tl.cdiv(vocabulary, BLOCK)):
         place = block * BLOCK + at
-        inside = place < vocabulary
-        value = tl.load(logits + place, mask=inside, other=float("-inf")).to(tl.float32)
+        inside = place < stride
+        value = tl.load(logits + place, mask=inside, other=0.0).to(tl.float32)
+        value = tl.where(place < vocabulary, value, float("-inf"))
         change = scale * tl.exp(value - normal) - tl.where(place == target, weight, 0.0)
         change = tl.where(weight != 0.0, change, 0.0)
         tl.store(logits + place, change.to(logits.dtype.element_ty), mask=inside)

@@ -145,7 +145,7 @@ def forgetful(direction: bool) -> Callable[..., Tensor]:
 def main(store: str, rank: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    modal.BLOCK, modal.BLOCKS, ssd.CHUNK = 4, 2, 8  # several chunks in a shard
+    modal.BLOCK, modal.BLOCKS, ssd.CHUNK, ssd.CHUNKS = 4, 2, 4, 2  # several chunks in a shard
     selective_scan.CHUNK = 8
     axis = Axis(dist.group.WORLD, rank, 2)
     context = Axes(context=axis)

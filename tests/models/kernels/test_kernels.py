@@ -34,7 +34,7 @@ modal.BLOCK = modal.BLOCKS = 4
 modal.SPAN = 512  # all channels: several tiles for each of several chunks
 selective_scan.CHUNK, selective_scan.UNROLL = 8, 4
 short_convolution.SPAN, short_convolution.UNROLL = 32, 8
-ssd.PART = 16
+ssd.CHUNK, ssd.CHUNKS, ssd.HEADS = 16, 2, 2  # several spans, and blocks of heads
 short_convolution.CHANNELS = 64
 correct_bf16()
 draw = Draw(getattr(torch, sys.argv[1]), "cpu", 1)
@@ -113,6 +113,19 @@ for launch in every_launch(cases, LONG, types):
 print("compiled")
 """
 
+VECTORS = """
+import torch
+from kernel_binaries import compiled, every_launch
+from kernel_cases import all_cases
+from kernel_cases.case import Shape
+
+[case, _] = [case for case in all_cases() if case.kernel == "linear_cross_entropy"]
+launches = every_launch([case], Shape(1, 16, 208), [torch.bfloat16])
+narrow = {launch.name.split(".")[1]: compiled(launch, 90).narrow for launch in launches}
+assert narrow == {"statistics": 1, "gradients": 0, "scaled": 0}, narrow
+print("vectors")
+"""
+
 
 def run(code: str, *arguments: str, **environment: str) -> str:
     done = subprocess.run(
@@ -142,6 +155,12 @@ def test_every_kernel_equals_its_twin(cases: str) -> None:
         assert max(errors.values()) < 1e-5, (case, errors)
     for case, error in nudged.items():
         assert error > 1e-4, f"negative control: the comparison does not see {case}"
+
+
+@pytest.mark.slow
+def test_an_odd_vocabulary_is_read_in_vectors() -> None:
+    """One number alone is read: the logit of the target."""
+    assert run(VECTORS) == "vectors"
 
 
 @pytest.mark.long

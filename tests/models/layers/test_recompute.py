@@ -80,6 +80,17 @@ def test_saved_results_are_not_computed_again(model: Model) -> None:
     assert most[attention] == never[attention] < saved[attention] == again[attention]
 
 
+def test_saved_products_of_experts_are_not_computed_again() -> None:
+    model = Model(load_model_config("tiny-moe")).double()
+    model.init_weights(1)
+    product = "headrace::grouped_product"
+    (wanted, never), (_, again), (found, saved) = (
+        gradients(model, recompute) for recompute in ("none", "block", MATMUL)
+    )
+    assert saved[product] == never[product] < again[product]
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
 class Calls(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()

@@ -7,6 +7,10 @@ import torch
 from operator_checks import documents_matter, is_its_definition, is_seen, make, rounds_to
 from torch import Tensor
 
+from headrace.models.operators import BatchContext
+from headrace.models.operators import attention as operator
+from headrace.models.parallel.axes import Axis
+
 
 def definition(attention: Any, u: Tensor) -> Tensor:
     """One query at a time; pairs (i, i + d/2) of a head are complex numbers, turned by position."""
@@ -71,3 +75,15 @@ def test_changes_are_seen() -> None:
 
 def test_in_bf16() -> None:
     rounds_to(make("attention", heads=4), 0.02)
+
+
+def test_the_ring_takes_flash_attention_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+    for name in ("ring_flash_attention", "ring_attention"):
+        monkeypatch.setattr(operator, name, lambda *_, name=name, **__: taken.append(name))
+    q = torch.zeros(1, 4, 2, 8)
+    batch, axis = BatchContext(torch.arange(8)[None]), Axis(None, 0, 2)
+    for fits, window in ((True, None), (True, 3), (False, None)):
+        monkeypatch.setattr(operator, "applies", lambda kernel, q, fits=fits: fits)
+        make("attention", heads=2, window=window).ring(q, q, q, batch, axis)
+    assert taken == ["ring_flash_attention", "ring_attention", "ring_attention"]

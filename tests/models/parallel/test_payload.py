@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from headrace.models.documents import Documents
 from headrace.models.model import Model
+from headrace.models.parallel import exchange
 from headrace.models.parallel.axes import Axes, Axis
 
 WIDTH = 16
@@ -27,16 +29,30 @@ class Network:
         self.axis = axis
         self.sent = 0
 
-    def __call__(self, received: Tensor, x: Tensor, due: list[int], to: list[int], **_: Any) -> Any:
+    def exchange(self, x: Tensor, due: list[int], to: list[int], axis: Axis) -> Tensor:
+        self.sent += sum(to) - to[self.axis.rank]
+        return x.new_zeros(sum(due))
+
+    def ring(self, received: Tensor, x: Tensor, due: list[int], to: list[int], **_: Any) -> Any:
         self.sent += sum(to) - to[self.axis.rank]
         received.zero_()
         return mock.Mock()
 
 
+@contextmanager
+def network_of(axis: Axis) -> Iterator[Network]:
+    network = Network(axis)
+    with (
+        mock.patch.object(exchange, "all_to_all", network.exchange),
+        mock.patch.object(dist, "all_to_all_single", network.ring),
+    ):
+        yield network
+
+
 def forward_numbers(model: Model, axis: Axis, part: int, **forms: Any) -> int:
     """Numbers that one rank sends for one row."""
     model.shard(Axes(context=axis, **forms))
-    with mock.patch.object(dist, "all_to_all_single", Network(axis)) as network:
+    with network_of(axis) as network:
         model.hidden(torch.zeros(1, part, dtype=torch.int64))
     return int(network.sent)
 
@@ -62,7 +78,7 @@ def largest(model: Model, size: int, part: int, **forms: Any) -> int:
     model.shard(Axes(context=axis, **forms))
     length = part * size
     documents = Documents.from_cu_seqlens(torch.tensor([0, 9, length // 3, length]), (1, length))
-    with mock.patch.object(dist, "all_to_all_single", Network(axis)), Largest() as mode:
+    with network_of(axis), Largest() as mode:
         hidden, _ = model.hidden(torch.zeros(1, part, dtype=torch.int64), documents.part(axis))
         hidden.sum().backward()
     return mode.numbers

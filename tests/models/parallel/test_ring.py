@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain, combinations, product
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import Ranks
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headrace.models.documents import Documents
+from headrace.models.layers.ring_flash import calls_of, flash, flash_backward
 from headrace.models.parallel.axes import Axis
 from headrace.models.parallel.ring import TILE, Zigzag
 
@@ -63,6 +68,67 @@ def test_the_ring(
         pools[size], "ring", lambda q, k, v: by_definition(q, k, v, past), inputs, sent, tile
     )
     assert worst < BOUND
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    size=st.sampled_from([2, 4]),
+    part=st.integers(1, 11),
+    kv_heads=st.sampled_from([1, 3]),
+    cuts=st.none() | st.lists(st.integers(0, 1000), max_size=6),
+)
+def test_the_ring_by_flash_attention(
+    pools: dict[int, Ranks],
+    differs: Callable[..., float],
+    size: int,
+    part: int,
+    kv_heads: int,
+    cuts: list[int] | None,
+) -> None:
+    """Outputs of hops are merged by log-sum-exp; torch's flash attention of the CPU, in fp64."""
+    length = part * size
+    inputs = [normal(ROWS, length, heads, 2, seed=heads) for heads in (3, kv_heads, kv_heads)]
+    past = edges = None
+    if cuts is not None:
+        edges = sorted({0, ROWS * length, *(cut % (ROWS * length) for cut in cuts)})
+        past = Documents.from_cu_seqlens(torch.tensor(edges), (ROWS, length)).positions
+    worst = differs(
+        pools[size], "ring_flash", lambda q, k, v: by_definition(q, k, v, past), inputs, edges
+    )
+    assert worst < BOUND
+
+
+def test_calls_cover_each_pair_that_is_seen_once() -> None:
+    """Pairs of queries and keys of all calls on all ranks, for each set of document starts."""
+    part, size = 3, 3
+    seen = {(q, k) for q in range(part * size) for k in range(q + 1)}
+    for inner in chain.from_iterable(combinations(range(1, part * size), n) for n in range(4)):
+        starts = [0, *inner]
+        document = [bisect_right(starts, token) for token in range(part * size)]
+        wanted = [(q, k) for q, k in sorted(seen) if document[q] == document[k]]
+        ranks = [Zigzag(part, Axis(None, rank, size)) for rank in range(size)]
+        places = [zigzag.index(torch.device("cpu")).tolist() for zigzag in ranks]
+        found = []
+        for rank, zigzag in enumerate(ranks):
+            calls = calls_of([starts], zigzag, part)
+            for owner in range(size):
+                for call in calls.of(owner, rank):
+                    for queries, keys in zip(call.queries, call.keys, strict=True):
+                        pairs = product(places[rank][slice(*queries)], places[owner][slice(*keys)])
+                        found += [(q, k) for q, k in pairs if not call.causal or k <= q]
+        assert sorted(found) == wanted
+
+
+def test_flash_attention_takes_the_calls() -> None:
+    """Shapes of torch's operations on a fake GPU, with grouped queries."""
+    call = calls_of([[0], [0]], Zigzag(32, Axis(None, 0, 2)), 32).within
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q, k = (torch.empty(64, n, 16, device="cuda", dtype=torch.bfloat16) for n in (4, 2))
+        there = replace(call, ends=torch.empty(2, 5, device="cuda", dtype=torch.int32))
+        y, total = flash(q, k, k, there, 0.25)
+        assert (y.shape, total.shape, total.dtype) == (q.shape, (4, 64), torch.float32)
+        gradients = flash_backward(y, q, k, k, y, total, there, 0.25)
+    assert [each.shape for each in gradients] == [q.shape, k.shape, k.shape]
 
 
 def test_every_rank_computes_equally_many_scores() -> None:

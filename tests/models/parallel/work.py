@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import cache
+from itertools import pairwise
 from typing import Any
 from unittest import mock
 
@@ -17,8 +18,10 @@ from torch.nn import functional as F
 
 from headrace.models.config import ModelConfig
 from headrace.models.documents import Documents
+from headrace.models.layers import ring_flash as ring_flash_module
 from headrace.models.layers.linear import OutputLinear
 from headrace.models.layers.recompute import Recompute
+from headrace.models.layers.ring_flash import Call, ring_flash_attention
 from headrace.models.model import Model
 from headrace.models.parallel import halo, states
 from headrace.models.parallel import ring as ring_module
@@ -194,6 +197,61 @@ def ring(axis: Axis, q: Tensor, k: Tensor, v: Tensor, past: np.ndarray | None, t
         return ring_attention(q, k, v, sees, axis, scale=0.5)
 
 
+def ring_flash(axis: Axis, q: Tensor, k: Tensor, v: Tensor, cuts: list[int] | None) -> Tensor:
+    """Ring attention by flash attention; this process takes torch's flash attention of the CPU."""
+    documents = None
+    if cuts is not None:
+        whole = (len(q), q.shape[1] * axis.size)
+        documents = Documents.from_cu_seqlens(torch.tensor(cuts), whole)
+    ring_flash_module.flash = flash_on_cpu
+    ring_flash_module.flash_backward = flash_backward_on_cpu
+    return ring_flash_attention(q, k, v, documents, axis, scale=0.5)
+
+
+def flash_on_cpu(
+    q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float
+) -> tuple[Tensor, Tensor]:
+    outputs = [
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *heads_first(*segment, like=q), 0.0, call.causal, scale=scale
+        )
+        for segment in segments(call, [q], [k, v])
+    ]
+    merged = torch.cat([y[0] for y, _ in outputs], dim=1).transpose(0, 1)
+    return merged, torch.cat([total[0] for _, total in outputs], dim=1)
+
+
+def flash_backward_on_cpu(
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, total: Tensor, call: Call, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    found = []
+    for dy_, q_, y_, total_, *kv in segments(call, [dy, q, y, total.T], [k, v]):
+        given = heads_first(dy_, q_, *kv, y_, like=q)
+        found.append(
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                *given, total_.T[None], 0.0, call.causal, scale=scale
+            )
+        )
+    dq, dk, dv = (
+        torch.cat([x[0].transpose(0, 1) for x in each]) for each in zip(*found, strict=True)
+    )
+    dk, dv = (x.unflatten(1, (k.shape[1], -1)).sum(dim=2) for x in (dk, dv))
+    return dq, dk, dv
+
+
+def segments(call: Call, queries: list[Tensor], keys: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield the pieces of the tensors of each segment of a call."""
+    for (a, b), (c, d) in zip(*(pairwise(ends) for ends in call.ends.tolist()), strict=True):
+        assert b - a <= call.longest[0] and d - c <= call.longest[1]
+        yield [*(x[a:b] for x in queries), *(x[c:d] for x in keys)]
+
+
+def heads_first(*tensors: Tensor, like: Tensor) -> list[Tensor]:
+    """[tokens, heads, dim] → [1, heads of `like`, tokens, dim]."""
+    repeated = (x.repeat_interleave(like.shape[1] // x.shape[1], dim=1) for x in tensors)
+    return [x.transpose(0, 1)[None] for x in repeated]
+
+
 def halo_of(axis: Axis, x: Tensor, count: int) -> Tensor:
     """Add to each position a sum in which each position of the halo has its own weight."""
     before = preceding(x[:, -count:], count, axis, part=x.shape[1])
@@ -216,6 +274,7 @@ def dealt(axis: Axis, x: Tensor) -> Tensor:
 
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "ring": ring,
+    "ring_flash": ring_flash,
     "halo": halo_of,
     "exchange": exchanged,
     "deal": dealt,

@@ -49,14 +49,16 @@ def shown(*words: str) -> Any:
     return json.loads(result.stdout)["memory"]
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", ENGINES)
-def test_both_commands_print_the_same_memory(ask: Any, name: str) -> None:
+def test_both_commands_print_the_same_memory(ask: Any, name: str, device: str) -> None:
     words, precision = ENGINES[name]
     layout = ["processes=8", "layout.tp=2", "layout.cp=2"]
-    job = ask(*layout, "micro_batch_tokens=16", f"precision={precision}", "device=cpu", *words)
+    options = [f"precision={precision}", f"device={device}"]
+    job = ask(*layout, "micro_batch_tokens=16", *options, *words, dry_run=True)
     about = describe(job, activations=True)
     planned, (phase,) = about["memory"], about["batch"]
-    options = [part for word in [*words, "device=cpu"] for part in ("--run", word)]
+    options = [part for word in [*words, f"device={device}"] for part in ("--run", word)]
     batch = ["--seq-len", "16", "--rows", str(phase["micro_batch_rows"])]
     memory = shown(*LAYOUT, *batch, "--precision", precision, *options)
     kept = {"activations": memory["activations"]["none"], "logits": memory["logits"]}

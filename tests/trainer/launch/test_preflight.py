@@ -55,6 +55,17 @@ def test_stages_that_do_not_fit_are_rejected_together(ask: Any) -> None:
     checks.check(ask("processes=2", "layout.pp=2", "engine.zero=2"))
 
 
+def test_the_device_has_an_implementation_of_attention(ask: Any) -> None:
+    with pytest.raises(LayoutError, match=r"\[cudnn, efficient\], and the CPU has flash and math"):
+        checks.check(ask("kernels.attention=[cudnn, efficient]"))
+    alone = ask("kernels.attention=[cudnn]", "deterministic=true", "device=cuda", dry_run=True)
+    with pytest.raises(LayoutError, match="is not deterministic"):
+        checks.check(alone)
+    with pytest.raises(ConfigError, match=r"kernels\.attention"):
+        ask("kernels.attention=[cudn]")
+    checks.check(ask("kernels.attention=[cudnn, math]"))
+
+
 def test_recompute_fits_the_layers_and_the_engine(ask: Any) -> None:
     with pytest.raises(ConfigError, match="recompute: has 2 rules, and the model 5 layers"):
         checks.check(ask("recompute=[none, block]"))

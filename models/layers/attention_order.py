@@ -1,0 +1,50 @@
+"""Order in which torch's implementations of attention are tried, in all threads of a process: also
+where the backward pass computes a forward pass again."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Implementation = Literal["cudnn", "flash", "efficient", "math"]
+ALL: tuple[Implementation, ...] = get_args(Implementation)
+ON_CPU = {"flash", "math"}
+NOT_DETERMINISTIC = {"cudnn"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelsConfig:
+    """Implementations of operations that torch has several of."""
+
+    attention: tuple[Implementation, ...] = ALL
+    """Implementations of attention in order of preference; those left out never run. torch takes
+    the first that can compute a call. cudnn: cuDNN; flash: FlashAttention, also on CPU; efficient:
+    for fp32 on GPUs; math: plain torch. `deterministic: true` leaves out cudnn."""
+
+    def __post_init__(self) -> None:
+        if not self.attention or len(set(self.attention)) < len(self.attention):
+            raise ValueError(f"attention must name each implementation once: {', '.join(ALL)}")
+        ranked = [each for each in self.attention if each in ("cudnn", "flash")]
+        if ranked == ["flash", "cudnn"]:
+            raise ValueError(
+                "attention: flash takes all that cudnn does, so put cudnn before flash"
+            )
+
+    def order(self, *, deterministic: bool) -> tuple[Implementation, ...]:
+        """Return the implementations that may run, in order of preference."""
+        left_out = NOT_DETERMINISTIC if deterministic else set()
+        return tuple(each for each in self.attention if each not in left_out)
+
+
+def attention_order(order: tuple[Implementation, ...]) -> AbstractContextManager[object]:
+    """Return a context in which torch tries these implementations in this order."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    backends = {
+        "cudnn": SDPBackend.CUDNN_ATTENTION,
+        "flash": SDPBackend.FLASH_ATTENTION,
+        "efficient": SDPBackend.EFFICIENT_ATTENTION,
+        "math": SDPBackend.MATH,
+    }
+    return sdpa_kernel([backends[each] for each in order], set_priority=True)
