@@ -159,6 +159,7 @@ class Fsdp2:
         import torch
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
+        from ...models.layers.fp8_gather import gather_matrices
         from .full_precision import FullPrecision
         from .groups import local_shards, parameter_groups
         from .objective import parameters
@@ -212,6 +213,8 @@ class Fsdp2:
         # A forward pass ends with the head, and its backward pass begins there: no second gather.
         self.root: Any = fully_shard(objective, **{**wanted, "reshard_after_forward": False})
         objective.to_empty(device=self.place)  # shards only
+        if not config.offloads:  # torch's hooks would be those of the host's tensor
+            gather_matrices(model, shared)
         self.fp32.give_back()
         self.objective = objective
         self.parameters = parameters(objective)
