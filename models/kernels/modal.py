@@ -282,11 +282,12 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _differentiate(
     ctx: Any, grad: Tensor | None, grad_final: Tensor | None, _: Any
 ) -> tuple[Tensor | None, ...]:
-    x, rates, residues, skip, _, _ = ctx.saved_tensors
+    saved = ctx.saved_tensors  # recompute allows one read
+    x, rates, residues, skip, _, _ = saved
     if grad is None:
         grad = x.new_zeros(*x.shape[:2], len(rates))
     grad_x, of_rates, of_residues, of_skip, before = _backward(
-        grad, grad_final, *ctx.saved_tensors, ctx.gated, ctx.axis
+        grad, grad_final, *saved, ctx.gated, ctx.axis
     )
     return (
         grad_x,

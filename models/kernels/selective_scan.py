@@ -263,10 +263,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _differentiate(
     ctx: Any, grad: Tensor | None, grad_final: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
-    given = ctx.saved_tensors[:8]
+    saved = ctx.saved_tensors  # recompute allows one read
+    given = saved[:8]
     if grad is None:
         grad = torch.zeros_like(given[7])
-    *grads, before = _backward(grad, grad_final, *ctx.saved_tensors, ctx.axis)
+    *grads, before = _backward(grad, grad_final, *saved, ctx.axis)
     typed = (g.to(t.dtype) for g, t in zip(grads, given, strict=True))
     return *typed, before if ctx.has_state else None, None, None
 

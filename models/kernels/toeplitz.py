@@ -194,8 +194,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    _, taps, skip, history, _ = ctx.saved_tensors
-    grad_x, grad_taps, grad_skip, grad_history = _backward(grad, *ctx.saved_tensors, ctx.gated)
+    saved = ctx.saved_tensors  # recompute allows one read
+    _, taps, skip, history, _ = saved
+    grad_x, grad_taps, grad_skip, grad_history = _backward(grad, *saved, ctx.gated)
     return (
         grad_x,
         grad_taps.to(taps.dtype),
