@@ -1,7 +1,8 @@
 """Corrections of Triton's interpreter for bf16, which it keeps as integers and computes on as bits.
 
 Matrix products use the values, and conversion to bf16 and e4m3 rounds to the nearest. Other
-arithmetic in bf16 fails an assertion: our programs convert to fp32 first, so it would be their mistake.
+arithmetic in bf16 fails an assertion: our programs convert to fp32 first, so it would be their
+mistake.
 """
 
 from __future__ import annotations
