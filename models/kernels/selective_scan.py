@@ -44,6 +44,7 @@ CHANNELS = 64
 CHUNK = 128
 """Tokens of a chunk; one program scans it."""
 UNROLL = 4
+"""Tokens that it reads ahead; in the second pass backward one, for which the registers suffice."""
 BLOCK = 256
 """States that a program scans over the chunks."""
 AHEAD = 8
@@ -163,7 +164,8 @@ def _backward(
     of_B, of_C = spans.new_empty(2, blocks, *B.shape)
     programs.backward[grid](
         grad, x, dt, z, bias, rates, B, C, D, where, states, adjoints, shared,
-        grad_x, grad_dt, grad_z, of_A, of_D, of_bias, of_B, of_C, *sizes, *gate, **switches,
+        grad_x, grad_dt, grad_z, of_A, of_D, of_bias, of_B, of_C, *sizes, *gate,
+        **{**switches, "UNROLL": 1},
     )  # fmt: skip
     return (
         grad_x,
