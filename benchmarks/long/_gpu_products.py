@@ -92,7 +92,7 @@ def fp8(dry: bool) -> int:
         a = torch.randn(rows, inner, device=clock.device).bfloat16()
         b = torch.randn(columns, inner, device=clock.device).bfloat16()
         try:
-            (a8, scale_a), (b8, scale_b) = quantised(a), quantised(b)
+            (a8, scale_a), (b8, scale_b) = (quantised(x, rows=not dry) for x in (a, b))
 
             multiply = partial(
                 torch._scaled_mm,
@@ -122,7 +122,8 @@ def fp8(dry: bool) -> int:
     return 1 if failed else 0
 
 
-def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x in e4m3, and the scale of each row."""
-    scale = x.abs().amax(dim=1, keepdim=True).float().clamp(min=1e-12) / LARGEST
+def quantised(x: Tensor, rows: bool = True) -> tuple[Tensor, Tensor]:
+    """Return x in e4m3, and the scale of each row, or of all: torch 2.11 has no others on CPU."""
+    largest = x.abs().amax(dim=1, keepdim=True) if rows else x.abs().amax().view(1, 1)
+    scale = largest.float().clamp(min=1e-12) / LARGEST
     return (x / scale).to(torch.float8_e4m3fn), scale

@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
     if not (options.dry or options.predict or torch.cuda.is_available()):
         print("no GPU found: nothing was checked or measured (try --dry)", file=sys.stderr)
+        return 1
+    if options.dry and find_spec("numpy") is None:
+        print("numpy not found: Triton's interpreter, for a dry run, needs it", file=sys.stderr)
         return 1
     stop_with_tasks()
     options.out.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,10 @@ KEYS = {
     "offload": {"offload_optimizer": "cpu"},
     "overlap": {"overlap_comm": True},
     "reduced16": {"communication_data_type": "bf16"},
-    "hpz": {"zero_hpz_partition_size": 2},
+    "hpz": {
+        "zero_hpz_partition_size": 2,
+        "extra": {"zero_optimization": {"stage3_param_persistence_threshold": 0}},
+    },
     "away": {"offload": "cpu"},
     "ahead": {"keep_last": 1, "forward_prefetch": 2, "backward_prefetch": 2},
 }

@@ -42,6 +42,9 @@ EMBEDDING = "model.embedding.weight"
 """Its gradient is the last one of a backward pass: DeepSpeed's bucket exists by then. FSDP2 never
 calls a hook of a sharded parameter, and has no bucket."""
 
+OF_ZERO3 = ("ds_tensor", "ds_secondary_tensor")
+"""Attributes of a parameter of ZeRO-3 with a rank's shards of it."""
+
 Held = dict[str, int]
 """Bytes of each part."""
 
@@ -127,7 +130,7 @@ def parts_of(engine: Any, before: set[int]) -> Held:
     weights = {
         key_of(tensor)
         for parameter in engine.objective.parameters()
-        for tensor in (local(parameter), getattr(parameter, "ds_tensor", None))
+        for tensor in (local(parameter), *(getattr(parameter, name, None) for name in OF_ZERO3))
         if tensor is not None
     }
     held = {

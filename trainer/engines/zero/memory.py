@@ -66,12 +66,10 @@ def state_layout(
     if stage == 3:
         persistent = partial(_persistent, largest=config.persistent)
         parts.append(sharded(name="weights", bytes_per_parameter=compute, cut=persistent))
-    if config.zero_hpz_partition_size > 1:
-        ranks = config.zero_hpz_partition_size
+    if (ranks := config.zero_hpz_partition_size) > 1:  # of the others, a second copy
+        second = partial(_second, largest=config.persistent)
         parts.append(
-            StatePart(
-                name="weights", bytes_per_parameter=compute, shard_ranks=ranks, cut=by_parameter
-            )
+            StatePart(name="weights", bytes_per_parameter=compute, shard_ranks=ranks, cut=second)
         )
     if stage == 1 and half and not config.offloads:
         parts.append(whole(name="gradients", bytes_per_parameter=compute))
@@ -126,3 +124,9 @@ def _persistent(shapes: Shapes, ranks: int, *, largest: int) -> int:
     if ranks == 1:  # the shard is the whole
         return 0
     return elements(shape for shape in shapes.values() if math.prod(shape) <= largest)
+
+
+def _second(shapes: Shapes, ranks: int, *, largest: int) -> int:
+    """Elements of ZeRO++'s shards of the parameters that are not kept whole."""
+    cut = {name: shape for name, shape in shapes.items() if math.prod(shape) > largest}
+    return by_parameter(cut, ranks)
