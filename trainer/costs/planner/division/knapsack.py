@@ -92,6 +92,7 @@ class Knapsack:
                     key = chunk, self.same[sort]
                     together[key] = together.get(key, 0) + count
         items = [(chunk, sort, alive[chunk], n) for (chunk, sort), n in together.items()]
+        items.sort(key=lambda item: item[-1])  # the longest frontier is not joined, but searched
         best = self._fastest(items, problem.budget - held - kept, least_work)
         for work in self.works if best is None else ():
             if work < least_work:
@@ -156,16 +157,25 @@ class Knapsack:
     ) -> tuple[float, float, Integers] | None:
         """Return the least time within the room: time, memory, counts of each item in turn."""
         whole = Frontier(np.zeros(1), np.zeros(1), np.zeros((1, 0), dtype=np.int64))
-        for _, sort, alive, count in items:
-            alike = self._of_sort(sort, alive, count, work)
-            if alike is None:
+        *others, (_, sort, alive, count) = items
+        for _, other_sort, other_alive, other_count in others:
+            frontier = self._of_sort(other_sort, other_alive, other_count, work)
+            if frontier is None:
                 return None
-            whole = joined(whole, alike, room)
-            if not len(whole.memory):
-                return None
-        if whole.memory[-1] > room:
+            whole = joined(whole, frontier, room)
+        last = self._of_sort(sort, alive, count, work)
+        if last is None:
             return None
-        return float(whole.time[-1]), float(whole.memory[-1]), whole.counts[-1]
+        # Of the last sort, the fastest selection that fits beside each of the others.
+        beside = np.searchsorted(last.memory, room - whole.memory, side="right") - 1
+        [fits] = np.nonzero(beside >= 0)
+        if not len(fits):
+            return None
+        times = whole.time[fits] + last.time[beside[fits]]
+        one = fits[times.argmin()]
+        other = beside[one]
+        counts = np.concatenate([whole.counts[one], last.counts[other]])
+        return float(times.min()), float(whole.memory[one] + last.memory[other]), counts
 
     def _of_sort(self, sort: int, alive: int, count: int, work: float) -> Frontier | None:
         """Return the frontier of so many layers of a sort; None if no choice is within `work`."""
