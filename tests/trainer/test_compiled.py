@@ -10,7 +10,7 @@ import pytest
 from parity import differences, hold
 
 SMALL = ("pattern='[se, attention]'", "mlp=null")
-CORE = ["fsdp2-0-fp32-tp2", "deepspeed-1-fp32-cp2"]
+CORE = ["fsdp2-0-fp32-tp2", "deepspeed-1-fp32-cp2", "deepspeed-3-fp32"]
 MORE = [
     *("fsdp2-0-fp32-cp2", "fsdp2-0-fp32-cp2a2a", "fsdp2-0-fp32-cp2ring", "fsdp2-0-fp32-tp2cp2"),
     *("deepspeed-1-fp32-tp2", "deepspeed-2-fp32-cp2ring", "fsdp2-0-fp32-pp2"),
