@@ -49,6 +49,7 @@ GLUE = {
     | {"sigmoid_backward", "tanh_backward", "isfinite", "abs", "masked_fill", "remainder"}
     | {"masked_fill_", "sub_"},
     "sums": {"sum", "mean", "amax", "cumsum", "any", "all", "prod", "linalg_vector_norm"},
+    "norms": {"native_layer_norm", "native_layer_norm_backward"},
     "gathers": {"embedding", "index", "index_select", "gather", "repeat", "repeat_interleave"},
     "scatters": {"embedding_dense_backward", "index_put", "index_put_", "scatter_add_", "scatter"}
     | {"index_add", "scatter_add"},

@@ -46,7 +46,10 @@ from headrace.trainer.loop.synthetic import (
 from ._fake_gpu import FakeGpu, Launch, Wait, fake_gpu
 from ._launch_kinds import BYTES, FLOPS, kind_of
 
-MODELS = ("transformer-1b", "hybrid-1b", "mamba2-1.3b", "evo2-7b-8k", "zamba2-1.2b")
+MODELS = (
+    *("transformer-1b", "hybrid-1b", "mamba2-1.3b", "evo2-7b-8k", "zamba2-1.2b"),
+    "blackmamba-1.5b",
+)
 TOKENS = 16_384
 MEDIAN, SPREAD = 700, 1.0
 """Median length of a document, and standard deviation of its logarithm."""

@@ -17,6 +17,7 @@ COMMANDS = {
     "mixtures": ("..mixtures.cli", "Plan the data of a run: sources, phases, weights; audit it."),
     "trainer": ("..trainer.cli", "Start, resume and report runs."),
     "models": ("..models.cli", "Show, count and convert models."),
+    "bench": ("..trainer.measure.cli", "Measure blocks and collectives on this machine."),
     "doctor": (".doctor", "Check this machine: versions, devices, missing packages."),
     "demo": ("..trainer.demo", "Run the whole pipeline at small size, from corpus to model."),
 }

@@ -12,6 +12,7 @@ In a parallel layer (BlackMamba's `r8`) both branches read u:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import repeat
 
 import torch
@@ -34,6 +35,9 @@ def build_operator(config: ModelConfig, name: str) -> Operator:
 class ResidualBranch(Recomputable):
     """norm → operator: a term of the residual stream."""
 
+    stores: bool = False
+    """True if the norm stores rows in FP8 for a matrix of the operator."""
+
     def __init__(self, config: ModelConfig, name: str) -> None:
         super().__init__()
         self.norm = build_norm(config.norm, config.width, config.norm_eps, config.kernel)
@@ -46,7 +50,12 @@ class ResidualBranch(Recomputable):
         share of the operator's auxiliary losses, [rows]."""
         axes = self.operator.axes(batch.axes)
         axis, call = axes.tensor, batch.for_call(state, axes)
-        u, normal = (u, self.norm(u)) if added is None else self.norm(added, u)
+        if self.stores and axis.size == 1:  # else rows are gathered between norm and operator
+            inputs = (u,) if added is None else (added, u)
+            u, normal, stored = self.norm(*inputs, store=True)
+            call = replace(call, stored=stored)
+        else:
+            u, normal = (u, self.norm(u)) if added is None else self.norm(added, u)
         y = scatter(self.operator(gather(normal, axis), call), axis)
         losses = sum(call.losses, start=u.new_zeros(len(u), dtype=torch.float32))
         return u, y, losses / batch.axes.tensor.size

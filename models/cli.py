@@ -92,6 +92,13 @@ def keys() -> Iterator[str]:
     help="Precision of weights and activations, as in a run.",
 )
 @click.option(
+    "--fp8",
+    "fp8",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A key of a run's fp8 section, with --precision fp8; repeatable.",
+)
+@click.option(
     "--zero", type=click.IntRange(0, 3), help="ZeRO stage; short for --run engine.zero=N."
 )
 @click.option(
@@ -114,6 +121,7 @@ def show_model(
     seq_len: int,
     rows: int,
     precision: str,
+    fp8: tuple[str, ...],
     zero: int | None,
     run: tuple[str, ...],
     dp: int,
@@ -132,15 +140,19 @@ def show_model(
       headrace models show evo2-7b-8k --seq-len 8192
       headrace models show evo2-40b-8k --zero 3 --dp 8 --tp 8
       headrace models show evo2-40b-8k --run engine.kind=fsdp2 --dp 64
+      headrace models show hybrid-1b --precision fp8 --fp8 smallest=1024
       headrace models show mine.yaml width=512 --json
 
     More: docs/models.md
     """
+    from dataclasses import replace
+
+    from ..console import config as reader
     from .accounting.count import build_meta
     from .accounting.show import describe, render
     from .accounting.state import Degrees
     from .config import load_model_config
-    from .precision import PRECISIONS
+    from .precision import PRECISIONS, Fp8Config
 
     if find_engine_state is None:
         raise click.UsageError(
@@ -148,6 +160,11 @@ def show_model(
         )
     config = load_model_config(name_or_file, overrides)
     degrees, number_format = Degrees(dp=dp, tp=tp, cp=cp, ep=ep), PRECISIONS[precision]
+    if fp8 and number_format.fp8 is None:
+        raise click.UsageError("--fp8 needs --precision fp8")
+    if fp8:
+        settings = reader.build(Fp8Config, reader.apply_overrides({}, fp8), source="--fp8")
+        number_format = replace(number_format, fp8=settings)
     words = [*run, *([] if zero is None else [f"engine.zero={zero}"])]
     engine = find_engine_state(words, build_meta(config), number_format, degrees)
     summary = describe(config, seq_len, engine, rows=rows, precision=number_format, degrees=degrees)

@@ -40,6 +40,7 @@ from headrace.models.parallel.axes import Axis
 KINDS = {
     torch.float32: "fp32",
     torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "fp8e4nv",
     torch.float16: "fp16",
     torch.int64: "i64",
     torch.int32: "i32",

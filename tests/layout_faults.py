@@ -41,6 +41,13 @@ def mixed(parallel: Parallel) -> Iterator[None]:
 
 
 @contextmanager
+def wide(parallel: Parallel) -> Iterator[None]:
+    """FSDP2 gathers no matrix in FP8."""
+    with mock.patch("headrace.models.layers.fp8_gather.gather_matrices", lambda *_: None):
+        yield
+
+
+@contextmanager
 def counted_twice(parallel: Parallel) -> Iterator[None]:
     """Every holder of a copy counts it in the norm."""
     with mock.patch.object(LocalShard, "stored", property(lambda self: True)):
@@ -78,4 +85,5 @@ FAULTS: dict[str, Callable[[Parallel], Any]] = {
     "counted twice": counted_twice,
     "other rows": other_rows,
     "own ranges": own_ranges,
+    "wide": wide,
 }

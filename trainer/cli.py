@@ -12,6 +12,7 @@ import click
 from ..console import command
 from ..console.errors import SeveralErrors, UserError
 from .launch.options import StartOptions, command_words, start_options
+from .measure.cli import profile
 from .weights.commands import export, sample
 
 if TYPE_CHECKING:
@@ -194,6 +195,7 @@ def report(folders: tuple[str, ...], compare: bool, out: str | None, as_json: bo
         command.say(f"report: {summary['report']}")
 
 
+main.add_command(profile)
 main.add_command(export)
 main.add_command(sample)
 

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...console.errors import LayoutError
 from ..config import ModelConfig
+from ..fp8 import quantize
 from ..kernels.choice import wanted
 from ..kernels.linear_cross_entropy import held_bytes
 from ..layers.recompute import OPERATIONS, Results, Rule, Selective, Unit, rules_of
@@ -204,13 +205,14 @@ def measured(
     torch.set_default_dtype(precision.compute)
     try:
         with FakeTensorMode():
-            model = Model(config)
+            model = quantize(Model(config), precision.fp8)
             u = torch.empty(rows, seq_len, config.width, requires_grad=True)
             batch = BatchContext(torch.arange(seq_len).unsqueeze(0), embeddings=u)
             sorts: dict[str, Sizes] = {}
             kept = []
             for layer, block in zip(config.layers, model.typed_blocks(), strict=True):
-                sort = repr(layer)
+                narrow = sum(getattr(module, "fp8", False) for module in block.modules())
+                sort = f"{layer!r}, {narrow} matrices in FP8"
                 if sort not in sorts:
                     shared = model.shared_block(layer)
                     modules = [block] if shared is None else [block, shared]

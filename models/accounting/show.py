@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ...console.progress import human
+from .. import fp8
 from ..config import ModelConfig
 from ..model import Model
 from ..precision import Precision
@@ -54,6 +55,7 @@ def describe(
         "training_flops_per_token": training,
         "six_n_error": 6 * active / training - 1,
         "by_seq_len": {str(length): lengths_row(model, length) for length in LADDER},
+        "fp8": fp8.summary(model, precision.fp8) if precision.fp8 else None,
         "memory": memory(config, seq_len, engine, rows=rows, precision=precision, degrees=degrees),
     }
 
@@ -108,6 +110,8 @@ def render(summary: dict[str, Any]) -> str:
         parts_table(summary),
         lengths_table(summary),
     ]
+    if summary["fp8"] is not None:
+        sections.append(fp8_table(summary["fp8"]))
     return "\n\n".join([*sections, memory_table(summary["memory"])])
 
 
@@ -182,6 +186,20 @@ def lengths_table(summary: dict[str, Any]) -> str:
     lines.append(
         "FLOPs for each token by sequence length; training is three forward passes. "
         f"N: {summary['active_parameters']:,} active parameters."
+    )
+    return "\n".join(lines)
+
+
+def fp8_table(summary: dict[str, Any]) -> str:
+    lines = [f"{'matrices':<44}{'forward':>12}  precision"]
+    for entry in [*summary["fp8"], *summary["bf16"]]:
+        count = f" ×{entry['count']}" if entry["count"] > 1 else ""
+        where = f"bf16: {entry['reason']}" if entry["reason"] else "fp8"
+        flops = metric(entry["forward_flops_per_token"])
+        lines.append(f"{entry['matrix'] + count:<44}{flops:>12}  {where}")
+    lines.append(
+        f"{summary['share']:.1%} of these FLOPs are in FP8 (e4m3). Gradients of weights stay in "
+        f"bf16: {summary['training_share']:.1%} in training."
     )
     return "\n".join(lines)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..parallel.axes import named
 from ..parallel.tensor import group_runs, sums_of_groups
-from . import layout
+from . import fp8, layout
 from .op import op
 from .rms_norm import SUMMED
 
@@ -39,6 +39,38 @@ def gated_rms_norm(
 ) -> Tensor:
     """Norm y · silu(z), both [rows, length, width]. `axis` names the tensor axis that shards the
     channels of all groups, or is empty."""
+    return _forward(y, z, weight, eps, groups, axis)
+
+
+@gated_rms_norm.register_fake
+def _(y: Tensor, z: Tensor, weight: Tensor, *_: Any) -> Tensor:
+    return y.new_empty(y.shape, dtype=layout.kind(y, weight))
+
+
+@op("gated_rms_norm_fp8")
+def gated_rms_norm_fp8(
+    y: Tensor, z: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `gated_rms_norm` of whole rows, and its values and scales in FP8."""
+    stored = fp8.empty(y)
+    return _forward(y, z, weight, eps, 1, "", stored), *stored
+
+
+@gated_rms_norm_fp8.register_fake
+def _(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    return y.new_empty(y.shape, dtype=layout.kind(y, weight)), *fp8.empty(y)
+
+
+def _forward(
+    y: Tensor,
+    z: Tensor,
+    weight: Tensor,
+    eps: float,
+    groups: int,
+    axis: str,
+    stored: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """`stored` takes the values and scales of the result in FP8."""
     y_, z_, weight = _rows(y), _rows(z), weight.contiguous()
     rows, width = y_.shape
     runs, members, cut = _runs(width, groups, axis)
@@ -47,15 +79,11 @@ def gated_rms_norm(
     powers = _sums(None, y_, z_, weight, runs, groups, axis)[0] if cut else y_
     block, tile, warps = layout.row_tiles(share)
     _programs().forward[(-(-rows // tile), runs)](
-        y_, z_, weight, powers, out, rows, width, share, members, y_.stride(0), z_.stride(0), eps,
-        CUT=cut, ROWS=tile, BLOCK=block, num_warps=warps,
+        y_, z_, weight, powers, out, *(stored or (out, out)), rows, width, share, members,
+        y_.stride(0), z_.stride(0), eps,
+        CUT=cut, FP8=stored is not None, ROWS=tile, BLOCK=block, num_warps=warps,
     )  # fmt: skip
     return out.view(y.shape)
-
-
-@gated_rms_norm.register_fake
-def _(y: Tensor, z: Tensor, weight: Tensor, *_: Any) -> Tensor:
-    return y.new_empty(y.shape, dtype=layout.kind(y, weight))
 
 
 @op("gated_rms_norm_backward")
@@ -119,4 +147,15 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (*_backward(grad, *ctx.saved_tensors, *ctx.switches), None, None, None)
 
 
+def _keep_stored(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *kept, ctx.eps = inputs
+    ctx.save_for_backward(*kept)
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _differentiate_stored(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    return *_backward(grad, *ctx.saved_tensors, ctx.eps, 1, ""), None
+
+
 gated_rms_norm.register_autograd(_differentiate, setup_context=_keep)
+gated_rms_norm_fp8.register_autograd(_differentiate_stored, setup_context=_keep_stored)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .layout import by_token
+from . import fp8, layout
 from .op import op
 
 ROWS, BLOCK = 2, 1024
@@ -42,6 +42,26 @@ def _(x: Tensor, activation: str) -> Tensor:
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
 
 
+@op("glu_fp8")
+def glu_fp8(x: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `glu`, and its values and scales in FP8."""
+    rows, width, _ = _laid_out(x)
+    out = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
+    values, scales = fp8.empty(out)
+    block, tile, warps = layout.row_tiles(width)
+    _programs().forward_fp8[(-(-len(rows) // tile),)](
+        rows, out, values, scales, len(rows), width, rows.stride(0),
+        ACTIVATION=activation, ROWS=tile, BLOCK=block, num_warps=warps,
+    )  # fmt: skip
+    return out, values, scales
+
+
+@glu_fp8.register_fake
+def _(x: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
+    out = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+    return out, *fp8.empty(out)
+
+
 @op("glu_backward")
 def _backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
     rows, width, grid = _laid_out(x)
@@ -59,18 +79,21 @@ def _(grad: Tensor, x: Tensor, activation: str) -> Tensor:
 
 
 def _laid_out(x: Tensor) -> tuple[Tensor, int, tuple[int]]:
-    rows = by_token(x).flatten(0, -2)
+    rows = layout.by_token(x).flatten(0, -2)
     width = x.shape[-1] // 2
     return rows, width, (-(-len(rows) // ROWS) * -(-width // BLOCK),)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:
+def _keep(ctx: Any, inputs: tuple[Tensor, str], output: Any) -> None:
     ctx.save_for_backward(inputs[0])
     ctx.activation = inputs[1]
+    if isinstance(output, tuple):
+        ctx.mark_non_differentiable(*output[1:])
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None]:
     return _backward(grad, *ctx.saved_tensors, ctx.activation), None
 
 
 glu.register_autograd(_differentiate, setup_context=_keep)
+glu_fp8.register_autograd(_differentiate, setup_context=_keep)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import layout
+from . import fp8, layout
 from .op import op
 
 WIDEST = 1 << 16
@@ -67,6 +67,35 @@ def _(residual: Tensor, x: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Ten
     return summed, x.new_empty(x.shape, dtype=layout.kind(summed, weight))
 
 
+@op("rms_norm_fp8")
+def rms_norm_fp8(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, eps_outside: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return residual + x (nothing without a residual), its `rms_norm`, and the values and scales
+    of that norm in FP8."""
+    rows, summed, out, stored = _rows(x), *_empty(residual, x, weight), fp8.empty(x)
+    if residual is None:
+        _forward(rows, None, weight, out, rows, eps, eps_outside, stored)
+    else:
+        _forward(rows, residual.contiguous(), weight, out, summed, eps, eps_outside, stored)
+    return summed, out, *stored
+
+
+@rms_norm_fp8.register_fake
+def _(
+    x: Tensor, residual: Tensor | None, weight: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return *_empty(residual, x, weight), *fp8.empty(x)
+
+
+def _empty(residual: Tensor | None, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return memory for the sum and its norm; none for the sum without a residual."""
+    if residual is None:
+        return x.new_empty(0), x.new_empty(x.shape, dtype=layout.kind(x, weight))
+    summed = x.new_empty(x.shape, dtype=layout.kind(residual, x))
+    return summed, x.new_empty(x.shape, dtype=layout.kind(summed, weight))
+
+
 @op("rms_norm_backward")
 def _backward(
     grad: Tensor,
@@ -112,13 +141,15 @@ def _forward(
     summed: Tensor,
     eps: float,
     eps_outside: bool,
+    stored: tuple[Tensor, Tensor] | None = None,
 ) -> None:
+    """`stored` takes the values and scales of `out` in FP8."""
     block, tile, warps = layout.row_tiles(rows.shape[1])
     _programs().forward[(-(-len(rows) // tile),)](
         rows, rows if residual is None else residual, weight.contiguous(), out, summed,
-        *rows.shape, eps,
-        ADD=residual is not None, EPS_OUTSIDE=eps_outside, ROWS=tile, BLOCK=block,
-        num_warps=warps,
+        *(stored or (out, out)), *rows.shape, eps,
+        ADD=residual is not None, EPS_OUTSIDE=eps_outside, FP8=stored is not None, ROWS=tile,
+        BLOCK=block, num_warps=warps,
     )  # fmt: skip
 
 
@@ -143,5 +174,21 @@ def _differentiate_sum(ctx: Any, grad_summed: Tensor, grad: Tensor) -> tuple[Ten
     return *(of_sum.to(kind) for kind in ctx.kinds), of_weight, None, None
 
 
+def _keep_stored(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, residual, weight, ctx.eps, ctx.eps_outside = inputs
+    ctx.kinds = None if residual is None else (x.dtype, residual.dtype)
+    ctx.save_for_backward(x if residual is None else output[0], weight)
+    ctx.mark_non_differentiable(*output[2:])
+
+
+def _differentiate_stored(ctx: Any, grad_summed: Tensor, grad: Tensor, *_: Any) -> Any:
+    how = (*ctx.saved_tensors, ctx.eps, ctx.eps_outside)
+    of_sum, of_weight = _backward(grad, None if ctx.kinds is None else grad_summed, *how)
+    if ctx.kinds is None:
+        return of_sum, None, of_weight, None, None
+    return *(of_sum.to(kind) for kind in ctx.kinds), of_weight, None, None
+
+
+rms_norm_fp8.register_autograd(_differentiate_stored, setup_context=_keep_stored)
 rms_norm.register_autograd(_differentiate, setup_context=_keep)
 add_rms_norm.register_autograd(_differentiate_sum, setup_context=_keep_sum)

@@ -103,9 +103,16 @@ def outer_in_one_launch(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     if not len(x):
         return x.new_zeros(len(ends), y.shape[1], x.shape[1])
     products = F.grouped_mm(y.contiguous().T, x.contiguous(), offs=ends)
-    # On Blackwell torch leaves garbage for an empty group (pytorch issue 172439).
-    empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0
-    return products.masked_fill_(empty[:, None, None], 0)
+    if leaves_garbage(ends.device):
+        empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0
+        products.masked_fill_(empty[:, None, None], 0)
+    return products
+
+
+def leaves_garbage(device: torch.device) -> bool:
+    """Return True if grouped_mm does not write the products of empty groups: on Blackwell (pytorch
+    issue 172439)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (10, 0)
 
 
 def outer_by_group(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from ..kernels import gated_rms_norm, rms_norm
 from ..kernels.choice import Kernel, chosen
+from ..kernels.fp8 import Quantized
 from ..parallel.axes import ALONE, Axis
 from ..parallel.tensor import group_runs, sums_of_groups
 from ..precision import widen
@@ -29,9 +30,14 @@ class RMSNorm(nn.Module):
         self.eps_outside = eps_outside
         self.kernel: Kernel = kernel
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Return norm(x); with a residual, residual + x and norm(residual + x)."""
-        if chosen(self.kernel, "rms_norm", x, rms_norm.beyond(x.shape[-1])):
+    def forward(
+        self, x: Tensor, residual: Tensor | None = None, *, store: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Quantized | None]:
+        """Return norm(x); with a residual, residual + x and norm(residual + x). `store` returns
+        x or the sum, the norm, and the norm in FP8 if the kernel stores it."""
+        if store:
+            return self.stored(x, residual)
+        if self.fused(x):
             how = (self.weight, self.eps, self.eps_outside)
             fused: Tensor | tuple[Tensor, Tensor] = (
                 rms_norm.rms_norm(x, *how)
@@ -43,6 +49,17 @@ class RMSNorm(nn.Module):
             return self.plain(x)
         total = residual + x
         return total, self.plain(total)
+
+    def stored(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor, Quantized | None]:
+        if self.fused(x):
+            how = (self.weight, self.eps, self.eps_outside)
+            total, normal, *stored = rms_norm.rms_norm_fp8(x, residual, *how)
+            return x if residual is None else total, normal, Quantized(*stored)
+        total = x if residual is None else residual + x
+        return total, self.plain(total), None
+
+    def fused(self, x: Tensor) -> bool:
+        return chosen(self.kernel, "rms_norm", x, rms_norm.beyond(x.shape[-1]))
 
     def plain(self, x: Tensor) -> Tensor:
         """Reference implementation of the kernel in torch."""
@@ -66,10 +83,19 @@ class GatedRMSNorm(nn.Module):
         self.groups = groups
         self.kernel: Kernel = kernel
 
-    def forward(self, y: Tensor, z: Tensor, axis: Axis = ALONE) -> Tensor:
-        """y and z hold this rank's channels of the axis."""
+    def forward(
+        self, y: Tensor, z: Tensor, axis: Axis = ALONE, *, store: bool = False
+    ) -> Tensor | tuple[Tensor, Quantized | None]:
+        """y and z hold this rank's channels of the axis. `store` returns also the norm in FP8, if
+        the kernel stores it: its programs must hold whole rows."""
         beyond = rms_norm.beyond(self.width // self.groups)
-        if chosen(self.kernel, "gated_rms_norm", y, beyond):
+        fuses = chosen(self.kernel, "gated_rms_norm", y, beyond)
+        if store and fuses and self.groups == axis.size == 1:
+            normal, *stored = gated_rms_norm.gated_rms_norm_fp8(y, z, self.weight, self.eps)
+            return normal, Quantized(*stored)
+        if store:
+            return self(y, z, axis), None
+        if fuses:
             fused: Tensor = gated_rms_norm.gated_rms_norm(
                 y, z, self.weight, self.eps, self.groups, axis.name
             )

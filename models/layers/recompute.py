@@ -27,7 +27,7 @@ Results = Literal["matmul", "attention", "scan", "convolution"]
 
 OPERATIONS: dict[Results, frozenset[str]] = {
     "matmul": frozenset(
-        {"aten::mm", "aten::addmm", "aten::_scaled_mm", "headrace::grouped_product"}
+        {"aten::mm", "aten::addmm", "headrace::fp8_linear", "headrace::grouped_product"}
     ),
     "attention": frozenset(
         {

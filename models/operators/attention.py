@@ -89,7 +89,7 @@ class Attention(Operator):
         self.scale = dim**-0.5
 
     def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
-        q, k, v = self.qkv(x)
+        q, k, v = self.qkv(x, batch.stored)
         return self.attend(q, k, v, batch)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext) -> Tensor:

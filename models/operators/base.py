@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..documents import Documents
 from ..initializers import Initializers
 from ..kernels.choice import Kernel, wanted
+from ..kernels.fp8 import Quantized
 from ..layers.recompute import Recomputable
 from ..parallel.axes import ALONE, Axes
 from ..parallel.sharding import ShardingSpec
@@ -90,6 +91,8 @@ class BatchContext:
     """Per call: the operator's state in generation, read and updated."""
     adapters: Any = None
     """Per call: the weights that a call of a shared block adds (LoRA)."""
+    stored: Quantized | None = None
+    """Per call: x in FP8, if the norm before it stored it so."""
     losses: list[Tensor] = field(default_factory=list)
     """Per call: operators append their auxiliary losses here, [rows]."""
     received: list[int] = field(default_factory=list)

@@ -58,7 +58,9 @@ class Hyena(Operator):
         self.output = OutputLinear(width, width, bias=options.output_bias)
 
     def forward(self, u: Tensor, batch: BatchContext) -> Tensor:
-        z = self.featurizer(self.qkv(u, joined=True), batch, kernel=self.options.kernel)
+        z = self.featurizer(
+            self.qkv(u, batch.stored, joined=True), batch, kernel=self.options.kernel
+        )
         result: Tensor = self.output(self.mix(z, batch))
         return result
 

@@ -73,7 +73,7 @@ class HyenaMLP(Operator):
     def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
         options, axis = self.options, batch.axes.tensor
         taps = own_filters(self.taps, options.groups, options.hidden, axis)
-        z = self.qkv(x, joined=True)
+        z = self.qkv(x, batch.stored, joined=True)
         if self.featurizer is not None:
             z = self.featurizer(z, batch, kernel=options.kernel)
         y = gated_filter(

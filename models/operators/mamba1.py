@@ -81,7 +81,7 @@ class Mamba1(Operator):
         self.output = OutputLinear(inner, width, bias=False)
 
     def forward(self, u: Tensor, batch: BatchContext) -> Tensor:
-        x, z = self.input(u)
+        x, z = self.input(u, batch.stored)
         x = self.conv(x, batch, silu=True, kernel=self.options.kernel)
         x = x.unflatten(-1, (self.select.shape[0], -1))
         selected = torch.einsum("blhp,hrp->blhr", x, self.select)

@@ -77,7 +77,7 @@ class Mamba2(Operator):
         self.heads = heads = inner // options.head_dim
         shared = options.groups * options.state_size
         parts = {"z": inner, "x": inner, "B": shared, "C": shared, "dt": heads}
-        self.input = SplitLinear(width, parts, bias=options.bias)
+        self.input = SplitLinear(width, parts, bias=options.bias, wide=("B", "C", "dt"))
         self.conv = ShortConvolution(inner + 2 * shared, options.conv, bias=True)
         self.dt_bias = nn.Parameter(torch.empty(heads))
         self.A_log = nn.Parameter(torch.empty(heads))
@@ -90,7 +90,7 @@ class Mamba2(Operator):
         options, axis = self.options, batch.axes.tensor
         z_width, *mixed_widths, heads = self.input.parts.values()
         parts = [z_width, sum(mixed_widths), heads]
-        z, mixed, dt = self.input(u, joined=True).split(parts, dim=-1)
+        z, mixed, dt = self.input(u, batch.stored, joined=True).split(parts, dim=-1)
         mixed = self.conv(mixed, batch, silu=True, kernel=options.kernel)
         if options.groups % axis.size:
             x, *shared = mixed.split(mixed_widths, dim=-1)
@@ -111,7 +111,9 @@ class Mamba2(Operator):
             chunk=options.chunk,
             kernel="torch" if batch.state is not None else options.kernel,
         )
-        result: Tensor = self.output(self.norm(y, z, axis))
+        store = self.output.takes_stored
+        normal = self.norm(y, z, axis, store=store)
+        result: Tensor = self.output(*normal) if store else self.output(normal)
         return result
 
     def init_weights(self, init: Initializers) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from ..initializers import Initializers
-from ..kernels import glu
+from ..kernels import fp8, glu
 from ..kernels.choice import Kernel, chosen
+from ..kernels.fp8 import Quantized
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..parallel.sharding import ShardingSpec
 from .base import BatchContext, FusedOptions, Operator, OperatorOptions
@@ -25,6 +26,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "identity": lambda x: x,
 }
+
+
+def gated_for(
+    linear: OutputLinear, x: Tensor, activation: Activation, kernel: Kernel
+) -> tuple[Tensor, Quantized | None]:
+    """Return `gated`, also in FP8 if `linear` reads it so and the kernel stores it."""
+    if linear.takes_stored and chosen(kernel, "glu", x, fp8.beyond(x.shape[-1] // 2)):
+        hidden, *stored = glu.glu_fp8(x, activation)
+        return hidden, Quantized(*stored)
+    return gated(x, activation, kernel), None
 
 
 def gated(x: Tensor, activation: Activation, kernel: Kernel = "auto") -> Tensor:
@@ -76,11 +87,13 @@ class MLP(Operator):
 
     def __init__(self, options: MLPOptions, width: int) -> None:
         super().__init__(options, width)
-        self.up = nn.Linear(width, options.hidden, bias=options.bias)
+        self.up = SplitLinear(width, {"up": options.hidden}, bias=options.bias)
         self.down = OutputLinear(options.hidden, width, bias=options.bias)
 
     def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
-        result: Tensor = self.down(ACTIVATIONS[self.options.activation](self.up(x)))
+        result: Tensor = self.down(
+            ACTIVATIONS[self.options.activation](self.up(x, batch.stored, joined=True))
+        )
         return result
 
     def init_weights(self, init: Initializers) -> None:
@@ -102,8 +115,10 @@ class GLU(Operator):
         self.down = OutputLinear(options.hidden, width, bias=options.bias)
 
     def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
-        hidden = gated(self.gate_up(x, joined=True), self.options.activation, self.options.kernel)
-        result: Tensor = self.down(hidden)
+        both = self.gate_up(x, batch.stored, joined=True)
+        result: Tensor = self.down(
+            *gated_for(self.down, both, self.options.activation, self.options.kernel)
+        )
         return result
 
     def init_weights(self, init: Initializers) -> None:

@@ -27,16 +27,17 @@ from ..parallel.experts import Trip
 from ..parallel.sharding import Sharded, ShardingSpec
 from ..parallel.tensor import highest, reduce
 from ..precision import widen
-from .base import BatchContext, Operator, OperatorOptions
-from .mlp import ACTIVATIONS, Activation
+from .base import BatchContext, FusedOptions, Operator
+from .mlp import Activation, gated
 
 SINKHORN_ROUNDS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoEOptions(OperatorOptions):
+class MoEOptions(FusedOptions):
     """Mixture of gated MLPs."""
 
+    newer = ("kernel",)
     kind: Literal["moe"] = "moe"
     experts: int
     """Number of experts."""
@@ -112,8 +113,8 @@ class MoE(Operator):
         trip = Trip(counts, batch.axes.experts)
         rows = trip.there(flat[token])
         ends = group_ends(trip.counts, rows, self.gate_up, self.down, on_host=trip.on_host)
-        gate, up = grouped_product(rows, self.gate_up, ends).chunk(2, dim=-1)
-        hidden = ACTIVATIONS[self.options.activation](gate) * up
+        gate_up = grouped_product(rows, self.gate_up, ends)
+        hidden = gated(gate_up, self.options.activation, self.options.kernel)
         y = trip.back(grouped_product(hidden, self.down, ends))
         if batch.axes.experts.size > 1:
             batch.received.append(trip.received)

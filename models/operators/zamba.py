@@ -26,7 +26,7 @@ from ..parallel.sharding import Sharded, ShardingSpec
 from ..parallel.tensor import gather, scatter
 from .attention import Attention, AttentionOptions
 from .base import BatchContext, Call, FusedOptions, SharedOperator, divides
-from .mlp import Activation, gated
+from .mlp import Activation, gated_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +90,8 @@ class ZambaBlock(SharedOperator):
         hidden = self.gate_up(x, joined=True)
         if adapters.gate_up is not None:
             hidden = hidden + adapters.gate_up(x)
-        hidden = gated(hidden, self.options.activation, self.options.kernel)
-        return scatter(self.down(hidden), axis)
+        given = gated_for(self.down, hidden, self.options.activation, self.options.kernel)
+        return scatter(self.down(*given), axis)
 
     def untraced(self, axes: Axes, device: torch.device) -> str | None:
         return self.attention.untraced(axes, device)

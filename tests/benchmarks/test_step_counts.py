@@ -153,9 +153,10 @@ def test_the_accounting_knows_the_memory_of_the_loss(steps: list[list[Any]]) -> 
 
 @pytest.mark.slow
 def test_products_of_experts_are_six_launches_in_a_layer(steps: list[list[Any]]) -> None:
-    """Two products forward, and two for each of them backward; no product of one expert."""
-    launches = steps[MODELS.index("tiny-moe")][-1]
-    assert launches["aten::_grouped_mm"] == 6 * layers_of("tiny-moe", "moe") > 0
+    """Two products forward, and two for each of them backward, with one kernel between them."""
+    launches, layers = steps[MODELS.index("tiny-moe")][-1], layers_of("tiny-moe", "moe")
+    assert launches["aten::_grouped_mm"] == 6 * layers > 0
+    assert launches["triton::glu.forward"] == launches["triton::glu.backward"] == layers
 
 
 @pytest.mark.slow

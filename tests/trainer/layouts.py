@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,17 @@ import torch.distributed as dist
 from changed_deepspeed import answers
 from layout_faults import FAULTS
 from live_state import fp32_in_use, gathered, live_weights, numbered, oracle
+from measured_links import profile_links, times_of_all
 from piped import LENGTH, Batch, config_of, exact, keep, place, run_passes, second_oracle
 from torch import nn
 from torch._dynamo.utils import counters
 
 from benchmarks._collectives import Count
 from headrace.models.accounting.count import build_meta
+from headrace.models.fp8 import quantize
 from headrace.models.layers.recompute import Recompute
 from headrace.models.model import initial_weights
-from headrace.models.precision import PRECISIONS
+from headrace.models.precision import PRECISIONS, Fp8Config
 from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.engines import ENGINES, give
@@ -50,7 +53,7 @@ LINEAR = nn.functional.linear
 GATHER = {"block": "block", "micro": "micro-batch", "step": "step"}
 """Settings of FSDP2, by the last word of a layout."""
 
-__all__ = ["exact", "second_oracle"]
+__all__ = ["exact", "profile_links", "second_oracle", "times_of_all"]
 """Tasks of other files."""
 
 norm_of = steps_of.squared_norm
@@ -80,10 +83,13 @@ def make_engine(
     config: Any = ENGINES[kind](**keys)
     settings: Any = OPTIMIZERS[optimizer](**{"lr": LR, "clip": 0.5, **options})  # type: ignore[arg-type]
     shape = config_of(model, changes)
-    empty = build_meta(shape)
+    chosen = PRECISIONS[precision.removesuffix("fp8") or "fp8"]
+    if precision.endswith("fp8"):  # `fp32fp8`: products in FP8, and all else in fp32
+        chosen = replace(chosen, fp8=Fp8Config(smallest=16, ends=0))
+    empty = quantize(build_meta(shape), chosen.fp8)
     keep(empty, parallel)
     empty.set_recompute(recompute)
-    engine = config.build(Objective(empty, Z_LOSS), settings, PRECISIONS[precision], parallel)
+    engine = config.build(Objective(empty, Z_LOSS), settings, chosen, parallel)
     give(engine, initial_weights(shape, seed))
     return engine
 
@@ -142,13 +148,13 @@ def train(
 
 
 def collectives(
-    folder: Path, layouts: list[str], model: str = "tiny"
+    folder: Path, layouts: list[str], model: str = "tiny", **options: Any
 ) -> dict[str, dict[str, list[int]]]:
     """Return calls and bytes of the collectives that rank 0 makes in a second step, by kind."""
     found = {}
     for layout in layouts:
         parallel = place(layout, model)
-        engine = make_engine(layout, parallel, model=model)
+        engine = make_engine(layout, parallel, model=model, **options)
         train(engine, parallel, 0, 1)
         with Count() as count:
             train(engine, parallel, 1, 1, at_once=1)

@@ -44,6 +44,7 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
             "sources": [source.name for source in job.plan.sources],
         },
         "layout": job.layout,
+        "fp8": fp8(job),
         "experts": experts(job),
         "groups": costs.groups(job),
         "batch": costs.batches(job),
@@ -51,7 +52,7 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
         "memory_by_tensor_rank": greatest,
         "stages": stages,
         "pipeline": pipeline.pipelines(job) if job.run.layout.pp > 1 else [],
-        "warnings": [*pipeline.warnings(job), *eager_operators(job)],
+        "warnings": [*pipeline.warnings(job), *eager_operators(job), *emulation(job)],
         "checkpoints": {"bytes": costs.checkpoint_bytes(job), "saved": costs.checkpoints(job)},
         "configuration": reader.plain(job.run),
     }
@@ -65,6 +66,29 @@ def experts(job: Job) -> list[str]:
         f"{name}: {count // ep} of {count} on each rank, {ranks // ep} replicas of each expert"
         for name, count in counts.items()
         if count is not None and ep > 1
+    ]
+
+
+def fp8(job: Job) -> str:
+    """Return the share of products in FP8 in words; empty for another precision."""
+    from ...models.accounting.count import build_meta
+    from ...models.fp8 import summary
+
+    if job.precision.fp8 is None:
+        return ""
+    found = summary(build_meta(job.model), job.precision.fp8)
+    return (
+        f"{found['share']:.1%} of the FLOPs of matrices; in training, where gradients of weights "
+        f"stay in bf16, {found['training_share']:.1%}"
+    )
+
+
+def emulation(job: Job) -> list[str]:
+    """Return a warning if the device has no units for FP8."""
+    if job.precision.fp8 is None or job.run.device == "cuda":
+        return []
+    return [
+        "the CPU emulates FP8: values are rounded as on a GPU, and products are slower than bf16"
     ]
 
 
@@ -109,6 +133,7 @@ def lines(about: dict[str, Any]) -> list[str]:
         f"layout       {layout['engine']}, {layout['processes']} × {layout['device']} = "
         f"{degrees(layout)}, {layout['precision']}",
     ]
+    text += [f"fp8          {about['fp8']}"] if about["fp8"] else []
     text += [f"experts      {line}" for line in about["experts"]]
     for phase in about["batch"]:
         text.append(

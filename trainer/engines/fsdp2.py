@@ -132,6 +132,7 @@ class Fsdp2:
         import torch
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+        from ...models.layers.fp8_gather import gather_matrices
         from .full_precision import FullPrecision
         from .groups import local_shards, parameter_groups
         from .objective import parameters
@@ -177,6 +178,7 @@ class Fsdp2:
         # A forward pass ends with the head, and its backward pass begins there: no second gather.
         self.root: Any = fully_shard(objective, **{**wanted, "reshard_after_forward": False})
         objective.to_empty(device=parallel.device)  # shards only
+        gather_matrices(model, shared)
         self.fp32.give_back()
         self.objective = objective
         self.parameters = parameters(objective)

@@ -7,6 +7,7 @@ a folder holds this run and no other.
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from functools import partial
 
 from ...console.errors import (
@@ -44,7 +45,8 @@ DISK_RESERVE = 1 << 20
 
 def check(job: Job) -> None:
     """Raise all errors that are known before the first step, on whatever machines the job runs."""
-    checks = [_engine, _layout, _recompute, _attention, _vocabulary, _groups, _weights, _held_out]
+    checks = [_engine, _layout, _recompute, _fp8, _attention, _vocabulary, _groups]
+    checks += [_weights, _held_out]
     checks += [_loggers, _store] * is_first()
     run_all(
         *(partial(check, job) for check in checks),
@@ -54,7 +56,8 @@ def check(job: Job) -> None:
 
 def check_machine(job: Job) -> None:
     """Raise if this machine cannot run the job: too few GPUs, too small a disk, no compiler."""
-    run_all(partial(_devices, job), partial(check_disk, job), partial(check_compiler, job))
+    checks = (_devices, _fp8_units, check_disk, check_compiler)
+    run_all(*(partial(check, job) for check in checks))
 
 
 def check_compiler(job: Job) -> None:
@@ -155,6 +158,25 @@ def _compile(job: Job) -> None:
         )
 
 
+def _fp8(job: Job) -> None:
+    """Raise if precision=fp8 would compute nothing in FP8."""
+    from ...models.accounting.count import build_meta
+    from ...models.fp8 import matrices
+
+    settings = job.precision.fp8
+    if settings is None:
+        return
+    reasons = [each.reason for each in matrices(build_meta(job.model), settings)]
+    if None not in reasons:
+        most = Counter(filter(None, reasons)).most_common()
+        raise LayoutError(
+            "precision=fp8 computes no matrix of this model in FP8: "
+            + ", ".join(f"{count} {reason}" for reason, count in most),
+            hint="choose another fp8.smallest, fp8.ends or fp8.matrices (`headrace models show "
+            "MODEL --precision fp8 --fp8 smallest=256` lists the matrices), or precision=bf16",
+        )
+
+
 def _attention(job: Job) -> None:
     """Raise if the device has none of the implementations of attention that may run."""
     run = job.run
@@ -234,6 +256,18 @@ def _devices(job: Job) -> None:
         raise LayoutError(
             f"{job.processes} processes need {job.processes} GPUs; this machine has {there}",
             hint=f"use processes={there}" if there else "set device=cpu, or use another machine",
+        )
+
+
+def _fp8_units(job: Job) -> None:
+    """Raise if precision=fp8 and this machine's GPU has no units for FP8."""
+    from ..layout.devices import fp8_problem
+
+    problem = fp8_problem() if job.run.device == "cuda" and job.precision.fp8 else None
+    if problem is not None:
+        raise LayoutError(
+            f"precision=fp8 cannot run on this machine: {problem}",
+            hint="use precision=bf16, or a GPU with FP8 (L4, L40S, H100, H200, B200, RTX 4090)",
         )
 
 

@@ -21,6 +21,7 @@ from ...console import log as logs
 from ...console.errors import StorageError, UserError
 from ...dataplane.runlog import writer as lines
 from ...models.accounting.count import build_meta
+from ...models.fp8 import quantize
 from ...models.layers.attention_order import attention_order
 from ..checkpoints import store
 from ..checkpoints.saver import Saver
@@ -185,7 +186,7 @@ def _join(job: Job, options: StartOptions) -> Parallel:
 
 
 def build_engine(job: Job, parallel: Parallel) -> Engine:
-    model = build_meta(job.model)
+    model = quantize(build_meta(job.model), job.precision.fp8)
     model.keep(job.cuts, chunks_of(job.run.layout, parallel.pipe.stage))
     model.shard(parallel.axes)
     model.set_recompute(job.rules)
@@ -214,6 +215,7 @@ def _recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRecorde
         {phase.seq_len for phase in job.plan.phases},
         rules=job.rules,
         peak=peak * ranks if peak else None,
+        fp8=job.precision.fp8,
     )
     run = LoggedRun(
         folder=job.folder, plan=job.plan, watch=watch, first_step=first_step, stream=sys.stderr

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 DeviceKind = Literal["auto", "cpu", "cuda"]
 DEVICES: tuple[DeviceKind, ...] = get_args(DeviceKind)
+FP8_CAPABILITY = (8, 9)
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """Environment variables with settings of torch's GPU allocator, the newest name first."""
@@ -52,3 +53,18 @@ def count_gpus() -> int:
     import torch
 
     return torch.cuda.device_count()
+
+
+def fp8_problem() -> str | None:
+    """Return why this machine's GPUs cannot multiply in FP8, or None."""
+    import torch
+
+    if torch.version.hip is not None:
+        return "its GPUs are from AMD, and FP8 is implemented for NVIDIA"
+    for number in range(count_gpus()):
+        capability = torch.cuda.get_device_capability(number)
+        if capability < FP8_CAPABILITY:
+            version = ".".join(map(str, capability))
+            name = torch.cuda.get_device_name(number)
+            return f"GPU {number} ({name}) has compute capability {version}, and FP8 needs 8.9"
+    return None

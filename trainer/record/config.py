@@ -25,7 +25,7 @@ class WatchConfig(Guard):
     join_seconds: float = 600.0
     """Seconds that ranks started by another launcher (srun) wait for each other at the start."""
     peak_flops: float | None = None
-    """Peak FLOP/s of one device, for MFU; known GPUs need none."""
+    """Peak bf16 FLOP/s of one device, for MFU; known GPUs need none. FP8 has twice the peak."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...models.accounting.count import TRAINING, build_meta, forward_flops, recomputed_flops
-from ...models.layers.recompute import Rule
+from ...models.fp8 import NARROW, matrices
+from ...models.layers.recompute import Rule, Selective
+from ...models.precision import Fp8Config
 
 if TYPE_CHECKING:
     from ...models.config import ModelConfig
@@ -46,28 +48,51 @@ class Speed:
     executed_per_token: dict[int, float]
     """The same, with recomputed operations counted a second time."""
     peak: float | None
-    """FLOP/s of all devices together; None if it is not known."""
+    """bf16 FLOP/s of all devices together; None if it is not known."""
+    fp8_per_token: float = 0.0
+    """FLOPs in FP8 that training takes. Every device multiplies twice as fast in FP8 as in bf16, so
+    they count half: a utilisation is the time of all FLOPs at the peak of their precision, divided
+    by the time that they took."""
+    fp8_executed_per_token: float = 0.0
+    """The same, with recomputed operations counted a second time."""
 
     def mfu(self, seq_len: int, tokens_per_second: float) -> float | None:
         """Model FLOPs utilisation."""
-        return self._utilisation(self.flops_per_token[seq_len], tokens_per_second)
+        flops = self.flops_per_token[seq_len] - self.fp8_per_token / 2
+        return self._utilisation(flops, tokens_per_second)
 
     def hfu(self, seq_len: int, tokens_per_second: float) -> float | None:
         """Hardware FLOPs utilisation."""
-        return self._utilisation(self.executed_per_token[seq_len], tokens_per_second)
+        flops = self.executed_per_token[seq_len] - self.fp8_executed_per_token / 2
+        return self._utilisation(flops, tokens_per_second)
 
     def _utilisation(self, flops: float, tokens_per_second: float) -> float | None:
         return None if self.peak is None else flops * tokens_per_second / self.peak
 
 
 def speed_of(
-    config: ModelConfig, lengths: Iterable[int], *, rules: Sequence[Rule], peak: float | None
+    config: ModelConfig,
+    lengths: Iterable[int],
+    *,
+    rules: Sequence[Rule],
+    peak: float | None,
+    fp8: Fp8Config | None = None,
 ) -> Speed:
-    """Count the FLOPs of a token for each sequence length. `peak` is that of all devices."""
+    """Count the FLOPs of a token for each sequence length. `peak` is the bf16 peak of all
+    devices."""
     model = build_meta(config)
     flops = {length: TRAINING * sum(forward_flops(model, length).values()) for length in lengths}
     again = {length: recomputed_flops(model, length, rules) for length in flops}
-    return Speed(flops, {length: flops[length] + again[length] for length in flops}, peak)
+    executed = {length: flops[length] + again[length] for length in flops}
+    found = [each for each in matrices(model, fp8) if each.reason is None] if fp8 else []
+    narrow = NARROW * sum(each.flops for each in found)
+    repeated = [each for each in found if each.layer is not None and recomputes(rules[each.layer])]
+    return Speed(flops, executed, peak, narrow, narrow + sum(each.flops for each in repeated))
+
+
+def recomputes(rule: Rule) -> bool:
+    """Return True if the backward pass computes a layer's matrix products again."""
+    return rule != "none" and not (isinstance(rule, Selective) and "matmul" in rule.save)
 
 
 def known_peak(device: str) -> float | None:

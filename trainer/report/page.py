@@ -283,6 +283,7 @@ def _configuration(run: RunData) -> str:
     layout = run.about["layout"]
     values = {
         "engine": f"{layout['engine']}, {layout['precision']}",
+        **({"fp8": run.about["fp8"]} if run.about["fp8"] else {}),
         "layout": f"{layout['processes']} × {layout['device']} = {degrees(layout)}",
         "model": run.job.model.pattern,
         "width": f"{run.job.model.width:,}, vocabulary {run.job.model.vocab_size:,}",

@@ -16,7 +16,7 @@ from ...console import config as reader
 from ...console.config import Data, Lines, NameIn, OneOf
 from ...models.layers.attention_order import KernelsConfig
 from ...models.layers.recompute import Recompute
-from ...models.precision import PRECISIONS
+from ...models.precision import PRECISIONS, Fp8Config
 from ..checkpoints.policy import CheckpointConfig
 from ..cluster.slurm import SlurmConfig
 from ..engines import ENGINES
@@ -42,7 +42,10 @@ class RunConfig:
     seed: int = 1
     """Seed of the initial weights and of random numbers within a step."""
     precision: Annotated[str, NameIn(PRECISIONS, "auto")] = "auto"
-    """bf16 keeps masters, moments and gradient sums in fp32. auto: bf16 on GPU, fp32 on CPU."""
+    """bf16 keeps masters, moments and gradient sums in fp32; fp8 computes large products in e4m3
+    beside it. auto: bf16 on GPU, fp32 on CPU."""
+    fp8: Fp8Config | None = None
+    """Matrices whose products run in FP8, under precision=fp8."""
     optimizer: Annotated[OptimizerConfig, OneOf(OPTIMIZERS, tag="kind")] = field(
         default_factory=DEFAULT
     )
@@ -92,14 +95,25 @@ class RunConfig:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         if isinstance(self.recompute, float) and not 0 < self.recompute <= 1:
             raise ValueError(f"recompute must be above 0 and at most 1, not {self.recompute}")
+        if self.fp8 is not None and self.precision != "fp8":
+            raise ValueError(f"fp8 needs precision=fp8, not {self.precision}: remove one of them")
         if self.z_loss < 0:
             raise ValueError(f"z_loss must be at least 0, not {self.z_loss}")
 
 
-DECIDES = ("seed", "precision", "optimizer", "z_loss", "loss_divisor", "init_from", "synthetic")
+DECIDES = (
+    "seed",
+    "precision",
+    "fp8",
+    "optimizer",
+    "z_loss",
+    "loss_divisor",
+    "init_from",
+    "synthetic",
+)
 """Changing any of these defines a new run; everything else may change on resume."""
 
-NEWER: Data = {"loss_divisor": "weights"}
+NEWER: Data = {"loss_divisor": "weights", "fp8": None}
 NEWER_OF_OPTIMIZERS: Data = {"kind": DEFAULT().kind, "groups": [], "decay": DEFAULT().decay}
 """Keys that are newer than the hash of a run, with their defaults."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +52,7 @@ class Job:
 
     @property
     def precision(self) -> Precision:
-        return PRECISIONS[self.run.precision]
+        return replace(PRECISIONS[self.run.precision], fp8=self.run.fp8)
 
     @property
     def dp(self) -> int:

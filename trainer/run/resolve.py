@@ -26,7 +26,7 @@ from ...console.errors import (
     RunError,
     run_all,
 )
-from ...models.precision import default_precision
+from ...models.precision import PRECISIONS, default_precision
 from ..cluster.ranks import is_first, joined
 from ..folder import RunFolder
 from ..loop.batches import RunPlan
@@ -194,7 +194,7 @@ def _here_or_there(asked: RunConfig, *, slurm: bool, dry_run: bool) -> RunConfig
     run = _in_batch_job(asked) if slurm else _on_this_machine(asked, dry_run)
     if run.precision == "auto":
         run = replace(run, precision=default_precision(run.device).name)
-    return run
+    return replace(run, fp8=run.fp8 or PRECISIONS[run.precision].fp8)
 
 
 def _on_this_machine(run: RunConfig, dry_run: bool) -> RunConfig:

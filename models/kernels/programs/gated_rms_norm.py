@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .fp8 import store_rows
+
 
 @triton.jit
 def _tile(x, row, stride, first, at, inside):
@@ -49,9 +51,10 @@ def sums(
 
 @triton.jit
 def forward(
-    y, z, weight, powers, out, rows, width, share, members, y_stride, z_stride, eps,
-    CUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    y, z, weight, powers, out, values, scales, rows, width, share, members, y_stride, z_stride, eps,
+    CUT: tl.constexpr, FP8: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """FP8: a run is a whole row."""
     first = tl.program_id(1) * share
     at = tl.arange(0, BLOCK)[None, :]
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -61,7 +64,10 @@ def forward(
     scale = 1.0 / tl.sqrt(power / members + eps)
     gain = tl.load(weight + first + at, mask=at < share, other=0.0).to(tl.float32)
     normal = (value * scale).to(y.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * width + first + at, (normal * gain).to(out.dtype.element_ty), mask=inside)
+    stored = (normal * gain).to(out.dtype.element_ty)
+    tl.store(out + row * width + first + at, stored, mask=inside)
+    if FP8:
+        store_rows(stored, values, scales, row, width, at, rows, inside)
 
 
 @triton.jit

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .fp8 import store_rows
+
 
 @triton.jit
 def _activated(gate, ACTIVATION: tl.constexpr):
@@ -39,6 +41,24 @@ def forward(
     up = tl.load(x + place + width, mask=inside, other=0.0).to(tl.float32)
     value, _ = _activated(gate, ACTIVATION)
     tl.store(out + row * width + at, (value * up).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def forward_fp8(
+    x, out, values, scales, rows, width, stride,
+    ACTIVATION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Store whole rows also in FP8."""
+    at = tl.arange(0, BLOCK)[None, :]
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    inside = (row < rows) & (at < width)
+    place = row * stride + at
+    gate = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + place + width, mask=inside, other=0.0).to(tl.float32)
+    value, _ = _activated(gate, ACTIVATION)
+    stored = (value * up).to(out.dtype.element_ty)
+    tl.store(out + row * width + at, stored, mask=inside)
+    store_rows(stored, values, scales, row, width, at, rows, inside)
 
 
 @triton.jit

@@ -5,11 +5,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .fp8 import store_rows
+
 
 @triton.jit
 def forward(
-    x, residual, weight, out, summed, rows, width, eps,
-    ADD: tl.constexpr, EPS_OUTSIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x, residual, weight, out, summed, values, scales, rows, width, eps,
+    ADD: tl.constexpr, EPS_OUTSIDE: tl.constexpr, FP8: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.arange(0, BLOCK)[None, :]
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -26,7 +29,10 @@ def forward(
     gain = tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32)
     # Round the normalised row before the weight, as the twin does.
     normal = (value * scale).to(summed.dtype.element_ty).to(tl.float32)
-    tl.store(out + place, (normal * gain).to(out.dtype.element_ty), mask=inside)
+    stored = (normal * gain).to(out.dtype.element_ty)
+    tl.store(out + place, stored, mask=inside)
+    if FP8:
+        store_rows(stored, values, scales, row, width, at, rows, inside)
 
 
 @triton.jit

@@ -103,7 +103,7 @@ def test_one_launch_computes_what_the_loop_does(dtype: torch.dtype, ends: Tensor
 
 
 def test_gradients_of_groups_without_rows_are_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's grouped_mm leaves them as they were on some GPUs."""
+    """On Blackwell torch's grouped_mm does not write them."""
     exact = torch.nn.functional.grouped_mm
 
     def careless(*args: Tensor, offs: Tensor) -> Tensor:
@@ -113,12 +113,22 @@ def test_gradients_of_groups_without_rows_are_zeros(monkeypatch: pytest.MonkeyPa
         return products
 
     monkeypatch.setattr(torch.nn.functional, "grouped_mm", careless)
+    monkeypatch.setattr(grouped, "leaves_garbage", lambda _: True)
     x, y = torch.ones(8, 16), torch.ones(8, 24)
     wanted = grouped.outer_by_group(y, x, ENDS)
     assert torch.equal(grouped.outer_in_one_launch(y, x, ENDS), wanted)
     nothing = torch.zeros(4, dtype=torch.int32)
     assert not grouped.outer_in_one_launch(y[:0], x[:0], nothing).any()
     assert grouped.product_in_one_launch(x[:0], torch.ones(4, 24, 16), nothing).shape == (0, 24)
+
+
+@pytest.mark.parametrize(("capability", "garbage"), [((9, 0), False), ((10, 0), True)])
+def test_garbage_of_empty_groups_is_known(
+    capability: tuple[int, int], garbage: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert grouped.leaves_garbage(torch.device("cuda", 0)) == garbage
+    assert not grouped.leaves_garbage(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

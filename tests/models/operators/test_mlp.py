@@ -18,7 +18,7 @@ ACTIVATIONS = {
 
 
 def plain(mlp: Any, u: Tensor) -> Tensor:
-    out: Tensor = mlp.down(ACTIVATIONS[mlp.options.activation](mlp.up(u)))
+    out: Tensor = mlp.down(ACTIVATIONS[mlp.options.activation](mlp.up(u, joined=True)))
     return out
 
 

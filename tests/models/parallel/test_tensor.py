@@ -14,10 +14,12 @@ from ranks import Ranks
 
 from headrace.models.config import load_model_config
 from headrace.models.documents import Documents
+from headrace.models.fp8 import matrices, quantize
 from headrace.models.model import Model
 from headrace.models.parallel.axes import Axis
 from headrace.models.parallel.sharding import LocalShard
 from headrace.models.parallel.tensor import group_runs
+from headrace.models.precision import Fp8Config
 
 EVERY = Path(__file__).parents[2] / "trainer" / "every.yaml"
 ROWS, LENGTH = 2, 24
@@ -112,6 +114,26 @@ def test_slow_heads_and_shared_long_filters(pools: dict[int, Ranks]) -> None:
 
 def test_an_untied_head(two: Ranks) -> None:
     assert apart(two, make("tie_embeddings=false", "norm=rms")) < BOUND
+
+
+WIDER = [
+    "width=48",
+    "operators.glu.hidden=48",
+    "operators.plain.hidden=64",
+    "operators.wide.hidden=48",
+    "operators.block.hidden=64",
+]
+"""Sizes that 16 divides."""
+
+
+def test_rows_in_fp8_have_the_scales_of_whole_rows(two: Ranks) -> None:
+    """Negative control: each rank takes the scale of its part of a row."""
+    config = Fp8Config(smallest=16, ends=0)
+    model = quantize(make(*WIDER), config)
+    narrow = {each.name for each in matrices(model, config) if each.reason is None}
+    assert len(narrow) > 20
+    assert apart(two, model, fp8=config) < BOUND
+    assert apart(two, model, fp8=config, fault="scale") > 1e-4
 
 
 @pytest.mark.parametrize("recompute", ["block", "operator"])

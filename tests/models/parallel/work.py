@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from headrace.models.config import ModelConfig
 from headrace.models.documents import Documents
+from headrace.models.fp8 import quantize
 from headrace.models.layers import ring_flash as ring_flash_module
 from headrace.models.layers.linear import OutputLinear
 from headrace.models.layers.recompute import Recompute
@@ -30,6 +31,7 @@ from headrace.models.parallel.exchange import own_parts, whole_rows
 from headrace.models.parallel.halo import preceding
 from headrace.models.parallel.ring import Zigzag, ring_attention
 from headrace.models.parallel.sharding import LocalShard
+from headrace.models.precision import Fp8Config
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import Parallel, join
 
@@ -103,11 +105,12 @@ def share_of_loss(
     cuts: list[int],
     *,
     recompute: Recompute = "none",
+    fp8: Fp8Config | None = None,
     fault: str | None = None,
 ) -> tuple[float, dict[str, tuple[LocalShard, np.ndarray]]]:
     """Return this rank's share of the loss under tensor parallelism, and its gradients with their
     local shards."""
-    model = Model(config).double()
+    model = quantize(Model(config).double(), fp8)
     model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
     model.shard(Axes(tensor=context_axis()))
     model.set_recompute(recompute)
@@ -329,10 +332,17 @@ def documents_anew(documents: Documents, axis: Axis) -> Documents:
 def whole_biases() -> Iterator[None]:
     """Each rank adds the whole bias to its partial sum."""
 
-    def wrong(self: OutputLinear, x: Tensor) -> Tensor:
+    def wrong(self: OutputLinear, x: Tensor, stored: None = None) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
     with mock.patch.object(OutputLinear, "forward", wrong):
+        yield
+
+
+@contextmanager
+def scales_alone() -> Iterator[None]:
+    """Each rank scales its part of a row alone."""
+    with mock.patch("headrace.models.layers.fp8.highest", lambda tops, _: tops):
         yield
 
 
@@ -346,6 +356,7 @@ def norms_alone() -> Iterator[None]:
 FAULTS: dict[str, Callable[[], Any]] = {
     "bias": whole_biases,
     "norm": norms_alone,
+    "scale": scales_alone,
     "halo": shifted_halo,
     "states": forgotten_states,
     "routers": routers_alone,

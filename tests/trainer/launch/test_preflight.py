@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 
 from headrace.console.errors import (
     CheckpointError,
@@ -20,7 +23,7 @@ from headrace.console.errors import (
     StorageError,
 )
 from headrace.trainer.cluster.ranks import StopAsked
-from headrace.trainer.costs.describe import eager_operators
+from headrace.trainer.costs.describe import describe, eager_operators, lines
 from headrace.trainer.launch import preflight as checks
 from headrace.trainer.launch import start
 from headrace.trainer.launch.options import StartOptions
@@ -72,6 +75,41 @@ def test_recompute_fits_the_layers_and_the_engine(ask: Any) -> None:
     with pytest.raises(LayoutError, match="cannot keep results inside a compiled block"):
         checks.check(ask("recompute={save: [matmul]}", "engine.kind=fsdp2", "engine.compile=true"))
     checks.check(ask("recompute={every: 2}", "engine.kind=fsdp2", "engine.compile=true"))
+
+
+FP8 = ("precision=fp8", "fp8.smallest=64")
+
+
+def test_fp8_that_computes_nothing_is_rejected(ask: Any) -> None:
+    with pytest.raises(LayoutError, match=r"12 smaller than 2,048") as caught:
+        checks.check(ask("precision=fp8"))
+    assert "fp8.smallest" in str(caught.value.hint)
+    checks.check(ask(*FP8, model="tiny-hybrid"))
+    with pytest.raises(ConfigError, match="fp8 needs precision=fp8, not bf16"):
+        ask("precision=bf16", "fp8.ends=0")
+
+
+def test_a_gpu_without_fp8_is_rejected_by_name(ask: Any) -> None:
+    """A CPU emulates FP8, and the start says so."""
+    gpu = {"get_device_capability": (8, 0), "get_device_name": "NVIDIA A100"}
+    with ExitStack() as stack:
+        for name, value in {**gpu, "is_available": True, "device_count": 1}.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, v=value: v))
+        job = ask(*FP8, "device=cuda", model="tiny-hybrid")
+        with pytest.raises(LayoutError, match=r"GPU 0 \(NVIDIA A100\) has compute capability 8.0"):
+            checks.check_machine(job)
+        assert not describe(job)["warnings"]
+        checks.check_machine(ask("precision=bf16", "device=cuda"))
+        stack.enter_context(
+            mock.patch.object(torch.cuda, "get_device_capability", lambda _: (8, 9))
+        )
+        checks.check_machine(job)
+    emulated = ask(*FP8, "device=cpu", model="tiny-hybrid")
+    checks.check_machine(emulated)
+    about = describe(emulated)
+    assert any("the CPU emulates FP8" in line for line in lines(about))
+    assert any(line.startswith("fp8 ") and "in training" in line for line in lines(about))
+    assert not describe(ask("precision=bf16"))["fp8"]
 
 
 def test_compile_fits_the_engine(ask: Any) -> None:

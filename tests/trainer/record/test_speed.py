@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.models.accounting.count import forward_flops_per_token
+from headrace.models.accounting.count import build_meta, forward_flops_per_token
 from headrace.models.config import load_model_config
-from headrace.models.layers.recompute import Rule
+from headrace.models.fp8 import matrices
+from headrace.models.layers.recompute import Rule, Selective
+from headrace.models.precision import Fp8Config
 from headrace.trainer.record.speed import known_peak, memory_used, speed_of
 
 MODEL = load_model_config("tiny-transformer")
@@ -21,6 +23,23 @@ def test_recomputed_layers_count_in_hfu_alone() -> None:
     assert plain.mfu(128, 10) == again.mfu(128, 10) == plain.hfu(128, 10)
     assert again.hfu(128, 10) == pytest.approx((3 * sum(parts.values()) + layers) * 10 / 1e12)
     assert (plain.mfu(64, 10) or 0) < (plain.mfu(128, 10) or 0), "attention grows with the row"
+
+
+def test_flops_in_fp8_count_half() -> None:
+    """An MFU of 1 is the time of each product at the peak of its precision."""
+    config = Fp8Config(smallest=64, ends=1)
+    found = list(matrices(build_meta(MODEL), config))
+    narrow = sum(each.flops for each in found if each.reason is None)
+    total = 3 * sum(forward_flops_per_token(MODEL, 128).values())
+    save: Rule = Selective(save=("matmul",))
+    for rule, again in (("none", 0), (save, 0), ("operator", 1)):
+        rules: tuple[Rule, ...] = (rule,) * len(MODEL.layers)
+        plain, fp8 = (
+            speed_of(MODEL, [128], rules=rules, peak=1e12, fp8=each) for each in (None, config)
+        )
+        assert fp8.mfu(128, 10) == pytest.approx((total - narrow) * 10 / 1e12)
+        saved = (plain.hfu(128, 10) or 0) - (fp8.hfu(128, 10) or 0)
+        assert saved == pytest.approx((1 + again / 2) * narrow * 10 / 1e12)
 
 
 def test_without_a_peak_there_is_no_utilisation() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.console.errors import ConfigError, LayoutError, MisuseError, RunError, SeveralErrors
+from headrace.models.precision import Fp8Config
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.run import job as jobs
@@ -67,6 +68,20 @@ def test_another_run_cannot_take_over_the_folder(ask: Any, tmp_path: Path) -> No
         resolve.load(RunFolder(tmp_path / "run"), ["seed=5"])
     for line in ("optimizer.lr: 0.01 there, 0.001 here", "model.width: 36 there", "seed: 1 there"):
         assert line in str(caught.value)
+
+
+def test_fp8_defines_a_run(ask: Any, tmp_path: Path) -> None:
+    """The defaults of fp8 are written out; each of its keys makes another run."""
+    bf16 = ask("precision=bf16", out=tmp_path / "bf16")
+    default = saved(ask("precision=fp8"))
+    assert default.run.fp8 == default.precision.fp8 == Fp8Config()
+    assert ask("precision=fp8", "fp8.ends=1").identity == default.identity != bf16.identity
+    with pytest.raises(RunError, match=r"fp8\.ends: 1 there, 0 here"):
+        ask("precision=fp8", "fp8.ends=0")
+    other = ask("precision=fp8", "fp8.ends=0", out=tmp_path / "other")
+    assert other.identity != default.identity
+    assert other.precision.fp8 == Fp8Config(ends=0)
+    assert bf16.precision.fp8 is None
 
 
 def test_the_layout_may_change(ask: Any) -> None:

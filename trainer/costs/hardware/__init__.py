@@ -196,7 +196,14 @@ class Hardware:
         """Rows by their class and labels; collectives also by link."""
         tables: dict[tuple[Any, ...], list[At]] = {}
         file = self.file
-        for row in (*file.matmul, *file.memory, *file.attention, *file.kernels, *file.collectives):
+        rated: list[Matmul | Memory | Attention | Kernel | Collective] = [
+            *file.matmul,
+            *file.memory,
+            *file.attention,
+            *file.kernels,
+            *file.collectives,
+        ]
+        for row in rated:
             label = tuple(getattr(row, name) for name in row.LABELS)
             if isinstance(row, Collective):
                 label = (*label, row.link)

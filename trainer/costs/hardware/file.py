@@ -156,9 +156,10 @@ class Kernel(Row):
     LABELS = ("kernel", "precision", "direction")
 
     kernel: str
-    """Name of the kernel's file, such as `ssd`."""
+    """Name of its op, such as `ssd` for headrace::ssd."""
     width: int
-    """Channels of its input."""
+    """Channels of its output: the hidden width of `glu`, heads × head width of `ssd` and `rope`; of
+    its input for `linear_cross_entropy`."""
     length: int
     """Tokens of a row."""
     size: int = 0

@@ -1,0 +1,58 @@
+"""A matrix that FSDP2 gathers in FP8: half the bytes of bf16.
+
+Each rank rounds its rows as the products will (fp8.py), and sends their values, as bytes, and their
+scales. The whole matrix comes back in the compute precision. Rounding twice changes nothing, so the
+products are those of a gather in bf16, to the bit.
+
+torch calls these hooks of a sharded tensor (`fsdp_pre_all_gather`, `fsdp_post_all_gather`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels.fp8 import E4M3, Quantized
+from .fp8 import quantize
+from .linear import OutputLinear, SplitLinear
+
+
+def gather_matrices(model: nn.Module, ranks: int) -> None:
+    """Gather in FP8 the sharded matrices of a model that the products round anyway: those whose
+    rows are whole on a rank, all in FP8, and equally many on each of the ranks."""
+    if ranks == 1:
+        return
+    for module in model.modules():
+        if isinstance(module, SplitLinear):
+            rounded = module.fp8 and module.narrow_rows() == len(module.weight)
+        else:
+            rounded = isinstance(module, OutputLinear) and module.fp8 and module.ranks == 1
+        if rounded and len(module.weight) % ranks == 0:
+            shard = module.weight._local_tensor
+            shard.fsdp_pre_all_gather = partial(_send, shard)
+            shard.fsdp_post_all_gather = _receive
+            shard.fsdp_should_release_all_gather_outputs_after_post_all_gather = lambda: True
+
+
+def _send(
+    shard: Tensor, mesh: Any, size: Any, stride: Any, module: nn.Module, policy: Any
+) -> tuple[tuple[Tensor, ...], None]:
+    """Return the tensors to gather. (torch counts the parameters.)"""
+    values, scales = quantize(shard.to(policy.param_dtype or shard.dtype))
+    return (values.view(torch.uint8), scales), None
+
+
+def _receive(
+    gathered: tuple[Tensor, ...], _: None, kind: torch.dtype, *, out: Tensor | None = None
+) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+    """Return the whole matrix, and the tensors whose memory torch frees; or write to `out`."""
+    values, scales = gathered
+    whole = Quantized(values.view(E4M3), scales).dequantized(kind)
+    if out is None:
+        return whole, (whole,)
+    with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(out):
+        out.copy_(whole)  # the forward pass has saved it
+    return None
