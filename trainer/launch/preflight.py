@@ -45,7 +45,7 @@ DISK_RESERVE = 1 << 20
 
 def check(job: Job) -> None:
     """Raise all errors that are known before the first step, on whatever machines the job runs."""
-    checks = [_engine, _layout, _recompute, _fp8, _attention, _vocabulary, _groups]
+    checks = [_engine, _layout, _recompute, _compile, _fp8, _attention, _vocabulary, _groups]
     checks += [_weights, _held_out]
     checks += [_loggers, _store] * is_first()
     run_all(
