@@ -21,9 +21,13 @@ BYTES = 4.3e12
 
 GEMM = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"}
 ATTENTION = {
-    *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"),
-    *("_varlen_attn", "_varlen_attn_backward"),
-    *("_flash_attention_forward", "_flash_attention_backward"),
+    f"{name}{part}"
+    for name in (
+        *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"),
+        *("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_efficient_attention"),
+        *("_varlen_attn", "_flash_attention", "_cudnn_attention", "_efficient_attention"),
+    )
+    for part in ("", "_forward", "_backward")
 }
 GLUE = {
     "copies and casts": {"_to_copy", "copy_", "clone", "cat", "constant_pad_nd", "stack"},
@@ -59,11 +63,20 @@ GLUE = {
 
 def kind_of(launch: Launch) -> str:
     """Return the class of a launch."""
-    space, _, name = launch.name.partition("::")
-    name = name.split(".")[0]
     if launch.engine:
         return "engine"
-    if space == "triton":
+    kind = kind_of_operation(launch.name)
+    if kind is None:
+        raise KeyError(f"{launch.name} at {launch.place} has no class in {__file__}")
+    return kind
+
+
+def kind_of_operation(operation: str) -> str | None:
+    """Return the class of an operation of the forward and backward passes; None if no class names
+    it."""
+    space, _, name = operation.partition("::")
+    name = name.split(".")[0]
+    if space in ("triton", "headrace"):
         return "kernel"
     if name in GEMM:
         return "GEMM"
@@ -71,4 +84,4 @@ def kind_of(launch: Launch) -> str:
         return "attention"
     if any(name in names for names in GLUE.values()):
         return "glue"
-    raise KeyError(f"{launch.name} at {launch.place} has no class in {__file__}")
+    return None

@@ -11,48 +11,39 @@ Bytes are lower bounds: each argument of a launch counts once. Nothing here is a
 from __future__ import annotations
 
 import argparse
-import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
-import torch.testing._internal.distributed.fake_pg  # registers the backend `fake`
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed import HashStore
 
 from headrace.models.accounting.count import build_meta
 from headrace.models.config import ModelConfig, load_model_config
+from headrace.models.fp8 import quantize
+from headrace.models.layers.recompute import Recompute
 from headrace.models.precision import PRECISIONS
-from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import join
 from headrace.trainer.loop.guard import Guard
-from headrace.trainer.loop.loop import Loop, LoopOptions, StepRecord
-from headrace.trainer.loop.synthetic import (
-    SyntheticBatch,
-    SyntheticConfig,
-    SyntheticLoader,
-    SyntheticPlan,
-)
+from headrace.trainer.loop.loop import StepRecord
 
 from ._fake_gpu import FakeGpu, Launch, Wait, fake_gpu
 from ._launch_kinds import BYTES, FLOPS, kind_of
+from ._synthetic_run import documents, train
 
 MODELS = (
     *("transformer-1b", "hybrid-1b", "mamba2-1.3b", "evo2-7b-8k", "zamba2-1.2b"),
     "blackmamba-1.5b",
 )
 TOKENS = 16_384
-MEDIAN, SPREAD = 700, 1.0
-"""Median length of a document, and standard deviation of its logarithm."""
 
 
 @dataclass(frozen=True)
@@ -85,51 +76,39 @@ class Counts:
         return self.bytes("GEMM", "attention", "kernel", "glue")
 
 
-def documents(tokens: int, seed: int = 0) -> list[int]:
-    """Return the boundaries of documents of log-normal lengths in a row."""
-    generator = torch.Generator().manual_seed(seed)
-    ends = [0]
-    while ends[-1] < tokens:
-        drawn = math.exp(SPREAD * float(torch.randn((), generator=generator)))
-        ends.append(min(tokens, ends[-1] + max(1, round(MEDIAN * drawn))))
-    return ends
-
-
 def count_step(
-    config: ModelConfig, tokens: int, boundaries: Sequence[int], guard: Guard | None = None
+    config: ModelConfig,
+    tokens: int,
+    boundaries: Sequence[int],
+    guard: Guard | None = None,
+    *,
+    precision: str = "bf16",
+    recompute: Recompute = "none",
 ) -> Counts:
     """Count the second step of a run whose rows hold documents with these boundaries: its launches,
     and the waits until the next record of a step."""
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:fake", store=HashStore(), rank=0, world_size=1)
-    plan = SyntheticPlan(
-        config=SyntheticConfig(steps=2, seq_len=tokens, batch_rows=1, warmup=0),
-        vocab_size=config.vocab_size,
-        seed=0,
-    )
-    options = LoopOptions(micro_batch_tokens=tokens, seed=0, guard=guard or Guard())
-
-    def steps(start: int, rows: int) -> Iterator[list[SyntheticBatch]]:
-        loader = SyntheticLoader(plan, rank=0, world=1, micro_batch=rows, start_step=start)
-        packed = torch.tensor(boundaries, dtype=torch.int32)
-        return ([replace(batch, cu_seqlens=packed) for batch in step] for step in loader)
-
     with fake_gpu() as gpu:
         parallel = join(LayoutConfig(), "cuda", timedelta(minutes=1))
-        model = build_meta(config)
-        engine = Fsdp2Config().build(Objective(model), AdamWConfig(), PRECISIONS["bf16"], parallel)
+        number_formats = PRECISIONS[precision]
+        model = quantize(build_meta(config), number_formats.fp8)
+        model.set_recompute(recompute)
+        engine = Fsdp2Config().build(Objective(model), AdamWConfig(), number_formats, parallel)
         gpu.trains = True
         counter = _Counter(gpu)
-        start = RunState(
-            step=0, row=0, tokens=0, plan_hash=plan.hash, updates=0, ledger="0" * 32, seed=0
-        )
-        loop = Loop(
-            *(plan, steps, lambda _: 1e-3, engine, parallel, options),
-            recorder=counter,
-            begin=counter.begin,
-        )
         with saved_tensors_hooks(counter.saved.keep, lambda tensor: tensor):
-            loop.run(start)
+            train(
+                engine,
+                parallel,
+                config.vocab_size,
+                counter,
+                steps=2,
+                tokens=tokens,
+                boundaries=lambda row: boundaries,
+                guard=guard,
+                begin=counter.begin,
+            )
         assert counter.counts is not None
         return counter.counts
 

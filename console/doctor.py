@@ -20,7 +20,7 @@ from pathlib import Path
 import click
 
 from . import command
-from .machine import cores, cpp_compiler, cpp_problem
+from .machine import cores, cpp_compiler, cpp_problem, memory
 
 SMALL_DISK = 10e9
 """Free bytes below which a dataset or a few checkpoints may fill the disk."""
@@ -144,7 +144,7 @@ def _packages(report: Report) -> None:
 def _machine(report: Report) -> None:
     report.found["cores"] = str(cores())
     with contextlib.suppress(OSError, ValueError, KeyError):
-        free, total = _memory("MemAvailable"), _memory("MemTotal")
+        free, total = memory("MemAvailable"), memory("MemTotal")
         report.found["memory"] = f"{_gigabytes(free)} free of {_gigabytes(total)}"
     disk = shutil.disk_usage(Path.cwd())
     report.found["disk"] = (
@@ -157,11 +157,6 @@ def _machine(report: Report) -> None:
                 f"disk space: only {_gigabytes(disk.free)} are free in this folder", hint, False
             )
         )
-
-
-def _memory(name: str) -> float:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return float(dict(line.split(":") for line in lines)[name].split()[0]) * 1024
 
 
 def _gigabytes(size: float) -> str:

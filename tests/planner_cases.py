@@ -7,7 +7,14 @@ import random
 from collections.abc import Iterable, Iterator
 from itertools import combinations, product
 
-from headrace.trainer.costs.planner.problem import Choice, Fixed, Problem, Sort, StagePlan, price
+from headrace.trainer.costs.planner.division.problem import (
+    Choice,
+    Fixed,
+    Problem,
+    Sort,
+    StagePlan,
+    price,
+)
 
 
 def random_problem(seed: int, schedules: tuple[str, ...] = ("1f1b", "gpipe")) -> Problem:

@@ -11,6 +11,7 @@ import click
 
 from ..console import command
 from ..console.errors import SeveralErrors, UserError
+from .costs.planner.cli import plan
 from .launch.options import StartOptions, command_words, start_options
 from .measure.cli import profile
 from .weights.commands import export, sample
@@ -76,6 +77,11 @@ def keys() -> Iterator[str]:
 @click.option("--model", metavar="NAME|FILE", help="A shipped model or a YAML [tiny-hybrid].")
 @click.option("--out", metavar="FOLDER", help="The run's folder [runs/NAME].")
 @click.option(
+    "--layout",
+    metavar="FILE",
+    help="A plan of `trainer plan`: layout, engine, micro-batches and recompute of each layer.",
+)
+@click.option(
     "--init-from",
     metavar="PATH",
     help="Initial weights: a run, a checkpoint, or a folder of transformers or Vortex.",
@@ -86,6 +92,7 @@ def run(
     mixture: str | None,
     model: str | None,
     out: str | None,
+    layout: str | None,
     init_from: str | None,
     processes: int | None,
     slurm: bool,
@@ -124,6 +131,7 @@ def run(
         mixture=mixture,
         model=model,
         out=out,
+        layout=layout,
         overrides=overrides,
         slurm=slurm,
         dry_run=dry_run,
@@ -195,6 +203,7 @@ def report(folders: tuple[str, ...], compare: bool, out: str | None, as_json: bo
         command.say(f"report: {summary['report']}")
 
 
+main.add_command(plan)
 main.add_command(profile)
 main.add_command(export)
 main.add_command(sample)

@@ -12,18 +12,19 @@ from typing import Any
 
 import torch
 import torch._functorch.config
-from _kernel_limits import beyond_limits
-from _kernel_peers import Size, Timed, timed
 from kernel_cases import all_cases
 from kernel_cases.case import Draw, Shape
-from kernel_cases.compare import errors
+from kernel_cases.compare import errors, evaluate
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks._gpu_models import MODELS, TINY, with_kernels
 from headrace.models.compilation import Backend, compile_blocks
-from headrace.models.config import ModelConfig
+from headrace.models.kernels.choice import Kernel
 from headrace.models.model import Model
-from headrace.models.operators import OPTIONS
+
+from ._kernel_limits import beyond_limits
+from ._kernel_peers import Size, Timed, timed
 
 BOUNDS = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
 """Largest ‖got − wanted‖ / ‖wanted‖ for each dtype."""
@@ -42,6 +43,8 @@ def measured(part: str, name: str, dtype: str, dry: bool) -> int:
             print(f"{name}: {line}", flush=True)
             wrong += 1
         return 1 if wrong else 0
+    if part == "small":
+        return run_small(name, dtype, dry)
     clock = Clock(dry)
     if part == "models":
         return compare_models(int(name), clock)
@@ -50,7 +53,34 @@ def measured(part: str, name: str, dtype: str, dry: bool) -> int:
         size = Size("cuda", torch.bfloat16, 1 << 17, 4096)
     for key, make in timed(size).items():
         if key.split()[0] == name:
-            report(make(), clock)
+            (backward if part == "backward" else report)(make(), clock)
+    return 0
+
+
+def backward(task: Timed, clock: Clock) -> None:
+    """Run our backward pass once, between the calls that a profiler begins and ends with."""
+    outputs = task.ours(**task.inputs)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    leaves = [x for x in task.inputs.values() if x.requires_grad]
+    above = [torch.randn_like(y) for y in outputs]
+    torch.autograd.grad(outputs, leaves, above, retain_graph=True)  # compiles
+    if not clock.dry:
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+    torch.autograd.grad(outputs, leaves, above)
+    if not clock.dry:
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+    print(f"{task.name}: a backward pass", flush=True)
+
+
+def run_small(kernel: str, dtype: str, dry: bool) -> int:
+    """Run every option of a kernel once at small sizes, for a tool that watches its accesses."""
+    cases = [case for case in all_cases() if case.kernel == kernel]
+    for case in cases[: 1 if dry else None]:
+        draw = Draw(getattr(torch, dtype), "cpu" if dry else "cuda", 1)
+        evaluate(case.run, case.make(draw, case.tiny), draw, Tensor.clone)
+    print(f"{kernel}: ran {len(cases)} options", flush=True)
     return 0
 
 
@@ -203,19 +233,17 @@ def of_the_limit(task: Timed, measured: Passes, clock: Clock) -> str:
 @dataclass(frozen=True)
 class Variant:
     name: str
-    pattern: str
-    kernel: str = "auto"
+    model: str
+    kernel: Kernel = "auto"
     compiled: bool = False
 
 
-HYBRID = "([se, mr, li] * 2 + [attention]) * 3"
-TRANSFORMER = "[attention] * 21"
 VARIANTS = (
-    Variant("hybrid", HYBRID),
-    Variant("Transformer", TRANSFORMER),
-    Variant("compiled hybrid", HYBRID, compiled=True),
-    Variant("compiled Transformer", TRANSFORMER, compiled=True),
-    Variant("hybrid in plain torch", HYBRID, kernel="torch"),
+    Variant("hybrid", "hybrid-1b"),
+    Variant("Transformer", "transformer-1b"),
+    Variant("compiled hybrid", "hybrid-1b", compiled=True),
+    Variant("compiled Transformer", "transformer-1b", compiled=True),
+    Variant("hybrid in plain torch", "hybrid-1b", kernel="torch"),
 )
 BESIDE = (
     ("hybrid", "Transformer"),
@@ -254,28 +282,9 @@ def compare_models(length: int, clock: Clock) -> int:
 
 
 def model_step(variant: Variant, length: int, clock: Clock) -> tuple[Callable[[], None], int]:
-    """Build configs/models/hybrid-1b or transformer-1b without YAML: torch alone is required."""
-    width, hidden, heads, groups = (16, 24, 2, 4) if clock.dry else (2048, 5504, 16, 128)
-    sort: dict[str, dict[str, Any]] = {
-        "se": {"kind": "hyena-se", "groups": groups, "taps": 7},
-        "mr": {"kind": "hyena-mr", "groups": groups, "filter_horizon": 8192, "taps": 128},
-        "li": {"kind": "hyena-li"},
-        "attention": {"kind": "attention", "heads": heads},
-        "glu": {"kind": "glu", "hidden": hidden},
-    }
-    kernel = "triton" if clock.dry and variant.kernel == "auto" else variant.kernel
-    pattern = variant.pattern
-    if clock.dry:
-        pattern = "[se, mr, li, attention]" if pattern == HYBRID else "[attention]"
-    used = [kind for kind in sort if kind in pattern or kind == "glu"]
-    config = ModelConfig(
-        vocab_size=50 if clock.dry else 32000,
-        width=width,
-        pattern=pattern,
-        mlp="glu",
-        kernel=kernel,  # type: ignore[arg-type]
-        operators={kind: OPTIONS[sort[kind]["kind"]](**sort[kind], kernel=kernel) for kind in used},
-    )
+    """Build the model of a variant with random weights."""
+    kernel: Kernel = "triton" if clock.dry and variant.kernel == "auto" else variant.kernel
+    config = with_kernels((TINY if clock.dry else MODELS)[variant.model], kernel)
     with torch.device(clock.device):
         model = Model(config)
     model.init_weights(0)

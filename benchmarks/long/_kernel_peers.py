@@ -25,6 +25,8 @@ from headrace.models.layers.rope import Rope, plain, rotate, rotation
 from headrace.models.loss import cross_entropy
 from headrace.models.operators.mlp import gated
 
+from . import _kernel_libraries as libraries
+
 Passes = Callable[..., Any]
 
 
@@ -101,28 +103,9 @@ def norms(size: Size) -> Timed:
 
     peers = {"eager": plain_sum, "compiled": size.compiled(plain_sum)}
     moved = (4 * size.bytes, 4 * size.bytes)
-    return Timed("add + RMSNorm", inputs, ours, peers | liger_norm(size, module.weight), moved)
-
-
-def liger_norm(size: Size, weight: torch.nn.Parameter) -> dict[str, Passes]:
-    """Return Liger's norm, if installed: after a sum, and with the sum fused."""
-    try:
-        from liger_kernel.transformers.fused_add_rms_norm import LigerFusedAddRMSNorm
-        from liger_kernel.transformers.rms_norm import LigerRMSNorm
-    except ImportError:
-        return {}
-    behind, fused = LigerRMSNorm(size.width), LigerFusedAddRMSNorm(size.width)
-    behind.weight = fused.weight = weight
-
-    def add(residual: Tensor, x: Tensor, weight: Tensor) -> Any:
-        total = residual + x
-        return total, behind(total)
-
-    def add_within(residual: Tensor, x: Tensor, weight: Tensor) -> Any:
-        normal, total = fused(x, residual)
-        return total, normal
-
-    return {"Liger": add, "Liger, the sum fused": add_within}
+    return Timed(
+        "add + RMSNorm", inputs, ours, peers | libraries.norms(size.width, module.weight), moved
+    )
 
 
 def gated_norms(size: Size) -> Timed:
@@ -138,6 +121,7 @@ def gated_norms(size: Size) -> Timed:
         return module(y, z)
 
     peers = {"eager": plain_norm, "compiled": size.compiled(plain_norm)}
+    peers |= libraries.gated_norms(1e-5)
     return Timed("gated RMSNorm", inputs, ours, peers, (3 * size.bytes, 5 * size.bytes))
 
 
@@ -160,7 +144,7 @@ def glus(size: Size) -> Timed:
     def run(kernel: Kernel) -> Passes:
         return lambda x: gated(x, "silu", kernel)
 
-    peers = {"eager": run("torch"), "compiled": size.compiled(run("torch"))}
+    peers = {"eager": run("torch"), "compiled": size.compiled(run("torch"))} | libraries.glus()
     return Timed("SwiGLU", inputs, run("auto"), peers, (3 * size.bytes, 5 * size.bytes))
 
 
@@ -182,7 +166,8 @@ def losses(size: Size) -> Timed:
         return cross_entropy(hidden @ matrix.T, targets, weights, z_loss=1e-4)[0]
 
     operations = 6.0 * tokens * vocabulary * size.width
-    return Timed("linear + cross-entropy", inputs, ours, {"eager": eager}, operations=operations)
+    peers = {"eager": eager} | libraries.losses(targets)
+    return Timed("linear + cross-entropy", inputs, ours, peers, operations=operations)
 
 
 def convolutions(size: Size, reach: int, name: str) -> Timed:
@@ -213,7 +198,8 @@ def featurizers(size: Size) -> Timed:
         return y.transpose(1, 2)
 
     moved = (2 * size.bytes, 3 * size.bytes)
-    return Timed("featurizer, 3 taps", inputs, gated_convolution, {"conv1d": conv1d}, moved)
+    peers = {"conv1d": conv1d} | libraries.featurizers()
+    return Timed("featurizer, 3 taps", inputs, gated_convolution, peers, moved)
 
 
 def transforms(size: Size) -> Timed:
@@ -283,7 +269,7 @@ def ssds(size: Size) -> Timed:
     mixed, dt = float(inputs["mixed"].nbytes), float(inputs["dt"].nbytes)
     y = float(length * heads * 64 * size.dtype.itemsize)
     moved = (mixed + dt + y, 2 * mixed + 2 * dt + y)
-    peers = {"the plain chunked form": run("torch")}
+    peers = {"the plain chunked form": run("torch")} | libraries.scans(64, 128)
     return Timed("SSD", inputs, run("auto"), peers, moved)
 
 

@@ -21,19 +21,19 @@ at once and appended to the file of --results, so that an interrupted run keeps 
 from __future__ import annotations
 
 import argparse
-import os
-import platform
-import shlex
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / ".root"), str(ROOT / "tests"), str(ROOT)]  # headrace, if not installed
+
+if TYPE_CHECKING:
+    from benchmarks.long._tasks import Task
 
 PARTS = ("checks", "limits", "times", "models")
+PATIENCE = 540.0
+"""Seconds of one process."""
 
 
 def main() -> int:
@@ -45,51 +45,41 @@ def main() -> int:
     parser.add_argument("--dry", action="store_true", help="test the script on a CPU")
     parser.add_argument("--results", type=Path, help="file to append lines to")
     parser.add_argument(
-        "--patience", type=int, default=540, help="time limit of one process in seconds"
+        "--patience", type=float, default=PATIENCE, help="time limit of one process in seconds"
     )
-    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--here", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here:
-        from _kernel_measures import measured
+        from benchmarks.long._kernel_measures import measured
 
         name, dtype = options.names
-        return measured(options.only[0], name, dtype, options.dry)
+        return measured(options.here, name, dtype, options.dry)
     import torch
+
+    from benchmarks.long import _tasks
 
     if not options.dry and not torch.cuda.is_available():
         print("no GPU found: nothing was checked or measured (try --dry)", file=sys.stderr)
         return 1
     try:
-        work = list(tasks(options.only or list(PARTS), options.names, options.dry))
+        work = tasks(options.only or PARTS, options.names, options.dry, options.patience)
     except ValueError as error:
         parser.error(str(error))
-    report = Report(options.results)
-    for line in circumstances(options.dry):
+    _tasks.stop_with_tasks()
+    report = _tasks.Report(options.results)
+    for line in _tasks.circumstances(options.dry):
         report(line)
-    checks = [task for task in work if task[0] == "checks"]
-    others = [task for task in work if task[0] != "checks"]
-    # Checks mostly compile on the CPU and leave the GPU idle: run several at once.
-    workers = max(1, min(8, (os.cpu_count() or 1) // 2))
-
-    def run(task: Task) -> bool:
-        return child(*task, options.dry, options.patience, report)
-
-    with ThreadPoolExecutor(workers) as pool:
-        done = dict(zip(checks, pool.map(run, checks), strict=True))
-    done |= {task: run(task) for task in others}
-    failed = [" ".join(task) for task, passed in done.items() if not passed]
-    report(f"failed: {', '.join(failed)}" if failed else f"all {len(done)} passed")
+    _tasks.run_all(work, report)
+    failed = _tasks.failed(work, report)
+    report(f"failed: {', '.join(failed)}" if failed else f"all {len(work)} passed")
     return 1 if failed else 0
 
 
-Task = tuple[str, str, str]
-"""Part, name of a kernel or length of a row, and dtype."""
-
-
-def tasks(parts: list[str], names: list[str], dry: bool) -> list[Task]:
+def tasks(
+    parts: Sequence[str], names: Sequence[str], dry: bool, limit: float = PATIENCE
+) -> list[Task]:
     """Return the task of each process."""
-    from _kernel_measures import BOUNDS, LENGTHS
-
+    from benchmarks.long._kernel_measures import BOUNDS, LENGTHS
     from headrace.models.kernels import KERNELS
 
     lengths = [str(length) for length in LENGTHS[dry]]
@@ -100,7 +90,7 @@ def tasks(parts: list[str], names: list[str], dry: bool) -> list[Task]:
     every = {"checks": KERNELS, "limits": KERNELS, "times": KERNELS, "models": lengths}
     usual = ["float32" if dry else "bfloat16"]
     return [
-        (part, name, dtype)
+        task_of(part, name, dtype, dry, limit)
         for part in PARTS
         if part in parts
         for name in every[part]
@@ -109,55 +99,19 @@ def tasks(parts: list[str], names: list[str], dry: bool) -> list[Task]:
     ]
 
 
-class Report:
-    """Print lines at once, and append them to a file."""
+def task_of(part: str, name: str, dtype: str, dry: bool, limit: float) -> Task:
+    from benchmarks.long._tasks import Task
 
-    def __init__(self, file: Path | None) -> None:
-        self.file = file
-
-    def __call__(self, line: str) -> None:
-        print(f"{line}\n", end="", flush=True)  # one write: checks report in parallel
-        if self.file is not None:
-            with self.file.open("a") as file:
-                file.write(line + "\n")
-
-
-def circumstances(dry: bool) -> list[str]:
-    import torch
-    import triton
-
-    where = "CPU, Triton's interpreter" if dry else torch.cuda.get_device_name()
-    return [
-        f"date:     {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        f"device:   {where}",
-        f"versions: python {platform.python_version()}, torch {torch.__version__},"
-        f" triton {triton.__version__}",
-        f"command:  python -m benchmarks.long.kernels {shlex.join(sys.argv[1:])}".rstrip(),
-        "",
-    ]
-
-
-def child(part: str, name: str, dtype: str, dry: bool, patience: int, report: Report) -> bool:
-    """Run a task in its own process; return True if it succeeds."""
-    command = [sys.executable, __file__, "--here", "--only", part, name, dtype, *(["--dry"] * dry)]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    if dry:
-        environment["TRITON_INTERPRET"] = "1"
-    with subprocess.Popen(
-        ["timeout", str(patience), *command],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,  # a traceback belongs to the report
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            report(line.rstrip())
-    if process.returncode == 124:
-        report(f"{part} {name} {dtype}: stopped after {patience} s")
-    return process.returncode == 0
+    return Task(
+        f"{part} {name} {dtype}",
+        (__file__, "--here", part, name, dtype, *(["--dry"] * dry)),
+        limit,
+        environment={"TRITON_INTERPRET": "1"} if dry else {},
+        beside=part == "checks",  # checks mostly compile on the CPU and leave the GPU idle
+    )
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
+    # headrace, if it is not installed, the cases of the kernels, and the benchmarks
+    sys.path[:0] = [str(ROOT / ".root"), str(ROOT / "tests"), str(ROOT)]
     sys.exit(main())

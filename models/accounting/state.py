@@ -19,6 +19,8 @@ from ..model import Model
 from ..parallel.sharding import LocalShard
 from ..precision import Precision
 
+HOST = "host "
+"""Beginning of the names of parts that lie in host memory, beside a rank's device."""
 AxisName = Literal["dp", "cp"]
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
@@ -75,7 +77,8 @@ class StatePart:
     """A part of the state that a rank holds from one backward pass to the next or longer."""
 
     name: str
-    """weights, gradients, masters, optimizer, buffers. Entries of one name are added."""
+    """weights, gradients, masters, optimizer, buffers. Entries of one name are added. With `HOST`
+    before it: in host memory."""
     bytes_per_parameter: BytesPerParameter
     sharded_over: tuple[AxisName, ...] = ()
     """Axes whose ranks share one copy. Empty: each rank holds all of it."""
@@ -109,6 +112,16 @@ def state_bytes(parts: Sequence[StatePart], shards: Shards, degrees: Degrees) ->
     for part in parts:
         totals[part.name] = totals.get(part.name, 0) + part.bytes(shards, degrees)
     return totals
+
+
+def host_bytes(parts: Mapping[str, int]) -> int:
+    """Bytes of the parts that lie in host memory."""
+    return sum(size for name, size in parts.items() if name.startswith(HOST))
+
+
+def device_bytes(parts: Mapping[str, int]) -> int:
+    """Bytes of the other parts."""
+    return sum(parts.values()) - host_bytes(parts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 
 from ...console.errors import LayoutError
@@ -30,13 +31,15 @@ def chosen(kernel: Kernel, name: str, x: Tensor, problem: str | None = None) -> 
     """Return True if the kernel of this name runs, False if its twin does.
 
     `problem` is the reason why the kernel cannot do the work. `kernel: auto` then warns and runs
-    the twin; `kernel: triton` raises.
+    the twin; `kernel: triton` raises. Fake tensors have shapes and no device: with `kernel: triton`
+    they take the kernel's path on any machine.
     """
     if not wanted(kernel, x.device):
         return False
     if x.dtype not in TYPES:
         problem = f"it supports fp32, bf16 and fp16, not {x.dtype}"
-    if not is_compiling():  # a query of the driver would break the graph
+    # Shapes alone need no device, and under torch.compile a query of the driver breaks the graph.
+    if not (is_compiling() or isinstance(x, FakeTensor)):
         problem = unfit(x.device) or problem
     if problem is None:
         return True

@@ -229,8 +229,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    _, taps, skip, _ = ctx.saved_tensors
-    grad_x, grad_taps, grad_skip = _backward(grad, *ctx.saved_tensors, ctx.gated)
+    saved = ctx.saved_tensors  # recompute allows one read
+    _, taps, skip, _ = saved
+    grad_x, grad_taps, grad_skip = _backward(grad, *saved, ctx.gated)
     of_skip = None if skip is None else grad_skip.to(skip.dtype)
     return grad_x, grad_taps.to(taps.dtype), of_skip, None, None
 

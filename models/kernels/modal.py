@@ -42,7 +42,7 @@ BLOCKS = 16
 """Blocks of a tile."""
 SPAN = 32
 """Bytes of a token that a program reads, the size of one memory access; half of it for more than 16
-states."""
+states, and half of that in the backward pass, whose numbers do not fit the registers otherwise."""
 WARPS = 8
 NUMBERS = 256
 """Numbers of state that a program scans over the chunks."""
@@ -85,7 +85,9 @@ def modal(
     `axis` names the context axis that shards the rows, or is empty; with an axis, the states after
     the rows have no gradient.
     """
-    x, where, filters, sizes, switches, grid = _laid_out(x, rates, residues, skip, positions, gated)
+    x, where, filters, sizes, switches, grid = _laid_out(
+        x, rates, residues, skip, positions, gated, SPAN
+    )
     (rows, length), (width, modes), chunks = x.shape[:2], rates.shape, sizes[3]
     held, unbroken = _held(modes), _unbroken(x, positions, sizes)
     between = x.new_empty(rows, chunks, held, width, dtype=torch.float32)
@@ -127,7 +129,9 @@ def _backward(
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x, rates, residues, skip, and the state before the rows."""
-    x, where, filters, sizes, switches, grid = _laid_out(x, rates, residues, skip, positions, gated)
+    x, where, filters, sizes, switches, grid = _laid_out(
+        x, rates, residues, skip, positions, gated, SPAN // 2
+    )
     grad = grad.contiguous()
     rows, (width, modes), chunks, held = len(x), rates.shape, sizes[3], states.shape[2]
     between = x.new_empty(rows, chunks, held, width, dtype=torch.float32)
@@ -209,12 +213,13 @@ def _laid_out(
     skip: Tensor | None,
     positions: Tensor | None,
     gated: bool,
+    span: int,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[int, ...], dict[str, Any], tuple[int]]:
     x = by_token(x)
     (rows, length), (width, modes) = x.shape[:2], rates.shape
     assert length % BLOCK == 0, length
     held = _held(modes)
-    channels = SPAN // x.itemsize * 16 // held
+    channels = span // x.itemsize * 16 // held
     parts = rows * -(-width // channels)
     chunks, each = splits(-(-length // (BLOCK * BLOCKS)), parts)
     taps = (residues.float().unsqueeze(-1) * _decays(rates)).sum(1)
@@ -282,11 +287,12 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _differentiate(
     ctx: Any, grad: Tensor | None, grad_final: Tensor | None, _: Any
 ) -> tuple[Tensor | None, ...]:
-    x, rates, residues, skip, _, _ = ctx.saved_tensors
+    saved = ctx.saved_tensors  # recompute allows one read
+    x, rates, residues, skip, _, _ = saved
     if grad is None:
         grad = x.new_zeros(*x.shape[:2], len(rates))
     grad_x, of_rates, of_residues, of_skip, before = _backward(
-        grad, grad_final, *ctx.saved_tensors, ctx.gated, ctx.axis
+        grad, grad_final, *saved, ctx.gated, ctx.axis
     )
     return (
         grad_x,

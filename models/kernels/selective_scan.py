@@ -44,6 +44,7 @@ CHANNELS = 64
 CHUNK = 128
 """Tokens of a chunk; one program scans it."""
 UNROLL = 4
+"""Tokens that it reads ahead; in the second pass backward one, for which the registers suffice."""
 BLOCK = 256
 """States that a program scans over the chunks."""
 AHEAD = 8
@@ -163,7 +164,8 @@ def _backward(
     of_B, of_C = spans.new_empty(2, blocks, *B.shape)
     programs.backward[grid](
         grad, x, dt, z, bias, rates, B, C, D, where, states, adjoints, shared,
-        grad_x, grad_dt, grad_z, of_A, of_D, of_bias, of_B, of_C, *sizes, *gate, **switches,
+        grad_x, grad_dt, grad_z, of_A, of_D, of_bias, of_B, of_C, *sizes, *gate,
+        **{**switches, "UNROLL": 1},
     )  # fmt: skip
     return (
         grad_x,
@@ -263,10 +265,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _differentiate(
     ctx: Any, grad: Tensor | None, grad_final: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
-    given = ctx.saved_tensors[:8]
+    saved = ctx.saved_tensors  # recompute allows one read
+    given = saved[:8]
     if grad is None:
         grad = torch.zeros_like(given[7])
-    *grads, before = _backward(grad, grad_final, *ctx.saved_tensors, ctx.axis)
+    *grads, before = _backward(grad, grad_final, *saved, ctx.axis)
     typed = (g.to(t.dtype) for g, t in zip(grads, given, strict=True))
     return *typed, before if ctx.has_state else None, None, None
 

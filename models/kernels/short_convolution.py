@@ -150,8 +150,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    _, taps, bias, skip, history, _ = ctx.saved_tensors
-    grad_x, grad_history, sums = _backward(grad, *ctx.saved_tensors, *ctx.switches)
+    saved = ctx.saved_tensors  # recompute allows one read
+    _, taps, bias, skip, history, _ = saved
+    grad_x, grad_history, sums = _backward(grad, *saved, *ctx.switches)
     return (
         grad_x,
         of_groups(sums[:-1], taps),

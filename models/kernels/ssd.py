@@ -353,12 +353,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _differentiate(
     ctx: Any, grad: Tensor | None, grad_final: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
-    mixed, dt, *parameters = ctx.saved_tensors[:5]
+    saved = ctx.saved_tensors  # recompute allows one read
+    mixed, dt, *parameters = saved[:5]
     if grad is None:
         grad = mixed.new_zeros(*mixed.shape[:2], dt.shape[2] * ctx.switches[0])
-    grad_mixed, grad_dt, sums, before = _backward(
-        grad, grad_final, *ctx.saved_tensors, *ctx.switches
-    )
+    grad_mixed, grad_dt, sums, before = _backward(grad, grad_final, *saved, *ctx.switches)
     return (
         grad_mixed,
         grad_dt,

@@ -70,7 +70,7 @@ def toeplitz(
 ) -> Tensor:
     """Filter x [rows, length, width or 3·width]; taps [groups, K], history [rows, K−1, width]."""
     x = by_token(x)
-    length, width, switches = _laid_out(x, taps, (history, skip, positions), gated, of_chunk=1)
+    length, width, switches = _laid_out(x, taps, (history, skip, positions), gated, of_chunk=2)
     history_, skip_, positions_ = _given(x, history, skip, positions)
     columns = taps.shape[0] * switches["BLOCKS"] * len(x)
     parts, each = splits(_tiles(length, switches), columns)
@@ -100,7 +100,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x, the taps (fp32), the skip (fp32) and the history."""
     x = x.contiguous()
-    length, width, switches = _laid_out(x, taps, (history, skip, positions), gated, of_chunk=2)
+    length, width, switches = _laid_out(x, taps, (history, skip, positions), gated, of_chunk=4)
     history_, skip_, positions_ = _given(x, history, skip, positions)
     rows, groups = len(x), taps.shape[0]
     blocks, passes, chunk = (switches[name] for name in ("BLOCKS", "PASSES", "CHUNK"))
@@ -162,11 +162,12 @@ def _laid_out(
     of_chunk: int,
 ) -> tuple[int, int, dict[str, Any]]:
     """Return the length, the width, and the constants of a program. Its tiles have as many columns
-    as a chunk has tokens, divided by `of_chunk`. `given`: history, skip and positions."""
+    as a chunk has tokens, divided by `of_chunk` (16 at least, the side of a product): registers do
+    not hold more. `given`: history, skip and positions."""
     length, width = x.shape[1], x.shape[2] // 3 if gated else x.shape[2]
     share = width // taps.shape[0]
     chunk = CHUNK // 2 if x.dtype == torch.float32 else CHUNK
-    columns = chunk // of_chunk
+    columns = max(chunk // of_chunk, 16)
     side = min(max(16, 1 << (share - 1).bit_length()), columns)
     passes = max(-(-(taps.shape[1] - 1) // chunk) + 1, 2)
     return (
@@ -194,8 +195,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    _, taps, skip, history, _ = ctx.saved_tensors
-    grad_x, grad_taps, grad_skip, grad_history = _backward(grad, *ctx.saved_tensors, ctx.gated)
+    saved = ctx.saved_tensors  # recompute allows one read
+    _, taps, skip, history, _ = saved
+    grad_x, grad_taps, grad_skip, grad_history = _backward(grad, *saved, ctx.gated)
     return (
         grad_x,
         grad_taps.to(taps.dtype),

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from itertools import accumulate
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from ..initializers import Initializers
+from ..kernels.choice import wanted
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import RMSNorm
 from ..layers.rope import Rope
@@ -82,14 +85,22 @@ class ZambaBlock(SharedOperator):
         assert batch.embeddings is not None and batch.adapters is not None
         adapters, axis = batch.adapters, batch.axes.tensor
         x = gather(self.norm(torch.cat([h, batch.embeddings], dim=-1)), axis)
-        q, k, v = self.attention.qkv(x)
-        if adapters.qkv is not None:
+        # A compiled graph fuses the sums itself.
+        fused = wanted(self.options.kernel, x.device) and not is_compiling()
+        joined = self.attention.qkv(x, joined=True)
+        widths = list(self.attention.qkv.parts.values())
+        if adapters.qkv is not None and fused:
+            for low, start in zip(adapters.qkv, accumulate([0, *widths[:-1]]), strict=True):
+                joined = low(x, joined, start)
+        q, k, v = joined.split(widths, dim=-1)
+        if adapters.qkv is not None and not fused:
             q, k, v = (t + low(x) for t, low in zip((q, k, v), adapters.qkv, strict=True))
         attended = scatter(self.attention.attend(q, k, v, batch), axis)
         x = gather(self.mlp_norm(attended), axis)
         hidden = self.gate_up(x, joined=True)
         if adapters.gate_up is not None:
-            hidden = hidden + adapters.gate_up(x)
+            low = adapters.gate_up
+            hidden = low(x, hidden) if fused else hidden + low(x)
         given = gated_for(self.down, hidden, self.options.activation, self.options.kernel)
         return scatter(self.down(*given), axis)
 
@@ -121,11 +132,42 @@ class LowRank(nn.Module):
     def __init__(self, inputs: int, rank: int, outputs: int) -> None:
         super().__init__()
         self.down = nn.Linear(inputs, rank, bias=False)
-        self.up = nn.Linear(rank, outputs, bias=False)
+        self.up = AddedLinear(rank, outputs, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.up(self.down(x))
+    def forward(self, x: Tensor, base: Tensor | None = None, start: int = 0) -> Tensor:
+        """Return the product; with a base, add it in place to its columns from `start` on."""
+        result: Tensor = self.up(self.down(x), base, start)
         return result
+
+
+class AddedLinear(nn.Linear):
+    """A product that is added to its base without a pass over memory of its own."""
+
+    def forward(self, x: Tensor, base: Tensor | None = None, start: int = 0) -> Tensor:
+        if base is None:
+            return super().forward(x)
+        result: Tensor = _AddedProduct.apply(base, x, self.weight, start)
+        return result
+
+
+class _AddedProduct(torch.autograd.Function):
+    """Add x·Wᵀ in place to the columns of base from `start` on."""
+
+    @staticmethod
+    def forward(ctx: Any, base: Tensor, x: Tensor, weight: Tensor, start: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.start = start
+        ctx.mark_dirty(base)
+        columns = base[..., start : start + len(weight)].flatten(0, -2)
+        torch.addmm(columns, x.flatten(0, -2), weight.T, out=columns)
+        return base
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, weight = ctx.saved_tensors
+        columns = grad[..., ctx.start : ctx.start + len(weight)].flatten(0, -2)
+        of_x = (columns @ weight).view(x.shape)
+        return grad, of_x, columns.T @ x.flatten(0, -2), None
 
 
 class ZambaCall(Call):

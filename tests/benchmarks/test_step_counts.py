@@ -22,6 +22,7 @@ from headrace.models.kernels.linear_cross_entropy import chunk_size, held_bytes
 ROOT = Path(__file__).parents[2]
 TOKENS = 1024
 MODELS = ("tiny-transformer", "tiny-hybrid", "tiny-mamba", "tiny-moe")
+RECOMPUTED = ("tiny-hybrid", "tiny-mamba")
 LOSSES = ((2048, 64, 5003, "bfloat16"), (1000, 16, 640, "float32"))
 """Tokens, width, vocabulary and type of losses."""
 SCRIPT = """
@@ -47,7 +48,11 @@ for name in {models!r}:
     kinds = {{kind: counts.bytes(kind) for kind in map(kind_of, counts.launches)}}
     waits = [(wait.name, wait.place) for wait in counts.waits]
     names = Counter(each.name for each in counts.launches)
-    print(json.dumps([name, counts.gemm_flops, kinds, waits, counts.saved, names]))
+    again = {{}}
+    if name in {recomputed!r}:
+        again = count_step(load_model_config(name), {tokens}, [0, {tokens}], recompute="block")
+        again = Counter(each.name for each in again.launches)
+    print(json.dumps([name, counts.gemm_flops, kinds, waits, counts.saved, again, names]))
 with fake_gpu() as gpu:
     x, host = torch.zeros(3, device="cuda"), torch.zeros(3)
     host.to("cuda", non_blocking=True), x.to("cpu", non_blocking=True), x.sum(), host.sum().item()
@@ -85,7 +90,7 @@ print(json.dumps([quiet, reads, loops, sizes]))
 
 def counted(models: tuple[str, ...]) -> list[list[Any]]:
     """Count steps in another process, whose process groups and device are fake."""
-    code = SCRIPT.format(models=models, tokens=TOKENS, losses=LOSSES)
+    code = SCRIPT.format(models=models, recomputed=RECOMPUTED, tokens=TOKENS, losses=LOSSES)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     run = subprocess.run(
         [sys.executable, "-c", code],
@@ -176,10 +181,22 @@ def test_gemm_flops_are_those_of_the_weights(steps: list[list[Any]], config_name
 
 @pytest.mark.slow
 def test_every_kind_is_counted(steps: list[list[Any]]) -> None:
-    for name, _, kinds, _, saved, _ in steps[:-1]:
+    for name, _, kinds, _, saved, *_ in steps[:-1]:
         attends = layers_of(name, "attention") > 0
         assert set(kinds) - {"attention"} == {"GEMM", "kernel", "glue", "engine"}
         assert ("attention" in kinds) == attends and saved > 0
+
+
+@pytest.mark.slow
+def test_recompute_runs_each_kernel_again(steps: list[list[Any]]) -> None:
+    """Recompute lets a backward pass read its saved tensors once."""
+    for name, *_, again, launches in steps[:-1]:
+        if name not in RECOMPUTED:
+            continue
+        kernels = {each for each in launches if each.startswith("triton::")}
+        repeated = {each for each in kernels if again[each] > launches[each]}
+        assert {"triton::rms_norm.forward"} < repeated, name
+        assert {each for each in kernels if each.endswith(".backward")} <= again.keys()
 
 
 def test_an_operation_without_a_class_is_an_error() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,10 +30,12 @@ from headrace.models.model import initial_weights
 from headrace.models.precision import PRECISIONS, Fp8Config
 from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.policy import CheckpointConfig
-from headrace.trainer.engines import ENGINES, give
 from headrace.trainer.engines import deepspeed as deepspeed_engine
+from headrace.trainer.engines import give
 from headrace.trainer.engines import update as steps_of
+from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.engines.engine import Engine
+from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers import OPTIMIZERS
 from headrace.trainer.engines.update import update
@@ -50,6 +53,18 @@ deepspeed_engine.LARGEST_BUCKET["cpu"] = BUCKET
 LINEAR = nn.functional.linear
 """torch's own. ZeRO-3 replaces it, for every engine that is built after it."""
 
+KEYS = {
+    "offload": {"offload_optimizer": "cpu"},
+    "overlap": {"overlap_comm": True},
+    "reduced16": {"communication_data_type": "bf16"},
+    "hpz": {
+        "zero_hpz_partition_size": 2,
+        "extra": {"zero_optimization": {"stage3_param_persistence_threshold": 0}},
+    },
+    "away": {"offload": "cpu"},
+    "ahead": {"keep_last": 1, "forward_prefetch": 2, "backward_prefetch": 2},
+}
+"""Keys of an engine, by a word of a layout."""
 GATHER = {"block": "block", "micro": "micro-batch", "step": "step"}
 """Settings of FSDP2, by the last word of a layout."""
 
@@ -57,6 +72,18 @@ __all__ = ["exact", "profile_links", "second_oracle", "times_of_all"]
 """Tasks of other files."""
 
 norm_of = steps_of.squared_norm
+
+
+def engine_config(layout: str) -> Any:
+    """Return the configuration of an engine. Words at the end of a layout change it."""
+    kind, option, *words = layout.split("-")
+    keys: dict[str, Any] = {}
+    for word in words:
+        keys |= KEYS.get(word, {})
+    if kind == "deepspeed":
+        return DeepSpeedConfig(zero=int(option), **keys)  # type: ignore[arg-type]
+    gather = next((gather for word, gather in GATHER.items() if layout.endswith(word)), None)
+    return Fsdp2Config(shard=int(option) or None, gather=gather, **keys)  # type: ignore[arg-type]
 
 
 def make_engine(
@@ -73,14 +100,10 @@ def make_engine(
     """Build the engine of `deepspeed-1-bf16`, `fsdp2-0-fp32`, `deepspeed-3-fp32-tp2`, …; `backend`
     compiles its blocks."""
     nn.functional.linear = LINEAR
-    kind, option, precision = layout.split("-")[:3]
-    keys: dict[str, Any] = {"zero": int(option)} if kind == "deepspeed" else {}
-    if kind != "deepspeed":
-        keys["shard"] = int(option) or None
-        keys["gather"] = next((how for word, how in GATHER.items() if layout.endswith(word)), None)
+    precision = layout.split("-")[2]
+    config = engine_config(layout)
     if backend is not None:
-        keys |= {"compile": True, "compile_backend": backend}
-    config: Any = ENGINES[kind](**keys)
+        config = replace(config, compile=True, compile_backend=backend)
     settings: Any = OPTIMIZERS[optimizer](**{"lr": LR, "clip": 0.5, **options})  # type: ignore[arg-type]
     shape = config_of(model, changes)
     chosen = PRECISIONS[precision.removesuffix("fp8") or "fp8"]
@@ -91,6 +114,8 @@ def make_engine(
     empty.set_recompute(recompute)
     engine = config.build(Objective(empty, Z_LOSS), settings, chosen, parallel)
     give(engine, initial_weights(shape, seed))
+    if "hpz" in layout:  # DeepSpeed has one such group for a process: the next engine has none
+        vars(import_module("deepspeed.utils.groups"))["_ZERO_PARAM_INTRA_PARALLEL_GROUP"] = None
     return engine
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from ...console import config as reader
 from ...console.progress import as_bytes, human
 from ...models.accounting.show import letters_of, shown_active
+from ...models.accounting.state import HOST, device_bytes, host_bytes
 from ..run.config import COUPLED
 from ..run.job import Job
 from . import memory as costs
@@ -26,8 +27,8 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
         for stage in range(len(stages))
     ]
     for stage, by_rank in zip(stages, by_stage, strict=True):
-        stage["memory"] = max(by_rank, key=_total)
-    greatest = max(by_stage, key=lambda by_rank: max(map(_total, by_rank)))
+        stage["memory"] = max(by_rank, key=device_bytes)
+    greatest = max(by_stage, key=lambda by_rank: max(map(device_bytes, by_rank)))
     return {
         "run": str(job.folder.root),
         "begun": job.folder.begun,
@@ -48,7 +49,7 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
         "experts": experts(job),
         "groups": costs.groups(job),
         "batch": costs.batches(job),
-        "memory": max(greatest, key=_total),
+        "memory": max(greatest, key=device_bytes),
         "memory_by_tensor_rank": greatest,
         "stages": stages,
         "pipeline": pipeline.pipelines(job) if job.run.layout.pp > 1 else [],
@@ -168,10 +169,8 @@ def _stage(stage: dict[str, Any]) -> str:
     layers = ", ".join(
         f"{first}" if first == last else f"{first}–{last}" for first, last in stage["layers"]
     )
-    return (
-        f"layers {layers}: {stage['parameters']:,} parameters, "
-        f"{shown_size(_total(stage['memory']))} on each rank"
-    )
+    size = shown_size(device_bytes(stage["memory"]))
+    return f"layers {layers}: {stage['parameters']:,} parameters, {size} on each rank"
 
 
 def _pipeline(phase: dict[str, Any]) -> str:
@@ -180,10 +179,6 @@ def _pipeline(phase: dict[str, Any]) -> str:
         f"step idle; {phase['messages']} messages, {shown_size(phase['message_bytes'])} between "
         "stages for each data-parallel rank"
     )
-
-
-def _total(parts: dict[str, int]) -> int:
-    return sum(parts.values())
 
 
 def _group(group: dict[str, Any]) -> str:
@@ -220,9 +215,19 @@ def _memory(by_rank: list[dict[str, int]], stage: str) -> list[str]:
     text = []
     for rank, parts in enumerate(by_rank[:1] if alike else by_rank):
         where = "each rank" if alike else f"each rank of tensor rank {rank}"
-        named = ", ".join(f"{part} {shown_size(size)}" for part, size in parts.items() if size)
         more = "" if "activations" in parts else ", and activations"
-        text.append(f"{shown_size(_total(parts))} on {where}{stage} ({named}){more}")
+        named = {
+            host: ", ".join(
+                f"{part.removeprefix(HOST)} {shown_size(size)}"
+                for part, size in parts.items()
+                if size and part.startswith(HOST) == host
+            )
+            for host in (False, True)
+        }
+        line = f"{shown_size(device_bytes(parts))} on {where}{stage} ({named[False]}){more}"
+        if host := host_bytes(parts):
+            line += f"; {shown_size(host)} of host memory ({named[True]})"
+        text.append(line)
     return text
 
 

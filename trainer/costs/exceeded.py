@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...console.errors import LayoutError, RunError
+from ...models.accounting.state import HOST
 from ..layout.checks import problems
 from ..loop.batches import micro_rows
 from ..run.job import Job
@@ -26,7 +27,13 @@ ALLOCATOR = "DefaultCPUAllocator"
 CGROUP = Path("/sys/fs/cgroup/memory.max")
 SHOWN = 4
 """Most changes that an error proposes."""
-ENGINE_CHANGES = (("zero", 1), ("zero", 2), ("zero", 3), ("gather", "block"), ("shard", None))
+ENGINE_CHANGES = (
+    *(("zero", stage) for stage in (1, 2, 3)),
+    ("gather", "block"),
+    ("shard", None),
+    ("offload_optimizer", "cpu"),
+    ("offload", "cpu"),
+)
 """Settings of engines that may hold less."""
 
 
@@ -91,9 +98,14 @@ def out_of_memory(job: Job, rank: int, doing: str, said: str, limit: int) -> Run
 
 
 def counted(job: Job, stage: int) -> dict[str, int]:
-    """Return the bytes of each part on the fullest rank of a stage: state, then activations."""
+    """Return the bytes of each part on the fullest rank of a stage: state, then activations. A GPU
+    does not hold what lies in host memory."""
     kept = costs.kept_memory(job)[stage]
-    every = (state | kept for state in costs.state_memory(job, stage))
+    apart = job.run.device == "cuda"
+    every = (
+        {name: size for name, size in state.items() if not (apart and name.startswith(HOST))} | kept
+        for state in costs.state_memory(job, stage)
+    )
     return max(every, key=lambda parts: sum(parts.values()))
 
 
@@ -143,8 +155,8 @@ def alternatives(job: Job) -> Iterator[list[tuple[str, Job]]]:
     names = {each.name for each in fields(run.engine)}
     for key, value in ENGINE_CHANGES:
         if key in names and getattr(run.engine, key) != value:
-            engine = replace(run.engine, **{key: value})  # type: ignore[arg-type]
-            with contextlib.suppress(LayoutError):
+            with contextlib.suppress(LayoutError, ValueError):  # the settings may exclude it
+                engine = replace(run.engine, **{key: value})  # type: ignore[arg-type]
                 engine.check(run.layout, job.processes, job.precision)
                 yield [(f"engine.{key}={value}".lower(), changed(engine=engine))]
     layout = replace(run.layout, cp=2 * run.layout.cp)

@@ -2,8 +2,8 @@
 
 DeepSpeed owns the flat buffers and the reduction of gradients, and calls the optimizer. headrace
 owns the optimizer's arithmetic, the norm and clipping (update.py), and the accumulation boundary.
-deepspeed_state.py locates the state, and deepspeed_experts.py makes DeepSpeed split experts: no
-other file reads DeepSpeed's private fields.
+zero/state.py locates the state, and zero/experts.py makes DeepSpeed split experts: no other file
+reads DeepSpeed's private fields.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ...console.errors import LayoutError, MissingError
-from .engine import EngineConfig
+from .zero.settings import ZeroConfig
 
 if TYPE_CHECKING:
     import torch
@@ -28,18 +28,13 @@ if TYPE_CHECKING:
     from .optimizers.base import OptimizerConfig
 
 LARGEST_BUCKET = {"cuda": 200_000_000, "cpu": 1 << 22}
-"""Maximum of the elements that are reduced or gathered at once: DeepSpeed allocates a buffer of
-this size in every step. The CPU's is a size that the allocator keeps between steps."""
+"""Default maximum of the elements that are reduced or gathered at once: DeepSpeed allocates a
+buffer of this size in every step. The CPU's is a size that the allocator keeps between steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepSpeedConfig(EngineConfig):
+class DeepSpeedConfig(ZeroConfig):
     """DeepSpeed's ZeRO."""
-
-    kind: Literal["deepspeed"] = "deepspeed"
-    zero: Literal[0, 1, 2, 3] = 1
-    """State that is sharded over the data-parallel ranks. 0: none; 1: masters and optimizer
-    states; 2: gradients too; 3: weights too."""
 
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
         if self.zero == 3 and not layout.holds_all_layers:
@@ -54,14 +49,47 @@ class DeepSpeedConfig(EngineConfig):
                 f"DeepSpeed's ZeRO-{self.zero} does not split experts (layout.ep={layout.ep})",
                 hint=f"use engine.kind=fsdp2{also}, engine.zero=1 or 2, or layout.ep=1",
             )
+        if layout.ep > 1 and self.offloads:
+            raise LayoutError(
+                f"engine.offload_optimizer=cpu does not take split experts (layout.ep={layout.ep})",
+                hint="use engine.kind=fsdp2 with engine.offload=cpu, or layout.ep=1",
+            )
         if self.zero == 0 and precision.separate_masters:
             raise LayoutError(
                 "DeepSpeed without ZeRO (engine.zero=0) sums bf16 gradients in bf16",
                 hint="use engine.zero=1, which sums them in fp32, or precision=fp32",
             )
+        if self.overlap_comm and not self.can_overlap(precision):
+            raise LayoutError(
+                f"engine.overlap_comm=true: DeepSpeed's ZeRO-{self.zero} in {precision} reduces "
+                "gradients after the last backward pass",
+                hint="use engine.zero=2, or leave overlap_comm out",
+            )
+        self._check_partitions(layout, processes)
+
+    def _check_partitions(self, layout: LayoutConfig, processes: int) -> None:
+        size = self.zero_hpz_partition_size
+        if size > 1 and layout.tp > 1:
+            raise LayoutError(
+                f"engine.zero_hpz_partition_size={size} joins neighbouring ranks, which tensor "
+                f"parallelism (layout.tp={layout.tp}) gives different shards of the model",
+                hint="use layout.tp=1, or zero_hpz_partition_size=1",
+            )
+        if processes % size:
+            raise LayoutError(
+                f"engine.zero_hpz_partition_size={size} does not divide the {processes} ranks",
+                hint="use the number of GPUs of a machine",
+            )
 
     def describe(self) -> str:
-        return f"DeepSpeed ZeRO-{self.zero}{', compiled' if self.compile else ''}"
+        more = {
+            "reductions in bf16": self.communication_data_type == "bf16",
+            "optimizer on the CPU": self.offloads,
+            f"hpz {self.zero_hpz_partition_size}": self.zero_hpz_partition_size > 1,
+            "compiled": self.compile,
+        }
+        words = (text for text, on in more.items() if on)
+        return ", ".join([f"DeepSpeed ZeRO-{self.zero}", *words])
 
     def state_layout(
         self,
@@ -71,9 +99,9 @@ class DeepSpeedConfig(EngineConfig):
         layout: LayoutConfig,
     ) -> list[StatePart]:
         """Return the parts of the state that a rank holds."""
-        from .deepspeed_memory import state_layout
+        from .zero.memory import state_layout
 
-        return state_layout(self.zero, precision, optimizer_bytes, LARGEST_BUCKET[device])
+        return state_layout(self, precision, optimizer_bytes, device, LARGEST_BUCKET[device])
 
     def build(
         self,
@@ -96,11 +124,12 @@ class DeepSpeed:
     ) -> None:
         deepspeed = _import(parallel.device.type)
         from ...models.block import Block
-        from . import deepspeed_experts, deepspeed_state
         from .full_precision import FullPrecision
         from .groups import local_shards, parameter_groups
         from .objective import parameters
         from .pieces import Pieces
+        from .zero import experts, state
+        from .zero.memory import bucket_elements
 
         # DeepSpeed requires it, and a process without a launcher has none.
         os.environ.setdefault("LOCAL_RANK", str(parallel.device.index or 0))
@@ -110,8 +139,14 @@ class DeepSpeed:
         groups = [group for group in all_groups if not group.full_precision]
         self.fp32 = FullPrecision(model, fp32, all_groups, optimizer, shards, parallel)
         split = parallel.axes.experts.size > 1
-        bucket = _bucket(objective, parallel.device.type)
-        settings = _settings(config, precision, bucket, split_experts=split)
+        numel = sum(parameter.numel() for parameter in objective.parameters())
+        reduced, gathered = (
+            bucket_elements(numel, largest or LARGEST_BUCKET[parallel.device.type])
+            for largest in (config.reduce_bucket_size, config.allgather_bucket_size)
+        )
+        settings = config.settings(
+            precision, parallel.device.type, reduced, gathered, split_experts=split
+        )
         mpu = Groups(parallel)
         if precision.separate_masters:
             objective.to(precision.compute)  # on the meta device: creates bf16 memory
@@ -132,9 +167,7 @@ class DeepSpeed:
         named = parameters(objective)
         self.optimizer = optimizer.build(model, groups, named)
         _allow(type(self.optimizer))
-        with deepspeed_experts.split_experts(
-            objective, self.optimizer, groups, named, shards, parallel
-        ):
+        with experts.split_experts(objective, self.optimizer, groups, named, shards, parallel):
             self.engine, *_ = deepspeed.initialize(
                 model=objective,
                 optimizer=self.optimizer,
@@ -143,8 +176,8 @@ class DeepSpeed:
                 mpu=mpu,
             )
         if split:
-            deepspeed_experts.check(self.engine, groups, parallel)
-        self.state = deepspeed_state.find(self.engine, self.optimizer, named, parallel.data)
+            experts.check(self.engine, groups, parallel)
+        self.state = state.find(self.engine, self.optimizer, named, parallel.data)
         self.fp32.give_back()
         self.pieces = Pieces(self.optimizer, shards, groups)
 
@@ -231,31 +264,6 @@ class Groups:
         return 1
 
 
-def _settings(
-    config: DeepSpeedConfig, precision: Precision, bucket: int, *, split_experts: bool
-) -> dict[str, Any]:
-    half = precision.separate_masters
-    settings: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,  # counters only: the loop owns the batch
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": 0.0,  # update.py clips
-        "communication_data_type": "fp32",
-        "zero_optimization": {
-            "stage": config.zero,
-            # Before ZeRO-3, what DeepSpeed calls so is an all-reduce of a copy, and a copy back. It
-            # sums gradients of experts in no other way.
-            "reduce_scatter": config.zero == 3 or split_experts,
-            "reduce_bucket_size": bucket,
-            "allgather_bucket_size": bucket,
-            "stage3_prefetch_bucket_size": bucket,
-        },
-        "bf16": {"enabled": half, "check_grad_overflow": half},
-    }
-    if config.zero:  # DeepSpeed has no other sums without ZeRO: then weights are fp32 as well
-        settings["data_types"] = {"grad_accum_dtype": "fp32"}
-    return settings
-
-
 def _partition(
     objective: Objective, settings: dict[str, Any], mpu: Groups, device: torch.device
 ) -> None:
@@ -278,13 +286,6 @@ def _partition(
                 module=nn.ParameterList(own), config_dict_or_path=settings, **groups
             )
             cut = own[0].convert_to_zero_parameters  # type: ignore[attr-defined]
-
-
-def _bucket(objective: Objective, device: str) -> int:
-    from .deepspeed_memory import bucket_elements
-
-    numel = sum(parameter.numel() for parameter in objective.parameters())
-    return bucket_elements(numel, LARGEST_BUCKET[device])
 
 
 def _allow(kind: type) -> None:

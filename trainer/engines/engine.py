@@ -87,6 +87,11 @@ class EngineConfig(ABC):
         if self.compile:
             compile_blocks(model, device, self.compile_backend, fallback=self.compile_fallback)
 
+    @property
+    def offloads(self) -> bool:
+        """True if the optimizer's states lie in host memory, where the CPU updates them."""
+        return False
+
     @abstractmethod
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
         """Raise if the engine does not support the layout or the precision."""

@@ -17,11 +17,13 @@ from ...console.errors import LayoutError
 from .engine import EngineConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
     from torch import nn
     from torch.distributed.tensor import DTensor
 
-    from ...models.accounting.state import BytesPerParameter, StatePart
+    from ...models.accounting.state import BytesPerParameter, Shapes, StatePart
     from ...models.precision import Precision
     from ..checkpoints.fragments import Fragment
     from ..layout.config import LayoutConfig
@@ -46,11 +48,28 @@ class Fsdp2Config(EngineConfig):
     holds one block whole. `micro-batch`: once for each micro-batch; it holds all weights of its
     stage whole. `step`: once for a step; it holds weights and gradients whole. Default: `step` for
     a pipeline, whose stages are small, else `block`."""
+    keep_last: int = 0
+    """Last layers whose weights stay whole from the forward to the backward pass, with
+    `gather: block`. The backward pass begins with them."""
+    forward_prefetch: int = 0
+    """Blocks gathered ahead of the block that runs forward, with `gather: block`."""
+    backward_prefetch: int = 1
+    """Blocks gathered ahead of the block that runs backward, with `gather: block`."""
+    offload: Literal["cpu"] | None = None
+    """`cpu`: sharded weights, gradients and optimizer states lie in host memory, and the CPU
+    updates them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.shard is not None and self.shard < 1:
             raise ValueError(f"shard must be at least 1, not {self.shard}")
+        for name, least in (("keep_last", 0), ("forward_prefetch", 0), ("backward_prefetch", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+
+    @property
+    def offloads(self) -> bool:
+        return self.offload is not None
 
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
         ranks = processes // layout.shards * layout.cp
@@ -68,10 +87,19 @@ class Fsdp2Config(EngineConfig):
                 "neither divides the other",
                 hint="choose engine.shard so that one divides the other, or leave it out",
             )
+        by_block = {"keep_last": 0, "forward_prefetch": 0, "backward_prefetch": 1}
+        changed = [name for name, default in by_block.items() if getattr(self, name) != default]
+        if changed and self.gather_of(layout) != "block":
+            raise LayoutError(
+                f"engine.{changed[0]}={getattr(self, changed[0])} needs weights that are gathered "
+                f"block by block; engine.gather={self.gather_of(layout)} gathers all at once",
+                hint=f"set engine.gather=block, or leave {changed[0]} out",
+            )
 
     def describe(self) -> str:
         shards = f", shards of {self.shard}" if self.shard else ""
-        return f"FSDP2{shards}{', compiled' if self.compile else ''}"
+        offload = ", on the CPU between passes" if self.offloads else ""
+        return f"FSDP2{shards}{offload}{', compiled' if self.compile else ''}"
 
     def state_layout(
         self,
@@ -83,21 +111,20 @@ class Fsdp2Config(EngineConfig):
         """Return the parts of the state that a rank holds: fp32 parameters, sharded by rows."""
         from functools import partial
 
-        from ...models.accounting.state import StatePart, by_rows, flat, outside_blocks
+        from ...models.accounting.state import HOST, StatePart, by_rows, flat, outside_blocks
 
         sharded = partial(StatePart, sharded_over=("dp", "cp"), shard_ranks=self.shard, cut=by_rows)
-        gather = self.gather_of(layout)
+        gather, host = self.gather_of(layout), HOST if self.offloads else ""
+        masters = "masters" if precision.separate_masters else "weights"
         parts = [
-            sharded(
-                name="masters" if precision.separate_masters else "weights",
-                bytes_per_parameter=4,
-            ),
-            sharded(name="gradients", bytes_per_parameter=4),
-            sharded(name="optimizer", bytes_per_parameter=optimizer_bytes),
+            sharded(name=f"{host}{masters}", bytes_per_parameter=4),
+            sharded(name=f"{host}gradients", bytes_per_parameter=4),
+            sharded(name=f"{host}optimizer", bytes_per_parameter=optimizer_bytes),
         ]
-        # Gathered from the forward pass to the end of the backward pass. By block, these are the
-        # weights of no block.
-        gathered = outside_blocks if gather == "block" else flat
+        # Gathered from the forward pass to the end of the backward pass; or, by block, at once.
+        ahead = 1 + max(self.forward_prefetch, self.backward_prefetch)
+        by_block = partial(_whole_by_block, kept=self.keep_last, ahead=ahead)
+        gathered = by_block if gather == "block" else flat
         parts.append(
             StatePart(name="weights", bytes_per_parameter=precision.weight_bytes, cut=gathered)
         )
@@ -130,7 +157,7 @@ class Fsdp2:
         parallel: Parallel,
     ) -> None:
         import torch
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
         from ...models.layers.fp8_gather import gather_matrices
         from .full_precision import FullPrecision
@@ -168,17 +195,26 @@ class Fsdp2:
             ),
             "reshard_after_forward": self.gather == "block",
         }
+        self.place = parallel.device
+        if config.offloads:
+            self.place = torch.device("cpu")
+            pinned = parallel.device.type == "cuda"
+            wanted["offload_policy"] = CPUOffloadPolicy(pin_memory=pinned)
         for operator in model.expert_operators() if split > 1 else ():
             for child in operator.children():  # a router: gathered once for both passes
                 fully_shard(child, **{**wanted, "reshard_after_forward": False})
             fully_shard(operator, **{**wanted, "mesh": self.of_experts.mesh})
         config.compile_blocks(model, parallel.device)
-        for block in model.typed_blocks():
-            fully_shard(block, **wanted)
+        blocks = model.typed_blocks()
+        for left, block in zip(reversed(range(len(blocks))), blocks, strict=True):
+            reshard = wanted["reshard_after_forward"] and left >= config.keep_last
+            fully_shard(block, **{**wanted, "reshard_after_forward": reshard})
+        prefetch(blocks, config.forward_prefetch, config.backward_prefetch)
         # A forward pass ends with the head, and its backward pass begins there: no second gather.
         self.root: Any = fully_shard(objective, **{**wanted, "reshard_after_forward": False})
-        objective.to_empty(device=parallel.device)  # shards only
-        gather_matrices(model, shared)
+        objective.to_empty(device=self.place)  # shards only
+        if not config.offloads:  # torch's hooks would be those of the host's tensor
+            gather_matrices(model, shared)
         self.fp32.give_back()
         self.objective = objective
         self.parameters = parameters(objective)
@@ -218,7 +254,7 @@ class Fsdp2:
 
     def step(self, lr: float, finite: torch.Tensor) -> None:
         self.optimizer.set_lr(lr)
-        self.optimizer.step_if(finite)
+        self.optimizer.step_if(finite.to(self.place))
         self.fp32.step(lr, finite)
         self.discard()
 
@@ -257,6 +293,32 @@ class Fsdp2:
                     )
                 )
         return found
+
+
+def prefetch(blocks: Sequence[Any], forward: int, backward: int) -> None:
+    """Make each block gather blocks ahead. torch itself gathers one ahead in the backward pass."""
+    for number, block in enumerate(blocks):
+        if forward:
+            block.set_modules_to_forward_prefetch(blocks[number + 1 : number + 1 + forward])
+        if backward != 1:
+            before = blocks[max(number - backward, 0) : number]
+            block.set_modules_to_backward_prefetch(before[::-1])
+
+
+def _whole_by_block(shapes: Shapes, ranks: int, *, kept: int, ahead: int) -> int:
+    """Count the whole weights of a rank that gathers block by block: those of no block, and the
+    last `kept` blocks (between the passes) or a run of `ahead` blocks (within a pass)."""
+    from ...models.accounting.state import outside_blocks
+
+    sizes: dict[int, int] = {}
+    for name, shape in shapes.items():
+        if name.startswith("blocks."):
+            number = int(name.split(".")[1])
+            sizes[number] = sizes.get(number, 0) + math.prod(shape)
+    blocks = [sizes[number] for number in sorted(sizes)]
+    runs = [sum(blocks[first : first + ahead]) for first in range(len(blocks))]
+    last = sum(blocks[max(len(blocks) - kept, 0) :])
+    return outside_blocks(shapes, ranks) + max([last, *runs])
 
 
 class Grid:

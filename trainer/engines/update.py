@@ -55,8 +55,8 @@ def launch(engine: Engine, lr: float) -> Tensor:
     if engine.clip and gradients:
         limit = torch.full_like(norm, engine.clip)
         factor = torch.where(norm > limit, limit / (norm + SMALL), 1.0)
-        shards = [each.data for each in gradients]
-        torch._foreach_mul_(shards, factor.to(shards[0].dtype))
+        for device, shards in by_device(gradients).items():
+            torch._foreach_mul_(shards, factor.to(device, shards[0].dtype))
     finite = square.isfinite()  # the same on every rank
     engine.optimizer.direct(gradients, engine.fragments, finite)
     engine.step(lr, finite)
@@ -75,15 +75,24 @@ def sum_copies(gradients: Sequence[Fragment]) -> None:
 
     The holders have the same parameters in the same order, cut identically.
     """
-    copied: dict[Axis, list[Tensor]] = {}
+    copied: dict[Axis, list[Fragment]] = {}
     for each in gradients:
         if each.shard.copies.size > 1:
-            copied.setdefault(each.shard.copies, []).append(each.data)
-    for axis, shards in copied.items():
-        total = torch.cat(shards)
-        dist.all_reduce(total, group=axis.group)
-        parts = total.split([shard.numel() for shard in shards])
-        torch._foreach_copy_(shards, list(parts))
+            copied.setdefault(each.shard.copies, []).append(each)
+    for axis, held in copied.items():
+        for shards in by_device(held).values():
+            total = torch.cat(shards)
+            dist.all_reduce(total, group=axis.group)
+            parts = total.split([shard.numel() for shard in shards])
+            torch._foreach_copy_(shards, list(parts))
+
+
+def by_device(fragments: Sequence[Fragment]) -> dict[torch.device, list[Tensor]]:
+    """Return the memory of fragments by device: an engine may keep some in host memory."""
+    found: dict[torch.device, list[Tensor]] = {}
+    for each in fragments:
+        found.setdefault(each.data.device, []).append(each.data)
+    return found
 
 
 def squared_norm(gradients: Sequence[Fragment], device: torch.device) -> Tensor:
@@ -92,6 +101,6 @@ def squared_norm(gradients: Sequence[Fragment], device: torch.device) -> Tensor:
     for each in gradients:
         if each.writes:
             for chunk in each.data.split(CHUNK):
-                square += torch.linalg.vector_norm(chunk, dtype=torch.float64).square()
+                square += torch.linalg.vector_norm(chunk, dtype=torch.float64).square().to(device)
     dist.all_reduce(square)
     return square

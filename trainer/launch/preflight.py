@@ -20,15 +20,16 @@ from ...console.errors import (
     run_all,
 )
 from ...console.log import get_logger
-from ...console.machine import cpp_problem
+from ...console.machine import cpp_problem, free_memory
 from ...console.progress import as_bytes
 from ...dataplane.order.timeline import PhaseRows
 from ...dataplane.storage import storage
+from ...models.accounting.state import host_bytes
 from ...models.layers.attention_order import ON_CPU
 from ...models.layers.recompute import Selective
 from ..checkpoints import store
 from ..cluster.ranks import is_first, joined
-from ..costs.memory import checkpoint_bytes
+from ..costs.memory import checkpoint_bytes, state_memory
 from ..engines.deepspeed import DeepSpeedConfig
 from ..layout import checks as layout_checks
 from ..layout.config import LayoutConfig
@@ -45,8 +46,8 @@ DISK_RESERVE = 1 << 20
 
 def check(job: Job) -> None:
     """Raise all errors that are known before the first step, on whatever machines the job runs."""
-    checks = [_engine, _layout, _recompute, _compile, _fp8, _attention, _vocabulary, _groups]
-    checks += [_weights, _held_out]
+    checks = [_engine, _offload, _layout, _recompute, _compile, _fp8, _attention, _vocabulary]
+    checks += [_groups, _weights, _held_out]
     checks += [_loggers, _store] * is_first()
     run_all(
         *(partial(check, job) for check in checks),
@@ -55,8 +56,9 @@ def check(job: Job) -> None:
 
 
 def check_machine(job: Job) -> None:
-    """Raise if this machine cannot run the job: too few GPUs, too small a disk, no compiler."""
-    checks = (_devices, _fp8_units, check_disk, check_compiler)
+    """Raise if this machine cannot run the job: too few GPUs, too small a disk or memory, no
+    compiler."""
+    checks = (_devices, _fp8_units, check_disk, check_host_memory, check_compiler)
     run_all(*(partial(check, job) for check in checks))
 
 
@@ -117,6 +119,32 @@ def check_profile(job: Job, options: StartOptions) -> None:
 def _engine(job: Job) -> None:
     """Raise if the engine does not support the layout."""
     job.run.engine.check(job.run.layout, job.processes, job.precision)
+
+
+def _offload(job: Job) -> None:
+    """Raise if the optimizer is one for the device alone."""
+    if job.run.engine.offloads and not job.run.optimizer.on_host:
+        raise LayoutError(
+            f"optimizer.kind={job.run.optimizer.kind} multiplies whole matrices, which the engine "
+            "would do on the CPU: it offloads the optimizer",
+            hint="use optimizer.kind=adamw, or an engine that does not offload",
+        )
+
+
+def check_host_memory(job: Job) -> None:
+    """Raise if the host's memory is too small for what the engine offloads."""
+    if not job.run.engine.offloads:
+        return
+    stages = range(job.run.layout.pp)
+    most = max(host_bytes(parts) for stage in stages for parts in state_memory(job, stage))
+    ranks, free = job.local_ranks, free_memory()
+    if most * ranks > free:
+        raise LayoutError(
+            f"the engine offloads {as_bytes(most)} of each rank's state, and this machine has "
+            f"{as_bytes(free)} of host memory free for {ranks} rank{'s' * (ranks > 1)} "
+            f"({as_bytes(most * ranks)})",
+            hint="use more machines, which share the state, or an engine that does not offload",
+        )
 
 
 def _layout(job: Job) -> None:

@@ -186,6 +186,7 @@ def _join(job: Job, options: StartOptions, asked: ranks.StopAsked) -> int:
         _finish_again(job)
         return 0
     preflight.check_disk(job)
+    preflight.check_host_memory(job)
     job.folder.prepare()
     with job.folder.locked():
         _prepare(job)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ...models.embedding import Table, Unembedding
 from ...models.layers.gated_convolution import gated_convolution, gated_modal
 from ...models.layers.gated_scan import gated_scan
-from ...models.layers.grouped import grouped_product
+from ...models.layers.grouped import group_ends, grouped_product
 from ...models.layers.mixed_scan import mixed_scan
 from ...models.layers.norms import GatedRMSNorm, RMSNorm
 from ...models.layers.rope import Rope, rotate, rotation
@@ -217,13 +217,17 @@ def matmul_rate(m: int, k: int, n: int, groups: int, precision: str, clock: Cloc
     dtype = dtype_of(precision)
     x = torch.randn(groups * m, k, device=clock.device).to(dtype)
     weights = torch.randn(groups, n, k, device=clock.device).to(dtype)
-    counts = torch.full((groups,), m, device=clock.device)
-
-    def run() -> Tensor:
-        return F.linear(x, weights[0]) if groups == 1 else grouped_product(x, weights, counts)
-
     with torch.no_grad():
-        return 2.0 * groups * m * k * n / clock.seconds(run)
+        return 2.0 * groups * m * k * n / clock.seconds(multiply(x, weights))
+
+
+def multiply(x: Tensor, weights: Tensor) -> Callable[[], Tensor]:
+    """Return the product of x [groups · m, k] and weights [groups, n, k]."""
+    if len(weights) == 1:
+        return lambda: F.linear(x, weights[0])
+    counts = torch.full((len(weights),), len(x) // len(weights), device=x.device)
+    ends = group_ends(counts, x, weights)
+    return lambda: grouped_product(x, weights, ends)
 
 
 def copy_rate(size: int, clock: Clock) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .schedules import Action, Kind, Orders
 
@@ -17,8 +18,7 @@ class Deadlock(Exception):
     """Stages that wait for each other."""
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """One action of a stage, in time."""
 
     action: Action
@@ -50,48 +50,42 @@ def simulate(
     """Return when each action runs; `costs` are the times of a pass of each chunk, `message` that
     from a chunk to the next."""
     last = len(costs["forward"]) - 1
-    ends: dict[tuple[Kind, int, int], float] = {}
+    forward: list[dict[int, float]] = [{} for _ in costs["forward"]]
+    backward: list[dict[int, float]] = [{} for _ in costs["forward"]]
+    """Ends of the passes of each chunk, by micro-batch."""
     spans: list[list[Span]] = [[] for _ in orders]
-    clocks, places = [0.0] * len(orders), [0] * len(orders)
+    clocks = [0.0] * len(orders)
     waiting = set(range(len(orders)))
     while waiting:
         moved = False
         for stage in sorted(waiting):
-            order = orders[stage]
-            while places[stage] < len(order):
-                action = order[places[stage]]
-                ready = _ready(action, last, ends, message)
+            order, clock, done = orders[stage], clocks[stage], spans[stage]
+            for place in range(len(done), len(order)):
+                action = order[place]
+                chunk, micro = action.chunk, action.micro
+                # The pass before this one, and the chunk at whose end no message arrives.
+                if action.kind == "forward":
+                    ends, before, edge = forward[chunk], forward[chunk - 1], 0
+                else:
+                    ends, edge = backward[chunk], last
+                    before = forward[chunk] if chunk == last else backward[chunk + 1]
+                ready = 0.0 if ends is forward[0] else before.get(micro)
                 if ready is None:
                     break
-                start = max(clocks[stage], ready)
-                end = start + costs[action.kind][action.chunk]
-                ends[action.kind, action.chunk, action.micro] = clocks[stage] = end
-                spans[stage].append(Span(action, start, end))
-                places[stage] += 1
+                if chunk != edge:
+                    ready += message
+                start = clock if clock > ready else ready
+                clock = start + costs[action.kind][chunk]
+                ends[micro] = clock
+                done.append(Span(action, start, clock))
                 moved = True
-            if places[stage] == len(order):
+            clocks[stage] = clock
+            if len(done) == len(order):
                 waiting.discard(stage)
         if not moved and waiting:
-            stuck = {stage: orders[stage][places[stage]] for stage in sorted(waiting)}
+            stuck = {stage: orders[stage][len(spans[stage])] for stage in sorted(waiting)}
             raise Deadlock(f"stages wait for each other: {stuck}")
     return Timeline(spans)
-
-
-def _ready(
-    action: Action, last: int, ends: Mapping[tuple[Kind, int, int], float], message: float
-) -> float | None:
-    """Return when the inputs of an action are there; None if that is not known yet."""
-    chunk, micro = action.chunk, action.micro
-    if action.kind == "forward":
-        if chunk == 0:
-            return 0.0
-        before = ends.get(("forward", chunk - 1, micro))
-        return None if before is None else before + message
-    own = ends.get(("forward", chunk, micro))
-    if own is None or chunk == last:
-        return own
-    behind = ends.get(("backward", chunk + 1, micro))
-    return None if behind is None else max(own, behind + message)
 
 
 def most_alive(order: Sequence[Action], sizes: Sequence[float] | None = None) -> float:

@@ -121,9 +121,13 @@ COUPLED = "{} balances over a micro-batch: micro_batch_tokens, layout.cp and dp 
 """Explanation of the keys in `division`; the operators' names are to be filled in."""
 
 
-def load(file: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """Return the configuration of a YAML, if there is one, with overrides applied."""
+def load(
+    file: str | Path | None, overrides: Sequence[str] = (), planned: Data | None = None
+) -> RunConfig:
+    """Return the configuration of a YAML, if there is one, with the keys of a layout plan in place
+    of its own, and with overrides applied."""
     data, lines = reader.read_yaml(file) if file else ({}, {(): None})  # all of it is typed
+    data = {**data, **(planned or {})}
     return build(data, overrides, source=str(file) if file else "the run", lines=lines)
 
 

@@ -44,11 +44,16 @@ class Job:
         return self.run.processes
 
     @property
+    def local_ranks(self) -> int:
+        """Ranks of this start on this machine."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE", self.processes))
+
+    @property
     def threads(self) -> int:
         """Threads of each rank: as configured, or the cores divided by the ranks of this start."""
         if self.run.threads is not None:
             return self.run.threads
-        return threads_per_rank(int(os.environ.get("LOCAL_WORLD_SIZE", self.processes)))
+        return threads_per_rank(self.local_ranks)
 
     @property
     def precision(self) -> Precision:

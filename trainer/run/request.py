@@ -14,6 +14,8 @@ class Request:
     mixture: str | None = None
     model: str | None = None
     out: str | None = None
+    layout: str | None = None
+    """File of a layout plan (layout_plan.py)."""
     overrides: Sequence[str] = ()
     slurm: bool = False
     """True if the run is to be a batch job rather than to start here."""

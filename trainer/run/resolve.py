@@ -33,6 +33,7 @@ from ..loop.batches import RunPlan
 from ..weights import source as origins
 from ..weights.source import Checkpoint
 from . import config as run_config
+from . import layout_plan
 from .config import RunConfig
 from .job import Job
 from .request import Request
@@ -49,6 +50,14 @@ ANOTHER_KIND = {"--mixture": {"sources", "phases"}, "--model": {"pattern", "oper
 
 def resolve(request: Request) -> Job:
     """Return a new job, or the job in the folder if it is the same run."""
+    job = _resolve(request)
+    if request.layout is not None:
+        plan = layout_plan.load_plan(request.layout)
+        layout_plan.check_plan(plan, job, request.layout)
+    return job
+
+
+def _resolve(request: Request) -> Job:
     name = Path(request.run or request.mixture or "synthetic").stem
     folder = RunFolder(request.out or f"runs/{name}")
     run, model, planned = run_all(
@@ -96,7 +105,7 @@ def load(
 def _run(request: Request) -> RunConfig:
     """Return the run's configuration; its rows come from a mixture or are synthetic."""
     try:
-        asked = run_config.load(request.run, request.run_overrides)
+        asked = run_config.load(request.run, request.run_overrides, _planned_layout(request))
     except ConfigError as error:
         unknown = {problem.path for problem in error.problems}
         for option, keys in ANOTHER_KIND.items():
@@ -121,6 +130,14 @@ def _run(request: Request) -> RunConfig:
         ]
         raise ConfigError("the command line", problems)
     return run
+
+
+def _planned_layout(request: Request) -> dict[str, Any]:
+    """Return the keys that the layout plan sets, if there is one."""
+    if request.layout is None:
+        return {}
+    layout_plan.check_overrides(request.run_overrides, request.layout)
+    return layout_plan.settings(layout_plan.load_plan(request.layout), request.layout)
 
 
 def _named_model(request: Request) -> ModelConfig | None:

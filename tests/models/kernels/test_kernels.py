@@ -110,6 +110,8 @@ for launch in every_launch(cases, LONG, types):
         binary = compiled(launch, int(capability))
         assert binary.shared <= SHARED[capability], f"{binary.shared} bytes shared: {launch}"
         assert (binary.products > 0) == launch.multiplies, f"on the matrix units: {launch}"
+        if types == [torch.bfloat16]:
+            assert binary.spilled <= 64, f"{binary.spilled} bytes spilled: {launch}"
 print("compiled")
 """
 
@@ -184,7 +186,7 @@ def test_a_compiled_graph_keeps_kernels() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_configuration_compiles(kernel: str) -> None:
-    assert run(COMPILED, kernel, "bfloat16", "90") == "compiled"
+    assert run(COMPILED, kernel, "bfloat16", "80 90") == "compiled"
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from operator_checks import BOUND, CUTS, LENGTHS, context, make, normal
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.models.operators.zamba import ZambaCall
+from headrace.models.operators.zamba import LowRank, ZambaCall
 
 WIDTH = 8
 
@@ -92,3 +92,23 @@ def test_changes_are_seen() -> None:
         assert (call(changed, h, where)[0] - expected).abs().max() > 1e-3
     another = call_of(block, 50)(block, h, where)[0]
     assert (another - expected).abs().max() > 1e-2, "each call has weights of its own"
+
+
+def test_a_correction_adds_to_its_base_in_place() -> None:
+    """`kernel: auto` on a GPU does so; a wrong column is seen."""
+    low, x = LowRank(6, 3, 4).double(), normal(2, 5, 6).requires_grad_()
+    source, probe = normal(2, 5, 9, seed=1).requires_grad_(), normal(2, 5, 9, seed=2)
+    leaves = (source, x, *low.parameters())
+
+    def gradients(y: Tensor) -> tuple[Tensor, ...]:
+        return y.detach(), *torch.autograd.grad((y * probe).sum(), leaves)
+
+    def summed(start: int) -> Tensor:
+        return 2 * source + F.pad(low(x), (start, 5 - start))
+
+    base = 2 * source
+    added = low(x, base, 2)
+    assert added.data_ptr() == base.data_ptr()
+    for got, wanted in zip(gradients(added), gradients(summed(2)), strict=True):
+        assert (got - wanted).abs().max() < BOUND
+    assert (added - summed(3)).abs().max() > 1e-2

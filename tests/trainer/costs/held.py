@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,12 @@ import torch
 
 from headrace.models.accounting.count import build_meta
 from headrace.models.accounting.memory import rank_shards
-from headrace.models.accounting.state import Degrees
+from headrace.models.accounting.state import HOST, Degrees
 from headrace.models.config import load_model_config
 from headrace.models.documents import Documents
 from headrace.models.precision import PRECISIONS
 from headrace.trainer.checkpoints.fragments import MASTER
 from headrace.trainer.costs.state import with_full_precision
-from headrace.trainer.engines import ENGINES
 from headrace.trainer.engines import deepspeed as deepspeed_engine
 
 TRAINER = Path(__file__).parents[1]
@@ -42,6 +42,9 @@ EMBEDDING = "model.embedding.weight"
 """Its gradient is the last one of a backward pass: DeepSpeed's bucket exists by then. FSDP2 never
 calls a hook of a sharded parameter, and has no bucket."""
 
+OF_ZERO3 = ("ds_tensor", "ds_secondary_tensor")
+"""Attributes of a parameter of ZeRO-3 with a rank's shards of it."""
+
 Held = dict[str, int]
 """Bytes of each part."""
 
@@ -58,25 +61,29 @@ def measure(layout: str, model: str = "tiny") -> dict[str, Any]:
     after: list[Held] = []
     last = dict(engine.objective.named_parameters())[EMBEDDING]
     last.register_hook(lambda _: during.append(parts_of(engine, before)))
+    gathered = [0]
+    for block in engine.objective.model.typed_blocks() if layout.startswith("fsdp2") else ():
+        operator = next(iter(block.branches())).operator
+        operator.register_forward_pre_hook(lambda *_: gathered.append(whole_weights(engine)))
+        operator.register_full_backward_pre_hook(lambda *_: gathered.append(whole_weights(engine)))
     for number, batch in enumerate(batches):
         sums = engine(*batch)
-        during.append(parts_of(engine, before))
         engine.backward(sums.total / 100, last=number == 1)
         del sums
         after.append(parts_of(engine, before))
     del alive
     held = {part: max(moment[part] for moment in after) for part in after[0]}
-    for part in ("buffers", "weights"):  # FSDP2 holds whole weights between the passes
-        held[part] = max(moment[part] for moment in [*during, *after])
+    held["buffers"] = max(moment["buffers"] for moment in [*during, *after])
+    held["weights"] = max(held["weights"], *gathered)
     tensor, context = parallel.axes.tensor, parallel.axes.context
     experts = parallel.axes.experts
     degrees = Degrees(dp=parallel.dp, tp=tensor.size, cp=context.size, ep=experts.size)
-    kind, option, precision = layout.split("-")[:3]
-    config: Any = ENGINES[kind]
-    config = config(zero=int(option)) if kind == "deepspeed" else config(shard=int(option) or None)
+    precision = layout.split("-")[2]
+    config = layouts.engine_config(layout)
     sharded = config.state_layout(PRECISIONS[precision], ADAMW, "cpu", parallel.pipe.layout)
     shape = load_model_config(TRAINER / f"{model}.yaml")
     parts = with_full_precision(sharded, build_meta(shape), PRECISIONS[precision], ADAMW)
+    parts = [replace(part, name=measured_as(part.name)) for part in parts]
     return {
         "tensor_rank": tensor.rank,
         "held": held,
@@ -84,6 +91,27 @@ def measure(layout: str, model: str = "tiny") -> dict[str, Any]:
         "shards": rank_shards(shape, degrees, tensor.rank),
         "degrees": degrees,
     }
+
+
+def measured_as(name: str) -> str:
+    """Return the measured part that contains a listed one: all memory is the host's here, and what
+    is on its way to the device is neither a parameter nor a fragment."""
+    return "gradients" if name == f"{HOST}weights" else name.removeprefix(HOST)
+
+
+def whole_weights(engine: Any) -> int:
+    """Return the bytes of the weights that FSDP2 has gathered, or gathers ahead, at this moment."""
+    states = [each._get_fsdp_state() for each in engine.objective.modules() if is_sharded(each)]
+    return sum(
+        parameter._orig_size.numel() * (parameter.param_dtype or torch.float32).itemsize
+        for group in (group for state in states for group in state._fsdp_param_groups)
+        if group.is_unsharded or group._all_gather_result is not None
+        for parameter in group.fsdp_params
+    )
+
+
+def is_sharded(module: Any) -> bool:
+    return hasattr(module, "_get_fsdp_state")
 
 
 def batch_of(number: int, parallel: Any) -> tuple[Any, ...]:
@@ -102,7 +130,7 @@ def parts_of(engine: Any, before: set[int]) -> Held:
     weights = {
         key_of(tensor)
         for parameter in engine.objective.parameters()
-        for tensor in (local(parameter), getattr(parameter, "ds_tensor", None))
+        for tensor in (local(parameter), *(getattr(parameter, name, None) for name in OF_ZERO3))
         if tensor is not None
     }
     held = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.console.headrace import main
+from headrace.models.accounting.count import build_meta
+from headrace.models.config import load_model_config
+from headrace.models.precision import PRECISIONS
 from headrace.trainer.costs.describe import describe
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
@@ -26,6 +30,17 @@ ENGINES = {
     "FSDP2 in bf16": (["engine.kind=fsdp2"], "bf16"),
     "HSDP": (["engine.kind=fsdp2", "engine.shard=2", "engine.gather=micro-batch"], "bf16"),
 }
+
+
+def block_sizes() -> list[int]:
+    """Return the bf16 parameters of each block."""
+    model = build_meta(load_model_config(TINY))
+    fp32 = model.full_precision(PRECISIONS["bf16"])
+    sizes = {name: p.numel() for name, p in model.named_parameters() if name not in fp32}
+    return [
+        sum(size for name, size in sizes.items() if name.startswith(f"blocks.{number}."))
+        for number in range(len(model.config.layers))
+    ]
 
 
 def shown(*words: str) -> Any:
@@ -57,8 +72,10 @@ def test_gathered_weights_are_counted(ask: Any) -> None:
         "--dp", "4", "--run", "engine.kind=fsdp2", "--run", "engine.gather=micro-batch"
     )["state"]
     embedding, norm = 37 * 36, 36  # by block, these are whole between the passes
-    assert sharded.pop("weights") == 2 * (embedding + norm)
-    assert gathered.pop("weights") > sharded["masters"] and gathered == sharded
+    blocks = block_sizes()
+    assert sharded.pop("weights") == 2 * (embedding + norm + max(map(sum, pairwise(blocks))))
+    whole = gathered.pop("weights")
+    assert whole == 2 * (embedding + norm + sum(blocks)) and gathered == sharded
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_cases import brute_force, random_problem
 
-from headrace.trainer.costs.planner.bounds import Bounds, least_memory, quick_bound
-from headrace.trainer.costs.planner.divisions import solve
-from headrace.trainer.costs.planner.problem import Choice, Problem, Sort, alive, price
+from headrace.trainer.costs.planner.division.bounds import Bounds, least_memory, quick_bound
+from headrace.trainer.costs.planner.division.problem import Choice, Problem, Sort, alive, price
+from headrace.trainer.costs.planner.division.solve import solve
 from headrace.trainer.pipeline.cuts import even
 from headrace.trainer.pipeline.schedules import SCHEDULES
 from headrace.trainer.pipeline.simulate import most_alive

@@ -110,6 +110,13 @@ def test_attention_and_products_have_plausible_rates() -> None:
     assert 1e6 < kernels.copy_rate(1 << 16, QUICK) < 1e13
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+def test_measured_products_are_whole(groups: int) -> None:
+    x, weights = torch.randn(groups * 6, 8), torch.randn(groups, 5, 8)
+    expected = torch.einsum("gmk, gnk -> gmn", x.view(groups, 6, 8), weights).flatten(0, 1)
+    torch.testing.assert_close(kernels.multiply(x, weights)(), expected)
+
+
 # Collectives
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +85,9 @@ class OptimizerConfig(ABC):
     def states(self, model: Model) -> dict[str, tuple[str, ...]]:
         """Return the names of the state tensors of every parameter, by the parameter's name. Each
         is an fp32 tensor of the parameter's shape, and `<state>.<parameter>` in a checkpoint."""
+
+    on_host: ClassVar[bool] = True
+    """True if the CPU can apply it fast enough to states in host memory."""
 
     @abstractmethod
     def build(

@@ -52,6 +52,7 @@ class MuonConfig(OptimizerConfig):
     """Muon for the matrices of operators, AdamW for everything else."""
 
     kind: Literal["muon"] = "muon"
+    on_host = False
     momentum: float = 0.95
     """Share of the mean gradient that a step keeps."""
     nesterov: bool = True

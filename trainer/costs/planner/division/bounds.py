@@ -32,7 +32,7 @@ def quick_bound(problem: Problem) -> float:
     """
     stages, m = problem.stages, problem.micro_batches
     counts = problem.counts[-1:]
-    alive = min(n for stage in range(stages) for n in problem.alive(stage))
+    alive = problem.least_alive
     ends = problem.first, problem.last
     fixed = sum(end.held + alive * end.kept for end in ends)
     fixed += sum(module.held for module in problem.modules)
@@ -52,9 +52,22 @@ def quick_bound(problem: Problem) -> float:
     if stages == 1:
         return m * total + float(updates(problem, counts, 0)[0])
     if problem.chunks > 1:
-        return m * total / stages
+        return _interleaved(problem, total)
     # The least of max over s (passes before stage s + m passes of stage s), messages left out.
     return float(total / (1 - (1 - 1 / m) ** stages))
+
+
+def _interleaved(problem: Problem, total: float) -> float:
+    """Return the bound of chunks that stages take in turn.
+
+    Stage s waits for the forward passes of s chunks, and s backward passes follow its last one;
+    each chunk has a layer. The mean of the stages is at most the slowest one.
+    """
+    stages, m = problem.stages, problem.micro_batches
+    least = min(sort.forward + min(c.backward for c in sort.choices) for sort in problem.sorts)
+    mean = m * total / stages + (stages - 1) / 2 * (least + 2 * problem.message)
+    most = -(-len(problem.layers) // stages)
+    return max(mean, m * most * least)
 
 
 def least_backward(
@@ -229,7 +242,8 @@ def stage_bound(
         rounds, turns = divmod(m - behind, behind)
         chained = trip * (1 + rounds) + turns * own + (behind - 1) * backward
         found = np.maximum(m * own, chained)
-    return np.where(fits, found, np.inf)
+    bound: Numbers = np.where(fits, found, np.inf)
+    return bound
 
 
 def least_memory(problem: Problem) -> float:

@@ -1,6 +1,6 @@
 """Location of DeepSpeed's masters, optimizer states and gradients.
 
-Beside deepspeed_experts.py this is the only file that reads DeepSpeed's private fields.
+Beside experts.py this is the only file that reads DeepSpeed's private fields.
 
     ZeRO 0           the parameters themselves, whole on every rank (fp32 only)
     ZeRO 1, 2        a flat partition per parameter group; `_hp_mapping` locates a parameter in it
@@ -12,35 +12,41 @@ Gradients, between the last backward pass and the step:
     ZeRO 1 fp32, 2        averaged_gradients[group]: tensors that make up the flat partition
     ZeRO 1 bf16           BF16_Optimizer.fp32_groups_gradient_flat_partition[group]
     ZeRO 3                averaged_gradients[sub-group]: a padded tensor for each parameter
+    offload_optimizer     .grad of the partitions, which lie in host memory
 
 pyproject.toml pins DeepSpeed's minor version for this file; tests/trainer checks it.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...models.parallel.axes import Axis
-from .pieces import Piece
+from ....models.parallel.axes import Axis
+from ..pieces import Piece
 
 Named = Mapping[str, nn.Parameter]
 
 
-class ShardedState(Protocol):
+class ShardedState(ABC):
+    @abstractmethod
     def pieces(self) -> list[Piece]:
         """Return this rank's pieces."""
 
+    @abstractmethod
     def gradients(self, pieces: Sequence[Piece]) -> list[Tensor]:
         """Return the flat gradient of each piece."""
 
+    @abstractmethod
     def refuse(self) -> None:
         """Make DeepSpeed skip its next step: write NaN into the gradients."""
 
+    @abstractmethod
     def refresh(self) -> None:
         """Compute the weights of the forward pass from the masters. Collective."""
 
@@ -49,14 +55,16 @@ def find(
     engine: Any, optimizer: torch.optim.Optimizer, parameters: Named, data: Axis
 ) -> ShardedState:
     stage = int(engine.zero_optimization_stage())
+    if not stage:
+        return _Whole(engine, parameters, data)
+    state: ShardedState = _Flat(engine.optimizer, optimizer, parameters)
     if stage == 3:
-        return _Partitioned(engine.optimizer, parameters, data)
-    if stage:
-        return _Flat(engine.optimizer, optimizer, parameters)
-    return _Whole(engine, parameters, data)
+        state = _Partitioned(engine.optimizer, parameters, data)
+    on_host = engine.zero_use_cpu_optimizer()
+    return _OnHost(state, engine.optimizer, parameters) if on_host else state
 
 
-class _Whole:
+class _Whole(ShardedState):
     """ZeRO 0: every rank holds everything; the ranks take turns in writing it."""
 
     def __init__(self, engine: Any, parameters: Named, data: Axis) -> None:
@@ -91,7 +99,7 @@ class _Whole:
         """The weights of the forward pass are the masters."""
 
 
-class _Flat:
+class _Flat(ShardedState):
     """ZeRO 1 and 2: a range of all parameters of a group, laid end to end."""
 
     def __init__(self, zero: Any, optimizer: torch.optim.Optimizer, parameters: Named) -> None:
@@ -153,7 +161,7 @@ class _Flat:
         self.zero.update_lp_params()
 
 
-class _Partitioned:
+class _Partitioned(ShardedState):
     """ZeRO 3: an even part of every parameter; the last ranks' parts end in padding."""
 
     def __init__(self, zero: Any, parameters: Named, data: Axis) -> None:
@@ -197,6 +205,7 @@ class _Partitioned:
             gradient.fill_(torch.nan)
 
     def refresh(self) -> None:
+        self.zero.invalidate_secondary_tensor()
         for group in range(len(self.zero.fp16_groups)):
             self.zero._reassign_or_swap_out_partitioned_parameters(group)
         persistent = self.zero.persistent_parameters
@@ -206,3 +215,39 @@ class _Partitioned:
             for parameter in persistent:
                 parameter.partition()
             persistent[0].all_gather(persistent)
+
+
+class _OnHost(ShardedState):
+    """offload_optimizer: DeepSpeed copies the gradients to its partitions in host memory, notes a
+    norm of each, and judges the step by these."""
+
+    def __init__(self, state: ShardedState, zero: Any, parameters: Named) -> None:
+        self.state = state
+        self.zero = zero
+        self.parameters = parameters
+
+    def pieces(self) -> list[Piece]:
+        return self.state.pieces()
+
+    def gradients(self, pieces: Sequence[Piece]) -> list[Tensor]:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # the copies are asynchronous
+        found = []
+        for piece in pieces:
+            assert piece.tensor.grad is not None, "DeepSpeed allocates it once"
+            gradient = piece.tensor.grad.view(-1).narrow(0, piece.begin, piece.numel)
+            number = self.zero.get_param_id(self.parameters[piece.parameter])
+            if number not in self.zero.norm_for_param_grads:
+                gradient.zero_()  # unused: this is the gradient of an earlier step
+            found.append(gradient)
+        return found
+
+    def refuse(self) -> None:
+        self.zero.local_overflow = True
+        norms = self.zero.norm_for_param_grads
+        norms.update({key: torch.full_like(norm, torch.nan) for key, norm in norms.items()})
+        # The sums of ZeRO-2 on the device, which DeepSpeed would keep for the next step.
+        self.zero.averaged_gradients = dict.fromkeys(self.zero.averaged_gradients)
+
+    def refresh(self) -> None:
+        self.state.refresh()

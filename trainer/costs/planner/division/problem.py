@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.cuts import Cuts
-from ...pipeline.schedules import SCHEDULES, Kind, Orders
-from ...pipeline.simulate import most_alive, simulate
+from ....pipeline.cuts import Cuts
+from ....pipeline.schedules import SCHEDULES, Kind, Orders
+from ....pipeline.simulate import most_alive, simulate
 
 Numbers = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -123,6 +123,12 @@ class Problem:
         """Return the most micro-batches that each chunk of a stage has alive."""
         return alive(self.schedule, self.stages, self.chunks, self.micro_batches)[stage]
 
+    @property
+    def least_alive(self) -> int:
+        """The least of all stages and chunks."""
+        every = alive(self.schedule, self.stages, self.chunks, self.micro_batches)
+        return min(min(own) for own in every)
+
     def orders(self) -> Orders:
         return orders(self.schedule, self.stages, self.chunks, self.micro_batches)
 
@@ -136,13 +142,13 @@ def orders(schedule: str, stages: int, chunks: int, micro_batches: int) -> Order
 def alive(
     schedule: str, stages: int, chunks: int, micro_batches: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the most micro-batches alive in each chunk, by stage.
-
-    A chunk of 1F1B, also interleaved, has at most 4 micro-batches alive for each stage, however
-    many there are in a step.
-    """
-    if schedule != "gpipe":
-        micro_batches = min(micro_batches, 4 * stages)
+    """Return the most micro-batches alive in each chunk, by stage."""
+    if schedule == "gpipe":
+        return ((micro_batches,),) * stages
+    if schedule == "1f1b":
+        return tuple((min(micro_batches, stages - stage),) for stage in range(stages))
+    # However many micro-batches a step has, a chunk has at most 4 alive for each stage.
+    micro_batches = min(micro_batches, 4 * stages)
     found = []
     for stage, order in enumerate(SCHEDULES[schedule](stages, chunks, micro_batches)):
         each = range(stage, stages * chunks, stages)

@@ -8,7 +8,7 @@ So a layer of DeepSpeed's class, without parameters, stands in the model while D
 DeepSpeed divides the sums of experts' gradients by the size of the data axis, as all others, so the
 engine's factor is right for both.
 
-Beside deepspeed_state.py this is the only file that reads DeepSpeed's private fields.
+Beside state.py this is the only file that reads DeepSpeed's private fields.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...console.errors import MissingError
-from ...models.parallel.sharding import LocalShard
-from ..layout.groups import Parallel
-from .optimizers.base import ParameterGroup
+from ....console.errors import MissingError
+from ....models.parallel.sharding import LocalShard
+from ...layout.groups import Parallel
+from ..optimizers.base import ParameterGroup
 
 
 @contextmanager

@@ -41,6 +41,14 @@ class Knapsack:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.works = works(problem)
+        alike: dict[tuple[object, ...], int] = {}
+        self.same = [
+            alike.setdefault(
+                tuple((c.backward, c.held, c.kept, c.work) for c in sort.choices), number
+            )
+            for number, sort in enumerate(problem.sorts)
+        ]
+        """First sort with the same choices, by sort: calls of different shared blocks are alike."""
         self._stages: dict[tuple[object, ...], StagePlan | None] = {}
         self._alike: dict[tuple[int, int, int, float], Frontier | None] = {}
 
@@ -77,20 +85,21 @@ class Knapsack:
             for sort, count in zip(problem.sorts, by_sort, strict=True)
         )
         least_work = max((each.work for parts in fixed for each in parts), default=0.0)
-        items = [
-            (chunk, sort, alive[chunk], count)
-            for chunk, by_sort in enumerate(counts)
-            for sort, count in enumerate(by_sort)
-            if count
-        ]
-        best: tuple[float, float, Integers] | None = None
-        for work in self.works:
+        together: dict[tuple[int, int], int] = {}
+        for chunk, by_sort in enumerate(counts):
+            for sort, count in enumerate(by_sort):
+                if count:
+                    key = chunk, self.same[sort]
+                    together[key] = together.get(key, 0) + count
+        items = [(chunk, sort, alive[chunk], n) for (chunk, sort), n in together.items()]
+        best = self._fastest(items, problem.budget - held - kept, least_work)
+        for work in self.works if best is None else ():
             if work < least_work:
                 continue
             room = problem.budget - held - kept - work
             selection = self._select(items, room, work)
             if selection is not None and (best is None or selection[0] < best[0]):
-                best = (selection[0], selection[1] + held + kept + work, selection[2])
+                best = (selection[0], selection[1] + work, selection[2])
         if best is None:
             return None
         _, memory, chosen = best
@@ -99,17 +108,48 @@ class Knapsack:
         ]
         forward = [sum(each.forward for each in parts) for parts in fixed]
         backward = [sum(each.backward for each in parts) for parts in fixed]
+        left: dict[tuple[int, int], list[int]] = {}
         start = 0
-        for chunk, sort, _, count in items:
-            choices = problem.sorts[sort].choices
-            numbers = tuple(int(n) for n in chosen[start : start + len(choices)])
-            start += len(choices)
-            split[chunk][sort] = numbers
-            forward[chunk] += count * problem.sorts[sort].forward
-            backward[chunk] += sum(
-                n * choice.backward for n, choice in zip(numbers, choices, strict=True)
-            )
-        return StagePlan(tuple(forward), tuple(backward), update, memory, tuple(map(tuple, split)))
+        for chunk, sort, *_ in items:
+            end = start + len(problem.sorts[sort].choices)
+            left[chunk, sort] = [int(n) for n in chosen[start:end]]
+            start = end
+        for chunk, by_sort in enumerate(counts):
+            for sort, count in enumerate(by_sort):
+                if not count:
+                    continue
+                split[chunk][sort] = numbers = _take(left[chunk, self.same[sort]], count)
+                forward[chunk] += count * problem.sorts[sort].forward
+                choices = problem.sorts[sort].choices
+                backward[chunk] += sum(
+                    n * choice.backward for n, choice in zip(numbers, choices, strict=True)
+                )
+        return StagePlan(
+            tuple(forward),
+            tuple(backward),
+            update,
+            held + kept + memory,
+            tuple(map(tuple, split)),
+        )
+
+    def _fastest(
+        self, items: Sequence[tuple[int, int, int, int]], room: float, least_work: float
+    ) -> tuple[float, float, Integers] | None:
+        """Return the fastest choice of every layer, if all of them fit."""
+        time = memory = 0.0
+        work, chosen = least_work, []
+        for _, sort, alive, count in items:
+            choices = self.problem.sorts[sort].choices
+            numbers = range(len(choices))
+            sizes = [choice.held + alive * choice.kept for choice in choices]
+            number = min(numbers, key=lambda n, c=choices, s=sizes: (c[n].backward, s[n]))  # type: ignore[misc]
+            time += count * choices[number].backward
+            memory += count * sizes[number]
+            work = max(work, choices[number].work)
+            chosen += [count * (n == number) for n in numbers]
+        if memory + work > room:
+            return None
+        return time, memory + work, np.array(chosen, dtype=np.int64)
 
     def _select(
         self, items: Sequence[tuple[int, int, int, int]], room: float, work: float
@@ -148,6 +188,17 @@ class Knapsack:
         if half is None or rest is None:
             return None
         return joined(half, rest, np.inf, alike=True)
+
+
+def _take(numbers: list[int], count: int) -> tuple[int, ...]:
+    """Take so many layers from those of each choice."""
+    found = []
+    for place, n in enumerate(numbers):
+        taken = min(n, count)
+        numbers[place] -= taken
+        count -= taken
+        found.append(taken)
+    return tuple(found)
 
 
 def joined(a: Frontier, b: Frontier, room: float, *, alike: bool = False) -> Frontier:

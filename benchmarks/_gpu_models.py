@@ -1,0 +1,73 @@
+"""Models of the GPU benchmarks: shipped configurations, written without YAML.
+
+A GPU machine may have torch and Triton alone, and YAML needs PyYAML and pydantic. A test compares
+each model with its file in configs/models. A dry run takes a tiny model with the same operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headrace.models.config import ModelConfig
+from headrace.models.initializers import InitConfig
+from headrace.models.kernels.choice import Kernel
+from headrace.models.operators import OPTIONS
+
+SMALL = InitConfig(weights="small", output="wang")
+
+
+def hybrid(
+    pattern: str, vocabulary: int, width: int, groups: int, heads: int, hidden: int
+) -> ModelConfig:
+    """Return a hybrid of Hyena and attention, or a Transformer, by its pattern."""
+    operators = {
+        "se": OPTIONS["hyena-se"](groups=groups),
+        "mr": OPTIONS["hyena-mr"](groups=groups, filter_horizon=8192),
+        "li": OPTIONS["hyena-li"](),
+        "attention": OPTIONS["attention"](heads=heads),
+        "glu": OPTIONS["glu"](hidden=hidden),
+    }
+    used = {name: each for name, each in operators.items() if name in pattern or name == "glu"}
+    return ModelConfig(
+        vocab_size=vocabulary,
+        width=width,
+        pattern=pattern,
+        mlp="glu",
+        init=SMALL,
+        operators=used,
+    )
+
+
+def mamba2(
+    pattern: str, vocabulary: int, width: int, state_size: int, head_dim: int
+) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=vocabulary,
+        width=width,
+        pattern=pattern,
+        init=InitConfig(weights="uniform", output="depth"),
+        operators={"mamba": OPTIONS["mamba2"](state_size=state_size, head_dim=head_dim)},
+    )
+
+
+MODELS = {
+    "hybrid-1b": hybrid("([se, mr, li] * 2 + [attention]) * 3", 32000, 2048, 128, 16, 5504),
+    "transformer-1b": hybrid("[attention] * 21", 32000, 2048, 128, 16, 5504),
+    "mamba2-1.3b": mamba2("[mamba] * 48", 50288, 2048, 128, 64),
+}
+TINY = {
+    "hybrid-1b": hybrid("[se, mr, li, attention]", 50, 32, 4, 2, 48),
+    "transformer-1b": hybrid("[attention]", 50, 32, 4, 2, 48),
+    "mamba2-1.3b": mamba2("[mamba]", 50, 32, 16, 16),
+}
+"""Stand-ins for a dry run."""
+
+
+def with_kernels(config: ModelConfig, kernel: Kernel) -> ModelConfig:
+    """Return the configuration with this choice of kernels for all operators, norms and the
+    loss."""
+    operators = {
+        name: replace(each, kernel=kernel)  # type: ignore[call-arg]
+        for name, each in config.operators.items()
+    }
+    return replace(config, kernel=kernel, operators=operators)

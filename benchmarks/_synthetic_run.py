@@ -1,0 +1,81 @@
+"""The real loop over rows of random tokens, with documents as the caller packs them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from headrace.trainer.checkpoints.store import RunState
+from headrace.trainer.engines.engine import Engine
+from headrace.trainer.layout.groups import Parallel
+from headrace.trainer.loop.guard import Guard
+from headrace.trainer.loop.loop import Loop, LoopOptions, Recorder
+from headrace.trainer.loop.synthetic import (
+    SyntheticBatch,
+    SyntheticConfig,
+    SyntheticLoader,
+    SyntheticPlan,
+)
+
+MEDIAN, SPREAD = 700, 1.0
+"""Median length of a document, and standard deviation of its logarithm."""
+
+Boundaries = Callable[[int], Sequence[int]]
+"""Maps the number of a row to the boundaries of its documents."""
+
+
+def documents(tokens: int, seed: int = 0, median: float = MEDIAN) -> list[int]:
+    """Return the boundaries of documents of log-normal lengths in a row."""
+    generator = torch.Generator().manual_seed(seed)
+    ends = [0]
+    while ends[-1] < tokens:
+        drawn = math.exp(SPREAD * float(torch.randn((), generator=generator)))
+        ends.append(min(tokens, ends[-1] + max(1, round(median * drawn))))
+    return ends
+
+
+def train(
+    engine: Engine,
+    parallel: Parallel,
+    vocab_size: int,
+    recorder: Recorder,
+    *,
+    steps: int,
+    tokens: int,
+    boundaries: Boundaries,
+    micro_batches: int = 1,
+    guard: Guard | None = None,
+    begin: Callable[[int], None] = lambda step: None,
+) -> None:
+    """Train for some steps; a micro-batch is one row of so many tokens."""
+    plan = SyntheticPlan(
+        config=SyntheticConfig(steps=steps, seq_len=tokens, batch_rows=micro_batches, warmup=0),
+        vocab_size=vocab_size,
+        seed=0,
+    )
+    options = LoopOptions(micro_batch_tokens=tokens, seed=0, guard=guard or Guard())
+
+    def packed(batch: SyntheticBatch) -> SyntheticBatch:
+        [row] = batch.rows
+        ends = torch.tensor(boundaries(row), dtype=torch.int32)
+        if parallel.device.type != "cuda":
+            return replace(batch, cu_seqlens=ends)
+        # As the loader's prefetch does it: a copy from pinned memory does not wait.
+        pinned = {name: getattr(batch, name) for name in ("tokens", "targets", "weights")}
+        pinned = {name: tensor.pin_memory() for name, tensor in pinned.items()}
+        return replace(batch, cu_seqlens=ends, **pinned)
+
+    def rows(start: int, size: int) -> Iterator[list[SyntheticBatch]]:
+        loader = SyntheticLoader(plan, rank=0, world=1, micro_batch=size, start_step=start)
+        return ([packed(batch) for batch in step] for step in loader)
+
+    start = RunState(
+        step=0, row=0, tokens=0, plan_hash=plan.hash, updates=0, ledger="0" * 32, seed=0
+    )
+    Loop(plan, rows, lambda _: 1e-4, engine, parallel, options, recorder=recorder, begin=begin).run(
+        start
+    )
+    return recorder

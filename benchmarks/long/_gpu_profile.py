@@ -1,0 +1,167 @@
+"""Device time of traced steps by class of launch, with the classes of _launch_kinds.py.
+
+A launch belongs to the operation of torch that made it: the trace links it to a call of the driver,
+and the operations on the call's thread contain that call. On the CPU, in a dry run, the time of the
+operations themselves stands for the time of their launches.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from benchmarks._launch_kinds import kind_of_operation
+
+KINDS = ("GEMM", "attention", "kernel", "glue", "engine")
+ENGINE = "engine of headrace"
+"""Name of the range around norm, clipping and optimizer step."""
+ENGINE_RANGES = (ENGINE, "FSDP", "Optimizer.", "fsdp::", "c10d::", "nccl:")
+"""How names of the engine's ranges and operations begin."""
+HOST = ("cpu_op", "user_annotation")
+CALLS = ("cuda_runtime", "cuda_driver")
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+"""Categories of a trace's events."""
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Device time of a step."""
+
+    seconds: dict[str, float]
+    """Time of the launches of each class."""
+    launches: float
+    busy: float
+    """Time during which at least one launch ran."""
+
+    def share(self, kind: str) -> float:
+        return self.seconds[kind] / (sum(self.seconds.values()) or 1.0)
+
+
+def kind_of_launch(operations: Sequence[str]) -> str:
+    """Return the class of a launch from the operations that contain it, innermost last."""
+    if any(name.startswith(ENGINE_RANGES) for name in operations):
+        return "engine"
+    kinds = [kind_of_operation(name) for name in operations if "::" in name]
+    if "attention" in kinds:  # its operation calls others
+        return "attention"
+    # A compiled graph launches programs outside of any operation.
+    return (kinds[-1] if kinds else None) or "glue"
+
+
+def shares(events: Iterable[Event], steps: int, cuda: bool) -> Shares:
+    """Return the device time of a step from the events of some traced steps."""
+    timed = [event for event in events if event.get("ph") == "X" and "dur" in event]
+    times: Counter[str] = Counter(dict.fromkeys(KINDS, 0.0))
+    spans = []
+    for kind, event, duration in _launches(timed) if cuda else _operations(timed):
+        times[kind] += duration
+        spans.append((event["ts"], event["ts"] + event["dur"]))
+    scale = 1e-6 / steps  # a trace is in microseconds
+    seconds = {kind: duration * scale for kind, duration in times.items()}
+    return Shares(seconds, len(spans) / steps, scale * _union(spans))
+
+
+def _launches(timed: Sequence[Event]) -> Iterator[tuple[str, Event, float]]:
+    """Yield the class of each launch of the traced steps, its event, and its duration. The device
+    may still run launches of an earlier step: their calls are not in the trace."""
+    calls = {}
+    for event, containing in _nested(timed):
+        if event["cat"] in CALLS and "correlation" in event.get("args", {}):
+            calls[event["args"]["correlation"]] = [each["name"] for each in containing]
+    for event in timed:
+        correlation = event.get("args", {}).get("correlation")
+        if event.get("cat") in DEVICE and correlation in calls:
+            yield kind_of_launch(calls[correlation]), event, event["dur"]
+
+
+def _operations(timed: Sequence[Event]) -> Iterator[tuple[str, Event, float]]:
+    """Yield the class of each operation on the CPU, its event, and its time without those that it
+    calls."""
+    inner: Counter[int] = Counter()
+    found = []
+    for event, containing in _nested(timed):
+        if event["cat"] == "cpu_op":
+            found.append((event, [*(each["name"] for each in containing), event["name"]]))
+            above = [each for each in containing if each["cat"] == "cpu_op"]
+            if above:
+                inner[id(above[-1])] += event["dur"]
+    for event, names in found:
+        yield kind_of_launch(names), event, event["dur"] - inner[id(event)]
+
+
+def _nested(timed: Sequence[Event]) -> Iterator[tuple[Event, list[Event]]]:
+    """Yield each event of the host, with the operations and ranges that contain it."""
+    threads: defaultdict[Any, list[Event]] = defaultdict(list)
+    for event in timed:
+        if event.get("cat") in HOST + CALLS:
+            threads[event["pid"], event["tid"]].append(event)
+    for thread in threads.values():
+        containing: list[Event] = []
+        for event in sorted(thread, key=lambda event: (event["ts"], -event["dur"])):
+            while containing and containing[-1]["ts"] + containing[-1]["dur"] <= event["ts"]:
+                containing.pop()
+            yield event, list(containing)
+            if event["cat"] in HOST:
+                containing.append(event)
+
+
+def _union(spans: Iterable[tuple[float, float]]) -> float:
+    """Return the length of the union of intervals."""
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+class Tracer:
+    """Traces some steps into a file; `begin` is called when a step begins."""
+
+    def __init__(self, steps: range, cuda: bool, file: Path) -> None:
+        self.steps = steps
+        self.cuda = cuda
+        self.file = file
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+        self.profile = profile(activities=activities)
+        self.range: AbstractContextManager[Any] | None = None
+
+    def begin(self, step: int, engine: Any) -> None:
+        if step == self.steps.start:
+            self._mark(engine)
+            self.profile.start()
+
+    def _mark(self, engine: Any) -> None:
+        """Put norm, clipping and optimizer step of an engine into a range with a name."""
+        gradients, step = engine.gradients, engine.step
+
+        def begin(*given: Any) -> Any:
+            self.range = record_function(ENGINE)
+            self.range.__enter__()
+            return gradients(*given)
+
+        def end(*given: Any) -> Any:
+            result = step(*given)
+            assert self.range is not None
+            self.range.__exit__(None, None, None)
+            return result
+
+        engine.gradients, engine.step = begin, end
+
+    def result(self) -> Shares:
+        """Stop the trace, write its file, and return the shares of a step."""
+        self.profile.stop()
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.profile.export_chrome_trace(str(self.file))  # compressed by its ending
+        with gzip.open(self.file, "rt", encoding="utf-8", errors="replace") as text:
+            events = json.load(text, strict=False)["traceEvents"]
+        return shares(events, len(self.steps), self.cuda)

@@ -1,0 +1,233 @@
+"""Measurement of a line of gpu_step.py: the FSDP2 engine and the real loop on one GPU."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks._gpu_models import with_kernels
+from benchmarks._synthetic_run import train
+from headrace.models.accounting.count import build_meta
+from headrace.models.compilation import Backend
+from headrace.models.fp8 import quantize
+from headrace.models.kernels.choice import Kernel
+from headrace.models.layers.recompute import Recompute, rules_of
+from headrace.models.model import initial_weights
+from headrace.models.precision import PRECISIONS
+from headrace.trainer.cluster import ranks
+from headrace.trainer.engines import give
+from headrace.trainer.engines.engine import Engine
+from headrace.trainer.engines.fsdp2 import Fsdp2Config
+from headrace.trainer.engines.objective import Objective
+from headrace.trainer.engines.optimizers.adamw import AdamWConfig
+from headrace.trainer.layout.config import LayoutConfig
+from headrace.trainer.layout.devices import local_device, set_allocator
+from headrace.trainer.layout.groups import Parallel, join
+from headrace.trainer.loop.loop import StepRecord
+from headrace.trainer.record.speed import Speed, known_peak, speed_of
+
+from ._gpu_lines import Line, Sizes
+from ._gpu_profile import KINDS, Shares, Tracer
+
+TIMEOUT = timedelta(minutes=10)
+
+
+@cache
+def parallel_of(device: Literal["cpu", "cuda"]) -> Parallel:
+    """Join a group of one rank, as a rank of a run does."""
+    backend = "gloo"
+    if device == "cuda":
+        backend = "cpu:gloo,cuda:nccl"
+        set_allocator()
+    ranks.initialise(backend, TIMEOUT, device=local_device(device))
+    return join(LayoutConfig(), device, TIMEOUT)
+
+
+@cache
+def weights_of(model: str, sizes: Sizes) -> dict[str, Tensor]:
+    """Return the initial weights: they are drawn once for all lines of a model."""
+    return dict(initial_weights(sizes.model(model), 0))
+
+
+def build(
+    name: str,
+    sizes: Sizes,
+    kernel: Kernel,
+    precision: str = "bf16",
+    recompute: Recompute = "none",
+    compiled: bool = False,
+) -> Engine:
+    """Return an engine with the initial weights of a model."""
+    if sizes.dry and kernel == "auto":
+        kernel = "triton"  # on the CPU, in Triton's interpreter
+    meta = build_meta(with_kernels(sizes.model(name), kernel))
+    model = quantize(meta, PRECISIONS[precision].fp8)
+    model.set_recompute(recompute)
+    backend: Backend = "aot_eager" if compiled and sizes.dry else "inductor"
+    engine = Fsdp2Config(compile=compiled, compile_backend=backend).build(
+        Objective(model), AdamWConfig(), PRECISIONS[precision], parallel_of(sizes.device)
+    )
+    give(engine, weights_of(name, sizes))
+    return engine
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Result of a line."""
+
+    tokens: int
+    """Tokens of a step."""
+    seconds: float
+    """Median of the measured steps."""
+    first: float
+    """Seconds of the first step, which compiles."""
+    allocated: int
+    reserved: int
+    """Peak memory of the measured steps in bytes."""
+    shares: Shares | None = None
+
+    def text(self, speed: Speed, length: int) -> str:
+        rate = self.tokens / self.seconds
+        used = [
+            f"{name} {'—' if value is None else format(value, '.3f')}"
+            for name, value in (("MFU", speed.mfu(length, rate)), ("HFU", speed.hfu(length, rate)))
+        ]
+        words = [
+            f"{rate:,.0f} tokens/s",
+            *used,
+            f"{1e3 * self.seconds:.1f} ms a step",
+            f"memory {self.allocated / 2**30:.1f} GiB allocated, "
+            f"{self.reserved / 2**30:.1f} GiB reserved",
+            f"first step {self.first:.1f} s",
+        ]
+        if self.shares is not None:
+            parts = [f"{kind} {self.shares.share(kind):.1%}" for kind in KINDS]
+            idle = max(0.0, 1 - self.shares.busy / self.seconds)
+            words += [f"{self.shares.launches:,.0f} launches a step", *parts, f"idle {idle:.1%}"]
+        return ", ".join(words)
+
+
+class Seconds:
+    """Recorder of the seconds of each step."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def record(self, record: StepRecord) -> None:
+        self.seconds.append(record.seconds)
+
+    def evaluated(self, step: Any, evaluation: Any) -> None: ...
+
+    def sync(self) -> None: ...
+
+
+class Memory:
+    """Peak memory between two moments; nothing on the CPU."""
+
+    def __init__(self, device: str) -> None:
+        self.cuda = device == "cuda"
+        self.allocated = self.reserved = 0
+
+    def begin(self) -> None:
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
+
+    def end(self) -> None:
+        if self.cuda:
+            self.allocated = torch.cuda.max_memory_allocated()
+            self.reserved = torch.cuda.max_memory_reserved()
+
+
+def speed(line: Line, sizes: Sizes) -> Speed:
+    """Count FLOPs: products with weights, and the pairs of tokens that attention computes."""
+    config = sizes.model(line.model)
+    return speed_of(
+        config,
+        [sizes.pairs(line.packed)],
+        rules=rules_of(line.recompute, len(config.layers)),
+        peak=known_peak(sizes.device),
+        fp8=PRECISIONS[line.precision].fp8,
+    )
+
+
+def measure(line: Line, sizes: Sizes, trace: Path) -> str:
+    """Return the text of a line; its traced steps go into a file."""
+    config = sizes.model(line.model)
+    parallel = parallel_of(sizes.device)
+    engine = build(line.model, sizes, line.kernels, line.precision, line.recompute, line.compiled)
+    memory = Memory(sizes.device)
+    steps = range(sizes.timed, sizes.timed + sizes.traced)
+    tracer = Tracer(steps, sizes.device == "cuda", trace)
+
+    def begin(step: int) -> None:
+        if step == sizes.warm:
+            memory.begin()
+        if step == sizes.timed:
+            memory.end()
+        tracer.begin(step, engine)
+
+    recorder = Seconds()
+    train(
+        engine,
+        parallel,
+        config.vocab_size,
+        recorder,
+        steps=steps.stop,
+        tokens=sizes.tokens,
+        boundaries=lambda row: sizes.boundaries(line.packed, row),
+        micro_batches=line.micro_batches,
+        begin=begin,
+    )
+    measured = Measured(
+        tokens=sizes.tokens * line.micro_batches,
+        seconds=median(recorder.seconds[sizes.warm : sizes.timed]),
+        first=recorder.seconds[0],
+        allocated=memory.allocated,
+        reserved=memory.reserved,
+        shares=tracer.result(),
+    )
+    return measured.text(speed(line, sizes), sizes.pairs(line.packed))
+
+
+def timed_steps(step: Callable[[], object], sizes: Sizes) -> Measured:
+    """Measure a peer: `step` takes an optimizer step and reads its loss."""
+    memory, seconds = Memory(sizes.device), []
+    for number in range(sizes.timed):
+        if number == sizes.warm:
+            memory.begin()
+        began = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - began)
+    memory.end()
+    return Measured(
+        tokens=sizes.tokens,
+        seconds=median(seconds[sizes.warm :]),
+        first=seconds[0],
+        allocated=memory.allocated,
+        reserved=memory.reserved,
+    )
+
+
+def clear(device: str) -> None:
+    """Free what a line held."""
+    torch._dynamo.reset()
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,192 @@
+"""From a solution to a plan's file: choices of each layer, time and memory by part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from ...pipeline.cuts import Cuts
+from ...run.layout_plan import (
+    LayerSpan,
+    LayoutPlan,
+    Planned,
+    PlannedPhase,
+    Predicted,
+    model_hash,
+)
+from .division.problem import Choice, Problem, StagePlan, price
+from .layers import Costs, Way
+from .search import Candidate
+
+PARTS = {
+    "compute": "forward and backward passes",
+    "recompute": "passes that the backward pass repeats",
+    "tensor": "messages of tensor parallelism",
+    "context": "messages of context parallelism",
+    "experts": "messages of expert parallelism",
+    "data": "gathered weights and reduced gradients that no computation hides",
+    "ends": "embedding, head and loss",
+    "update": "gradients and weights once for a step, and the optimizer",
+    "bubble": "waiting for other stages",
+}
+"""Parts of a step, and their meaning."""
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """A division with a choice for each layer, priced."""
+
+    price: float
+    cuts: Cuts
+    choices: tuple[Choice, ...]
+    """Of each layer."""
+    stages: tuple[StagePlan, ...]
+
+
+def choices_of(candidate: Candidate) -> list[Choice]:
+    """Return the choice of each layer. Layers of a sort take theirs in turn."""
+    problem, solution = candidate.problem, candidate.solution
+    ranges = problem.ranges(solution.cuts)
+    found: list[Choice | None] = [None] * len(problem.layers)
+    for stage, plan in enumerate(solution.stages):
+        for chunk, counts in zip(problem.own(stage), plan.counts, strict=True):
+            waiting = {
+                sort: [
+                    choice
+                    for choice, n in zip(problem.sorts[sort].choices, numbers, strict=True)
+                    for _ in range(n)
+                ]
+                for sort, numbers in enumerate(counts)
+            }
+            for layer in range(*ranges[chunk]):
+                found[layer] = waiting[problem.layers[layer]].pop(0)
+    return [choice for choice in found if choice is not None]
+
+
+def assigned(problem: Problem, cuts: Cuts, choices: Sequence[Choice]) -> Assigned:
+    """Price a division with given choices."""
+    ranges = problem.ranges(cuts)
+    stages = []
+    for stage in range(problem.stages):
+        own, alive = problem.own(stage), problem.alive(stage)
+        layers = [range(*ranges[chunk]) for chunk in own]
+        fixed = [list(problem.fixed(chunk)) for chunk in own]
+        sorts = [[problem.sorts[problem.layers[layer]] for layer in each] for each in layers]
+        parts = [
+            [*(choices[layer] for layer in each), *ends]
+            for each, ends in zip(layers, fixed, strict=True)
+        ]
+        called = {sort.module for each in sorts for sort in each if sort.module is not None}
+        modules = [problem.modules[number] for number in called]
+        held = sum(part.held for each in parts for part in each) + sum(m.held for m in modules)
+        kept = sum(n * part.kept for n, each in zip(alive, parts, strict=True) for part in each)
+        stages.append(
+            StagePlan(
+                forward=tuple(
+                    sum(sort.forward for sort in each) + sum(end.forward for end in ends)
+                    for each, ends in zip(sorts, fixed, strict=True)
+                ),
+                backward=tuple(sum(part.backward for part in each) for each in parts),
+                update=sum(sort.update for each in sorts for sort in each)
+                + sum(end.update for ends in fixed for end in ends)
+                + sum(module.update for module in modules),
+                memory=held + kept + max(part.work for each in parts for part in each),
+                counts=(),
+            )
+        )
+    return Assigned(price(problem, stages), cuts, tuple(choices), tuple(stages))
+
+
+def same_choices(problem: Problem, ways: Sequence[Choice]) -> list[Choice]:
+    """Return the choices of another phase's problem with the same rules."""
+    found = []
+    for sort, way in zip(problem.layers, ways, strict=True):
+        key = way.name.rule, way.name.reshard
+        alike = {(c.name.rule, c.name.reshard): c for c in problem.sorts[sort].choices}
+        found.append(alike[key])
+    return found
+
+
+def time_by_part(problem: Problem, plan: Assigned) -> dict[str, float]:
+    """Return the seconds of the busiest stage by part; they add up to the price."""
+    m, ranges = problem.micro_batches, problem.ranges(plan.cuts)
+    busy = [sum(stage.forward) + sum(stage.backward) for stage in plan.stages]
+    stage = max(range(problem.stages), key=lambda number: busy[number])
+    found: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+    for chunk in problem.own(stage):
+        for layer in range(*ranges[chunk]):
+            way: Way = plan.choices[layer].name
+            for parts in (way.forward, way.backward):
+                for name, seconds in parts.items():
+                    found[name] += m * seconds
+        for end in problem.fixed(chunk):
+            found["ends"] += m * (end.forward + end.backward)
+    found["update"] = plan.stages[stage].update
+    found["bubble"] = max(0.0, plan.price - sum(found.values()))
+    return {name: seconds for name, seconds in found.items() if seconds}
+
+
+def memory_by_part(problem: Problem, plan: Assigned, buffers: float) -> dict[str, int]:
+    """Return the bytes of the fullest stage by part."""
+    stage = max(range(problem.stages), key=lambda number: plan.stages[number].memory)
+    ranges, alive = problem.ranges(plan.cuts), problem.alive(stage)
+    kept = work = 0.0
+    for n, chunk in zip(alive, problem.own(stage), strict=True):
+        parts = [*(plan.choices[layer] for layer in range(*ranges[chunk]))]
+        kept += n * sum(part.kept for part in (*parts, *problem.fixed(chunk)))
+        work = max(work, *(part.work for part in (*parts, *problem.fixed(chunk))))
+    state = plan.stages[stage].memory - kept - work
+    parts_of = {"state": state, "buffers": buffers, "activations": kept, "working": work}
+    return {name: round(size) for name, size in parts_of.items() if size}
+
+
+def plan_of(
+    costs: Sequence[Costs], seconds: Mapping[str, float], candidate: Candidate, budget: float
+) -> LayoutPlan:
+    """Return the plan's file of a candidate of the first of these phases."""
+    first = costs[0]
+    grid, problem = candidate.grid, candidate.problem
+    choices = choices_of(candidate)
+    cuts = candidate.solution.cuts
+    made = assigned(problem, cuts, choices)
+    hardware = first.machine.hardware
+    memory = memory_by_part(problem, made, budget - problem.budget)
+    ways = [choice.name for choice in choices]
+    return LayoutPlan(
+        planned=Planned(
+            model=model_hash(first.model),
+            gpus=grid.shape.dp * grid.layout.shards,
+            hardware=f"{hardware.file.name}#{hardware.digest}",
+            executable=all(way.reshard is None for way in ways),
+            phases=tuple(
+                PlannedPhase(
+                    name=each.phase.name,
+                    seq_len=each.phase.seq_len,
+                    batch_tokens=each.phase.seq_len * each.phase.batch_rows,
+                    seconds=seconds[each.phase.name],
+                )
+                for each in costs
+            ),
+        ),
+        layout=replace(grid.layout, cuts=cuts or None),
+        engine=grid.engine,
+        micro_batch_tokens=grid.shape.rows * first.phase.seq_len // grid.layout.cp,
+        layers=tuple(_spans(ways)),
+        predicted=Predicted(
+            seconds=made.price,
+            bound=candidate.solution.bound,
+            by=time_by_part(problem, made),
+            memory=sum(memory.values()),
+            memory_by=memory,
+            estimated=tuple(sorted(first.machine.estimated)),
+        ),
+    )
+
+
+def _spans(ways: Sequence[Way]) -> Iterator[LayerSpan]:
+    first = 0
+    for (rule, reshard), alike in groupby(ways, lambda way: (way.rule, way.reshard)):
+        count = len(list(alike))
+        yield LayerSpan(layers=(first, first + count - 1), recompute=rule, reshard=reshard)
+        first += count

@@ -1,0 +1,196 @@
+"""The command `trainer plan`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ....console import command
+
+if TYPE_CHECKING:
+    from ....dataplane.order.timeline import PhaseRows
+    from .make import Plans, Question
+
+REQUIRED = ("model", "hardware", "gpus")
+
+
+@click.group("plan", cls=command.CommandGroup, invoke_without_command=True)
+@click.option("--model", metavar="NAME|FILE", help="A shipped model or a YAML.")
+@click.option("--mixture", metavar="FILE", help="A mixture, whose phases are planned.")
+@click.option("--seq-len", type=click.IntRange(1), help="Tokens of a row, without a mixture.")
+@click.option("--batch-tokens", metavar="SIZE", help="Tokens of a step, such as 4Mi.")
+@click.option(
+    "--hardware", metavar="NAME|FILE", help="A shipped cluster (h100) or a file of figures."
+)
+@click.option("--gpus", type=click.IntRange(1), help="Devices of the run.")
+@click.option(
+    "--memory",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.9,
+    show_default=True,
+    help="Fraction of a device's usable memory that a plan may take.",
+)
+@click.option("--run", "run_file", metavar="FILE", help="A run's YAML: optimizer and precision.")
+@click.option("--out", metavar="FILE", help="Write the best plan.")
+@click.option(
+    "--explain", metavar="pp=1,tp=8", help="Compare the best plan that has these settings."
+)
+@click.option(
+    "--simulate",
+    is_flag=True,
+    help="Also try choices that the simulation alone knows: `reshard` for each layer.",
+)
+@click.option(
+    "--roofline",
+    is_flag=True,
+    help="Price kernels without a measured rate by their bytes and operations.",
+)
+@command.json_option
+@click.pass_context
+def plan(context: click.Context, as_json: bool, **options: Any) -> None:
+    """Search the layout with the shortest step that fits into memory.
+
+    All layouts that `trainer run` can execute are searched: data, tensor, context, expert and
+    pipeline parallelism, engines, micro-batches, stages, and what each layer recomputes. Times
+    follow from the figures of the hardware file.
+
+    \b
+    Examples:
+      trainer plan --model llama2-7b --seq-len 4096 --batch-tokens 4Mi --hardware h100 --gpus 64
+      trainer plan show plan.yaml
+
+    More: docs/planner.md
+    """
+    if context.invoked_subcommand is not None:
+        return
+    missing = [f"--{name}" for name in REQUIRED if options[name] is None]
+    if missing:
+        raise click.UsageError(f"missing {', '.join(missing)}")
+    from .make import explain, make_plans, parse_wanted
+    from .show import compared, lines_of
+
+    wanted = parse_wanted(options["explain"]) if options["explain"] else None
+    plans = make_plans(_question(options))
+    explained = explain(plans, wanted) if wanted else []
+    if options["out"] is not None:
+        _write(plans, options["out"])
+    if as_json:
+        command.emit(_as_json(plans))
+    command.say("\n".join(lines_of(plans)))
+    for own, other in explained:
+        name = f"{options['explain']} in phase {own.costs.phase.name}"
+        text = (
+            [str(other)]
+            if isinstance(other, Exception)
+            else compared(own.best, other, plans.question.budget)
+        )
+        command.say("\n".join([f"{name}:", *text]))
+
+
+@plan.command("show")
+@click.argument("file", metavar="PLAN.yaml")
+@command.json_option
+def show(file: str, as_json: bool) -> None:
+    """Print a plan's file: layout, layers, time and memory by part."""
+    from ....console.config import plain
+    from ...run.layout_plan import load_plan
+    from .show import plan_lines
+
+    stored = load_plan(file)
+    if as_json:
+        command.emit(plain(stored))
+    command.say("\n".join(plan_lines(stored)))
+
+
+def _question(options: dict[str, Any]) -> Question:
+    from dataclasses import replace
+
+    from ....models.config import load_model_config
+    from ...run import config as run_config
+    from ..hardware import Hardware
+    from .make import Question
+
+    hardware = Hardware.load(options["hardware"])
+    run = run_config.load(options["run_file"])
+    if run.precision == "auto":
+        precision = "bf16" if hardware.file.device.kind == "cuda" else "fp32"
+        run = replace(run, precision=precision)
+    return Question(
+        model=load_model_config(options["model"]),
+        run=run,
+        hardware=hardware,
+        gpus=options["gpus"],
+        phases=_phases(options),
+        memory=options["memory"],
+        roofline=options["roofline"],
+        simulate=options["simulate"],
+    )
+
+
+def _phases(options: dict[str, Any]) -> list[PhaseRows]:
+    from ....console.yaml_text import value
+    from ....dataplane.order.timeline import PhaseRows
+
+    plain = options["seq_len"], options["batch_tokens"]
+    if options["mixture"] is not None:
+        if any(plain):
+            raise click.UsageError("a mixture has the lengths and batches of its phases")
+        from ....mixtures.planning.resolve_mixture import resolve_file
+
+        return list(resolve_file(options["mixture"]).phases)
+    if not all(plain):
+        raise click.UsageError("give --mixture, or --seq-len and --batch-tokens")
+    length, tokens = options["seq_len"], value(options["batch_tokens"])
+    if not isinstance(tokens, int) or tokens < length or tokens % length:
+        raise click.UsageError(
+            f"--batch-tokens {options['batch_tokens']} is not a multiple of --seq-len {length}"
+        )
+    rows = tokens // length
+    return [
+        PhaseRows(
+            name="steps",
+            first_row=0,
+            first_step=0,
+            first_token=0,
+            rows=rows,
+            seq_len=length,
+            batch_rows=rows,
+        )
+    ]
+
+
+def _write(plans: Plans, out: str) -> None:
+    from pathlib import Path
+
+    from ....console.config import dump
+    from ....console.errors import PlanError
+    from ....dataplane.storage.atomic import replacing
+
+    if plans.best is None:
+        raise PlanError(
+            f"no plan serves all phases, so {out} was not written",
+            hint="plan each phase by itself with --seq-len and --batch-tokens",
+        )
+    with replacing(Path(out)) as file:
+        file.write(dump(plans.best).encode())
+
+
+def _as_json(plans: Plans) -> dict[str, Any]:
+    from ....console.config import plain
+
+    return {
+        "plan": plain(plans.best) if plans.best is not None else None,
+        "phases": [
+            {
+                "phase": own.costs.phase.name,
+                "plan": plain(each),
+                "layouts": own.outcome.grids,
+                "best": [
+                    {**candidate.grid.words(), "seconds": candidate.solution.price}
+                    for candidate in own.outcome.candidates
+                ],
+            }
+            for own, each in zip(plans.phases, plans.each, strict=True)
+        ],
+    }

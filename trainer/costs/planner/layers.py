@@ -1,0 +1,302 @@
+"""Costs of the layers of a model in a layout: the problem that the search solves.
+
+Times follow from the trace of a layer and the figures of the hardware; bytes from the memory
+accounting (models/accounting), with what it does not count yet: whole weights and gradients of a
+block while it runs, and gathered inputs under tensor parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, get_args
+
+from ....models.accounting.count import build_meta
+from ....models.accounting.memory import KeptLayer
+from ....models.accounting.state import Degrees, Shards, state_bytes
+from ....models.layers.recompute import OPERATIONS, Results, Rule, Selective, Unit
+from ....models.precision import PRECISIONS, Precision
+from ...engines.engine import EngineConfig
+from ...layout.config import LayoutConfig
+from ...run.config import RunConfig
+from ..state import engine_state
+from . import messages
+from .division.problem import Choice, Fixed, Problem, Sort
+from .grid import Grid
+from .machine import Machine, Split
+from .trace import LayerTrace, local_shards, one_of_each, trace
+
+if TYPE_CHECKING:
+    from ....dataplane.order.timeline import PhaseRows
+    from ....models.config import ModelConfig
+
+RULES: tuple[Rule, ...] = (
+    *get_args(Unit),
+    Selective(save=("matmul",)),
+    Selective(save=("attention", "scan", "convolution")),
+    Selective(save=tuple(OPERATIONS)),
+)
+"""Recompute rules that are tried for each layer."""
+Parts = dict[str, float]
+ShardedParts = tuple[
+    list[messages.Sharded], messages.Sharded, messages.Sharded, dict[str, messages.Sharded]
+]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a layer runs, with the seconds of its passes by part."""
+
+    rule: Rule
+    reshard: bool | None
+    """False: weights stay gathered from the forward to the backward pass. None: as the engine."""
+    forward: Parts
+    backward: Parts
+
+
+@dataclass(frozen=True)
+class Passes:
+    """A layer of one sort in a micro-batch of a rank."""
+
+    forward: Parts
+    backward: Parts
+    again: Mapping[Rule, float]
+    """Seconds of the backward pass that recompute adds."""
+    kept: Mapping[Rule, float]
+    work: Mapping[Rule, float]
+
+
+class Costs:
+    """Costs of a model in a phase, on a cluster."""
+
+    def __init__(
+        self, model: ModelConfig, run: RunConfig, machine: Machine, phase: PhaseRows
+    ) -> None:
+        self.model, self.run, self.machine, self.phase = model, run, machine, phase
+        self.device = machine.hardware.file.device.kind
+        self.trace = trace(model, phase.seq_len, self.precision, self.device)
+        self.passes = cache(self._passes)
+        self.shards = cache(self._shards)
+        self.memory = cache(self._memory)
+        self.sharded = cache(self._sharded)
+
+    @property
+    def precision(self) -> Precision:
+        return PRECISIONS[self.run.precision]
+
+    @cached_property
+    def sorts(self) -> Sequence[LayerTrace]:
+        return self.trace.sorts
+
+    def _passes(self, split: Split, ep: int) -> tuple[list[Passes], Passes]:
+        """Return the costs of each sort, and of the head."""
+        found = [self._of_layer(each, split, ep) for each in (*self.sorts, self.trace.head)]
+        return found[:-1], found[-1]
+
+    def _of_layer(self, layer: LayerTrace, split: Split, ep: int) -> Passes:
+        machine, part = self.machine, split.rows / split.ranks
+        each = [machine.seconds([work], "forward", split) for work in layer.forward]
+        forward = {"compute": sum(each)}
+        backward = {"compute": machine.seconds(layer.backward, "backward", split)}
+        sent = messages.of_layer(layer, self.model, self.trace, self.precision, machine, split, ep)
+        for name, (there, back) in sent.items():
+            forward[name], backward[name] = there, back
+        again, kept, work = {}, {}, {}
+        sizes = KeptLayer(
+            layer.everything, layer.stream, layer.calls, layer.results, layer.needed  # type: ignore[arg-type]
+        )  # fmt: skip
+        gathered = layer.calls * layer.stream * split.rows / split.cp * (1 - 1 / split.tp)
+        for rule in RULES:
+            saved: tuple[Results, ...] = rule.save if isinstance(rule, Selective) else ()
+            repeated = sum(there for there, _ in sent.values()) + sum(
+                seconds
+                for seconds, done in zip(each, layer.forward, strict=True)
+                if not saved or done.saved not in saved
+            )
+            again[rule] = 0.0 if rule == "none" else repeated
+            kept[rule] = sizes.forward(rule) * part + (gathered if rule == "none" else 0.0)
+            work[rule] = sizes.backward(rule) * part + (0.0 if rule == "none" else gathered)
+        return Passes(forward, backward, again, kept, work)
+
+    def _shards(self, tp: int, ep: int) -> tuple[list[Shards], Shards, Shards, dict[str, Shards]]:
+        """Return the local shards of each sort of layer, the embedding, the head with the final
+        norm, and the shared modules."""
+        layers: list[dict[str, Any]] = [{} for _ in self.sorts]
+        first: dict[str, Any] = {}
+        last: dict[str, Any] = {}
+        modules: dict[str, dict[str, Any]] = {}
+        for name, shard in local_shards(self.model, tp, ep).items():
+            root, _, rest = name.partition(".")
+            if root == "blocks":
+                layers[int(rest.partition(".")[0])][name] = shard
+            elif root == "shared":
+                modules.setdefault(rest.partition(".")[0], {})[name] = shard
+            else:
+                (first if root in ("embedding", "positions") else last)[name] = shard
+        return list(layers), first, last, dict(modules)
+
+    @cached_property
+    def _meta(self) -> Any:
+        return build_meta(one_of_each(self.model))
+
+    def problem(
+        self,
+        grid: Grid,
+        budget: float,
+        *,
+        per_layer_reshard: bool = False,
+        all_choices: bool = False,
+    ) -> Problem:
+        """Return the problem of a layout. `per_layer_reshard` adds choices that no engine has;
+        without `all_choices`, those that another beats in everything are left out."""
+        shape, layout = grid.shape, grid.layout
+        split = shape.split
+        passes, head = self.passes(split, layout.ep)
+        engine, (layers, first, at_end, modules) = self.sharded(
+            grid.engine, layout.pp, shape.dp, layout.cp, layout.tp, layout.ep
+        )
+        memory = self.memory(grid.engine, layout.pp, shape.dp, layout.cp, layout.tp, layout.ep)
+        names = list(modules)
+        sorts = []
+        for layer, cost, shards, held in zip(
+            self.sorts, passes, layers, memory.layers, strict=True
+        ):
+            forward = engine.forward(cost.forward, shards)
+            choices = []
+            for rule in RULES:
+                back = dict(cost.backward, recompute=cost.again[rule])
+                options: list[bool | None] = [None]
+                if per_layer_reshard and engine.gathers_blocks:
+                    options.append(False)
+                for reshard in options:
+                    backward = engine.backward(back, shards, gathers=reshard is None)
+                    whole = 0.0 if reshard is None else engine.whole_weights(shards)
+                    choices.append(
+                        Choice(
+                            name=Way(rule, reshard, forward, backward),
+                            backward=sum(backward.values()),
+                            held=held + whole,
+                            kept=cost.kept[rule],
+                            work=cost.work[rule] + engine.work(shards),
+                        )
+                    )
+            shared = layer.layer["shared"]
+            sorts.append(
+                Sort(
+                    forward=sum(forward.values()),
+                    choices=tuple(choices if all_choices else _useful(choices)),
+                    update=engine.update(cost.forward, cost.backward, shards),
+                    module=None if shared is None else names.index(shared),
+                )
+            )
+        forward, backward = (
+            engine.forward(head.forward, at_end),
+            engine.backward(head.backward, at_end, gathers=False),
+        )
+        stream = self.trace.head.stream * split.rows / split.ranks
+        hop = stream * (2 if modules else 1)
+        stride = grid.shape.dp * layout.cp * layout.tp
+        return Problem(
+            sorts=tuple(sorts),
+            layers=self.trace.layers,
+            micro_batches=shape.micro_batches,
+            budget=budget - memory.buffers,
+            stages=layout.pp,
+            chunks=layout.chunks,
+            schedule=layout.schedule,
+            message=self.machine.hop(hop, stride) if layout.pp > 1 else 0.0,
+            first=Fixed(
+                forward=self.machine.traffic(2 * stream),
+                backward=self.machine.traffic(2 * stream),
+                held=memory.first,
+                work=engine.work(first),
+                update=engine.update({}, {}, first),
+            ),
+            last=Fixed(
+                forward=sum(forward.values()),
+                backward=sum(backward.values()),
+                held=memory.last,
+                kept=head.kept["none"],
+                work=engine.work(at_end),
+                update=engine.update(head.forward, head.backward, at_end),
+            ),
+            modules=tuple(
+                Fixed(held=held, update=engine.update({}, {}, shards))
+                for held, shards in zip(memory.modules, modules.values(), strict=True)
+            ),
+        )
+
+    def _sharded(
+        self, engine: EngineConfig, pp: int, dp: int, cp: int, tp: int, ep: int
+    ) -> tuple[messages.EngineMessages, ShardedParts]:
+        """Return the messages of an engine: of a layer of each sort, the embedding, the head and
+        the shared modules."""
+        layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep)
+        found = messages.EngineMessages(engine, layout, dp, self.precision, self.machine)
+        layers, first, last, modules = self.shards(tp, ep)
+        return found, (
+            [found.of(shards) for shards in layers],
+            found.of(first),
+            found.of({**last, **first} if self.tied(pp) else last),
+            {name: found.of(shards) for name, shards in modules.items()},
+        )
+
+    def _memory(self, engine: EngineConfig, pp: int, dp: int, cp: int, tp: int, ep: int) -> Memory:
+        """Return the bytes of the state of an engine on a rank."""
+        layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep)
+        run = replace(self.run, engine=engine, layout=layout)
+        state = engine_state(run, self._meta, self.precision, self.device).parts
+        degrees = Degrees(dp=dp, tp=tp, cp=cp, ep=ep)
+        parts = [part for part in state if part.name != "buffers"]
+        buffers = [part for part in state if part.name == "buffers"]
+        layers, first, last, modules = self.shards(tp, ep)
+
+        def held(shards: Shards) -> float:
+            return sum(state_bytes(parts, shards, degrees).values()) if shards else 0.0
+
+        everything: dict[str, Any] = {**first, **last}
+        for number, sort in enumerate(self.trace.layers):
+            everything |= {f"{number}.{name}": shard for name, shard in layers[sort].items()}
+        for shards in modules.values():
+            everything |= shards
+        return Memory(
+            layers=[held(shards) for shards in layers],
+            first=held(first),
+            last=held({**last, **first} if self.tied(pp) else last),
+            modules=[held(shards) for shards in modules.values()],
+            buffers=sum(state_bytes(buffers, everything, degrees).values()),
+        )
+
+    def tied(self, pp: int) -> bool:
+        """True if the last stage holds the embedding too."""
+        return self.model.tie_embeddings and pp > 1
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the state on a rank."""
+
+    layers: Sequence[float]
+    """Of a layer of each sort."""
+    first: float
+    last: float
+    modules: Sequence[float]
+    buffers: float
+    """Buffers of a stage, at most."""
+
+
+def _useful(choices: list[Choice]) -> list[Choice]:
+    """Leave out choices that another beats in everything."""
+
+    def numbers(choice: Choice) -> tuple[float, ...]:
+        return choice.backward, choice.held, choice.kept, choice.work
+
+    found: list[Choice] = []
+    for choice in sorted(choices, key=numbers):
+        mine = numbers(choice)
+        if not any(
+            all(a <= b for a, b in zip(numbers(other), mine, strict=True)) for other in found
+        ):
+            found.append(choice)
+    return found

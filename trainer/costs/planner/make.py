@@ -1,0 +1,209 @@
+"""Plans of a request: one for each phase, and one that serves all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ....console.errors import MisuseError, PlanError
+from ....console.progress import as_bytes
+from ...layout.config import LayoutConfig
+from ...loop.batches import micro_batches, micro_rows
+from ...run.config import RunConfig
+from ...run.layout_plan import LayoutPlan
+from ..hardware import Hardware
+from .assemble import assigned, choices_of, plan_of, same_choices
+from .grid import Grid, Shape
+from .layers import Costs
+from .machine import Machine
+from .search import Candidate, Outcome, Wanted, nearest, search
+
+if TYPE_CHECKING:
+    from ....dataplane.order.timeline import PhaseRows
+    from ....models.config import ModelConfig
+
+SETTINGS = (
+    *("pp", "dp", "cp", "tp", "ep", "rows", "micro", "schedule", "chunks"),
+    *("attention", "hyena_li", "engine", "zero", "gather", "shard"),
+)
+"""Settings that `--explain` takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is to be planned."""
+
+    model: ModelConfig
+    run: RunConfig
+    hardware: Hardware
+    gpus: int
+    phases: Sequence[PhaseRows]
+    memory: float = 0.9
+    """Fraction of a device's usable memory."""
+    roofline: bool = False
+    simulate: bool = False
+
+    @property
+    def budget(self) -> float:
+        return self.hardware.usable_memory * self.memory
+
+
+@dataclass(frozen=True)
+class PhasePlans:
+    """Plans of one phase."""
+
+    costs: Costs
+    outcome: Outcome
+
+    @property
+    def best(self) -> Candidate:
+        return self.outcome.candidates[0]
+
+
+@dataclass(frozen=True)
+class Plans:
+    question: Question
+    phases: Sequence[PhasePlans]
+    """Phases of different lengths or batches."""
+    best: LayoutPlan | None
+    """The plan that serves all phases; None if each needs one of its own."""
+    each: Sequence[LayoutPlan]
+    """The best plan of each phase."""
+
+
+def make_plans(question: Question) -> Plans:
+    """Search the best plans. Raise PlanError if a phase has none."""
+    machine = Machine(question.hardware, question.run.precision, roofline=question.roofline)
+    phases = []
+    for phase in different(question.phases):
+        costs = Costs(question.model, question.run, machine, phase)
+        outcome = search(costs, question.gpus, question.budget, per_layer_reshard=question.simulate)
+        if not outcome.candidates:
+            raise no_plan(question, costs, outcome)
+        phases.append(PhasePlans(costs, outcome))
+    each = [
+        plan_of(
+            [own.costs],
+            {own.costs.phase.name: own.best.solution.price},
+            own.best,
+            question.budget,
+        )
+        for own in phases
+    ]
+    return Plans(question, phases, each[0] if len(each) == 1 else joint(question, phases), each)
+
+
+def different(phases: Sequence[PhaseRows]) -> list[PhaseRows]:
+    """Return the first phase of each length and batch, with the steps of all of them."""
+    found: dict[tuple[int, int], PhaseRows] = {}
+    for phase in phases:
+        key = phase.seq_len, phase.batch_rows
+        known = found.get(key)
+        found[key] = replace(known, rows=known.rows + phase.rows) if known else phase
+    return list(found.values())
+
+
+def joint(question: Question, phases: Sequence[PhasePlans]) -> LayoutPlan | None:
+    """Return the cheapest of all phases' plans that runs every phase; None if none does."""
+    best: tuple[float, PhasePlans, Candidate, dict[str, float]] | None = None
+    for own in phases:
+        for candidate in own.outcome.candidates:
+            times = dict(_times(question, phases, own, candidate))
+            if len(times) < len(phases):
+                continue
+            total = sum(times[p.costs.phase.name] * p.costs.phase.steps for p in phases)
+            if best is None or total < best[0]:
+                best = total, own, candidate, times
+    if best is None:
+        return None
+    _, own, candidate, times = best
+    costs = [own.costs, *(p.costs for p in phases if p is not own)]
+    return plan_of(costs, times, candidate, question.budget)
+
+
+def _times(
+    question: Question, phases: Sequence[PhasePlans], own: PhasePlans, candidate: Candidate
+) -> Iterator[tuple[str, float]]:
+    """Yield the seconds of a step of each phase that the plan of one phase runs."""
+    layout = candidate.grid.layout
+    tokens = candidate.grid.shape.rows * own.costs.phase.seq_len // layout.cp
+    choices = choices_of(candidate)
+    for other in phases:
+        phase = other.costs.phase
+        if phase.seq_len % (layout.tp * layout.cp):
+            continue
+        dp = layout.data_parallel(question.gpus)
+        rows = micro_rows(tokens, phase, dp, layout.cp)
+        plain = LayoutConfig(
+            pp=layout.pp, tp=layout.tp, cp=layout.cp, ep=layout.ep,
+            attention=layout.attention, hyena_li=layout.hyena_li,
+        )  # fmt: skip
+        shape = Shape(plain, dp, rows, micro_batches(rows, phase, dp))
+        grid = Grid(shape, candidate.grid.engine, layout)
+        problem = other.costs.problem(
+            grid, question.budget, per_layer_reshard=question.simulate, all_choices=True
+        )
+        found = assigned(problem, candidate.solution.cuts, same_choices(problem, choices))
+        if max(stage.memory for stage in found.stages) <= problem.budget:
+            yield phase.name, found.price
+
+
+def no_plan(
+    question: Question, costs: Costs, outcome: Outcome, wanted: Wanted | None = None
+) -> PlanError:
+    """Return the error that names what the nearest layout exceeds."""
+    phase = costs.phase
+    where = f"phase {phase.name}: {phase.seq_len:,} tokens a row"
+    which = f" with {', '.join(f'{k}={v}' for k, v in wanted.items())}" if wanted else ""
+    if not outcome.grids:
+        reasons = "\n".join(f"    {reason}" for reason, _ in outcome.refused.most_common(5))
+        return PlanError(
+            f"no layout of {question.gpus} devices{which} can run this model ({where})",
+            where=f"\n{reasons}" if reasons else None,
+            hint="change the number of devices, or what is asked for",
+        )
+    least, grid = nearest(costs, question.gpus, question.budget, wanted)
+    return PlanError(
+        f"no layout{which} fits into {as_bytes(round(question.budget))} of each of "
+        f"{question.gpus} devices ({where}); {outcome.grids} were searched",
+        where=f"\n    the nearest needs {as_bytes(round(least))}: {grid.name()}",
+        hint="use more devices, devices with more memory, or a larger --memory",
+    )
+
+
+def explain(plans: Plans, wanted: Wanted) -> list[tuple[PhasePlans, LayoutPlan | PlanError]]:
+    """Return, for each phase, the best plan with these settings, or why there is none."""
+    question = plans.question
+    found: list[tuple[PhasePlans, LayoutPlan | PlanError]] = []
+    for own in plans.phases:
+        costs = own.costs
+        outcome = search(
+            costs,
+            question.gpus,
+            question.budget,
+            wanted=wanted,
+            best=1,
+            per_layer_reshard=question.simulate,
+        )
+        if not outcome.candidates:
+            found.append((own, no_plan(question, costs, outcome, wanted)))
+            continue
+        [candidate] = outcome.candidates
+        seconds = {costs.phase.name: candidate.solution.price}
+        found.append((own, plan_of([costs], seconds, candidate, question.budget)))
+    return found
+
+
+def parse_wanted(text: str) -> Mapping[str, Any]:
+    """Return the settings of `pp=1,tp=8`."""
+    found: dict[str, Any] = {}
+    for word in text.split(","):
+        name, equals, value = word.strip().partition("=")
+        if not equals or name not in SETTINGS:
+            raise MisuseError(
+                f"--explain {text}: `{word}` is not SETTING=VALUE",
+                hint=f"settings are {', '.join(SETTINGS)}",
+            )
+        found[name] = int(value) if value.isdecimal() else value
+    return found

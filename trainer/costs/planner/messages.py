@@ -1,0 +1,214 @@
+"""Seconds of messages: those of a layer over its axes, and those of an engine.
+
+docs/parallelism.md has the same messages by axis. Ranks of an axis stand `stride` apart: tensor 1,
+context tp, data tp × cp; experts are the innermost ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ....models.accounting.state import Shards
+from ....models.precision import Precision
+from ...engines.deepspeed import DeepSpeedConfig
+from ...engines.engine import EngineConfig
+from ...engines.fsdp2 import Fsdp2Config
+from ...layout.config import LayoutConfig
+from .machine import Machine, Split
+from .trace import LayerTrace, ModelTrace
+from .work import Work
+
+if TYPE_CHECKING:
+    from ....models.config import ModelConfig
+
+GRADIENT_BYTES = 4
+"""Bytes of a reduced gradient: fp32 in all engines."""
+UPDATE_BYTES = 30
+"""Bytes that an optimizer step reads and writes for each parameter of a rank: gradients, masters
+and two moments in fp32, and the weights that compute."""
+SCANS = ("ssd", "selective_scan", "modal")
+
+
+def of_layer(
+    layer: LayerTrace,
+    model: ModelConfig,
+    trace: ModelTrace,
+    precision: Precision,
+    machine: Machine,
+    split: Split,
+    ep: int,
+) -> dict[str, tuple[float, float]]:
+    """Return the seconds of a layer's messages in a forward and a backward pass, by axis."""
+    width = precision.weight_bytes
+    tokens = split.rows * trace.seq_len / split.cp
+    found: dict[str, tuple[float, float]] = {}
+    if split.tp > 1:
+        size = tokens * trace.width * width
+        each = machine.collective("all-gather", size, split.tp, 1)
+        each += machine.collective("reduce-scatter", size, split.tp, 1)
+        found["tensor"] = layer.calls * each, layer.calls * each
+    if split.cp > 1:
+        both = [_context(work, tokens, width, machine, split) for work in layer.forward]
+        found["context"] = sum(there for there, _ in both), sum(back for _, back in both)
+    if ep > 1:
+        names = [layer.layer.get("mixer"), layer.layer.get("mlp")]
+        top = sum(getattr(model.operators.get(name), "top_k", 0) for name in names if name)
+        if top:
+            size = top * tokens / split.tp * trace.width * width
+            each = 2 * machine.collective("all-to-all", size, ep, 1)
+            found["experts"] = each, each
+    return found
+
+
+def _context(
+    work: Work, tokens: float, width: int, machine: Machine, split: Split
+) -> tuple[float, float]:
+    """Return the seconds of an operation's messages over the context axis."""
+    cp, tp = split.cp, split.tp
+    if work.kind == "attention":
+        size, heads, _, keys = work.shape
+        if split.attention == "a2a":
+            own = (2 * heads + 2 * keys) * size / tp * tokens * width
+            each = machine.collective("all-to-all", own, cp, tp)
+            return each, each
+        hop = machine.hop(2 * keys * size / tp * tokens * width, tp)
+        more = machine.hop(2 * keys * size / tp * tokens * 4, tp)
+        compute = machine.seconds([work], "forward", split)
+        there, back = (cp - 1) * hop, (cp - 1) * hop + cp * more
+        return max(0.0, there - compute), max(0.0, back - 2.5 * compute)
+    if work.kind != "kernel":
+        return 0.0, 0.0
+    size, channels, _ = work.shape
+    if work.name == "modal" and split.hyena_li == "a2a":
+        each = machine.collective("all-to-all", 4 * channels / tp * tokens * width, cp, tp)
+        return each, each
+    if work.name in SCANS:  # a rank waits for the states of all ranks before it
+        each = (cp - 1) * machine.hop(split.rows * channels / tp * size * 4, tp)
+        return each, each
+    if work.name in ("short_convolution", "toeplitz"):
+        each = machine.hop(split.rows * channels / tp * max(1, size - 1) * width, tp)
+        return each, each
+    if work.name == "fft_convolution":
+        each = machine.collective("all-to-all", 2 * channels / tp * tokens * width, cp, tp)
+        return each, each
+    return 0.0, 0.0
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """Parameters of a layer, and the seconds of an engine's messages for them."""
+
+    elements: float
+    """Parameters of a rank before the engine shards them."""
+    own: float
+    """Parameters that a rank updates."""
+    gather: float
+    reduce: float
+    all_reduce: float
+    """Seconds to sum gradients of GRADIENT_BYTES."""
+    all_reduce_compute: float
+    """Seconds to sum gradients in the precision that computes."""
+
+
+class EngineMessages:
+    """Messages of an engine on some ranks, and the memory that they need."""
+
+    def __init__(
+        self,
+        engine: EngineConfig,
+        layout: LayoutConfig,
+        dp: int,
+        precision: Precision,
+        machine: Machine,
+    ) -> None:
+        self.engine, self.layout, self.machine = engine, layout, machine
+        self.width = precision.weight_bytes
+        self.stride = layout.tp
+        self.ranks = dp * layout.cp
+        self.shard = self.ranks
+        if isinstance(engine, Fsdp2Config):
+            self.shard = engine.shard or self.ranks
+            self.gather: str = engine.gather_of(layout)
+        else:
+            assert isinstance(engine, DeepSpeedConfig)
+            self.gather = {3: "block"}.get(engine.zero, f"zero{engine.zero}")
+
+    @property
+    def gathers_blocks(self) -> bool:
+        """True if FSDP2 gathers the weights of a block for each pass."""
+        return isinstance(self.engine, Fsdp2Config) and self.gather == "block"
+
+    def of(self, shards: Shards) -> Sharded:
+        """Return the costs of these parameters."""
+        ep = self.layout.ep
+        found = {"gather": 0.0, "reduce": 0.0, "all_reduce": 0.0, "all_reduce_compute": 0.0}
+        total = own = 0.0
+        for experts in (False, True):
+            elements = sum(
+                math.prod(shard.local) for shard in shards.values() if shard.experts == experts
+            )
+            if not elements:
+                continue
+            shard, ranks = self.shard, self.ranks
+            stride = self.stride
+            if experts:  # replicas alone hold the same ones
+                shard, ranks = (max(1, n * self.stride // ep) for n in (shard, ranks))
+                stride = max(ep, self.stride)
+            send = self.machine.collective
+            size = elements * GRADIENT_BYTES
+            found["gather"] += send("all-gather", elements * self.width, shard, stride)
+            found["reduce"] += send("reduce-scatter", size, shard, stride)
+            found["reduce"] += send("all-reduce", size / shard, ranks // shard, stride * shard)
+            found["all_reduce"] += send("all-reduce", size, ranks, stride)
+            found["all_reduce_compute"] += send("all-reduce", elements * self.width, ranks, stride)
+            total += elements
+            own += elements / (1 if self.gather == "zero0" else shard)
+        return Sharded(total, own, **found)
+
+    def forward(self, parts: dict[str, float], costs: Sharded) -> dict[str, float]:
+        """Return the parts of a forward pass, with the messages that it does not hide."""
+        return self._with(parts, costs.gather if self.gather in ("block", "micro-batch") else 0.0)
+
+    def backward(
+        self, parts: dict[str, float], costs: Sharded, *, gathers: bool
+    ) -> dict[str, float]:
+        message = 0.0
+        if self.gather in ("block", "micro-batch"):
+            message += costs.reduce
+        if self.gather == "block" and gathers:
+            message += costs.gather
+        if self.gather == "zero2":
+            message += costs.all_reduce_compute
+        return self._with(parts, message)
+
+    def update(
+        self, forward: dict[str, float], backward: dict[str, float], costs: Sharded
+    ) -> float:
+        """Return the seconds of a step outside its passes."""
+        seconds = self.machine.traffic(UPDATE_BYTES * costs.own)
+        if self.gather == "step":  # beside the first forward and the last backward pass
+            seconds += max(0.0, costs.gather - sum(forward.values()))
+            seconds += max(0.0, costs.reduce - sum(backward.values()))
+        if self.gather in ("zero0", "zero1"):
+            seconds += costs.all_reduce
+        if self.gather in ("zero1", "zero2"):
+            seconds += costs.gather
+        return seconds
+
+    def work(self, costs: Sharded) -> float:
+        """Return the bytes of whole weights and gradients while a block runs."""
+        if self.gather == "block":  # this block and the next, and the gradients of this one
+            return costs.elements * (2 * self.width + GRADIENT_BYTES)
+        return costs.elements * GRADIENT_BYTES if self.gather == "micro-batch" else 0.0
+
+    def whole_weights(self, costs: Sharded) -> float:
+        return costs.elements * self.width
+
+    def _with(self, parts: dict[str, float], message: float) -> dict[str, float]:
+        if not message:
+            return parts
+        busy = sum(parts.values())
+        together = self.machine.overlapped(busy, message, self.stride * self.shard)
+        return {**parts, "data": together - busy}

@@ -1,0 +1,97 @@
+"""Record the operations of code that runs on fake tensors, by the rows of a hardware file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ....models.layers.recompute import OPERATIONS
+from .work import Work
+
+SIZES = {"ssd": "B", "selective_scan": "A", "modal": "rates"}
+"""Argument of a scan whose last dimension is the number of states."""
+WITH_TAPS = ("short_convolution", "toeplitz", "fft_convolution")
+PRODUCTS = {
+    "aten::mm": (0, 1),
+    "aten::addmm": (1, 2),
+    "aten::bmm": (0, 1),
+    "aten::baddbmm": (1, 2),
+    "aten::_grouped_mm": (0, 1),
+}
+"""Matrix products, and the positions of their factors."""
+FREE = ("empty", "new_empty", "as_strided", "detach", "lift", "alias", "_unsafe_view", "expand")
+LOSS_PRODUCTS = 3
+"""Matrix products of `linear_cross_entropy`: logits, and both gradients, in the forward pass."""
+
+
+class Recorder(TorchDispatchMode):
+    """Collects operations in `work`."""
+
+    def __init__(self, seq_len: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seq_len = seq_len
+        self.work: list[Work] = []
+        self.kinds = {name: kind for kind, names in OPERATIONS.items() for name in names}
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, inputs: Any = (), options: Any = None
+    ) -> Any:
+        result = operation(*inputs, **(options or {}))
+        name = operation._schema.name
+        plain = name.partition("::")[2]
+        if operation.is_view or name.startswith("prim::") or plain.startswith(FREE):
+            return result
+        moved = sum(each.nbytes for each in _tensors((inputs, options, result)))
+        saved = self.kinds.get(name, "")
+        if name in PRODUCTS:
+            self._product(*(inputs[place] for place in PRODUCTS[name]), moved, saved)
+        elif "attention" in plain or "_attn" in plain:
+            self._attention(plain, inputs, moved, saved)
+        elif name.startswith("headrace::"):
+            self._kernel(plain, operation, inputs, result, moved, saved)
+        else:
+            self.work.append(Work("memory", "", (), 1, moved, saved))
+        return result
+
+    def _product(self, a: Tensor, b: Tensor, moved: int, saved: str) -> None:
+        groups = len(b) if b.dim() == 3 else 1
+        m, k = a.shape[-2:]
+        if a.dim() == 2:  # tokens of all groups, one after the other
+            m = m // groups
+        self.work.append(Work("matmul", "", (groups, m, k, b.shape[-1]), 1, moved, saved))
+
+    def _attention(self, name: str, inputs: Any, moved: int, saved: str) -> None:
+        query, key, *_ = inputs[1:] if "backward" in name else inputs
+        rows, heads, length, width = query.shape
+        shape = (width, heads, length, key.shape[1])
+        self.work.append(Work("attention", "", shape, rows, moved, saved))
+
+    def _kernel(
+        self, name: str, operation: Any, inputs: Any, result: Any, moved: int, saved: str
+    ) -> None:
+        named = dict(zip((a.name for a in operation._schema.arguments), inputs, strict=False))
+        kernel = name.removesuffix("_backward")
+        if kernel == "linear_cross_entropy":
+            if "hidden" in named:
+                (tokens, width), vocabulary = named["hidden"].shape, len(named["weight"])
+                shape = (1, tokens, width, vocabulary)
+                self.work.append(Work("matmul", "", shape, LOSS_PRODUCTS, moved))
+            else:
+                self.work.append(Work("memory", "", (), 1, moved))
+            return
+        # Of one row: gradient and result have one element for each channel and token.
+        own = inputs[0] if name.endswith("_backward") else _tensors(result)[0]
+        width = own.numel() // self.seq_len
+        size = 0
+        if kernel in SIZES:
+            size = named[SIZES[kernel]].shape[-1]
+        elif kernel in WITH_TAPS:
+            size = named["taps"].shape[1]
+        self.work.append(Work("kernel", kernel, (size, width, self.seq_len), 1, moved, saved))
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]

@@ -1,0 +1,208 @@
+"""Search of all layouts: bounds first, then the exact division of the best.
+
+    shape     pp, cp, tp, ep, rows       bounded by the passes of all layers, shared evenly
+    grid      + engine, schedule         bounded by bounds.py, without and with divisions
+    plan      + cuts, choices of layers  priced by events
+
+One queue holds all three, least bound first; what comes out is refined and put back. As soon as as
+many plans as asked for are cheaper than the next bound, nothing better is left.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+from .division.bounds import Bounds, least_memory, quick_bound
+from .division.problem import Problem, Solution
+from .division.solve import interleaved_estimate, solve
+from .grid import Grid, Shape, shapes, variants
+from .layers import Costs
+
+BEST = 10
+"""Plans that a search returns."""
+MARGIN = 1e-9
+"""Relative difference below which two times are equal: the simpler layout is then better."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan of the search."""
+
+    grid: Grid
+    problem: Problem
+    solution: Solution
+
+    @property
+    def memory(self) -> float:
+        """Bytes of the fullest stage, without buffers."""
+        return max(stage.memory for stage in self.solution.stages)
+
+
+@dataclass
+class Outcome:
+    """What a search returns."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    """Best first."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Reasons of layouts that cannot run, with their number."""
+    shapes: int = 0
+    grids: int = 0
+    solved: int = 0
+    """Grids whose divisions were searched."""
+
+
+Wanted = Mapping[str, Any]
+"""Settings that a layout must have, by the names of `Grid.words`."""
+
+
+def search(
+    costs: Costs,
+    gpus: int,
+    budget: float,
+    *,
+    wanted: Wanted | None = None,
+    best: int = BEST,
+    per_layer_reshard: bool = False,
+) -> Outcome:
+    """Return the best plans within `budget` bytes of each device."""
+    outcome, order = Outcome(), count()
+    queue: list[tuple[float, int, Callable[[], None]]] = []
+
+    def push(bound: float, refine: Callable[[], None]) -> None:
+        if bound < ceiling():
+            heapq.heappush(queue, (bound, next(order), refine))
+
+    def ceiling() -> float:
+        done = outcome.candidates
+        return done[best - 1].solution.price if len(done) >= best else math.inf
+
+    def expand(shape: Shape) -> None:
+        for grid, problem in problems_of(costs, shape, gpus, budget, wanted, per_layer_reshard):
+            outcome.grids += 1
+            bound = quick_bound(problem)
+            if math.isfinite(bound):
+                push(bound, lambda g=grid, p=problem: divide(g, p))  # type: ignore[misc]
+
+    def divide(grid: Grid, problem: Problem) -> None:
+        if problem.stages == 1:
+            finish(grid, problem)
+            return
+        if problem.chunks > 1:
+            push(interleaved_estimate(problem), lambda: finish(grid, problem))
+            return
+        bound = Bounds(problem).bound()  # its tables are large: `solve` makes them again
+        if math.isfinite(bound):
+            push(bound, lambda: finish(grid, problem))
+
+    def finish(grid: Grid, problem: Problem) -> None:
+        outcome.solved += 1
+        solution = solve(problem, ceiling())
+        if solution is not None:
+            outcome.candidates.append(Candidate(grid, problem, solution))
+            outcome.candidates.sort(key=_rank)
+            del outcome.candidates[best:]
+
+    for shape, _, wrong in shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
+        outcome.refused.update(wrong)
+        if shape is not None and _may_be(shape, wanted):
+            outcome.shapes += 1
+            push(shape_bound(costs, shape), lambda s=shape: expand(s))  # type: ignore[misc]
+    while queue:
+        bound, _, refine = heapq.heappop(queue)
+        if bound >= ceiling():
+            break
+        refine()
+    return outcome
+
+
+def shape_bound(costs: Costs, shape: Shape) -> float:
+    """Return the seconds of all passes of a step, shared evenly by the stages."""
+    passes, head = costs.passes(shape.split, shape.layout.ep)
+    each = [sum(p.forward.values()) + sum(p.backward.values()) for p in passes]
+    total = sum(each[sort] for sort in costs.trace.layers)
+    total += sum(head.forward.values()) + sum(head.backward.values())
+    return shape.micro_batches * total / shape.layout.pp
+
+
+def problems_of(
+    costs: Costs,
+    shape: Shape,
+    gpus: int,
+    budget: float,
+    wanted: Wanted | None = None,
+    per_layer_reshard: bool = False,
+) -> Iterator[tuple[Grid, Problem]]:
+    """Yield the grids of a shape with their problems. Schedules differ in nothing else."""
+    plain: dict[Any, Problem] = {}
+    for grid in variants(shape, costs.model, gpus, costs.machine.per_node, costs.precision):
+        if wanted and any(grid.words().get(name) != value for name, value in wanted.items()):
+            continue
+        if grid.engine not in plain:
+            plain[grid.engine] = costs.problem(grid, budget, per_layer_reshard=per_layer_reshard)
+        layout = grid.layout
+        yield (
+            grid,
+            replace(plain[grid.engine], schedule=layout.schedule, chunks=layout.chunks),
+        )
+
+
+def nearest(costs: Costs, gpus: int, budget: float, wanted: Wanted | None) -> tuple[float, Grid]:
+    """Return the least bytes that any layout needs, and that layout. Interleaved schedules keep
+    more micro-batches alive than 1F1B, so they are left out."""
+    found: tuple[float, Grid] | None = None
+    for shape, *_ in shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
+        if shape is None or not _may_be(shape, wanted):
+            continue
+        for grid, problem in problems_of(costs, shape, gpus, budget, wanted):
+            if grid.layout.schedule != "1f1b" or (
+                found is not None and memory_bound(problem, budget) >= found[0]
+            ):
+                continue
+            least = least_memory(problem) + budget - problem.budget
+            if found is None or least < found[0]:
+                found = least, grid
+    assert found is not None, "every number of devices has a layout"
+    return found
+
+
+def memory_bound(problem: Problem, budget: float) -> float:
+    """Return bytes that the fullest stage needs at least: the mean of all stages."""
+    state = sum(
+        min(choice.held + choice.kept for choice in problem.sorts[sort].choices)
+        for sort in problem.layers
+    )
+    ends = (problem.first.held, problem.last.held, *(m.held for m in problem.modules))
+    return (state + sum(ends)) / problem.stages + budget - problem.budget
+
+
+def _may_be(shape: Shape, wanted: Wanted | None) -> bool:
+    """True unless the shape contradicts what is wanted."""
+    layout = shape.layout
+    known = {
+        "pp": layout.pp,
+        "dp": shape.dp,
+        "cp": layout.cp,
+        "tp": layout.tp,
+        "ep": layout.ep,
+        "rows": shape.rows,
+        "micro": shape.micro_batches,
+        "attention": layout.attention,
+        "hyena_li": layout.hyena_li,
+    }
+    return not wanted or all(known.get(name, value) == value for name, value in wanted.items())
+
+
+def _rank(candidate: Candidate) -> tuple[float, ...]:
+    """Order by time; of equal times the layout with smaller degrees is simpler."""
+    digits = -math.floor(math.log10(candidate.solution.price * MARGIN))
+    layout = candidate.grid.layout
+    degrees = layout.pp, layout.chunks, layout.cp, layout.tp, layout.ep
+    ring = layout.attention == "ring", layout.hyena_li == "a2a", layout.schedule != "1f1b"
+    return (round(candidate.solution.price, digits), *degrees, *ring)

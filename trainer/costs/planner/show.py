@@ -1,0 +1,125 @@
+"""Tables of plans for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ....console.progress import as_bytes
+from ....models.layers.recompute import Rule
+from ...run.layout_plan import LayoutPlan
+from .assemble import PARTS, assigned, choices_of, memory_by_part, time_by_part
+from .make import PhasePlans, Plans
+from .search import Candidate
+
+PROVED = 1e-6
+"""Relative difference between price and bound below which a plan is proved best."""
+
+
+def lines_of(plans: Plans) -> list[str]:
+    """Return the best plans of each phase, and the plan that serves all."""
+    text = []
+    for own in plans.phases:
+        text += [*_phase(own), *_table(own, plans.question.budget), ""]
+    if len(plans.phases) > 1 and plans.best is None:
+        text.append("no plan of one phase runs all phases: plan each by itself (--seq-len)")
+    elif plans.best is not None:
+        text += plan_lines(plans.best)
+    return text
+
+
+def _phase(own: PhasePlans) -> list[str]:
+    phase, outcome = own.costs.phase, own.outcome
+    return [
+        f"phase {phase.name}: {phase.batch_rows:,} rows × {phase.seq_len:,} tokens a step; "
+        f"{outcome.grids:,} layouts of {outcome.shapes:,} shapes, {outcome.solved:,} divided"
+    ]
+
+
+def _table(own: PhasePlans, budget: float) -> list[str]:
+    """Return a line for each of the best plans: time, memory, and their parts."""
+    found = []
+    for number, candidate in enumerate(own.outcome.candidates, start=1):
+        times, memory = parts_of(candidate, budget)
+        price = candidate.solution.price
+        found.append(
+            f"{number:>3}  {price:.4g} s  {as_bytes(sum(memory.values()))}  "
+            f"{candidate.grid.name()}{_gap(price, candidate.solution.bound)}"
+        )
+        found.append(f"     {_shares(times, price)}; {_sizes(memory)}")
+    return found
+
+
+def parts_of(candidate: Candidate, budget: float) -> tuple[dict[str, float], dict[str, int]]:
+    """Return seconds and bytes by part."""
+    problem = candidate.problem
+    made = assigned(problem, candidate.solution.cuts, choices_of(candidate))
+    return time_by_part(problem, made), memory_by_part(problem, made, budget - problem.budget)
+
+
+def plan_lines(plan: LayoutPlan) -> list[str]:
+    """Return a plan's file as text."""
+    planned, predicted, layout = plan.planned, plan.predicted, plan.layout
+    axes = {name: getattr(layout, name) for name in ("pp", "cp", "tp", "ep")}
+    shown = " × ".join(f"{name} {size}" for name, size in axes.items() if size > 1) or "dp alone"
+    text = [
+        f"plan         model {planned.model}, {planned.gpus} ranks, {planned.hardware}"
+        f"{'' if planned.executable else ' (simulated: `trainer run` refuses it)'}",
+        f"layout       {shown}, {plan.engine.describe()}, {plan.micro_batch_tokens:,} tokens a "
+        f"micro-batch{f', {layout.schedule}' if layout.pp > 1 else ''}"
+        f"{f', cuts {list(layout.cuts)}' if layout.cuts else ''}",
+    ]
+    for span in plan.layers:
+        first, last = span.layers
+        where = f"{first}" if first == last else f"{first}–{last}"
+        kept = ", weights stay gathered" if span.reshard is False else ""
+        text.append(f"layers       {where}: recompute {_rule(span.recompute)}{kept}")
+    for phase in planned.phases:
+        rate = phase.batch_tokens / phase.seconds / planned.gpus
+        text.append(
+            f"phase        {phase.name}: {phase.seconds:.4g} s a step, {rate:,.0f} tokens/s on "
+            "each device"
+        )
+    text.append(
+        f"time         {predicted.seconds:.4g} s{_gap(predicted.seconds, predicted.bound)}: "
+        f"{_shares(predicted.by, predicted.seconds)}"
+    )
+    text.append(f"memory       {as_bytes(predicted.memory)}: {_sizes(predicted.memory_by)}")
+    if predicted.estimated:
+        text.append(
+            f"estimated    {', '.join(predicted.estimated)}: no measured rate; priced by bytes and "
+            "operations, which is optimistic"
+        )
+    return text
+
+
+def compared(best: Candidate, other: LayoutPlan, budget: float) -> list[str]:
+    """Return in which parts another plan takes more or less time than the best."""
+    times, memory = parts_of(best, budget)
+    price = best.solution.price
+    change = other.predicted.seconds / price - 1
+    text = [
+        f"{other.predicted.seconds:.4g} s against {price:.4g} s of the best ({change:+.1%}); "
+        f"{as_bytes(other.predicted.memory)} against {as_bytes(sum(memory.values()))}"
+    ]
+    for name, meaning in PARTS.items():
+        mine, theirs = times.get(name, 0.0), other.predicted.by.get(name, 0.0)
+        if abs(theirs - mine) > 0.002 * price:
+            text.append(f"    {name:<10}{theirs - mine:+.4g} s  {meaning}")
+    return text
+
+
+def _gap(price: float, bound: float) -> str:
+    gap = 1 - bound / price
+    return "" if gap < PROVED else f" (at most {gap:.1%} above the best division)"
+
+
+def _shares(times: Mapping[str, float], price: float) -> str:
+    return ", ".join(f"{name} {seconds / price:.1%}" for name, seconds in times.items())
+
+
+def _sizes(memory: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {as_bytes(size)}" for name, size in memory.items())
+
+
+def _rule(rule: Rule) -> str:
+    return rule if isinstance(rule, str) else f"all but {', '.join(rule.save)}"

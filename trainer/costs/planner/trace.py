@@ -1,0 +1,218 @@
+"""Trace of a model: the operations of one layer of each sort, and the bytes that it keeps.
+
+Nothing is computed: a layer of each sort runs forward and backward on fake tensors, one row of the
+asked length. On a GPU the fused kernels are recorded by name, elsewhere their plain references. The
+trace is stored by the hash of the model and of this package's version, because it takes seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ....console import config as reader
+from ....dataplane.storage.atomic import replacing
+from .work import Work
+
+if TYPE_CHECKING:
+    from ....models.accounting.state import Shards
+    from ....models.config import ModelConfig
+    from ....models.pattern import Layer
+    from ....models.precision import Precision
+
+
+@dataclass(frozen=True)
+class LayerTrace:
+    """A layer of one sort."""
+
+    name: str
+    layer: dict[str, Any]
+    """Operators of the layer."""
+    forward: tuple[Work, ...]
+    backward: tuple[Work, ...]
+    everything: int
+    """Bytes kept for the backward pass of a row without recompute."""
+    stream: int
+    """Bytes of the layer's input."""
+    calls: int
+    """Operator calls."""
+    results: Mapping[str, int]
+    """Bytes of the results of operations, by kind."""
+    needed: Mapping[str, int]
+    """Bytes of those results that the backward pass needs."""
+
+
+@dataclass(frozen=True)
+class ModelTrace:
+    """One row of `seq_len` tokens."""
+
+    seq_len: int
+    width: int
+    layers: tuple[int, ...]
+    """Sort of each layer."""
+    sorts: tuple[LayerTrace, ...]
+    head: LayerTrace
+    """Final norm, logits and loss."""
+
+
+def sorts_of(model: ModelConfig) -> tuple[list[Layer], tuple[int, ...]]:
+    """Return the different layers, and the number of the sort of each layer."""
+    sorts = list(dict.fromkeys(model.layers))
+    numbers = {layer: number for number, layer in enumerate(sorts)}
+    return sorts, tuple(numbers[layer] for layer in model.layers)
+
+
+def one_of_each(model: ModelConfig) -> ModelConfig:
+    """Return the model with one layer of each sort."""
+    sorts, _ = sorts_of(model)
+    return replace(model, pattern=f"[{', '.join(_word(layer) for layer in sorts)}]")
+
+
+def _word(layer: Layer) -> str:
+    before = f"{layer.shared}>" if layer.shared else ""
+    after = f"{'&' if layer.parallel else '/'}{layer.mlp or 'none'}"
+    return f"{before}{layer.mixer}{after}"
+
+
+def trace(model: ModelConfig, seq_len: int, precision: Precision, device: str) -> ModelTrace:
+    """Return the stored trace, or make it."""
+    from .... import __version__
+
+    parts = [reader.plain(model), seq_len, precision.name, device, __version__]
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+    file = cache_folder() / f"{key}.json"
+    try:
+        return _from_json(json.loads(file.read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        made = _make(model, seq_len, precision, device)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as stream:
+            stream.write(json.dumps(asdict(made)).encode())
+    except OSError:  # a folder without room or rights: trace again next time
+        pass
+    return made
+
+
+def cache_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "headrace" / "traces"
+
+
+def _from_json(data: Any) -> ModelTrace:
+    def layer(each: Any) -> LayerTrace:
+        work = {
+            name: tuple(Work(**{**w, "shape": tuple(w["shape"])}) for w in each[name])
+            for name in ("forward", "backward")
+        }
+        return LayerTrace(**{**each, **work})
+
+    sorts = tuple(layer(each) for each in data["sorts"])
+    return ModelTrace(
+        **{**data, "layers": tuple(data["layers"]), "sorts": sorts, "head": layer(data["head"])}
+    )
+
+
+def _make(model: ModelConfig, seq_len: int, precision: Precision, device: str) -> ModelTrace:
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from ....models.accounting.memory import kept_by_layer, kept_sizes
+    from ....models.layers.recompute import OPERATIONS
+    from ....models.model import Model
+    from ....models.operators import BatchContext
+
+    sorts, layers = sorts_of(model)
+    config = one_of_each(model)
+    if device == "cuda":
+        config = _with_kernels(config)
+    kept = kept_by_layer(config, seq_len, rows=1, precision=precision)
+    found = []
+    standard = torch.get_default_dtype()
+    torch.set_default_dtype(precision.compute)
+    try:
+        with FakeTensorMode():
+            whole = Model(config)
+            u = torch.empty(1, seq_len, config.width, requires_grad=True)
+            batch = BatchContext(torch.arange(seq_len).unsqueeze(0), embeddings=u)
+            for layer, block, sizes in zip(sorts, whole.typed_blocks(), kept.layers, strict=True):
+                shared = whole.shared_block(layer)
+                forward, backward = _record(lambda b=block, s=shared: b(u, batch, None, s), seq_len)
+                found.append(
+                    LayerTrace(
+                        name=str(layer) + (f"/{layer.mlp}" if layer.mlp else ""),
+                        layer=asdict(layer),
+                        forward=forward,
+                        backward=backward,
+                        everything=sizes.everything,
+                        stream=sizes.stream,
+                        calls=sizes.calls,
+                        results=dict(sizes.results),
+                        needed=dict(sizes.needed_results),
+                    )
+                )
+            targets = torch.zeros(1, seq_len, dtype=torch.int64)
+            weights = torch.ones(1, seq_len, dtype=torch.float32)
+
+            def loss() -> Any:
+                return whole.unembed.loss(whole.norm(u), targets, weights, 0.0, whole.axes.tensor)
+
+            forward, backward = _record(loss, seq_len)
+            logits, *_ = kept_sizes((whole,), loss)
+    finally:
+        torch.set_default_dtype(standard)
+    none = dict.fromkeys(OPERATIONS, 0)
+    head = LayerTrace("head", {}, forward, backward, logits, u.nbytes, 1, none, none)
+    return ModelTrace(seq_len, config.width, layers, tuple(found), head)
+
+
+def _with_kernels(model: ModelConfig) -> ModelConfig:
+    """Return the model with fused kernels wherever `auto` chooses them on a GPU."""
+    from ....models.operators.base import FusedOptions
+
+    operators = {
+        name: replace(options, kernel="triton")
+        if isinstance(options, FusedOptions) and options.kernel == "auto"
+        else options
+        for name, options in model.operators.items()
+    }
+    kernel = "triton" if model.kernel == "auto" else model.kernel
+    return replace(model, operators=operators, kernel=kernel)
+
+
+def _record(run: Any, seq_len: int) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
+    """Return the operations of a computation's forward and backward pass."""
+    import torch
+
+    from .recorder import Recorder
+
+    with Recorder(seq_len) as forward:
+        outputs = run()
+    wanted = [each for each in outputs if each.requires_grad]
+    with Recorder(seq_len) as backward:
+        torch.autograd.backward(wanted, [torch.ones_like(each) for each in wanted])
+    return _counted(forward.work), _counted(backward.work)
+
+
+def _counted(work: list[Work]) -> tuple[Work, ...]:
+    """Add up equal operations. Traffic without a shape is one entry."""
+    alike = Counter(work)
+    found = [replace(each, count=each.count * n) for each, n in alike.items()]
+    moved = sum(each.bytes * each.count for each in found if each.kind == "memory")
+    rest = [each for each in found if each.kind != "memory"]
+    return (*rest, Work("memory", "", (), 1, moved))
+
+
+def local_shards(model: ModelConfig, tp: int, ep: int) -> Shards:
+    """Return the shards of a rank of a model that has one layer of each sort."""
+    from ....models.accounting.memory import rank_shards
+    from ....models.accounting.state import Degrees
+
+    degrees = Degrees(dp=max(1, ep // tp), tp=tp, ep=ep)
+    return rank_shards(one_of_each(model), degrees, 0)

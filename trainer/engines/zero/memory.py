@@ -1,0 +1,132 @@
+"""Memory of DeepSpeed's state by ZeRO stage, for the memory accounting.
+
+    stage   weights   gradients       masters         optimizer   buffers
+    0       all       all             the weights     all         none
+    1       all       all             sharded         sharded     one bucket in fp32, none in bf16
+    2       all       sharded         sharded         sharded     one bucket, as the weights
+    3       sharded   sharded         sharded         sharded     one bucket in fp32
+
+Gradients are counted at their peak: in ZeRO-1 they are whole until the last micro-batch is reduced,
+and bf16 holds the gradients of the last micro-batch beside the fp32 sums. ZeRO-2 in fp32 also keeps
+the gradient of the parameter on the edge of its shard; it is not counted. `overlap_comm` takes a
+second bucket in ZeRO-1 and 2.
+
+With `offload_optimizer`, masters, optimizer states and a copy of the sharded gradients lie in host
+memory, with a copy of what is on its way: weights in ZeRO-1 and 2, gradients in ZeRO-3 and in fp32.
+The device keeps room for its largest gradient, and in bf16 the sharded sums of ZeRO-2.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from ....models.accounting.state import (
+    HOST,
+    BytesPerParameter,
+    Shapes,
+    StatePart,
+    by_parameter,
+    elements,
+    flat,
+)
+from ....models.precision import Precision
+from .settings import ZeroConfig
+
+
+def state_layout(
+    config: ZeroConfig,
+    precision: Precision,
+    optimizer_bytes: BytesPerParameter,
+    device: str,
+    largest_bucket: int,
+) -> list[StatePart]:
+    """Return the parts of the state. `largest_bucket` is the default of the device."""
+    stage, compute, half = config.zero, precision.weight_bytes, precision.separate_masters
+    whole = StatePart
+    sharded = partial(
+        StatePart, sharded_over=("dp", "cp"), cut=by_parameter if stage == 3 else flat
+    )
+    if stage == 0:
+        return [
+            whole(name="weights", bytes_per_parameter=compute),
+            whole(name="gradients", bytes_per_parameter=compute),
+            whole(name="optimizer", bytes_per_parameter=optimizer_bytes),
+        ]
+    host = HOST if config.offloads else ""
+    parts = [
+        (sharded if stage == 3 else whole)(name="weights", bytes_per_parameter=compute),
+        sharded(name=f"{host}masters", bytes_per_parameter=4),
+        sharded(name=f"{host}optimizer", bytes_per_parameter=optimizer_bytes),
+    ]
+    if stage == 1:
+        parts.append(whole(name="gradients", bytes_per_parameter=4))
+    else:
+        parts.append(sharded(name=f"{host}gradients", bytes_per_parameter=4))
+    if stage == 3:
+        persistent = partial(_persistent, largest=config.persistent)
+        parts.append(sharded(name="weights", bytes_per_parameter=compute, cut=persistent))
+    if (ranks := config.zero_hpz_partition_size) > 1:  # of the others, a second copy
+        second = partial(_second, largest=config.persistent)
+        parts.append(
+            StatePart(name="weights", bytes_per_parameter=compute, shard_ranks=ranks, cut=second)
+        )
+    if stage == 1 and half and not config.offloads:
+        parts.append(whole(name="gradients", bytes_per_parameter=compute))
+    else:
+        reduced = 2 if config.communication_data_type == "bf16" else 4
+        width = {1: 4, 2: compute, 3: reduced}[stage]
+        buckets = 1 + (stage < 3 and config.overlaps(precision, device))
+        largest = config.reduce_bucket_size or largest_bucket
+        bucket = partial(_bucket, largest=largest)
+        parts.append(whole(name="buffers", bytes_per_parameter=width * buckets, cut=bucket))
+    if config.offloads:
+        parts += _staging(stage, compute, half=half, sharded=sharded)
+    return parts
+
+
+def _staging(
+    stage: int, compute: int, *, half: bool, sharded: partial[StatePart]
+) -> list[StatePart]:
+    """Return the parts through which weights and gradients travel to host memory and back."""
+    if stage == 3:
+        return [sharded(name=f"{HOST}gradients", bytes_per_parameter=4)]
+    parts = [
+        sharded(name=f"{HOST}weights", bytes_per_parameter=compute),
+        StatePart(name=f"{HOST}gradients", bytes_per_parameter=compute, cut=_largest),
+        StatePart(name="gradients", bytes_per_parameter=compute, cut=_largest),
+    ]
+    if stage == 1:
+        parts.append(sharded(name=f"{HOST}gradients", bytes_per_parameter=4))
+    if not half:
+        parts.append(sharded(name=f"{HOST}gradients", bytes_per_parameter=4))
+    elif stage == 2:
+        parts.append(sharded(name="gradients", bytes_per_parameter=4))
+    return parts
+
+
+def bucket_elements(parameters: int, largest: int) -> int:
+    """Return the size of DeepSpeed's buckets: the parameters of a rank, up to a limit."""
+    return min(-(-parameters // 256) * 256, largest)  # DeepSpeed wants an even number
+
+
+def _bucket(shapes: Shapes, ranks: int, *, largest: int) -> int:
+    return bucket_elements(elements(shapes.values()), largest)
+
+
+def _largest(shapes: Shapes, ranks: int) -> int:
+    """Elements of the largest parameter."""
+    return max(map(math.prod, shapes.values()), default=0)
+
+
+def _persistent(shapes: Shapes, ranks: int, *, largest: int) -> int:
+    """Elements of the small parameters: each rank keeps a whole copy beside its shards."""
+    if ranks == 1:  # the shard is the whole
+        return 0
+    return elements(shape for shape in shapes.values() if math.prod(shape) <= largest)
+
+
+def _second(shapes: Shapes, ranks: int, *, largest: int) -> int:
+    """Elements of ZeRO++'s shards of the parameters that are not kept whole."""
+    cut = {name: shape for name, shape in shapes.items() if math.prod(shape) > largest}
+    return by_parameter(cut, ranks)
