@@ -1,7 +1,8 @@
 """Corrections of Triton's interpreter for bf16, which it keeps as integers and computes on as bits.
 
-Matrix products use the values, and conversion rounds to the nearest. Other arithmetic in bf16 fails
-an assertion: our programs convert to fp32 first, so it would be their mistake.
+Matrix products use the values, and conversion to bf16 and e4m3 rounds to the nearest. Other
+arithmetic in bf16 fails an assertion: our programs convert to fp32 first, so it would be their
+mistake.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
@@ -24,6 +26,9 @@ def correct_bf16() -> None:
     def convert_float(x: Any, source: Any, target: Any, rounding: Any) -> Any:
         if (source, target) == (tl.float32, tl.bfloat16):
             return _nearest(x)
+        if (source, target) == (tl.float32, tl.float8e4nv):  # which Triton's interpreter truncates
+            narrow = torch.from_numpy(np.array(x, dtype=np.float32)).to(torch.float8_e4m3fn)
+            return narrow.view(torch.uint8).numpy()
         return convert(x, source, target, rounding)
 
     def binary_op(self: Any, left: Any, right: Any, operation: Any) -> Any:

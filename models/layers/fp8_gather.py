@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from ..kernels.fp8 import E4M3, Quantized
 from .fp8 import quantize
@@ -28,10 +29,13 @@ def gather_matrices(model: nn.Module, ranks: int) -> None:
     for module in model.modules():
         if isinstance(module, SplitLinear):
             rounded = module.fp8 and module.narrow_rows() == len(module.weight)
+        elif isinstance(module, OutputLinear):
+            rounded = module.takes_stored
         else:
-            rounded = isinstance(module, OutputLinear) and module.fp8 and module.ranks == 1
+            continue
         if rounded and len(module.weight) % ranks == 0:
-            shard = module.weight._local_tensor
+            weight: Any = module.weight
+            shard = weight._local_tensor
             shard.fsdp_pre_all_gather = partial(_send, shard)
             shard.fsdp_post_all_gather = _receive
             shard.fsdp_should_release_all_gather_outputs_after_post_all_gather = lambda: True
@@ -53,6 +57,6 @@ def _receive(
     whole = Quantized(values.view(E4M3), scales).dequantized(kind)
     if out is None:
         return whole, (whole,)
-    with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(out):
+    with torch.no_grad(), _unsafe_preserve_version_counter(out):
         out.copy_(whole)  # the forward pass has saved it
     return None

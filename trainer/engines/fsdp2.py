@@ -4,7 +4,8 @@ Under tensor parallelism it shards each local shard over the data axis; under ex
 rank's experts over their replicas.
 
 The sharded fp32 parameters are the masters. Each block is gathered before it computes, in the
-compute precision, and its gradients are summed in fp32. `gather` chooses how long it stays whole.
+compute precision (matrices in FP8 travel so: models/layers/fp8_gather.py), and its gradients are
+summed in fp32. `gather` chooses how long it stays whole.
 """
 
 from __future__ import annotations

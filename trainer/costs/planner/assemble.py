@@ -15,7 +15,7 @@ from ...run.layout_plan import (
     Predicted,
     model_hash,
 )
-from .division.problem import Choice, Problem, StagePlan, price
+from .division.problem import Choice, Fixed, Problem, StagePlan, price
 from .layers import Costs, Way
 from .search import Candidate
 
@@ -73,7 +73,7 @@ def assigned(problem: Problem, cuts: Cuts, choices: Sequence[Choice]) -> Assigne
         layers = [range(*ranges[chunk]) for chunk in own]
         fixed = [list(problem.fixed(chunk)) for chunk in own]
         sorts = [[problem.sorts[problem.layers[layer]] for layer in each] for each in layers]
-        parts = [
+        parts: list[list[Choice | Fixed]] = [
             [*(choices[layer] for layer in each), *ends]
             for each, ends in zip(layers, fixed, strict=True)
         ]
@@ -133,9 +133,12 @@ def memory_by_part(problem: Problem, plan: Assigned, buffers: float) -> dict[str
     ranges, alive = problem.ranges(plan.cuts), problem.alive(stage)
     kept = work = 0.0
     for n, chunk in zip(alive, problem.own(stage), strict=True):
-        parts = [*(plan.choices[layer] for layer in range(*ranges[chunk]))]
-        kept += n * sum(part.kept for part in (*parts, *problem.fixed(chunk)))
-        work = max(work, *(part.work for part in (*parts, *problem.fixed(chunk))))
+        parts: list[Choice | Fixed] = [
+            *(plan.choices[layer] for layer in range(*ranges[chunk])),
+            *problem.fixed(chunk),
+        ]
+        kept += n * sum(part.kept for part in parts)
+        work = max(work, *(part.work for part in parts))
     state = plan.stages[stage].memory - kept - work
     parts_of = {"state": state, "buffers": buffers, "activations": kept, "working": work}
     return {name: round(size) for name, size in parts_of.items() if size}

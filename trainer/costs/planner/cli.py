@@ -48,7 +48,7 @@ REQUIRED = ("model", "hardware", "gpus")
 )
 @command.json_option
 @click.pass_context
-def plan(context: click.Context, as_json: bool, **options: Any) -> None:
+def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
     """Search the layout with the shortest step that fits into memory.
 
     All layouts that `trainer run` can execute are searched: data, tensor, context, expert and

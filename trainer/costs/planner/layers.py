@@ -7,10 +7,10 @@ block while it runs, and gathered inputs under tensor parallelism.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args
 
 from ....models.accounting.count import build_meta
 from ....models.accounting.memory import KeptLayer
@@ -38,6 +38,9 @@ RULES: tuple[Rule, ...] = (
     Selective(save=tuple(OPERATIONS)),
 )
 """Recompute rules that are tried for each layer."""
+P = ParamSpec("P")
+T = TypeVar("T")
+
 Parts = dict[str, float]
 ShardedParts = tuple[
     list[messages.Sharded], messages.Sharded, messages.Sharded, dict[str, messages.Sharded]
@@ -78,8 +81,8 @@ class Costs:
         self.trace = trace(model, phase.seq_len, self.precision, self.device)
         self.passes = cache(self._passes)
         self.shards = cache(self._shards)
-        self.memory = cache(self._memory)
-        self.sharded = cache(self._sharded)
+        self.memory = _remembered(self._memory)
+        self.sharded = _remembered(self._sharded)
 
     @property
     def precision(self) -> Precision:
@@ -103,9 +106,7 @@ class Costs:
         for name, (there, back) in sent.items():
             forward[name], backward[name] = there, back
         again, kept, work = {}, {}, {}
-        sizes = KeptLayer(
-            layer.everything, layer.stream, layer.calls, layer.results, layer.needed  # type: ignore[arg-type]
-        )  # fmt: skip
+        sizes = KeptLayer(layer.everything, layer.stream, layer.calls, layer.results, layer.needed)
         gathered = layer.calls * layer.stream * split.rows / split.cp * (1 - 1 / split.tp)
         for rule in RULES:
             saved: tuple[Results, ...] = rule.save if isinstance(rule, Selective) else ()
@@ -284,6 +285,19 @@ class Memory:
     modules: Sequence[float]
     buffers: float
     """Buffers of a stage, at most."""
+
+
+def _remembered(function: Callable[P, T]) -> Callable[P, T]:
+    """Return the function with a memory. Engines with options of torch.compile have no hash."""
+    known: dict[str, T] = {}
+
+    def call(*args: P.args, **named: P.kwargs) -> T:
+        key = repr((args, named))
+        if key not in known:
+            known[key] = function(*args, **named)
+        return known[key]
+
+    return call
 
 
 def _useful(choices: list[Choice]) -> list[Choice]:

@@ -11,9 +11,8 @@ from torch.utils._pytree import tree_leaves
 from ....models.layers.recompute import OPERATIONS
 from .work import Work
 
-SIZES = {"ssd": "B", "selective_scan": "A", "modal": "rates"}
-"""Argument of a scan whose last dimension is the number of states."""
-WITH_TAPS = ("short_convolution", "toeplitz", "fft_convolution")
+SIZES = ("taps", "rates", "A")
+"""Arguments of kernels whose last dimension is the number of taps or of states."""
 PRODUCTS = {
     "aten::mm": (0, 1),
     "aten::addmm": (1, 2),
@@ -47,7 +46,8 @@ class Recorder(TorchDispatchMode):
         moved = sum(each.nbytes for each in _tensors((inputs, options, result)))
         saved = self.kinds.get(name, "")
         if name in PRODUCTS:
-            self._product(*(inputs[place] for place in PRODUCTS[name]), moved, saved)
+            first, second = PRODUCTS[name]
+            self._product(inputs[first], inputs[second], moved, saved)
         elif "attention" in plain or "_attn" in plain:
             self._attention(plain, inputs, moved, saved)
         elif name.startswith("headrace::"):
@@ -85,11 +85,8 @@ class Recorder(TorchDispatchMode):
         # Of one row: gradient and result have one element for each channel and token.
         own = inputs[0] if name.endswith("_backward") else _tensors(result)[0]
         width = own.numel() // self.seq_len
-        size = 0
-        if kernel in SIZES:
-            size = named[SIZES[kernel]].shape[-1]
-        elif kernel in WITH_TAPS:
-            size = named["taps"].shape[1]
+        sizes = [named[each].shape[-1] for each in SIZES if each in named]
+        size = named.get("size", sizes[0] if sizes else 0)
         self.work.append(Work("kernel", kernel, (size, width, self.seq_len), 1, moved, saved))
 
 

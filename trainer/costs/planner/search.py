@@ -140,17 +140,15 @@ def problems_of(
     per_layer_reshard: bool = False,
 ) -> Iterator[tuple[Grid, Problem]]:
     """Yield the grids of a shape with their problems. Schedules differ in nothing else."""
-    plain: dict[Any, Problem] = {}
+    plain: dict[str, Problem] = {}
     for grid in variants(shape, costs.model, gpus, costs.machine.per_node, costs.precision):
         if wanted and any(grid.words().get(name) != value for name, value in wanted.items()):
             continue
-        if grid.engine not in plain:
-            plain[grid.engine] = costs.problem(grid, budget, per_layer_reshard=per_layer_reshard)
+        key = repr(grid.engine)
+        if key not in plain:
+            plain[key] = costs.problem(grid, budget, per_layer_reshard=per_layer_reshard)
         layout = grid.layout
-        yield (
-            grid,
-            replace(plain[grid.engine], schedule=layout.schedule, chunks=layout.chunks),
-        )
+        yield grid, replace(plain[key], schedule=layout.schedule, chunks=layout.chunks)
 
 
 def nearest(costs: Costs, gpus: int, budget: float, wanted: Wanted | None) -> tuple[float, Grid]:

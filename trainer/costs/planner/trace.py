@@ -23,6 +23,7 @@ from .work import Work
 if TYPE_CHECKING:
     from ....models.accounting.state import Shards
     from ....models.config import ModelConfig
+    from ....models.layers.recompute import Results
     from ....models.pattern import Layer
     from ....models.precision import Precision
 
@@ -42,9 +43,9 @@ class LayerTrace:
     """Bytes of the layer's input."""
     calls: int
     """Operator calls."""
-    results: Mapping[str, int]
+    results: Mapping[Results, int]
     """Bytes of the results of operations, by kind."""
-    needed: Mapping[str, int]
+    needed: Mapping[Results, int]
     """Bytes of those results that the backward pass needs."""
 
 

@@ -216,7 +216,8 @@ class Bounds:
     @cached_property
     def first_updates(self) -> Numbers:
         """[end]: seconds of the first stage outside its passes, if it ends before this layer."""
-        return updates(self.problem, self.counts, 0)[self.index[0]]
+        found: Numbers = updates(self.problem, self.counts, 0)[self.index[0]]
+        return found
 
     def bound(self) -> float:
         """Return the bound of all divisions."""
