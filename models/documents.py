@@ -137,8 +137,8 @@ class Documents:
         """
         for chunk in chunks:
             self.aligned(chunk, compiled=compiled)
-        if spans:
-            self.spans(compiled=compiled)
+        if spans:  # under context parallelism, attention is over whole rows
+            (self.whole or self).spans(compiled=compiled)
 
     def aligned(self, chunk: int, *, compiled: bool = False) -> Aligned:
         """Layout in which each document begins at a multiple of `chunk`."""

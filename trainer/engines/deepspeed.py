@@ -43,12 +43,6 @@ class DeepSpeedConfig(ZeroConfig):
                 f"stages of a pipeline (layout.pp={layout.pp}) have different ones",
                 hint="use engine.kind=fsdp2, which shards weights too, or engine.zero=2",
             )
-        if self.zero == 3 and self.compile:
-            raise LayoutError(
-                "engine.compile cannot compile blocks under DeepSpeed's ZeRO-3 (engine.zero=3), "
-                "which gathers weights at each module within a block",
-                hint="use engine.kind=fsdp2, which shards weights too, or engine.zero=2",
-            )
         if layout.ep > 1 and self.zero not in (1, 2):
             also = ", which shards weights too" if self.zero == 3 else ""
             raise LayoutError(
@@ -129,6 +123,7 @@ class DeepSpeed:
         parallel: Parallel,
     ) -> None:
         deepspeed = _import(parallel.device.type)
+        from ...models.block import Block
         from .full_precision import FullPrecision
         from .groups import local_shards, parameter_groups
         from .objective import parameters
@@ -167,6 +162,8 @@ class DeepSpeed:
         self.clip = optimizer.clip
         self.updates = 0
         config.compile_blocks(model, parallel.device)
+        if config.zero == 3 and config.compile:  # gather a block whole: it is one graph
+            deepspeed.utils.set_z3_leaf_modules(model, [Block])
         named = parameters(objective)
         self.optimizer = optimizer.build(model, groups, named)
         _allow(type(self.optimizer))

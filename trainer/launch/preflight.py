@@ -30,6 +30,7 @@ from ...models.layers.recompute import Selective
 from ..checkpoints import store
 from ..cluster.ranks import is_first, joined
 from ..costs.memory import checkpoint_bytes, state_memory
+from ..engines.deepspeed import DeepSpeedConfig
 from ..layout import checks as layout_checks
 from ..layout.config import LayoutConfig
 from ..loop import evaluate
@@ -45,8 +46,8 @@ DISK_RESERVE = 1 << 20
 
 def check(job: Job) -> None:
     """Raise all errors that are known before the first step, on whatever machines the job runs."""
-    checks = [_engine, _offload, _layout, _recompute, _fp8, _attention, _vocabulary, _groups]
-    checks += [_weights, _held_out]
+    checks = [_engine, _offload, _layout, _recompute, _compile, _fp8, _attention, _vocabulary]
+    checks += [_groups, _weights, _held_out]
     checks += [_loggers, _store] * is_first()
     run_all(
         *(partial(check, job) for check in checks),
@@ -171,6 +172,17 @@ def _recompute(job: Job) -> None:
         raise LayoutError(
             "recompute.save cannot keep results inside a compiled block",
             hint="set engine.compile=false, or choose another form of recompute",
+        )
+
+
+def _compile(job: Job) -> None:
+    """Raise if the engine's hooks would lie within a compiled block."""
+    engine, shared = job.run.engine, [layer.shared for layer in job.model.layers if layer.shared]
+    if engine.compile and shared and isinstance(engine, DeepSpeedConfig) and engine.zero == 3:
+        raise LayoutError(
+            f"engine.compile: ZeRO-3 (engine.zero=3) gathers the shared block `{shared[0]}` within "
+            "the blocks that call it, which torch.compile cannot trace",
+            hint="use engine.kind=fsdp2, which shards weights too, or engine.zero=2",
         )
 
 

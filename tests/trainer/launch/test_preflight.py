@@ -114,9 +114,14 @@ def test_a_gpu_without_fp8_is_rejected_by_name(ask: Any) -> None:
 
 def test_compile_fits_the_engine(ask: Any) -> None:
     checks.check(ask("processes=2", "engine.compile=true", "layout.tp=2"))
-    with pytest.raises(LayoutError, match=r"cannot compile blocks under DeepSpeed's ZeRO-3") as no:
-        checks.check(ask("engine.compile=true", "engine.zero=3"))
+    zero = ("engine.compile=true", "engine.zero=3")
+    checks.check(ask(*zero))
+    with pytest.raises(
+        LayoutError, match=r"ZeRO-3 \(engine.zero=3\) gathers the shared block"
+    ) as no:
+        checks.check(ask(*zero, model="tiny-zamba"))
     assert "engine.kind=fsdp2" in str(no.value.hint)
+    checks.check(ask("engine.compile=true", "engine.zero=2", model="tiny-zamba"))
     with pytest.raises(ConfigError, match="compile_backend and compile_fallback need compile"):
         ask("engine.compile_backend=eager")
 
