@@ -41,10 +41,11 @@ HANG_HINT = (
 )
 TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
 """Environment variable of torchrun, which has its own store and ends all ranks if one fails."""
-CAME, MISSING = "headrace/came/{}", "headrace/missing"
-"""Keys of the store where ranks meet: a rank has come; the ranks that have not."""
+CAME, MISSING, READ = "headrace/came/{}", "headrace/missing", "headrace/read/{}"
+"""Keys of the store where ranks meet: a rank has come; the ranks that have not; a rank has read
+which."""
 ANSWERED = timedelta(seconds=30)
-"""Time for rank 0 to say which ranks are missing."""
+"""Time for rank 0 to say which ranks are missing, and for the others to read it."""
 JOIN_HINT = "these ranks failed, or did not start: see their logs"
 SHOWN = 16
 """Most missing ranks that an error lists."""
@@ -235,6 +236,8 @@ def meet(host: str, port: int, rank: int, world: int, join: timedelta) -> Store:
             store.set(MISSING, _missing(store, world, join))
         store.wait([MISSING], join + ANSWERED)
         missing = store.get(MISSING).decode()
+        if missing:
+            _read_by_all(store, rank, world)
     except DistError as error:
         raise RunError(
             f"rank {rank} did not reach rank 0 at {host}:{port} {seconds}",
@@ -244,6 +247,18 @@ def meet(host: str, port: int, rank: int, world: int, join: timedelta) -> Store:
     if missing:
         raise RunError(f"ranks did not come {seconds}: {missing} of {world}", hint=JOIN_HINT)
     return store
+
+
+def _read_by_all(store: Store, rank: int, world: int) -> None:
+    """Say that this rank has read the answer. Rank 0, whose end closes the store, waits for those
+    that came."""
+    from torch.distributed import DistError
+
+    store.set(READ.format(rank), "")
+    if rank == 0:
+        came = [each for each in range(world) if store.check([CAME.format(each)])]
+        with contextlib.suppress(DistError):  # a rank was killed meanwhile
+            store.wait([READ.format(each) for each in came], ANSWERED)
 
 
 def _missing(store: Store, world: int, join: timedelta) -> str:
