@@ -242,7 +242,7 @@ def profile(
     \b
     Examples:
       trainer profile --out h100.yaml
-      torchrun … -m headrace.trainer.cli profile --links --out h100.yaml
+      trainer profile --links --processes 8 --out h100.yaml
 
     More: docs/bench.md
     """

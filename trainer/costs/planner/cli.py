@@ -92,7 +92,14 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
 @click.argument("file", metavar="PLAN.yaml")
 @command.json_option
 def show(file: str, as_json: bool) -> None:
-    """Print a plan's file: layout, layers, time and memory by part."""
+    """Print a plan's file: layout, layers, time and memory by part.
+
+    \b
+    Example:
+      trainer plan show plan.yaml
+
+    More: docs/planner.md
+    """
     from ....console.config import plain
     from ...run.layout_plan import load_plan
     from .show import plan_lines
