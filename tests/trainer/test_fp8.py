@@ -51,7 +51,7 @@ def test_every_layout_computes_one_ranks_products(in_processes: Any, tmp_path: P
     assert gradient > 3 * GRADIENT
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_resume_is_equal_to_the_bit(in_processes: Any, tmp_path: Path) -> None:
     """FP8 has no state: checkpoints of other precisions load, too."""
     layouts = ["deepspeed-1-fp8", "fsdp2-0-fp8", "fsdp2-0-bf16"]

@@ -34,7 +34,7 @@ def test_offloading_changes_no_bit(in_processes: Any, tmp_path: Path) -> None:
         assert all(torch.equal(have[key], wanted[key]) for key in wanted), offloaded
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_checkpoints_load_with_and_without(in_processes: Any, tmp_path: Path) -> None:
     layouts = ["deepspeed-3-bf16-offload", "fsdp2-0-bf16"]
     kept = in_processes(2, "save_all", tmp_path, layouts=layouts, steps=1)
@@ -44,7 +44,7 @@ def test_checkpoints_load_with_and_without(in_processes: Any, tmp_path: Path) ->
     assert all(found[f"{name} → {name}"][1] == kept[name] for name in layouts)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_refused_step_leaves_nothing_behind(in_processes: Any) -> None:
     layouts = ["deepspeed-1-bf16-offload", "deepspeed-2-bf16-offload", "deepspeed-3-bf16-offload"]
     skipped = in_processes(2, "left_out", layouts=layouts)
