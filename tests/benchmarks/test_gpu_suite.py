@@ -210,7 +210,7 @@ def test_every_part_names_each_result_once(tmp_path: Path) -> None:
     assert {line.name for line in lines()} < set(training.items)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_predictions_stand_before_the_measurements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

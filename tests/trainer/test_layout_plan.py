@@ -207,7 +207,7 @@ def test_a_damaged_plan_names_the_key(planned: Path, ask: Callable[..., Job]) ->
         ask("processes=2", layout=str(planned))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_planned_run_equals_the_same_options_to_the_bit(
     planned: Path, trainer: Any, trainer_in: Any, tmp_path: Path
 ) -> None:

@@ -168,7 +168,10 @@ def test_a_killed_build_that_loses_an_input(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["--shuffle", "5", "--dedup", "exact"]])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param([], marks=pytest.mark.long), ["--shuffle", "5", "--dedup", "exact"]],
+)
 def test_kill_9_at_any_moment(tmp_path: Path, options: list[str]) -> None:
     for number in range(3):
         write_jsonl(tmp_path / "corpus" / f"{number}.jsonl", texts(4000, seed=number))

@@ -17,7 +17,7 @@ SAME = {
 ROUNDED, EXACT = "deepspeed-2-fp32-reduced16", "deepspeed-2-fp32"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_keys_of_communication_change_no_bit(in_processes: Any, tmp_path: Path) -> None:
     layouts = [*SAME, *SAME.values(), ROUNDED]
     found = in_processes(2, "parity", tmp_path, layouts=layouts, steps=2)
