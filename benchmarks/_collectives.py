@@ -43,7 +43,7 @@ FUNCTIONAL = {
     "all_gather_into_tensor": ("all-gather", 1),
     "reduce_scatter_tensor": ("reduce-scatter", 1),
 }
-"""Those of the functional operations, whose group is a name, the last argument."""
+"""The same for functional operations, whose last argument is the name of the group."""
 ALL_TO_ALL, FUNCTIONAL_ALL_TO_ALL, SEND = "alltoall_base_", "all_to_all_single", "send"
 OTHER_ENDS = ("recv_", "recv_any_source_", "barrier", "monitored_barrier_", "wait_tensor")
 """Operations that send no tensor."""

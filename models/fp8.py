@@ -54,8 +54,8 @@ def quantize(model: Model, config: Fp8Config | None) -> Model:
 
 
 def summary(model: Model, config: Fp8Config) -> dict[str, Any]:
-    """Return what is in FP8, what is not and why, and the shares of FLOPs, for people. Layers with
-    the same matrices are one entry, whose name has `*` for their numbers."""
+    """Return the matrices in FP8, the others with the reason, and the shares of FLOPs, for people.
+    Layers with the same matrices are one entry, whose name has `*` for their numbers."""
     found = list(matrices(model, config))
     entries: dict[tuple[str, str | None], dict[str, Any]] = {}
     for matrix in found:

@@ -1,4 +1,4 @@
-"""Lines of gpu_step.py: what each measures, in the order of their importance."""
+"""Lines of gpu_step.py and their settings, in the order of their importance."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ KINDS = ("GEMM", "attention", "kernel", "glue", "engine")
 ENGINE = "engine of headrace"
 """Name of the range around norm, clipping and optimizer step."""
 ENGINE_RANGES = (ENGINE, "FSDP", "Optimizer.", "fsdp::", "c10d::", "nccl:")
-"""How names of the engine's ranges and operations begin."""
+"""First words of the names of the engine's ranges and operations."""
 HOST = ("cpu_op", "user_annotation")
 CALLS = ("cuda_runtime", "cuda_driver")
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")

@@ -28,7 +28,7 @@ from threading import Lock
 WRONG = "WRONG"
 """Word of each line that reports a wrong value."""
 FAILURES = ("failed", "stopped")
-"""How results begin that report a failure."""
+"""First words of results that report a failure."""
 NEVER = float("inf")
 
 
@@ -55,8 +55,8 @@ class Task:
 class Report:
     """Print lines at once, and append each to a file in one write.
 
-    With `resumed`, the results in the file count as results: what an interrupted write left of a
-    line is cut off. Results that match a pattern of `again` do not count.
+    With `resumed`, the results in the file count as results: the rest of an
+    interrupted line is cut off. Results that match a pattern of `again` do not count.
     """
 
     def __init__(

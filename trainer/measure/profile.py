@@ -54,7 +54,7 @@ EXPERTS = 8
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a profile measures."""
+    """Sizes that a profile measures."""
 
     precision: str
     sides: tuple[int, ...]

@@ -47,7 +47,7 @@ class PlannedPhase:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What the plan was made for."""
+    """The model, batches and cluster of a plan."""
 
     model: str
     """Hash of the model's configuration."""

@@ -58,7 +58,7 @@ def test_a_run_that_ends_within_the_steps_writes_its_trace(tmp_path: Path) -> No
 
 
 class Allocator:
-    """What MemorySnapshot calls of torch.cuda.memory, without a GPU."""
+    """Stand-in for the functions of torch.cuda.memory that MemorySnapshot calls."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []

@@ -40,7 +40,7 @@ class Assigned:
     price: float
     cuts: Cuts
     choices: tuple[Choice, ...]
-    """Of each layer."""
+    """Choice of each layer."""
     stages: tuple[StagePlan, ...]
 
 

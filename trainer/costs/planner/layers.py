@@ -279,7 +279,7 @@ class Memory:
     """Bytes of the state on a rank."""
 
     layers: Sequence[float]
-    """Of a layer of each sort."""
+    """Bytes of a layer of each sort."""
     first: float
     last: float
     modules: Sequence[float]

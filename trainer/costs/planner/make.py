@@ -32,7 +32,7 @@ SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is to be planned."""
+    """A request for plans: the model, the phases and the cluster."""
 
     model: ModelConfig
     run: RunConfig

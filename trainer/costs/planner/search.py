@@ -46,7 +46,7 @@ class Candidate:
 
 @dataclass
 class Outcome:
-    """What a search returns."""
+    """Result of a search."""
 
     candidates: list[Candidate] = field(default_factory=list)
     """Best first."""

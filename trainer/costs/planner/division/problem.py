@@ -162,7 +162,7 @@ class StagePlan:
     """The choices of a stage, and their costs."""
 
     forward: tuple[float, ...]
-    """Of each chunk of the stage."""
+    """Seconds of each chunk of the stage."""
     backward: tuple[float, ...]
     update: float
     memory: float
