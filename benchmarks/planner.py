@@ -14,10 +14,9 @@ import tempfile
 import time
 from dataclasses import replace
 
-from headrace.dataplane.order.timeline import PhaseRows
 from headrace.models.config import load_model_config
 from headrace.trainer.costs.hardware import Hardware
-from headrace.trainer.costs.planner.make import Question, make_plans
+from headrace.trainer.costs.planner.make import Question, make_plans, uniform_phase
 from headrace.trainer.run.config import RunConfig
 
 GPUS, SECONDS, MEMORY = 2048, 15.0, 1 << 30
@@ -34,22 +33,12 @@ def main() -> None:
     hardware = Hardware.load("h100")
     run = replace(RunConfig(), precision="bf16")
     for name, length, batch in RUNS:
-        rows = batch // length
-        phase = PhaseRows(
-            name="steps",
-            first_row=0,
-            first_step=0,
-            first_token=0,
-            rows=rows,
-            seq_len=length,
-            batch_rows=rows,
-        )
         question = Question(
             model=load_model_config(name),
             run=run,
             hardware=hardware,
             gpus=GPUS,
-            phases=[phase],
+            phases=[uniform_phase(length, batch // length)],
             roofline=True,
         )
         began = time.process_time()

@@ -137,7 +137,7 @@ def _question(options: dict[str, Any]) -> Question:
 
 def _phases(options: dict[str, Any]) -> list[PhaseRows]:
     from ....console.yaml_text import value
-    from ....dataplane.order.timeline import PhaseRows
+    from .make import uniform_phase
 
     plain = options["seq_len"], options["batch_tokens"]
     if options["mixture"] is not None:
@@ -153,18 +153,7 @@ def _phases(options: dict[str, Any]) -> list[PhaseRows]:
         raise click.UsageError(
             f"--batch-tokens {options['batch_tokens']} is not a multiple of --seq-len {length}"
         )
-    rows = tokens // length
-    return [
-        PhaseRows(
-            name="steps",
-            first_row=0,
-            first_step=0,
-            first_token=0,
-            rows=rows,
-            seq_len=length,
-            batch_rows=rows,
-        )
-    ]
+    return [uniform_phase(length, tokens // length)]
 
 
 def _write(plans: Plans, out: str) -> None:

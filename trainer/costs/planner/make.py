@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....console.errors import MisuseError, PlanError
 from ....console.progress import as_bytes
+from ....dataplane.order.timeline import PhaseRows
 from ...layout.config import LayoutConfig
 from ...loop.batches import micro_batches, micro_rows
 from ...run.config import RunConfig
@@ -20,7 +21,6 @@ from .machine import Machine
 from .search import Candidate, Outcome, Wanted, nearest, search
 
 if TYPE_CHECKING:
-    from ....dataplane.order.timeline import PhaseRows
     from ....models.config import ModelConfig
 
 SETTINGS = (
@@ -47,6 +47,19 @@ class Question:
     @property
     def budget(self) -> float:
         return self.hardware.usable_memory * self.memory
+
+
+def uniform_phase(seq_len: int, rows: int) -> PhaseRows:
+    """Return a phase of one step of these rows: a plan depends on its length and batch alone."""
+    return PhaseRows(
+        name="steps",
+        first_row=0,
+        first_step=0,
+        first_token=0,
+        rows=rows,
+        seq_len=seq_len,
+        batch_rows=rows,
+    )
 
 
 @dataclass(frozen=True)
