@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,6 +34,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     fast = [item for item in items if not item.get_closest_marker("slow")]
     a, b = len(slow) // 2, len(items) // 2 - len(slow) // 2
     items[:] = [*slow[:a], *fast[:b], *slow[a:], *fast[b:]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_group_is_left() -> Iterator[None]:
+    """Fail a module that leaves torch's process group behind: the next module could make none, and
+    which module is next depends on the order of the two processes of `make test`."""
+    yield
+    distributed = sys.modules.get("torch.distributed")
+    assert distributed is None or not distributed.is_initialized()
 
 
 @pytest.fixture

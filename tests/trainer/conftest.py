@@ -80,7 +80,7 @@ def in_processes(tmp_path: Path, ranks: Callable[[int], Ranks]) -> Callable[...,
     return run
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def parallel() -> Iterator[Parallel]:
     """This process as the only rank."""
     group.initialise("gloo", timedelta(minutes=5))
