@@ -13,9 +13,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import struct
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,17 +21,15 @@ from pathlib import Path
 import numpy as np
 
 from ...console.log import get_logger
-from ..storage.atomic import replacing
+from ..arrays import Bytes
+from ..storage import host_files
 from .tables import Tables
 
 log = get_logger(__name__)
 
-VERSION = 1
 ALIGNMENT = 64
 DIGEST_BYTES = 32
 HEAD = struct.Struct(f"<{DIGEST_BYTES}sQ")
-UNUSED_SECONDS = 30 * 24 * 3600
-"""Files that no process has opened for 30 days are deleted when another file is written."""
 
 
 class _DamagedError(Exception):
@@ -42,7 +38,7 @@ class _DamagedError(Exception):
 
 def kept(name: str, compute: Callable[[], Tables]) -> Tables:
     """Return the tables of the plan with the hash `name`: mapped, and computed if necessary."""
-    file = folder() / f"{name}.tables"
+    file = host_files.folder() / f"{name}.tables"
     tables = _open(file)
     if tables is not None:
         return tables
@@ -53,7 +49,6 @@ def kept(name: str, compute: Callable[[], Tables]) -> Tables:
             if tables is None:
                 tables = compute()
                 _write(file, tables)
-                _delete_unused(file)
                 tables = _open(file) or tables
             return tables
     except OSError as error:
@@ -61,26 +56,18 @@ def kept(name: str, compute: Callable[[], Tables]) -> Tables:
     return tables or compute()
 
 
-def folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home) / "headrace-plans"
-
-
 def _open(file: Path) -> Tables | None:
     """Map and verify a file; None if there is none, or none that is whole."""
     try:
-        data = np.asarray(np.memmap(file, np.uint8, "r"))
-        with suppress(OSError):  # it may belong to another user
-            os.utime(file)
-        return _parse(data)
-    except (OSError, ValueError):  # ValueError: an empty file
+        return _parse(np.frombuffer(host_files.map_file(file), np.uint8))
+    except OSError:
         return None
     except _DamagedError:
         log.warning("%s is damaged: computing it again", file)
         return None
 
 
-def _parse(data: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> Tables:
+def _parse(data: Bytes) -> Tables:
     if len(data) < HEAD.size:
         raise _DamagedError
     digest, header_bytes = HEAD.unpack(data[: HEAD.size].tobytes())
@@ -110,8 +97,7 @@ def _write(file: Path, tables: Tables) -> None:
         data[place : place + array.nbytes] = array.reshape(-1).view(np.uint8).data
     data[DIGEST_BYTES : HEAD.size] = struct.pack("<Q", len(header))
     data[:DIGEST_BYTES] = hashlib.sha256(memoryview(data)[DIGEST_BYTES:]).digest()
-    with replacing(file) as out:
-        out.write(data)
+    host_files.write(file, data)
 
 
 @contextmanager
@@ -122,12 +108,3 @@ def _locked(file: Path) -> Iterator[None]:
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _delete_unused(written: Path) -> None:
-    oldest = time.time() - UNUSED_SECONDS
-    for file in written.parent.glob("*.tables"):
-        with suppress(OSError):
-            if file.stat().st_mtime < oldest:
-                file.unlink()
-                file.with_suffix(".lock").unlink(missing_ok=True)

@@ -10,12 +10,13 @@ import pytest
 
 from headrace.dataplane.order import stream as streams
 from headrace.dataplane.order.apportionment import Assignment
-from headrace.dataplane.order.kept_tables import folder, kept
+from headrace.dataplane.order.kept_tables import kept
 from headrace.dataplane.order.plan import Phase, Plan, PlanSource, Stretch
 from headrace.dataplane.order.simulation import Segment, simulate
 from headrace.dataplane.order.source_order import SourceOrder
 from headrace.dataplane.order.stream import Stream
 from headrace.dataplane.order.tables import Tables
+from headrace.dataplane.storage.host_files import folder
 
 SEGMENTS = [Segment(300, (5, 2, 1), 8), Segment(90, (0, 1, 1), 16)]
 FILE = "plan.tables"
