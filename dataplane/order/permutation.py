@@ -87,6 +87,9 @@ class Permutation:
         self.asked = 0
         """Images computed since there was a table."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Permutation, (self.keys, self.length))  # another process has its own tables
+
     def image(self, positions: Int64) -> Int64:
         if self.length <= TABLE:
             table = self.tables.get(self)

@@ -44,13 +44,22 @@ def simulate(segments: Sequence[Segment], debts: Sequence[Fraction]) -> tuple[Ta
 
     `debts`: tokens that each source is owed at the start; their sum is zero.
     """
-    tables, owed, largest = TablesBuilder(len(debts)), list(debts), Fraction(0)
+    tables, largest = TablesBuilder(len(debts)), Fraction(0)
+    unit = math.lcm(*(debt.denominator for debt in debts))
+    owed = [int(debt * unit) for debt in debts]
+    """Tokens in multiples of 1/unit: integers are several times faster than fractions."""
     for position, segment in enumerate(segments):
         before = tables.counts
-        largest = max(largest, _assign(segments, position, owed, tables))
+        largest = max(largest, _assign(segments, position, owed, unit, tables))
         taken = (tables.counts - before).tolist()
-        owed = debts_after(segment, owed, segment.rows, taken)
-        largest = max(largest, *owed)
+        coarser, unit = unit, math.lcm(unit, segment.period)
+        row = segment.row_tokens * unit
+        gain = row // segment.period * segment.rows
+        owed = [
+            debt * (unit // coarser) + weight * gain - count * row
+            for debt, weight, count in zip(owed, segment.weights, taken, strict=True)
+        ]
+        largest = max(largest, Fraction(max(owed), unit))
     return tables.finish(), largest
 
 
@@ -65,11 +74,11 @@ def debts_after(
 
 
 def _assign(
-    segments: Sequence[Segment], position: int, owed: list[Fraction], tables: TablesBuilder
+    segments: Sequence[Segment], position: int, owed: list[int], unit: int, tables: TablesBuilder
 ) -> Fraction:
     """Append the tables of a segment; return the largest debt in tokens before any of its rows."""
     segment = segments[position]
-    steps = _Simulation(segments, position, owed)
+    steps = _Simulation(segments, position, owed, unit)
     period = segment.period
     settling: list[int] = []
     while segment.rows - steps.row > (CLOSING_TABLES + 1) * period:
@@ -95,16 +104,20 @@ class _Simulation:
     All debts are multiplied by `unit`: a row is `unit`, the slack d is `slack`.
     """
 
-    def __init__(self, segments: Sequence[Segment], position: int, owed: list[Fraction]) -> None:
+    def __init__(
+        self, segments: Sequence[Segment], position: int, owed: list[int], owed_unit: int
+    ) -> None:
+        """`owed`: tokens in multiples of 1/owed_unit."""
         self.segments, self.position = segments, position
-        segment = segments[position]
-        entry = [debt / segment.row_tokens for debt in owed]
-        sources = len(entry)
-        common = math.lcm(segment.period, *(debt.denominator for debt in entry))
+        segment, sources = segments[position], len(owed)
+        whole = segment.row_tokens * owed_unit
+        shared = math.gcd(whole, *owed)
+        common = math.lcm(segment.period, whole // shared)
         doubled = max(2, 2 * sources - 2)
         self.unit, self.slack = common * doubled, common
         self.gain = [weight * (self.unit // segment.period) for weight in segment.weights]
-        self.entry = [int(debt * self.unit) for debt in entry]
+        scale = self.unit // (whole // shared)
+        self.entry = [debt // shared * scale for debt in owed]
         self.taken = [0] * sources
         self.row = 0
         self.largest_debt = 0
@@ -169,15 +182,17 @@ class _Simulation:
         """Return the deadline, counted from the segment's end, where the debt is `debt`."""
         passed = 0
         longest = self.segments[self.position].row_tokens
-        tokens = Fraction(debt, self.unit) * longest
+        tokens, parts = debt * longest, self.unit
+        """The debt in tokens is tokens / parts."""
         for segment in self.segments[self.position + 1 :]:
             longest = max(longest, segment.row_tokens)
-            limit = longest * (1 - Fraction(self.slack, self.unit))
-            gain = Fraction(segment.weights[source] * segment.row_tokens, segment.period)
+            gain = segment.weights[source] * segment.row_tokens
             if gain:
-                due = (limit - tokens) // gain + 1
+                room = longest * (self.unit - self.slack) * parts - tokens * self.unit
+                due = room * segment.period // (gain * self.unit * parts) + 1
                 if due <= segment.rows:
-                    return passed + int(due)
-            tokens += gain * segment.rows
+                    return passed + due
+            tokens = tokens * segment.period + gain * segment.rows * parts
+            parts *= segment.period
             passed += segment.rows
         return NEVER
