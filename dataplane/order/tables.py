@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..arrays import Int64
 
-Array = npt.NDArray[np.integer]
+Array = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +84,7 @@ class TablesBuilder:
         """Append rows that repeat the table `sources`."""
         if not sources:
             return
-        table = np.array(sources, np.uint16 if self.sources <= 1 << 16 else np.uint32)
+        table: Array = np.array(sources, np.uint16 if self.sources <= 1 << 16 else np.uint32)
         order = np.argsort(table, kind="stable")
         per_table = np.bincount(table, minlength=self.sources)
         rank = np.empty(len(table), np.uint32)
