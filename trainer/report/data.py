@@ -11,6 +11,7 @@ from ...console.errors import RunError
 from ...dataplane.runlog import writer as lines
 from ..checkpoints import store
 from ..costs.describe import describe
+from ..drawing.chart import Curve
 from ..folder import RunFolder
 from ..run.job import Job
 from ..run.stored import read_run
@@ -21,14 +22,6 @@ SKIPPED = ("spike", "not finite")
 """Events of skipped steps."""
 MOST_POINTS = 500
 """Points of a curve: more would not be visible, and the file must open at once."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A quantity over tokens."""
-
-    x: list[float]
-    y: list[float]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Style sheet of a report; dark if the reader's system is."""
+"""Style sheet of a page; dark if the reader's system is."""
 
 CSS = """
 :root { --paper:#faf9f6; --card:#ffffff; --ink:#1e272e; --soft:#6c7780; --line:#e4e2db;
