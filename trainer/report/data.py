@@ -39,6 +39,12 @@ class PhaseShares:
     """Tokens by source."""
 
 
+def status_of(event: dict[str, Any] | None) -> str:
+    """Return the status of a run whose last event this is."""
+    ends = {"finish": "finished", "stop": "interrupted", "fail": "failed"}
+    return ends.get(event["event"], "running") if event else "running"
+
+
 @dataclass(frozen=True)
 class RunData:
     name: str
@@ -92,8 +98,7 @@ class RunData:
 
     @property
     def status(self) -> str:
-        last = self.events[-1]["event"] if self.events else "start"
-        return {"finish": "finished", "stop": "interrupted", "fail": "failed"}.get(last, "running")
+        return status_of(self.events[-1] if self.events else None)
 
     @property
     def error(self) -> str | None:
