@@ -18,8 +18,13 @@ UNUSED_SECONDS = 30 * 24 * 3600
 
 
 def folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home) / "headrace-plans"
+    """Return the folder of this user; where there is no home, a path that cannot be written."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    try:
+        home = Path(root) if root else Path.home() / ".cache"
+    except RuntimeError:  # a user without an entry in the password file, as in some containers
+        home = Path(os.devnull)
+    return home / "headrace-plans"
 
 
 def map_file(file: Path) -> memoryview:

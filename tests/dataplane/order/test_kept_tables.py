@@ -105,8 +105,16 @@ def test_processes_at_the_same_time_compute_once() -> None:
     assert results == [located(Computed()())] * 4
 
 
-def test_without_a_folder_each_process_computes(cache: Path) -> None:
-    cache.write_text("a file where the folder would be")
+@pytest.mark.parametrize("home", [True, False])
+def test_without_a_folder_each_process_computes(
+    cache: Path, home: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if home:
+        cache.write_text("a file where the folder would be")
+    else:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr("os.getuid", lambda: 123_456_789)
     compute = Computed()
     assert located(kept("plan", compute)) == located(kept("plan", compute))
     assert compute.times == 2
