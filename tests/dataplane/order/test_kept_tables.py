@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
+import time
 from fractions import Fraction
 from pathlib import Path
 
@@ -166,3 +168,15 @@ def test_the_order_of_a_large_plan_is_kept_and_stays_as_it_was(
     second = Stream(plan).locate(rows)
     assert second.sources.tolist() == first.sources.tolist()
     assert second.tokens.tolist() == first.tokens.tolist()
+
+
+def test_files_that_were_not_opened_for_long_are_deleted(cache: Path) -> None:
+    for name in ("old", "opened", "fresh"):
+        kept(name, Computed())
+    month_ago = time.time() - 31 * 24 * 3600
+    for name in ("old", "opened"):
+        os.utime(cache / f"{name}.tables", (month_ago, month_ago))
+    kept("opened", Computed())
+    kept("new", Computed())
+    names = {file.name for file in cache.glob("*.tables")}
+    assert names == {"opened.tables", "fresh.tables", "new.tables"}
