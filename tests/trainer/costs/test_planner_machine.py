@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from headrace.models.precision import Fp8Config
 from headrace.trainer.costs.hardware import Hardware
 from headrace.trainer.costs.planner.machine import Machine, Split
 from headrace.trainer.costs.planner.make import Question, machine_of, uniform_phase
+from headrace.trainer.costs.planner.trace import local_shards
 from headrace.trainer.costs.planner.work import Work
 from headrace.trainer.run.config import RunConfig
 
@@ -41,6 +43,19 @@ def test_large_products_alone_run_in_fp8(machines: tuple[Machine, Machine]) -> N
     assert ahead[0] / ahead[1] == pytest.approx(ratio)
     # The gradients of weights, half of a backward pass, stay in bf16.
     assert back[1] == pytest.approx((ahead[0] + ahead[1]) / 2)
+
+
+def test_shards_need_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.cat of meta tensors imports torch._dynamo, which takes longer than most searches."""
+
+    def imports(*_: object, **__: object) -> None:
+        raise AssertionError("torch.cat")
+
+    monkeypatch.setattr("torch.cat", imports)
+    model = load_model_config("tiny-transformer")
+    whole, half = local_shards(model, 1, 1), local_shards(model, 2, 1)
+    shapes = [sum(math.prod(shard.local) for shard in each.values()) for each in (whole, half)]
+    assert shapes[0] > shapes[1] > shapes[0] / 2
 
 
 def question(hardware: str, **fp8: str) -> Question:
