@@ -81,7 +81,7 @@ def search(
     """Return the best plans within `budget` bytes of each device."""
     outcome, order = Outcome(), count()
     outside: list[Grid] = []
-    """Interleaved layouts of which the divisions that are tried first do not fit."""
+    """Interleaved layouts of which no division that fits was found."""
     queue: list[tuple[float, int, Callable[[], None]]] = []
 
     def push(bound: float, refine: Callable[[], None]) -> None:
@@ -117,6 +117,8 @@ def search(
         outcome.solved += 1
         problem = problem_of(grid)
         solution = solve(problem, ceiling())
+        if solution is None and problem.chunks > 1:
+            outside.append(grid)
         if solution is not None:
             outcome.candidates.append(Candidate(grid, problem, solution))
             outcome.candidates.sort(key=_rank)
@@ -133,14 +135,15 @@ def search(
             break
         refine()
     left = PROOF
-    for grid in outside if not outcome.candidates else ():
+    for grid in [] if outcome.candidates else list(outside):
         problem = problem_of(grid)
-        ceiling_bytes = problem.budget * (1 + ROUNDING)
-        least = least_division(problem, ceiling_bytes, problem.budget, min(left, NODES))
+        least = least_division(
+            problem, problem.budget * (1 + ROUNDING), problem.budget, min(left, NODES)
+        )
         left -= least.nodes
         if least.cuts is not None:
             finish(grid)
-        elif not least.complete:
+        if not (outcome.candidates or least.complete and least.cuts is None):
             outcome.undecided.append(grid)
     return outcome
 

@@ -115,36 +115,34 @@ def _best_first(problem: Problem, pricing: Pricing, ceiling: float) -> float:
 
 
 def _interleaved(problem: Problem, pricing: Pricing, ceiling: float) -> None:
-    """Price all divisions if they are few, else those on paths of moves of one layer. A path starts
-    from each division of `starts` that fits, or else from one that `fitting` finds."""
+    """Price all divisions if they are few, else those on paths of moves of one layer. Paths start
+    from the divisions of `starts`. If none of those fits, and any price will do, one starts from
+    another division that fits."""
     layers, chunks = len(problem.layers), problem.all_chunks
     bound = DivisionBound(problem)
 
-    def below(cuts: Cuts) -> bool:
-        least = min(pricing.best, ceiling)
-        return bound(cuts, least) < least
+    def limit() -> float:
+        return min(pricing.best, ceiling)
+
+    def follow(now: Cuts) -> None:
+        price = pricing.take(now)
+        while pricing.left > 0:
+            near = sorted((bound(cuts, limit()), cuts) for cuts in neighbours(now, layers))
+            tried = [cuts for least, cuts in near[:MOVES] if least < limit()]
+            best = min((pricing.take(cuts), cuts) for cuts in [*tried, now])
+            if best[0] >= price:
+                break
+            price, now = best
 
     if math.comb(layers - 1, chunks - 1) <= min(FEW, pricing.left):
         for cuts in combinations(range(1, layers), chunks - 1):
-            if below(cuts):
+            if bound(cuts, limit()) < limit():
                 pricing.take(cuts)
         return
-    first = sorted(starts(problem), key=bound)
-    if math.isinf(bound(first[0])):
-        ceiling_bytes = problem.budget * (1 + ROUNDING)
-        least = least_division(problem, ceiling_bytes, enough=problem.budget)
-        first = [] if least.cuts is None else [least.cuts]
-    for start in first:
-        if not below(start):
-            break
-        now = pricing.take(start)
-        while pricing.left > 0:
-            least = min(pricing.best, ceiling)
-            near = sorted((bound(cuts, least), cuts) for cuts in neighbours(start, layers))
-            best = min(
-                (pricing.take(cuts), cuts)
-                for cuts in [*(cuts for _, cuts in near[:MOVES] if below(cuts)), start]
-            )
-            if best[0] >= now:
-                break
-            now, start = best
+    for start in sorted(starts(problem), key=bound):
+        if bound(start) < limit():
+            follow(start)
+    if pricing.cuts is None and math.isinf(ceiling):
+        least = least_division(problem, problem.budget * (1 + ROUNDING), problem.budget)
+        if least.cuts is not None:
+            follow(least.cuts)
