@@ -143,7 +143,7 @@ def search(
         left -= least.nodes
         if least.cuts is not None:
             finish(grid)
-        if not (outcome.candidates or least.complete and least.cuts is None):
+        if not (outcome.candidates or (least.complete and least.cuts is None)):
             outcome.undecided.append(grid)
     return outcome
 
