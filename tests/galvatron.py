@@ -1,8 +1,8 @@
 """Galvatron-2's profiles and cost functions, behind this project's search of choices.
 
-An adapter for tests: the formulas are those of PKU-DAIR/Hetu-Galvatron 2.4 (Apache-2.0), files
-`cost_model.py` and `dynamic_programming.py` of its search engine, for one sort of layer. The data
-are its own profiles and results (`galvatron_cases.json`). Times are milliseconds, sizes MB.
+An adapter for tests: the formulas are those of the search engine of PKU-DAIR/Hetu-Galvatron 2.4
+(Apache-2.0), its cost model and its dynamic program, for one sort of layer. The data are its own
+profiles and results (`galvatron_cases.json`). Times are milliseconds, sizes MB.
 """
 
 from __future__ import annotations

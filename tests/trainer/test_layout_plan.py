@@ -214,6 +214,7 @@ def test_a_layout_that_is_not_best_is_explained(machine: str, searched: tuple[Pa
     assert " of the best (+" in text
     refused = small(machine, "--explain", "tp=3").stderr
     assert "no layout of 2 devices with tp=3 can run this model" in refused
+    assert "pp, tp, cp and ep divide 2 devices, tp at most 2 (a node)" in refused
 
 
 def test_a_plan_for_another_run_is_refused_with_every_difference(

@@ -184,10 +184,13 @@ def no_plan(
     where = f"phase {phase.name}: {phase.seq_len:,} tokens a row"
     which = f" with {', '.join(f'{k}={v}' for k, v in wanted.items())}" if wanted else ""
     if not outcome.grids:
-        reasons = "\n".join(f"    {reason}" for reason, _ in outcome.refused.most_common(5))
+        reasons = [reason for reason, _ in outcome.refused.most_common(5)] or [
+            f"pp, tp, cp and ep divide {question.gpus} devices, tp at most "
+            f"{costs.machine.per_node} (a node), and tp × cp {phase.seq_len:,} tokens"
+        ]
         return PlanError(
             f"no layout of {question.gpus} devices{which} can run this model ({where})",
-            where=f"\n{reasons}" if reasons else None,
+            where="".join(f"\n    {reason}" for reason in reasons),
             hint="change the number of devices, or what is asked for",
         )
     least = nearest(costs, question.gpus, question.budget, wanted)
