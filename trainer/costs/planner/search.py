@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from ...layout.config import LayoutConfig
 from ...pipeline.cuts import Cuts
 from .division.bounds import ROUNDING, Bounds, least_cuts, quick_bound, stage_alone
 from .division.interleaved import NODES, fullest, interleaved_estimate, least_division
@@ -125,11 +124,9 @@ def search(
             outcome.candidates.sort(key=_rank)
             del outcome.candidates[best:]
 
-    for shape, layout, wrong in shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
-        if not _may_be(layout, shape, wanted):
-            continue
+    for shape, _, wrong in shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
         outcome.refused.update(wrong)
-        if shape is not None:
+        if shape is not None and _may_be(shape, wanted):
             outcome.shapes += 1
             push(shape_bound(costs, shape), lambda s=shape: expand(s))  # type: ignore[misc]
     while queue:
@@ -195,8 +192,8 @@ def nearest(costs: Costs, gpus: int, budget: float, wanted: Wanted | None) -> Ne
     interleaved layouts are looked at last, because their divisions are many."""
     found: tuple[float, Grid, Problem, Cuts] | None = None
     interleaved: list[tuple[float, Grid]] = []
-    for shape, layout, _ in shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
-        if shape is None or not _may_be(layout, shape, wanted):
+    for shape, *_ in shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
+        if shape is None or not _may_be(shape, wanted):
             continue
         for grid, problem in problems_of(costs, shape, gpus, budget, wanted):
             bound = memory_bound(problem, budget)
@@ -237,12 +234,20 @@ def memory_bound(problem: Problem, budget: float) -> float:
     return (state + sum(ends)) / problem.stages + budget - problem.budget
 
 
-def _may_be(layout: LayoutConfig, shape: Shape | None, wanted: Wanted | None) -> bool:
-    """True unless the layout, or its shape, contradicts what is wanted."""
-    names = ("pp", "cp", "tp", "ep", "attention", "hyena_li")
-    known = {name: getattr(layout, name) for name in names}
-    if shape is not None:
-        known |= {"dp": shape.dp, "rows": shape.rows, "micro": shape.micro_batches}
+def _may_be(shape: Shape, wanted: Wanted | None) -> bool:
+    """True unless the shape contradicts what is wanted."""
+    layout = shape.layout
+    known = {
+        "pp": layout.pp,
+        "dp": shape.dp,
+        "cp": layout.cp,
+        "tp": layout.tp,
+        "ep": layout.ep,
+        "rows": shape.rows,
+        "micro": shape.micro_batches,
+        "attention": layout.attention,
+        "hyena_li": layout.hyena_li,
+    }
     return not wanted or all(known.get(name, value) == value for name, value in wanted.items())
 
 
