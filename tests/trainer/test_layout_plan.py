@@ -147,7 +147,7 @@ def test_one_plan_serves_all_phases(machine: str) -> None:
     assert len(plans.best.planned.phases) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_phases_of_a_mixture_are_planned(machine: str, tmp_path: Path) -> None:
     """Through the command: two lengths and three batches, of which two are alike."""
     write_dataset(str(tmp_path / "data"), random_documents(1, 60))
