@@ -165,6 +165,26 @@ def test_products_of_experts_are_six_launches_in_a_layer(steps: list[list[Any]])
 
 
 @pytest.mark.slow
+def test_rows_of_experts_move_in_four_launches_in_a_layer(steps: list[list[Any]]) -> None:
+    """There and back, forward and backward; nothing is scattered or indexed beside them."""
+    launches, layers = steps[MODELS.index("tiny-moe")][-1], layers_of("tiny-moe", "moe")
+    moves = ("triton::routed_rows.spread", "triton::routed_rows.collect")
+    assert [launches[name] for name in moves] == [2 * layers, 2 * layers]
+    assert not [name for name in launches if "index" in name]
+
+
+@pytest.mark.slow
+def test_gradients_are_joined_inside_products_and_norms(steps: list[list[Any]]) -> None:
+    """Of the parts of a projection, and of the two readers of the residual stream: one sum is left
+    in a block with an MLP, for the embedding's two readers."""
+    [launches] = [each[-1] for each in steps[:-1] if each[0] == "tiny-transformer"]
+    assert "aten::cat" not in launches
+    layers = layers_of("tiny-transformer", "attention")
+    assert launches["triton::rms_norm.backward"] == 2 * layers + 1
+    assert launches["aten::add.Tensor"] == layers + 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("config_name", ["tiny-transformer", "tiny-moe"])
 def test_gemm_flops_are_those_of_the_weights(steps: list[list[Any]], config_name: str) -> None:
     config = load_model_config(config_name)
