@@ -47,12 +47,17 @@ class SplitLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(size)) if bias else None
 
     def forward(
-        self, x: Tensor, stored: Quantized | None = None, *, joined: bool = False
+        self,
+        x: Tensor,
+        stored: Quantized | None = None,
+        *,
+        joined: bool = False,
+        sizes: Sequence[int] | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
         """`stored` is x in FP8, if a kernel stored it. `joined` returns the parts concatenated, for
-        kernels that take them so. (ZeRO-3 gathers weights at a module's call, so nothing else may
-        read them.)"""
-        sizes = list(self.parts.values())
+        kernels that take them so; `sizes` are other widths of the returned tensors. (ZeRO-3 gathers
+        weights at a module's call, so nothing else may read them.)"""
+        sizes = list(sizes or self.parts.values())
         if self.fp8:
             rows, given = self.narrow_rows(), stored or (None, None)
             y = fp8_linear(x, *given, self.weight, self.bias, rows, "", self.axis)

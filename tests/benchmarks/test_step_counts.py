@@ -48,11 +48,15 @@ for name in {models!r}:
     kinds = {{kind: counts.bytes(kind) for kind in map(kind_of, counts.launches)}}
     waits = [(wait.name, wait.place) for wait in counts.waits]
     names = Counter(each.name for each in counts.launches)
+    sums = [
+        each.place for each in counts.launches
+        if each.name == "aten::add.Tensor" and each.place.startswith("backward")
+    ]
     again = {{}}
     if name in {recomputed!r}:
         again = count_step(load_model_config(name), {tokens}, [0, {tokens}], recompute="block")
         again = Counter(each.name for each in again.launches)
-    print(json.dumps([name, counts.gemm_flops, kinds, waits, counts.saved, again, names]))
+    print(json.dumps([name, counts.gemm_flops, kinds, waits, counts.saved, sums, again, names]))
 with fake_gpu() as gpu:
     x, host = torch.zeros(3, device="cuda"), torch.zeros(3)
     host.to("cuda", non_blocking=True), x.to("cpu", non_blocking=True), x.sum(), host.sum().item()
@@ -175,13 +179,12 @@ def test_rows_of_experts_move_in_four_launches_in_a_layer(steps: list[list[Any]]
 
 @pytest.mark.slow
 def test_gradients_are_joined_inside_products_and_norms(steps: list[list[Any]]) -> None:
-    """Of the parts of a projection, and of the two readers of the residual stream: one sum is left
-    in a block with an MLP, for the embedding's two readers."""
-    [launches] = [each[-1] for each in steps[:-1] if each[0] == "tiny-transformer"]
-    assert "aten::cat" not in launches
-    layers = layers_of("tiny-transformer", "attention")
-    assert launches["triton::rms_norm.backward"] == 2 * layers + 1
-    assert launches["aten::add.Tensor"] == layers + 1
+    """Gradients of the parts of a projection, and of two readers of the residual stream. One
+    concatenation is left, of what the host reads, and one sum, for the tied embedding."""
+    for name, *_, sums, _, launches in steps[:-1]:
+        if name in ("tiny-transformer", "tiny-mamba"):
+            assert launches["aten::cat"] == 1, name
+            assert sums == ["backward: EmbeddingBackward0"], name
 
 
 @pytest.mark.slow
