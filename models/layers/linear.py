@@ -113,9 +113,9 @@ class OutputLinear(nn.Linear):
 def joins_in_products(*operands: Tensor) -> bool:
     """True if gradients are to be joined inside matrix products: on CUDA, where passes over memory
     are dear. (A compiled graph fuses such passes itself; autocast casts operands of its own.)"""
-    half = torch.is_autocast_enabled(operands[0].device.type)
-    same = len({operand.dtype for operand in operands}) == 1
-    return operands[0].device.type == "cuda" and same and not half and not is_compiling()
+    if operands[0].device.type != "cuda" or is_compiling() or torch.is_autocast_enabled("cuda"):
+        return False
+    return len({operand.dtype for operand in operands}) == 1
 
 
 def split_product(
