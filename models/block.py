@@ -47,16 +47,20 @@ class ResidualBranch(Recomputable):
         self, u: Tensor, batch: BatchContext, state: State | None, added: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return u + `added`, the branch of that sum, and this rank's share of the operator's
-        auxiliary losses, [rows]. What reads the sum as returned here adds to its gradient inside
-        the kernel of the norm."""
+        auxiliary losses, [rows]. The sum comes from the norm: its kernel adds the gradients of what
+        reads the sum to its own."""
         axes = self.operator.axes(batch.axes)
         axis, call = axes.tensor, batch.for_call(state, axes)
-        inputs = (u,) if added is None else (added, u)
         if self.stores and axis.size == 1:  # else rows are gathered between norm and operator
+            inputs = (u,) if added is None else (added, u)
             u, normal, stored = self.norm(*inputs, store=True)
             call = replace(call, stored=stored)
+        elif added is not None:
+            u, normal = self.norm(added, u)
+        elif self.norm.fused(u):
+            u, normal = self.norm(u, pair=True)
         else:
-            u, normal = self.norm(*inputs, pair=True)
+            normal = self.norm(u)
         y = scatter(self.operator(gather(normal, axis), call), axis)
         losses = sum(call.losses, start=u.new_zeros(len(u), dtype=torch.float32))
         return u, y, losses / batch.axes.tensor.size

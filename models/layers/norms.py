@@ -120,15 +120,16 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.empty(width))
         self.eps = eps
 
-    def forward(
-        self, x: Tensor, residual: Tensor | None = None, *, pair: bool = False
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return norm(x); with a residual, residual + x and norm(residual + x). `pair` returns x
-        too."""
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """Return norm(x); with a residual, residual + x and norm(residual + x)."""
         total = x if residual is None else residual + x
         wide = F.layer_norm(widen(total), self.weight.shape, eps=self.eps)
         normal = self.weight * wide.to(x.dtype) + self.bias
-        return normal if residual is None and not pair else (total, normal)
+        return normal if residual is None else (total, normal)
+
+    def fused(self, x: Tensor) -> bool:
+        """No kernel computes it."""
+        return False
 
 
 Norm = RMSNorm | LayerNorm
