@@ -137,7 +137,8 @@ class _SplitProduct(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, weight)
         ctx.sizes, ctx.bias = sizes, bias is not None
-        return F.linear(x, weight, bias).split(sizes, dim=-1)
+        parts: tuple[Tensor, ...] = F.linear(x, weight, bias).split(sizes, dim=-1)
+        return parts
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -28,7 +28,8 @@ def spread(x: Tensor, places: Tensor, kernel: Kernel = "auto") -> Tensor:
         fused: Tensor = kernels.spread_rows(x, places)
         return fused
     choices = x if places.shape[1] == 1 else x.repeat_interleave(places.shape[1], dim=0)
-    return torch.empty_like(choices).index_copy(0, places.flatten(), choices)
+    rows: Tensor = torch.empty_like(choices).index_copy(0, places.flatten(), choices)
+    return rows
 
 
 def collect(rows: Tensor, places: Tensor, weights: Tensor, kernel: Kernel = "auto") -> Tensor:
