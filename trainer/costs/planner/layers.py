@@ -8,6 +8,7 @@ block while it runs, and gathered inputs under tensor parallelism.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args
@@ -83,6 +84,14 @@ class Costs:
         self.shards = cache(self._shards)
         self.memory = _remembered(self._memory)
         self.sharded = _remembered(self._sharded)
+
+    def on(self, machine: Machine) -> Costs:
+        """Return the costs on another cluster with devices of this kind."""
+        other = copy(self)
+        other.machine = machine
+        other.passes = cache(other._passes)
+        other.sharded = _remembered(other._sharded)
+        return other
 
     @property
     def precision(self) -> Precision:

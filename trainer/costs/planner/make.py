@@ -185,10 +185,10 @@ def no_plan(
     )
 
 
-def explain(plans: Plans, wanted: Wanted) -> list[tuple[PhasePlans, LayoutPlan | PlanError]]:
+def explain(plans: Plans, wanted: Wanted) -> list[tuple[PhasePlans, Candidate | PlanError]]:
     """Return, for each phase, the best plan with these settings, or why there is none."""
     question = plans.question
-    found: list[tuple[PhasePlans, LayoutPlan | PlanError]] = []
+    found: list[tuple[PhasePlans, Candidate | PlanError]] = []
     for own in plans.phases:
         costs = own.costs
         outcome = search(
@@ -202,9 +202,7 @@ def explain(plans: Plans, wanted: Wanted) -> list[tuple[PhasePlans, LayoutPlan |
         if not outcome.candidates:
             found.append((own, no_plan(question, costs, outcome, wanted)))
             continue
-        [candidate] = outcome.candidates
-        seconds = {costs.phase.name: candidate.solution.price}
-        found.append((own, plan_of([costs], seconds, candidate, question.budget)))
+        found.append((own, outcome.candidates[0]))
     return found
 
 

@@ -92,19 +92,18 @@ def plan_lines(plan: LayoutPlan) -> list[str]:
     return text
 
 
-def compared(best: Candidate, other: LayoutPlan, budget: float) -> list[str]:
+def compared(best: Candidate, other: Candidate, budget: float) -> list[str]:
     """Return in which parts another plan takes more or less time than the best."""
-    times, memory = parts_of(best, budget)
-    price = best.solution.price
-    change = other.predicted.seconds / price - 1
+    (mine, memory), (theirs, more) = parts_of(best, budget), parts_of(other, budget)
+    price, seconds = best.solution.price, other.solution.price
     text = [
-        f"{other.predicted.seconds:.4g} s against {price:.4g} s of the best ({change:+.1%}); "
-        f"{as_bytes(other.predicted.memory)} against {as_bytes(sum(memory.values()))}"
+        f"{seconds:.4g} s against {price:.4g} s of the best ({seconds / price - 1:+.1%}); "
+        f"{as_bytes(sum(more.values()))} against {as_bytes(sum(memory.values()))}"
     ]
     for name, meaning in PARTS.items():
-        mine, theirs = times.get(name, 0.0), other.predicted.by.get(name, 0.0)
-        if abs(theirs - mine) > 0.002 * price:
-            text.append(f"    {name:<10}{theirs - mine:+.4g} s  {meaning}")
+        change = theirs.get(name, 0.0) - mine.get(name, 0.0)
+        if abs(change) > 0.002 * price:
+            text.append(f"    {name:<10}{change:+.4g} s  {meaning}")
     return text
 
 
