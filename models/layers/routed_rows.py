@@ -38,7 +38,8 @@ def collect(rows: Tensor, places: Tensor, weights: Tensor, kernel: Kernel = "aut
         fused: Tensor = kernels.collect_rows(rows, places, weights)
         return fused
     choices = rows.index_select(0, places.flatten()).unflatten(0, places.shape)
-    return (choices * weights.unsqueeze(-1).to(rows.dtype)).sum(dim=1)
+    summed: Tensor = (choices * weights.unsqueeze(-1).to(rows.dtype)).sum(dim=1)
+    return summed
 
 
 def _fused(x: Tensor, kernel: Kernel) -> bool:

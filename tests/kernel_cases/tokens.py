@@ -15,7 +15,7 @@ from headrace.models.kernels.linear_cross_entropy import linear_cross_entropy
 from headrace.models.kernels.rms_norm import add_rms_norm, beside
 from headrace.models.layers.norms import GatedRMSNorm, RMSNorm
 from headrace.models.layers.rope import Rope, rotate, rotation
-from headrace.models.layers.routed_rows import collect, spread
+from headrace.models.layers.routed_rows import collect, places_of, spread
 from headrace.models.loss import cross_entropy
 from headrace.models.operators.mlp import Activation, gated
 
@@ -126,17 +126,21 @@ def routed() -> Iterator[Case]:
 def routed_rows(choices: int) -> Case:
     def make(draw: Draw, shape: Shape) -> Inputs:
         tokens = shape.rows * shape.length
-        order = draw.normal("order", tokens * choices).argsort()
         return {
             "x": draw.normal("x", tokens, shape.width),
             "rows": draw.normal("rows", tokens * choices, shape.width),
             "weights": draw.normal("weights", tokens, choices).float(),
-            "places": order.view(tokens, choices),
+            "experts": draw.normal("experts", tokens, choices).mul(2).long(),
         }
 
     def by(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor]]:
-        def run(x: Tensor, rows: Tensor, weights: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-            return spread(x, places, kernel), collect(rows, places, weights, kernel)
+        def run(x: Tensor, rows: Tensor, weights: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
+            """Rows stand in the order of tokens outside the kernel."""
+            places = places_of(experts)
+            flat = places.flatten()
+            there = spread(x, places, kernel).index_select(0, flat)
+            by_expert = torch.empty_like(rows).index_copy(0, flat, rows)
+            return there, collect(by_expert, places, weights, kernel)
 
         return run
 
