@@ -121,6 +121,7 @@ def test_a_part_of_the_rows_prepares_the_ends_of_whole_rows() -> None:
     assert spans.ends.tolist() == [0, 20, 32]
 
 
+@pytest.mark.slow
 def test_products_in_fp8_are_compiled() -> None:
     """One graph for each block, the same numbers; negative control: products in fp64."""
     changes = ("pattern='[attention]'", "width=48", "operators.glu.hidden=64")
