@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ....console.errors import MisuseError, PlanError
 from ....console.progress import as_bytes
 from ....dataplane.order.timeline import PhaseRows
+from ....models.precision import PRECISIONS
 from ...layout.config import LayoutConfig
 from ...loop.batches import micro_batches, micro_rows
 from ...run.config import RunConfig
@@ -87,7 +88,7 @@ class Plans:
 
 def make_plans(question: Question) -> Plans:
     """Search the best plans. Raise PlanError if a phase has none."""
-    machine = Machine(question.hardware, question.run.precision, roofline=question.roofline)
+    machine = machine_of(question)
     phases = []
     for phase in different(question.phases):
         costs = Costs(question.model, question.run, machine, phase)
@@ -105,6 +106,19 @@ def make_plans(question: Question) -> Plans:
         for own in phases
     ]
     return Plans(question, phases, each[0] if len(each) == 1 else joint(question, phases), each)
+
+
+def machine_of(question: Question) -> Machine:
+    """Return the costs of the cluster in the run's precision."""
+    run = question.run
+    fp8 = run.fp8 or PRECISIONS[run.precision].fp8
+    if fp8 is not None and fp8.matrices != "all":
+        raise PlanError(
+            f"fp8.matrices={fp8.matrices} cannot be planned: products are priced by their sizes, "
+            "not by their operators",
+            hint="plan with fp8.matrices=all (optimistic) or precision=bf16 (pessimistic)",
+        )
+    return Machine(question.hardware, run.precision, fp8=fp8, roofline=question.roofline)
 
 
 def different(phases: Sequence[PhaseRows]) -> list[PhaseRows]:
@@ -170,17 +184,31 @@ def no_plan(
     where = f"phase {phase.name}: {phase.seq_len:,} tokens a row"
     which = f" with {', '.join(f'{k}={v}' for k, v in wanted.items())}" if wanted else ""
     if not outcome.grids:
-        reasons = "\n".join(f"    {reason}" for reason, _ in outcome.refused.most_common(5))
+        reasons = [reason for reason, _ in outcome.refused.most_common(5)] or [
+            f"pp, tp, cp and ep divide {question.gpus} devices, tp at most "
+            f"{costs.machine.per_node} (a node), and tp × cp {phase.seq_len:,} tokens"
+        ]
         return PlanError(
             f"no layout of {question.gpus} devices{which} can run this model ({where})",
-            where=f"\n{reasons}" if reasons else None,
+            where="".join(f"\n    {reason}" for reason in reasons),
             hint="change the number of devices, or what is asked for",
         )
-    least, grid = nearest(costs, question.gpus, question.budget, wanted)
+    least = nearest(costs, question.gpus, question.budget, wanted)
+    stages = least.grid.layout.pp
+    on = f" on stage {least.stage}" if stages > 1 else ""
+    parts = ", ".join(f"{name} {as_bytes(round(size))}" for name, size in least.parts.items())
+    over = as_bytes(round(least.bytes - question.budget))
+    open_ = ""
+    if outcome.undecided:
+        open_ = (
+            f"\n    not decided: {len(outcome.undecided)} interleaved layouts, such as "
+            f"{outcome.undecided[0].name()}"
+        )
     return PlanError(
         f"no layout{which} fits into {as_bytes(round(question.budget))} of each of "
         f"{question.gpus} devices ({where}); {outcome.grids} were searched",
-        where=f"\n    the nearest needs {as_bytes(round(least))}: {grid.name()}",
+        where=f"\n    the nearest needs {as_bytes(round(least.bytes))}{on}, {over} too much: "
+        f"{least.grid.name()}\n    {parts}{open_}",
         hint="use more devices, devices with more memory, or a larger --memory",
     )
 

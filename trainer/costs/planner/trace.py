@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from ....models.pattern import Layer
     from ....models.precision import Precision
 
+FORMAT = 2
+"""Number of the stored content: another number is traced anew."""
+
 
 @dataclass(frozen=True)
 class LayerTrace:
@@ -85,7 +88,7 @@ def trace(model: ModelConfig, seq_len: int, precision: Precision, device: str) -
     """Return the stored trace, or make it."""
     from .... import __version__
 
-    parts = [reader.plain(model), seq_len, precision.name, device, __version__]
+    parts = [reader.plain(model), seq_len, precision.name, device, __version__, FORMAT]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
     file = cache_folder() / f"{key}.json"
     try:

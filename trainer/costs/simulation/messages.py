@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...pipeline.schedules import Kind
@@ -34,10 +33,10 @@ class Recorder(Machine):
     """A cluster that records the messages whose seconds it is asked for."""
 
     def __init__(self, machine: Machine) -> None:
-        super().__init__(machine.hardware, machine.precision, roofline=machine.roofline)
+        super().__init__(
+            machine.hardware, machine.precision, fp8=machine.fp8, roofline=machine.roofline
+        )
         self.sent: list[Sent] = []
-        self.beside = 0.0
-        """Seconds of the last message that runs beside computation."""
 
     def collective(self, name: str, size: float, ranks: int, stride: int) -> float:
         seconds = super().collective(name, size, ranks, stride)
@@ -51,10 +50,6 @@ class Recorder(Machine):
         near = 2 if stride < self.per_node else 1
         self.sent.append(Sent("", "p2p", size, 2, near, seconds))
         return seconds
-
-    def overlapped(self, compute: float, message: float, stride: int) -> float:
-        self.beside = message
-        return super().overlapped(compute, message, stride)
 
 
 class Messages:
@@ -113,19 +108,11 @@ class Messages:
 
     def beside(self, sort: int, way: Way, kind: Kind) -> float:
         """Return the seconds of the data messages that run beside a pass of a layer."""
-        self.recorder.beside = 0.0
         shards = self.shards[sort]
         if kind == "forward":
-            self.engine.forward(_own(way.forward), shards)
-        else:
-            self.engine.backward(_own(way.backward), shards, gathers=way.reshard is None)
-        return self.recorder.beside
+            return self.engine.forward_message(shards)
+        return self.engine.backward_message(shards, gathers=way.reshard is None)
 
 
 def _named(axis: str, sent: Sent) -> Sent:
     return Sent(axis, sent.collective, sent.size, sent.ranks, sent.near, sent.seconds)
-
-
-def _own(parts: Mapping[str, float]) -> dict[str, float]:
-    """Return the parts without those of data messages."""
-    return {name: seconds for name, seconds in parts.items() if name != "data"}

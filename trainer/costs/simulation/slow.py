@@ -58,7 +58,9 @@ class SlowMachine(Machine):
     """
 
     def __init__(self, machine: Machine, part: Part, factor: float) -> None:
-        super().__init__(machine.hardware, machine.precision, roofline=machine.roofline)
+        super().__init__(
+            machine.hardware, machine.precision, fp8=machine.fp8, roofline=machine.roofline
+        )
         self.part, self.factor = part, factor
 
     def _rate(self, kind: str, **at: object) -> float:
