@@ -164,7 +164,8 @@ def plan_of(
             model=model_hash(first.model),
             gpus=grid.shape.dp * grid.layout.shards,
             hardware=f"{hardware.file.name}#{hardware.digest}",
-            executable=all(way.reshard is None for way in ways),
+            executable=first.module is None and all(way.reshard is None for way in ways),
+            module=first.module,
             phases=tuple(
                 PlannedPhase(
                     name=each.phase.name,

@@ -15,6 +15,8 @@ from ...loop.batches import micro_batches, micro_rows
 from ...run.config import RunConfig
 from ...run.layout_plan import LayoutPlan
 from ..hardware import Hardware
+from ..modules.costs import ModuleCosts
+from ..modules.trace import Traced
 from .assemble import assigned, choices_of, plan_of, same_choices
 from .grid import Grid, Shape
 from .layers import Costs
@@ -44,6 +46,13 @@ class Question:
     """Fraction of a device's usable memory."""
     roofline: bool = False
     simulate: bool = False
+    modules: Traced | None = None
+    """Modules that are not ours, instead of a model."""
+
+    def costs(self, machine: Machine, phase: PhaseRows) -> Costs:
+        if self.modules is not None:
+            return ModuleCosts(self.modules, self.run, machine, phase)
+        return Costs(self.model, self.run, machine, phase)
 
     @property
     def budget(self) -> float:
@@ -91,7 +100,7 @@ def make_plans(question: Question) -> Plans:
     machine = machine_of(question)
     phases = []
     for phase in different(question.phases):
-        costs = Costs(question.model, question.run, machine, phase)
+        costs = question.costs(machine, phase)
         outcome = search(costs, question.gpus, question.budget, per_layer_reshard=question.simulate)
         if not outcome.candidates:
             raise no_plan(question, costs, outcome)
