@@ -45,6 +45,13 @@ def _no_process_group_is_left() -> Iterator[None]:
     assert distributed is None or not distributed.is_initialized()
 
 
+@pytest.fixture(autouse=True)
+def _random_numbers_of_its_own() -> None:
+    """Seed torch for each test: its numbers do not depend on the tests before it."""
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(0)
+
+
 @pytest.fixture
 def dataset(tmp_path: Path) -> Callable[..., str]:
     """Return a function that writes a dataset of random documents and returns its URL."""

@@ -89,6 +89,32 @@ def brute_force(problem: Problem, divisions: Iterable[tuple[int, ...]] | None = 
     return min(prices.values(), default=math.inf)
 
 
+def least_bytes(problem: Problem) -> float:
+    """Return the least bytes of the fullest stage of all divisions and choices."""
+    found = math.inf
+    for cuts in all_cuts(problem):
+        ranges = problem.ranges(cuts)
+        stages = (_sizes(problem, stage, ranges) for stage in range(problem.stages))
+        found = min(found, max(min(sizes) for sizes in stages))
+    return found
+
+
+def _sizes(problem: Problem, stage: int, ranges: list[tuple[int, int]]) -> Iterator[float]:
+    """Yield the bytes of each assignment of choices to a stage's layers."""
+    own, alive = problem.own(stage), problem.alive(stage)
+    layers = [
+        (chunk, problem.sorts[problem.layers[layer]])
+        for chunk, number in enumerate(own)
+        for layer in range(*ranges[number])
+    ]
+    fixed = [(chunk, part) for chunk, number in enumerate(own) for part in problem.fixed(number)]
+    called = {sort.module for _, sort in layers if sort.module is not None}
+    for assignment in product(*(sort.choices for _, sort in layers)):
+        parts = [*((chunk, c) for (chunk, _), c in zip(layers, assignment, strict=True)), *fixed]
+        memory = sum(problem.modules[n].held for n in called) + max(p.work for _, p in parts)
+        yield memory + sum(part.held + alive[chunk] * part.kept for chunk, part in parts)
+
+
 def _plans(problem: Problem, stage: int, ranges: list[tuple[int, int]]) -> Iterator[StagePlan]:
     """Yield the costs of each assignment of choices to a stage's layers that fits."""
     own, alive = problem.own(stage), problem.alive(stage)

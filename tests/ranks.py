@@ -10,26 +10,43 @@ from __future__ import annotations
 
 import importlib.util
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import sys
 import tempfile
 import traceback
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 PATIENCE = 300.0
 """Timeout of collectives in seconds."""
 IMPORTED = [
     "torch._dynamo",
-    "headrace.models.model",
-    "headrace.trainer.launch.restore",
+    "headrace.trainer.cli",
+    "headrace.trainer.launch.start",
+    "headrace.trainer.launch.worker",
+    "headrace.trainer.report",
     "deepspeed",
     "deepspeed.runtime.zero.muon.muon_optimizer",
 ]
-"""Modules imported once for the ranks of all pools. (torch imports torch._dynamo when a model is
+"""Modules that the server of all forks imports once. (torch imports torch._dynamo when a model is
 first sharded; DeepSpeed imports its Muon, which compiles a function, in its first engine.)"""
+
+
+ENVIRONMENT = dict(os.environ)
+
+
+def forkserver() -> ForkServerContext:
+    """Return the context of processes that have imported these modules."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    with mock.patch.dict(os.environ, ENVIRONMENT, clear=True):  # not that of the first test
+        multiprocessing.forkserver.ensure_running()
+    return context
 
 
 class Ranks:
@@ -39,8 +56,7 @@ class Ranks:
         self.start()
 
     def start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(IMPORTED)
+        context = forkserver()
         self.folder = tempfile.TemporaryDirectory()
         self.pipes: list[Connection] = []
         self.processes = []

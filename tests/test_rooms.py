@@ -15,6 +15,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "folder",
         "cluster",
         "pipeline",
+        "drawing",
         "layout",
         "checkpoints",
         "engines",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import click
 
 from ..console import command
 from ..console.errors import SeveralErrors, UserError
+from ..console.progress import as_bytes
 from .costs.planner.cli import plan
 from .launch.options import StartOptions, command_words, start_options
 from .measure.cli import profile
@@ -201,6 +203,67 @@ def report(folders: tuple[str, ...], compare: bool, out: str | None, as_json: bo
         command.emit(summaries[0] if len(summaries) == 1 else summaries)
     for summary in summaries:
         command.say(f"report: {summary['report']}")
+
+
+@main.command("list")
+@click.argument("places", nargs=-1, metavar="[FOLDER]...")
+@command.json_option
+def list_command(places: tuple[str, ...], as_json: bool) -> None:
+    """List the runs in and below folders [runs]: status, step, loss, speed, last checkpoint.
+
+    A run that is going is listed as well. "killed" is a run whose process on this machine ended
+    and wrote no end.
+
+    \b
+    Example:
+      trainer list runs /scratch/ablations
+
+    More: docs/trainer.md
+    """
+    from .report import listing
+
+    runs = [listing.look_at(folder) for folder in listing.runs_below(places or ("runs",))]
+    if as_json:
+        command.emit([asdict(run) for run in runs])
+    else:
+        click.echo(listing.table(runs))
+
+
+@main.command()
+@click.argument("folders", nargs=-1, required=True, metavar="RUN...")
+@click.option("--keep-last", type=click.IntRange(1), help="Newest checkpoints to keep.")
+@click.option("--keep-every", type=click.IntRange(1), help="Keep steps that this divides.")
+@click.option("--keep-abandoned", type=click.IntRange(0), help="Latest abandoned ones to keep.")
+@click.option("--dry-run", is_flag=True, help="Print what would be deleted; delete nothing.")
+@command.json_option
+def clean(folders: tuple[str, ...], dry_run: bool, as_json: bool, **policy: Any) -> None:
+    """Delete old checkpoints of runs that are not going.
+
+    What is kept: the run's own policy (`checkpoints:` of its run.yaml) with these options in place
+    of its values, and the checkpoints at the ends of phases.
+
+    \b
+    Example:
+      trainer clean runs/anneal --keep-last 1 --dry-run
+
+    More: docs/checkpoints.md
+    """
+    from .checkpoints import housekeeping
+    from .folder import RunFolder
+    from .run.stored import read_run
+
+    given = {name: value for name, value in policy.items() if value is not None}
+    deleted = []
+    for job in [read_run(RunFolder(folder)) for folder in folders]:
+        config = replace(job.run.checkpoints, **given)
+        deleted += housekeeping.clean(job.folder, config, job.ends, dry_run=dry_run)
+    if as_json:
+        command.emit([asdict(each) for each in deleted])
+    for each in deleted:
+        size = "of unknown size" if each.size is None else as_bytes(each.size)
+        command.say(f"{'would delete' if dry_run else 'deleted'} {each.checkpoint} ({size})")
+    total = as_bytes(sum(each.size or 0 for each in deleted))
+    command.say(f"{len(deleted)} checkpoints, {total}{', nothing deleted' if dry_run else ''}")
 
 
 main.add_command(plan)

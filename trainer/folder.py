@@ -128,6 +128,12 @@ class RunFolder:
             if HALF_WRITTEN.fullmatch(path.name) or path.name.startswith(PROBE):
                 path.unlink(missing_ok=True)
 
+    @property
+    def holder_has_ended(self) -> bool:
+        """True if the process that held the lock last ran on this machine and has ended."""
+        lock = self.root / LOCK
+        return lock.exists() and _has_ended(lock.read_text().strip())
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[int]:
         """Hold the folder's lock. It belongs to the open file: it ends with the last process that

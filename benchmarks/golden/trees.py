@@ -146,17 +146,19 @@ class Workshop:
         start = f"import sys; from {module} import {function} as main; sys.argv[0] = {name!r}"
         return [sys.executable, "-c", f"{start}; sys.exit(main())"]
 
-    def run(self, words: Sequence[str], *, code: int = 0) -> str:
-        environment = {
+    def environment(self) -> dict[str, str]:
+        """Variables of the commands."""
+        kept = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(OWN_VARIABLES) and name not in GROUP_VARIABLES
         }
-        environment["PYTHONPATH"] = str(self.tree.root / ".root")
-        environment["PYTHONHASHSEED"] = "0"
+        return {**kept, "PYTHONPATH": str(self.tree.root / ".root"), "PYTHONHASHSEED": "0"}
+
+    def run(self, words: Sequence[str], *, code: int = 0) -> str:
         pipe = subprocess.PIPE
         process = subprocess.Popen(
-            words, cwd=self.folder, env=environment, stdout=pipe, stderr=pipe, text=True
+            words, cwd=self.folder, env=self.environment(), stdout=pipe, stderr=pipe, text=True
         )
         self.running.add(process)
         try:

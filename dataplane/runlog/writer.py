@@ -17,6 +17,9 @@ from ...console.errors import FILE_FAULTS, StorageError, file_fault
 from ..storage import storage
 from ..storage.atomic import sync
 
+TAIL = 1 << 13
+"""Bytes that `last` reads at once."""
+
 
 class LineWriter:
     """Appends objects. Each line is handed to the operating system at once (no buffer)."""
@@ -84,6 +87,20 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             if line.endswith("\n"):
                 yield json.loads(line)
+
+
+def last(path: Path) -> dict[str, Any] | None:
+    """Return the last complete line, read from the end of the file; None if there is none."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        start, tail = file.seek(0, os.SEEK_END), b""
+        while start and tail.count(b"\n") < 3:  # the last line may be incomplete
+            begin = max(0, start - TAIL)
+            file.seek(begin)
+            start, tail = begin, file.read(start - begin) + tail
+    whole = tail.splitlines(keepends=True)[1 if start else 0 :]
+    return next((entry for line in reversed(whole) if (entry := _entry(line))), None)
 
 
 def cut(path: Path, step: int) -> Path | None:

@@ -17,7 +17,7 @@ queries sees. Within a chunk, documents are segments of one causal call.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ..documents import Documents, moved
 from ..parallel.axes import Axis
-from ..parallel.ring import Chunk, Zigzag, pass_on
+from ..parallel.ring import Chunk, Zigzag, circulate, circulate_with_gradients
 from ..precision import widen
 
 Range = tuple[int, int]
@@ -167,15 +167,11 @@ class _FlashRing(torch.autograd.Function):
     ) -> Tensor:
         merged = torch.zeros_like(widen(q))
         total = merged.new_full((q.shape[1], q.shape[0]), float("-inf"))
-        here = torch.stack([k, v])
-        for hop in range(axis.size):
-            arriving = pass_on(here, axis) if hop + 1 < axis.size else None
-            for call in calls.of((axis.rank - hop) % axis.size, axis.rank):
+        for owner, here in circulate(torch.stack([k, v]), axis):
+            for call in calls.of(owner, axis.rank):
                 keys, values = (joined(x, call.keys) for x in here)
-                found = flash(joined(q, call.queries), keys, values, call, scale)
-                merge(merged, total, *found, call.queries)
-            if arriving is not None:
-                here = arriving()
+                y, sums = flash(joined(q, call.queries), keys, values, call, scale)
+                merge(merged, total, y, sums, call.queries)
         output = merged.to(q.dtype)
         ctx.save_for_backward(q, k, v, output, total)
         ctx.calls, ctx.axis, ctx.scale = calls, axis, scale
@@ -186,27 +182,19 @@ class _FlashRing(torch.autograd.Function):
         q, k, v, output, total = ctx.saved_tensors
         axis: Axis = ctx.axis
         dq = torch.zeros_like(widen(q))
-        here = torch.stack([k, v])
-        returning: Callable[[], Tensor] | None = None
-        for hop in range(axis.size):
-            arriving = pass_on(here, axis) if hop + 1 < axis.size else None
-            gradients = torch.zeros_like(widen(here))
-            for call in ctx.calls.of((axis.rank - hop) % axis.size, axis.rank):
+
+        def add(owner: int, here: Tensor, gradients: Tensor) -> None:
+            for call in ctx.calls.of(owner, axis.rank):
                 dy, queries, y = (joined(x, call.queries) for x in (gradient, q, output))
                 keys, values = (joined(x, call.keys) for x in here)
                 sums = joined(total.T, call.queries).T.contiguous()
                 to = (dq, call.queries), (gradients[0], call.keys), (gradients[1], call.keys)
-                found = flash_backward(dy, queries, keys, values, y, sums, call, ctx.scale)
-                for (whole, ranges), part in zip(to, found, strict=True):
+                parts = flash_backward(dy, queries, keys, values, y, sums, call, ctx.scale)
+                for (whole, ranges), part in zip(to, parts, strict=True):
                     for at, piece in apart(whole, part, ranges):
                         at += piece
-            if returning is not None:
-                gradients += returning()
-            returning = pass_on(gradients, axis)
-            if arriving is not None:
-                here = arriving()
-        assert returning is not None
-        dk, dv = returning().to(k.dtype).unbind()
+
+        dk, dv = circulate_with_gradients(torch.stack([k, v]), axis, add).to(k.dtype)
         return dq.to(q.dtype), dk, dv, None, None, None
 
 

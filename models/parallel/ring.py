@@ -170,11 +170,8 @@ class _Ring(torch.autograd.Function):
         output = torch.zeros_like(queries)
         total = queries.new_zeros(queries.shape[:-1])
         peak = torch.full_like(total, float("-inf"))
-        here = torch.stack([k, v])
-        for hop in range(axis.size):
-            arriving = pass_on(here, axis) if hop + 1 < axis.size else None
-            keys, values = here.unbind()
-            for tile in hops.tiles((axis.rank - hop) % axis.size):
+        for owner, (keys, values) in circulate(torch.stack([k, v]), axis):
+            for tile in hops.tiles(owner):
                 at = (..., tile.queries)
                 scores = scores_of(queries, keys, tile)
                 higher = torch.maximum(peak[at], scores.amax(dim=-1))
@@ -186,8 +183,6 @@ class _Ring(torch.autograd.Function):
                     output[(*at, slice(None))] * shrink.unsqueeze(-1) + added
                 )
                 peak[at] = higher
-            if arriving is not None:
-                here = arriving()
         output = output / total.unsqueeze(-1)
         ctx.save_for_backward(q, k, v, output, peak + total.log())
         ctx.hops, ctx.scale = hops, scale
@@ -202,13 +197,10 @@ class _Ring(torch.autograd.Function):
         dy = grouped(gradient, k.shape[2])
         mean = (dy * output).sum(dim=-1, keepdim=True)
         dq = torch.zeros_like(queries)
-        here = torch.stack([k, v])
-        returning: Callable[[], Tensor] | None = None
-        for hop in range(axis.size):
-            arriving = pass_on(here, axis) if hop + 1 < axis.size else None
-            keys, values = here.unbind()
-            gradients = torch.zeros_like(widen(here))
-            for tile in hops.tiles((axis.rank - hop) % axis.size):
+
+        def add(owner: int, here: Tensor, gradients: Tensor) -> None:
+            keys, values = here
+            for tile in hops.tiles(owner):
                 at = (..., tile.queries, slice(None))
                 scores = scores_of(queries, keys, tile)
                 weights = torch.exp(scores - logarithm[..., tile.queries].unsqueeze(-1))
@@ -219,13 +211,8 @@ class _Ring(torch.autograd.Function):
                 dvalues = torch.einsum("bhgqk,bhgqd->bkhd", weights, dy[at])
                 gradients[0, :, tile.keys] += dkeys
                 gradients[1, :, tile.keys] += dvalues
-            if returning is not None:
-                gradients += returning()
-            returning = pass_on(gradients, axis)
-            if arriving is not None:
-                here = arriving()
-        assert returning is not None
-        dk, dv = returning().to(k.dtype).unbind()
+
+        dk, dv = circulate_with_gradients(torch.stack([k, v]), axis, add).to(k.dtype)
         return ungrouped(dq * ctx.scale).to(q.dtype), dk, dv, None, None, None
 
 
@@ -245,6 +232,31 @@ def grouped(x: Tensor, kv_heads: int) -> Tensor:
 def ungrouped(x: Tensor) -> Tensor:
     """The reverse of `grouped`."""
     return x.permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+
+def circulate(x: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor]]:
+    """Yield x of each rank with the rank, this rank's first. The next one travels meanwhile."""
+    for hop in range(axis.size):
+        arriving = pass_on(x, axis) if hop + 1 < axis.size else None
+        yield (axis.rank - hop) % axis.size, x
+        if arriving is not None:
+            x = arriving()
+
+
+def circulate_with_gradients(
+    x: Tensor, axis: Axis, add: Callable[[int, Tensor, Tensor], None]
+) -> Tensor:
+    """Return the gradient of this rank's x, in fp32 or wider. `add(rank, x of the rank, gradient)`
+    adds what this rank has to the gradient, which travels behind x back to its rank."""
+    returning: Callable[[], Tensor] | None = None
+    for owner, here in circulate(x, axis):
+        gradient = torch.zeros_like(widen(here))
+        add(owner, here, gradient)
+        if returning is not None:
+            gradient += returning()
+        returning = pass_on(gradient, axis)
+    assert returning is not None
+    return returning()
 
 
 def pass_on(x: Tensor, axis: Axis) -> Callable[[], Tensor]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import forked
 import pytest
 
 from benchmarks.golden import __main__ as golden
@@ -24,10 +27,24 @@ STEPS = FORMS["shortest"].steps
 # Runs
 
 
+class Forks(Workshop):
+    """Runs the commands of the present tree in forks (forked.py)."""
+
+    def command(self, name: str) -> list[str]:
+        return [sys.executable, "-m", self.scripts[name].partition(":")[0]]
+
+    def run(self, words: Sequence[str], *, code: int = 0) -> str:
+        if "-m" not in words:
+            return super().run(words, code=code)
+        done = forked.run(words, env=self.environment(), cwd=self.folder)
+        assert done.returncode == code, done.stderr
+        return done.stdout
+
+
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     """The present tree, with the datasets built."""
-    shop = Workshop(working_tree(), tmp_path_factory.mktemp("golden"))
+    shop = Forks(working_tree(), tmp_path_factory.mktemp("golden"))
     shop.prepare()
     return shop
 
@@ -43,7 +60,10 @@ def moved(shop: Workshop, curve: Curve) -> str | None:
 
 
 @pytest.mark.slow
-def test_the_golden_runs_did_not_move(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_golden_runs_did_not_move(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(golden, "Workshop", Forks)
     code = golden.main(["regress", "--shortest"])
     assert code == 0, capsys.readouterr().err
 

@@ -217,7 +217,12 @@ def test_the_tiny_hybrid_learns_to_copy() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("packed", "recompute"), [(False, "none"), (True, "none"), (True, "operator")]
+    ("packed", "recompute"),
+    [
+        (False, "none"),
+        pytest.param(True, "none", marks=pytest.mark.long),  # the next one compiles its code too
+        (True, "operator"),
+    ],
 )
 def test_blocks_compile_without_a_graph_break(
     packed: bool, recompute: Recompute, everything: Model

@@ -79,9 +79,12 @@ CASES: dict[str, tuple[str, Callable[[Path], None], int, list[str]]] = {
     "compressed": ("a.jsonl.gz", large_documents, 0, ["--format", "mds", "--compression", "zstd"]),
 }
 
+LONG = dict.fromkeys(("fasta", "compressed"), pytest.mark.long)
+"""`split` cuts one line as `fasta` cuts one record; `large` has the documents of `compressed`."""
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LONG.get(name, ())) for name in CASES])
 def test_a_worker_uses_less_than_one_gibibyte(tmp_path: Path, name: str) -> None:
     file, write, code, options = CASES[name]
     write(tmp_path / file)

@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +13,9 @@ from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
+import forked
 import pytest
 import torch.distributed as dist
 from ranks import Ranks
@@ -25,6 +28,7 @@ from headrace.trainer.checkpoints.fragments import MASTER, Fragment, keyed
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.saver import Saver
 from headrace.trainer.cluster import ranks as group
+from headrace.trainer.engines import deepspeed
 from headrace.trainer.engines.optimizers.adamw import STATES
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.layout.config import LayoutConfig
@@ -40,11 +44,12 @@ AGREEING = Path(__file__).with_name("agreeing.py")
 
 @pytest.fixture(scope="session")
 def work() -> ModuleType:
-    """layouts.py, for one process."""
+    """layouts.py, for one process, whose tests keep the buckets of DeepSpeed."""
     spec = importlib.util.spec_from_file_location("work", LAYOUTS)
     assert spec is not None and spec.loader is not None
     module = sys.modules["work"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with mock.patch.dict(deepspeed.LARGEST_BUCKET):
+        spec.loader.exec_module(module)
     return module
 
 
@@ -105,12 +110,27 @@ class Trainer:
         ]
 
     def run(self, *words: str, out: Path | None = None, code: int | None = 0) -> str:
-        """Run the command and return its stderr."""
-        done = subprocess.run(
-            self.command(*words, out=out), capture_output=True, text=True, timeout=580
-        )
+        """Run the command, as forks, and return its stderr."""
+        done = forked.run(self.command(*words, out=out))
         assert code is None or done.returncode == code, done.stderr
         return done.stderr
+
+    def join(self, *words_of: list[str], out: Path | None = None) -> list[tuple[int, str]]:
+        """Run the command as two ranks, which another launcher starts; rank 1 has the folder `out`.
+        Return their exit codes and stderr."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **address}
+        commands = [
+            forked.Command(
+                self.command(*words, out=out if rank else None),
+                env={**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank, words in enumerate(words_of)
+        ]
+        done = [command.wait() for command in commands]
+        return [(each.returncode, each.stderr) for each in done]
 
     def start(self, *words: str, out: Path | None = None) -> subprocess.Popen[bytes]:
         """Start the command in its own process group, so that all of it can be killed."""

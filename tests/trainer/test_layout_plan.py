@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from small_data import random_documents, write_dataset
 
 from headrace.console.errors import ConfigError, LayoutError, MisuseError
 from headrace.dataplane.order.timeline import PhaseRows
@@ -24,6 +25,7 @@ from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.run.config import RunConfig
 from headrace.trainer.run.job import Job
+from headrace.trainer.run.layout_plan import load_plan
 
 TINY = str(Path(__file__).parent / "tiny.yaml")
 RULES = ["none", "block", {"save": ["matmul"]}, "operator", "none"]
@@ -145,6 +147,45 @@ def test_one_plan_serves_all_phases(machine: str) -> None:
     assert len(plans.best.planned.phases) == 2
 
 
+@pytest.mark.long
+def test_phases_of_a_mixture_are_planned(machine: str, tmp_path: Path) -> None:
+    """Through the command: two lengths and three batches, of which two are alike."""
+    write_dataset(str(tmp_path / "data"), random_documents(1, 60))
+    batches = {"a": (16, 64), "b": (16, 128), "c": (16, 64), "d": (32, 64)}
+    phases = {
+        name: {"tokens": 256, "seq_len": length, "batch": batch, "weights": {"web": 1}}
+        for name, (length, batch) in batches.items()
+    }
+    phases["a"]["lr"] = {"warmup": 64}
+    mixture = {"sources": {"web": {"data": str(tmp_path / "data")}}, "phases": phases}
+    file, out = tmp_path / "mixture.yaml", tmp_path / "plan.yaml"
+    file.write_text(yaml.safe_dump(mixture))
+    words = ("--model", TINY, "--mixture", str(file), "--hardware", machine, "--gpus", "2")
+    printed = plan(*words, "--out", str(out), "--json", "--explain", "zero=3")
+    result = json.loads(printed.stdout)
+    assert [each["phase"] for each in result["phases"]] == ["a", "b", "d"]
+    planned = {(each["seq_len"], each["batch_tokens"]) for each in
+               result["plan"]["planned"]["phases"]}  # fmt: skip
+    assert planned == set(batches.values())
+    assert load_plan(out).planned.gpus == 2
+    for name in ("a", "b", "d"):
+        assert f"zero=3 in phase {name}:" in printed.stderr
+
+
+def test_a_missing_link_is_named_with_the_command(machine: str, tmp_path: Path) -> None:
+    """A plan of one device needs no link."""
+    figures = yaml.safe_load(Path(machine).read_text())
+    del figures["links"]
+    file = tmp_path / "cpu.yaml"
+    file.write_text(yaml.safe_dump(figures))
+    text = small(str(file), code=1).stderr
+    assert "has no collectives" in text
+    assert "links.node" in text
+    assert "profile --links" in text
+    batch = ("--seq-len", "16", "--batch-tokens", "64", "--gpus", "1")
+    plan("--model", TINY, *batch, "--hardware", str(file))
+
+
 def test_reshard_of_a_layer_is_simulated_for_fsdp2_alone(machine: str) -> None:
     [own] = make_plans(question(machine, 16)).phases
     costs = own.costs
@@ -173,6 +214,7 @@ def test_a_layout_that_is_not_best_is_explained(machine: str, searched: tuple[Pa
     assert " of the best (+" in text
     refused = small(machine, "--explain", "tp=3").stderr
     assert "no layout of 2 devices with tp=3 can run this model" in refused
+    assert "pp, tp, cp and ep divide 2 devices, tp at most 2 (a node)" in refused
 
 
 def test_a_plan_for_another_run_is_refused_with_every_difference(
@@ -229,6 +271,9 @@ def test_no_plan_names_what_the_nearest_layout_needs() -> None:
     text = plan(*words, code=1).stderr
     assert "no layout fits into 4.0" in text.replace("4.08", "4.0")
     assert "the nearest needs" in text
+    assert "too much: pp 1 × dp 1 × cp 1 × tp 2" in text
+    assert "state " in text
+    assert "not decided" not in text
 
 
 def test_a_kernel_without_a_rate_is_an_error_that_names_the_command() -> None:
@@ -242,7 +287,7 @@ def test_a_kernel_without_a_rate_is_an_error_that_names_the_command() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "missing --model, --hardware, --gpus"),
+        ((), "missing --model or --module, --hardware, --gpus"),
         (("--model", TINY, "--hardware", "h100", "--gpus", "2"), "give --mixture, or --seq-len"),
         (("--model", TINY, *DENSE[:1], "3", *DENSE[2:], "--gpus", "2"), "is not a multiple of"),
         (("--model", TINY, *DENSE, "--gpus", "2", "--explain", "zz=1"), "`zz=1` is not SETTING"),

@@ -23,7 +23,7 @@ def apart(a: list[list[float]], b: list[list[float]]) -> tuple[float, float]:
     return loss, norm
 
 
-@pytest.mark.parametrize("model", ["tiny", pytest.param("shared", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", ["tiny", pytest.param("shared", marks=pytest.mark.long)])
 def test_every_layout_trains_the_same_model(in_processes: Any, tmp_path: Path, model: str) -> None:
     alone, together = tmp_path / "alone", tmp_path / "together"
     for folder in (alone, together):
@@ -92,12 +92,13 @@ def loads_everywhere(
 
 @pytest.mark.slow
 def test_checkpoints_load_across_engines_and_worlds(in_processes: Any, tmp_path: Path) -> None:
-    core = ["deepspeed-1-bf16", "deepspeed-3-fp32", "fsdp2-0-fp32"]
+    """ZeRO-3 too: test_parity.py loads it on two ranks."""
+    core = ["deepspeed-1-bf16", "fsdp2-0-fp32"]
     kept = in_processes(2, "save_all", tmp_path, layouts=core, steps=2)
     assert set(kept) == set(core)
-    for processes, used in ((2, True), (1, False)):
+    for processes, used, targets in ((2, True, core), (1, False, ["deepspeed-3-fp32"])):
         found = in_processes(
-            processes, "load_all", tmp_path, sources=core, targets=core, steps=2, used=used
+            processes, "load_all", tmp_path, sources=core, targets=targets, steps=2, used=used
         )
         assert {worst for worst, _ in found.values()} == {0.0}
         if used:
@@ -120,16 +121,24 @@ def test_replicated_shards_are_the_same_model(in_processes: Any, tmp_path: Path)
         assert loss < 2e-6 and norm < 2e-5, (layout, loss, norm)
 
 
+PLAIN = ["deepspeed-1-fp32", "deepspeed-3-fp32"]
+DIVIDED = ["fsdp2-0-fp32-tp2", "fsdp2-0-fp32-cp2"]
+SELECTIVE = Selective(save=("matmul", "attention"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "recompute",
-    [pytest.param(0.5, marks=pytest.mark.long), Selective(save=("matmul", "attention"))],
+    ("recompute", "layouts"),
+    [
+        pytest.param(0.5, [*PLAIN, *DIVIDED], marks=pytest.mark.long),
+        pytest.param(SELECTIVE, [*PLAIN, *DIVIDED], marks=pytest.mark.long),
+        (SELECTIVE, [PLAIN[1], DIVIDED[0]]),
+    ],
     ids=str,
 )
 def test_recompute_changes_no_bit_of_any_engine(
-    in_processes: Any, tmp_path: Path, recompute: Recompute
+    in_processes: Any, tmp_path: Path, recompute: Recompute, layouts: list[str]
 ) -> None:
-    layouts = ["deepspeed-1-fp32", "deepspeed-3-fp32", "fsdp2-0-fp32-tp2", "fsdp2-0-fp32-cp2"]
     arguments = {"layouts": layouts, "steps": 2}
     wanted = in_processes(2, "parity", tmp_path, **arguments)
     assert in_processes(2, "parity", tmp_path, recompute=recompute, **arguments) == wanted

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 from headrace.trainer.folder import RunFolder
@@ -28,7 +28,7 @@ def test_an_old_checkpoint_resumes_with_its_moments(tmp_path: Path, words: list[
     run = tmp_path / "run"
     shutil.copytree(FOLDER, run)
     command = [sys.executable, "-m", "headrace.trainer.cli", "resume", str(run), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = forked.run(command)
     assert done.returncode == 0, done.stderr
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [entry["loss"] for entry in metrics[3:]] == pytest.approx(LOSSES, rel=1e-6)

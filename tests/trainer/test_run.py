@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
+import forked
 import pytest
 
 from headrace.trainer.checkpoints import store
@@ -49,7 +50,8 @@ def test_an_interrupted_run_equals_an_undisturbed_one(trainer: Any, whole: Any) 
     stderr = trainer.run("--processes", "2", "--stop-after", "3", code=85)
     assert "saved at step 3 of 6; the same command resumes it" in stderr
     command = [sys.executable, "-m", "headrace.trainer.cli", "resume", str(trainer.out), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = forked.run(command)
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["finished"], "nothing else is needed"
     assert trainer.lines("ledger.jsonl") == trainer.lines("ledger.jsonl", whole(2))
     assert trainer.losses() == trainer.losses(whole(2)), "equal to the bit"
@@ -205,11 +207,9 @@ def test_the_command_joins_torchrun(trainer: Any, whole: Any) -> None:
     assert done.returncode == 0, done.stderr
     assert trainer.losses() == trainer.losses(whole(2))
     events = trainer.lines("events.jsonl")
-    again = subprocess.run(
-        [*torchrun, *rank], capture_output=True, text=True, timeout=580, check=False
-    )
-    assert again.returncode == 0, again.stderr
-    assert "has already taken all of its 6 steps" in again.stderr
+    again, other = trainer.join([], [])
+    assert again[0] == other[0] == 0, again
+    assert "has already taken all of its 6 steps" in again[1]
     assert trainer.lines("events.jsonl") == events
 
 

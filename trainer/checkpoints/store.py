@@ -239,19 +239,22 @@ def damaged(path: Path | str, what: str) -> CheckpointError:
     )
 
 
-def prune(folder: Path, config: CheckpointConfig, keep: Collection[int] = ()) -> list[int]:
-    """Delete checkpoints that neither the policy nor `keep` keeps. Return their steps."""
-    gone = []
-    for path in committed(folder)[: -config.keep_last]:
-        step = step_of(path)
-        periodic = config.keep_every is not None and step % config.keep_every == 0
-        if not periodic and step not in keep:
-            _delete(path)
-            gone.append(step)
+def outdated(folder: Path, config: CheckpointConfig, keep: Collection[int] = ()) -> list[Path]:
+    """Return the checkpoints that neither the policy nor `keep` keeps, abandoned ones last."""
+    saved = [
+        path
+        for path in committed(folder)[: -config.keep_last]
+        if step_of(path) not in keep
+        and (config.keep_every is None or step_of(path) % config.keep_every)
+    ]
     aside = sorted(folder.glob(f"{ABANDONED}step-*"), key=lambda path: path.stat().st_ctime_ns)
-    for path in aside[: max(0, len(aside) - config.keep_abandoned)]:
+    return saved + aside[: max(0, len(aside) - config.keep_abandoned)]
+
+
+def prune(folder: Path, config: CheckpointConfig, keep: Collection[int] = ()) -> None:
+    """Delete the outdated checkpoints."""
+    for path in outdated(folder, config, keep):
         _delete(path)
-    return gone
 
 
 def clean(folder: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-import pickle
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -47,9 +46,9 @@ from torch.futures import Future
 from ...console.errors import CheckpointError, StorageError, UserError, file_fault
 from ...dataplane.storage import storage
 from .fragments import MASTER, Box, Fragment, keyed
+from .metadata import METADATA, parse
 from .store import TENSORS, StoredFile
 
-METADATA = ".metadata"
 READERS = 8
 """Boxes that one rank reads at once: in a store, each is a request."""
 
@@ -83,13 +82,16 @@ def read(
     folder: Path | str, fragments: Sequence[Fragment], group: dist.ProcessGroup | None
 ) -> None:
     """Fill the fragments from a checkpoint of any layout. Collective."""
-    with failures_named("read", str(folder).rpartition("/")[0]):
-        load_tensors(
-            {},
-            storage_reader=BoxReader(str(folder)),
-            planner=LoadFragments(fragments),
-            process_group=group,
-        )
+    reader = BoxReader(str(folder))
+    try:
+        with failures_named("read", str(folder).rpartition("/")[0]):
+            load_tensors(
+                {}, storage_reader=reader, planner=LoadFragments(fragments), process_group=group
+            )
+    except UserError as error:
+        if reader.failure is None:
+            raise
+        raise reader.failure from error
 
 
 class Stored:
@@ -123,11 +125,16 @@ class BoxReader(StorageReader):
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.places: dict[MetadataIndex, Any] = {}
+        self.failure: UserError | None = None
+        """The failure to read the index: torch raises another error in its place."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        metadata = pickle.loads(storage.read(storage.join(self.folder, METADATA)))
-        assert isinstance(metadata, Metadata)
-        return metadata
+        file = storage.join(self.folder, METADATA)
+        try:
+            return parse(storage.read(file), file)
+        except UserError as error:
+            self.failure = error
+            raise
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any

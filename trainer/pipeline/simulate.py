@@ -1,8 +1,8 @@
 """Simulator of a schedule: time, bubbles, graphs alive, deadlocks.
 
 Each stage runs its actions in order. A forward pass waits for the forward pass of the chunk before
-it, a backward pass for that of the chunk after it. A message takes the same time between any two
-chunks, and no stage computes less for it.
+it, a backward pass for that of the chunk after it, and for the message between them. No stage
+computes less for a message.
 """
 
 from __future__ import annotations
@@ -45,11 +45,14 @@ class Timeline:
 
 
 def simulate(
-    orders: Orders, costs: Mapping[Kind, Sequence[float]], message: float = 0.0
+    orders: Orders,
+    costs: Mapping[Kind, Sequence[float]],
+    message: float | Sequence[float] = 0.0,
 ) -> Timeline:
     """Return when each action runs; `costs` are the times of a pass of each chunk, `message` that
-    from a chunk to the next."""
+    from a chunk to the next, or from each chunk but the last to its next."""
     last = len(costs["forward"]) - 1
+    hops = message if isinstance(message, Sequence) else [message] * last
     forward: list[dict[int, float]] = [{} for _ in costs["forward"]]
     backward: list[dict[int, float]] = [{} for _ in costs["forward"]]
     """Ends of the passes of each chunk, by micro-batch."""
@@ -73,7 +76,7 @@ def simulate(
                 if ready is None:
                     break
                 if chunk != edge:
-                    ready += message
+                    ready += hops[chunk - 1 if edge == 0 else chunk]
                 start = clock if clock > ready else ready
                 clock = start + costs[action.kind][chunk]
                 ends[micro] = clock

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from html import escape
+from collections.abc import Sequence
 
 from ...console.progress import human
-from .data import Curve, RunData, extremes, planned_over_tokens, realised_over_tokens, smooth, thin
+from ..drawing.chart import BOTTOM, LINE, TOP, Chart, Curve, bounds, most, ticks
+from ..drawing.page import HALF, WIDE, colour
+from .data import RunData, extremes, planned_over_tokens, realised_over_tokens, smooth, thin
 from .outliers import OutlierStep
-from .svg import BOTTOM, LINE, TOP, Chart, bounds, most, ticks
 from .tooltips import tooltips
-
-WIDE = 1080.0
-HALF = 530.0
-PALETTE = (
-    "#2b7a9b", "#d9892f", "#5a9e6f", "#b4534f", "#7d6cb3", "#a39136", "#3d9f9f", "#c2689a",
-    "#6b7f99", "#8a5a3c",
-)  # fmt: skip
-
-
-OPERATORS = ("#456b82", "#7fa3b8", "#b9cdd6", "#c8a46b", "#8b7f71", "#6d8f7d", "#b08a9b")
-
-
-def colour(number: int) -> str:
-    return PALETTE[number % len(PALETTE)]
-
-
-def operator_colour(number: int) -> str:
-    """Return a muted colour, never one of the sources'."""
-    return OPERATORS[number % len(OPERATORS)]
 
 
 def extent(runs: Sequence[RunData]) -> tuple[float, float]:
@@ -133,21 +114,8 @@ def mixture(run: RunData) -> str:
     chart.strip("plan", TOP, 46, planned_over_tokens(run), colours, run.sources)
     realised = realised_over_tokens(run, bins=160)
     chart.strip("realised", TOP + 52, 46, realised, colours, run.sources)
-    chart.tokens()
+    chart.x_axis()
     return chart.text("planned and realised shares over tokens")
-
-
-def legend(
-    names: Sequence[str],
-    notes: Sequence[str] = (),
-    paint: Callable[[int], str] = colour,
-) -> str:
-    notes = notes or [""] * len(names)
-    keys = [
-        f'<span class="key"><i style="background:{paint(number)}"></i>{escape(name)}{note}</span>'
-        for number, (name, note) in enumerate(zip(names, notes, strict=True))
-    ]
-    return f'<div class="legend">{"".join(keys)}</div>'
 
 
 def small(run: RunData, key: str, title: str, *, percent: bool = False) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from html import escape
 
 from ...console.progress import human
+from ..drawing.page import legend, page, section
 from . import charts
 from .data import RunData, first_difference
-from .page import NATS, held_out, page, section
+from .page import NATS, held_out
 
 
 def comparison_page(runs: Sequence[RunData], unit: str | None, note: str | None) -> str:
@@ -23,7 +24,7 @@ def comparison_page(runs: Sequence[RunData], unit: str | None, note: str | None)
         section(
             "Loss",
             charts.compared(runs, "loss", 330, "loss"),
-            legend=charts.legend(names),
+            legend=legend(names),
             unit=unit or f"{NATS}, of different tokenizers",
         ),
         section(f"Loss minus the loss of {escape(names[0])}", difference, unit=unit or "")

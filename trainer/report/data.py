@@ -11,6 +11,7 @@ from ...console.errors import RunError
 from ...dataplane.runlog import writer as lines
 from ..checkpoints import store
 from ..costs.describe import describe
+from ..drawing.chart import Curve
 from ..folder import RunFolder
 from ..run.job import Job
 from ..run.stored import read_run
@@ -21,14 +22,6 @@ SKIPPED = ("spike", "not finite")
 """Events of skipped steps."""
 MOST_POINTS = 500
 """Points of a curve: more would not be visible, and the file must open at once."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A quantity over tokens."""
-
-    x: list[float]
-    y: list[float]
 
 
 @dataclass(frozen=True)
@@ -44,6 +37,12 @@ class PhaseShares:
     planned: list[float]
     realised: list[int]
     """Tokens by source."""
+
+
+def status_of(event: dict[str, Any] | None) -> str:
+    """Return the status of a run whose last event this is."""
+    ends = {"finish": "finished", "stop": "interrupted", "fail": "failed"}
+    return ends.get(event["event"], "running") if event else "running"
 
 
 @dataclass(frozen=True)
@@ -99,8 +98,7 @@ class RunData:
 
     @property
     def status(self) -> str:
-        last = self.events[-1]["event"] if self.events else "start"
-        return {"finish": "finished", "stop": "interrupted", "fail": "failed"}.get(last, "running")
+        return status_of(self.events[-1] if self.events else None)
 
     @property
     def error(self) -> str | None:

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ... import __version__
 from ...console.progress import duration, human
 from ...models.accounting.show import shown_active
 from ..costs.describe import degrees
+from ..drawing.page import definitions, layer_stripe, legend, page, section, tiles
 from . import charts, schedule
 from .data import SKIPPED, RunData
 from .outliers import DEVIATIONS, WINDOW, OutlierStep, find_outliers
-from .style import CSS
 
 NATS = "nats per token"
 POINT = f"{NATS} · hover for the steps"
@@ -34,7 +33,7 @@ def run_page(run: RunData) -> str:
         section(
             "Mixture",
             charts.mixture(run) + _phase_table(run),
-            legend=charts.legend(run.sources, _overall(run)),
+            legend=legend(run.sources, _overall(run)),
         ),
         '<div class="pair">',
         section("Tokens per second", charts.small(run, "tokens_per_second", "tokens per second")),
@@ -74,13 +73,13 @@ def held_out(runs: Sequence[RunData], unit: str = NATS) -> str:
         return section(
             "Held-out loss",
             charts.held_out(runs),
-            legend=charts.legend([run.name for run in runs]),
+            legend=legend([run.name for run in runs]),
             unit=unit,
         )
     _, *sources = runs[0].held_out_curves()
     last = runs[0].evaluations[-1]["sources"]
     notes = [f" <em>{last[name]['loss']:.4f}</em>" if name in last else "" for name in sources]
-    keys = '<span class="key"><b></b>all</span>' + charts.legend(sources, notes)
+    keys = '<span class="key"><b></b>all</span>' + legend(sources, notes)
     return section("Held-out loss", charts.held_out(runs), legend=keys, unit=NATS)
 
 
@@ -92,7 +91,7 @@ def _failure(run: RunData) -> str:
 def _loss_keys(run: RunData, outliers: Sequence[OutlierStep]) -> str:
     return (
         '<span class="key"><b></b>all tokens</span>'
-        + (charts.legend(run.sources) if len(run.sources) > 1 else "")
+        + (legend(run.sources) if len(run.sources) > 1 else "")
         + ('<span class="key"><s></s>outlier</span>' if outliers else "")
         + ('<span class="key"><u class="restart"></u>restart</span>' if run.restarts else "")
         + ('<span class="key"><u class="skipped"></u>skipped</span>' if run.skipped else "")
@@ -168,20 +167,10 @@ def _header(run: RunData) -> str:
 def _stripe(run: RunData) -> str:
     """Return the model as a stripe, a cell for each layer."""
     layers = run.job.model.layers
-    kinds = list(dict.fromkeys(layer.mixer for layer in layers))
-    cells = "".join(
-        f'<i style="background:{charts.operator_colour(kinds.index(layer.mixer))}" '
-        f'title="layer {number}: {escape(layer.mixer)}"></i>'
-        for number, layer in enumerate(layers)
-    )
     model = run.about["model"]
     count, active = model["parameters"], model["active_parameters"]
-    return (
-        f'<div class="model"><div class="stripe">{cells}</div>'
-        f"{charts.legend(kinds, paint=charts.operator_colour)}"
-        f'<span class="count">{human(count)} parameters{shown_active(count, active)} in '
-        f"{len(layers)} layers</span></div>"
-    )
+    note = f"{human(count)} parameters{shown_active(count, active)} in {len(layers)} layers"
+    return layer_stripe([layer.mixer for layer in layers], note)
 
 
 def _tiles(run: RunData) -> str:
@@ -192,7 +181,7 @@ def _tiles(run: RunData) -> str:
     utilisation = (
         f"MFU {_mean(mfu):.1%}" + (f", HFU {_mean(hfu):.1%}" if hfu else "") if mfu else ""
     )
-    tiles = [
+    figures = [
         ("tokens", human(run.tokens), f"{_percent(run.tokens / planned)} of {human(planned)}"),
         ("loss", f"{loss:.4f}" if loss is not None else "not finite", _loss_note(run)),
         (
@@ -208,14 +197,7 @@ def _tiles(run: RunData) -> str:
         ("data wait", f"{run.data_wait:.2%}", "of the time"),
         ("time", duration(run.seconds), _restart_note(run)),
     ]
-    return (
-        '<div class="tiles">'
-        + "".join(
-            f"<div><p>{name}</p><strong>{value}</strong><small>{note}</small></div>"
-            for name, value, note in tiles
-        )
-        + "</div>"
-    )
+    return tiles(figures)
 
 
 def _percent(part: float) -> str:
@@ -294,12 +276,7 @@ def _configuration(run: RunData) -> str:
         "checkpoints": ", ".join(f"step {step:,}" for step in run.checkpoints) or "none",
         "folder": str(run.job.folder.root),
     }
-    return f"<section><h2>Configuration</h2>{_list(values)}</section>"
-
-
-def _list(values: dict[str, str]) -> str:
-    items = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in values.items())
-    return f"<dl>{items}</dl>"
+    return f"<section><h2>Configuration</h2>{definitions(values)}</section>"
 
 
 def _history(run: RunData) -> str:
@@ -329,20 +306,3 @@ def _detail(event: dict[str, Any]) -> str:
     if "ledger" in event:
         return f"ledger {event['ledger']}"
     return str(event.get("error", "")).splitlines()[0] if event.get("error") else ""
-
-
-def section(title: str, content: str, legend: str = "", unit: str = "") -> str:
-    keys = f'<div class="keys">{legend}</div>' if legend else ""
-    measure = f" <small>{unit}</small>" if unit else ""
-    return f"<section><div class='head'><h2>{title}{measure}</h2>{keys}</div>{content}</section>"
-
-
-def page(title: str, body: str) -> str:
-    made = time.strftime("%Y-%m-%d %H:%M")
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)} · headrace</title><style>{CSS}</style></head>"
-        f"<body><main>{body}<footer>headrace {__version__} · drawn {made}</footer></main></body>"
-        "</html>"
-    )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import resource
 from pathlib import Path
 
@@ -96,3 +97,18 @@ def test_a_writer_removes_lines_that_a_power_cut_damaged(tmp_path: Path) -> None
     write(path.with_name("empty"), range(0), torn="\0\n")
     write(path.with_name("empty"), range(1))
     assert [entry["step"] for entry in lines.read(path.with_name("empty"))] == [0]
+
+
+@pytest.mark.parametrize("width", [0, 10, lines.TAIL - 20, lines.TAIL, 3 * lines.TAIL])
+def test_the_last_line_is_read_from_the_end(tmp_path: Path, width: int) -> None:
+    path = tmp_path / "f.jsonl"
+    assert lines.last(path) is None
+    path.write_bytes(b'{"step": 0')
+    assert lines.last(path) is None
+    entries = [{"step": step, "pad": "x" * width} for step in range(3)]
+    text = "".join(json.dumps(entry) + "\n" for entry in entries)
+    for rest in ("", '{"step": 3, "pad"'):
+        path.write_text(text + rest)
+        assert lines.last(path) == entries[-1]
+    path.write_text(text.splitlines(keepends=True)[0])
+    assert lines.last(path) == entries[0]

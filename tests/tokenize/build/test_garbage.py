@@ -169,10 +169,14 @@ def test_a_killed_build_that_loses_an_input(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options",
-    [pytest.param([], marks=pytest.mark.long), ["--shuffle", "5", "--dedup", "exact"]],
+    ("kills", "options"),
+    [
+        (3, ["--shuffle", "5", "--dedup", "exact"]),
+        pytest.param(9, ["--shuffle", "5", "--dedup", "exact"], marks=pytest.mark.long),
+        pytest.param(6, [], marks=pytest.mark.long),
+    ],
 )
-def test_kill_9_at_any_moment(tmp_path: Path, options: list[str]) -> None:
+def test_kill_9_at_any_moment(tmp_path: Path, kills: int, options: list[str]) -> None:
     for number in range(3):
         write_jsonl(tmp_path / "corpus" / f"{number}.jsonl", texts(4000, seed=number))
     command = [
@@ -183,7 +187,7 @@ def test_kill_9_at_any_moment(tmp_path: Path, options: list[str]) -> None:
     subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
     rng = random.Random(0)
     out = tmp_path / "killed"
-    for _ in range(6):
+    for _ in range(kills):
         process = subprocess.Popen(
             [*command, str(out)], start_new_session=True, stderr=subprocess.PIPE
         )

@@ -76,8 +76,10 @@ def test_a_changed_manifest_is_detected(tmp_path: Path) -> None:
 def test_retention_keeps_the_last_every_nth_and_listed_steps(tmp_path: Path) -> None:
     for step in range(1, 11):
         make(tmp_path, step)
-    gone = store.prune(tmp_path, CheckpointConfig(keep_last=2, keep_every=4), keep=[5])
-    assert gone == [1, 2, 3, 6, 7]
+    policy = CheckpointConfig(keep_last=2, keep_every=4)
+    outdated = store.outdated(tmp_path, policy, keep=[5])
+    assert [store.step_of(path) for path in outdated] == [1, 2, 3, 6, 7]
+    store.prune(tmp_path, policy, keep=[5])
     assert [store.step_of(path) for path in store.committed(tmp_path)] == [4, 5, 8, 9, 10]
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import re
 import shutil
-import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -29,40 +26,10 @@ phases:
 RAMP, WARM = "{warmup: 64}", "{warmup: 128}"
 
 
-def start_both(trainer: Any, *words_of: list[str], out: Path | None = None) -> list[Any]:
-    """Start the command as two ranks, as a launcher does. Return the finished processes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    processes = [
-        subprocess.Popen(
-            trainer.command(*words, out=out if rank else None),
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "LOCAL_WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-            },
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, words in enumerate(words_of)
-    ]
-    try:
-        errors = [process.communicate(timeout=300)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return list(zip((process.returncode for process in processes), errors, strict=True))
-
-
 @pytest.mark.long
 def test_another_learning_rate_on_one_rank_ends_the_run(trainer: Any, tmp_path: Path) -> None:
     """Rank 1 has a folder of its own: in that of rank 0 it may find the run, and refuse its key."""
-    for code, stderr in start_both(trainer, [], ["optimizer.lr=2e-2"], out=tmp_path / "other"):
+    for code, stderr in trainer.join([], ["optimizer.lr=2e-2"], out=tmp_path / "other"):
         assert code == 1, stderr
         assert "the ranks do not agree on the run" in stderr
         assert "optimizer.lr: rank 0 has 0.01, rank 1 has 0.02" in stderr
@@ -76,7 +43,7 @@ def test_a_rank_that_does_not_see_the_checkpoint_ends_the_run(trainer: Any, tmp_
     stale = tmp_path / "stale"
     shutil.copytree(trainer.out, stale)
     shutil.rmtree(stale / "checkpoints" / store.name(4))
-    for code, stderr in start_both(trainer, [], [], out=stale):
+    for code, stderr in trainer.join([], [], out=stale):
         assert code == 1, stderr
         assert "do not agree on the checkpoint" in stderr
         assert f"rank 1 has '{stale / 'checkpoints' / store.name(4)} is not there'" in stderr
@@ -88,7 +55,7 @@ def test_a_lost_ledger_is_the_error_of_every_rank(trainer: Any) -> None:
     """Rank 0 alone reads it. Before, the other rank ended with an error of the network."""
     trainer.run("--stop-after", "4", code=85)
     (trainer.out / "ledger.jsonl").unlink()
-    for code, stderr in start_both(trainer, [], []):
+    for code, stderr in trainer.join([], []):
         assert code == 1, stderr
         assert "ledger.jsonl" in stderr and "--new-ledger" in stderr
 

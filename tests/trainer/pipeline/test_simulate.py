@@ -39,11 +39,15 @@ def test_a_step_is_the_longest_path_of_its_passes(
     kinds: tuple[Kind, ...] = ("forward", "backward")
     costs = {kind: [draw.random() for _ in range(stages * chunks)] for kind in kinds}
     message = draw.choice([0.0, draw.random()])
+    hops = [message] * (stages * chunks - 1)
     found = simulate(orders, costs, message).time
-    assert found == pytest.approx(longest_path(orders, costs, message))
+    assert found == pytest.approx(longest_path(orders, costs, hops))
+    hops = [draw.random() for _ in hops]
+    found = simulate(orders, costs, hops).time
+    assert found == pytest.approx(longest_path(orders, costs, hops))
 
 
-def longest_path(orders: Orders, costs: dict[Kind, list[float]], message: float) -> float:
+def longest_path(orders: Orders, costs: dict[Kind, list[float]], hops: list[float]) -> float:
     """Return the length of the longest path of passes: in the order of a stage, and through the
     chunks and back."""
     graph = networkx.DiGraph()
@@ -56,10 +60,12 @@ def longest_path(orders: Orders, costs: dict[Kind, list[float]], message: float)
             graph.add_edge(action, "end", weight=own)
             kind, chunk, micro = action.kind, action.chunk, action.micro
             if kind == "forward" and chunk < last:
-                graph.add_edge(action, Action("forward", chunk + 1, micro), weight=own + message)
+                after = Action("forward", chunk + 1, micro)
+                graph.add_edge(action, after, weight=own + hops[chunk])
             if kind == "forward" and chunk == last:
                 graph.add_edge(action, Action("backward", chunk, micro), weight=own)
             if kind == "backward" and chunk > 0:
-                graph.add_edge(action, Action("backward", chunk - 1, micro), weight=own + message)
+                after = Action("backward", chunk - 1, micro)
+                graph.add_edge(action, after, weight=own + hops[chunk - 1])
     length: float = networkx.dag_longest_path_length(graph)
     return length

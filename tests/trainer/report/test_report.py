@@ -12,16 +12,15 @@ from written_runs import check_page, make_run, rewrite
 from headrace.console.errors import RunError
 from headrace.trainer import report
 from headrace.trainer.cli import main
+from headrace.trainer.drawing.chart import Curve, bounds, most, ticks
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.report.data import (
-    Curve,
     RunData,
     extremes,
     realised_over_tokens,
     smooth,
     thin,
 )
-from headrace.trainer.report.svg import bounds, most, ticks
 from headrace.trainer.run.stored import read_run
 
 

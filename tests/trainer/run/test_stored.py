@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -38,7 +38,7 @@ def gpu_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     }
     (folder / "mixture.yaml").write_text(reader.dump(mixture))
     command = [sys.executable, "-m", "headrace.trainer.cli", *start(folder)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = forked.run(command)
     assert done.returncode == 0, done.stderr
     run = RunFolder(folder / "run")
     data, _ = reader.read_yaml(run.run)

@@ -32,6 +32,9 @@ PARTS = {
 }
 """Parts of a step, and their meaning."""
 
+ROUNDING = 1e-9
+"""Part of a step below which a part of it is a rounding error."""
+
 
 @dataclass(frozen=True)
 class Assigned:
@@ -123,8 +126,8 @@ def time_by_part(problem: Problem, plan: Assigned) -> dict[str, float]:
         for end in problem.fixed(chunk):
             found["ends"] += m * (end.forward + end.backward)
     found["update"] = plan.stages[stage].update
-    found["bubble"] = max(0.0, plan.price - sum(found.values()))
-    return {name: seconds for name, seconds in found.items() if seconds}
+    found["bubble"] = plan.price - sum(found.values())
+    return {name: seconds for name, seconds in found.items() if seconds > ROUNDING * plan.price}
 
 
 def memory_by_part(problem: Problem, plan: Assigned, buffers: float) -> dict[str, int]:
@@ -161,7 +164,8 @@ def plan_of(
             model=model_hash(first.model),
             gpus=grid.shape.dp * grid.layout.shards,
             hardware=f"{hardware.file.name}#{hardware.digest}",
-            executable=all(way.reshard is None for way in ways),
+            executable=first.module is None and all(way.reshard is None for way in ways),
+            module=first.module,
             phases=tuple(
                 PlannedPhase(
                     name=each.phase.name,

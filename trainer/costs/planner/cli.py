@@ -9,14 +9,26 @@ import click
 from ....console import command
 
 if TYPE_CHECKING:
-    from ....dataplane.order.timeline import PhaseRows
-    from .make import Plans, Question
+    from collections.abc import Callable
 
-REQUIRED = ("model", "hardware", "gpus")
+    from ....console.errors import PlanError
+    from ....dataplane.order.timeline import PhaseRows
+    from ..modules.trace import Traced
+    from ..simulation.outlook import Outlook
+    from .make import PhasePlans, Plans, Question
+    from .search import Candidate
+
+REQUIRED = ("hardware", "gpus")
 
 
 @click.group("plan", cls=command.CommandGroup, invoke_without_command=True)
 @click.option("--model", metavar="NAME|FILE", help="A shipped model or a YAML.")
+@click.option(
+    "--module",
+    metavar="PACKAGE:FUNCTION",
+    help="Torch modules that are not ours, instead of a model; trainer run cannot execute them.",
+)
+@click.option("--batch-rows", type=click.IntRange(1), help="Rows of a step, with --module.")
 @click.option("--mixture", metavar="FILE", help="A mixture, whose phases are planned.")
 @click.option("--seq-len", type=click.IntRange(1), help="Tokens of a row, without a mixture.")
 @click.option("--batch-tokens", metavar="SIZE", help="Tokens of a step, such as 4Mi.")
@@ -46,6 +58,22 @@ REQUIRED = ("model", "hardware", "gpus")
     is_flag=True,
     help="Price kernels without a measured rate by their bytes and operations.",
 )
+@click.option(
+    "--html", metavar="PAGE", help="Draw the simulated step, slow parts and failures as a page."
+)
+@click.option(
+    "--slow",
+    multiple=True,
+    metavar="PART=RANK:FACTOR",
+    help="Simulate a slow rank (rank=17:1.3) or link of a rank (node=17:2, network=17:2).",
+)
+@click.option(
+    "--failures",
+    metavar="mtbf=50000,save=5,…",
+    help="Find the best checkpoint interval: hours between failures of a device (mtbf), seconds "
+    "that a checkpoint blocks (save) and is written (write), seconds of a restart (restart), "
+    "steps between checkpoints to compare (every).",
+)
 @command.json_option
 @click.pass_context
 def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
@@ -58,6 +86,8 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
     \b
     Examples:
       trainer plan --model llama2-7b --seq-len 4096 --batch-tokens 4Mi --hardware h100 --gpus 64
+      trainer plan … --gpus 2048 --html page.html --slow rank=17:1.3 --failures mtbf=50000,save=5
+      trainer plan --module mine.vit:modules --batch-rows 4096 --hardware h100 --gpus 64
       trainer plan show plan.yaml
 
     More: docs/planner.md
@@ -65,18 +95,30 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
     if context.invoked_subcommand is not None:
         return
     missing = [f"--{name}" for name in REQUIRED if options[name] is None]
+    if options["model"] is not None and options["module"] is not None:
+        raise click.UsageError("give --model or --module, not both")
+    if options["model"] is None and options["module"] is None:
+        missing.insert(0, "--model or --module")
     if missing:
         raise click.UsageError(f"missing {', '.join(missing)}")
     from .make import explain, make_plans, parse_wanted
     from .show import compared, lines_of
 
     wanted = parse_wanted(options["explain"]) if options["explain"] else None
+    simulates = _simulated(options)
     plans = make_plans(_question(options))
     explained = explain(plans, wanted) if wanted else []
+    outlooks = simulates(plans, explained)
     if options["out"] is not None:
         _write(plans, options["out"])
+    if options["html"] is not None:
+        _write_page(plans, outlooks, options)
     if as_json:
-        command.emit(_as_json(plans))
+        command.emit(_as_json(plans) | {"simulated": {o.title: o.as_json() for o in outlooks}})
+    if plans.question.modules is not None:
+        from ..modules.costs import sort_lines
+
+        command.say("\n".join(sort_lines(plans.question.modules)))
     command.say("\n".join(lines_of(plans)))
     for own, other in explained:
         name = f"{options['explain']} in phase {own.costs.phase.name}"
@@ -86,6 +128,8 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
             else compared(own.best, other, plans.question.budget)
         )
         command.say("\n".join([f"{name}:", *text]))
+    for outlook in outlooks:
+        command.say("\n".join([f"{outlook.title}:", *outlook.lines()]))
 
 
 @plan.command("show")
@@ -110,10 +154,58 @@ def show(file: str, as_json: bool) -> None:
     command.say("\n".join(plan_lines(stored)))
 
 
+Explained = list[tuple["PhasePlans", "Candidate | PlanError"]]
+
+
+def _simulated(options: dict[str, Any]) -> Callable[[Plans, Explained], list[Outlook]]:
+    """Check the options of the simulation; return the function that simulates the best plan of
+    each phase and the explained ones, if one of the options is given."""
+    from ..simulation.failures import parse_failures
+    from ..simulation.outlook import Outlook
+    from ..simulation.slow import parse_slow
+    from ..simulation.step import Simulation
+
+    slow = [parse_slow(text, options["gpus"]) for text in options["slow"]]
+    failures = parse_failures(options["failures"] or "")
+    asked = bool(slow) or any(options[name] is not None for name in ("html", "failures"))
+
+    def simulate(plans: Plans, explained: Explained) -> list[Outlook]:
+        if not asked:
+            return []
+        found = [(f"phase {own.costs.phase.name}", own, own.best) for own in plans.phases]
+        found += [
+            (f"phase {own.costs.phase.name} with {options['explain']}", own, other)
+            for own, other in explained
+            if not isinstance(other, Exception)
+        ]
+        budget = plans.question.budget
+        return [
+            Outlook(title, Simulation(own.costs, candidate, budget), slow, failures)
+            for title, own, candidate in found
+        ]
+
+    return simulate
+
+
+def _write_page(plans: Plans, outlooks: list[Outlook], options: dict[str, Any]) -> None:
+    from pathlib import Path
+
+    from ....dataplane.storage.atomic import replacing
+    from ..simulation.page import simulation_page
+
+    question = plans.question
+    cluster = f"{question.gpus:,} × {question.hardware.file.device.name}"
+    text = simulation_page(options["module"] or Path(options["model"]).stem, cluster, outlooks)
+    with replacing(Path(options["html"])) as file:
+        file.write(text.encode())
+    command.say(f"wrote {options['html']}")
+
+
 def _question(options: dict[str, Any]) -> Question:
     from dataclasses import replace
 
     from ....models.config import load_model_config
+    from ....models.precision import PRECISIONS
     from ...run import config as run_config
     from ..hardware import Hardware
     from .make import Question
@@ -123,8 +215,14 @@ def _question(options: dict[str, Any]) -> Question:
     if run.precision == "auto":
         precision = "bf16" if hardware.file.device.kind == "cuda" else "fp32"
         run = replace(run, precision=precision)
+    traced: Traced | None = None
+    if options["module"] is not None:
+        from ..modules.trace import trace_modules
+
+        traced = trace_modules(options["module"], PRECISIONS[run.precision])
     return Question(
-        model=load_model_config(options["model"]),
+        model=load_model_config(options["model"]) if traced is None else traced.config,
+        modules=traced,
         run=run,
         hardware=hardware,
         gpus=options["gpus"],
@@ -140,6 +238,12 @@ def _phases(options: dict[str, Any]) -> list[PhaseRows]:
     from .make import uniform_phase
 
     plain = options["seq_len"], options["batch_tokens"]
+    if (options["module"] is None) != (options["batch_rows"] is None):
+        raise click.UsageError("--module and --batch-rows need each other")
+    if options["module"] is not None:
+        if any((*plain, options["mixture"])):
+            raise click.UsageError("modules have rows: no --mixture, --seq-len, --batch-tokens")
+        return [uniform_phase(1, options["batch_rows"])]
     if options["mixture"] is not None:
         if any(plain):
             raise click.UsageError("a mixture has the lengths and batches of its phases")

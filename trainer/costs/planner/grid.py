@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ....console.errors import LayoutError
 from ....models.precision import Precision
 from ...engines.deepspeed import DeepSpeedConfig
 from ...engines.engine import EngineConfig
-from ...engines.fsdp2 import Fsdp2Config
+from ...engines.fsdp2 import Fsdp2Config, Gather
 from ...layout.checks import problems
 from ...layout.config import LayoutConfig
 from ...loop.batches import micro_batches, micro_rows
@@ -164,7 +165,17 @@ def engines(shape: Shape, per_node: int) -> Iterator[EngineConfig]:
     near = max(1, per_node // layout.tp)
     shards = [None, near] if 1 < near < ranks and ranks % near == 0 else [None]
     for shard in shards:
-        for gather in ("block", "micro-batch", "step"):
-            yield Fsdp2Config(shard=shard, gather=gather)
-    for zero in (0, 1, 2, 3):
-        yield DeepSpeedConfig(zero=zero)
+        yield from _fsdp2(shard)
+    yield from _deepspeed()
+
+
+@cache
+def _fsdp2(shard: int | None) -> tuple[EngineConfig, ...]:
+    """Equal engines are one object, so that the costs of an engine are found by it."""
+    gathers: tuple[Gather, ...] = ("block", "micro-batch", "step")
+    return tuple(Fsdp2Config(shard=shard, gather=gather) for gather in gathers)
+
+
+@cache
+def _deepspeed() -> tuple[EngineConfig, ...]:
+    return tuple(DeepSpeedConfig(zero=zero) for zero in (0, 1, 2, 3))

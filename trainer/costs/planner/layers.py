@@ -8,9 +8,10 @@ block while it runs, and gathered inputs under tensor parallelism.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 from ....models.accounting.count import build_meta
 from ....models.accounting.memory import KeptLayer
@@ -25,7 +26,7 @@ from . import messages
 from .division.problem import Choice, Fixed, Problem, Sort
 from .grid import Grid
 from .machine import Machine, Split
-from .trace import LayerTrace, local_shards, one_of_each, trace
+from .trace import LayerTrace, ModelTrace, local_shards, one_of_each, trace
 
 if TYPE_CHECKING:
     from ....dataplane.order.timeline import PhaseRows
@@ -38,24 +39,12 @@ RULES: tuple[Rule, ...] = (
     Selective(save=tuple(OPERATIONS)),
 )
 """Recompute rules that are tried for each layer."""
-P = ParamSpec("P")
 T = TypeVar("T")
 
 Parts = dict[str, float]
 ShardedParts = tuple[
     list[messages.Sharded], messages.Sharded, messages.Sharded, dict[str, messages.Sharded]
 ]
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a layer runs, with the seconds of its passes by part."""
-
-    rule: Rule
-    reshard: bool | None
-    """False: weights stay gathered from the forward to the backward pass. None: as the engine."""
-    forward: Parts
-    backward: Parts
 
 
 @dataclass(frozen=True)
@@ -69,20 +58,80 @@ class Passes:
     kept: Mapping[Rule, float]
     work: Mapping[Rule, float]
 
+    @cached_property
+    def ahead(self) -> float:
+        """Seconds of the forward pass."""
+        return sum(self.forward.values())
+
+    @cached_property
+    def back(self) -> float:
+        """Seconds of the backward pass without recompute."""
+        return sum(self.backward.values())
+
+    @cached_property
+    def useful(self) -> tuple[Rule, ...]:
+        """Rules without those that another beats in everything. An engine adds the same bytes to
+        all of them, and never turns the order of their times."""
+        found: dict[Rule, tuple[float, ...]] = {}
+        sizes = {rule: (self.again[rule], self.kept[rule], self.work[rule]) for rule in RULES}
+        for rule in sorted(RULES, key=lambda rule: sizes[rule]):
+            mine = sizes[rule]
+            if not any(
+                all(a <= b for a, b in zip(other, mine, strict=True)) for other in found.values()
+            ):
+                found[rule] = mine
+        return tuple(found)
+
+
+class Way(NamedTuple):
+    """How a layer runs."""
+
+    rule: Rule
+    reshard: bool | None
+    """False: weights stay gathered from the forward to the backward pass. None: as the engine."""
+    passes: Passes
+    engine: messages.EngineMessages
+    shards: messages.Sharded
+
+    @property
+    def forward(self) -> Parts:
+        """Seconds of the forward pass by part."""
+        return self.engine.parts(self.passes.forward, self.engine.forward_message(self.shards))
+
+    @property
+    def backward(self) -> Parts:
+        back = dict(self.passes.backward, recompute=self.passes.again[self.rule])
+        message = self.engine.backward_message(self.shards, gathers=self.reshard is None)
+        return self.engine.parts(back, message)
+
 
 class Costs:
     """Costs of a model in a phase, on a cluster."""
+
+    module: str | None = None
+    """Name of modules that are not ours."""
 
     def __init__(
         self, model: ModelConfig, run: RunConfig, machine: Machine, phase: PhaseRows
     ) -> None:
         self.model, self.run, self.machine, self.phase = model, run, machine, phase
         self.device = machine.hardware.file.device.kind
-        self.trace = trace(model, phase.seq_len, self.precision, self.device)
+        self.trace = self._trace()
         self.passes = cache(self._passes)
         self.shards = cache(self._shards)
         self.memory = _remembered(self._memory)
         self.sharded = _remembered(self._sharded)
+
+    def _trace(self) -> ModelTrace:
+        return trace(self.model, self.phase.seq_len, self.precision, self.device)
+
+    def on(self, machine: Machine) -> Costs:
+        """Return the costs on another cluster with devices of this kind."""
+        other = copy(self)
+        other.machine = machine
+        other.passes = cache(other._passes)
+        other.sharded = _remembered(other._sharded)
+        return other
 
     @property
     def precision(self) -> Precision:
@@ -163,38 +212,31 @@ class Costs:
         for layer, cost, shards, held in zip(
             self.sorts, passes, layers, memory.layers, strict=True
         ):
-            forward = engine.forward(cost.forward, shards)
+            options = (None, False) if per_layer_reshard and engine.gathers_blocks else (None,)
+            work = engine.work(shards)
             choices = []
-            for rule in RULES:
-                back = dict(cost.backward, recompute=cost.again[rule])
-                options: list[bool | None] = [None]
-                if per_layer_reshard and engine.gathers_blocks:
-                    options.append(False)
-                for reshard in options:
-                    backward = engine.backward(back, shards, gathers=reshard is None)
-                    whole = 0.0 if reshard is None else engine.whole_weights(shards)
+            for reshard in options:
+                message = engine.backward_message(shards, gathers=reshard is None)
+                for rule in RULES if all_choices else cost.useful:
                     choices.append(
                         Choice(
-                            name=Way(rule, reshard, forward, backward),
-                            backward=sum(backward.values()),
-                            held=held + whole,
+                            name=Way(rule, reshard, cost, engine, shards),
+                            backward=engine.together(cost.back + cost.again[rule], message),
+                            held=held if reshard is None else held + engine.whole_weights(shards),
                             kept=cost.kept[rule],
-                            work=cost.work[rule] + engine.work(shards),
+                            work=cost.work[rule] + work,
                         )
                     )
             shared = layer.layer["shared"]
             sorts.append(
                 Sort(
-                    forward=sum(forward.values()),
-                    choices=tuple(choices if all_choices else _useful(choices)),
-                    update=engine.update(cost.forward, cost.backward, shards),
+                    forward=engine.together(cost.ahead, engine.forward_message(shards)),
+                    choices=tuple(choices),
+                    update=engine.update(cost.ahead, cost.back, shards),
                     module=None if shared is None else names.index(shared),
                 )
             )
-        forward, backward = (
-            engine.forward(head.forward, at_end),
-            engine.backward(head.backward, at_end, gathers=False),
-        )
+        backward = engine.backward_message(at_end, gathers=False)
         stream = self.trace.head.stream * split.rows / split.ranks
         hop = stream * (2 if modules else 1)
         stride = grid.shape.dp * layout.cp * layout.tp
@@ -212,18 +254,18 @@ class Costs:
                 backward=self.machine.traffic(2 * stream),
                 held=memory.first,
                 work=engine.work(first),
-                update=engine.update({}, {}, first),
+                update=engine.update(0.0, 0.0, first),
             ),
             last=Fixed(
-                forward=sum(forward.values()),
-                backward=sum(backward.values()),
+                forward=engine.together(head.ahead, engine.forward_message(at_end)),
+                backward=engine.together(head.back, backward),
                 held=memory.last,
                 kept=head.kept["none"],
                 work=engine.work(at_end),
-                update=engine.update(head.forward, head.backward, at_end),
+                update=engine.update(head.ahead, head.back, at_end),
             ),
             modules=tuple(
-                Fixed(held=held, update=engine.update({}, {}, shards))
+                Fixed(held=held, update=engine.update(0.0, 0.0, shards))
                 for held, shards in zip(memory.modules, modules.values(), strict=True)
             ),
         )
@@ -287,30 +329,17 @@ class Memory:
     """Buffers of a stage, at most."""
 
 
-def _remembered(function: Callable[P, T]) -> Callable[P, T]:
-    """Return the function with a memory. Engines with options of torch.compile have no hash."""
-    known: dict[str, T] = {}
+def _remembered(
+    function: Callable[[EngineConfig, int, int, int, int, int], T],
+) -> Callable[[EngineConfig, int, int, int, int, int], T]:
+    """Return the function with a memory. Engines with options of torch.compile have no hash: the
+    key is the object, which the memory keeps alive."""
+    known: dict[tuple[int, ...], tuple[EngineConfig, T]] = {}
 
-    def call(*args: P.args, **named: P.kwargs) -> T:
-        key = repr((args, named))
+    def call(engine: EngineConfig, *degrees: int) -> T:
+        key = id(engine), *degrees
         if key not in known:
-            known[key] = function(*args, **named)
-        return known[key]
+            known[key] = engine, function(engine, *degrees)
+        return known[key][1]
 
     return call
-
-
-def _useful(choices: list[Choice]) -> list[Choice]:
-    """Leave out choices that another beats in everything."""
-
-    def numbers(choice: Choice) -> tuple[float, ...]:
-        return choice.backward, choice.held, choice.kept, choice.work
-
-    found: list[Choice] = []
-    for choice in sorted(choices, key=numbers):
-        mine = numbers(choice)
-        if not any(
-            all(a <= b for a, b in zip(numbers(other), mine, strict=True)) for other in found
-        ):
-            found.append(choice)
-    return found

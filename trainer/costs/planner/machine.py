@@ -9,12 +9,16 @@ from functools import cached_property
 from typing import Literal
 
 from ....console.errors import PlanError
+from ....models.precision import Fp8Config
 from ..hardware import Hardware
 from .work import Work
 
 Direction = Literal["forward", "backward"]
 
-MEMORY_BOUND = ("rms_norm", "add_rms_norm", "gated_rms_norm", "glu", "rope")
+MEMORY_BOUND = (
+    *("rms_norm", "add_rms_norm", "gated_rms_norm", "glu", "rope"),
+    *("spread_rows", "collect_rows"),
+)
 """Kernels that take as long as the bytes that they read and write, where no row says otherwise."""
 BACKWARD_ATTENTION = 2.5
 """Operations of attention's backward pass, in those of its forward pass."""
@@ -38,15 +42,26 @@ class Split:
 class Machine:
     """A cluster, with a memory of what it was asked."""
 
-    def __init__(self, hardware: Hardware, precision: str, *, roofline: bool = False) -> None:
+    def __init__(
+        self,
+        hardware: Hardware,
+        precision: str,
+        *,
+        fp8: Fp8Config | None = None,
+        roofline: bool = False,
+    ) -> None:
         self.hardware = hardware
-        self.precision = precision
+        self.precision = "bf16" if fp8 else precision
+        """Precision of all operations but the products of FP8."""
+        self.fp8 = fp8
         self.roofline = roofline
         """True if kernels without a row are priced by their bytes and operations."""
         self.estimated: set[str] = set()
         """Kernels that were priced so."""
         self._rates: dict[tuple[object, ...], float] = {}
         self._messages: dict[tuple[str, float, int, int], float] = {}
+        self._works: dict[tuple[Work, Direction, Split], float] = {}
+        """Seconds of operations: sorts of layers share many, such as those of an MLP."""
 
     @property
     def per_node(self) -> int:
@@ -98,7 +113,14 @@ class Machine:
 
     def seconds(self, work: Iterable[Work], direction: Direction, split: Split) -> float:
         """Return the seconds of a rank's part of these operations."""
-        return sum(self._one(each, direction, split) for each in work)
+        total = 0.0
+        for each in work:
+            key = each, direction, split
+            known = self._works.get(key)
+            if known is None:
+                known = self._works[key] = self._one(*key)
+            total += known
+        return total
 
     def _one(self, work: Work, direction: Direction, split: Split) -> float:
         times, part = work.count * split.rows, split.ranks
@@ -109,7 +131,12 @@ class Machine:
             k, n = (max(1, k // split.tp), n) if k > n else (k, max(1, n // split.tp))
             m = max(1, m * split.rows // split.cp)
             at = {"groups": groups, "m": m, "k": k, "n": n}
-            return flops / self._rate("matmul", **at, precision=self.precision)
+            seconds = flops / self._rate("matmul", **at, precision=self.precision)
+            if not self._in_fp8(work, direction):
+                return seconds
+            quick = flops / self._rate("matmul", **at, precision="fp8")
+            # Half of a matrix's products in a backward pass are its gradients, in bf16.
+            return quick if direction == "forward" else (quick + seconds) / 2
         if work.kind == "attention":
             width, heads, length, _ = work.shape
             flops = 2.0 * length**2 * heads * width * times / part
@@ -122,6 +149,14 @@ class Machine:
         if work.kind == "kernel":
             return self._kernel(work, direction, split) * times / part
         return self.traffic(work.bytes * times / part)
+
+    def _in_fp8(self, work: Work, direction: Direction) -> bool:
+        """True for products of large matrices. In a backward pass any side may be the tokens, so
+        all three must be large."""
+        groups, *sides = work.shape
+        if self.fp8 is None or groups > 1 or work.name:  # experts and the head stay in bf16
+            return False
+        return min(sides[1:] if direction == "forward" else sides) >= self.fp8.smallest
 
     def _kernel(self, work: Work, direction: Direction, split: Split) -> float:
         """Return the seconds of a kernel for one whole row, at the rate of a rank's part."""

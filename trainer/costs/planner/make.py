@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 from ....console.errors import MisuseError, PlanError
 from ....console.progress import as_bytes
 from ....dataplane.order.timeline import PhaseRows
+from ....models.precision import PRECISIONS
 from ...layout.config import LayoutConfig
 from ...loop.batches import micro_batches, micro_rows
 from ...run.config import RunConfig
 from ...run.layout_plan import LayoutPlan
 from ..hardware import Hardware
+from ..modules.costs import ModuleCosts
+from ..modules.trace import Traced
 from .assemble import assigned, choices_of, plan_of, same_choices
 from .grid import Grid, Shape
 from .layers import Costs
@@ -43,6 +46,13 @@ class Question:
     """Fraction of a device's usable memory."""
     roofline: bool = False
     simulate: bool = False
+    modules: Traced | None = None
+    """Modules that are not ours, instead of a model."""
+
+    def costs(self, machine: Machine, phase: PhaseRows) -> Costs:
+        if self.modules is not None:
+            return ModuleCosts(self.modules, self.run, machine, phase)
+        return Costs(self.model, self.run, machine, phase)
 
     @property
     def budget(self) -> float:
@@ -87,10 +97,10 @@ class Plans:
 
 def make_plans(question: Question) -> Plans:
     """Search the best plans. Raise PlanError if a phase has none."""
-    machine = Machine(question.hardware, question.run.precision, roofline=question.roofline)
+    machine = machine_of(question)
     phases = []
     for phase in different(question.phases):
-        costs = Costs(question.model, question.run, machine, phase)
+        costs = question.costs(machine, phase)
         outcome = search(costs, question.gpus, question.budget, per_layer_reshard=question.simulate)
         if not outcome.candidates:
             raise no_plan(question, costs, outcome)
@@ -105,6 +115,19 @@ def make_plans(question: Question) -> Plans:
         for own in phases
     ]
     return Plans(question, phases, each[0] if len(each) == 1 else joint(question, phases), each)
+
+
+def machine_of(question: Question) -> Machine:
+    """Return the costs of the cluster in the run's precision."""
+    run = question.run
+    fp8 = run.fp8 or PRECISIONS[run.precision].fp8
+    if fp8 is not None and fp8.matrices != "all":
+        raise PlanError(
+            f"fp8.matrices={fp8.matrices} cannot be planned: products are priced by their sizes, "
+            "not by their operators",
+            hint="plan with fp8.matrices=all (optimistic) or precision=bf16 (pessimistic)",
+        )
+    return Machine(question.hardware, run.precision, fp8=fp8, roofline=question.roofline)
 
 
 def different(phases: Sequence[PhaseRows]) -> list[PhaseRows]:
@@ -170,25 +193,39 @@ def no_plan(
     where = f"phase {phase.name}: {phase.seq_len:,} tokens a row"
     which = f" with {', '.join(f'{k}={v}' for k, v in wanted.items())}" if wanted else ""
     if not outcome.grids:
-        reasons = "\n".join(f"    {reason}" for reason, _ in outcome.refused.most_common(5))
+        reasons = [reason for reason, _ in outcome.refused.most_common(5)] or [
+            f"pp, tp, cp and ep divide {question.gpus} devices, tp at most "
+            f"{costs.machine.per_node} (a node), and tp × cp {phase.seq_len:,} tokens"
+        ]
         return PlanError(
             f"no layout of {question.gpus} devices{which} can run this model ({where})",
-            where=f"\n{reasons}" if reasons else None,
+            where="".join(f"\n    {reason}" for reason in reasons),
             hint="change the number of devices, or what is asked for",
         )
-    least, grid = nearest(costs, question.gpus, question.budget, wanted)
+    least = nearest(costs, question.gpus, question.budget, wanted)
+    stages = least.grid.layout.pp
+    on = f" on stage {least.stage}" if stages > 1 else ""
+    parts = ", ".join(f"{name} {as_bytes(round(size))}" for name, size in least.parts.items())
+    over = as_bytes(round(least.bytes - question.budget))
+    open_ = ""
+    if outcome.undecided:
+        open_ = (
+            f"\n    not decided: {len(outcome.undecided)} interleaved layouts, such as "
+            f"{outcome.undecided[0].name()}"
+        )
     return PlanError(
         f"no layout{which} fits into {as_bytes(round(question.budget))} of each of "
         f"{question.gpus} devices ({where}); {outcome.grids} were searched",
-        where=f"\n    the nearest needs {as_bytes(round(least))}: {grid.name()}",
+        where=f"\n    the nearest needs {as_bytes(round(least.bytes))}{on}, {over} too much: "
+        f"{least.grid.name()}\n    {parts}{open_}",
         hint="use more devices, devices with more memory, or a larger --memory",
     )
 
 
-def explain(plans: Plans, wanted: Wanted) -> list[tuple[PhasePlans, LayoutPlan | PlanError]]:
+def explain(plans: Plans, wanted: Wanted) -> list[tuple[PhasePlans, Candidate | PlanError]]:
     """Return, for each phase, the best plan with these settings, or why there is none."""
     question = plans.question
-    found: list[tuple[PhasePlans, LayoutPlan | PlanError]] = []
+    found: list[tuple[PhasePlans, Candidate | PlanError]] = []
     for own in plans.phases:
         costs = own.costs
         outcome = search(
@@ -202,9 +239,7 @@ def explain(plans: Plans, wanted: Wanted) -> list[tuple[PhasePlans, LayoutPlan |
         if not outcome.candidates:
             found.append((own, no_plan(question, costs, outcome, wanted)))
             continue
-        [candidate] = outcome.candidates
-        seconds = {costs.phase.name: candidate.solution.price}
-        found.append((own, plan_of([costs], seconds, candidate, question.budget)))
+        found.append((own, outcome.candidates[0]))
     return found
 
 

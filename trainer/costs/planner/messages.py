@@ -167,13 +167,12 @@ class EngineMessages:
             own += elements / (1 if self.gather == "zero0" else shard)
         return Sharded(total, own, **found)
 
-    def forward(self, parts: dict[str, float], costs: Sharded) -> dict[str, float]:
-        """Return the parts of a forward pass, with the messages that it does not hide."""
-        return self._with(parts, costs.gather if self.gather in ("block", "micro-batch") else 0.0)
+    def forward_message(self, costs: Sharded) -> float:
+        """Return the seconds of the messages beside a forward pass."""
+        return costs.gather if self.gather in ("block", "micro-batch") else 0.0
 
-    def backward(
-        self, parts: dict[str, float], costs: Sharded, *, gathers: bool
-    ) -> dict[str, float]:
+    def backward_message(self, costs: Sharded, *, gathers: bool = True) -> float:
+        """Return the seconds of the messages beside a backward pass, which `gathers` weights."""
         message = 0.0
         if self.gather in ("block", "micro-batch"):
             message += costs.reduce
@@ -181,16 +180,25 @@ class EngineMessages:
             message += costs.gather
         if self.gather == "zero2":
             message += costs.all_reduce_compute
-        return self._with(parts, message)
+        return message
 
-    def update(
-        self, forward: dict[str, float], backward: dict[str, float], costs: Sharded
-    ) -> float:
+    def together(self, busy: float, message: float) -> float:
+        """Return the seconds of a pass and the messages beside it."""
+        return self.machine.overlapped(busy, message, self.stride * self.shard)
+
+    def parts(self, parts: dict[str, float], message: float) -> dict[str, float]:
+        """Return the parts of a pass with those of its messages that it does not hide."""
+        if not message:
+            return parts
+        busy = sum(parts.values())
+        return {**parts, "data": self.together(busy, message) - busy}
+
+    def update(self, forward: float, backward: float, costs: Sharded) -> float:
         """Return the seconds of a step outside its passes."""
         seconds = self.machine.traffic(UPDATE_BYTES * costs.own)
         if self.gather == "step":  # beside the first forward and the last backward pass
-            seconds += max(0.0, costs.gather - sum(forward.values()))
-            seconds += max(0.0, costs.reduce - sum(backward.values()))
+            seconds += max(0.0, costs.gather - forward)
+            seconds += max(0.0, costs.reduce - backward)
         if self.gather in ("zero0", "zero1"):
             seconds += costs.all_reduce
         if self.gather in ("zero1", "zero2"):
@@ -205,10 +213,3 @@ class EngineMessages:
 
     def whole_weights(self, costs: Sharded) -> float:
         return costs.elements * self.width
-
-    def _with(self, parts: dict[str, float], message: float) -> dict[str, float]:
-        if not message:
-            return parts
-        busy = sum(parts.values())
-        together = self.machine.overlapped(busy, message, self.stride * self.shard)
-        return {**parts, "data": together - busy}

@@ -78,7 +78,7 @@ class Recorder(TorchDispatchMode):
             if "hidden" in named:
                 (tokens, width), vocabulary = named["hidden"].shape, len(named["weight"])
                 shape = (1, tokens, width, vocabulary)
-                self.work.append(Work("matmul", "", shape, LOSS_PRODUCTS, moved))
+                self.work.append(Work("matmul", kernel, shape, LOSS_PRODUCTS, moved))
             else:
                 self.work.append(Work("memory", "", (), 1, moved))
             return

@@ -18,14 +18,18 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from .division.bounds import Bounds, least_memory, quick_bound
+from ...pipeline.cuts import Cuts
+from .division.bounds import ROUNDING, Bounds, least_cuts, quick_bound, stage_alone
+from .division.interleaved import NODES, fullest, interleaved_estimate, least_division
 from .division.problem import Problem, Solution
-from .division.solve import interleaved_estimate, solve
+from .division.solve import solve
 from .grid import Grid, Shape, shapes, variants
 from .layers import Costs
 
 BEST = 10
 """Plans that a search returns."""
+PROOF = 1_000_000
+"""Most beginnings of interleaved divisions that the proof of "no plan" tries: about 15 seconds."""
 MARGIN = 1e-9
 """Relative difference below which two times are equal: the simpler layout is then better."""
 
@@ -56,6 +60,9 @@ class Outcome:
     grids: int = 0
     solved: int = 0
     """Grids whose divisions were searched."""
+    undecided: list[Grid] = field(default_factory=list)
+    """Interleaved layouts of which neither a division that fits nor the proof that none does was
+    found. Filled only without candidates."""
 
 
 Wanted = Mapping[str, Any]
@@ -73,6 +80,8 @@ def search(
 ) -> Outcome:
     """Return the best plans within `budget` bytes of each device."""
     outcome, order = Outcome(), count()
+    outside: list[Grid] = []
+    """Interleaved layouts of which no division that fits was found."""
     queue: list[tuple[float, int, Callable[[], None]]] = []
 
     def push(bound: float, refine: Callable[[], None]) -> None:
@@ -83,27 +92,33 @@ def search(
         done = outcome.candidates
         return done[best - 1].solution.price if len(done) >= best else math.inf
 
+    def problem_of(grid: Grid) -> Problem:  # made again for each bound: thousands of them wait
+        return costs.problem(grid, budget, per_layer_reshard=per_layer_reshard)
+
     def expand(shape: Shape) -> None:
         for grid, problem in problems_of(costs, shape, gpus, budget, wanted, per_layer_reshard):
             outcome.grids += 1
             bound = quick_bound(problem)
             if math.isfinite(bound):
-                push(bound, lambda g=grid, p=problem: divide(g, p))  # type: ignore[misc]
+                push(bound, lambda g=grid: divide(g))  # type: ignore[misc]
 
-    def divide(grid: Grid, problem: Problem) -> None:
-        if problem.stages == 1:
-            finish(grid, problem)
-            return
+    def divide(grid: Grid) -> None:
+        problem = problem_of(grid)
         if problem.chunks > 1:
-            push(interleaved_estimate(problem), lambda: finish(grid, problem))
-            return
-        bound = Bounds(problem).bound()  # its tables are large: `solve` makes them again
+            bound = interleaved_estimate(problem, ceiling())
+            if math.isinf(bound):
+                outside.append(grid)
+        else:  # the tables of bounds are large: `solve` makes them again
+            bound = stage_alone(problem) if problem.stages == 1 else Bounds(problem).bound()
         if math.isfinite(bound):
-            push(bound, lambda: finish(grid, problem))
+            push(bound, lambda: finish(grid))
 
-    def finish(grid: Grid, problem: Problem) -> None:
+    def finish(grid: Grid) -> None:
         outcome.solved += 1
+        problem = problem_of(grid)
         solution = solve(problem, ceiling())
+        if solution is None and problem.chunks > 1:
+            outside.append(grid)
         if solution is not None:
             outcome.candidates.append(Candidate(grid, problem, solution))
             outcome.candidates.sort(key=_rank)
@@ -119,15 +134,25 @@ def search(
         if bound >= ceiling():
             break
         refine()
+    left = PROOF
+    for grid in [] if outcome.candidates else list(outside):
+        problem = problem_of(grid)
+        least = least_division(
+            problem, problem.budget * (1 + ROUNDING), problem.budget, min(left, NODES)
+        )
+        left -= least.nodes
+        if least.cuts is not None:
+            finish(grid)
+        if not (outcome.candidates or (least.complete and least.cuts is None)):
+            outcome.undecided.append(grid)
     return outcome
 
 
 def shape_bound(costs: Costs, shape: Shape) -> float:
     """Return the seconds of all passes of a step, shared evenly by the stages."""
     passes, head = costs.passes(shape.split, shape.layout.ep)
-    each = [sum(p.forward.values()) + sum(p.backward.values()) for p in passes]
-    total = sum(each[sort] for sort in costs.trace.layers)
-    total += sum(head.forward.values()) + sum(head.backward.values())
+    total = sum(passes[sort].ahead + passes[sort].back for sort in costs.trace.layers)
+    total += head.ahead + head.back
     return shape.micro_batches * total / shape.layout.pp
 
 
@@ -140,34 +165,63 @@ def problems_of(
     per_layer_reshard: bool = False,
 ) -> Iterator[tuple[Grid, Problem]]:
     """Yield the grids of a shape with their problems. Schedules differ in nothing else."""
-    plain: dict[str, Problem] = {}
+    plain: dict[int, Problem] = {}
     for grid in variants(shape, costs.model, gpus, costs.machine.per_node, costs.precision):
         if wanted and any(grid.words().get(name) != value for name, value in wanted.items()):
             continue
-        key = repr(grid.engine)
+        key = id(grid.engine)
         if key not in plain:
             plain[key] = costs.problem(grid, budget, per_layer_reshard=per_layer_reshard)
         layout = grid.layout
         yield grid, replace(plain[key], schedule=layout.schedule, chunks=layout.chunks)
 
 
-def nearest(costs: Costs, gpus: int, budget: float, wanted: Wanted | None) -> tuple[float, Grid]:
-    """Return the least bytes that any layout needs, and that layout. Interleaved schedules keep
-    more micro-batches alive than 1F1B, so they are left out."""
-    found: tuple[float, Grid] | None = None
+@dataclass(frozen=True)
+class Nearest:
+    """The layout that needs the least memory of a device."""
+
+    bytes: float
+    grid: Grid
+    stage: int
+    """The stage that needs most."""
+    parts: Mapping[str, float]
+
+
+def nearest(costs: Costs, gpus: int, budget: float, wanted: Wanted | None) -> Nearest:
+    """Return the layout with the least bytes. GPipe keeps no fewer micro-batches alive than 1F1B;
+    interleaved layouts are looked at last, because their divisions are many."""
+    found: tuple[float, Grid, Problem, Cuts] | None = None
+    interleaved: list[tuple[float, Grid]] = []
     for shape, *_ in shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
         if shape is None or not _may_be(shape, wanted):
             continue
         for grid, problem in problems_of(costs, shape, gpus, budget, wanted):
-            if grid.layout.schedule != "1f1b" or (
-                found is not None and memory_bound(problem, budget) >= found[0]
-            ):
+            bound = memory_bound(problem, budget)
+            if found is not None and bound >= found[0]:
                 continue
-            least = least_memory(problem) + budget - problem.budget
-            if found is None or least < found[0]:
-                found = least, grid
+            if problem.chunks > 1:
+                interleaved.append((bound, grid))
+            elif grid.layout.schedule == "1f1b" or (wanted and "schedule" in wanted):
+                least, cuts = least_cuts(problem)
+                least += budget - problem.budget
+                if found is None or least < found[0]:
+                    found = least, grid, problem, cuts
+    left = PROOF
+    for bound, grid in sorted(interleaved, key=lambda each: each[0]):
+        if found is not None and bound >= found[0]:
+            break
+        problem = costs.problem(grid, budget)
+        buffers = budget - problem.budget
+        ceiling = math.inf if found is None else found[0] - buffers
+        division = least_division(problem, ceiling, most=min(left, NODES))
+        left -= division.nodes
+        if division.cuts is not None:
+            found = division.bytes + buffers, grid, problem, division.cuts
     assert found is not None, "every number of devices has a layout"
-    return found
+    least, grid, problem, cuts = found
+    stage, parts = fullest(problem, cuts)
+    buffers = budget - problem.budget
+    return Nearest(least, grid, stage, {**parts, **({"buffers": buffers} if buffers else {})})
 
 
 def memory_bound(problem: Problem, budget: float) -> float:

@@ -29,8 +29,9 @@ def lines_of(plans: Plans) -> list[str]:
 
 def _phase(own: PhasePlans) -> list[str]:
     phase, outcome = own.costs.phase, own.outcome
+    length = "" if own.costs.module else f" × {phase.seq_len:,} tokens"
     return [
-        f"phase {phase.name}: {phase.batch_rows:,} rows × {phase.seq_len:,} tokens a step; "
+        f"phase {phase.name}: {phase.batch_rows:,} rows{length} a step; "
         f"{outcome.grids:,} layouts of {outcome.shapes:,} shapes, {outcome.solved:,} divided"
     ]
 
@@ -59,12 +60,13 @@ def parts_of(candidate: Candidate, budget: float) -> tuple[dict[str, float], dic
 def plan_lines(plan: LayoutPlan) -> list[str]:
     """Return a plan's file as text."""
     planned, predicted, layout = plan.planned, plan.predicted, plan.layout
+    unit = "rows" if planned.module else "tokens"
     axes = {name: getattr(layout, name) for name in ("pp", "cp", "tp", "ep")}
     shown = " × ".join(f"{name} {size}" for name, size in axes.items() if size > 1) or "dp alone"
     text = [
-        f"plan         model {planned.model}, {planned.gpus} ranks, {planned.hardware}"
-        f"{'' if planned.executable else ' (simulated: `trainer run` refuses it)'}",
-        f"layout       {shown}, {plan.engine.describe()}, {plan.micro_batch_tokens:,} tokens a "
+        f"plan         {planned.module or 'model'} {planned.model}, {planned.gpus} ranks, "
+        f"{planned.hardware}{'' if planned.executable else ' (`trainer run` refuses it)'}",
+        f"layout       {shown}, {plan.engine.describe()}, {plan.micro_batch_tokens:,} {unit} a "
         f"micro-batch{f', {layout.schedule}' if layout.pp > 1 else ''}"
         f"{f', cuts {list(layout.cuts)}' if layout.cuts else ''}",
     ]
@@ -76,7 +78,7 @@ def plan_lines(plan: LayoutPlan) -> list[str]:
     for phase in planned.phases:
         rate = phase.batch_tokens / phase.seconds / planned.gpus
         text.append(
-            f"phase        {phase.name}: {phase.seconds:.4g} s a step, {rate:,.0f} tokens/s on "
+            f"phase        {phase.name}: {phase.seconds:.4g} s a step, {rate:,.0f} {unit}/s on "
             "each device"
         )
     text.append(
@@ -92,19 +94,18 @@ def plan_lines(plan: LayoutPlan) -> list[str]:
     return text
 
 
-def compared(best: Candidate, other: LayoutPlan, budget: float) -> list[str]:
+def compared(best: Candidate, other: Candidate, budget: float) -> list[str]:
     """Return in which parts another plan takes more or less time than the best."""
-    times, memory = parts_of(best, budget)
-    price = best.solution.price
-    change = other.predicted.seconds / price - 1
+    (mine, memory), (theirs, more) = parts_of(best, budget), parts_of(other, budget)
+    price, seconds = best.solution.price, other.solution.price
     text = [
-        f"{other.predicted.seconds:.4g} s against {price:.4g} s of the best ({change:+.1%}); "
-        f"{as_bytes(other.predicted.memory)} against {as_bytes(sum(memory.values()))}"
+        f"{seconds:.4g} s against {price:.4g} s of the best ({seconds / price - 1:+.1%}); "
+        f"{as_bytes(sum(more.values()))} against {as_bytes(sum(memory.values()))}"
     ]
     for name, meaning in PARTS.items():
-        mine, theirs = times.get(name, 0.0), other.predicted.by.get(name, 0.0)
-        if abs(theirs - mine) > 0.002 * price:
-            text.append(f"    {name:<10}{theirs - mine:+.4g} s  {meaning}")
+        change = theirs.get(name, 0.0) - mine.get(name, 0.0)
+        if abs(change) > 0.002 * price:
+            text.append(f"    {name:<10}{change:+.4g} s  {meaning}")
     return text
 
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from ....models.pattern import Layer
     from ....models.precision import Precision
 
+FORMAT = 2
+"""Number of the stored content: another number is traced anew."""
+
 
 @dataclass(frozen=True)
 class LayerTrace:
@@ -85,7 +88,7 @@ def trace(model: ModelConfig, seq_len: int, precision: Precision, device: str) -
     """Return the stored trace, or make it."""
     from .... import __version__
 
-    parts = [reader.plain(model), seq_len, precision.name, device, __version__]
+    parts = [reader.plain(model), seq_len, precision.name, device, __version__, FORMAT]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
     file = cache_folder() / f"{key}.json"
     try:
@@ -198,10 +201,10 @@ def _record(run: Any, seq_len: int) -> tuple[tuple[Work, ...], tuple[Work, ...]]
     wanted = [each for each in outputs if each.requires_grad]
     with Recorder(seq_len) as backward:
         torch.autograd.backward(wanted, [torch.ones_like(each) for each in wanted])
-    return _counted(forward.work), _counted(backward.work)
+    return counted(forward.work), counted(backward.work)
 
 
-def _counted(work: list[Work]) -> tuple[Work, ...]:
+def counted(work: list[Work]) -> tuple[Work, ...]:
     """Add up equal operations. Traffic without a shape is one entry."""
     alike = Counter(work)
     found = [replace(each, count=each.count * n) for each, n in alike.items()]

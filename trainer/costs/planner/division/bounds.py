@@ -14,15 +14,21 @@ a step follows by a closed form of 1F1B and GPipe, which simulated steps reach o
 
 from __future__ import annotations
 
-from functools import cached_property
+import math
+from collections.abc import Iterable, Sequence
+from functools import cached_property, lru_cache
 
 import numpy as np
 
+from ....pipeline.cuts import Cuts
 from .knapsack import works
-from .problem import Integers, Numbers, Problem
+from .problem import Choice, Flags, Hull, Integers, Numbers, Problem
 
-Segment = tuple[float, int, float]
-"""Seconds for each byte saved, sort, bytes saved by each layer."""
+ROUNDING = 1e-9
+"""Part of the budget by which rounded sums may exceed it."""
+
+Parts = Iterable[tuple[int, int, int]]
+"""Sort, layers of it, and micro-batches that they have alive."""
 
 
 def quick_bound(problem: Problem) -> float:
@@ -31,30 +37,55 @@ def quick_bound(problem: Problem) -> float:
     All stages together have stages × budget bytes, and each keeps a micro-batch or more.
     """
     stages, m = problem.stages, problem.micro_batches
-    counts = problem.counts[-1:]
-    alive = problem.least_alive
-    ends = problem.first, problem.last
-    fixed = sum(end.held + alive * end.kept for end in ends)
-    fixed += sum(module.held for module in problem.modules)
-    least = min(min(c.work for c in sort.choices) for sort in problem.sorts)
-    works_of = works(problem) if stages == 1 else [least]
-    backward = min(
-        float(
-            least_backward(problem, counts, alive, stages * (problem.budget - w) - fixed, limit)[0]
-        )
-        for w in works_of
-        for limit in [w if stages == 1 else np.inf]
-    )
-    total = backward + sum(end.forward + end.backward for end in ends)
-    total += sum(
-        float(count) * sort.forward for count, sort in zip(counts[0], problem.sorts, strict=True)
-    )
+    alive, counts = problem.least_alive, problem.numbers
+    least = min(c.work for sort in problem.sorts for c in sort.choices)
+    room = stages * (problem.budget - least) - _fixed(problem, alive)
+    parts = [(sort, count, alive) for sort, count in enumerate(counts)]
+    total = least_seconds(problem, parts, room) + _forward(problem, counts)
     if stages == 1:
-        return m * total + float(updates(problem, counts, 0)[0])
+        return m * total + _update(problem, counts)
     if problem.chunks > 1:
         return _interleaved(problem, total)
     # The least of max over s (passes before stage s + m passes of stage s), messages left out.
     return float(total / (1 - (1 - 1 / m) ** stages))
+
+
+def stage_alone(problem: Problem) -> float:
+    """Return the bound of a step of one stage: that of `quick_bound`, with the working set of the
+    choices that are taken."""
+    counts, fixed = problem.numbers, _fixed(problem, 1)
+    parts = [(sort, count, 1) for sort, count in enumerate(counts)]
+    least = max(problem.first.work, problem.last.work)
+    backward = min(
+        least_seconds(problem, parts, problem.budget - work - fixed, work)
+        for work in works(problem)
+        if work >= least
+    )
+    total = backward + _forward(problem, counts)
+    return problem.micro_batches * total + _update(problem, counts)
+
+
+def _fixed(problem: Problem, alive: int) -> float:
+    """Return the bytes of both ends and of all modules that layers call."""
+    ends = problem.first, problem.last
+    found = sum(end.held + alive * end.kept for end in ends)
+    return found + sum(module.held for module in problem.called)
+
+
+def _forward(problem: Problem, counts: Sequence[int]) -> float:
+    """Return the seconds of the forward passes, and of both passes of the ends."""
+    ends = problem.first, problem.last
+    found = sum(end.forward + end.backward for end in ends)
+    return found + sum(
+        count * sort.forward for count, sort in zip(counts, problem.sorts, strict=True)
+    )
+
+
+def _update(problem: Problem, counts: Sequence[int]) -> float:
+    """Return the seconds of the only stage outside its passes."""
+    found = sum(count * sort.update for count, sort in zip(counts, problem.sorts, strict=True))
+    found += sum(module.update for module in problem.called)
+    return found + problem.first.update + problem.last.update
 
 
 def _interleaved(problem: Problem, total: float) -> float:
@@ -70,41 +101,77 @@ def _interleaved(problem: Problem, total: float) -> float:
     return max(mean, m * most * least)
 
 
+def hull(problem: Problem, sort: int, alive: int, limit: float) -> Hull | None:
+    """Return the fastest choice with work within `limit`, and the lower hull; None without one."""
+    key = sort, alive, limit
+    if key not in problem.hulls:
+        choices = problem.sorts[sort].choices
+        problem.hulls[key] = _hull([c for c in choices if c.work <= limit], alive)
+    return problem.hulls[key]
+
+
+def _hull(choices: Sequence[Choice], alive: int) -> Hull | None:
+    points = sorted((choice.backward, choice.held + alive * choice.kept) for choice in choices)
+    if not points:
+        return None
+    (seconds, size), *rest = points
+    first, segments = (seconds, size), []
+    # From each point on, the choice that saves most for each second.
+    while better := [
+        ((backward - seconds) / (size - less), less, backward)
+        for backward, less in rest
+        if less < size
+    ]:
+        rate, less, backward = min(better)
+        segments.append((rate, size - less))
+        seconds, size = backward, less
+    return *first, segments
+
+
+def least_seconds(problem: Problem, parts: Parts, room: float, limit: float = math.inf) -> float:
+    """Return the least backward time of these layers by linear programming, with choices whose work
+    is within `limit`; infinite if they exceed the room."""
+    total, excess, segments = 0.0, -room, []
+    for sort, count, alive in parts:
+        if not count:
+            continue
+        found = hull(problem, sort, alive, limit)
+        if found is None:
+            return math.inf
+        seconds, size, others = found
+        total += count * seconds
+        excess += count * size
+        segments += [(rate, count * saved) for rate, saved in others]
+    for rate, saved in sorted(segments):
+        if excess <= 0:
+            break
+        taken = min(excess, saved)
+        total += taken * rate
+        excess -= taken
+    return math.inf if excess > ROUNDING * problem.budget else total
+
+
 def least_backward(
-    problem: Problem, counts: Integers, alive: int, room: Numbers | float, limit: float
+    problem: Problem, counts: Integers, alive: int, room: Numbers, limit: float
 ) -> Numbers:
-    """Return the least backward time of so many layers of each sort [ranges, sorts] by linear
-    programming, with choices whose work is within `limit`; infinite where they exceed the room."""
-    ranges = len(counts)
-    time, excess = np.zeros(ranges), np.zeros(ranges) - room
-    segments: list[Segment] = []
-    for number, sort in enumerate(problem.sorts):
-        points = sorted(
-            (choice.backward, choice.held + alive * choice.kept)
-            for choice in sort.choices
-            if choice.work <= limit
-        )
-        if not points:
+    """Return `least_seconds` of so many layers of each sort [ranges, sorts], in the room of each
+    range."""
+    time, excess = np.zeros(len(counts)), -room
+    segments: list[tuple[float, int, float]] = []
+    for number in range(len(problem.sorts)):
+        found = hull(problem, number, alive, limit)
+        if found is None:
             time = np.where(counts[:, number] > 0, np.inf, time)
             continue
-        (fastest, memory), *rest = points
-        time += counts[:, number] * fastest
-        excess += counts[:, number] * memory
-        # The lower hull: from each point on, the choice that saves most for each second.
-        while better := [
-            ((backward - fastest) / (memory - less), less, backward)
-            for backward, less in rest
-            if less < memory
-        ]:
-            rate, less, backward = min(better)
-            segments.append((rate, number, memory - less))
-            fastest, memory = backward, less
+        seconds, size, others = found
+        time = time + counts[:, number] * seconds
+        excess = excess + counts[:, number] * size
+        segments += [(rate, number, saved) for rate, saved in others]
     for rate, number, saved in sorted(segments):
         taken = np.clip(excess, 0.0, counts[:, number] * saved)
         time += taken * rate
         excess -= taken
-    slack = 1e-9 * problem.budget  # of rounding
-    return np.where(excess > slack, np.inf, time)
+    return np.where(excess > ROUNDING * problem.budget, np.inf, time)
 
 
 def updates(problem: Problem, counts: Integers, stage: int) -> Numbers:
@@ -124,20 +191,28 @@ def calls(problem: Problem, counts: Integers, module: int) -> Numbers:
     return found
 
 
+@lru_cache(maxsize=64)
+def _ranges(layers: tuple[int, ...], sorts: int, longest: int) -> tuple[Integers, Integers, Flags]:
+    """Return the different counts of layers of each sort in a range of at most `longest` layers,
+    the position of each range's counts, and [first, end]: ranges without a layer, or too long."""
+    one = np.eye(sorts, dtype=np.int64)[list(layers)]
+    prefix = np.concatenate([np.zeros((1, sorts), dtype=np.int64), one.cumsum(axis=0)])
+    ends = np.arange(len(prefix))
+    lengths = ends - ends[:, None]
+    none = (lengths <= 0) | (lengths > longest)
+    between = np.where(none[:, :, None], 0, prefix[None, :, :] - prefix[:, None, :])
+    counts, index = np.unique(between.reshape(-1, sorts), axis=0, return_inverse=True)
+    return counts, index.reshape(none.shape), none
+
+
 class Bounds:
     """Bounds of a problem with one chunk for each stage, for all ranges [first, end) of layers."""
 
     def __init__(self, problem: Problem) -> None:
         assert problem.chunks == 1
         self.problem = problem
-        layers = len(problem.layers)
-        prefix = problem.counts
-        between = prefix[None, :, :] - prefix[:, None, :]  # [first, end, sorts]
-        flat = between.reshape((layers + 1) ** 2, -1)
-        self.counts, index = np.unique(np.maximum(flat, 0), axis=0, return_inverse=True)
-        self.index = index.reshape(layers + 1, layers + 1)
-        self.empty = np.tril(np.ones((layers + 1, layers + 1), dtype=bool))
-        """Ranges without a layer."""
+        longest = len(problem.layers) - problem.stages + 1
+        self.counts, self.index, self.empty = _ranges(problem.layers, len(problem.sorts), longest)
 
     def room(self, stage: int) -> Numbers:
         """Bytes that the layers of a stage may take together with their greatest work."""
@@ -162,14 +237,31 @@ class Bounds:
         found = []
         for stage in range(problem.stages):
             [alive] = problem.alive(stage)
-            room = self.room(stage)
-            backward = np.full(len(self.counts), np.inf)
-            for work in self.works(stage):
-                each = least_backward(problem, self.counts, alive, room - work, work)
-                backward = np.minimum(backward, each)
+            backward = self._backward(stage, alive)
             fixed = sum(part.forward + part.backward for part in problem.fixed(stage))
             found.append(np.where(self.empty, np.inf, (forward + backward + fixed)[self.index]))
         return np.array(found)
+
+    def _backward(self, stage: int, alive: int) -> Numbers:
+        """Return the least seconds of the backward passes of each range of layers."""
+        problem, room = self.problem, self.room(stage)
+        greatest, *others = reversed(self.works(stage))
+        found = least_backward(problem, self.counts, alive, room - greatest, greatest)
+        for work in others:
+            # Where the fastest choices fit beside the greatest work, no limit of it is better.
+            [open_] = np.nonzero(found > self.fastest)
+            if not len(open_):
+                break
+            each = least_backward(problem, self.counts[open_], alive, room[open_] - work, work)
+            found[open_] = np.minimum(found[open_], each)
+        return found
+
+    @cached_property
+    def fastest(self) -> Numbers:
+        """Seconds of the backward passes of each range with the fastest choices."""
+        each = np.array([min(c.backward for c in sort.choices) for sort in self.problem.sorts])
+        found: Numbers = (self.counts @ each) * (1 + ROUNDING)
+        return found
 
     @cached_property
     def forward(self) -> Numbers:
@@ -250,10 +342,16 @@ def stage_bound(
 def least_memory(problem: Problem) -> float:
     """Return the least bytes of the fullest stage over all divisions and choices; one chunk for
     each stage."""
+    return least_cuts(problem)[0]
+
+
+def least_cuts(problem: Problem) -> tuple[float, Cuts]:
+    """Return the least bytes of the fullest stage, and cuts that reach them."""
     bounds = Bounds(problem)
     layers = len(problem.layers)
     rest = np.full(layers + 1, np.inf)
     rest[layers] = 0.0
+    ends: list[Integers] = []
     for stage in reversed(range(problem.stages)):
         [alive] = problem.alive(stage)
         least = np.full(len(bounds.counts), np.inf)
@@ -266,5 +364,11 @@ def least_memory(problem: Problem) -> float:
             least = np.minimum(least, total)
         least += problem.budget - bounds.room(stage)
         here = np.where(bounds.empty, np.inf, least[bounds.index])
-        rest = np.maximum(here, rest[None, :]).min(axis=1)
-    return float(rest[0])
+        both = np.maximum(here, rest[None, :])
+        rest = both.min(axis=1)
+        ends.append(both.argmin(axis=1))
+    first, cuts = 0, []
+    for end in reversed(ends):
+        first = int(end[first])
+        cuts.append(first)
+    return float(rest[0]), tuple(cuts[:-1])

@@ -29,6 +29,10 @@ Numbers = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
+Hull = tuple[float, float, list[tuple[float, float]]]
+"""Seconds and bytes of a sort's fastest choice; from it on the lower hull of the other choices, as
+seconds for each byte saved, and bytes saved."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
@@ -104,6 +108,22 @@ class Problem:
         found = np.zeros((len(self.layers) + 1, len(self.sorts)), dtype=np.int64)
         found[np.arange(1, len(self.layers) + 1), self.layers] = 1
         return found.cumsum(axis=0)
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """Layers of each sort."""
+        return [self.layers.count(sort) for sort in range(len(self.sorts))]
+
+    @cached_property
+    def hulls(self) -> dict[tuple[int, int, float], Hull | None]:
+        """Hulls of the choices of each sort, by micro-batches alive and limit of the work."""
+        return {}
+
+    @cached_property
+    def called(self) -> list[Fixed]:
+        """Shared modules that a layer calls."""
+        numbers = {self.sorts[sort].module for sort in set(self.layers)}
+        return [module for number, module in enumerate(self.modules) if number in numbers]
 
     def ranges(self, cuts: Cuts) -> list[tuple[int, int]]:
         """Return the first and the end of each chunk."""

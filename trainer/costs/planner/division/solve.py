@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_left
-from itertools import accumulate, combinations
+from itertools import combinations
 
 import numpy as np
 
-from ....pipeline.cuts import Cuts, even, neighbours
-from .bounds import Bounds, quick_bound
+from ....pipeline.cuts import Cuts, neighbours
+from .bounds import ROUNDING, Bounds, least_cuts, quick_bound
+from .interleaved import DivisionBound, least_division, starts
 from .knapsack import Knapsack
 from .problem import Problem, Solution, StagePlan, price
 
@@ -98,6 +98,8 @@ def _best_first(problem: Problem, pricing: Pricing, ceiling: float) -> float:
         if stage == p:
             pricing.take(cuts[:-1])
             if pricing.left <= 0:
+                if pricing.cuts is None:  # bounds fit, and choices of whole layers do not
+                    pricing.take(least_cuts(problem)[1])
                 return bound
             continue
         first = cuts[-1] if cuts else 0
@@ -113,77 +115,34 @@ def _best_first(problem: Problem, pricing: Pricing, ceiling: float) -> float:
 
 
 def _interleaved(problem: Problem, pricing: Pricing, ceiling: float) -> None:
-    """Price all divisions if they are few, else those on paths of moves of one layer."""
+    """Price all divisions if they are few, else those on paths of moves of one layer. Paths start
+    from the divisions of `starts`. If none of those fits, and any price will do, one starts from
+    another division that fits."""
     layers, chunks = len(problem.layers), problem.all_chunks
+    bound = DivisionBound(problem)
+
+    def limit() -> float:
+        return min(pricing.best, ceiling)
+
+    def follow(now: Cuts) -> None:
+        price = pricing.take(now)
+        while pricing.left > 0:
+            near = sorted((bound(cuts, limit()), cuts) for cuts in neighbours(now, layers))
+            tried = [cuts for least, cuts in near[:MOVES] if least < limit()]
+            best = min((pricing.take(cuts), cuts) for cuts in [*tried, now])
+            if best[0] >= price:
+                break
+            price, now = best
+
     if math.comb(layers - 1, chunks - 1) <= min(FEW, pricing.left):
         for cuts in combinations(range(1, layers), chunks - 1):
-            pricing.take(cuts)
+            if bound(cuts, limit()) < limit():
+                pricing.take(cuts)
         return
-    bound = DivisionBound(problem)
     for start in sorted(starts(problem), key=bound):
-        if bound(start) >= min(pricing.best, ceiling):
-            break
-        now = pricing.take(start)
-        while pricing.left > 0:
-            near = sorted((bound(cuts), cuts) for cuts in neighbours(start, layers))
-            best = min(
-                (pricing.take(cuts), cuts)
-                for at_least, cuts in [*near[:MOVES], (0.0, start)]
-                if at_least < min(pricing.best, ceiling)
-            )
-            if best[0] >= now:
-                break
-            now, start = best
-
-
-class DivisionBound:
-    """Bound of one division of an interleaved schedule: the passes of each stage, and those of the
-    chunks before its first one, without recompute."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        times = _least_times(problem)
-        times[0] += problem.first.forward + problem.first.backward
-        times[-1] += problem.last.forward + problem.last.backward
-        self.sums = list(accumulate(times, initial=0.0))
-
-    def __call__(self, cuts: Cuts) -> float:
-        problem = self.problem
-        chunks = [self.sums[end] - self.sums[first] for first, end in problem.ranges(cuts)]
-        found = before = 0.0
-        for stage in range(problem.stages):
-            own = sum(chunks[chunk] for chunk in problem.own(stage))
-            found = max(found, before + problem.micro_batches * own)
-            before += chunks[stage] + 2 * problem.message
-        return found
-
-
-def interleaved_estimate(problem: Problem) -> float:
-    """Return the bound of the divisions that the search begins with."""
-    return min(map(DivisionBound(problem), starts(problem)))
-
-
-def starts(problem: Problem) -> set[Cuts]:
-    """Return divisions into equal numbers of layers, equal times and equal memory."""
-    chunks, layers = problem.all_chunks, len(problem.layers)
-    sorts = [problem.sorts[number] for number in problem.layers]
-    sizes = [min(c.held + problem.stages * c.kept for c in sort.choices) for sort in sorts]
-    times = _least_times(problem)
-    times[-1] += problem.last.forward + problem.last.backward
-    return {even(layers, chunks), balanced(times, chunks), balanced(sizes, chunks)}
-
-
-def _least_times(problem: Problem) -> list[float]:
-    sorts = [problem.sorts[number] for number in problem.layers]
-    return [sort.forward + min(c.backward for c in sort.choices) for sort in sorts]
-
-
-def balanced(costs: list[float], chunks: int) -> Cuts:
-    """Return cuts where the sum of the costs passes equal parts of the total."""
-    sums = list(accumulate(costs, initial=0.0))
-    cuts: list[int] = []
-    for chunk in range(1, chunks):
-        near = bisect_left(sums, sums[-1] * chunk / chunks)
-        least = (cuts[-1] if cuts else 0) + 1
-        cuts.append(min(max(near, least), len(costs) - (chunks - chunk)))
-    return tuple(cuts)
+        if bound(start) < limit():
+            follow(start)
+    if pricing.cuts is None and math.isinf(ceiling):
+        least = least_division(problem, problem.budget * (1 + ROUNDING), problem.budget)
+        if least.cuts is not None:
+            follow(least.cuts)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from html import escape
 
 from ...console.progress import human
-from .data import Curve
 
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 22.0, 26.0
 LINE = 16.0
@@ -19,9 +18,17 @@ LETTER = 7.0
 """Approximate width of a letter."""
 
 
+@dataclass(frozen=True)
+class Curve:
+    """A quantity over tokens, or over another x axis."""
+
+    x: list[float]
+    y: list[float]
+
+
 @dataclass
 class Chart:
-    """Frame whose x axis is tokens; y points up."""
+    """Frame whose x axis is tokens, unless `x_unit` says otherwise; y points up."""
 
     width: float
     height: float
@@ -29,6 +36,8 @@ class Chart:
     y_range: tuple[float, float] = (0.0, 1.0)
     label: Callable[[float], str] = human
     bottom: float = BOTTOM
+    x_label: Callable[[float], str] = human
+    x_unit: str = "tokens"
     parts: list[str] = field(default_factory=list)
 
     @property
@@ -41,7 +50,7 @@ class Chart:
         return self.height - self.bottom
 
     def x(self, value: float) -> float:
-        """Return the x coordinate of a token, clamped to the frame."""
+        """Return the x coordinate of a value, clamped to the frame."""
         low, high = self.x_range
         part = (value - low) / (high - low or 1)
         return LEFT + min(max(part, 0.0), 1.0) * (self.right - LEFT)
@@ -85,20 +94,21 @@ class Chart:
             )
 
     def axes(self, steps: Sequence[tuple[float, int]] = ()) -> None:
-        """Draw grid lines at round values; below them tokens, and the steps that begin at some of
-        them."""
+        """Draw grid lines at round values; below them the x axis, and the steps that begin at some
+        of its values."""
         for value in ticks(*self.y_range):
             y = self.y(value)
             self.parts.append(
                 f'<line class="grid" x1="{LEFT}" x2="{self.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
             )
             self._text("tick y", LEFT - 8, y + 3.5, self.label(value))
-        self.tokens()
+        self.x_axis()
         if steps:
             self._below(((value, f"{step:,}") for value, step in steps), "step", line=1)
 
-    def tokens(self) -> None:
-        self._below(((value, human(value)) for value in ticks(*self.x_range, count=7)), "tokens")
+    def x_axis(self) -> None:
+        labels = ((value, self.x_label(value)) for value in ticks(*self.x_range, count=7))
+        self._below(labels, self.x_unit)
 
     def _below(self, labels: Iterable[tuple[float, str]], name: str, line: int = 0) -> None:
         """Write a line of numbers below the frame, and their unit."""
@@ -140,11 +150,12 @@ class Chart:
         self._text(style, x + beside, TOP + 12, label)
 
     def marks(self, places: Iterable[float], kind: str, title: str) -> None:
-        """Draw vertical lines at the tokens of events."""
+        """Draw vertical lines at the x values of events."""
         for place in places:
             x = self.x(place)
             self.parts.append(
-                f'<g class="mark {kind}"><title>{escape(title)} at {human(place)} tokens</title>'
+                f'<g class="mark {kind}"><title>{escape(title)} at {self.x_label(place)} '
+                f"{self.x_unit}</title>"
                 f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{self.base}"/>'
                 f'<circle cx="{x:.1f}" cy="{TOP}" r="3.2"/></g>'
             )

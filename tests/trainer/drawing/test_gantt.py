@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
+from headrace.trainer.drawing.gantt import LEFT, WIDTH, picture
 from headrace.trainer.pipeline.schedules import SCHEDULES
 from headrace.trainer.pipeline.simulate import simulate
-from headrace.trainer.report.schedule import LEFT, WIDTH, picture
 
 
 @pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("interleaved", 2)])

@@ -1,4 +1,4 @@
-"""Style sheet of a report; dark if the reader's system is."""
+"""Style sheet of a page; dark if the reader's system is."""
 
 CSS = """
 :root { --paper:#faf9f6; --card:#ffffff; --ink:#1e272e; --soft:#6c7780; --line:#e4e2db;
@@ -59,6 +59,8 @@ svg .beyond { fill:var(--ink); stroke:var(--band0); stroke-width:3px; paint-orde
 polyline { fill:none; stroke:var(--ink); stroke-linejoin:round; stroke-linecap:round; }
 rect.pass.forward { fill:var(--water); } rect.pass.backward { fill:#c07f2c; }
 svg text.pass { fill:#fff; text-anchor:middle; pointer-events:none; }
+rect.pass.update { fill:var(--past); } .key i.update { background:var(--past); }
+.limit { stroke-width:1.4; stroke:var(--mark); stroke-dasharray:5 4; }
 .key i.forward { background:var(--water); } .key i.backward { background:#c07f2c; }
 .strong { stroke-width:2.4; } .medium { stroke-width:1.6; stroke:var(--water); }
 .thin { stroke-width:1.5; opacity:.9; } .faint { stroke-width:1; opacity:.3; }
@@ -81,6 +83,9 @@ td,th { white-space:nowrap; } .history td,.history th { vertical-align:top; }
 .history td:nth-child(n+3),.sides td { white-space:normal; }
 .history thead th { font-weight:400; }
 .sides tr.differs td { font-weight:600; } .sides td { word-break:break-word; }
+.meanings td:last-child,.meanings th:last-child { text-align:left; }
+.meanings td:last-child { white-space:normal; color:var(--soft); }
+.meanings .key i { margin-right:8px; } h1.plan { font-size:22px; margin-top:40px; }
 dl { display:grid; grid-template-columns:max-content 1fr; gap:5px 22px; margin-top:10px;
   font-size:13.5px; } dt { color:var(--soft); } dd { margin:0; word-break:break-all; }
 footer { margin-top:26px; color:var(--soft); font-size:12.5px; text-align:center; }

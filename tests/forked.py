@@ -1,0 +1,150 @@
+"""Commands of headrace in forked processes: a server has imported their modules once.
+
+    done = run([sys.executable, "-m", "headrace.trainer.cli", "run", …])
+
+The launcher and each rank of `trainer run` import torch, which takes most of the time of a small
+run. Here a process of the fork server becomes the command, and its launcher forks the ranks:
+processes, signals, files, messages and exit codes are those of the real command. Tests of starts,
+signals and torchrun run the real one, whose ranks also hash texts differently: forks of one server
+iterate over a set in one order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any
+
+from ranks import forkserver
+
+NOTHING = Path(os.devnull)
+
+
+def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run `python -m MODULE WORD…`, as `subprocess.run` does."""
+    return Command(command, **options).wait()
+
+
+class Command:
+    """A command that has been started. It imports the file `plugin` first, as Python imports
+    `sitecustomize`."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] = os.environ,
+        cwd: Path | None = None,
+        plugin: Path | None = None,
+    ) -> None:
+        self.command = command
+        self.folder = tempfile.TemporaryDirectory()
+        self.streams = [Path(self.folder.name, name) for name in ("stdout", "stderr")]
+        arguments = (list(command), dict(env), cwd or Path.cwd(), *self.streams, plugin)
+        self.process = forkserver().Process(target=_become, args=arguments)
+        self.process.start()
+
+    def wait(self, timeout: float = 580) -> subprocess.CompletedProcess[str]:
+        self.process.join(timeout)
+        ended = self.process.exitcode is not None
+        self.process.kill()  # its ranks die with it
+        self.process.join()
+        assert self.process.exitcode is not None
+        with self.folder:
+            out, err = (path.read_text() for path in self.streams)
+        if not ended:
+            raise subprocess.TimeoutExpired(self.command, timeout, out.encode(), err.encode())
+        return subprocess.CompletedProcess(self.command, self.process.exitcode, out, err)
+
+
+def _become(
+    command: Sequence[str],
+    environment: dict[str, str],
+    folder: Path,
+    stdout: Path,
+    stderr: Path,
+    plugin: Path | None,
+) -> None:
+    """Turn this process of the server into the command."""
+    from headrace.trainer.launch import launcher
+
+    forks: Any = SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL)
+    launcher.subprocess = forks
+    os.chdir(folder)
+    if plugin is not None:
+        sys.path.insert(0, str(plugin.parent))
+        importlib.import_module(plugin.stem)
+    with NOTHING.open() as nothing, stdout.open("w") as out, stderr.open("w") as err:
+        _main(command, environment, (nothing, out, err))
+
+
+def _main(command: Sequence[str], environment: dict[str, str], streams: Sequence[IO[Any]]) -> None:
+    for number, stream in enumerate(streams):
+        os.dup2(stream.fileno(), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    python, flag, module, *words = command
+    assert (python, flag) == (sys.executable, "-m")
+    sys.argv = [module, *words]
+    importlib.import_module(module).main()
+
+
+class Forked:
+    """A rank of the launcher: `subprocess.Popen` of `python -m MODULE WORD…`, as a fork."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: dict[str, str],
+        pass_fds: Collection[int],
+        stdin: int,
+        stdout: IO[Any],
+        stderr: IO[Any],
+    ) -> None:
+        assert stdin == subprocess.DEVNULL
+        self.code: int | None = None
+        self.pid = os.fork()
+        if self.pid:
+            return
+        code = 1
+        try:
+            for number in (signal.SIGTERM, signal.SIGUSR1):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            with NOTHING.open() as nothing:
+                kept = {nothing.fileno(), stdout.fileno(), stderr.fileno(), *pass_fds}
+                for opened in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+                    if opened > 2 and opened not in kept:
+                        with contextlib.suppress(OSError):  # the folder that lists them
+                            os.close(opened)
+                _main(command, env, (nothing, stdout, stderr))
+            code = 0
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def poll(self) -> int | None:
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.code = os.waitstatus_to_exitcode(status)
+        return self.code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)

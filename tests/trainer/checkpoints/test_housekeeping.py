@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+from written_runs import make_run
+
+from headrace.trainer.checkpoints import store
+from headrace.trainer.cli import main
+from headrace.trainer.folder import RunFolder
+
+
+def run_with(root: Path, *steps: int) -> RunFolder:
+    folder = make_run(root, [2.0] * 8)
+    for step in steps:
+        (folder.checkpoints / store.name(step)).mkdir()
+    (folder.checkpoints / f"{store.ABANDONED}{store.name(5)}").mkdir()
+    (folder.checkpoints / f".{store.name(6)}.token.tmp").mkdir()
+    return folder
+
+
+def clean(*words: str) -> Result:
+    return CliRunner().invoke(main, ["clean", *words])
+
+
+def names(folder: RunFolder) -> list[str]:
+    return sorted(path.name for path in folder.checkpoints.iterdir())
+
+
+def test_options_replace_the_values_of_the_runs_policy(tmp_path: Path) -> None:
+    folder = run_with(tmp_path, 1, 2, 3, 4, 6, 8)
+    before = names(folder)
+    words = (str(tmp_path), "--keep-last", "1", "--keep-every", "3", "--keep-abandoned", "0")
+    tried = clean(*words, "--dry-run")
+    assert tried.exit_code == 0 and names(folder) == before
+    done = clean(*words)
+    assert done.exit_code == 0, done.output
+    assert names(folder) == [store.name(step) for step in (3, 6, 8)]
+    assert tried.output.count("would delete") == done.output.count("deleted ") == 4
+
+
+def test_the_ends_of_phases_are_kept(tmp_path: Path) -> None:
+    folder = run_with(tmp_path, 7, 8, 9)  # the phase ends at 8
+    assert clean(str(tmp_path), "--keep-last", "1").exit_code == 0
+    assert store.name(8) in names(folder) and store.name(7) not in names(folder)
+
+
+def test_a_run_that_is_going_is_not_cleaned(tmp_path: Path) -> None:
+    folder = run_with(tmp_path, 1, 2, 3, 4)
+    with folder.locked():
+        refused = clean(str(tmp_path), "--keep-last", "1")
+        tried = clean(str(tmp_path), "--keep-last", "1", "--dry-run")
+    assert refused.exit_code == 1 and "is in use by" in refused.output
+    assert tried.exit_code == 0 and store.name(1) in names(folder)

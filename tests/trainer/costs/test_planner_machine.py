@@ -1,0 +1,80 @@
+"""Prices of operations in FP8: large products alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from headrace.console.errors import PlanError
+from headrace.models.config import load_model_config
+from headrace.models.precision import Fp8Config
+from headrace.trainer.costs.hardware import Hardware
+from headrace.trainer.costs.planner.machine import Machine, Split
+from headrace.trainer.costs.planner.make import Question, machine_of, uniform_phase
+from headrace.trainer.costs.planner.trace import local_shards
+from headrace.trainer.costs.planner.work import Work
+from headrace.trainer.run.config import RunConfig
+
+LARGE = Work("matmul", "", (1, 4096, 8192, 8192), 1, 0)
+HEAD = Work("matmul", "linear_cross_entropy", (1, 4096, 8192, 8192), 1, 0)
+SMALL = Work("matmul", "", (1, 4096, 8192, 1024), 1, 0)
+EXPERTS = Work("matmul", "", (8, 4096, 8192, 8192), 1, 0)
+ATTENTION = Work("attention", "", (128, 16, 4096, 16), 1, 0)
+
+
+@pytest.fixture(scope="module")
+def machines() -> tuple[Machine, Machine]:
+    hardware = Hardware.load("h200")
+    return Machine(hardware, "bf16"), Machine(hardware, "fp8", fp8=Fp8Config())
+
+
+def test_large_products_alone_run_in_fp8(machines: tuple[Machine, Machine]) -> None:
+    bf16, fp8 = machines
+    ratio = bf16.hardware.rate("matmul", m=1, k=1, n=1, precision="fp8")
+    ratio = ratio / bf16.hardware.rate("matmul", m=1, k=1, n=1, precision="bf16")
+    for work in (SMALL, HEAD, EXPERTS, ATTENTION):
+        for direction in ("forward", "backward"):
+            both = [m.seconds([work], direction, Split()) for m in (bf16, fp8)]  # type: ignore[arg-type]
+            assert both[0] == both[1], work
+    ahead = [m.seconds([LARGE], "forward", Split()) for m in (bf16, fp8)]
+    back = [m.seconds([LARGE], "backward", Split()) for m in (bf16, fp8)]
+    assert ahead[0] / ahead[1] == pytest.approx(ratio)
+    # The gradients of weights, half of a backward pass, stay in bf16.
+    assert back[1] == pytest.approx((ahead[0] + ahead[1]) / 2)
+
+
+def test_shards_need_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.cat of meta tensors imports torch._dynamo, which takes longer than most searches."""
+
+    def imports(*_: object, **__: object) -> None:
+        raise AssertionError("torch.cat")
+
+    monkeypatch.setattr("torch.cat", imports)
+    model = load_model_config("tiny-transformer")
+    whole, half = local_shards(model, 1, 1), local_shards(model, 2, 1)
+    shapes = [sum(math.prod(shard.local) for shard in each.values()) for each in (whole, half)]
+    assert shapes[0] > shapes[1] > shapes[0] / 2
+
+
+def question(hardware: str, **fp8: str) -> Question:
+    run = replace(RunConfig(), precision="fp8", fp8=Fp8Config(**fp8) if fp8 else None)  # type: ignore[arg-type]
+    return Question(
+        model=load_model_config("tiny-transformer"),
+        run=run,
+        hardware=Hardware.load(hardware),
+        gpus=8,
+        phases=[uniform_phase(4096, 64)],
+    )
+
+
+def test_fp8_needs_its_rate() -> None:
+    machine = machine_of(question("h100"))
+    with pytest.raises(PlanError, match=r"no rate of matmul \(precision fp8\)"):
+        machine.seconds([LARGE], "forward", Split())
+
+
+def test_fp8_of_some_operators_cannot_be_planned() -> None:
+    with pytest.raises(PlanError, match="matrices=hyena cannot be planned"):
+        machine_of(question("h200", matrices="hyena"))

@@ -1,0 +1,116 @@
+"""The simulated step of a plan: passes of all stages, events of a pass, memory, slow parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...pipeline.schedules import Kind
+from ...pipeline.simulate import Timeline, simulate
+from ..planner.assemble import Assigned, assigned, choices_of, same_choices
+from ..planner.division.problem import Problem, StagePlan, orders
+from ..planner.layers import Costs
+from ..planner.search import Candidate
+from .slow import Slow, SlowMachine
+
+
+@dataclass(frozen=True)
+class Step:
+    """A simulated step."""
+
+    timeline: Timeline
+    updates: tuple[float, ...]
+    """Seconds of each stage after its last pass."""
+
+    @property
+    def ends(self) -> list[float]:
+        spans = self.timeline.spans
+        return [each[-1].end + more for each, more in zip(spans, self.updates, strict=True)]
+
+    @property
+    def seconds(self) -> float:
+        return max(self.ends)
+
+
+class Simulation:
+    """Simulates steps of one plan."""
+
+    def __init__(self, costs: Costs, candidate: Candidate, budget: float) -> None:
+        self.costs, self.grid, self.budget = costs, candidate.grid, budget
+        self.problem = candidate.problem
+        self.plan = assigned(self.problem, candidate.solution.cuts, choices_of(candidate))
+
+    @cached_property
+    def step(self) -> Step:
+        return self._step(self.plan.stages, self._hops)
+
+    @property
+    def buffers(self) -> float:
+        """Bytes of buffers, which the problem leaves out."""
+        return self.budget - self.problem.budget
+
+    @property
+    def memory(self) -> float:
+        """Bytes of the fullest stage by the search, which adds what is not needed at once."""
+        return max(stage.memory for stage in self.plan.stages) + self.buffers
+
+    @cached_property
+    def busiest(self) -> int:
+        """Stage that computes most."""
+        busy = [sum(stage.forward) + sum(stage.backward) for stage in self.plan.stages]
+        return busy.index(max(busy))
+
+    @cached_property
+    def fullest(self) -> int:
+        sizes = [stage.memory for stage in self.plan.stages]
+        return sizes.index(max(sizes))
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks of a stage; stages are the outermost axis."""
+        layout = self.grid.layout
+        return self.grid.shape.dp * layout.cp * layout.tp
+
+    def slowed(self, slow: Slow, micro_batches: int | None = None) -> Step:
+        """Simulate the step with a slow rank or link.
+
+        All ranks of a stage wait for the slow one: tensor and context ranks at each message, and
+        data-parallel ranks at the next gather or at the sum of the gradients.
+        """
+        slow_stage, p = slow.rank // self.stage_ranks, self.problem.stages
+        problem, plan = self._on(slow)
+        stages = list(self.plan.stages)
+        stages[slow_stage] = plan.stages[slow_stage]
+        hops = [
+            problem.message if slow_stage in (chunk % p, (chunk + 1) % p) else self.problem.message
+            for chunk in range(self.problem.all_chunks - 1)
+        ]
+        return self._step(stages, hops, micro_batches)
+
+    def shortened(self, micro_batches: int) -> Step:
+        """Simulate a step of other micro-batches, for a drawing."""
+        return self._step(self.plan.stages, self._hops, micro_batches)
+
+    @property
+    def _hops(self) -> list[float]:
+        return [self.problem.message] * (self.problem.all_chunks - 1)
+
+    def _on(self, slow: Slow) -> tuple[Problem, Assigned]:
+        """Return the problem and the plan of a cluster that is slow everywhere."""
+        costs = self.costs.on(SlowMachine(self.costs.machine, slow.part, slow.factor))
+        problem = costs.problem(self.grid, self.budget, per_layer_reshard=True, all_choices=True)
+        choices = same_choices(problem, self.plan.choices)
+        return problem, assigned(problem, self.plan.cuts, choices)
+
+    def _step(
+        self, stages: Sequence[StagePlan], hops: Sequence[float], micro_batches: int | None = None
+    ) -> Step:
+        p = self.problem
+        costs: dict[Kind, list[float]] = {"forward": [], "backward": []}
+        for chunk in range(p.all_chunks):
+            stage, place = stages[chunk % p.stages], chunk // p.stages
+            costs["forward"].append(stage.forward[place])
+            costs["backward"].append(stage.backward[place])
+        order = orders(p.schedule, p.stages, p.chunks, micro_batches or p.micro_batches)
+        return Step(simulate(order, costs, hops), tuple(stage.update for stage in stages))

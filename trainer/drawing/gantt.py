@@ -1,0 +1,103 @@
+"""Timelines: lanes of bars in time, and those of a pipeline's step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import NamedTuple
+
+from ..pipeline.simulate import Timeline
+from .chart import ticks
+
+WIDTH, LEFT = 1080.0, 86.0
+LANE, GAP = 22.0, 6.0
+AXIS = 22.0
+THIN = 0.8
+"""Least width of a bar."""
+DIGITS = 14.0
+"""Least width of a pass that shows the number of its micro-batch."""
+FADED = 0.55
+"""Opacity of the second chunk of a stage; the third is drawn like the first."""
+
+
+class Bar(NamedTuple):
+    start: float
+    end: float
+    style: str
+    """Classes of the style sheet."""
+    title: str
+    """Text under the pointer."""
+    text: str = ""
+    """Text in the bar, where it has room."""
+    opacity: float = 1.0
+    fill: str = ""
+    """Colour, where the style has none."""
+
+
+def picture(
+    simulated: Timeline,
+    stages: int,
+    *,
+    updates: Sequence[float] = (),
+    until: float = 0.0,
+    axis: Callable[[float], str] | None = None,
+) -> str:
+    """Return an SVG of the passes of each stage in time. `updates` are the seconds of each stage
+    after its passes; `until` extends the time, and `axis` labels it."""
+    lanes, total = [], max(simulated.time, until)
+    for stage, spans in enumerate(simulated.spans):
+        bars = [
+            Bar(
+                start,
+                end,
+                f"pass {action.kind}",
+                f"chunk {action.chunk}, micro-batch {action.micro}, {action.kind}",
+                str(action.micro),
+                FADED if action.chunk // stages % 2 else 1.0,
+            )
+            for action, start, end in spans
+        ]
+        if updates:
+            end = bars[-1].end
+            bars.append(Bar(end, end + updates[stage], "pass update", "gradients and optimizer"))
+            total = max(total, bars[-1].end)
+        lanes.append((f"stage {stage}", bars))
+    return timeline(lanes, total, axis)
+
+
+def timeline(
+    lanes: Sequence[tuple[str, Sequence[Bar]]],
+    total: float,
+    axis: Callable[[float], str] | None = None,
+) -> str:
+    """Return an SVG of named lanes from 0 to `total`; `axis` labels the time below."""
+    scale = (WIDTH - LEFT) / total
+    height = len(lanes) * (LANE + GAP) - GAP
+    parts = []
+    if axis:
+        for value in ticks(0.0, total, count=8):
+            x = LEFT + value * scale
+            parts.append(
+                f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height:.1f}"/>'
+                f'<text class="tick {"x" if x < WIDTH - 30 else "end"}" x="{x:.1f}" '
+                f'y="{height + 16:.1f}">{escape(axis(value))}</text>'
+            )
+    for number, (name, bars) in enumerate(lanes):
+        top = number * (LANE + GAP)
+        middle = top + LANE / 2 + 4
+        parts.append(f'<text class="tick y" x="{LEFT - 8}" y="{middle:.1f}">{escape(name)}</text>')
+        for bar in bars:
+            x, width = LEFT + bar.start * scale, (bar.end - bar.start) * scale
+            fill = f' fill="{bar.fill}"' if bar.fill else ""
+            parts.append(
+                f'<rect class="{bar.style}" x="{x:.1f}" y="{top:.1f}" height="{LANE}" '
+                f'width="{max(width - min(1, width / 4), THIN):.1f}" opacity="{bar.opacity}"{fill}>'
+                f"<title>{escape(bar.title)}</title></rect>"
+            )
+            if bar.text and width >= DIGITS:
+                parts.append(
+                    f'<text class="pass" x="{x + width / 2:.1f}" y="{middle:.1f}">{bar.text}</text>'
+                )
+    height += AXIS if axis else 0
+    drawn = f'<svg class="wide" viewBox="0 0 {WIDTH:.0f} {height:.0f}">{"".join(parts)}</svg>'
+    return f'<div class="scroll">{drawn}</div>'

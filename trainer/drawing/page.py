@@ -1,0 +1,86 @@
+"""Parts of an HTML page: one file that loads nothing else, light or dark, at any width."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+
+from ... import __version__
+from .style import CSS
+
+WIDE = 1080.0
+HALF = 530.0
+"""Widths of charts: of the whole page, and two beside each other."""
+PALETTE = (
+    "#2b7a9b", "#d9892f", "#5a9e6f", "#b4534f", "#7d6cb3", "#a39136", "#3d9f9f", "#c2689a",
+    "#6b7f99", "#8a5a3c",
+)  # fmt: skip
+OPERATORS = ("#456b82", "#7fa3b8", "#b9cdd6", "#c8a46b", "#8b7f71", "#6d8f7d", "#b08a9b")
+
+
+def colour(number: int) -> str:
+    return PALETTE[number % len(PALETTE)]
+
+
+def operator_colour(number: int) -> str:
+    """Return a muted colour, never one of the palette's."""
+    return OPERATORS[number % len(OPERATORS)]
+
+
+def legend(
+    names: Sequence[str],
+    notes: Sequence[str] = (),
+    paint: Callable[[int], str] = colour,
+) -> str:
+    notes = notes or [""] * len(names)
+    keys = [
+        f'<span class="key"><i style="background:{paint(number)}"></i>{escape(name)}{note}</span>'
+        for number, (name, note) in enumerate(zip(names, notes, strict=True))
+    ]
+    return f'<div class="legend">{"".join(keys)}</div>'
+
+
+def tiles(entries: Sequence[tuple[str, str, str]]) -> str:
+    """Return a row of figures, each with its name above and a note below."""
+    shown = "".join(
+        f"<div><p>{name}</p><strong>{value}</strong><small>{note}</small></div>"
+        for name, value, note in entries
+    )
+    return f'<div class="tiles">{shown}</div>'
+
+
+def layer_stripe(names: Sequence[str], note: str) -> str:
+    """Return a model as a stripe with a cell for each layer; layers of a name have a colour."""
+    kinds = list(dict.fromkeys(names))
+    cells = "".join(
+        f'<i style="background:{operator_colour(kinds.index(name))}" '
+        f'title="layer {number}: {escape(name)}"></i>'
+        for number, name in enumerate(names)
+    )
+    return (
+        f'<div class="model"><div class="stripe">{cells}</div>'
+        f'{legend(kinds, paint=operator_colour)}<span class="count">{note}</span></div>'
+    )
+
+
+def definitions(values: Mapping[str, str]) -> str:
+    items = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in values.items())
+    return f"<dl>{items}</dl>"
+
+
+def section(title: str, content: str, legend: str = "", unit: str = "") -> str:
+    keys = f'<div class="keys">{legend}</div>' if legend else ""
+    measure = f" <small>{unit}</small>" if unit else ""
+    return f"<section><div class='head'><h2>{title}{measure}</h2>{keys}</div>{content}</section>"
+
+
+def page(title: str, body: str) -> str:
+    made = time.strftime("%Y-%m-%d %H:%M")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)} · headrace</title><style>{CSS}</style></head>"
+        f"<body><main>{body}<footer>headrace {__version__} · drawn {made}</footer></main></body>"
+        "</html>"
+    )

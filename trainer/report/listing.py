@@ -1,0 +1,115 @@
+"""List of the runs in and below folders: one line each, read from the ends of their files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...console.errors import RunError, UserError
+from ...console.explain import path_hint
+from ...console.progress import duration, human
+from ...dataplane.runlog import writer as lines
+from ..checkpoints import store
+from ..folder import RunFolder
+from ..run.stored import read_run
+from .data import status_of
+
+KILLED = "killed"
+"""The last event is no end, and the process that held the folder's lock has ended."""
+UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    folder: str
+    status: str
+    step: int | None = None
+    """Steps that were taken."""
+    last_step: int | None = None
+    """Steps of the plan."""
+    tokens: int | None = None
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    checkpoint: int | None = None
+    """Step of the latest checkpoint."""
+    changed: float | None = None
+    """Time of the latest step or event, in seconds since 1970."""
+    problem: str | None = None
+    """Reason for which the run cannot be read."""
+
+
+def runs_below(places: Sequence[str]) -> list[RunFolder]:
+    """Return the runs in and below these folders, by path; hidden folders are left out."""
+    for place in places:
+        if not Path(place).is_dir():
+            raise RunError(
+                f"there is no folder {place}", hint=path_hint(Path(place), "name folders of runs")
+            )
+    return [folder for place in places for folder in _below(Path(place))]
+
+
+def _below(place: Path) -> Iterator[RunFolder]:
+    folder = RunFolder(place)
+    if folder.begun:
+        yield folder
+        return
+    inner = (path for path in place.iterdir() if path.is_dir() and not path.is_symlink())
+    for path in sorted(inner):
+        if not path.name.startswith("."):
+            yield from _below(path)
+
+
+def look_at(folder: RunFolder) -> ListedRun:
+    try:
+        job = read_run(folder)
+    except UserError as error:
+        return ListedRun(str(folder.root), UNREADABLE, problem=" ".join(error.what.split()))
+    step, event = lines.last(folder.metrics) or {}, lines.last(folder.events)
+    status = status_of(event)
+    if status == "running" and folder.holder_has_ended:
+        status = KILLED
+    saved = store.committed(folder.checkpoints)
+    files = (path for path in (folder.metrics, folder.events, folder.run) if path.exists())
+    return ListedRun(
+        folder=str(folder.root),
+        status=status,
+        step=step["step"] + 1 if step else job.plan.first_step,
+        last_step=job.plan.last_step,
+        tokens=step.get("tokens"),
+        loss=step.get("loss"),
+        tokens_per_second=step.get("tokens_per_second"),
+        checkpoint=store.step_of(saved[-1]) if saved else None,
+        changed=max(path.stat().st_mtime for path in files),
+    )
+
+
+def table(runs: Sequence[ListedRun]) -> str:
+    """Return the runs as a table for a terminal."""
+    if not runs:
+        return "no runs"
+    rows = [("run", "status", "step", "loss", "tokens/s", "checkpoint", "changed")]
+    rows += [(run.folder, run.status, *_cells(run)) for run in runs]
+    widths = [max(len(row[column]) for row in rows) for column in range(7)]
+    shown = [
+        "  ".join(
+            cell.rjust(width) if column in (2, 3, 4, 5) else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join([*shown, *(f"{run.folder}: {run.problem}" for run in runs if run.problem)])
+
+
+def _cells(run: ListedRun) -> tuple[str, str, str, str, str]:
+    if run.status == UNREADABLE:
+        return "–", "–", "–", "–", "–"
+    assert run.changed is not None
+    return (
+        f"{run.step:,}/{run.last_step:,}",
+        "–" if run.loss is None else f"{run.loss:.4f}",
+        "–" if run.tokens_per_second is None else human(run.tokens_per_second),
+        "–" if run.checkpoint is None else f"{run.checkpoint:,}",
+        f"{duration(max(0.0, time.time() - run.changed))} ago",
+    )
