@@ -9,11 +9,12 @@ import pytest
 
 from headrace.console.errors import PlanError
 from headrace.models.config import load_model_config
-from headrace.models.precision import Fp8Config
+from headrace.models.precision import PRECISIONS, Fp8Config
 from headrace.trainer.costs.hardware import Hardware
 from headrace.trainer.costs.planner.machine import Machine, Split
 from headrace.trainer.costs.planner.make import Question, machine_of, uniform_phase
-from headrace.trainer.costs.planner.trace import local_shards
+from headrace.trainer.costs.planner.messages import of_layer
+from headrace.trainer.costs.planner.trace import local_shards, trace
 from headrace.trainer.costs.planner.work import Work
 from headrace.trainer.run.config import RunConfig
 
@@ -78,3 +79,28 @@ def test_fp8_needs_its_rate() -> None:
 def test_fp8_of_some_operators_cannot_be_planned() -> None:
     with pytest.raises(PlanError, match="matrices=hyena cannot be planned"):
         machine_of(question("h200", matrices="hyena"))
+
+
+@pytest.mark.parametrize(("ranks", "stride", "far"), [(8, 1, 0), (4, 4, 1), (16, 1, 1), (4, 8, 3)])
+def test_rings_cross_the_network_where_they_leave_a_node(ranks: int, stride: int, far: int) -> None:
+    machine = Machine(Hardware.load("h100"), "bf16")
+    assert machine.per_node == 8
+    near, network = machine.hop(1e8, 1), machine.hop(1e8, 8)
+    assert near < network
+    assert machine.ring_hop(1e8, ranks, stride) == (network if far else near)
+    passed = far * network + (ranks - 1 - far) * near
+    assert machine.chain(1e8, ranks, stride) == pytest.approx(passed)
+
+
+def test_merged_operations_send_a_message_each() -> None:
+    machine, model = Machine(Hardware.load("h100"), "bf16"), load_model_config("tiny-hybrid")
+    split = Split(cp=2)
+    one = Work("kernel", "short_convolution", (3, 64, 64), 1, 0)
+    layer = replace(trace(model, 64, PRECISIONS["bf16"], "cuda").sorts[0], forward=(one,))
+    three = replace(layer, forward=(replace(one, count=3),))
+    whole = trace(model, 64, PRECISIONS["bf16"], "cuda")
+    seconds = [
+        of_layer(each, model, whole, PRECISIONS["bf16"], machine, split, 1)["context"]
+        for each in (layer, three)
+    ]
+    assert seconds[1] == pytest.approx([3 * each for each in seconds[0]])

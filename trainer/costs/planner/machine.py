@@ -85,6 +85,17 @@ class Machine:
             self._messages[key] = self.hardware.seconds("p2p", size, 2, near)
         return self._messages[key]
 
+    def ring_hop(self, size: float, ranks: int, stride: int) -> float:
+        """Return the seconds in which each rank of a ring sends to the next: its slowest link
+        counts. `stride` is the distance of two neighbours."""
+        return self.hop(size, stride if stride * ranks <= self.per_node else self.per_node)
+
+    def chain(self, size: float, ranks: int, stride: int) -> float:
+        """Return the seconds of a message that passes all ranks, one after the other."""
+        far = -(-stride * ranks // self.per_node) - 1 if stride < self.per_node else ranks - 1
+        links = (ranks - 1 - far, stride), (far, max(stride, self.per_node))
+        return sum(count * self.hop(size, apart) for count, apart in links if count)
+
     def traffic(self, size: float) -> float:
         """Return the seconds in which a device reads and writes so many bytes."""
         if not size:

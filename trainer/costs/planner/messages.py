@@ -7,7 +7,7 @@ context tp, data tp × cp; experts are the innermost ranks.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ....models.accounting.state import Shards
@@ -50,8 +50,13 @@ def of_layer(
         each += machine.collective("reduce-scatter", size, split.tp, 1)
         found["tensor"] = layer.calls * each, layer.calls * each
     if split.cp > 1:
-        both = [_context(work, tokens, width, machine, split) for work in layer.forward]
-        found["context"] = sum(there for there, _ in both), sum(back for _, back in both)
+        each_work = [
+            (work.count, *_context(work, tokens, width, machine, split)) for work in layer.forward
+        ]
+        found["context"] = (
+            sum(count * there for count, there, _ in each_work),
+            sum(count * back for count, _, back in each_work),
+        )
     if ep > 1:
         names = [layer.layer.get("mixer"), layer.layer.get("mlp")]
         top = sum(getattr(model.operators.get(name), "top_k", 0) for name in names if name)
@@ -65,7 +70,7 @@ def of_layer(
 def _context(
     work: Work, tokens: float, width: int, machine: Machine, split: Split
 ) -> tuple[float, float]:
-    """Return the seconds of an operation's messages over the context axis."""
+    """Return the seconds of the messages of one operation over the context axis."""
     cp, tp = split.cp, split.tp
     if work.kind == "attention":
         size, heads, _, keys = work.shape
@@ -73,9 +78,9 @@ def _context(
             own = (2 * heads + 2 * keys) * size / tp * tokens * width
             each = machine.collective("all-to-all", own, cp, tp)
             return each, each
-        hop = machine.hop(2 * keys * size / tp * tokens * width, tp)
-        more = machine.hop(2 * keys * size / tp * tokens * 4, tp)
-        compute = machine.seconds([work], "forward", split)
+        hop = machine.ring_hop(2 * keys * size / tp * tokens * width, cp, tp)
+        more = machine.ring_hop(2 * keys * size / tp * tokens * 4, cp, tp)
+        compute = machine.seconds([replace(work, count=1)], "forward", split)
         there, back = (cp - 1) * hop, (cp - 1) * hop + cp * more
         return max(0.0, there - compute), max(0.0, back - 2.5 * compute)
     if work.kind != "kernel":
@@ -85,10 +90,11 @@ def _context(
         each = machine.collective("all-to-all", 4 * channels / tp * tokens * width, cp, tp)
         return each, each
     if work.name in SCANS:  # a rank waits for the states of all ranks before it
-        each = (cp - 1) * machine.hop(split.rows * channels / tp * size * 4, tp)
+        each = machine.chain(split.rows * channels / tp * size * 4, cp, tp)
         return each, each
     if work.name in ("short_convolution", "toeplitz"):
-        each = machine.hop(split.rows * channels / tp * max(1, size - 1) * width, tp)
+        halo = split.rows * channels / tp * max(1, size - 1) * width
+        each = machine.ring_hop(halo, cp, tp)
         return each, each
     if work.name == "fft_convolution":
         each = machine.collective("all-to-all", 2 * channels / tp * tokens * width, cp, tp)
