@@ -44,7 +44,8 @@ REQUIRED = ("model", "hardware", "gpus")
 @click.option(
     "--simulate",
     is_flag=True,
-    help="Also try choices that the simulation alone knows: `reshard` for each layer.",
+    help="Also try what cannot be executed: tensor ranks that work as context ranks in some "
+    "layers.",
 )
 @click.option(
     "--roofline",
@@ -79,7 +80,7 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
     \b
     Examples:
       trainer plan --model llama2-7b --seq-len 4096 --batch-tokens 4Mi --hardware h100 --gpus 64
-      trainer plan … --gpus 2048 --html page.html --slow rank=17:1.3 --failures mtbf=50000,save=5
+      trainer plan --model zamba2-7b --mixture m.yaml --hardware h100 --gpus 64 --html page.html
       trainer plan show plan.yaml
 
     More: docs/planner.md
