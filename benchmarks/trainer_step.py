@@ -31,9 +31,11 @@ PLAIN = "torch"
 ENGINES = ("deepspeed", "fsdp2")
 
 
-def stepper(engine: str, *, compiled: bool = False) -> tuple[int, Callable[[], None]]:
+def stepper(
+    engine: str, *, width: int = 640, repeats: int = 3, length: int = LENGTH, compiled: bool = False
+) -> tuple[int, Callable[[], None]]:
     """Return the number of parameters, and a function that takes a step; `compiled` by
-    torch.compile."""
+    torch.compile. The model has `repeats` blocks of each kind."""
     import torch
 
     from headrace.models.accounting.count import build_meta
@@ -56,12 +58,12 @@ def stepper(engine: str, *, compiled: bool = False) -> tuple[int, Callable[[], N
         "se": OPTIONS["hyena-se"](groups=64),
         "mamba": OPTIONS["mamba2"](state_size=64, head_dim=64),
         "attention": OPTIONS["attention"](heads=8),
-        "glu": OPTIONS["glu"](hidden=1536),
+        "glu": OPTIONS["glu"](hidden=12 * width // 5),
     }
     config = ModelConfig(
         vocab_size=8192,
-        width=640,
-        pattern="[se, mamba, attention] * 3",
+        width=width,
+        pattern=f"[se, mamba, attention] * {repeats}",
         mlp="glu",
         operators=operators,
     )
@@ -72,9 +74,9 @@ def stepper(engine: str, *, compiled: bool = False) -> tuple[int, Callable[[], N
     named = parameters(objective)
     count = sum(p.numel() for p in named.values())
     settings = AdamWConfig()
-    tokens = torch.randint(0, 8192, (ROWS, LENGTH + 1))
-    rows = (tokens[:, :-1], tokens[:, 1:], torch.ones(ROWS, LENGTH), None)
-    total = float(ROWS * LENGTH)
+    tokens = torch.randint(0, 8192, (ROWS, length + 1))
+    rows = (tokens[:, :-1], tokens[:, 1:], torch.ones(ROWS, length), None)
+    total = float(ROWS * length)
 
     if engine == PLAIN:
         groups = parameter_groups(objective.model, settings)

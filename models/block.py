@@ -46,16 +46,21 @@ class ResidualBranch(Recomputable):
     def forward(
         self, u: Tensor, batch: BatchContext, state: State | None, added: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return u + `added` (one kernel with its norm), the branch of that sum, and this rank's
-        share of the operator's auxiliary losses, [rows]."""
+        """Return u + `added`, the branch of that sum, and this rank's share of the operator's
+        auxiliary losses, [rows]. The sum comes from the norm: its kernel adds the gradients of what
+        reads the sum to its own."""
         axes = self.operator.axes(batch.axes)
         axis, call = axes.tensor, batch.for_call(state, axes)
         if self.stores and axis.size == 1:  # else rows are gathered between norm and operator
             inputs = (u,) if added is None else (added, u)
             u, normal, stored = self.norm(*inputs, store=True)
             call = replace(call, stored=stored)
+        elif added is not None:
+            u, normal = self.norm(added, u)
+        elif self.norm.fused(u):
+            u, normal = self.norm(u, pair=True)
         else:
-            u, normal = (u, self.norm(u)) if added is None else self.norm(added, u)
+            normal = self.norm(u)
         y = scatter(self.operator(gather(normal, axis), call), axis)
         losses = sum(call.losses, start=u.new_zeros(len(u), dtype=torch.float32))
         return u, y, losses / batch.axes.tensor.size
@@ -86,13 +91,14 @@ class Block(Recomputable):
     ) -> tuple[Tensor, Tensor]:
         """Return the residual stream after the layer, and the sum of auxiliary losses, [rows]."""
         state = iter(states) if states is not None else repeat(None)
-        fed = u
-        if self.call is not None:
+        if self.call is None:
+            u, y, losses = self.mixer(u, batch, next(state))
+        else:
             fed = u + self.call(shared, u, batch.for_call(next(state)))
-        _, y, losses = self.mixer(fed, batch, next(state))
+            _, y, losses = self.mixer(fed, batch, next(state))
         if self.mlp is not None:
             if self.layer.parallel:
-                _, beside, more = self.mlp(u, batch, next(state))
+                u, beside, more = self.mlp(u, batch, next(state))
                 y = y + beside
             else:
                 u, y, more = self.mlp(u, batch, next(state), y)

@@ -22,6 +22,7 @@ from headrace.models.layers.gated_scan import gated_scan
 from headrace.models.layers.mixed_scan import mixed_scan
 from headrace.models.layers.norms import GatedRMSNorm, RMSNorm
 from headrace.models.layers.rope import Rope, plain, rotate, rotation
+from headrace.models.layers.routed_rows import collect, spread
 from headrace.models.loss import cross_entropy
 from headrace.models.operators.mlp import gated
 
@@ -74,6 +75,7 @@ def timed(size: Size) -> dict[str, Callable[[], Timed]]:
         "gated_rms_norm": lambda: gated_norms(size),
         "rope": lambda: ropes(size),
         "glu": lambda: glus(size),
+        "routed_rows": lambda: routed(size),
         "linear_cross_entropy": lambda: losses(size),
         "short_convolution": lambda: convolutions(size, 7, "Hyena-SE, 7 taps"),
         "short_convolution featurizer": lambda: featurizers(size),
@@ -146,6 +148,23 @@ def glus(size: Size) -> Timed:
 
     peers = {"eager": run("torch"), "compiled": size.compiled(run("torch"))} | libraries.glus()
     return Timed("SwiGLU", inputs, run("auto"), peers, (3 * size.bytes, 5 * size.bytes))
+
+
+def routed(size: Size) -> Timed:
+    shape = (size.length, size.width)
+    inputs = {"x": size.normal(*shape), "rows": size.normal(*shape)}
+    inputs["weights"] = torch.rand(size.length, 1, device=size.device).requires_grad_()
+    places = torch.randperm(size.length, device=size.device).unsqueeze(1)
+
+    def run(kernel: Kernel) -> Passes:
+        def there_and_back(x: Tensor, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+            return spread(x, places, kernel), collect(rows, places, weights, kernel)
+
+        return there_and_back
+
+    peers = {"eager": run("torch"), "compiled": size.compiled(run("torch"))}
+    moved = (4 * size.bytes, 5 * size.bytes)
+    return Timed("rows of experts", inputs, run("auto"), peers, moved)
 
 
 def losses(size: Size) -> Timed:

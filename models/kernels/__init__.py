@@ -13,6 +13,7 @@ KERNELS = (
     "modal",
     "rms_norm",
     "rope",
+    "routed_rows",
     "selective_scan",
     "short_convolution",
     "ssd",

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from . import fp8, layout
 from .op import op
@@ -192,3 +193,46 @@ def _differentiate_stored(ctx: Any, grad_summed: Tensor, grad: Tensor, *_: Any) 
 rms_norm_fp8.register_autograd(_differentiate_stored, setup_context=_keep_stored)
 rms_norm.register_autograd(_differentiate, setup_context=_keep)
 add_rms_norm.register_autograd(_differentiate_sum, setup_context=_keep_sum)
+
+
+def beside(
+    x: Tensor, weight: Tensor, eps: float, eps_outside: bool, *, store: bool = False
+) -> tuple[Tensor, ...]:
+    """Return x and its `rms_norm`; with `store`, also the values and scales of the norm in FP8.
+    The gradient of the returned x enters the backward program of the norm."""
+    if is_compiling():
+        return x, *_norm(x, weight, eps, eps_outside, store)
+    results: tuple[Tensor, ...] = _Beside.apply(x, weight, eps, eps_outside, store)
+    return results
+
+
+def _norm(
+    x: Tensor, weight: Tensor, eps: float, eps_outside: bool, store: bool
+) -> tuple[Tensor, ...]:
+    if store:
+        normal: tuple[Tensor, ...] = rms_norm_fp8(x, None, weight, eps, eps_outside)[1:]
+        return normal
+    return (rms_norm(x, weight, eps, eps_outside),)
+
+
+class _Beside(torch.autograd.Function):
+    """A custom op cannot return its input; this function can."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, eps: float, eps_outside: bool, store: bool
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, weight)
+        ctx.how = eps, eps_outside
+        ctx.set_materialize_grads(False)
+        normal, *stored = _norm(x, weight, eps, eps_outside, store)
+        ctx.mark_non_differentiable(*stored)
+        return x, normal, *stored
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_x: Tensor | None, grad: Tensor | None, *_: Any
+    ) -> tuple[Tensor | None, ...]:
+        if grad is None:  # nothing reads the norm
+            return grad_x, None, None, None, None
+        return *_backward(grad, grad_x, *ctx.saved_tensors, *ctx.how), None, None, None

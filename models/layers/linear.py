@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from ..kernels.fp8 import Quantized
@@ -45,17 +47,25 @@ class SplitLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(size)) if bias else None
 
     def forward(
-        self, x: Tensor, stored: Quantized | None = None, *, joined: bool = False
+        self,
+        x: Tensor,
+        stored: Quantized | None = None,
+        *,
+        joined: bool = False,
+        sizes: Sequence[int] | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
         """`stored` is x in FP8, if a kernel stored it. `joined` returns the parts concatenated, for
-        kernels that take them so. (ZeRO-3 gathers weights at a module's call, so nothing else may
-        read them.)"""
+        kernels that take them so; `sizes` are other widths of the returned tensors. (ZeRO-3 gathers
+        weights at a module's call, so nothing else may read them.)"""
+        sizes = list(sizes or self.parts.values())
         if self.fp8:
             rows, given = self.narrow_rows(), stored or (None, None)
             y = fp8_linear(x, *given, self.weight, self.bias, rows, "", self.axis)
+        elif not joined and joins_in_products(x, self.weight):
+            return split_product(x, self.weight, self.bias, sizes)
         else:
             y = F.linear(x, self.weight, self.bias)
-        return y if joined else torch.split(y, list(self.parts.values()), dim=-1)
+        return y if joined else torch.split(y, sizes, dim=-1)
 
     def narrow_rows(self) -> int:
         """Return the number of rows that may run in FP8; they are the first."""
@@ -98,6 +108,71 @@ class OutputLinear(nn.Linear):
 
     def resize(self, axis: Axis) -> None:
         self.ranks, self.axis = axis.size, axis.name
+
+
+def joins_in_products(*operands: Tensor) -> bool:
+    """True if gradients are to be joined inside matrix products: on CUDA, where passes over memory
+    are dear. (A compiled graph fuses such passes itself; autocast casts operands of its own.)"""
+    if operands[0].device.type != "cuda" or is_compiling() or torch.is_autocast_enabled("cuda"):
+        return False
+    return len({operand.dtype for operand in operands}) == 1
+
+
+def split_product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sequence[int]
+) -> tuple[Tensor, ...]:
+    """Return x·Wᵀ + bias, split into parts of these sizes.
+
+    The gradients of the parts are not concatenated: each is multiplied by its rows of W, and the
+    products add to one gradient of x.
+    """
+    parts: tuple[Tensor, ...] = _SplitProduct.apply(x, weight, bias, list(sizes))
+    return parts
+
+
+class _SplitProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sizes: list[int]
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, weight)
+        ctx.sizes, ctx.bias = sizes, bias is not None
+        parts: tuple[Tensor, ...] = F.linear(x, weight, bias).split(sizes, dim=-1)
+        return parts
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        flat, rows = x.flatten(0, -2), weight.split(ctx.sizes)
+        parts = [grad.flatten(0, -2) for grad in grads]
+        of_x = parts[0] @ rows[0]
+        for part, own in zip(parts[1:], rows[1:], strict=True):
+            torch.addmm(of_x, part, own, out=of_x)
+        of_weight = torch.empty_like(weight)
+        for part, own in zip(parts, of_weight.split(ctx.sizes), strict=True):
+            torch.mm(part.t(), flat, out=own)
+        of_bias = torch.cat([part.sum(0) for part in parts]) if ctx.bias else None
+        return of_x.view(x.shape), of_weight, of_bias, None
+
+
+def product_beside(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x and x·Wᵀ. What reads the returned x adds to its gradient inside the product."""
+    beside, y = _ProductBeside.apply(x, weight)
+    return beside, y
+
+
+class _ProductBeside(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, weight)
+        return x, F.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad_x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        grad = grad.flatten(0, -2)
+        of_x = torch.addmm(grad_x.flatten(0, -2), grad, weight)
+        return of_x.view(x.shape), grad.t() @ x.flatten(0, -2)
 
 
 def outputs(name: str, linear: nn.Linear | SplitLinear, *, blocks: int = 1) -> ShardingSpec:

@@ -31,32 +31,30 @@ class RMSNorm(nn.Module):
         self.kernel: Kernel = kernel
 
     def forward(
-        self, x: Tensor, residual: Tensor | None = None, *, store: bool = False
+        self, x: Tensor, residual: Tensor | None = None, *, pair: bool = False, store: bool = False
     ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Quantized | None]:
-        """Return norm(x); with a residual, residual + x and norm(residual + x). `store` returns
-        x or the sum, the norm, and the norm in FP8 if the kernel stores it."""
+        """Return norm(x); with a residual, residual + x and norm(residual + x). `pair` returns x
+        too: the gradient of that x is added inside the kernel. `store` returns x or the sum, the
+        norm, and the norm in FP8 if the kernel stores it."""
+        total, normal, stored = self.results(x, residual, store)
         if store:
-            return self.stored(x, residual)
-        if self.fused(x):
-            how = (self.weight, self.eps, self.eps_outside)
-            fused: Tensor | tuple[Tensor, Tensor] = (
-                rms_norm.rms_norm(x, *how)
-                if residual is None
-                else rms_norm.add_rms_norm(residual, x, *how)
-            )
-            return fused
-        if residual is None:
-            return self.plain(x)
-        total = residual + x
-        return total, self.plain(total)
+            return total, normal, stored
+        return (total, normal) if pair or residual is not None else normal
 
-    def stored(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor, Quantized | None]:
-        if self.fused(x):
-            how = (self.weight, self.eps, self.eps_outside)
+    def results(
+        self, x: Tensor, residual: Tensor | None, store: bool
+    ) -> tuple[Tensor, Tensor, Quantized | None]:
+        if not self.fused(x):
+            total = x if residual is None else residual + x
+            return total, self.plain(total), None
+        how = (self.weight, self.eps, self.eps_outside)
+        if residual is None:
+            total, normal, *stored = rms_norm.beside(x, *how, store=store)
+        elif store:
             total, normal, *stored = rms_norm.rms_norm_fp8(x, residual, *how)
-            return x if residual is None else total, normal, Quantized(*stored)
-        total = x if residual is None else residual + x
-        return total, self.plain(total), None
+        else:
+            total, normal, *stored = rms_norm.add_rms_norm(residual, x, *how)
+        return total, normal, Quantized(*stored) if stored else None
 
     def fused(self, x: Tensor) -> bool:
         return chosen(self.kernel, "rms_norm", x, rms_norm.beyond(x.shape[-1]))
@@ -128,6 +126,10 @@ class LayerNorm(nn.Module):
         wide = F.layer_norm(widen(total), self.weight.shape, eps=self.eps)
         normal = self.weight * wide.to(x.dtype) + self.bias
         return normal if residual is None else (total, normal)
+
+    def fused(self, x: Tensor) -> bool:
+        """No kernel computes it."""
+        return False
 
 
 Norm = RMSNorm | LayerNorm

@@ -103,6 +103,7 @@ class Attention(Operator):
             turning = self.options.rope.channels or self.head_dim
             cos, sin = rotation(self.options.rope, batch.positions, turning)
             q, k = (rotate(t, cos, sin, self.options.kernel) for t in (q, k))
+            v = v.contiguous()  # a view would keep the joined q, k and v for the backward pass
         axis = batch.axes.context
         whole = batch.whole(q.shape[1])
         if axis.size > 1 and batch.axes.attention == "ring":

@@ -19,7 +19,14 @@ from torch import Tensor, nn
 
 from ..initializers import Initializers
 from ..layers.gated_scan import gated_scan
-from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
+from ..layers.linear import (
+    OutputLinear,
+    SplitLinear,
+    inputs,
+    joins_in_products,
+    outputs,
+    product_beside,
+)
 from ..parallel.sharding import Sharded, ShardingSpec
 from ..parallel.tensor import reduce
 from ..precision import widen
@@ -83,8 +90,11 @@ class Mamba1(Operator):
     def forward(self, u: Tensor, batch: BatchContext) -> Tensor:
         x, z = self.input(u, batch.stored)
         x = self.conv(x, batch, silu=True, kernel=self.options.kernel)
-        x = x.unflatten(-1, (self.select.shape[0], -1))
-        selected = torch.einsum("blhp,hrp->blhr", x, self.select)
+        if len(self.select) == 1 and joins_in_products(x, self.select):
+            x, selected = (y.unsqueeze(-2) for y in product_beside(x, self.select.squeeze(0)))
+        else:
+            x = x.unflatten(-1, (len(self.select), -1))
+            selected = torch.einsum("blhp,hrp->blhr", x, self.select)
         selected = reduce(selected, batch.axes.tensor)
         delta, B, C = torch.split(selected, self.sizes, dim=-1)
         dt = torch.einsum("blhr,hpr->blhp", delta, self.dt)

@@ -90,7 +90,7 @@ class Mamba2(Operator):
         options, axis = self.options, batch.axes.tensor
         z_width, *mixed_widths, heads = self.input.parts.values()
         parts = [z_width, sum(mixed_widths), heads]
-        z, mixed, dt = self.input(u, batch.stored, joined=True).split(parts, dim=-1)
+        z, mixed, dt = self.input(u, batch.stored, sizes=parts)
         mixed = self.conv(mixed, batch, silu=True, kernel=options.kernel)
         if options.groups % axis.size:
             x, *shared = mixed.split(mixed_widths, dim=-1)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..initializers import Initializers
 from ..layers.grouped import group_ends, grouped_product
+from ..layers.routed_rows import collect, places_of, spread
 from ..parallel.axes import ALONE, Axes, Axis
 from ..parallel.experts import Trip
 from ..parallel.sharding import Sharded, ShardingSpec
@@ -103,23 +104,19 @@ class MoE(Operator):
         self.down = nn.Parameter(torch.empty(options.experts, width, options.hidden))
 
     def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
-        flat = x.flatten(0, 1)
+        flat, kernel = x.flatten(0, 1), self.options.kernel
         logits = widen(self.router(flat)).unflatten(0, x.shape[:2])
-        chosen, weights = self.route(logits, batch)
-        token = torch.arange(len(flat), device=x.device).repeat_interleave(self.options.top_k)
-        order = chosen.flatten().argsort(stable=True)
-        token = token[order]
-        counts = visits(chosen.flatten(0, 1), self.options.experts).sum(dim=0)
-        trip = Trip(counts, batch.axes.experts)
-        rows = trip.there(flat[token])
+        chosen, weights = (each.flatten(0, 1) for each in self.route(logits, batch))
+        places = places_of(chosen)
+        trip = Trip(visits(chosen, self.options.experts).sum(dim=0), batch.axes.experts)
+        rows = trip.there(spread(flat, places, kernel))
         ends = group_ends(trip.counts, rows, self.gate_up, self.down, on_host=trip.on_host)
         gate_up = grouped_product(rows, self.gate_up, ends)
-        hidden = gated(gate_up, self.options.activation, self.options.kernel)
+        hidden = gated(gate_up, self.options.activation, kernel)
         y = trip.back(grouped_product(hidden, self.down, ends))
         if batch.axes.experts.size > 1:
             batch.received.append(trip.received)
-        weighted = y * weights.flatten()[order].unsqueeze(-1).to(y.dtype)
-        y = y.new_zeros(flat.shape).index_add(0, token, weighted)
+        y = collect(y, places, weights, kernel)
         # Not a view: FSDP2 warns of modules that return views.
         result: Tensor = torch.ops.aten._unsafe_view(y, x.shape)
         return result

@@ -70,11 +70,12 @@ def own_parts(x: Tensor, channels: Sequence[int], axis: Axis) -> Tensor:
     [rows, length, channels of this rank, …] → [rows, part, all channels, …]; rank r has
     `channels[r]` of them.
     """
+    if axis.size == 1:
+        return x
     rows, length = x.shape[:2]
     part = length // axis.size
     shapes = [(rows, part, count, *x.shape[3:]) for count in channels]
-    parts = exchange(x.split(part, dim=1), shapes, axis)
-    return parts[0] if axis.size == 1 else torch.cat(parts, dim=2)
+    return torch.cat(exchange(x.split(part, dim=1), shapes, axis), dim=2)
 
 
 def rearranged(

@@ -48,11 +48,15 @@ for name in {models!r}:
     kinds = {{kind: counts.bytes(kind) for kind in map(kind_of, counts.launches)}}
     waits = [(wait.name, wait.place) for wait in counts.waits]
     names = Counter(each.name for each in counts.launches)
+    sums = [
+        each.place for each in counts.launches
+        if each.name == "aten::add.Tensor" and each.place.startswith("backward")
+    ]
     again = {{}}
     if name in {recomputed!r}:
         again = count_step(load_model_config(name), {tokens}, [0, {tokens}], recompute="block")
         again = Counter(each.name for each in again.launches)
-    print(json.dumps([name, counts.gemm_flops, kinds, waits, counts.saved, again, names]))
+    print(json.dumps([name, counts.gemm_flops, kinds, waits, counts.saved, sums, again, names]))
 with fake_gpu() as gpu:
     x, host = torch.zeros(3, device="cuda"), torch.zeros(3)
     host.to("cuda", non_blocking=True), x.to("cpu", non_blocking=True), x.sum(), host.sum().item()
@@ -162,6 +166,27 @@ def test_products_of_experts_are_six_launches_in_a_layer(steps: list[list[Any]])
     launches, layers = steps[MODELS.index("tiny-moe")][-1], layers_of("tiny-moe", "moe")
     assert launches["aten::_grouped_mm"] == 6 * layers > 0
     assert launches["triton::glu.forward"] == launches["triton::glu.backward"] == layers
+
+
+@pytest.mark.slow
+def test_rows_of_experts_move_in_four_launches_in_a_layer(steps: list[list[Any]]) -> None:
+    """There and back, forward and backward; nothing is scattered or indexed beside them."""
+    launches, layers = steps[MODELS.index("tiny-moe")][-1], layers_of("tiny-moe", "moe")
+    moves = ("triton::routed_rows.spread", "triton::routed_rows.collect")
+    assert [launches[name] for name in moves] == [2 * layers, 2 * layers]
+    assert not [name for name in launches if "index" in name]
+
+
+@pytest.mark.slow
+def test_gradients_are_joined_inside_products_and_norms(steps: list[list[Any]]) -> None:
+    """Gradients of the parts of a projection, and of two readers of the residual stream. One
+    concatenation is left, of what the host reads, and one sum, for the tied embedding."""
+    found = {name: (sums, launches) for name, *_, sums, _, launches in steps[:-1]}
+    routers = ["backward: AddmmBackward0"] * layers_of("tiny-moe", "moe")
+    for name, others in (("tiny-transformer", []), ("tiny-moe", routers)):
+        sums, launches = found[name]
+        assert launches["aten::cat"] == 1, name
+        assert sorted(sums) == [*others, "backward: EmbeddingBackward0"], name
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from __future__ import annotations
 from .case import Case
 from .convolutions import modals, short_convolutions, toeplitzes, transforms
 from .scans import selective_scans, ssds
-from .tokens import gated_norms, glus, losses, norms, ropes
+from .tokens import gated_norms, glus, losses, norms, ropes, routed
 
 
 def all_cases() -> list[Case]:
@@ -24,5 +24,6 @@ def all_cases() -> list[Case]:
         *norms(),
         *gated_norms(),
         *ropes(),
+        *routed(),
         *glus(),
     ]

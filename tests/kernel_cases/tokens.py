@@ -12,9 +12,10 @@ from torch.func import functional_call
 from headrace.models.kernels.choice import Kernel
 from headrace.models.kernels.gated_rms_norm import gated_rms_norm
 from headrace.models.kernels.linear_cross_entropy import linear_cross_entropy
-from headrace.models.kernels.rms_norm import add_rms_norm, rms_norm
+from headrace.models.kernels.rms_norm import add_rms_norm, beside
 from headrace.models.layers.norms import GatedRMSNorm, RMSNorm
 from headrace.models.layers.rope import Rope, rotate, rotation
+from headrace.models.layers.routed_rows import collect, places_of, spread
 from headrace.models.loss import cross_entropy
 from headrace.models.operators.mlp import Activation, gated
 
@@ -26,11 +27,12 @@ EPS = 1e-2
 def norms() -> Iterator[Case]:
     for outside in (False, True):
         yield norm(outside=outside)
+        yield norm(outside=outside, pair=True)
         yield norm(outside=outside, residual=True)
     yield norm(outside=True, residual=True, wide=True)
 
 
-def norm(*, outside: bool, residual: bool = False, wide: bool = False) -> Case:
+def norm(*, outside: bool, pair: bool = False, residual: bool = False, wide: bool = False) -> Case:
     def make(draw: Draw, shape: Shape) -> Inputs:
         over = (shape.rows, shape.length, shape.width)
         inputs = {"x": draw.normal("x", *over), "weight": draw.normal("weight", shape.width)}
@@ -40,14 +42,15 @@ def norm(*, outside: bool, residual: bool = False, wide: bool = False) -> Case:
 
     def run(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> Any:
         if residual is None:
-            return rms_norm(x, weight, EPS, outside)
+            both = beside(x, weight, EPS, outside)
+            return both if pair else both[1]
         return add_rms_norm(residual, x, weight, EPS, outside)
 
     def twin(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> Any:
         module = RMSNorm(len(weight), EPS, eps_outside=outside, kernel="torch")
-        return functional_call(module, {"weight": weight}, (x, residual))
+        return functional_call(module, {"weight": weight}, (x, residual), {"pair": pair})
 
-    name = f"{'sum and ' * residual}norm, eps {'outside' if outside else 'inside'}"
+    name = f"{'x and ' * pair}{'sum and ' * residual}norm, eps {'outside' if outside else 'inside'}"
     return Case("rms_norm", name + ", an fp32 stream and weight" * wide, make, run, twin)
 
 
@@ -113,6 +116,36 @@ def glu(activation: Activation) -> Case:
         return lambda x: gated(x, activation, kernel)
 
     return Case("glu", activation, make, *map(by, KERNEL_AND_TWIN))
+
+
+def routed() -> Iterator[Case]:
+    yield routed_rows(1)
+    yield routed_rows(3)
+
+
+def routed_rows(choices: int) -> Case:
+    def make(draw: Draw, shape: Shape) -> Inputs:
+        tokens = shape.rows * shape.length
+        return {
+            "x": draw.normal("x", tokens, shape.width),
+            "rows": draw.normal("rows", tokens * choices, shape.width),
+            "weights": draw.normal("weights", tokens, choices).float(),
+            "experts": draw.normal("experts", tokens, choices).mul(2).long(),
+        }
+
+    def by(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor]]:
+        def run(x: Tensor, rows: Tensor, weights: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
+            """Rows stand in the order of tokens outside the kernel."""
+            places = places_of(experts)
+            flat = places.flatten()
+            there = spread(x, places, kernel).index_select(0, flat)
+            by_expert = torch.empty_like(rows).index_copy(0, flat, rows)
+            return there, collect(by_expert, places, weights, kernel)
+
+        return run
+
+    name = f"{choices} experts for each token"
+    return Case("routed_rows", name, make, *map(by, KERNEL_AND_TWIN))
 
 
 def losses() -> Iterator[Case]:

@@ -14,9 +14,11 @@ from headrace.console.errors import LayoutError
 from headrace.models.compilation import compile_blocks, left_out
 from headrace.models.config import load_model_config
 from headrace.models.documents import Documents
+from headrace.models.fp8 import quantize
 from headrace.models.model import Model
 from headrace.models.operators.hyena_mr import HyenaMR
 from headrace.models.parallel.axes import Axes, Axis
+from headrace.models.precision import Fp8Config
 
 CONFIGS = Path(__file__).parents[1] / "trainer"
 CPU = torch.device("cpu")
@@ -117,6 +119,20 @@ def test_a_part_of_the_rows_prepares_the_ends_of_whole_rows() -> None:
     whole.part(Axis(None, 1, 2)).prepare([], spans=True, compiled=True)
     [spans] = whole._spans
     assert spans.ends.tolist() == [0, 20, 32]
+
+
+@pytest.mark.slow
+def test_products_in_fp8_are_compiled() -> None:
+    """One graph for each block, the same numbers; negative control: products in fp64."""
+    changes = ("pattern='[attention]'", "width=48", "operators.glu.hidden=64")
+    compiled, eager = (
+        quantize(model_of(*changes), Fp8Config(smallest=16, ends=0)) for _ in range(2)
+    )
+    compile_blocks(compiled, CPU, "aot_eager")
+    ours, wanted, exact = (results(each, 8, None) for each in (compiled, eager, model_of(*changes)))
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(ours, wanted, strict=True))
+    assert not torch.allclose(wanted[0], exact[0], rtol=1e-3)
+    assert graphs() == 1
 
 
 def test_a_kind_with_too_many_graphs_is_an_error_unless_allowed() -> None:

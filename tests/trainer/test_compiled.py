@@ -11,10 +11,9 @@ from parity import differences, hold
 
 SMALL = ("pattern='[attention]'", "mlp=null")
 CORE = ["fsdp2-0-fp32-tp2", "deepspeed-1-fp32-cp2", "deepspeed-3-fp32"]
-MORE = [
-    *("fsdp2-0-fp32-cp2", "fsdp2-0-fp32-cp2a2a", "fsdp2-0-fp32-cp2ring", "fsdp2-0-fp32-tp2cp2"),
-    *("deepspeed-1-fp32-tp2", "deepspeed-2-fp32-cp2ring", "fsdp2-0-fp32-pp2"),
-]
+CONTEXT = ["fsdp2-0-fp32-cp2", "fsdp2-0-fp32-cp2a2a", "fsdp2-0-fp32-cp2ring"]
+MIXED = ["fsdp2-0-fp32-tp2cp2ring", "fsdp2-0-fp32-pp2"]
+ZERO = ["deepspeed-1-fp32-tp2", "deepspeed-2-fp32-cp2ring"]
 EXPERTS = ["fsdp2-0-fp32-ep2", "deepspeed-1-fp32-tp2ep2"]
 
 
@@ -43,14 +42,18 @@ def test_generated_code_communicates_too(in_processes: Any) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_compiled_blocks_in_more_layouts(in_processes: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layouts", [CORE, CONTEXT, MIXED, ZERO])
+def test_compiled_blocks_in_more_layouts(
+    in_processes: Any, tmp_path: Path, layouts: list[str]
+) -> None:
     """Gradients too, beside one rank without compilation."""
-    hold(differences(in_processes, tmp_path, [*CORE, *MORE], "tiny", backend="aot_eager"))
+    hold(differences(in_processes, tmp_path, layouts, "tiny", backend="aot_eager"))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("model", ["every", "shared"])
 def test_every_operator_is_compiled(in_processes: Any, tmp_path: Path, model: str) -> None:
-    layouts = [*CORE, *EXPERTS]
+    """These models have shared blocks, which a start refuses to compile under ZeRO-3."""
+    layouts = [layout for layout in (*CORE, *EXPERTS) if "deepspeed-3" not in layout]
     hold(differences(in_processes, tmp_path, layouts, model, backend="aot_eager"))

@@ -36,14 +36,24 @@ def worst(found: Any, folder: Path, wanted: Path, loss: float) -> dict[str, tupl
 
 
 @pytest.mark.slow
-def test_every_layout_computes_one_ranks_products(in_processes: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        ["deepspeed-1-fp32fp8-tp2", "deepspeed-3-fp32fp8", "fsdp2-0-fp32fp8-cp2ring"],
+        pytest.param(LAYOUTS, marks=pytest.mark.long),
+    ],
+    ids=["some", "all"],
+)
+def test_every_layout_computes_one_ranks_products(
+    in_processes: Any, tmp_path: Path, layouts: list[str]
+) -> None:
     """Negative control: products in fp32."""
     alone, together, apart = (tmp_path / name for name in ("alone", "together", "apart"))
     for folder in (alone, together, apart):
         folder.mkdir()
     arguments = {"steps": 1, "changes": WIDER}
     [[loss, _]] = in_processes(1, "parity", alone, layouts=[REFERENCE], **arguments)[REFERENCE]
-    found = in_processes(2, "parity", together, layouts=LAYOUTS, **arguments)
+    found = in_processes(2, "parity", together, layouts=layouts, **arguments)
     for layout, (away, gradient) in worst(found, together, alone, loss).items():
         assert away < LOSS and gradient < GRADIENT, (layout, away, gradient)
     exact = in_processes(2, "parity", apart, layouts=["fsdp2-0-fp32-tp2"], **arguments)

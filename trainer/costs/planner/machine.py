@@ -16,7 +16,10 @@ from .work import Work
 
 Direction = Literal["forward", "backward"]
 
-MEMORY_BOUND = ("rms_norm", "add_rms_norm", "gated_rms_norm", "glu", "rope")
+MEMORY_BOUND = (
+    *("rms_norm", "add_rms_norm", "gated_rms_norm", "glu", "rope"),
+    *("spread_rows", "collect_rows"),
+)
 """Kernels that take as long as the bytes that they read and write, where no row says otherwise."""
 BACKWARD_ATTENTION = 2.5
 """Operations of attention's backward pass, in those of its forward pass."""

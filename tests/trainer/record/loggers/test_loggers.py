@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 from headrace.console.errors import MissingError
@@ -18,8 +18,7 @@ from headrace.trainer.launch import preflight
 TINY = Path(__file__).parents[2] / "tiny.yaml"
 
 DUMMY = """
-import json, sys
-from headrace.trainer.cli import main
+import json
 from headrace.trainer.record.logger import Logger
 from headrace.trainer.record.loggers import LOGGERS
 
@@ -33,7 +32,6 @@ class Dummy(Logger):
         (self.run.folder.root / "dummy.json").write_text(json.dumps(self.calls))
 
 LOGGERS["dummy"] = Dummy
-main(sys.argv[1:])
 """
 
 
@@ -58,13 +56,10 @@ def test_a_logger_of_the_table_gets_a_run(tmp_path: Path) -> None:
         port = str(free.getsockname()[1])
     # As torchrun starts a rank: the command itself trains, in the process that has the dummy.
     rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    done = subprocess.run(
-        [sys.executable, "-c", DUMMY, *words],
-        env={**os.environ, **rank},
-        capture_output=True,
-        text=True,
-        timeout=580,
-    )
+    plugin = tmp_path / "dummy_logger.py"
+    plugin.write_text(DUMMY)
+    command = [sys.executable, "-m", "headrace.trainer.cli", *words]
+    done = forked.run(command, env={**os.environ, **rank}, plugin=plugin)
     assert done.returncode == 0, done.stderr
     hashes = [
         json.loads(line)["hash"]
