@@ -4,10 +4,15 @@
 
 Planning reads the heads of manifests only, so the large datasets here are heads without shards.
 Seeking is measured as a run does it after a restart: one row at a time, anywhere in the plan.
+A process of a run is measured as one that starts where the plan's tables are on the disk already:
+its memory beyond mapped files, after it has located rows of all sources.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from plan_data import write_head
 from small_data import write_dataset
 
+from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
+from headrace.dataplane.storage import host_files
 from headrace.mixtures.audit.auditor import Auditor
 from headrace.mixtures.planning.open_plan import open_plan
 from headrace.mixtures.planning.resolve_mixture import resolve
@@ -31,6 +38,10 @@ from headrace.mixtures.view.summary import summarize
 from headrace.mixtures.view.table import table
 
 PLAN_SECONDS = 5.0
+LARGE_PLAN_SECONDS = 15.0
+READY_SECONDS = 1.0
+PROCESS_BYTES = 60 << 20
+FILE_BYTES = 2 << 30
 SEEK_SECONDS = 0.020
 AUDIT_SECONDS = 0.100
 
@@ -106,6 +117,68 @@ def ten_trillion_tokens(folder: Path) -> None:
     report("find the rows of a document in 10T tokens, slowest of 300", times, SEEK_SECONDS)
 
 
+def fifteen_trillion_tokens(folder: Path, count: int) -> None:
+    """Plan `count` sources over three phases, one with changing shares and one with other rows;
+    then start a process of that run."""
+    rng = np.random.default_rng(0)
+    sizes = 10 ** rng.uniform(8, 11, count)
+    sizes = (sizes * (32e12 / sizes.sum())).astype(int)
+    names = [f"s{number}" for number in range(count)]
+    sources = {
+        name: SourceSpec(
+            data=write_head(str(folder / f"{count}-{name}"), size, shards=10_000), max_epochs=1_000
+        )
+        for name, size in zip(names, sizes.tolist(), strict=True)
+    }
+    even, uneven = ({} for _ in range(2))
+    units = rng.multinomial(100_000 - count, sizes / sizes.sum()) + 1
+    for name, unit in zip(names, units.tolist(), strict=True):
+        even[name] = unit / 100_000
+        uneven[name] = {"from": unit / 100_000, "to": 1 / count}
+    phases = {
+        "stable": PhaseSpec(tokens=10 * 10**12, seq_len=4096, batch=2**22, weights=even),
+        "ramp": PhaseSpec(tokens=4 * 10**12, weights=uneven),
+        "anneal": PhaseSpec(tokens=10**12, seq_len=8192, weights={"stable": 0.6, "ramp": 0.4}),
+    }
+    mixture = Mixture(sources=sources, phases=phases)
+    name = f"{count:,} sources x 10,000 shards, 15T tokens"
+    report(f"plan {name}", [timed(resolve, mixture)], LARGE_PLAN_SECONDS)
+    plan = folder / f"{count}.json"
+    resolve(mixture).save(plan)
+    command = [sys.executable, __file__, str(plan)]
+    started = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    report(f"ready, {name}", [Times(*started["ready"])], READY_SECONDS)
+    tables = sum(file.stat().st_size for file in host_files.folder().iterdir())
+    for what, octets, limit in (
+        ("memory of a process", started["bytes"], PROCESS_BYTES),
+        ("all files that are mapped", tables, FILE_BYTES),
+    ):
+        print(
+            f"{what}, {name}: {octets / 2**20:.1f} MiB, {octets / limit:.3f} of the limit of "
+            f"{limit >> 20} MiB",
+            flush=True,
+        )
+
+
+def start_process(plan: str) -> None:
+    """Open a plan as a process of its run does, and locate rows of every phase."""
+    before = private_bytes()
+    cpu, clock = time.process_time(), time.perf_counter()
+    stream = Stream(Plan.load(plan))
+    stream.locate(np.array([stream.plan.first_row]))
+    ready = time.process_time() - cpu, time.perf_counter() - clock
+    for phase in stream.plan.phases:
+        stream.locate(np.arange(phase.last_row - 200_000, phase.last_row))
+    print(json.dumps({"ready": ready, "bytes": private_bytes() - before}))
+
+
+def private_bytes() -> int:
+    """Return the memory of this process that is no mapped file."""
+    status = Path("/proc/self/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) << 10
+
+
 def local_audit(folder: Path) -> None:
     """Audit a step of 64 rows of 4,096 tokens of three local datasets, opened by the audit."""
     rng = np.random.default_rng(0)
@@ -139,10 +212,16 @@ def local_audit(folder: Path) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        fifteen_trillion_tokens(Path(folder), 200)
+        fifteen_trillion_tokens(Path(folder), 2_000)
         many_sources(Path(folder))
         ten_trillion_tokens(Path(folder))
         local_audit(Path(folder))
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) == 2:
+        start_process(sys.argv[1])
+    else:
+        main()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,7 @@ from .chunks import CHUNK_BYTES
 from .manifest import Shard
 from .open_shard import OpenShard, OpenShards
 from .shard_file import CachedShardFile, LocalShardFile, ShardFile
-
-TABLE_READERS = 16
-"""Shard tables read in parallel: on an object store each is a request."""
+from .shard_tables import BLOCK, ShardTables
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,8 @@ class Dataset:
         self._open: dict[int, OpenShard] = {}
         self._open_shards = open_shards or OpenShards()
         self._lock = threading.Lock()
-        self._shards: list[Shard] | None = None
+        self._shards: ShardTables | None = None
+        self._blocks: dict[int, list[int]] = {}
 
     @property
     def hash(self) -> str:
@@ -92,30 +90,22 @@ class Dataset:
         return None if weights is None else np.array(weights, np.float32)
 
     @property
-    def shards(self) -> list[Shard]:
-        """The shard tables, read on first use: chunk hashes take about 8 KB for a 64 MB shard."""
+    def shards(self) -> ShardTables:
+        """The shards, mapped on first use."""
         with self._lock:
             if self._shards is None:
-                with ThreadPoolExecutor(TABLE_READERS) as pool:
-                    tables = pool.map(partial(manifests.load_table, self.url), self.generations)
-                    self._shards = [shard for table in tables for shard in table]
+                self._shards = ShardTables(self.url, self.generations)
             return self._shards
 
     @cached_property
     def shard_tokens(self) -> Int64:
         """Tokens before each shard, then the total."""
-        return np.cumsum([0, *(shard.tokens for shard in self.shards)], dtype=np.int64)
-
-    @cached_property
-    def _shard_tokens(self) -> list[int]:
-        """The same as a list: bisecting it is several times faster."""
-        tokens: list[int] = self.shard_tokens.tolist()
-        return tokens
+        return self.shards.sums("tokens")
 
     @cached_property
     def shard_documents(self) -> Int64:
         """Documents before each shard, then the total."""
-        return np.cumsum([0, *(shard.documents for shard in self.shards)], dtype=np.int64)
+        return self.shards.sums("documents")
 
     def fill(
         self, start: int, out: npt.NDArray[Any], codes: npt.NDArray[np.uint8] | None = None
@@ -198,14 +188,14 @@ class Dataset:
 
     def shards_with(self, start: int, end: int) -> range:
         """Return the numbers of the shards that hold the tokens [start, end)."""
-        return range(self._shard_with(start), self._shard_with(end - 1) + 1)
+        return range(self._shard_at(start)[0], self._shard_at(end - 1)[0] + 1)
 
     def open_shard(self, number: int) -> OpenShard:
         opened = self._open.get(number)
         if opened is None:
             shard = self.shards[number]
             fresh = OpenShard(number, self.file(shard), shard, self.manifest)
-            opened = self._open_shards.keep(self._open, fresh)
+            opened = self._open_shards.shards.keep(self._open, number, fresh)
         return opened
 
     def is_mapped(self, shard: Shard) -> bool:
@@ -222,19 +212,31 @@ class Dataset:
     def _parts(self, start: int, end: int) -> Iterator[tuple[OpenShard, int, int, int]]:
         """Yield the shards that hold [start, end): shard, its first token in the dataset, and the
         range [low, high) of its own tokens."""
-        tokens, number = self._shard_tokens, self._shard_with(start)
         while start < end:
-            first, last = tokens[number], min(end, tokens[number + 1])
+            number, first, after = self._shard_at(start)
+            last = min(end, after)
             yield (
                 self._open.get(number) or self.open_shard(number),
                 first,
                 start - first,
                 last - first,
             )
-            start, number = last, number + 1
+            start = last
 
-    def _shard_with(self, token: int) -> int:
-        return bisect_right(self._shard_tokens, token) - 1
+    def _shard_at(self, token: int) -> tuple[int, int, int]:
+        """Return the shard that holds a token: its number, its first token, and one past its
+        last."""
+        block = bisect_right(self._block_starts, token) - 1
+        tokens = self._blocks.get(block)
+        if tokens is None:
+            fresh = self.shards.block_tokens(block)
+            tokens = self._open_shards.blocks.keep(self._blocks, block, fresh)
+        place = bisect_right(tokens, token) - 1
+        return block * BLOCK + place, tokens[place], tokens[place + 1]
+
+    @cached_property
+    def _block_starts(self) -> list[int]:
+        return self.shards.blocks
 
 
 def copy_all(views: list[npt.NDArray[Any]], out: npt.NDArray[Any]) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -235,7 +235,12 @@ def load_table(url: str, generation: Generation) -> list[Shard]:
 
     data = read_named(url, generation.table)
     rows = pa.ipc.open_file(pa.BufferReader(data)).read_all().to_pylist()
-    return [Shard(**{**row, "details": json.loads(row["details"])}) for row in rows]
+    return [shard_of(row) for row in rows]
+
+
+def shard_of(row: Mapping[str, Any]) -> Shard:
+    """Return the shard of a table's row."""
+    return Shard(**{**row, "details": json.loads(row["details"])})
 
 
 def _digest(*parts: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import deque
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -19,6 +20,10 @@ from .shard_file import ShardFile
 OPEN_SHARDS = 512
 """Shards that a reader keeps open. Each costs its document offsets and a file descriptor, and the
 usual limit is 1,024 descriptors per process."""
+KEPT_BLOCKS = 2048
+"""Blocks of shards whose token counts a reader keeps: about 10 MB."""
+
+T = TypeVar("T")
 
 
 class OpenShard:
@@ -100,20 +105,29 @@ class OpenShard:
         return self.file.read(start, end).tobytes()
 
 
-class OpenShards:
-    """Limits the open shards of all datasets of a reader together; the oldest is closed first."""
+class Newest(Generic[T]):
+    """Limits the entries of all dictionaries of a reader together; the oldest is dropped first."""
 
-    def __init__(self) -> None:
-        self._order: deque[tuple[dict[int, OpenShard], int]] = deque()
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._order: deque[tuple[dict[int, T], int]] = deque()
         self._lock = threading.Lock()
 
-    def keep(self, opened: dict[int, OpenShard], shard: OpenShard) -> OpenShard:
-        """Add a shard to its dataset's open shards, or return the one that is there."""
+    def keep(self, entries: dict[int, T], number: int, fresh: T) -> T:
+        """Add an entry to its dictionary, or return the one that is there."""
         with self._lock:
-            kept = opened.setdefault(shard.number, shard)
-            if kept is shard:
-                self._order.append((opened, shard.number))
-                if len(self._order) > OPEN_SHARDS:
-                    others, number = self._order.popleft()
-                    del others[number]
+            kept = entries.setdefault(number, fresh)
+            if kept is fresh:
+                self._order.append((entries, number))
+                if len(self._order) > self.most:
+                    others, oldest = self._order.popleft()
+                    del others[oldest]
             return kept
+
+
+class OpenShards:
+    """Limits what the datasets of a reader keep in memory, all of them together."""
+
+    def __init__(self) -> None:
+        self.shards: Newest[OpenShard] = Newest(OPEN_SHARDS)
+        self.blocks: Newest[list[int]] = Newest(KEPT_BLOCKS)

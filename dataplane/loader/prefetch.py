@@ -161,7 +161,7 @@ class Prefetcher:
         for source, token in places:
             dataset = self.reader.dataset(source)
             for number, chunk in dataset.chunks(token, token + length):
-                shard = dataset.shards[number]
+                shard = dataset.open_shard(number).shard
                 if not dataset.is_mapped(shard):
                     chunks[shard.hash, chunk] = (dataset.url, shard, chunk)
         return chunks

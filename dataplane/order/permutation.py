@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,11 @@ Step = Callable[[UInt64, np.uint64, np.uint64, UInt64], UInt64]
 
 ROUNDS = 6
 TABLE = 1 << 15
-"""Permutations up to this length are stored as tables (256 KB)."""
+"""Permutations up to this length are stored as tables (64 KiB)."""
+TABLES_BYTES = 16 << 20
+"""Most bytes of all tables of a process: with thousands of sources, each has its own."""
+REPAID = 16
+"""A table is made once 1/16 of its entries has been asked for."""
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
@@ -43,19 +48,59 @@ def invert(keys: UInt64, length: int, places: Int64) -> Int64:
     return _walk(_unfeistel, keys, length, places)
 
 
+class RecentTables:
+    """The tables that were used last, bounded in bytes. Thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        self.room = most
+        """Bytes that are left."""
+        self._tables: OrderedDict[Permutation, npt.NDArray[np.uint16]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, permutation: Permutation) -> npt.NDArray[np.uint16] | None:
+        with self._lock:
+            table = self._tables.get(permutation)
+            if table is not None:
+                self._tables.move_to_end(permutation)
+            return table
+
+    def keep(self, permutation: Permutation, table: npt.NDArray[np.uint16]) -> None:
+        with self._lock:
+            if permutation in self._tables:
+                return  # another thread has made it
+            self._tables[permutation] = table
+            self.room -= table.nbytes
+            while self.room < 0:
+                _, oldest = self._tables.popitem(last=False)
+                self.room += oldest.nbytes
+
+
+_RECENT = RecentTables(TABLES_BYTES)
+
+
 class Permutation:
-    """A permutation for repeated use; short ones are stored as tables."""
+    """A permutation for repeated use: a short one is stored as a table once it has been asked for
+    often enough to repay it."""
 
-    def __init__(self, keys: UInt64, length: int) -> None:
-        self.keys, self.length = keys, length
+    def __init__(self, keys: UInt64, length: int, tables: RecentTables = _RECENT) -> None:
+        self.keys, self.length, self.tables = keys, length, tables
+        self.asked = 0
+        """Images computed since there was a table."""
 
-    @cached_property
-    def table(self) -> Int64:
-        return permute(self.keys, self.length, np.arange(self.length))
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Permutation, (self.keys, self.length))  # another process has its own tables
 
     def image(self, positions: Int64) -> Int64:
         if self.length <= TABLE:
-            return self.table[positions]
+            table = self.tables.get(self)
+            if table is None:
+                self.asked += len(positions)
+                if self.asked < self.length // REPAID:
+                    return permute(self.keys, self.length, positions)
+                self.asked = 0
+                table = permute(self.keys, self.length, np.arange(self.length)).astype(np.uint16)
+                self.tables.keep(self, table)
+            return table[positions].astype(np.int64)
         # The rows of a window lie in few chunks: compute each chunk once.
         distinct, back = np.unique(positions, return_inverse=True)
         return permute(self.keys, self.length, distinct)[back]

@@ -20,7 +20,7 @@ from typing import Any
 
 from ...console.errors import IntegrityError, StorageError
 from ..storage import storage
-from .apportionment import Segment
+from .simulation import Segment
 from .source_order import Position, Rest, SourceOrder
 from .timeline import PhaseRows, Timeline
 

@@ -24,8 +24,8 @@ from ..arrays import Int64
 from .permutation import Permutation, key
 
 CHUNKS = -1
-PERMUTATIONS = 64
-"""Permutations kept in memory per source."""
+PERMUTATIONS = 8
+"""Permutations kept in memory per source: that of its chunks, and those of a few windows."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,14 @@ import numpy.typing as npt
 
 from ..arrays import Int64
 from .apportionment import Assignment
+from .kept_tables import kept
 from .plan import Phase, Plan
+from .simulation import most_simulated, simulate
 from .source_order import Position
 
+KEPT_ROWS = 1 << 17
+"""Plans whose simulation may take more rows than this keep their tables on disk; a quarter of a
+second of simulation."""
 AHEAD = 2048
 """Rows located by one call: the arithmetic costs little more for many rows than for one."""
 
@@ -74,7 +79,7 @@ class Stream:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.assignment = Assignment(plan.segments(), plan.debts or None)
+        self.assignment = _assignment(plan)
         self.spans = self._spans()
 
     def locate(self, rows: Int64) -> Located:
@@ -225,3 +230,12 @@ class Stream:
                 there = source.order.next_window(here, length)
                 positions[number] = source.order.convert(there, length, lengths[index + 1])
         return spans
+
+
+def _assignment(plan: Plan) -> Assignment:
+    segments = plan.segments()
+    debts = list(plan.debts) or [Fraction(0)] * len(plan.sources)
+    tables = None
+    if most_simulated(segments) > KEPT_ROWS:
+        tables = kept(plan.hash, lambda: simulate(segments, debts)[0])
+    return Assignment(segments, debts, tables)

@@ -13,11 +13,13 @@ import hashlib
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from ...console.errors import IntegrityError
 from ...console.log import get_logger
-from . import remote, storage
+from . import host_files, remote, storage
+from .faults import storage_error
 
 T = TypeVar("T")
 
@@ -77,17 +79,47 @@ def write_named(url: str, folder: str, ending: str, data: bytes) -> str:
 def read_named(url: str, name: str, *, hint: str = REBUILD) -> bytes:
     """Return the bytes of a file of `url` that is named by its content."""
     where = storage.join(url, name)
-    promised = NAME.match(name.rpartition("/")[2])
-    if promised is None:
-        raise IntegrityError(f"{where} is not named by its content", hint=hint)
 
     def check(data: bytes) -> bytes:
-        if not hashlib.sha256(data).hexdigest().startswith(promised[0]):
-            raise IntegrityError(
-                f"{where} is damaged: its content ({len(data):,} bytes) does not match the hash in "
-                "its name",
-                hint=hint,
-            )
+        check_name(where, data, hint=hint)
         return data
 
     return read_checked(where, check)
+
+
+def map_named(url: str, name: str) -> memoryview:
+    """Return the verified bytes of a file that is named by its content, mapped: the processes of a
+    host share them. A remote file is copied to this host's folder first."""
+    where = storage.join(url, name)
+    if storage.is_local(url):
+        try:
+            data = host_files.map_file(storage.local_path(where))
+        except OSError as error:
+            raise storage_error("read", where, error) from None
+        check_name(where, data)
+        return data
+    copy = host_files.folder() / name.rpartition("/")[2]
+    with suppress(OSError, IntegrityError):
+        data = host_files.map_file(copy)
+        check_name(str(copy), data)
+        return data
+    fetched = read_named(url, name)
+    try:
+        host_files.write(copy, fetched)
+        return host_files.map_file(copy)
+    except OSError as error:
+        log.warning("cannot keep %s in %s: %s", where, copy, error.strerror or error)
+        return memoryview(fetched)
+
+
+def check_name(where: str, data: bytes | memoryview, *, hint: str = REBUILD) -> None:
+    """Raise if the bytes of a file do not match the hash in its name."""
+    promised = NAME.match(where.rpartition("/")[2])
+    if promised is None:
+        raise IntegrityError(f"{where} is not named by its content", hint=hint)
+    if not hashlib.sha256(data).hexdigest().startswith(promised[0]):
+        raise IntegrityError(
+            f"{where} is damaged: its content ({len(data):,} bytes) does not match the hash in "
+            "its name",
+            hint=hint,
+        )

@@ -66,52 +66,59 @@ def stretches(name: str, rows: int, first: Shares, last: Shares) -> tuple[Stretc
     if first == last:
         return (_constant(name, rows, first),)
     period = max(RAMP_PERIOD, 4 * len(first))
-    taken = [Fraction(0)] * len(first)
+    # Shares are integers over `common`, and rows are counted in units of 1 / (2 * common * rows *
+    # period): integers are several times faster than fractions.
+    common = math.lcm(*(share.denominator for share in (*first, *last)))
+    starts = [int(share * common) for share in first]
+    changes = [int(share * common) - start for share, start in zip(last, starts, strict=True)]
+    unit = 2 * common * rows
+    taken = [0] * len(first)
     result = []
     for start, end in pairwise(_ramp_edges(rows)):
         # wanted: rows that each source is owed at the end of the stretch, so that rounding errors
         # do not add up. later: rows that it is still owed after that, until the phase ends.
-        wanted = [
-            one * end + (two - one) * Fraction(end * end, 2 * rows) - so_far
-            for one, two, so_far in zip(first, last, taken, strict=True)
+        owed = [
+            (one * 2 * rows * end + change * end * end) * period
+            for one, change in zip(starts, changes, strict=True)
         ]
+        wanted = [at_end - so_far for at_end, so_far in zip(owed, taken, strict=True)]
         later = [
-            one * (rows - end) + (two - one) * Fraction(rows * rows - end * end, 2 * rows)
-            for one, two in zip(first, last, strict=True)
+            (2 * one + change) * rows * rows * period - at_end
+            for one, change, at_end in zip(starts, changes, owed, strict=True)
         ]
         weights = _ramp_weights(wanted, later, period)
         result.append(Stretch(rows=end - start, weights=weights))
         taken = [
-            so_far + Fraction(weight * (end - start), period)
+            so_far + weight * (end - start) * unit
             for so_far, weight in zip(taken, weights, strict=True)
         ]
     return tuple(result)
 
 
-def _ramp_weights(
-    wanted: Sequence[Fraction], later: Sequence[Fraction], period: int
-) -> tuple[int, ...]:
+def _ramp_weights(wanted: Sequence[int], later: Sequence[int], period: int) -> tuple[int, ...]:
     """Return integers that sum to `period`, in proportion to the `wanted` rows of a stretch.
 
     No source gets more than one unit above that, or more than it is owed until the end of the
     phase (`later`).
     """
-    unit = sum(wanted) / period
-    weights = [max(math.floor(rows / unit), 0) for rows in wanted]
+    total = sum(wanted)  # a unit of weight is total / period
+    weights = [max(rows * period // total, 0) for rows in wanted]
     room = [
-        (rows + more) / unit - weight
+        (rows + more) * period - weight * total
         for rows, more, weight in zip(wanted, later, weights, strict=True)
     ]
     short = period - sum(weights)
-    nearest = sorted(range(len(wanted)), key=lambda index: weights[index] - wanted[index] / unit)
-    for index in [index for index in nearest if room[index] >= 1][:short]:
+    nearest = sorted(
+        range(len(wanted)), key=lambda index: weights[index] * total - wanted[index] * period
+    )
+    for index in [index for index in nearest if room[index] >= total][:short]:
         weights[index] += 1
-        room[index] -= 1
+        room[index] -= total
     # Near the end, and with more sources than units, too few sources have room for a whole unit.
     while sum(weights) < period:
         index = max(nearest, key=lambda index: room[index])
         weights[index] += 1
-        room[index] -= 1
+        room[index] -= total
     return tuple(weights)
 
 

@@ -329,7 +329,7 @@ def test_a_kernel_without_a_rate_is_an_error_that_names_the_command() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "missing --model, --hardware, --gpus"),
+        ((), "missing --model or --module, --hardware, --gpus"),
         (("--model", TINY, "--hardware", "h100", "--gpus", "2"), "give --mixture, or --seq-len"),
         (("--model", TINY, *DENSE[:1], "3", *DENSE[2:], "--gpus", "2"), "is not a multiple of"),
         (("--model", TINY, *DENSE, "--gpus", "2", "--explain", "zz=1"), "`zz=1` is not SETTING"),

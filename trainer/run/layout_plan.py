@@ -57,8 +57,11 @@ class Planned:
     hardware: str
     """Hardware file, with the digest of its figures."""
     executable: bool
-    """False if the plan has choices that only the simulation knows."""
+    """False if the plan has choices that only the simulation knows, or is for modules that are not
+    ours."""
     phases: tuple[PlannedPhase, ...]
+    module: str | None = None
+    """package:function of modules that are not ours. They have rows instead of tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +158,12 @@ def model_hash(model: ModelConfig) -> str:
 
 def settings(plan: LayoutPlan, file: str) -> dict[str, Any]:
     """Return the keys of a run that the plan sets, as their YAML has them."""
+    if plan.planned.module is not None:
+        raise LayoutError(
+            f"{file} plans the modules of {plan.planned.module}: they are not a model of "
+            "headrace, and `trainer run` cannot execute them",
+            hint="read it with `trainer plan show`; for a run, plan with --model",
+        )
     simulated = [f"{span.layers[0]}–{span.layers[1]}" for span in plan.layers if span.sequence]
     if simulated or not plan.planned.executable:
         raise LayoutError(

@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.dataplane.order.permutation import invert, key, permute
+from headrace.dataplane.order.permutation import (
+    Permutation,
+    RecentTables,
+    invert,
+    key,
+    permute,
+)
 
 
 @given(length=st.integers(1, 3000), seed=st.integers(0, 2**63))
@@ -69,3 +75,19 @@ def test_the_permutation_is_the_recorded_one() -> None:
 
 
 GOLDEN = [7, 6, 1, 9, 2, 3, 0, 8, 4, 5]
+
+
+@pytest.mark.parametrize("most", [1 << 20, 1000])
+def test_tables_change_no_image_and_stay_within_their_bytes(most: int) -> None:
+    """Permutations take turns; with 1,000 bytes, their tables push each other out."""
+    recent, lengths = RecentTables(most), (1, 10, 200, 300, 320)
+    permutations = [Permutation(key(length), length, recent) for length in lengths]
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        for permutation in permutations:
+            rows = rng.integers(0, permutation.length, 7)
+            images = permutation.image(rows)
+            assert images.tolist() == permute(permutation.keys, permutation.length, rows).tolist()
+            assert 0 <= recent.room < most
+    held = sum(recent.get(permutation) is not None for permutation in permutations)
+    assert (held == len(lengths)) == (most == 1 << 20)

@@ -163,7 +163,8 @@ def plan_of(
             model=model_hash(first.model),
             gpus=grid.shape.dp * grid.layout.shards,
             hardware=f"{hardware.file.name}#{hardware.digest}",
-            executable=not any(way.sequence for way in ways),
+            executable=first.module is None and not any(way.sequence for way in ways),
+            module=first.module,
             phases=tuple(
                 PlannedPhase(
                     name=each.phase.name,

@@ -13,15 +13,22 @@ if TYPE_CHECKING:
 
     from ....console.errors import PlanError
     from ....dataplane.order.timeline import PhaseRows
+    from ..modules.trace import Traced
     from ..simulation.outlook import Outlook
     from .make import PhasePlans, Plans, Question
     from .search import Candidate
 
-REQUIRED = ("model", "hardware", "gpus")
+REQUIRED = ("hardware", "gpus")
 
 
 @click.group("plan", cls=command.CommandGroup, invoke_without_command=True)
 @click.option("--model", metavar="NAME|FILE", help="A shipped model or a YAML.")
+@click.option(
+    "--module",
+    metavar="PACKAGE:FUNCTION",
+    help="Torch modules that are not ours, instead of a model; trainer run cannot execute them.",
+)
+@click.option("--batch-rows", type=click.IntRange(1), help="Rows of a step, with --module.")
 @click.option("--mixture", metavar="FILE", help="A mixture, whose phases are planned.")
 @click.option("--seq-len", type=click.IntRange(1), help="Tokens of a row, without a mixture.")
 @click.option("--batch-tokens", metavar="SIZE", help="Tokens of a step, such as 4Mi.")
@@ -81,6 +88,7 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
     Examples:
       trainer plan --model llama2-7b --seq-len 4096 --batch-tokens 4Mi --hardware h100 --gpus 64
       trainer plan --model zamba2-7b --mixture m.yaml --hardware h100 --gpus 64 --html page.html
+      trainer plan --module mine.vit:modules --batch-rows 4096 --hardware h100 --gpus 64
       trainer plan show plan.yaml
 
     More: docs/planner.md
@@ -88,6 +96,10 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
     if context.invoked_subcommand is not None:
         return
     missing = [f"--{name}" for name in REQUIRED if options[name] is None]
+    if options["model"] is not None and options["module"] is not None:
+        raise click.UsageError("give --model or --module, not both")
+    if options["model"] is None and options["module"] is None:
+        missing.insert(0, "--model or --module")
     if missing:
         raise click.UsageError(f"missing {', '.join(missing)}")
     from .make import explain, make_plans, parse_wanted
@@ -104,6 +116,10 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
         _write_page(plans, outlooks, options)
     if as_json:
         command.emit(_as_json(plans) | {"simulated": {o.title: o.as_json() for o in outlooks}})
+    if plans.question.modules is not None:
+        from ..modules.costs import sort_lines
+
+        command.say("\n".join(sort_lines(plans.question.modules)))
     command.say("\n".join(lines_of(plans)))
     for own, other in explained:
         name = f"{options['explain']} in phase {own.costs.phase.name}"
@@ -180,7 +196,7 @@ def _write_page(plans: Plans, outlooks: list[Outlook], options: dict[str, Any]) 
 
     question = plans.question
     cluster = f"{question.gpus:,} × {question.hardware.file.device.name}"
-    text = simulation_page(Path(options["model"]).stem, cluster, outlooks)
+    text = simulation_page(options["module"] or Path(options["model"]).stem, cluster, outlooks)
     with replacing(Path(options["html"])) as file:
         file.write(text.encode())
     command.say(f"wrote {options['html']}")
@@ -190,6 +206,7 @@ def _question(options: dict[str, Any]) -> Question:
     from dataclasses import replace
 
     from ....models.config import load_model_config
+    from ....models.precision import PRECISIONS
     from ...run import config as run_config
     from ..hardware import Hardware
     from .make import Question
@@ -199,8 +216,14 @@ def _question(options: dict[str, Any]) -> Question:
     if run.precision == "auto":
         precision = "bf16" if hardware.file.device.kind == "cuda" else "fp32"
         run = replace(run, precision=precision)
+    traced: Traced | None = None
+    if options["module"] is not None:
+        from ..modules.trace import trace_modules
+
+        traced = trace_modules(options["module"], PRECISIONS[run.precision])
     return Question(
-        model=load_model_config(options["model"]),
+        model=load_model_config(options["model"]) if traced is None else traced.config,
+        modules=traced,
         run=run,
         hardware=hardware,
         gpus=options["gpus"],
@@ -216,6 +239,12 @@ def _phases(options: dict[str, Any]) -> list[PhaseRows]:
     from .make import uniform_phase
 
     plain = options["seq_len"], options["batch_tokens"]
+    if (options["module"] is None) != (options["batch_rows"] is None):
+        raise click.UsageError("--module and --batch-rows need each other")
+    if options["module"] is not None:
+        if any((*plain, options["mixture"])):
+            raise click.UsageError("modules have rows: no --mixture, --seq-len, --batch-tokens")
+        return [uniform_phase(1, options["batch_rows"])]
     if options["mixture"] is not None:
         if any(plain):
             raise click.UsageError("a mixture has the lengths and batches of its phases")

@@ -27,7 +27,7 @@ from . import messages
 from .division.problem import Choice, Fixed, Problem, Sort
 from .grid import Grid
 from .machine import Machine, Split
-from .trace import LayerTrace, local_shards, one_of_each, trace
+from .trace import LayerTrace, ModelTrace, local_shards, one_of_each, trace
 from .work import RULES, Parts, Passes
 
 if TYPE_CHECKING:
@@ -98,16 +98,22 @@ class Way(NamedTuple):
 class Costs:
     """Costs of a model in a phase, on a cluster."""
 
+    module: str | None = None
+    """Name of modules that are not ours."""
+
     def __init__(
         self, model: ModelConfig, run: RunConfig, machine: Machine, phase: PhaseRows
     ) -> None:
         self.model, self.run, self.machine, self.phase = model, run, machine, phase
         self.device = machine.hardware.file.device.kind
-        self.trace = trace(model, phase.seq_len, self.precision, self.device)
+        self.trace = self._trace()
         self.passes = cache(self._passes)
         self.shards = cache(self._shards)
         self.memory = _remembered(self._memory)
         self.sharded = _remembered(self._sharded)
+
+    def _trace(self) -> ModelTrace:
+        return trace(self.model, self.phase.seq_len, self.precision, self.device)
 
     def on(self, machine: Machine) -> Costs:
         """Return the costs on another cluster with devices of this kind."""

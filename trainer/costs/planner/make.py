@@ -13,6 +13,8 @@ from ....models.precision import PRECISIONS
 from ...run.config import RunConfig
 from ...run.layout_plan import LayoutPlan
 from ..hardware import Hardware
+from ..modules.costs import ModuleCosts
+from ..modules.trace import Traced
 from .assemble import assigned, choices_of, plan_of, same_choices
 from .grid import grid_of
 from .layers import Costs
@@ -42,6 +44,13 @@ class Question:
     """Fraction of a device's usable memory."""
     roofline: bool = False
     simulate: bool = False
+    modules: Traced | None = None
+    """Modules that are not ours, instead of a model."""
+
+    def costs(self, machine: Machine, phase: PhaseRows) -> Costs:
+        if self.modules is not None:
+            return ModuleCosts(self.modules, self.run, machine, phase)
+        return Costs(self.model, self.run, machine, phase)
 
     @property
     def budget(self) -> float:
@@ -89,7 +98,7 @@ def make_plans(question: Question) -> Plans:
     machine = machine_of(question)
     phases = []
     for phase in different(question.phases):
-        costs = Costs(question.model, question.run, machine, phase)
+        costs = question.costs(machine, phase)
         outcome = search(costs, question.gpus, question.budget, simulate=question.simulate)
         if not outcome.candidates:
             raise no_plan(question, costs, outcome)

@@ -29,8 +29,9 @@ def lines_of(plans: Plans) -> list[str]:
 
 def _phase(own: PhasePlans) -> list[str]:
     phase, outcome = own.costs.phase, own.outcome
+    length = "" if own.costs.module else f" × {phase.seq_len:,} tokens"
     return [
-        f"phase {phase.name}: {phase.batch_rows:,} rows × {phase.seq_len:,} tokens a step; "
+        f"phase {phase.name}: {phase.batch_rows:,} rows{length} a step; "
         f"{outcome.grids:,} layouts of {outcome.shapes:,} shapes, {outcome.solved:,} divided"
     ]
 
@@ -59,12 +60,13 @@ def parts_of(candidate: Candidate, budget: float) -> tuple[dict[str, float], dic
 def plan_lines(plan: LayoutPlan) -> list[str]:
     """Return a plan's file as text."""
     planned, predicted, layout = plan.planned, plan.predicted, plan.layout
+    unit = "rows" if planned.module else "tokens"
     axes = {name: getattr(layout, name) for name in ("pp", "cp", "tp", "ep")}
     shown = " × ".join(f"{name} {size}" for name, size in axes.items() if size > 1) or "dp alone"
     text = [
-        f"plan         model {planned.model}, {planned.gpus} ranks, {planned.hardware}"
-        f"{'' if planned.executable else ' (simulated: `trainer run` refuses it)'}",
-        f"layout       {shown}, {plan.engine.describe()}, {plan.micro_batch_tokens:,} tokens a "
+        f"plan         {planned.module or 'model'} {planned.model}, {planned.gpus} ranks, "
+        f"{planned.hardware}{'' if planned.executable else ' (`trainer run` refuses it)'}",
+        f"layout       {shown}, {plan.engine.describe()}, {plan.micro_batch_tokens:,} {unit} a "
         f"micro-batch{f', {layout.schedule}' if layout.pp > 1 else ''}"
         f"{f', cuts {list(layout.cuts)}' if layout.cuts else ''}",
     ]
@@ -78,7 +80,7 @@ def plan_lines(plan: LayoutPlan) -> list[str]:
     for phase in planned.phases:
         rate = phase.batch_tokens / phase.seconds / planned.gpus
         text.append(
-            f"phase        {phase.name}: {phase.seconds:.4g} s a step, {rate:,.0f} tokens/s on "
+            f"phase        {phase.name}: {phase.seconds:.4g} s a step, {rate:,.0f} {unit}/s on "
             "each device"
         )
     text.append(

@@ -201,10 +201,10 @@ def _record(run: Any, seq_len: int) -> tuple[tuple[Work, ...], tuple[Work, ...]]
     wanted = [each for each in outputs if each.requires_grad]
     with Recorder(seq_len) as backward:
         torch.autograd.backward(wanted, [torch.ones_like(each) for each in wanted])
-    return _counted(forward.work), _counted(backward.work)
+    return counted(forward.work), counted(backward.work)
 
 
-def _counted(work: list[Work]) -> tuple[Work, ...]:
+def counted(work: list[Work]) -> tuple[Work, ...]:
     """Add up equal operations. Traffic without a shape is one entry, and so are all launches."""
     alike = Counter(work)
     found = [replace(each, count=each.count * n) for each, n in alike.items()]

@@ -40,7 +40,7 @@ class Outlook:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step."""
+        """Tokens of a step; rows, for modules that are not ours."""
         phase = self.simulation.costs.phase
         return phase.seq_len * phase.batch_rows
 

@@ -86,12 +86,12 @@ def _tiles(outlook: Outlook) -> str:
     rank = simulation.busiest * simulation.stage_ranks
     slow = outlook.slow[0] if outlook.slow else Slow("rank", rank, SLOW)
     more = simulation.slowed(slow).seconds / outlook.seconds - 1
-    rate = outlook.tokens / outlook.seconds
+    rate, unit = outlook.tokens / outlook.seconds, "rows" if simulation.costs.module else "tokens"
     what = "rank" if slow.part == "rank" else f"{slow.part} link"
     return tiles(
         [
-            ("step", _seconds(outlook.seconds), f"{human(outlook.tokens)} tokens"),
-            ("tokens per second", human(rate), f"{human(rate / outlook.gpus)} on each device"),
+            ("step", _seconds(outlook.seconds), f"{human(outlook.tokens)} {unit}"),
+            (f"{unit} per second", human(rate), f"{human(rate / outlook.gpus)} on each device"),
             (
                 "memory",
                 as_bytes(simulation.memory),

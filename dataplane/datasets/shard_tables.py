@@ -1,0 +1,82 @@
+"""The shards of a dataset, read from its mapped shard tables when they are asked for.
+
+The chunk hashes of a shard take 8 KB for 64 MB of tokens, so a table is mapped, not loaded: the
+processes of a host share its bytes, and only shards that are open have their hashes in memory. Of
+the token counts, one sum for each block of shards is kept.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from ..arrays import Int64
+from ..storage.verified import map_named
+from .manifest import Generation, Shard, shard_of
+
+BLOCK = 128
+"""Shards of a block."""
+TABLE_READERS = 16
+"""Shard tables read in parallel: on an object store each is a request."""
+
+
+class ShardTables:
+    """The shards of some generations of a dataset, in order. Thread-safe."""
+
+    def __init__(self, url: str, generations: Sequence[Generation]) -> None:
+        import pyarrow as pa
+
+        def table(generation: Generation) -> Any:
+            buffer = pa.py_buffer(map_named(url, generation.table))
+            return pa.ipc.open_file(buffer).read_all()
+
+        with ThreadPoolExecutor(TABLE_READERS) as pool:
+            self._tables = list(pool.map(table, generations))
+        self._firsts = [0, *accumulate(len(table) for table in self._tables)]
+        """Shards before each table, then the total."""
+        self.blocks: list[int] = self.sums("tokens")[:-1:BLOCK].tolist()
+        """Tokens before each block of shards."""
+
+    def __len__(self) -> int:
+        return self._firsts[-1]
+
+    def __iter__(self) -> Iterator[Shard]:
+        return (self[number] for number in range(len(self)))
+
+    def __getitem__(self, number: int) -> Shard:
+        ((table, row, _),) = self._parts(number, number + 1)
+        return shard_of(table.slice(row, 1).to_pylist()[0])
+
+    def sums(self, name: str) -> Int64:
+        """Return the sums of a column (`tokens`, `documents`) before each shard, then the total."""
+        return self._sums(name, 0, len(self))
+
+    def block_tokens(self, block: int) -> list[int]:
+        """Return the tokens before each shard of a block, and after the last one."""
+        first = block * BLOCK
+        sums = self._sums("tokens", first, min(first + BLOCK, len(self)))
+        inside: list[int] = (self.blocks[block] + sums).tolist()
+        return inside
+
+    def _sums(self, name: str, first: int, last: int) -> Int64:
+        parts = [
+            table.column(name).slice(row, count).to_numpy()
+            for table, row, count in self._parts(first, last)
+        ]
+        return np.cumsum(np.concatenate([[0], *parts]), dtype=np.int64)
+
+    def _parts(self, first: int, last: int) -> Iterator[tuple[Any, int, int]]:
+        """Yield the parts of the tables that hold the shards [first, last): a table, its first row
+        of them, and their number."""
+        if not 0 <= first <= last <= len(self):
+            raise IndexError(f"shards {first} to {last} of {len(self)}")
+        while first < last:
+            number = bisect_right(self._firsts, first) - 1
+            count = min(last, self._firsts[number + 1]) - first
+            yield self._tables[number], first - self._firsts[number], count
+            first += count

@@ -1,0 +1,110 @@
+"""The tables of a plan as a file of this host: computed once, and mapped by all its processes.
+
+    <plan's hash>.tables     sha256 of all that follows, size of the header, header, arrays
+    <plan's hash>.lock       held by the process that computes the tables
+
+The file appears by one rename. Every process verifies it before it maps it; a damaged file is
+computed and written again. The lock ends with its process. Without a folder that can be written,
+each process computes its own tables.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+
+from ...console.log import get_logger
+from ..arrays import Bytes
+from ..storage import host_files
+from .tables import Tables
+
+log = get_logger(__name__)
+
+ALIGNMENT = 64
+DIGEST_BYTES = 32
+HEAD = struct.Struct(f"<{DIGEST_BYTES}sQ")
+
+
+class _DamagedError(Exception):
+    """The file does not hold what was written."""
+
+
+def kept(name: str, compute: Callable[[], Tables]) -> Tables:
+    """Return the tables of the plan with the hash `name`: mapped, and computed if necessary."""
+    file = host_files.folder() / f"{name}.tables"
+    tables = _open(file)
+    if tables is not None:
+        return tables
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(file.with_suffix(".lock")):
+            tables = _open(file)  # another process may have just written it
+            if tables is None:
+                tables = compute()
+                _write(file, tables)
+                tables = _open(file) or tables
+            return tables
+    except OSError as error:
+        log.warning("cannot keep the order of the plan in %s: %s", file, error.strerror or error)
+    return tables or compute()
+
+
+def _open(file: Path) -> Tables | None:
+    """Map and verify a file; None if there is none, or none that is whole."""
+    try:
+        return _parse(np.frombuffer(host_files.map_file(file), np.uint8))
+    except OSError:
+        return None
+    except _DamagedError:
+        log.warning("%s is damaged: computing it again", file)
+        return None
+
+
+def _parse(data: Bytes) -> Tables:
+    if len(data) < HEAD.size:
+        raise _DamagedError
+    digest, header_bytes = HEAD.unpack(data[: HEAD.size].tobytes())
+    if hashlib.sha256(data[DIGEST_BYTES:].data).digest() != digest:
+        raise _DamagedError
+    arrays = {}
+    for name, dtype, shape, start in json.loads(data[HEAD.size :][:header_bytes].tobytes()):
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        arrays[name] = data[start : start + size].view(dtype).reshape(shape)
+    return Tables(**arrays)
+
+
+def _write(file: Path, tables: Tables) -> None:
+    arrays = {name: np.ascontiguousarray(array) for name, array in tables.arrays.items()}
+    # The offsets depend on the header's size, and its size on the offsets' digits: leave room.
+    start = first = HEAD.size + 4096
+    entries = []
+    for name, array in arrays.items():
+        start += -start % ALIGNMENT
+        entries.append((name, array.dtype.str, array.shape, start))
+        start += array.nbytes
+    header = json.dumps(entries).encode()
+    assert HEAD.size + len(header) <= first
+    data = bytearray(start)
+    data[HEAD.size : HEAD.size + len(header)] = header
+    for (_, _, _, place), array in zip(entries, arrays.values(), strict=True):
+        data[place : place + array.nbytes] = array.reshape(-1).view(np.uint8).data
+    data[DIGEST_BYTES : HEAD.size] = struct.pack("<Q", len(header))
+    data[:DIGEST_BYTES] = hashlib.sha256(memoryview(data)[DIGEST_BYTES:]).digest()
+    host_files.write(file, data)
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Hold a lock while the block runs. Without locks on the file system, two processes may compute
+    the same tables; each file is whole in any case."""
+    with file.open("ab") as lock:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,50 @@
+"""Files that the processes of a host share: what is computed or fetched once, and mapped by all.
+
+They can be made again at any time. Files that no process has opened for 30 days are deleted when
+another file is written.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from .atomic import replacing
+
+UNUSED_SECONDS = 30 * 24 * 3600
+
+
+def folder() -> Path:
+    """Return the folder of this user; where there is no home, a path that cannot be written."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    try:
+        home = Path(root) if root else Path.home() / ".cache"
+    except RuntimeError:  # a user without an entry in the password file, as in some containers
+        home = Path(os.devnull)
+    return home / "headrace-plans"
+
+
+def map_file(file: Path) -> memoryview:
+    """Map a file for reading, and mark it as used. An empty file is no bytes."""
+    with file.open("rb") as opened:
+        if file.parent == folder():
+            with suppress(OSError):  # it may belong to another user
+                os.utime(file)
+        if not os.fstat(opened.fileno()).st_size:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ))
+
+
+def write(file: Path, data: bytes | bytearray) -> None:
+    """Write a file atomically, and delete files of its folder that have not been used for long."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(file) as out:
+        out.write(data)
+    oldest = time.time() - UNUSED_SECONDS
+    for other in file.parent.iterdir():
+        with suppress(OSError):
+            if other.stat().st_mtime < oldest:
+                other.unlink()

@@ -1,0 +1,92 @@
+"""Modules of another program: `--module package:function`.
+
+The function takes nothing and returns (modules, input): a sequence of torch modules, each of which
+maps the result of the one before it, and the input of the first for one row. It is called on
+the meta device, so that its weights take no memory. The last result should be the loss.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ....console.errors import PlanError
+
+HINT = "it is package:function, and the function returns (modules, input of one row)"
+
+
+@dataclass(frozen=True)
+class Sort:
+    """Modules that are alike: of one text, with inputs of one shape."""
+
+    name: str
+    text: str
+    """Module as torch prints it."""
+    parameters: tuple[tuple[str, tuple[int, ...]], ...]
+    """Names and shapes."""
+    input: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return sum(math.prod(shape) for _, shape in self.parameters)
+
+
+@dataclass(frozen=True)
+class ModuleModel:
+    """A sequence of modules as the planner sees a model: it can be cut into stages and sharded over
+    data-parallel ranks, and has neither operators that divide nor tokens."""
+
+    module: str
+    """package:function."""
+    sorts: tuple[Sort, ...]
+    layers: tuple[int, ...]
+    """Sort of each module."""
+    operators: Mapping[str, Any] = field(default_factory=dict)
+    """None: no operator has heads or experts."""
+    tie_embeddings: bool = False
+    vocab_size: int = 1
+
+    def tp_problems(self, tp: int) -> list[str]:
+        return [] if tp == 1 else [f"tp={tp}: {self.module} has no tensor parallelism"]
+
+    def ep_problems(self, ep: int, tp: int, ranks: int) -> list[str]:
+        return [] if ep == 1 else [f"ep={ep}: {self.module} has no experts that are split"]
+
+
+def load_function(name: str) -> Callable[[], Any]:
+    """Import `package:function`; modules beside the working directory are found too."""
+    package, colon, function = name.partition(":")
+    if not (package and colon and function):
+        raise PlanError(f"--module {name} has no function", hint=HINT)
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(package), function)
+    except (ImportError, AttributeError) as error:
+        raise PlanError(f"--module {name} cannot be imported: {error}", hint=HINT) from error
+    finally:
+        sys.path.pop(0)
+    if not callable(found):
+        raise PlanError(f"--module {name} is not a function", hint=HINT)
+    return found  # type: ignore[no-any-return]
+
+
+def build(name: str) -> tuple[list[nn.Module], Tensor]:
+    """Call the function."""
+    made = load_function(name)()
+    try:
+        modules, row = made
+        modules = list(modules)
+    except (TypeError, ValueError) as error:
+        raise PlanError(f"--module {name} does not return a pair: {error}", hint=HINT) from error
+    if not modules or not all(isinstance(each, nn.Module) for each in modules):
+        raise PlanError(f"--module {name}: the first part is no sequence of modules", hint=HINT)
+    if not isinstance(row, Tensor):
+        raise PlanError(f"--module {name}: the input is no tensor", hint=HINT)
+    return modules, row

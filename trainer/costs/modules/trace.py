@@ -1,0 +1,162 @@
+"""Trace of a sequence of modules: operations, parameters and memory of each sort, for one row."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ....console.errors import PlanError
+from ....models.accounting.memory import kept_sizes
+from ....models.layers.recompute import OPERATIONS
+from ....models.precision import Precision
+from ..planner.recorder import Recorder
+from ..planner.trace import LayerTrace, ModelTrace, counted
+from ..planner.work import Work
+from .load import ModuleModel, Sort, build
+
+if TYPE_CHECKING:
+    from ....models.config import ModelConfig
+
+CAUSAL = {"forward": 4, "backward": 7}
+"""Place of `is_causal` among the arguments of torch's attention."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Modules of `package:function`, as the planner needs them."""
+
+    model: ModuleModel
+    trace: ModelTrace
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model as the planner takes it: it asks for layers and for degrees that divide it."""
+        return cast("ModelConfig", self.model)
+
+
+def trace_modules(name: str, precision: Precision) -> Traced:
+    """Trace the modules of `package:function`. Nothing is allocated."""
+    known: dict[Sort, LayerTrace] = {}
+    layers: list[Sort] = []
+    standard = torch.get_default_dtype()
+    torch.set_default_dtype(precision.compute)
+    try:
+        with torch.device("meta"):  # where initializers that read values do nothing
+            built, given = build(name)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            row = torch.empty_like(given, device="cpu")
+            for number, module in enumerate(built):
+                parameters = tuple((key, tuple(p.shape)) for key, p in module.named_parameters())
+                kind, shape = type(module).__name__, tuple(row.shape)
+                sort = Sort(f"{kind} {shape}", repr(module), parameters, shape)
+                layers.append(sort)
+                try:
+                    module.to_empty(device="cpu")
+                    if sort not in known:
+                        known[sort] = _layer(sort.name, module, row, first=not number)
+                    row = _result(module, row).detach()
+                except Exception as error:
+                    raise PlanError(
+                        f"--module {name}: module {number} ({kind}) fails on an input of {shape}: "
+                        f"{error}",
+                        hint="each module maps the result of the one before it, one tensor to one "
+                        "tensor, without reading values",
+                    ) from error
+    finally:
+        torch.set_default_dtype(standard)
+    sorts = list(known)
+    numbers = tuple(map(sorts.index, layers))
+    stream = max(trace.stream for trace in known.values())
+    none = dict.fromkeys(OPERATIONS, 0)
+    end = LayerTrace("end", {}, (), (), 0, stream, 1, none, none)
+    trace = ModelTrace(1, 1, numbers, tuple(known.values()), end)
+    return Traced(ModuleModel(name, tuple(sorts), numbers), trace)
+
+
+def _result(module: nn.Module, row: Tensor) -> Tensor:
+    found = module(row)
+    if not isinstance(found, Tensor):
+        raise TypeError(f"the result is {type(found).__name__}, not a tensor")
+    return found
+
+
+def _layer(name: str, module: nn.Module, row: Tensor, first: bool) -> LayerTrace:
+    """Trace a module; its input needs a gradient unless it is the first."""
+    needs = row.is_floating_point() and not first
+    given = torch.empty(row.shape, dtype=row.dtype, requires_grad=needs)
+    with ModuleRecorder() as forward:
+        result = _result(module, given)
+    with ModuleRecorder() as backward:
+        if result.requires_grad:
+            torch.autograd.backward([result], [torch.ones_like(result)])
+    everything, *results = kept_sizes((module,), lambda: _result(module, given))
+    half = len(OPERATIONS)
+    return LayerTrace(
+        name=name,
+        layer={"shared": None},
+        forward=counted(forward.work),
+        backward=counted(backward.work),
+        everything=everything,
+        stream=row.nbytes,
+        calls=1,
+        results=dict(zip(OPERATIONS, results[:half], strict=True)),
+        needed=dict(zip(OPERATIONS, results[half:], strict=True)),
+    )
+
+
+class ModuleRecorder(Recorder):
+    """Records convolutions as the matrix products that they are, and attention over all pairs."""
+
+    def __init__(self) -> None:
+        super().__init__(seq_len=1)
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, inputs: Any = (), options: Any = None
+    ) -> Any:
+        name = operation._schema.name
+        if name not in ("aten::convolution", "aten::convolution_backward"):
+            return super().__torch_dispatch__(operation, types, inputs, options)
+        result = operation(*inputs, **(options or {}))
+        if name.endswith("backward"):
+            gradient, row, weight, *_ = inputs
+            *_, transposed, _, groups, wanted = inputs
+            for _ in range(sum(wanted[:2])):  # gradients of the input and of the weight
+                self._convolution(row, weight, gradient, transposed, groups)
+        else:
+            row, weight, *_ = inputs
+            *_, transposed, _, groups = inputs
+            self._convolution(row, weight, result, transposed, groups)
+        return result
+
+    def _convolution(
+        self, row: Tensor, weight: Tensor, result: Tensor, transposed: bool, groups: int
+    ) -> None:
+        """Record the product [positions, inputs × taps] × [inputs × taps, outputs] of a group."""
+        many = row if transposed else result
+        shape = (groups, many.numel() // many.shape[1], weight[0].numel(), len(weight) // groups)
+        moved = row.nbytes + weight.nbytes + result.nbytes
+        self.work.append(Work("matmul", "", shape, 1, moved, "convolution"))
+
+    def _attention(self, name: str, inputs: Any, moved: int, saved: str) -> None:
+        super()._attention(name, inputs, moved, saved)
+        place = CAUSAL["backward" if "backward" in name else "forward"]
+        if not (len(inputs) > place and inputs[place] is True):
+            # Rates of attention count the pairs below the diagonal; here are all.
+            self.work[-1] = replace(self.work[-1], count=2 * self.work[-1].count)
+
+
+def flops(work: tuple[Work, ...]) -> float:
+    """Return the operations of matrix products, convolutions and attention."""
+    found = 0.0
+    for each in work:
+        if each.kind == "matmul":
+            found += 2.0 * math.prod(each.shape) * each.count
+        elif each.kind == "attention":
+            width, heads, length, _ = each.shape
+            found += 2.0 * length**2 * heads * width * each.count
+    return found
