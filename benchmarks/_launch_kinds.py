@@ -51,7 +51,7 @@ GLUE = {
     | {"silu_backward", "gelu", "gelu_backward", "eq", "ne", "lt", "le", "gt", "ge", "bitwise_not"}
     | {"bitwise_and", "logical_not", "clamp", "clamp_min", "maximum", "sigmoid", "tanh", "expm1"}
     | {"sigmoid_backward", "tanh_backward", "isfinite", "abs", "masked_fill", "remainder"}
-    | {"masked_fill_", "sub_"},
+    | {"masked_fill_", "sub_", "__lshift__"},
     "sums": {"sum", "mean", "amax", "cumsum", "any", "all", "prod", "linalg_vector_norm"},
     "norms": {"native_layer_norm", "native_layer_norm_backward"},
     "gathers": {"embedding", "index", "index_select", "gather", "repeat", "repeat_interleave"},

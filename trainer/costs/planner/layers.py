@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ....models.accounting.count import build_meta
 from ....models.accounting.memory import KeptLayer
-from ....models.accounting.state import Degrees, Shards, state_bytes
+from ....models.accounting.state import Degrees, Shards, StatePart, device_bytes, state_bytes
 from ....models.layers.recompute import Results, Rule, Selective
 from ....models.precision import PRECISIONS, Precision
 from ...engines.engine import EngineConfig
+from ...engines.fsdp2 import Fsdp2Config
 from ...layout.checks import problems
 from ...layout.config import LayoutConfig
 from ...run.config import RunConfig
@@ -297,7 +298,7 @@ class Costs:
         )
 
     def _memory(self, engine: EngineConfig, pp: int, dp: int, cp: int, tp: int, ep: int) -> Memory:
-        """Return the bytes of the state of an engine on a rank."""
+        """Return the bytes of the state of an engine on a device."""
         layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep)
         run = replace(self.run, engine=engine, layout=layout)
         state = engine_state(run, self._meta, self.precision, self.device).parts
@@ -306,8 +307,13 @@ class Costs:
         buffers = [part for part in state if part.name == "buffers"]
         layers, first, last, modules = self.shards(tp, ep)
 
-        def held(shards: Shards) -> float:
-            return sum(state_bytes(parts, shards, degrees).values()) if shards else 0.0
+        def held(shards: Shards, parts: Sequence[StatePart] = parts) -> float:
+            return device_bytes(state_bytes(parts, shards, degrees)) if shards else 0.0
+
+        of_layers = parts
+        if isinstance(engine, Fsdp2Config) and engine.gather_of(layout) == "block":
+            # Whole weights of a block are in the working set (EngineMessages.work).
+            of_layers = [part for part in parts if part.name != "weights" or part.sharded_over]
 
         everything: dict[str, Any] = {**first, **last}
         for number, sort in enumerate(self.trace.layers):
@@ -315,7 +321,7 @@ class Costs:
         for shards in modules.values():
             everything |= shards
         return Memory(
-            layers=[held(shards) for shards in layers],
+            layers=[held(shards, of_layers) for shards in layers],
             first=held(first),
             last=held({**last, **first} if self.tied(pp) else last),
             modules=[held(shards) for shards in modules.values()],
@@ -329,7 +335,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the state on a rank."""
+    """Bytes of the state on a device."""
 
     layers: Sequence[float]
     """Bytes of a layer of each sort."""
