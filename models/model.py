@@ -265,11 +265,6 @@ class Model(nn.Module):
             if name not in fp32:
                 parameter.data = parameter.data.to(precision.compute)
 
-    def expert_operators(self) -> list[Operator]:
-        """The operators that have experts."""
-        branches = [branch for block in self.typed_blocks() for branch in block.branches()]
-        return [branch.operator for branch in branches if branch.operator.experts]
-
     def shard(self, axes: Axes) -> None:
         """Keep this rank's local shard of each parameter of whole modules."""
         self.axes = axes

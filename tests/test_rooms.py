@@ -27,6 +27,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "measure",
         "report",
         "launch",
+        "tune",
         "demo",
         "cli",
     ),

@@ -16,6 +16,7 @@ from ..console.progress import as_bytes
 from .costs.planner.cli import plan
 from .launch.options import StartOptions, command_words, start_options
 from .measure.cli import profile
+from .tune.cli import tune
 from .weights.commands import export, sample
 
 if TYPE_CHECKING:
@@ -270,6 +271,7 @@ main.add_command(plan)
 main.add_command(profile)
 main.add_command(export)
 main.add_command(sample)
+main.add_command(tune)
 
 
 def _is_file(word: str) -> bool:

@@ -1,6 +1,7 @@
 """Layout and exclusive lock of a run's folder.
 
     run.yaml model.yaml mixture.yaml plan.json      the resolved run
+    layout.yaml measured.json                       its layout plan; measured beside predicted
     metrics.jsonl ledger.jsonl events.jsonl         what each step did
     held-out-….json evaluations.jsonl               held-out rows and their losses
     checkpoints/ logs/ profiles/ tensorboard/
@@ -31,6 +32,8 @@ RUN = "run.yaml"
 MODEL = "model.yaml"
 MIXTURE = "mixture.yaml"
 PLAN = "plan.json"
+LAYOUT = "layout.yaml"
+MEASURED = "measured.json"
 EVENTS = "events.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 CHECKPOINTS = "checkpoints"
@@ -59,6 +62,8 @@ class RunFolder:
         self.model = self.root / MODEL
         self.mixture = self.root / MIXTURE
         self.plan = self.root / PLAN
+        self.layout = self.root / LAYOUT
+        self.measured = self.root / MEASURED
         self.metrics = self.root / METRICS
         self.ledger = self.root / ledger.NAME
         self.events = self.root / EVENTS
@@ -104,7 +109,7 @@ class RunFolder:
         if path in (self.checkpoints, self.logs):  # a batch job opens its log before it starts
             log = SLURM_LOG.partition("%")[0]
             return all(file.name.startswith(log) for file in path.iterdir())
-        written = (self.model, self.mixture, self.plan, self.slurm)
+        written = (self.model, self.mixture, self.plan, self.layout, self.slurm)
         half = tuple(f".{file.name}." for file in (*written, self.run))
         return path in written or path.name == LOCK or path.name.startswith((PROBE, *half))
 

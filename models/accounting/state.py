@@ -82,8 +82,9 @@ class StatePart:
     bytes_per_parameter: BytesPerParameter
     sharded_over: tuple[AxisName, ...] = ()
     """Axes whose ranks share one copy. Empty: each rank holds all of it."""
-    shard_ranks: int | None = None
-    """Ranks that share one copy, where they are fewer than those of the axes (HSDP)."""
+    shard_ranks: int | Callable[[str], int | None] | None = None
+    """Ranks that share one copy, where they are fewer than those of the axes (HSDP). A function of
+    the parameter's logical name where parameters differ."""
     cut: Cut = flat
     names: Collection[str] | None = None
     """Parameters of which the part is, by logical name; None: all."""
@@ -95,15 +96,16 @@ class StatePart:
         for name, shard in shards.items():
             if self.names is not None and name not in self.names:
                 continue
-            key = (each(name) if callable(each) else each, self.ranks(degrees, shard.experts))
+            key = (each(name) if callable(each) else each, self.ranks(degrees, name, shard))
             alike.setdefault(key, {})[name] = shard.local
         return sum(size * self.cut(shapes, ranks) for (size, ranks), shapes in alike.items())
 
-    def ranks(self, degrees: Degrees, experts: bool) -> int:
-        """Ranks that share one copy. ep ranks have different experts, so ep / tp times fewer share
-        a copy of them."""
-        ranks = self.shard_ranks or degrees.size(self.sharded_over)
-        return max(1, ranks * degrees.tp // degrees.ep) if experts else ranks
+    def ranks(self, degrees: Degrees, name: str, shard: LocalShard) -> int:
+        """Ranks that share one copy of a parameter. ep ranks have different experts, so ep / tp
+        times fewer share a copy of them."""
+        own = self.shard_ranks
+        ranks = (own(name) if callable(own) else own) or degrees.size(self.sharded_over)
+        return max(1, ranks * degrees.tp // degrees.ep) if shard.experts else ranks
 
 
 def state_bytes(parts: Sequence[StatePart], shards: Shards, degrees: Degrees) -> dict[str, int]:

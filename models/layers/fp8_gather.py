@@ -21,11 +21,9 @@ from .fp8 import quantize
 from .linear import OutputLinear, SplitLinear
 
 
-def gather_matrices(model: nn.Module, ranks: int) -> None:
+def gather_matrices(model: nn.Module) -> None:
     """Gather in FP8 the sharded matrices of a model that the products round anyway: those whose
-    rows are whole on a rank, all in FP8, and equally many on each of the ranks."""
-    if ranks == 1:
-        return
+    rows are whole on a rank, all in FP8, and equally many on each of the ranks that share them."""
     for module in model.modules():
         if isinstance(module, SplitLinear):
             rounded = module.fp8 and module.narrow_rows() == len(module.weight)
@@ -33,8 +31,9 @@ def gather_matrices(model: nn.Module, ranks: int) -> None:
             rounded = module.takes_stored
         else:
             continue
-        if rounded and len(module.weight) % ranks == 0:
-            weight: Any = module.weight
+        weight: Any = module.weight
+        ranks = weight.device_mesh.size(-1)  # the last dimension of a mesh is that of the shards
+        if rounded and ranks > 1 and len(weight) % ranks == 0:
             shard = weight._local_tensor
             shard.fsdp_pre_all_gather = partial(_send, shard)
             shard.fsdp_post_all_gather = _receive

@@ -38,6 +38,7 @@ from headrace.trainer.engines.engine import Engine
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers import OPTIMIZERS
+from headrace.trainer.engines.shard_groups import LayerShards
 from headrace.trainer.engines.update import update
 from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.loop.execute import execute
@@ -63,6 +64,18 @@ KEYS = {
     },
     "away": {"offload": "cpu"},
     "ahead": {"keep_last": 1, "forward_prefetch": 2, "backward_prefetch": 2},
+    "kept": {
+        "layers": (
+            LayerShards(layers=(0, 1), reshard=False),
+            LayerShards(layers=(3, 3), reshard=False),
+        )
+    },
+    "own": {
+        "layers": (
+            LayerShards(layers=(0, 0), shard=1),
+            LayerShards(layers=(2, 3), shard=2, reshard=False),
+        )
+    },
 }
 """Keys of an engine, by a word of a layout."""
 GATHER = {"block": "block", "micro": "micro-batch", "step": "step"}
@@ -79,7 +92,7 @@ def engine_config(layout: str) -> Any:
     kind, option, *words = layout.split("-")
     keys: dict[str, Any] = {}
     for word in words:
-        keys |= KEYS.get(word, {})
+        keys |= next((own for name, own in KEYS.items() if word.startswith(name)), {})
     if kind == "deepspeed":
         return DeepSpeedConfig(zero=int(option), **keys)  # type: ignore[arg-type]
     gather = next((gather for word, gather in GATHER.items() if layout.endswith(word)), None)

@@ -22,6 +22,7 @@ from headrace.trainer.costs.planner.grid import Grid, Shape
 from headrace.trainer.costs.planner.make import Question, make_plans
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
+from headrace.trainer.engines.shard_groups import LayerShards
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.run.config import RunConfig
 from headrace.trainer.run.job import Job
@@ -92,7 +93,8 @@ def planned(searched: tuple[Path, Any], tmp_path: Path) -> Path:
     stored["micro_batch_tokens"] = 16
     stored["layout"] = {}
     stored["layers"] = [
-        {"layers": [number, number], "recompute": rule} for number, rule in enumerate(RULES)
+        {"layers": [number, number], "recompute": rule, "reshard": number != 1 and None}
+        for number, rule in enumerate(RULES)
     ]
     file.write_text(yaml.safe_dump(stored))
     return file
@@ -186,7 +188,7 @@ def test_a_missing_link_is_named_with_the_command(machine: str, tmp_path: Path) 
     plan("--model", TINY, *batch, "--hardware", str(file))
 
 
-def test_reshard_of_a_layer_is_simulated_for_fsdp2_alone(machine: str) -> None:
+def test_reshard_of_a_layer_is_a_choice_of_fsdp2_by_block_alone(machine: str) -> None:
     [own] = make_plans(question(machine, 16)).phases
     costs = own.costs
     layout = LayoutConfig()
@@ -195,7 +197,7 @@ def test_reshard_of_a_layer_is_simulated_for_fsdp2_alone(machine: str) -> None:
         for engine in (Fsdp2Config(gather="block"), Fsdp2Config(gather="step"), DeepSpeedConfig())
     ]
     for grid in grids:
-        problem = costs.problem(grid, 1e9, per_layer_reshard=True, all_choices=True)
+        problem = costs.problem(grid, 1e9, all_choices=True)
         [first, *_] = problem.sorts
         by = {(c.name.rule, c.name.reshard): c for c in first.choices}
         block = grid.engine == Fsdp2Config(gather="block")
@@ -204,8 +206,25 @@ def test_reshard_of_a_layer_is_simulated_for_fsdp2_alone(machine: str) -> None:
             gathered = by["none", False]
             assert gathered.backward <= by["none", None].backward
             assert gathered.held > by["none", None].held
-    names = {c.name.reshard for c in costs.problem(grids[0], 1e9).sorts[0].choices}
-    assert names == {None}
+
+
+def test_tensor_ranks_as_context_ranks_are_simulated(machine: str) -> None:
+    """Such a layer gathers whole weights, and its messages are those of a context axis."""
+    [own] = make_plans(question(machine, 16)).phases
+    layout = LayoutConfig(tp=2)
+    grid = Grid(Shape(layout, 1, 2, 2), Fsdp2Config(), layout)
+    problem = own.costs.problem(grid, 1e9, simulate=True, all_choices=True)
+    plain = own.costs.problem(grid, 1e9, all_choices=True)
+    for sort, without in zip(problem.sorts, plain.sorts, strict=True):
+        by = {c.name.key: c for c in sort.choices}
+        rank, whole = by["none", None, False], by["none", None, True]
+        assert "context" in whole.name.forward or "tensor" not in whole.name.forward
+        assert "tensor" in rank.name.forward
+        assert whole.work > 1.5 * rank.work  # weights and gradients of all tensor ranks
+        assert sort.forward <= without.forward
+        same = next(c for c in without.choices if c.name.key == rank.name.key)
+        own = sort.forward + rank.backward + sort.update / 2  # two micro-batches
+        assert own == pytest.approx(without.forward + same.backward + without.update / 2)
 
 
 def test_a_layout_that_is_not_best_is_explained(machine: str, searched: tuple[Path, Any]) -> None:
@@ -237,9 +256,31 @@ def test_an_override_of_a_planned_key_is_refused(planned: Path, ask: Callable[..
 def test_a_simulated_plan_is_refused_by_name(planned: Path, ask: Callable[..., Job]) -> None:
     stored = yaml.safe_load(planned.read_text())
     stored["planned"]["executable"] = False
-    stored["layers"][1]["reshard"] = False
+    stored["layers"][1]["sequence"] = True
     planned.write_text(yaml.safe_dump(stored))
-    with pytest.raises(LayoutError, match=r"`reshard` for each layer \(layers 1–1\)"):
+    with pytest.raises(LayoutError, match=r"`sequence`, layers 1–1"):
+        ask("processes=2", layout=str(planned))
+
+
+def test_choices_of_the_layers_become_keys_of_the_engine(
+    planned: Path, ask: Callable[..., Job]
+) -> None:
+    stored = yaml.safe_load(planned.read_text())
+    stored["layers"][3]["shard"] = 1
+    planned.write_text(yaml.safe_dump(stored))
+    engine = ask("processes=2", layout=str(planned)).run.engine
+    assert isinstance(engine, Fsdp2Config)
+    assert engine.layers == (
+        LayerShards(layers=(1, 1), reshard=False),
+        LayerShards(layers=(3, 3), shard=1),
+    )
+    stored["engine"]["layers"] = [{"layers": [0, 0], "shard": 1}]
+    planned.write_text(yaml.safe_dump(stored))
+    with pytest.raises(LayoutError, match=r"both engine\.layers and `layers`"):
+        ask("processes=2", layout=str(planned))
+    stored["engine"] = {"kind": "deepspeed"}
+    planned.write_text(yaml.safe_dump(stored))
+    with pytest.raises(LayoutError, match=r"which engine\.kind=deepspeed does not have"):
         ask("processes=2", layout=str(planned))
 
 
@@ -258,12 +299,13 @@ def test_a_planned_run_equals_the_same_options_to_the_bit(
     command = [word for word in trainer.command(*words) if word != "engine.kind=fsdp2"]
     trainer.command = lambda *words, out=None: [*command, *words]
     trainer.run("--layout", str(planned))
-    flags = trainer_in(tmp_path)
+    flags = trainer_in(tmp_path)  # without the plan's `reshard`
     text = "recompute=[none, block, {save: [matmul]}, operator, none]"
     flags.run(*words, "micro_batch_tokens=16", text)
     assert trainer.losses() == flags.losses()
     stored = yaml.safe_load((trainer.out / "run.yaml").read_text())
     assert stored["recompute"][1] == "block"
+    assert stored["engine"]["layers"] == [{"layers": [1, 1], "reshard": False, "shard": None}]
 
 
 def test_no_plan_names_what_the_nearest_layout_needs() -> None:

@@ -281,11 +281,16 @@ def failures_in(watch: Path) -> list[Failure]:
     return sorted(failures, key=lambda failure: failure.time)
 
 
-def _die_with_launcher() -> None:
-    """Ask the kernel for SIGKILL when the launcher dies: no rank goes on alone with the lock."""
+def die_with_parent() -> None:
+    """Ask the kernel for SIGKILL when the process that started this one dies."""
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def _die_with_launcher() -> None:
+    """End when the launcher dies: no rank goes on alone with the lock."""
+    die_with_parent()
     if os.getppid() != int(os.environ[LAUNCHER]):  # it has died already
         os._exit(1)

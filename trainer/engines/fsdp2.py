@@ -11,28 +11,28 @@ summed in fp32. `gather` chooses how long it stays whole.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...console.errors import LayoutError
+from ...console.errors import LayoutError, Problem, Problems
 from .engine import EngineConfig
+from .shard_groups import LayerShards, layer_of, overlapping, shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
-    from torch import nn
-    from torch.distributed.tensor import DTensor
 
     from ...models.accounting.state import BytesPerParameter, Shapes, StatePart
+    from ...models.block import Block
     from ...models.precision import Precision
     from ..checkpoints.fragments import Fragment
     from ..layout.config import LayoutConfig
     from ..layout.groups import Parallel
     from .objective import Objective, Sums
-    from .optimizers.base import OptimizerConfig
+    from .optimizers.base import OptimizerConfig, ParameterGroup
     from .pieces import Piece
-
+    from .shard_groups import Grid
 
 Gather = Literal["block", "micro-batch", "step"]
 
@@ -52,6 +52,9 @@ class Fsdp2Config(EngineConfig):
     keep_last: int = 0
     """Last layers whose weights stay whole from the forward to the backward pass, with
     `gather: block`. The backward pass begins with them."""
+    layers: tuple[LayerShards, ...] = ()
+    """Layers with a choice of their own: `{layers: [0, 7], reshard: false, shard: 8}`. The others
+    follow `gather`, `shard` and `keep_last`."""
     forward_prefetch: int = 0
     """Blocks gathered ahead of the block that runs forward, with `gather: block`."""
     backward_prefetch: int = 1
@@ -67,6 +70,8 @@ class Fsdp2Config(EngineConfig):
         for name, least in (("keep_last", 0), ("forward_prefetch", 0), ("backward_prefetch", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if twice := [Problem("layers", text) for text in overlapping(self.layers)]:
+            raise Problems(twice)
 
     @property
     def offloads(self) -> bool:
@@ -74,31 +79,27 @@ class Fsdp2Config(EngineConfig):
 
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
         ranks = processes // layout.shards * layout.cp
-        if self.shard is not None and ranks % self.shard:
-            raise LayoutError(
-                f"engine.shard={self.shard} does not divide the {ranks} processes among which "
-                "the state is divided (dp × cp)",
-                hint=f"choose a divisor of {ranks}, or leave it out to share among all",
-            )
-        block = (self.shard or ranks) * layout.tp
-        if self.shard is not None and block % layout.ep and layout.ep % block:
-            raise LayoutError(
-                f"engine.shard={self.shard} × layout.tp={layout.tp} = {block} ranks that share one "
-                f"copy of the state, and layout.ep={layout.ep} ranks that split the experts: "
-                "neither divides the other",
-                hint="choose engine.shard so that one divides the other, or leave it out",
-            )
+        own = [(f"engine.layers.{n}.shard", each.shard) for n, each in enumerate(self.layers)]
+        for name, shard in [("engine.shard", self.shard), *own]:
+            if shard is not None:
+                _check_shard(name, shard, ranks, layout)
         by_block = {"keep_last": 0, "forward_prefetch": 0, "backward_prefetch": 1}
-        changed = [name for name, default in by_block.items() if getattr(self, name) != default]
+        changed = [
+            f"{name}={getattr(self, name)}"
+            for name, default in by_block.items()
+            if getattr(self, name) != default
+        ]
+        changed += [f"layers.{n}.reshard=false" for n, e in enumerate(self.layers) if not e.reshard]
         if changed and self.gather_of(layout) != "block":
             raise LayoutError(
-                f"engine.{changed[0]}={getattr(self, changed[0])} needs weights that are gathered "
-                f"block by block; engine.gather={self.gather_of(layout)} gathers all at once",
-                hint=f"set engine.gather=block, or leave {changed[0]} out",
+                f"engine.{changed[0]} needs weights that are gathered block by block; "
+                f"engine.gather={self.gather_of(layout)} gathers all at once",
+                hint=f"set engine.gather=block, or leave {changed[0].partition('=')[0]} out",
             )
 
     def describe(self) -> str:
         shards = f", shards of {self.shard}" if self.shard else ""
+        shards += f", {len(self.layers)} spans of layers apart" if self.layers else ""
         offload = ", on the CPU between passes" if self.offloads else ""
         return f"FSDP2{shards}{offload}{', compiled' if self.compile else ''}"
 
@@ -114,7 +115,9 @@ class Fsdp2Config(EngineConfig):
 
         from ...models.accounting.state import HOST, StatePart, by_rows, flat, outside_blocks
 
-        sharded = partial(StatePart, sharded_over=("dp", "cp"), shard_ranks=self.shard, cut=by_rows)
+        sharded = partial(
+            StatePart, sharded_over=("dp", "cp"), shard_ranks=self.shard_ranks, cut=by_rows
+        )
         gather, host = self.gather_of(layout), HOST if self.offloads else ""
         masters = "masters" if precision.separate_masters else "weights"
         parts = [
@@ -124,7 +127,7 @@ class Fsdp2Config(EngineConfig):
         ]
         # Gathered from the forward pass to the end of the backward pass; or, by block, at once.
         ahead = 1 + max(self.forward_prefetch, self.backward_prefetch)
-        by_block = partial(_whole_by_block, kept=self.keep_last, ahead=ahead)
+        by_block = partial(_whole_by_block, engine=self, ahead=ahead)
         gathered = by_block if gather == "block" else flat
         parts.append(
             StatePart(name="weights", bytes_per_parameter=precision.weight_bytes, cut=gathered)
@@ -134,6 +137,16 @@ class Fsdp2Config(EngineConfig):
         else:  # FSDP2 keeps what it reduced last until the next micro-batch has gradients
             parts.append(StatePart(name="gradients", bytes_per_parameter=4, cut=outside_blocks))
         return parts
+
+    def shard_ranks(self, parameter: str) -> int | None:
+        """Return the ranks that share one copy of a parameter's state; None: all."""
+        return shard_of(self.layers, layer_of(parameter), self.shard)
+
+    def resharded(self, layer: int, left: int) -> bool:
+        """Return True if `gather: block` shards a layer again after its forward pass; `left` layers
+        of the rank follow it."""
+        own = [span.reshard for span in self.layers if layer in span]
+        return left >= self.keep_last and all(own)
 
     def gather_of(self, layout: LayoutConfig) -> Gather:
         return self.gather or ("block" if layout.holds_all_layers else "step")
@@ -165,57 +178,62 @@ class Fsdp2:
         from .groups import local_shards, parameter_groups
         from .objective import parameters
         from .pieces import Pieces
+        from .shard_groups import ShardGroups
 
         model = objective.model
         fp32 = model.full_precision(precision)
         shards, all_groups = local_shards(model), parameter_groups(model, optimizer, fp32)
-        groups = [group for group in all_groups if not group.full_precision]
+        groups = [
+            each
+            for group in all_groups
+            if not group.full_precision
+            for each in _with_one_mesh(config, group)
+        ]
         self.fp32 = FullPrecision(model, fp32, all_groups, optimizer, shards, parallel)
         self.device = parallel.device
         self.dtype = precision.compute
         self.ranks = parallel.data.size
         self.replicas = parallel.replicas.size
         self.local_shards = shards
-        tensor, split = parallel.axes.tensor.size, parallel.axes.experts.size
-        shared = config.shard or self.ranks
-        self.grid = Grid(parallel.device.type, self.ranks, shared, tensor)
-        self.of_experts = self.grid
-        if split > 1:
-            own = max(1, shared * tensor // split)
-            self.of_experts = Grid(parallel.device.type, self.replicas, own, split)
+        self.shards = ShardGroups(parallel, config.shard, config.layers)
         self.clip = optimizer.clip
         self.updates = 0
 
         self.gather = config.gather_of(parallel.pipe.layout)
         wanted: dict[str, Any] = {
-            "mesh": self.grid.mesh,
+            "mesh": self.shards.of(None).mesh,
             "mp_policy": MixedPrecisionPolicy(
                 param_dtype=precision.compute if precision.separate_masters else None,
                 reduce_dtype=torch.float32,
                 cast_forward_inputs=False,  # loss weights stay fp32
             ),
-            "reshard_after_forward": self.gather == "block",
+            "reshard_after_forward": False,
         }
         self.place = parallel.device
         if config.offloads:
             self.place = torch.device("cpu")
             pinned = parallel.device.type == "cuda"
             wanted["offload_policy"] = CPUOffloadPolicy(pin_memory=pinned)
-        for operator in model.expert_operators() if split > 1 else ():
-            for child in operator.children():  # a router: gathered once for both passes
-                fully_shard(child, **{**wanted, "reshard_after_forward": False})
-            fully_shard(operator, **{**wanted, "mesh": self.of_experts.mesh})
-        config.compile_blocks(model, parallel.device)
         blocks = model.typed_blocks()
-        for left, block in zip(reversed(range(len(blocks))), blocks, strict=True):
-            reshard = wanted["reshard_after_forward"] and left >= config.keep_last
-            fully_shard(block, **{**wanted, "reshard_after_forward": reshard})
+        sharding = {}
+        for left, name, block in zip(
+            reversed(range(len(blocks))), model.blocks, blocks, strict=True
+        ):
+            layer = int(name)
+            reshard = self.gather == "block" and config.resharded(layer, left)
+            own = {"mesh": self.shards.of(layer).mesh, "reshard_after_forward": reshard}
+            sharding[block] = {**wanted, **own}
+            if parallel.axes.experts.size > 1:
+                shard_experts(block, self.shards.of(layer, experts=True), sharding[block])
+        config.compile_blocks(model, parallel.device)
+        for block in blocks:
+            fully_shard(block, **sharding[block])
         prefetch(blocks, config.forward_prefetch, config.backward_prefetch)
         # A forward pass ends with the head, and its backward pass begins there: no second gather.
-        self.root: Any = fully_shard(objective, **{**wanted, "reshard_after_forward": False})
+        self.root: Any = fully_shard(objective, **wanted)
         objective.to_empty(device=self.place)  # shards only
         if not config.offloads:  # torch's hooks would be those of the host's tensor
-            gather_matrices(model, shared)
+            gather_matrices(model)
         self.fp32.give_back()
         self.objective = objective
         self.parameters = parameters(objective)
@@ -281,7 +299,7 @@ class Fsdp2:
 
         found = []
         for name, parameter in self.parameters.items():
-            grid = self.of_experts if self.local_shards[name].experts else self.grid
+            grid = self.shards.of(layer_of(name), experts=self.local_shards[name].experts)
             if numel := local(parameter).numel():
                 found.append(
                     Piece(
@@ -296,6 +314,18 @@ class Fsdp2:
         return found
 
 
+def shard_experts(block: Block, grid: Grid, sharding: dict[str, Any]) -> None:
+    """Shard the experts of a block over their replicas, and the rest of their operators as the
+    block."""
+    from torch.distributed.fsdp import fully_shard
+
+    for branch in block.branches():
+        if branch.operator.experts:
+            for child in branch.operator.children():  # a router: gathered once for both passes
+                fully_shard(child, **{**sharding, "reshard_after_forward": False})
+            fully_shard(branch.operator, **{**sharding, "mesh": grid.mesh})
+
+
 def prefetch(blocks: Sequence[Any], forward: int, backward: int) -> None:
     """Make each block gather blocks ahead. torch itself gathers one ahead in the backward pass."""
     for number, block in enumerate(blocks):
@@ -306,42 +336,48 @@ def prefetch(blocks: Sequence[Any], forward: int, backward: int) -> None:
             block.set_modules_to_backward_prefetch(before[::-1])
 
 
-def _whole_by_block(shapes: Shapes, ranks: int, *, kept: int, ahead: int) -> int:
-    """Count the whole weights of a rank that gathers block by block: those of no block, and the
-    last `kept` blocks (between the passes) or a run of `ahead` blocks (within a pass)."""
+def _check_shard(name: str, shard: int, ranks: int, layout: LayoutConfig) -> None:
+    """Raise unless groups of `shard` ranks divide the ranks that share the state, and fit the
+    groups that split experts."""
+    if ranks % shard:
+        raise LayoutError(
+            f"{name}={shard} does not divide the {ranks} processes among which the state is "
+            "divided (dp × cp)",
+            hint=f"choose a divisor of {ranks}, or leave it out to share among all",
+        )
+    block = shard * layout.tp
+    if block % layout.ep and layout.ep % block:
+        raise LayoutError(
+            f"{name}={shard} × layout.tp={layout.tp} = {block} ranks that share one copy of the "
+            f"state, and layout.ep={layout.ep} ranks that split the experts: neither divides the "
+            "other",
+            hint=f"choose {name} so that one divides the other, or leave it out",
+        )
+
+
+def _with_one_mesh(config: Fsdp2Config, group: ParameterGroup) -> list[ParameterGroup]:
+    """Divide a group by the ranks that share its parameters: torch's fused optimizers take tensors
+    of one mesh."""
+    alike: dict[int | None, list[str]] = {}
+    for name in group.names:
+        alike.setdefault(config.shard_ranks(name), []).append(name)
+    return [replace(group, names=tuple(names)) for names in alike.values()]
+
+
+def _whole_by_block(shapes: Shapes, ranks: int, *, engine: Fsdp2Config, ahead: int) -> int:
+    """Count the whole weights of a rank that gathers block by block: those of no block, and, at the
+    fullest moment of a pass, a run of `ahead` blocks and the kept blocks that ran before it."""
     from ...models.accounting.state import outside_blocks
 
     sizes: dict[int, int] = {}
     for name, shape in shapes.items():
-        if name.startswith("blocks."):
-            number = int(name.split(".")[1])
-            sizes[number] = sizes.get(number, 0) + math.prod(shape)
-    blocks = [sizes[number] for number in sorted(sizes)]
-    runs = [sum(blocks[first : first + ahead]) for first in range(len(blocks))]
-    last = sum(blocks[max(len(blocks) - kept, 0) :])
-    return outside_blocks(shapes, ranks) + max([last, *runs])
-
-
-class Grid:
-    """The ranks that hold one local shard: replicas of the state, each sharded over some ranks."""
-
-    def __init__(self, device: str, ranks: int, shards: int, others: int) -> None:
-        """The world is made of blocks of `ranks` × `others` ranks. In a block, `ranks` of them hold
-        one local shard; `others` neighbouring ranks hold different ones. Collective."""
-        import torch.distributed as dist
-        from torch.distributed.device_mesh import init_device_mesh
-
-        self.shards = shards
-        blocks = dist.get_world_size() // (ranks * others)
-        shape = (blocks, ranks // shards, shards, others)
-        names = ("block", "replica", "shard", "other")
-        whole = init_device_mesh(device, shape, mesh_dim_names=names)
-        self.mesh = whole["replica", "shard"] if shards < ranks else whole["shard"]
-        self.replica: int = whole.get_local_rank("replica")
-        self.shard: int = whole.get_local_rank("shard")
-
-    def first_element(self, parameter: nn.Parameter | DTensor) -> int:
-        """Return the index of the shard's first element: equal numbers of rows, the last fewer."""
-        rows, *rest = parameter.shape
-        piece = -(-rows // self.shards)
-        return min(piece * self.shard, rows) * math.prod(rest)
+        if (layer := layer_of(name)) is not None:
+            sizes[layer] = sizes.get(layer, 0) + math.prod(shape)
+    layers = sorted(sizes)
+    kept: list[int] = []
+    most = 0
+    for place, layer in enumerate(layers):
+        if not engine.resharded(layer, len(layers) - 1 - place):
+            kept.append(layer)
+        most = max(most, sum(sizes[each] for each in {*kept, *layers[place : place + ahead]}))
+    return outside_blocks(shapes, ranks) + most

@@ -31,6 +31,7 @@ from ..checkpoints import store
 from ..cluster.ranks import is_first, joined
 from ..costs.memory import checkpoint_bytes, state_memory
 from ..engines.deepspeed import DeepSpeedConfig
+from ..engines.fsdp2 import Fsdp2Config
 from ..layout import checks as layout_checks
 from ..layout.config import LayoutConfig
 from ..loop import evaluate
@@ -117,8 +118,17 @@ def check_profile(job: Job, options: StartOptions) -> None:
 
 
 def _engine(job: Job) -> None:
-    """Raise if the engine does not support the layout."""
-    job.run.engine.check(job.run.layout, job.processes, job.precision)
+    """Raise if the engine does not support the layout, or names layers that do not exist."""
+    engine = job.run.engine
+    engine.check(job.run.layout, job.processes, job.precision)
+    layers = len(job.model.layers)
+    for number, span in enumerate(engine.layers if isinstance(engine, Fsdp2Config) else ()):
+        if span.layers[1] >= layers:
+            raise LayoutError(
+                f"engine.layers.{number}.layers={list(span.layers)}: the model has layers 0 to "
+                f"{layers - 1}",
+                hint="name the first and the last layer of each span",
+            )
 
 
 def _offload(job: Job) -> None:

@@ -19,6 +19,7 @@ from ...dataplane.storage import storage
 from ..checkpoints import store
 from ..checkpoints.store import RunState
 from ..cluster import ranks, slurm
+from ..costs import measured
 from ..costs.describe import describe
 from ..loop import evaluate
 from ..record.steps import event
@@ -148,6 +149,9 @@ def _finish(job: Job, code: int) -> None:
         return
     if code == 0:
         _record_finish(job, store.read_state(saved[-1]))
+    if beside := measured.of_run(job):
+        measured.write(job.folder.measured, beside)
+        command.say("\n".join(measured.lines(beside)))
     path, _ = write([str(job.folder.root)], None)
     if code == ranks.INTERRUPTED:
         command.say(

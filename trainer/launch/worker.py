@@ -40,8 +40,10 @@ from ..loop.profiler import MemorySnapshot, Profiler, Trace
 from ..record import speed
 from ..record.logger import LoggedRun
 from ..record.loggers import open_loggers
+from ..record.meter import Meter, gathered
 from ..record.steps import NullRecorder, RunRecorder
 from ..run.job import Job
+from ..run.plan_check import prediction
 from . import records, restore
 from .facts import facts_of
 from .options import StartOptions
@@ -106,8 +108,14 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
     if options.memory_snapshot is not None:
         traces.append(MemorySnapshot(folder.profiles, options.memory_snapshot, parallel.rank))
 
+    meter = None
+    if prediction(job) is not None:
+        meter = Meter(parallel.device, profiled=options.profile is None)
+
     def begin(step: int) -> None:
         watched.beat(f"step {step}")
+        if meter is not None:
+            meter.begin(step)
         for trace in traces:
             trace.begin(step)
 
@@ -136,6 +144,9 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
     try:
         with explained(), attention_order(run.kernels.order(deterministic=run.deterministic)):
             state, finished = loop.run(state)
+        if meter is not None:
+            meter.end()
+            recorder.event("measured", state.step, **gathered(meter, job.plan, parallel.control))
         recorder.event("finish" if finished else "stop", state.step, ledger=state.ledger)
         if parallel.first and finished:
             slurm.note("finished", state.step)

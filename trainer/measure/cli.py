@@ -269,7 +269,7 @@ def profile(
         torch.set_num_threads(threads_per_rank(count))
     sizes, place = SIZES[kind, quick], local_device(kind)
     begun = begin(Path(out), name, place, count, "quick" if quick else "full")
-    steps = measure_device(begun, sizes, Clock(place, sizes.budget))
+    steps = measure_device(begun, sizes, Clock(place, sizes.budget, busy=True))
     command.say(f"{out}: {steps} measurements" if steps else f"{out} has these figures already")
 
 
@@ -283,7 +283,7 @@ def profile_links(world: World, out: str, name: str | None, quick: bool) -> None
     if world.rank == 0:
         mode = "quick-links" if quick else "links"
         begun = begin(Path(out), name, world.device, world.per_node, mode)
-    measure_links(begun, world, sizes, Clock(world.device, sizes.budget))
+    measure_links(begun, world, sizes, Clock(world.device, sizes.budget, busy=True))
     if world.rank == 0:
         command.say(f"{out}: {_about(world)}")
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from ...console.errors import RunError
 from ...dataplane.runlog import writer as lines
 from ..checkpoints import store
+from ..costs import measured
 from ..costs.describe import describe
 from ..drawing.chart import Curve
 from ..folder import RunFolder
@@ -57,6 +58,8 @@ class RunData:
     hashes: dict[int, str]
     """Hashes of the ledger, by step."""
     checkpoints: list[int]
+    measured: dict[str, Any] | None
+    """Measured seconds and bytes beside the predicted ones, for a run with a layout plan."""
 
     @classmethod
     def load(cls, folder: RunFolder, name: str | None = None) -> RunData:
@@ -76,6 +79,7 @@ class RunData:
             evaluations=list(lines.read(folder.evaluations)),
             hashes={entry["step"]: entry["hash"] for entry in lines.read(folder.ledger)},
             checkpoints=[store.step_of(path) for path in store.committed(folder.checkpoints)],
+            measured=measured.of_run(job),
         )
 
     @property
@@ -218,6 +222,7 @@ class RunData:
             "restarts": len(self.restarts),
             "held_out": self.held_out,
             "left_out": [event["step"] for event in self.skipped],
+            "measured": self.measured,
             "plan_hash": self.job.plan.hash,
             "ledger_hash": self.ledger,
         }

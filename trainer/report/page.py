@@ -10,8 +10,9 @@ from typing import Any
 from ...console.progress import duration, human
 from ...models.accounting.show import shown_active
 from ..costs.describe import degrees
+from ..costs.measured import EVENT
 from ..drawing.page import definitions, layer_stripe, legend, page, section, tiles
-from . import charts, schedule
+from . import charts, predicted, schedule
 from .data import SKIPPED, RunData
 from .outliers import DEVIATIONS, WINDOW, OutlierStep, find_outliers
 
@@ -50,6 +51,7 @@ def run_page(run: RunData) -> str:
         section("Seconds per step", charts.small(run, "seconds", "seconds per step")),
         _expert_load(run),
         "</div>",
+        _predicted(run),
         _schedule(run),
         _configuration(run),
         _history(run),
@@ -250,6 +252,14 @@ def _phase_table(run: RunData) -> str:
     )
 
 
+def _predicted(run: RunData) -> str:
+    """Return the prediction of the layout plan beside the measurement; empty without both."""
+    if run.measured is None:
+        return ""
+    table, note = predicted.table(run.measured)
+    return section("Predicted and measured", table, unit=note)
+
+
 def _schedule(run: RunData) -> str:
     """Return the drawing of the pipeline's schedule; empty for one stage."""
     if len(run.about["stages"]) == 1:
@@ -283,7 +293,7 @@ def _history(run: RunData) -> str:
     """Return the table of starts and ends, without checkpoints and skipped steps."""
     rows = []
     for event in run.events:
-        if event["event"] in ("checkpoint", *SKIPPED):
+        if event["event"] in ("checkpoint", EVENT, *SKIPPED):
             continue
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
         rows.append(

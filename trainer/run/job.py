@@ -23,6 +23,7 @@ from ..weights import source as origins
 from ..weights.source import WeightSource
 from . import config as run_config
 from .config import RunConfig
+from .layout_plan import LayoutPlan
 
 if TYPE_CHECKING:
     from ...models.config import ModelConfig
@@ -37,6 +38,8 @@ class Job:
     plan: RunPlan
     mixture: dict[str, Any] | None = None
     """Contents of the mixture's YAML; None for synthetic rows."""
+    layout_plan: LayoutPlan | None = None
+    """Plan of the layout that the run was started with."""
 
     @property
     def processes(self) -> int:
@@ -136,5 +139,7 @@ class Job:
         if isinstance(self.plan, Plan):
             self.plan.save(self.folder.plan)
             storage.write(str(self.folder.mixture), reader.dump(self.mixture).encode())
+        if self.layout_plan is not None:
+            storage.write(str(self.folder.layout), reader.dump(self.layout_plan).encode())
         storage.write(str(self.folder.model), reader.dump(self.model).encode())
         storage.write(str(self.folder.run), reader.dump(self.run).encode())

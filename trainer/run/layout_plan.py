@@ -4,7 +4,7 @@ planned: {model: 5f1c…, gpus: 512, hardware: h100#9a2e…, executable: true, p
 layout: {pp: 2, cuts: [17]}
 engine: {kind: fsdp2, gather: step}
 micro_batch_tokens: 8192
-layers: [{layers: [0, 29], recompute: none}, {layers: [30, 31], recompute: block}]
+layers: [{layers: [0, 29], recompute: none}, {layers: [30, 31], recompute: block, reshard: false}]
 predicted: {seconds: 0.71, memory: 52.1GiB, by: {…}}
 """
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,12 +23,13 @@ from ...console.errors import LayoutError, MisuseError
 from ...models.layers.recompute import Rule
 from ..engines import ENGINES
 from ..engines.engine import EngineConfig
+from ..engines.fsdp2 import Fsdp2Config
+from ..engines.shard_groups import LayerShards
 from ..layout.config import LayoutConfig
 from .config import model_identity
 
 if TYPE_CHECKING:
     from ...models.config import ModelConfig
-    from .job import Job
 
 SECTIONS = ("layout", "engine", "micro_batch_tokens", "recompute")
 """Keys of a run that a plan sets."""
@@ -71,7 +72,11 @@ class LayerSpan:
     """First and last layer."""
     recompute: Rule
     reshard: bool | None = None
-    """False: weights stay gathered from the forward to the backward pass. Simulated only."""
+    """False: weights stay gathered from the forward to the backward pass (FSDP2)."""
+    shard: int | None = None
+    """Ranks that share one copy of the state (FSDP2). None: those of the engine."""
+    sequence: bool = False
+    """True: the tensor ranks work as context ranks, with whole weights. Simulated only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +98,18 @@ class Predicted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Measurement of the first planned phase by `trainer tune`."""
+
+    seconds: float
+    """Median seconds of a step."""
+    memory: int | None
+    """Bytes of tensors on the fullest rank."""
+    date: str
+    """Date of the measurement."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayoutPlan:
     """A layout with the choices of each layer, and its prediction."""
 
@@ -102,6 +119,32 @@ class LayoutPlan:
     micro_batch_tokens: int
     layers: tuple[LayerSpan, ...]
     predicted: Predicted
+    measured: Measured | None = None
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Recompute rule of each layer."""
+        return tuple(
+            span.recompute
+            for span in self.layers
+            for _ in range(span.layers[0], span.layers[1] + 1)
+        )
+
+    @property
+    def own_shards(self) -> tuple[LayerShards, ...]:
+        """Spans of layers that choose `reshard` or `shard`."""
+        return tuple(
+            LayerShards(layers=span.layers, reshard=span.reshard is not False, shard=span.shard)
+            for span in self.layers
+            if span.reshard is False or span.shard is not None
+        )
+
+    @property
+    def engine_of_layers(self) -> EngineConfig:
+        """The engine with the choices of the layers."""
+        if isinstance(self.engine, Fsdp2Config) and self.own_shards:
+            return replace(self.engine, layers=self.own_shards)
+        return self.engine
 
 
 def load_plan(file: str | Path) -> LayoutPlan:
@@ -121,25 +164,36 @@ def settings(plan: LayoutPlan, file: str) -> dict[str, Any]:
             "headrace, and `trainer run` cannot execute them",
             hint="read it with `trainer plan show`; for a run, plan with --model",
         )
-    if not plan.planned.executable:
-        spans = [span for span in plan.layers if span.reshard is not None]
-        shown = ", ".join(f"{span.layers[0]}–{span.layers[1]}" for span in spans)
+    simulated = [f"{span.layers[0]}–{span.layers[1]}" for span in plan.layers if span.sequence]
+    if simulated or not plan.planned.executable:
         raise LayoutError(
-            f"{file} is a simulated plan: no engine chooses `reshard` for each layer (layers "
-            f"{shown})",
+            f"{file} is a simulated plan: tensor ranks cannot work as context ranks in some layers "
+            f"(`sequence`, layers {', '.join(simulated) or 'none'})",
             hint="plan again without --simulate",
         )
-    rules = [
-        reader.plain(span.recompute)
-        for span in plan.layers
-        for _ in range(span.layers[0], span.layers[1] + 1)
-    ]
+    _check_shards(plan, file)
     return {
         "layout": reader.plain(plan.layout),
-        "engine": reader.plain(plan.engine),
+        "engine": reader.plain(plan.engine_of_layers),
         "micro_batch_tokens": plan.micro_batch_tokens,
-        "recompute": rules,
+        "recompute": [reader.plain(rule) for rule in plan.rules],
     }
+
+
+def _check_shards(plan: LayoutPlan, file: str) -> None:
+    """Raise if the engine has no choices of layers, or has them twice."""
+    spans = plan.own_shards
+    if spans and not isinstance(plan.engine, Fsdp2Config):
+        raise LayoutError(
+            f"{file}: layers {list(spans[0].layers)} choose `reshard` or `shard`, which "
+            f"engine.kind={plan.engine.kind} does not have",
+            hint="set engine.kind=fsdp2, or leave them out",
+        )
+    if spans and isinstance(plan.engine, Fsdp2Config) and plan.engine.layers:
+        raise LayoutError(
+            f"{file}: both engine.layers and `layers` choose `reshard` or `shard`",
+            hint="leave engine.layers out",
+        )
 
 
 def check_overrides(overrides: Sequence[str], file: str) -> None:
@@ -150,32 +204,3 @@ def check_overrides(overrides: Sequence[str], file: str) -> None:
             f"--layout {file} sets {', '.join(SECTIONS)}, and so does {', '.join(both)}",
             hint="leave the override out, or change the plan's file",
         )
-
-
-def check_plan(plan: LayoutPlan, job: Job, file: str) -> None:
-    """Raise unless the plan was made for this model, these ranks and these batches."""
-    different = list(_differences(plan, job))
-    if different:
-        raise LayoutError(
-            f"{file} was planned for another run",
-            where="\n" + "\n".join(f"    {line}" for line in different),
-            hint="run `trainer plan` again for this run",
-        )
-
-
-def _differences(plan: LayoutPlan, job: Job) -> Iterator[str]:
-    planned = plan.planned
-    own = model_hash(job.model)
-    if planned.model != own:
-        yield f"model: the plan has {planned.model}, the run {own}"
-    if planned.gpus != job.processes:
-        yield f"processes: the plan has {planned.gpus}, the run {job.processes}"
-    known = {(phase.seq_len, phase.batch_tokens) for phase in planned.phases}
-    for phase in job.plan.phases:
-        here = phase.seq_len, phase.seq_len * phase.batch_rows
-        if here not in known:
-            shown = "; ".join(f"{length:,} × {size:,}" for length, size in sorted(known))
-            yield (
-                f"phase {phase.name}: {here[0]:,} tokens a row × {here[1]:,} a step, and the plan "
-                f"has {shown}"
-            )

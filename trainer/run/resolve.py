@@ -36,6 +36,7 @@ from . import config as run_config
 from . import layout_plan
 from .config import RunConfig
 from .job import Job
+from .plan_check import check_plan
 from .request import Request
 from .stored import read_run, synthetic_plan
 
@@ -51,10 +52,11 @@ ANOTHER_KIND = {"--mixture": {"sources", "phases"}, "--model": {"pattern", "oper
 def resolve(request: Request) -> Job:
     """Return a new job, or the job in the folder if it is the same run."""
     job = _resolve(request)
-    if request.layout is not None:
-        plan = layout_plan.load_plan(request.layout)
-        layout_plan.check_plan(plan, job, request.layout)
-    return job
+    if request.layout is None:
+        return job
+    plan = layout_plan.load_plan(request.layout)
+    check_plan(plan, job, request.layout)
+    return replace(job, layout_plan=plan)
 
 
 def _resolve(request: Request) -> Job:

@@ -15,6 +15,7 @@ from ..loop.batches import RunPlan
 from . import config as run_config
 from .config import RunConfig
 from .job import Job
+from .layout_plan import load_plan
 
 if TYPE_CHECKING:
     from ...models.config import ModelConfig
@@ -33,13 +34,15 @@ def read_run(folder: RunFolder) -> Job:
             hint="restore it from a copy; a start writes it with these values",
         )
     model = load_model_config(folder.model)
+    layout = load_plan(folder.layout) if folder.layout.exists() else None
     if run.synthetic is not None:
-        return Job(folder=folder, run=run, model=model, plan=synthetic_plan(run, model))
+        rows = synthetic_plan(run, model)
+        return Job(folder=folder, run=run, model=model, plan=rows, layout_plan=layout)
     from ...dataplane.order.plan import Plan
 
     mixture, _ = reader.read_yaml(folder.mixture)
     plan = Plan.load(folder.plan)
-    return Job(folder=folder, run=run, model=model, plan=plan, mixture=mixture)
+    return Job(folder=folder, run=run, model=model, plan=plan, mixture=mixture, layout_plan=layout)
 
 
 def synthetic_plan(run: RunConfig, model: ModelConfig) -> RunPlan:

@@ -33,10 +33,12 @@ SINGLE = [
     "deepspeed-1-bf16-offload",
     "deepspeed-2-fp32-offload",
     "fsdp2-0-bf16-ahead",
+    "fsdp2-0-bf16-kept",
 ]
 DOUBLE = [
     *SINGLE,
     "fsdp2-1-fp32",  # HSDP: two replicas
+    "fsdp2-0-fp32-own",
     "deepspeed-1-fp32-tp2",
     "deepspeed-3-bf16-cp2",
     "fsdp2-0-fp32-cp2",

@@ -226,6 +226,25 @@ class Overlap(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Overhead(Row):
+    """Seconds that no rate counts. `trainer tune` finds them."""
+
+    operation: float
+    """Seconds to launch an operation, whatever its size."""
+    step: float
+    """Seconds of a step outside its passes: norms, the optimizer's launches, records."""
+
+    def __post_init__(self) -> None:
+        wrong = [
+            Problem(name, f"must be at least 0 and finite, not {value}")
+            for name, value in (("operation", self.operation), ("step", self.step))
+            if not 0 <= value < math.inf
+        ]
+        if wrong:
+            raise Problems(wrong)
+
+
+@dataclass(frozen=True, kw_only=True)
 class HardwareFile:
     """Figures of a cluster of equal nodes."""
 
@@ -247,6 +266,7 @@ class HardwareFile:
     links: Mapping[Annotated[str, NameIn(LINKS)], Link] = field(default_factory=dict)
     collectives: tuple[Collective, ...] = ()
     overlap: Mapping[Annotated[str, NameIn(LINKS)], Overlap] = field(default_factory=dict)
+    overhead: Overhead | None = None
 
     def __post_init__(self) -> None:
         problems = [

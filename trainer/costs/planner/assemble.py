@@ -105,9 +105,8 @@ def same_choices(problem: Problem, ways: Sequence[Choice]) -> list[Choice]:
     """Return the choices of another phase's problem with the same rules."""
     found = []
     for sort, way in zip(problem.layers, ways, strict=True):
-        key = way.name.rule, way.name.reshard
-        alike = {(c.name.rule, c.name.reshard): c for c in problem.sorts[sort].choices}
-        found.append(alike[key])
+        alike = {choice.name.key: choice for choice in problem.sorts[sort].choices}
+        found.append(alike[way.name.key])
     return found
 
 
@@ -125,7 +124,7 @@ def time_by_part(problem: Problem, plan: Assigned) -> dict[str, float]:
                     found[name] += m * seconds
         for end in problem.fixed(chunk):
             found["ends"] += m * (end.forward + end.backward)
-    found["update"] = plan.stages[stage].update
+    found["update"] += plan.stages[stage].update
     found["bubble"] = plan.price - sum(found.values())
     return {name: seconds for name, seconds in found.items() if seconds > ROUNDING * plan.price}
 
@@ -164,7 +163,7 @@ def plan_of(
             model=model_hash(first.model),
             gpus=grid.shape.dp * grid.layout.shards,
             hardware=f"{hardware.file.name}#{hardware.digest}",
-            executable=first.module is None and all(way.reshard is None for way in ways),
+            executable=first.module is None and not any(way.sequence for way in ways),
             module=first.module,
             phases=tuple(
                 PlannedPhase(
@@ -193,7 +192,9 @@ def plan_of(
 
 def _spans(ways: Sequence[Way]) -> Iterator[LayerSpan]:
     first = 0
-    for (rule, reshard), alike in groupby(ways, lambda way: (way.rule, way.reshard)):
+    for (rule, reshard, sequence), alike in groupby(ways, lambda way: way.key):
         count = len(list(alike))
-        yield LayerSpan(layers=(first, first + count - 1), recompute=rule, reshard=reshard)
+        yield LayerSpan(
+            layers=(first, first + count - 1), recompute=rule, reshard=reshard, sequence=sequence
+        )
         first += count

@@ -51,7 +51,8 @@ REQUIRED = ("hardware", "gpus")
 @click.option(
     "--simulate",
     is_flag=True,
-    help="Also try choices that the simulation alone knows: `reshard` for each layer.",
+    help="Also try what cannot be executed: tensor ranks that work as context ranks in some "
+    "layers.",
 )
 @click.option(
     "--roofline",
@@ -86,7 +87,7 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
     \b
     Examples:
       trainer plan --model llama2-7b --seq-len 4096 --batch-tokens 4Mi --hardware h100 --gpus 64
-      trainer plan … --gpus 2048 --html page.html --slow rank=17:1.3 --failures mtbf=50000,save=5
+      trainer plan --model zamba2-7b --mixture m.yaml --hardware h100 --gpus 64 --html page.html
       trainer plan --module mine.vit:modules --batch-rows 4096 --hardware h100 --gpus 64
       trainer plan show plan.yaml
 

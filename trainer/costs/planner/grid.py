@@ -90,6 +90,19 @@ class Grid:
         return f"{' × '.join(axes)}, {batch}, {', '.join(more)}"
 
 
+def grid_of(
+    layout: LayoutConfig, engine: EngineConfig, tokens: int, gpus: int, phase: PhaseRows
+) -> Grid:
+    """Return the grid of a layout with micro-batches of so many tokens."""
+    dp = layout.data_parallel(gpus)
+    rows = micro_rows(tokens, phase, dp, layout.cp)
+    plain = LayoutConfig(
+        pp=layout.pp, tp=layout.tp, cp=layout.cp, ep=layout.ep,
+        attention=layout.attention, hyena_li=layout.hyena_li,
+    )  # fmt: skip
+    return Grid(Shape(plain, dp, rows, micro_batches(rows, phase, dp)), engine, layout)
+
+
 def divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 

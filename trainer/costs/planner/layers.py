@@ -7,19 +7,20 @@ block while it runs, and gathered inputs under tensor parallelism.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ....models.accounting.count import build_meta
 from ....models.accounting.memory import KeptLayer
 from ....models.accounting.state import Degrees, Shards, StatePart, device_bytes, state_bytes
-from ....models.layers.recompute import OPERATIONS, Results, Rule, Selective, Unit
+from ....models.layers.recompute import Results, Rule, Selective
 from ....models.precision import PRECISIONS, Precision
 from ...engines.engine import EngineConfig
 from ...engines.fsdp2 import Fsdp2Config
+from ...layout.checks import problems
 from ...layout.config import LayoutConfig
 from ...run.config import RunConfig
 from ..state import engine_state
@@ -28,60 +29,39 @@ from .division.problem import Choice, Fixed, Problem, Sort
 from .grid import Grid
 from .machine import Machine, Split
 from .trace import LayerTrace, ModelTrace, local_shards, one_of_each, trace
+from .work import RULES, Parts, Passes
 
 if TYPE_CHECKING:
     from ....dataplane.order.timeline import PhaseRows
     from ....models.config import ModelConfig
 
-RULES: tuple[Rule, ...] = (
-    *get_args(Unit),
-    Selective(save=("matmul",)),
-    Selective(save=("attention", "scan", "convolution")),
-    Selective(save=tuple(OPERATIONS)),
-)
-"""Recompute rules that are tried for each layer."""
 T = TypeVar("T")
 
-Parts = dict[str, float]
 ShardedParts = tuple[
     list[messages.Sharded], messages.Sharded, messages.Sharded, dict[str, messages.Sharded]
 ]
 
 
-@dataclass(frozen=True)
-class Passes:
-    """A layer of one sort in a micro-batch of a rank."""
+class Form(NamedTuple):
+    """A layer of one sort as a layout runs it, before its own choices."""
 
-    forward: Parts
-    backward: Parts
-    again: Mapping[Rule, float]
-    """Seconds of the backward pass that recompute adds."""
-    kept: Mapping[Rule, float]
-    work: Mapping[Rule, float]
+    passes: Passes
+    engine: messages.EngineMessages
+    shards: messages.Sharded
+    held: float
+    """Bytes of the state."""
+    sequence: bool
+    """True: the tensor ranks work as context ranks, with whole weights. Simulated only."""
 
-    @cached_property
-    def ahead(self) -> float:
+    @property
+    def forward(self) -> float:
         """Seconds of the forward pass."""
-        return sum(self.forward.values())
+        return self.engine.together(self.passes.ahead, self.engine.forward_message(self.shards))
 
-    @cached_property
-    def back(self) -> float:
-        """Seconds of the backward pass without recompute."""
-        return sum(self.backward.values())
-
-    @cached_property
-    def useful(self) -> tuple[Rule, ...]:
-        """Rules without those that another beats in everything. An engine adds the same bytes to
-        all of them, and never turns the order of their times."""
-        found: dict[Rule, tuple[float, ...]] = {}
-        sizes = {rule: (self.again[rule], self.kept[rule], self.work[rule]) for rule in RULES}
-        for rule in sorted(RULES, key=lambda rule: sizes[rule]):
-            mine = sizes[rule]
-            if not any(
-                all(a <= b for a, b in zip(other, mine, strict=True)) for other in found.values()
-            ):
-                found[rule] = mine
-        return tuple(found)
+    @property
+    def update(self) -> float:
+        """Seconds of a step outside the passes."""
+        return self.engine.update(self.passes.ahead, self.passes.back, self.shards)
 
 
 class Way(NamedTuple):
@@ -93,6 +73,15 @@ class Way(NamedTuple):
     passes: Passes
     engine: messages.EngineMessages
     shards: messages.Sharded
+    sequence: bool = False
+    """True: the tensor ranks work as context ranks, with whole weights. Simulated only."""
+    later: float = 0.0
+    """Seconds of the update beyond those of the sort, for each micro-batch."""
+
+    @property
+    def key(self) -> tuple[Rule, bool | None, bool]:
+        """The choice, without its costs."""
+        return self.rule, self.reshard, self.sequence
 
     @property
     def forward(self) -> Parts:
@@ -103,7 +92,8 @@ class Way(NamedTuple):
     def backward(self) -> Parts:
         back = dict(self.passes.backward, recompute=self.passes.again[self.rule])
         message = self.engine.backward_message(self.shards, gathers=self.reshard is None)
-        return self.engine.parts(back, message)
+        found = self.engine.parts(back, message)
+        return {**found, "update": self.later} if self.later else found
 
 
 class Costs:
@@ -196,44 +186,42 @@ class Costs:
         grid: Grid,
         budget: float,
         *,
-        per_layer_reshard: bool = False,
+        simulate: bool = False,
         all_choices: bool = False,
     ) -> Problem:
-        """Return the problem of a layout. `per_layer_reshard` adds choices that no engine has;
-        without `all_choices`, those that another beats in everything are left out."""
+        """Return the problem of a layout. `simulate` adds choices that cannot be executed; without
+        `all_choices`, those that another beats in everything are left out."""
         shape, layout = grid.shape, grid.layout
         split = shape.split
-        passes, head = self.passes(split, layout.ep)
-        engine, (layers, first, at_end, modules) = self.sharded(
+        _, head = self.passes(split, layout.ep)
+        engine, (_, first, at_end, modules) = self.sharded(
             grid.engine, layout.pp, shape.dp, layout.cp, layout.tp, layout.ep
         )
         memory = self.memory(grid.engine, layout.pp, shape.dp, layout.cp, layout.tp, layout.ep)
         names = list(modules)
+        forms = [self._forms(grid, sequence=False)]
+        if simulate and self._may_be_sequence(grid):
+            forms.append(self._forms(grid, sequence=True))
         sorts = []
-        for layer, cost, shards, held in zip(
-            self.sorts, passes, layers, memory.layers, strict=True
-        ):
-            options = (None, False) if per_layer_reshard and engine.gathers_blocks else (None,)
-            work = engine.work(shards)
-            choices = []
-            for reshard in options:
-                message = engine.backward_message(shards, gathers=reshard is None)
-                for rule in RULES if all_choices else cost.useful:
-                    choices.append(
-                        Choice(
-                            name=Way(rule, reshard, cost, engine, shards),
-                            backward=engine.together(cost.back + cost.again[rule], message),
-                            held=held if reshard is None else held + engine.whole_weights(shards),
-                            kept=cost.kept[rule],
-                            work=cost.work[rule] + work,
-                        )
-                    )
+        for layer, *own in zip(self.sorts, *forms, strict=True):
+            # Choices share the sort's forward pass and update: what is longer stands in their
+            # backward pass, which is exact for one stage.
+            forward, update = min(f.forward for f in own), min(f.update for f in own)
             shared = layer.layer["shared"]
             sorts.append(
                 Sort(
-                    forward=engine.together(cost.ahead, engine.forward_message(shards)),
-                    choices=tuple(choices),
-                    update=engine.update(cost.ahead, cost.back, shards),
+                    forward=forward,
+                    choices=tuple(
+                        choice
+                        for form in own
+                        for choice in _choices(
+                            form,
+                            form.forward - forward,
+                            (form.update - update) / shape.micro_batches,
+                            RULES if all_choices else form.passes.useful,
+                        )
+                    ),
+                    update=update,
                     module=None if shared is None else names.index(shared),
                 )
             )
@@ -263,13 +251,36 @@ class Costs:
                 held=memory.last,
                 kept=head.kept["none"],
                 work=engine.work(at_end),
-                update=engine.update(head.ahead, head.back, at_end),
+                update=engine.update(head.ahead, head.back, at_end) + self.machine.overhead.step,
             ),
             modules=tuple(
                 Fixed(held=held, update=engine.update(0.0, 0.0, shards))
                 for held, shards in zip(memory.modules, modules.values(), strict=True)
             ),
         )
+
+    def _forms(self, grid: Grid, *, sequence: bool) -> list[Form]:
+        """Return each sort of layer as a layout runs it, with the tensor axis as it is or as a part
+        of the context axis."""
+        shape, layout = grid.shape, grid.layout
+        split, tp, cp = shape.split, layout.tp, layout.cp
+        if sequence:
+            split, tp, cp = replace(split, tp=1, cp=cp * tp), 1, cp * tp
+        passes, _ = self.passes(split, layout.ep)
+        engine, (layers, *_) = self.sharded(grid.engine, layout.pp, shape.dp, cp, tp, layout.ep)
+        memory = self.memory(grid.engine, layout.pp, shape.dp, cp, tp, layout.ep)
+        return [
+            Form(cost, engine, shards, held, sequence)
+            for cost, shards, held in zip(passes, layers, memory.layers, strict=True)
+        ]
+
+    def _may_be_sequence(self, grid: Grid) -> bool:
+        """True if the tensor ranks could work as context ranks."""
+        layout = grid.layout
+        whole = replace(layout, tp=1, cp=layout.cp * layout.tp)
+        ranks = grid.shape.dp * layout.shards
+        wrong = problems(whole, ranks, self.model, [self.phase.seq_len])
+        return layout.tp > 1 and layout.ep == 1 and not any(wrong)
 
     def _sharded(
         self, engine: EngineConfig, pp: int, dp: int, cp: int, tp: int, ep: int
@@ -349,3 +360,20 @@ def _remembered(
         return known[key][1]
 
     return call
+
+
+def _choices(form: Form, longer: float, later: float, rules: Sequence[Rule]) -> Iterator[Choice]:
+    """Yield the choices of a layer in one form. Its forward pass is `longer` than that of the sort,
+    and its update `later` for each micro-batch."""
+    cost, engine, shards, held, sequence = form
+    work = engine.work(shards)
+    for reshard in (None, False) if engine.gathers_blocks else (None,):
+        message = engine.backward_message(shards, gathers=reshard is None)
+        for rule in rules:
+            yield Choice(
+                name=Way(rule, reshard, cost, engine, shards, sequence, later),
+                backward=engine.together(cost.back + cost.again[rule], message) + longer + later,
+                held=held if reshard is None else held + engine.whole_weights(shards),
+                kept=cost.kept[rule],
+                work=cost.work[rule] + work,
+            )

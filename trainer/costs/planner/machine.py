@@ -11,6 +11,7 @@ from typing import Literal
 from ....console.errors import PlanError
 from ....models.precision import Fp8Config
 from ..hardware import Hardware
+from ..hardware.file import Overhead
 from .work import Work
 
 Direction = Literal["forward", "backward"]
@@ -62,6 +63,11 @@ class Machine:
         self._messages: dict[tuple[str, float, int, int], float] = {}
         self._works: dict[tuple[Work, Direction, Split], float] = {}
         """Seconds of operations: sorts of layers share many, such as those of an MLP."""
+
+    @cached_property
+    def overhead(self) -> Overhead:
+        """Seconds of each operation and each step; nothing where the file has none."""
+        return self.hardware.file.overhead or Overhead(operation=0.0, step=0.0, source="")
 
     @property
     def per_node(self) -> int:
@@ -134,6 +140,8 @@ class Machine:
         return total
 
     def _one(self, work: Work, direction: Direction, split: Split) -> float:
+        if work.kind == "launch":
+            return work.count * self.overhead.operation
         times, part = work.count * split.rows, split.ranks
         if work.kind == "matmul":
             groups, m, k, n = work.shape

@@ -10,15 +10,13 @@ from ....console.errors import MisuseError, PlanError
 from ....console.progress import as_bytes
 from ....dataplane.order.timeline import PhaseRows
 from ....models.precision import PRECISIONS
-from ...layout.config import LayoutConfig
-from ...loop.batches import micro_batches, micro_rows
 from ...run.config import RunConfig
 from ...run.layout_plan import LayoutPlan
 from ..hardware import Hardware
 from ..modules.costs import ModuleCosts
 from ..modules.trace import Traced
 from .assemble import assigned, choices_of, plan_of, same_choices
-from .grid import Grid, Shape
+from .grid import grid_of
 from .layers import Costs
 from .machine import Machine
 from .search import Candidate, Outcome, Wanted, nearest, search
@@ -101,7 +99,7 @@ def make_plans(question: Question) -> Plans:
     phases = []
     for phase in different(question.phases):
         costs = question.costs(machine, phase)
-        outcome = search(costs, question.gpus, question.budget, per_layer_reshard=question.simulate)
+        outcome = search(costs, question.gpus, question.budget, simulate=question.simulate)
         if not outcome.candidates:
             raise no_plan(question, costs, outcome)
         phases.append(PhasePlans(costs, outcome))
@@ -169,16 +167,9 @@ def _times(
         phase = other.costs.phase
         if phase.seq_len % (layout.tp * layout.cp):
             continue
-        dp = layout.data_parallel(question.gpus)
-        rows = micro_rows(tokens, phase, dp, layout.cp)
-        plain = LayoutConfig(
-            pp=layout.pp, tp=layout.tp, cp=layout.cp, ep=layout.ep,
-            attention=layout.attention, hyena_li=layout.hyena_li,
-        )  # fmt: skip
-        shape = Shape(plain, dp, rows, micro_batches(rows, phase, dp))
-        grid = Grid(shape, candidate.grid.engine, layout)
+        grid = grid_of(layout, candidate.grid.engine, tokens, question.gpus, phase)
         problem = other.costs.problem(
-            grid, question.budget, per_layer_reshard=question.simulate, all_choices=True
+            grid, question.budget, simulate=question.simulate, all_choices=True
         )
         found = assigned(problem, candidate.solution.cuts, same_choices(problem, choices))
         if max(stage.memory for stage in found.stages) <= problem.budget:
@@ -234,7 +225,7 @@ def explain(plans: Plans, wanted: Wanted) -> list[tuple[PhasePlans, Candidate | 
             question.budget,
             wanted=wanted,
             best=1,
-            per_layer_reshard=question.simulate,
+            simulate=question.simulate,
         )
         if not outcome.candidates:
             found.append((own, no_plan(question, costs, outcome, wanted)))

@@ -208,8 +208,8 @@ class EngineMessages:
         """Return the seconds of a step outside its passes."""
         seconds = self.machine.traffic(UPDATE_BYTES * costs.own)
         if self.gather == "step":  # beside the first forward and the last backward pass
-            seconds += max(0.0, costs.gather - forward)
-            seconds += max(0.0, costs.reduce - backward)
+            seconds += self.together(forward, costs.gather) - forward
+            seconds += self.together(backward, costs.reduce) - backward
         if self.gather in ("zero0", "zero1"):
             seconds += costs.all_reduce
         if self.gather in ("zero1", "zero2"):

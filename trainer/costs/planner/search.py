@@ -76,7 +76,7 @@ def search(
     *,
     wanted: Wanted | None = None,
     best: int = BEST,
-    per_layer_reshard: bool = False,
+    simulate: bool = False,
 ) -> Outcome:
     """Return the best plans within `budget` bytes of each device."""
     outcome, order = Outcome(), count()
@@ -93,10 +93,10 @@ def search(
         return done[best - 1].solution.price if len(done) >= best else math.inf
 
     def problem_of(grid: Grid) -> Problem:  # made again for each bound: thousands of them wait
-        return costs.problem(grid, budget, per_layer_reshard=per_layer_reshard)
+        return costs.problem(grid, budget, simulate=simulate)
 
     def expand(shape: Shape) -> None:
-        for grid, problem in problems_of(costs, shape, gpus, budget, wanted, per_layer_reshard):
+        for grid, problem in problems_of(costs, shape, gpus, budget, wanted, simulate):
             outcome.grids += 1
             bound = quick_bound(problem)
             if math.isfinite(bound):
@@ -128,7 +128,7 @@ def search(
         outcome.refused.update(wrong)
         if shape is not None and _may_be(shape, wanted):
             outcome.shapes += 1
-            push(shape_bound(costs, shape), lambda s=shape: expand(s))  # type: ignore[misc]
+            push(shape_bound(costs, shape, simulate), lambda s=shape: expand(s))  # type: ignore[misc]
     while queue:
         bound, _, refine = heapq.heappop(queue)
         if bound >= ceiling():
@@ -148,11 +148,16 @@ def search(
     return outcome
 
 
-def shape_bound(costs: Costs, shape: Shape) -> float:
+def shape_bound(costs: Costs, shape: Shape, simulate: bool = False) -> float:
     """Return the seconds of all passes of a step, shared evenly by the stages."""
-    passes, head = costs.passes(shape.split, shape.layout.ep)
-    total = sum(passes[sort].ahead + passes[sort].back for sort in costs.trace.layers)
-    total += head.ahead + head.back
+    split = shape.split
+    passes, head = costs.passes(split, shape.layout.ep)
+    each = [cost.ahead + cost.back for cost in passes]
+    if simulate:  # the tensor ranks of a layer may work as context ranks
+        others, _ = costs.passes(replace(split, tp=1, cp=split.ranks), shape.layout.ep)
+        beside = [cost.ahead + cost.back for cost in others]
+        each = [min(pair) for pair in zip(each, beside, strict=True)]
+    total = sum(each[sort] for sort in costs.trace.layers) + head.ahead + head.back
     return shape.micro_batches * total / shape.layout.pp
 
 
@@ -162,7 +167,7 @@ def problems_of(
     gpus: int,
     budget: float,
     wanted: Wanted | None = None,
-    per_layer_reshard: bool = False,
+    simulate: bool = False,
 ) -> Iterator[tuple[Grid, Problem]]:
     """Yield the grids of a shape with their problems. Schedules differ in nothing else."""
     plain: dict[int, Problem] = {}
@@ -171,7 +176,7 @@ def problems_of(
             continue
         key = id(grid.engine)
         if key not in plain:
-            plain[key] = costs.problem(grid, budget, per_layer_reshard=per_layer_reshard)
+            plain[key] = costs.problem(grid, budget, simulate=simulate)
         layout = grid.layout
         yield grid, replace(plain[key], schedule=layout.schedule, chunks=layout.chunks)
 

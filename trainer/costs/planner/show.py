@@ -73,8 +73,10 @@ def plan_lines(plan: LayoutPlan) -> list[str]:
     for span in plan.layers:
         first, last = span.layers
         where = f"{first}" if first == last else f"{first}–{last}"
-        kept = ", weights stay gathered" if span.reshard is False else ""
-        text.append(f"layers       {where}: recompute {_rule(span.recompute)}{kept}")
+        more = ", weights stay gathered" if span.reshard is False else ""
+        more += f", shards of {span.shard}" if span.shard else ""
+        more += ", tensor ranks as context ranks" if span.sequence else ""
+        text.append(f"layers       {where}: recompute {_rule(span.recompute)}{more}")
     for phase in planned.phases:
         rate = phase.batch_tokens / phase.seconds / planned.gpus
         text.append(
@@ -86,6 +88,9 @@ def plan_lines(plan: LayoutPlan) -> list[str]:
         f"{_shares(predicted.by, predicted.seconds)}"
     )
     text.append(f"memory       {as_bytes(predicted.memory)}: {_sizes(predicted.memory_by)}")
+    if (measured := plan.measured) is not None:
+        memory = f", {as_bytes(measured.memory)}" if measured.memory else ""
+        text.append(f"measured     {measured.seconds:.4g} s{memory}, on {measured.date}")
     if predicted.estimated:
         text.append(
             f"estimated    {', '.join(predicted.estimated)}: no measured rate; priced by bytes and "

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ....models.pattern import Layer
     from ....models.precision import Precision
 
-FORMAT = 2
+FORMAT = 3
 """Number of the stored content: another number is traced anew."""
 
 
@@ -205,12 +205,12 @@ def _record(run: Any, seq_len: int) -> tuple[tuple[Work, ...], tuple[Work, ...]]
 
 
 def counted(work: list[Work]) -> tuple[Work, ...]:
-    """Add up equal operations. Traffic without a shape is one entry."""
+    """Add up equal operations. Traffic without a shape is one entry, and so are all launches."""
     alike = Counter(work)
     found = [replace(each, count=each.count * n) for each, n in alike.items()]
     moved = sum(each.bytes * each.count for each in found if each.kind == "memory")
     rest = [each for each in found if each.kind != "memory"]
-    return (*rest, Work("memory", "", (), 1, moved))
+    return (*rest, Work("memory", "", (), 1, moved), Work("launch", "", (), len(work), 0))
 
 
 def local_shards(model: ModelConfig, tp: int, ep: int) -> Shards:

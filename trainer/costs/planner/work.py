@@ -1,11 +1,24 @@
-"""Operations of a layer, by the rows of a hardware file."""
+"""Operations of a layer, by the rows of a hardware file; seconds and bytes of its passes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Literal, get_args
 
-WorkKind = Literal["matmul", "attention", "kernel", "memory"]
+from ....models.layers.recompute import OPERATIONS, Rule, Selective, Unit
+
+RULES: tuple[Rule, ...] = (
+    *get_args(Unit),
+    Selective(save=("matmul",)),
+    Selective(save=("attention", "scan", "convolution")),
+    Selective(save=tuple(OPERATIONS)),
+)
+"""Recompute rules that are tried for each layer."""
+Parts = dict[str, float]
+"""Seconds by part."""
+WorkKind = Literal["matmul", "attention", "kernel", "memory", "launch"]
 
 
 @dataclass(frozen=True)
@@ -17,10 +30,46 @@ class Work:
     """Kernel of the operation; empty for the others."""
     shape: tuple[int, ...]
     """matmul: (groups, m, k, n); attention: (head width, heads, length, heads of keys); kernel:
-    (size, width, length), as in the hardware file; memory: ()."""
+    (size, width, length), as in the hardware file; memory and launch: ()."""
     count: int
-    """Number of such operations."""
+    """Number of such operations; `launch` counts all of them, whatever the rows."""
     bytes: int
     """Bytes that one operation reads and writes."""
     saved: str = ""
     """Kind of result by the names of `recompute: {save: …}`."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """A layer of one sort in a micro-batch of a rank."""
+
+    forward: Parts
+    backward: Parts
+    again: Mapping[Rule, float]
+    """Seconds of the backward pass that recompute adds."""
+    kept: Mapping[Rule, float]
+    work: Mapping[Rule, float]
+
+    @cached_property
+    def ahead(self) -> float:
+        """Seconds of the forward pass."""
+        return sum(self.forward.values())
+
+    @cached_property
+    def back(self) -> float:
+        """Seconds of the backward pass without recompute."""
+        return sum(self.backward.values())
+
+    @cached_property
+    def useful(self) -> tuple[Rule, ...]:
+        """Rules without those that another beats in everything. An engine adds the same bytes to
+        all of them, and never turns the order of their times."""
+        found: dict[Rule, tuple[float, ...]] = {}
+        sizes = {rule: (self.again[rule], self.kept[rule], self.work[rule]) for rule in RULES}
+        for rule in sorted(RULES, key=lambda rule: sizes[rule]):
+            mine = sizes[rule]
+            if not any(
+                all(a <= b for a, b in zip(other, mine, strict=True)) for other in found.values()
+            ):
+                found[rule] = mine
+        return tuple(found)

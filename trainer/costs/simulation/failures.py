@@ -89,17 +89,26 @@ def goodput(failures: Failures, mean: float, step: float, every: int) -> float:
 def best_interval(failures: Failures, mean: float, step: float) -> int:
     """Return the steps between two checkpoints with the highest goodput.
 
-    Goodput has one maximum, and training longer than `mean + write` never pays.
+    Goodput has one maximum, and training longer than `mean + write` never pays. Neighbouring
+    intervals may differ by less than a float can show, so the slope decides where it rises.
     """
-    low, high = 1, max(2, math.ceil((mean + failures.write) / step))
-    while high > low:
-        middle = (low + high) // 2
-        here = goodput(failures, mean, step, middle)
-        if goodput(failures, mean, step, middle + 1) > here:
-            low = middle + 1
+    low, high = 0, max(1, math.ceil((mean + failures.write) / step))
+    while high > low:  # the last interval at which goodput rises
+        middle = (low + high + 1) // 2
+        if _rises(failures, mean, step * middle):
+            low = middle
         else:
-            high = middle
-    return low
+            high = middle - 1
+    return max(max(low, 1), low + 1, key=lambda every: goodput(failures, mean, step, every))
+
+
+def _rises(failures: Failures, mean: float, train: float) -> bool:
+    """True if a longer interval has more goodput."""
+    if train < failures.write:  # the period is as long as the write
+        return train < mean
+    exponent = (train + failures.save) / mean
+    again = 1 / math.expm1(exponent) if exponent < 700 else 0.0
+    return mean / train > 1 + again
 
 
 def young(failures: Failures, mean: float) -> float:

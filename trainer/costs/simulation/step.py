@@ -99,7 +99,8 @@ class Simulation:
     def _on(self, slow: Slow) -> tuple[Problem, Assigned]:
         """Return the problem and the plan of a cluster that is slow everywhere."""
         costs = self.costs.on(SlowMachine(self.costs.machine, slow.part, slow.factor))
-        problem = costs.problem(self.grid, self.budget, per_layer_reshard=True, all_choices=True)
+        simulated = any(choice.name.sequence for choice in self.plan.choices)
+        problem = costs.problem(self.grid, self.budget, simulate=simulated, all_choices=True)
         choices = same_choices(problem, self.plan.choices)
         return problem, assigned(problem, self.plan.cuts, choices)
 

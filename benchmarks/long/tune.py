@@ -1,0 +1,168 @@
+"""Tuning: predicted steps beside measured ones, on layouts and lengths that calibrated nothing.
+
+    python -m benchmarks.long.tune [FOLDER [RANKS]]
+
+Ranks of this machine's CPU with one thread each (one by default): `trainer profile`, a plan for two
+lengths, `trainer tune`, and then runs of other layouts and lengths. Seconds are CPU seconds of the
+busiest rank, medians of 6 steps, so that other programs do not count. A FOLDER keeps what is done:
+the same command continues after an interruption.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from headrace.console import config as reader
+from headrace.models.config import load_model_config
+from headrace.models.layers.recompute import Rule
+from headrace.trainer.costs.hardware import Hardware
+from headrace.trainer.costs.planner.assemble import plan_of
+from headrace.trainer.costs.planner.make import Question, make_plans, parse_wanted, uniform_phase
+from headrace.trainer.costs.planner.search import search
+from headrace.trainer.run.config import RunConfig
+from headrace.trainer.run.layout_plan import LayoutPlan, load_plan
+from headrace.trainer.tune import tune as work
+from headrace.trainer.tune.folder import TuneFolder, write
+from headrace.trainer.tune.prices import Pricing
+from headrace.trainer.tune.trial import Result, Runs, Trial
+
+MODEL, BATCH = "tiny-transformer", 2048
+"""Model, and tokens of a rank in a step, at most."""
+LENGTHS = (256, 512)
+"""Tokens of a row in the calibrating trials."""
+TRIALS, STEPS = 3, 8
+HELD_OUT: dict[int, tuple[tuple[int, str, Rule], ...]] = {
+    1: (
+        (128, "engine=fsdp2,gather=step", "none"),
+        (384, "engine=fsdp2,gather=block", "block"),
+        (512, "engine=fsdp2,rows=1", "operator"),
+        (1024, "engine=fsdp2,rows=1", "none"),
+        (2048, "engine=fsdp2", "none"),
+        (256, "engine=deepspeed,zero=1", "none"),
+    ),
+    2: (
+        (128, "tp=1,cp=1,engine=fsdp2,gather=block", "none"),
+        (384, "tp=1,cp=1,engine=fsdp2,gather=step", "block"),
+        (512, "tp=2,engine=fsdp2", "none"),
+        (1024, "cp=2,engine=fsdp2", "none"),
+    ),
+}
+"""Lengths, layouts and recompute rules that are predicted, then run, by the number of ranks."""
+LIMIT = 0.15
+
+
+def main(root: Path, ranks: int) -> None:
+    file = root / "cpu.yaml"
+    if not (root / "profiled").exists():
+        cores = max(2, os.cpu_count() or 2)  # one thread each
+        for links in ([], ["--links"]):
+            trainer("profile", "--device", "cpu", "--processes", cores, "--out", file, *links)
+        write(root / "profiled", "")
+    hardware = Hardware.load(file)
+    run = replace(RunConfig(), precision="fp32")
+    pricing = Pricing(load_model_config(MODEL), run)
+    plan = planned(root / "plan.yaml", hardware, pricing, ranks)
+    question = work.Question(
+        plan=plan,
+        plan_file="plan.yaml",
+        pricing=pricing,
+        hardware=hardware,
+        memory=0.9,
+        trials=TRIALS,
+        steps=STEPS,
+        words=("--model", MODEL, "threads=1"),
+    )
+    runner = Runs(question.words)
+    outcome = work.tune(question, TuneFolder(root / "tune"), runner)
+    print("\n".join(f"tune: {line}" for line in work.lines(outcome)), flush=True)
+    after = Hardware.load(root / "tune" / "hardware.yaml")
+    held_out(TuneFolder(root / "held-out"), pricing, hardware, after, runner, ranks)
+
+
+def batch(length: int, ranks: int) -> int:
+    """Return the tokens of a step."""
+    return BATCH // length * length * ranks
+
+
+def planned(file: Path, hardware: Hardware, pricing: Pricing, ranks: int) -> LayoutPlan:
+    if not file.exists():
+        phases = [
+            replace(uniform_phase(length, batch(length, ranks) // length), name=f"of{length}")
+            for length in LENGTHS
+        ]
+        question = Question(
+            model=pricing.model, run=pricing.run, hardware=hardware, gpus=ranks, phases=phases
+        )
+        write(file, reader.dump(make_plans(question).best))
+    return load_plan(file)
+
+
+def held_out(
+    folder: TuneFolder,
+    pricing: Pricing,
+    before: Hardware,
+    after: Hardware,
+    runner: Runs,
+    ranks: int,
+) -> None:
+    """Print predicted and measured figures of each held-out layout."""
+    errors, memory = [], []
+    for number, (length, words, rule) in enumerate(HELD_OUT[ranks]):
+        file, tokens = folder.candidate(number), batch(length, ranks)
+        if not file.exists():
+            costs = pricing.costs(after, length, tokens)
+            budget = after.usable_memory * 0.9
+            wanted = parse_wanted(words)
+            [found] = search(costs, ranks, budget, wanted=wanted, best=1).candidates
+            made = plan_of([costs], {costs.phase.name: found.solution.price}, found, budget)
+            layers = tuple(replace(span, recompute=rule) for span in made.layers)
+            write(file, reader.dump(replace(made, layers=layers)))
+        plan = load_plan(file)
+        trial = partial(measure, runner, plan, file, length, tokens)
+        result = folder.once(f"{number:02}-0", trial)
+        if result.seconds is None or result.memory is None:
+            print(f"held out: rows of {length}, {words}: {result.outcome}: {result.error}")
+            continue
+        prices = [pricing.price(plan, by, length, tokens) for by in (before, after)]
+        alone, corrected = (seconds / result.seconds for seconds, _ in prices)
+        errors.append(corrected - 1)
+        memory.append(prices[1][1] / result.memory - 1)
+        print(
+            f"held out: rows of {length:>4}, {words}, recompute {rule}: {result.seconds:.4f} CPU s "
+            f"a step; by the profile alone {alone:.2f}, corrected {corrected:.2f}; memory "
+            f"{1 + memory[-1]:.2f} of {result.memory / 2**20:.1f} MiB",
+            flush=True,
+        )
+    worst = max(errors, key=abs)
+    print(
+        f"held out: worst step {worst:+.1%}, {abs(worst) / LIMIT:.2f} of the limit of {LIMIT:.0%}; "
+        f"worst memory {max(memory, key=abs):+.1%}"
+    )
+
+
+def measure(
+    runner: Runs, plan: LayoutPlan, file: Path, length: int, tokens: int, place: Path
+) -> Result:
+    return runner(
+        Trial(plan=plan, file=file, folder=place, steps=STEPS, seq_len=length, batch_tokens=tokens)
+    )
+
+
+def trainer(*words: object) -> None:
+    command = [sys.executable, "-m", "headrace.trainer.cli", *map(str, words)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    count = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    if len(sys.argv) > 1:
+        main(Path(sys.argv[1]), count)
+    else:
+        with tempfile.TemporaryDirectory() as place:
+            main(Path(place), count)

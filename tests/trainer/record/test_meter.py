@@ -1,0 +1,40 @@
+"""Measured steps and memory of a rank."""
+
+from __future__ import annotations
+
+import torch
+
+from headrace.trainer.layout.groups import Parallel
+from headrace.trainer.loop.batches import RunPlan
+from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticPlan
+from headrace.trainer.record.meter import Meter, gathered, highest, live_bytes
+
+MIB = 1 << 20
+
+
+def test_the_peak_is_the_highest_sum_in_the_order_of_time() -> None:
+    assert highest([(3, 50), (1, 100), (4, -50), (6, 30), (8, 5), (7, -30)]) == 150
+    assert highest([(1, -10)]) == 0
+
+
+def test_a_rank_measures_its_second_step_and_later_times(parallel: Parallel) -> None:
+    config = SyntheticConfig(steps=4, seq_len=8, batch_rows=2)
+    plan: RunPlan = SyntheticPlan(config=config, vocab_size=8, seed=0)
+    meter = Meter(torch.device("cpu"))
+    kept = torch.ones(4 * MIB, dtype=torch.uint8)
+    before = live_bytes()
+    for step in range(4):
+        meter.begin(step)
+        more = torch.ones((3 + step) * MIB, dtype=torch.uint8)  # of the second step: 4 MiB
+        del more
+    meter.end()
+    assert [step for step, *_ in meter.steps()] == [2, 3]
+    found = gathered(meter, plan, parallel.control)
+    [memory] = found["memory"]
+    assert before >= len(kept) and abs(memory - before - 4 * MIB) < MIB / 16
+    phase = found["phases"]["synthetic"]
+    assert phase["steps"] == 2 and phase["seconds"] > 0
+    other = Meter(torch.device("cpu"), profiled=False)
+    for step in range(3):
+        other.begin(step)
+    assert other.peak is None

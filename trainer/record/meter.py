@@ -1,0 +1,123 @@
+"""Time of the steps and memory of every rank, for a run whose layout has a prediction."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from ..loop.batches import RunPlan
+
+COLD = 2
+"""First steps of a start that do not count: they allocate, compile and warm up. The second one is
+the step whose memory is read on a CPU."""
+
+PLAIN: tuple[type[Any], ...] = (torch.Tensor, torch.nn.Parameter)
+"""Types of tensors with memory of their own."""
+
+
+@dataclass
+class Meter:
+    """Measures the steps of one rank.
+
+    A GPU's allocator counts the bytes of tensors itself. On a CPU they are those of the tensors
+    that live before the second step, and of that step's allocations, which torch's profiler
+    reports.
+    """
+
+    device: torch.device
+    profiled: bool = True
+    """False if something else uses torch's profiler: the memory of a CPU is then unknown."""
+    marks: list[tuple[int, float, float]] = field(default_factory=list)
+    """Number, time and CPU time at which each step began."""
+    peak: int | None = None
+    """Most bytes of tensors."""
+
+    def __post_init__(self) -> None:
+        self.events: Any = None
+        self.before = 0
+
+    def begin(self, step: int) -> None:
+        """Note that a step begins."""
+        if len(self.marks) == COLD:
+            self._read()
+        self.marks.append((step, time.perf_counter(), time.process_time()))
+        if len(self.marks) == COLD and self.device.type == "cpu" and self.profiled:
+            self.before = live_bytes()
+            self.events = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+            self.events.start()
+
+    def end(self) -> None:
+        """Note that the last step has ended."""
+        last = self.marks[-1][0] if self.marks else 0
+        self.begin(last + 1)
+        self._read()
+        if self.device.type == "cuda":
+            self.peak = torch.cuda.max_memory_allocated(self.device)
+
+    def steps(self) -> list[tuple[int, float, float]]:
+        """Return number, seconds and CPU seconds of each step that counts."""
+        pairs = zip(self.marks[COLD:], self.marks[COLD + 1 :], strict=False)
+        return [(step, end - begin, used - cpu) for (step, begin, cpu), (_, end, used) in pairs]
+
+    def _read(self) -> None:
+        if self.events is None:
+            return
+        events, self.events = self.events, None
+        events.stop()
+        self.peak = self.before + highest(
+            (each.start_ns(), each.nbytes())
+            for each in events.profiler.kineto_results.events()
+            if each.name() == "[memory]"
+        )
+
+
+def highest(events: Iterable[tuple[int, int]]) -> int:
+    """Return the highest sum of events (time, bytes given out or back) in the order of time."""
+    in_order = sorted(events, key=lambda event: event[0])
+    return max(accumulate((size for _, size in in_order), initial=0))
+
+
+def live_bytes() -> int:
+    """Return the bytes of all tensors in host memory."""
+    sizes: dict[int, int] = {}
+    for thing in gc.get_objects():
+        if type(thing) in PLAIN and thing.device.type == "cpu":
+            own: list[Any] = [thing, thing.grad if thing.is_leaf else None]
+            storages = [each.untyped_storage() for each in own if type(each) in PLAIN]
+            sizes |= {storage.data_ptr(): storage.nbytes() for storage in storages}
+    return sum(sizes.values())
+
+
+def gathered(meter: Meter, plan: RunPlan, group: dist.ProcessGroup) -> dict[str, Any]:
+    """Return what all ranks measured: the longest median step of a rank, by phase, and the bytes of
+    each rank. Collective."""
+    mine: dict[str, list[tuple[float, float]]] = {}
+    for step, *seconds in meter.steps():
+        mine.setdefault(plan.step(step).phase.name, []).append((seconds[0], seconds[1]))
+    ranks: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(ranks, (_medians(mine), meter.peak), group=group)
+    phases = {
+        name: {
+            "steps": len(mine[name]),
+            "seconds": max(by_phase[name][0] for by_phase, _ in ranks),
+            "cpu_seconds": max(by_phase[name][1] for by_phase, _ in ranks),
+        }
+        for name in mine
+    }
+    return {"phases": phases, "memory": [peak for _, peak in ranks]}
+
+
+def _medians(found: dict[str, list[tuple[float, float]]]) -> dict[str, tuple[float, float]]:
+    return {
+        name: (statistics.median(a for a, _ in steps), statistics.median(b for _, b in steps))
+        for name, steps in found.items()
+    }
