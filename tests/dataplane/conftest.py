@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from small_data import plan_of
 
 from headrace.dataplane.order.plan import Plan
+
+
+@pytest.fixture(autouse=True)
+def _own_host_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test a folder of its own for the files that a host keeps: tests with equal data
+    would find each other's tables."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
 
 
 @pytest.fixture

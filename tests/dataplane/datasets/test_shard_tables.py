@@ -16,11 +16,6 @@ from headrace.dataplane.datasets.shard_tables import BLOCK, ShardTables
 from headrace.dataplane.storage.host_files import folder
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def listed(tmp_path: Path) -> tuple[Dataset, list[Shard]]:
     """A dataset of two generations whose tables list many shards, and those shards. Some are
