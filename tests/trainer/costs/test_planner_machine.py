@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 
 from headrace.console.errors import PlanError
+from headrace.dataplane.datasets.cache import default_folder
 from headrace.models.config import load_model_config
 from headrace.models.precision import PRECISIONS, Fp8Config
 from headrace.trainer.costs.hardware import Hardware
 from headrace.trainer.costs.planner.machine import Machine, Split
 from headrace.trainer.costs.planner.make import Question, machine_of, uniform_phase
 from headrace.trainer.costs.planner.messages import of_layer
-from headrace.trainer.costs.planner.trace import local_shards, trace
+from headrace.trainer.costs.planner.trace import cache_folder, local_shards, trace
 from headrace.trainer.costs.planner.work import Work
 from headrace.trainer.run.config import RunConfig
 
@@ -104,3 +105,8 @@ def test_merged_operations_send_a_message_each() -> None:
         for each in (layer, three)
     ]
     assert seconds[1] == pytest.approx([3 * each for each in seconds[0]])
+
+
+def test_traces_lie_outside_the_cache_of_chunks() -> None:
+    """That cache refuses a folder that holds other files."""
+    assert not cache_folder().is_relative_to(default_folder())

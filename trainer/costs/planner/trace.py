@@ -106,7 +106,7 @@ def trace(model: ModelConfig, seq_len: int, precision: Precision, device: str) -
 
 def cache_folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home) / "headrace" / "traces"
+    return Path(home) / "headrace-traces"
 
 
 def _from_json(data: Any) -> ModelTrace:
