@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from small_data import plan_of
@@ -12,10 +11,12 @@ from headrace.dataplane.order.plan import Plan
 
 
 @pytest.fixture(autouse=True)
-def _own_host_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_host_files(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Give each test a folder of its own for the files that a host keeps: tests with equal data
     would find each other's tables."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("kept")))
 
 
 @pytest.fixture
