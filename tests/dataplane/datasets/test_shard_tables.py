@@ -73,7 +73,7 @@ def test_only_the_hashes_of_open_shards_are_in_memory(dataset: Callable[..., str
     assert pa.total_allocated_bytes() == before
 
 
-def test_a_remote_table_is_fetched_once_and_mended(tmp_path: Path) -> None:
+def test_a_remote_table_is_fetched_once_and_repaired(tmp_path: Path) -> None:
     url = "memory://tables/web"
     documents = random_documents(0, 30)
     write_dataset(url, documents, shard_documents=5)

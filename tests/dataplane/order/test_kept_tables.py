@@ -68,7 +68,7 @@ def test_another_plan_has_other_tables() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 20, 32, 60, 4200, -1])
-def test_a_flipped_byte_is_noticed_and_mended(cache: Path, place: int) -> None:
+def test_a_flipped_byte_is_noticed_and_repaired(cache: Path, place: int) -> None:
     whole = located(kept("plan", Computed()))
     data = bytearray((cache / FILE).read_bytes())
     data[place] ^= 1
@@ -79,7 +79,7 @@ def test_a_flipped_byte_is_noticed_and_mended(cache: Path, place: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 10, 40, 3000, 4500])
-def test_a_shortened_file_is_noticed_and_mended(cache: Path, size: int) -> None:
+def test_a_shortened_file_is_noticed_and_repaired(cache: Path, size: int) -> None:
     whole = located(kept("plan", Computed()))
     data = (cache / FILE).read_bytes()
     assert size < len(data)

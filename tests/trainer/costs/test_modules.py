@@ -54,7 +54,7 @@ def test_kept_bytes_are_those_of_a_row(traced: Traced) -> None:
 
 
 def test_convolutions_are_counted_as_torch_counts_them() -> None:
-    """Of groups, torch counts the forward pass alone."""
+    """torch counts only the forward pass of grouped convolutions."""
     from torch.utils.flop_counter import FlopCounterMode
 
     modules = [
