@@ -63,14 +63,14 @@ def test_unknown_files_of_a_folder_are_one_line_with_counts(folder: Path) -> Non
     corpus.mkdir()
     for number in range(40):
         (corpus / f"{number}.png").touch()
-    for name in ("a.csv", "LICENSE", ".hidden.png"):
+    for name in ("a.xml", "LICENSE", ".hidden.png"):
         (corpus / name).touch()
     for name in ("a.py", "b.md", "c.rst", "d.c", "e.rs", "f.html", "g.tex", "h.CPP", "i.java"):
         (corpus / name).write_text("water")
     shown = build("corpus").stderr
     assert "9 documents" in shown
     (line,) = [text for text in shown.splitlines() if "left out" in text]
-    for part in ("42 files", "40 .png", "1 .csv", "1 no ending", "0.png", "--input-format"):
+    for part in ("42 files", "40 .png", "1 .xml", "1 no ending", "0.png", "--input-format"):
         assert part in line, line
 
 

@@ -23,6 +23,8 @@ HINTS = {
     "other schema": FIELD_HINT,
     "not JSON lines": "convert it with jq -c 'if type == \"array\" then .[] else . end', or read "
     "it as text with --input-format text",
+    "not text": "extract the text of pages with another program, or leave such records out with "
+    "--on-error skip",
 }
 """Hints for some kinds of bad records."""
 

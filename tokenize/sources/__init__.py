@@ -21,6 +21,8 @@ CORPUS_FORMATS = {
     "arrow": "headrace.tokenize.sources.arrow",
     "text": "headrace.tokenize.sources.text",
     "fasta": "headrace.tokenize.sources.fasta",
+    "csv": "headrace.tokenize.sources.separated",
+    "warc": "headrace.tokenize.sources.warc",
 }
 
 

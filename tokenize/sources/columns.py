@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,18 +17,22 @@ def columns_to_read(config: SourceConfig) -> list[str]:
     return [config.text_field, *([config.id_field] if config.id_field else [])]
 
 
+def column_problem(names: Sequence[str], wanted: Sequence[str]) -> str | None:
+    """Return which of the wanted columns is missing, or is there twice; None if all are right."""
+    for name in wanted:
+        if (count := names.count(name)) != 1:
+            found = f"{count} columns of the name" if count else "no column"
+            return f"{found} `{name}` (it has {', '.join(names)})"
+    return None
+
+
 def schema_problem(schema: Any, part: Slice, config: SourceConfig) -> Texts | None:
     """Return empty Texts if a file lacks the columns, else None. The file's first slice reports
     the problem."""
     import pyarrow as pa
 
-    names = schema.names
-    wrong = [name for name in columns_to_read(config) if names.count(name) != 1]
-    if wrong:
-        count = names.count(wrong[0])
-        what = f"{count} columns of the name" if count else "no column"
-        what += f" `{wrong[0]}` (it has {', '.join(names)})"
-    else:
+    what = column_problem(schema.names, columns_to_read(config))
+    if what is None:
         kind = schema.field(config.text_field).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         strings = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)

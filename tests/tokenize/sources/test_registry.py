@@ -55,10 +55,14 @@ def test_find_files_of_a_registered_format_by_ending(tmp_path: Path, dummy: Path
     ("name", "options", "message"),
     [
         ("a.dummy", ["--text-field", "body"], "--text-field is for jsonl, parquet, arrow"),
-        ("a.txt", ["--id-field", "d"], "--id-field is for jsonl, parquet, arrow, dummy"),
+        ("a.txt", ["--id-field", "d"], "--id-field is for jsonl, parquet, arrow, csv, warc, dummy"),
         ("a.dummy.gz", [], "compressed dummy file"),
-        ("a.dummy", ["--input-format", "x"], "known: auto, jsonl, parquet, arrow, text, fasta, d"),
-        ("a.bin", [], "text, fasta, dummy)"),
+        (
+            "a.dummy",
+            ["--input-format", "x"],
+            "text, fasta, csv, warc, d",
+        ),
+        ("a.bin", [], "text, fasta, csv, warc, dummy)"),
     ],
 )
 def test_errors_know_a_registered_format(

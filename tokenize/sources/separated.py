@@ -1,0 +1,180 @@
+"""CSV and TSV: one document per row, with the text in a column that the first row names.
+
+A quoted value may contain line breaks, so that no place inside a file is known to be between two
+rows: a file is one slice.
+"""
+
+from __future__ import annotations
+
+import csv
+import posixpath
+from collections.abc import Iterator
+
+from ..files.input_file import BLOCK_BYTES, DamagedFile, File
+from ..files.open_file import decompressed
+from .columns import column_problem, columns_to_read
+from .delimited import BOM
+from .format import LARGEST_DOCUMENT, BadRecord, CorpusFormat, Slice, SourceConfig, Texts
+
+UNIT = "row"
+TAB_ENDINGS = ("tsv", "tab")
+"""Endings of files whose values are separated by tabs; in all others commas separate them."""
+
+
+class Separated(CorpusFormat):
+    """Rows of values; the first row names the columns."""
+
+    endings = ("csv", *TAB_ENDINGS)
+    settings = ("text_field", "id_field")
+
+    def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
+        return [Slice(file, 0, file.size, 0, file.size)]
+
+    def read(self, part: Slice, config: SourceConfig) -> Iterator[Texts]:
+        name = part.file.name
+        lines = _Lines(part.file)
+        csv.field_size_limit(LARGEST_DOCUMENT)  # a limit of the process; each reader sets the same
+        rows = csv.reader(lines, delimiter=_separator(name), strict=True)
+        number = -1  # of the row before the first one, which names the columns
+        try:
+            header = next(rows, None)
+            if header is None:
+                return
+            if (what := column_problem(header, columns_to_read(config))) is not None:
+                yield Texts([], [], None, [BadRecord("other schema", what, name)], lines.take())
+                return
+            block = _Block(header, config, name)
+            while True:
+                try:
+                    row = next(rows, None)
+                except csv.Error as error:
+                    number += 1
+                    block.reject(number, *_fault(error))
+                    continue
+                if row is None:
+                    break
+                if not row:  # a blank line
+                    continue
+                number += 1
+                block.add(number, row, lines.broken())
+                if block.size >= BLOCK_BYTES:
+                    yield block.take(lines.take())
+            yield block.take(lines.take())
+        except csv.Error as error:
+            kind, what = _fault(error)
+            yield Texts([], [], None, [BadRecord(kind, what, name)], lines.take())
+        except DamagedFile as error:
+            problem = BadRecord("damaged file", str(error), name, number + 1, UNIT)
+            if number >= 0:
+                yield block.take(lines.take())
+            yield Texts([], [], None, [problem])
+
+
+FORMAT = Separated()
+
+
+class _Block:
+    """Gathers the documents of consecutive rows."""
+
+    def __init__(self, header: list[str], config: SourceConfig, name: str) -> None:
+        self.width, self.name = len(header), name
+        self.text = header.index(config.text_field)
+        self.id = None if config.id_field is None else header.index(config.id_field)
+        self._clear()
+
+    def _clear(self) -> None:
+        self.size = 0
+        self.texts: list[str] = []
+        self.positions: list[int] = []
+        self.ids: list[str | None] = []
+        self.problems: list[BadRecord] = []
+
+    def add(self, number: int, row: list[str], broken: bool) -> None:
+        if len(row) != self.width:
+            what = f"{len(row)} values in a row; the first row names {self.width} columns"
+            self.reject(number, "broken CSV", what)
+            return
+        text, id = row[self.text], None if self.id is None else row[self.id]
+        if broken and _has_bytes(text + (id or "")):
+            self.reject(number, "invalid UTF-8", "bytes of the row are not UTF-8")
+            return
+        if 4 * len(text) > LARGEST_DOCUMENT and len(text.encode()) > LARGEST_DOCUMENT:
+            what = f"a document of more than {LARGEST_DOCUMENT >> 20} MiB"
+            self.reject(number, "too large", what)
+            return
+        self.size += len(text)
+        self.texts.append(text)
+        self.positions.append(number)
+        self.ids.append(id or None)
+
+    def reject(self, number: int, kind: str, what: str) -> None:
+        self.problems.append(BadRecord(kind, what, self.name, number, UNIT))
+
+    def take(self, read: int) -> Texts:
+        """Return the documents, for which `read` bytes of the file were read, and forget them."""
+        ids = None if self.id is None else self.ids
+        taken = Texts(self.texts, self.positions, ids, self.problems, read)
+        self._clear()
+        return taken
+
+
+class _Lines:
+    """The lines of a file, for csv's reader. Bytes that are not UTF-8 become lone surrogates."""
+
+    def __init__(self, file: File) -> None:
+        self._read = 0
+        self._broken = False
+        self._lines = self._split(file)
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        try:
+            return line.decode()
+        except UnicodeDecodeError:
+            self._broken = True
+            return line.decode(errors="surrogateescape")
+
+    def take(self) -> int:
+        """Return the bytes of the file that were read since the last call."""
+        read, self._read = self._read, 0
+        return read
+
+    def broken(self) -> bool:
+        """Return True if a line since the last call has bytes that are not UTF-8."""
+        broken, self._broken = self._broken, False
+        return broken
+
+    def _split(self, file: File) -> Iterator[bytes]:
+        begun, carry = False, b""
+        for chunk, read in decompressed(file):
+            self._read += read
+            data = carry + chunk
+            if not begun:
+                begun, data = True, data.removeprefix(BOM)
+            *lines, carry = data.split(b"\n")
+            yield from (line + b"\n" for line in lines)
+            if len(carry) > 2 * LARGEST_DOCUMENT:  # more than csv's reader takes
+                yield carry
+                carry = b""
+        if carry:
+            yield carry
+
+
+def _separator(name: str) -> str:
+    endings = posixpath.basename(name).lower().split(".")
+    return "\t" if any(ending in TAB_ENDINGS for ending in endings[-2:]) else ","
+
+
+def _fault(error: csv.Error) -> tuple[str, str]:
+    """Return the kind and the text of a bad record for an error of csv's reader."""
+    if "limit" in str(error):
+        limit = LARGEST_DOCUMENT >> 20
+        return "too large", f"a value of more than {limit} MiB, or a quote that is never closed"
+    return "broken CSV", str(error)
+
+
+def _has_bytes(text: str) -> bool:
+    return any("\udc80" <= letter <= "\udcff" for letter in text)

@@ -1,0 +1,179 @@
+"""WARC and WET: one document per record of plain text.
+
+A record is a block of headers, an empty line, as many bytes as its headers say, and two line
+breaks. WET files of Common Crawl hold the text of pages as records of type `conversion`. A WARC
+file holds the answers of web servers: their text must be extracted by another program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..files.input_file import BLOCK_BYTES, DamagedFile, File
+from ..files.open_file import decompressed
+from .format import LARGEST_DOCUMENT, BadRecord, CorpusFormat, Slice, SourceConfig, Texts
+
+UNIT = "record"
+TEXTS = ("conversion", "resource")
+"""Types of records that may hold a text."""
+ID = "WARC-Target-URI"
+"""Header whose value is the id of a document, unless `id_field` names another one."""
+LONGEST_HEAD = 1 << 20
+"""Bytes of headers beyond which a file is no WARC file."""
+END = b"\r\n\r\n"
+
+
+class Warc(CorpusFormat):
+    """Records of web archives whose content is plain text."""
+
+    endings = ("wet", "warc")
+    settings = ("id_field",)
+
+    def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
+        return [Slice(file, 0, file.size, 0, file.size)]
+
+    def read(self, part: Slice, config: SourceConfig) -> Iterator[Texts]:
+        name = part.file.name
+        stream = _Stream(part.file)
+        number = 0
+        texts: list[str] = []
+        positions: list[int] = []
+        ids: list[str | None] = []
+        problems: list[BadRecord] = []
+        size = 0
+        fault: BadRecord | None = None
+        while True:
+            try:
+                record = stream.record()
+            except DamagedFile as error:
+                fault = BadRecord("damaged file", str(error), name, number, UNIT)
+                break
+            if record is None:
+                break
+            if (problem := record.problem()) is not None:
+                problems.append(BadRecord(*problem, name, number, UNIT))
+            elif record.type in TEXTS:
+                try:
+                    texts.append(record.content.decode())
+                    positions.append(number)
+                    ids.append(record.header(config.id_field or ID))
+                except UnicodeDecodeError as error:
+                    what = f"at byte {error.start} of the content"
+                    problems.append(BadRecord("invalid UTF-8", what, name, number, UNIT))
+            number += 1
+            size += len(record.content)
+            if size >= BLOCK_BYTES:
+                yield Texts(texts, positions, ids, problems, stream.take())
+                texts, positions, ids, problems, size = [], [], [], [], 0
+        problems += [fault] if fault is not None else []
+        yield Texts(texts, positions, ids, problems, stream.take())
+
+
+FORMAT = Warc()
+
+
+@dataclass(frozen=True)
+class _Record:
+    headers: dict[str, str]
+    """Values by name, in lower case."""
+    content: bytes
+    """Empty if the record is no text, or too large."""
+    length: int
+
+    @property
+    def type(self) -> str:
+        return self.headers.get("warc-type", "")
+
+    def header(self, name: str) -> str | None:
+        return self.headers.get(name.lower()) or None
+
+    def problem(self) -> tuple[str, str] | None:
+        """Return the kind and the text of the bad record that this one is, or None."""
+        if self.type == "response":
+            return (
+                "not text",
+                "a `response` of a web server, whose text is not extracted",
+            )
+        if self.type not in TEXTS:
+            return None
+        kind = self.headers.get("content-type", "no type").partition(";")[0].strip().lower()
+        if kind != "text/plain":
+            return "not text", f"its content is {kind}, not text/plain"
+        if self.length > LARGEST_DOCUMENT:
+            return "too large", f"a document of more than {LARGEST_DOCUMENT >> 20} MiB"
+        return None
+
+
+class _Stream:
+    """Reads a file record by record."""
+
+    def __init__(self, file: File) -> None:
+        self._blocks = decompressed(file)
+        self._data = b""
+        self._at = 0
+        self._read = 0
+
+    def take(self) -> int:
+        """Return the bytes of the file that were read since the last call."""
+        read, self._read = self._read, 0
+        return read
+
+    def record(self) -> _Record | None:
+        """Return the next record, or None at the end of the file."""
+        if not self._fill(1):
+            return None
+        headers = self._headers()
+        try:
+            length = int(headers["content-length"])
+            if length < 0:
+                raise ValueError
+        except (KeyError, ValueError):
+            raise DamagedFile("a record without a valid Content-Length") from None
+        text = headers.get("warc-type") in TEXTS and length <= LARGEST_DOCUMENT
+        content = self._content(length, keep=text)
+        if not self._fill(len(END)) or self._next(len(END)) != END:
+            raise DamagedFile("a record does not end with two line breaks")
+        return _Record(headers, content, length)
+
+    def _headers(self) -> dict[str, str]:
+        size = 4096
+        while (end := self._data.find(END, self._at)) < 0:
+            size *= 2
+            if not self._fill(size) and self._data.find(END, self._at) < 0:
+                raise DamagedFile("the headers of a record are cut off")
+            if size > LONGEST_HEAD:
+                raise DamagedFile("this is no WARC file: it has no headers of a record")
+        head = self._next(end + len(END) - self._at).decode(errors="replace")
+        first, *lines = head.rstrip("\r\n").split("\r\n")
+        if not first.startswith("WARC/"):
+            raise DamagedFile(f"a record begins with {first[:20]!r}, not with WARC/ and a version")
+        pairs = (line.partition(":") for line in lines)
+        return {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+    def _content(self, length: int, *, keep: bool) -> bytes:
+        parts = []
+        while length:
+            if not self._fill(1):
+                raise DamagedFile("the content of a record is cut off")
+            part = self._next(min(length, len(self._data) - self._at))
+            length -= len(part)
+            if keep:
+                parts.append(part)
+        return b"".join(parts)
+
+    def _fill(self, size: int) -> bool:
+        """Read until `size` bytes are there; False if the file ends before."""
+        while len(self._data) - self._at < size:
+            block, read = next(self._blocks, (b"", 0))
+            if not block:
+                return False
+            self._read += read
+            self._data = self._data[self._at :] + block
+            self._at = 0
+        return True
+
+    def _next(self, size: int) -> bytes:
+        part = self._data[self._at : self._at + size]
+        self._at += size
+        return part
