@@ -58,6 +58,7 @@ LIMIT = 0.15
 
 
 def main(root: Path, ranks: int) -> None:
+    root.mkdir(parents=True, exist_ok=True)
     file = root / "cpu.yaml"
     if not (root / "profiled").exists():
         cores = max(2, os.cpu_count() or 2)  # one thread each

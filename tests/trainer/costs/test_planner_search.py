@@ -11,6 +11,11 @@ from hypothesis import strategies as st
 from planner_cases import brute_force, random_problem
 
 from headrace.trainer.costs.planner.division.bounds import Bounds, least_memory, quick_bound
+from headrace.trainer.costs.planner.division.linear import (
+    least_of_limits,
+    least_seconds,
+    limits_of,
+)
 from headrace.trainer.costs.planner.division.problem import Choice, Problem, Sort, alive, price
 from headrace.trainer.costs.planner.division.solve import solve
 from headrace.trainer.pipeline.cuts import even
@@ -70,6 +75,19 @@ def test_no_bound_is_above_the_events(seed: int) -> None:
     assert quick_bound(problem) <= solution.price * (1 + 1e-9)
     if problem.chunks == 1:
         assert Bounds(problem).bound() <= solution.price * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(0, 1_000_000), st.integers(1, 4), st.floats(0.2, 1.2))
+def test_the_least_of_all_limits_is_found_without_trying_all(
+    seed: int, alive: int, part: float
+) -> None:
+    problem = random_problem(seed)
+    parts = [(sort, count, alive) for sort, count in enumerate(problem.numbers) if count]
+    limits = limits_of(problem, set(problem.layers), 0.0)
+    room = part * problem.budget
+    every = [least_seconds(problem, parts, room - limit, limit) for limit in limits]
+    assert least_of_limits(problem, parts, room, limits) == min(every)
 
 
 def test_a_bound_that_is_too_high_is_detected() -> None:

@@ -19,8 +19,9 @@ from itertools import count
 from typing import Any
 
 from ...pipeline.cuts import Cuts
-from .division.bounds import ROUNDING, Bounds, least_cuts, quick_bound, stage_alone
+from .division.bounds import Bounds, least_cuts, quick_bound, stage_alone
 from .division.interleaved import NODES, fullest, interleaved_estimate, least_division
+from .division.linear import ROUNDING
 from .division.problem import Problem, Solution
 from .division.solve import solve
 from .grid import Grid, Shape, shapes, variants

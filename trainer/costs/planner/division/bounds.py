@@ -1,8 +1,7 @@
 """Bounds that prune the search: no division and no choices cost less.
 
-They never decide. The time of a stage is bounded by linear programming: the layers that do not fit
-take the choices that save most memory for each second, fractions of layers included. The time of
-a step follows by a closed form of 1F1B and GPipe, which simulated steps reach or exceed:
+They never decide. The time of a stage is bounded by linear programming (linear.py). The time of a
+step follows by a closed form of 1F1B and GPipe, which simulated steps reach or exceed:
 
     round trip r of stage s   passes of a micro-batch from stage s to the last one and back
     1F1B, m ≥ p - s           backward pass n = m - (p - s) of stage s ends at the earliest after
@@ -14,21 +13,14 @@ a step follows by a closed form of 1F1B and GPipe, which simulated steps reach o
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 
 import numpy as np
 
 from ....pipeline.cuts import Cuts
-from .knapsack import works
-from .problem import Choice, Flags, Hull, Integers, Numbers, Problem
-
-ROUNDING = 1e-9
-"""Part of the budget by which rounded sums may exceed it."""
-
-Parts = Iterable[tuple[int, int, int]]
-"""Sort, layers of it, and micro-batches that they have alive."""
+from .linear import ROUNDING, least_backward, least_of_limits, least_seconds, limits_of
+from .problem import Flags, Integers, Numbers, Problem
 
 
 def quick_bound(problem: Problem) -> float:
@@ -55,12 +47,8 @@ def stage_alone(problem: Problem) -> float:
     choices that are taken."""
     counts, fixed = problem.numbers, _fixed(problem, 1)
     parts = [(sort, count, 1) for sort, count in enumerate(counts)]
-    least = max(problem.first.work, problem.last.work)
-    backward = min(
-        least_seconds(problem, parts, problem.budget - work - fixed, work)
-        for work in works(problem)
-        if work >= least
-    )
+    limits = limits_of(problem, set(problem.layers), max(problem.first.work, problem.last.work))
+    backward = least_of_limits(problem, parts, problem.budget - fixed, limits)
     total = backward + _forward(problem, counts)
     return problem.micro_batches * total + _update(problem, counts)
 
@@ -99,79 +87,6 @@ def _interleaved(problem: Problem, total: float) -> float:
     mean = m * total / stages + (stages - 1) / 2 * (least + 2 * problem.message)
     most = -(-len(problem.layers) // stages)
     return max(mean, m * most * least)
-
-
-def hull(problem: Problem, sort: int, alive: int, limit: float) -> Hull | None:
-    """Return the fastest choice with work within `limit`, and the lower hull; None without one."""
-    key = sort, alive, limit
-    if key not in problem.hulls:
-        choices = problem.sorts[sort].choices
-        problem.hulls[key] = _hull([c for c in choices if c.work <= limit], alive)
-    return problem.hulls[key]
-
-
-def _hull(choices: Sequence[Choice], alive: int) -> Hull | None:
-    points = sorted((choice.backward, choice.held + alive * choice.kept) for choice in choices)
-    if not points:
-        return None
-    (seconds, size), *rest = points
-    first, segments = (seconds, size), []
-    # From each point on, the choice that saves most for each second.
-    while better := [
-        ((backward - seconds) / (size - less), less, backward)
-        for backward, less in rest
-        if less < size
-    ]:
-        rate, less, backward = min(better)
-        segments.append((rate, size - less))
-        seconds, size = backward, less
-    return *first, segments
-
-
-def least_seconds(problem: Problem, parts: Parts, room: float, limit: float = math.inf) -> float:
-    """Return the least backward time of these layers by linear programming, with choices whose work
-    is within `limit`; infinite if they exceed the room."""
-    total, excess, segments = 0.0, -room, []
-    for sort, count, alive in parts:
-        if not count:
-            continue
-        found = hull(problem, sort, alive, limit)
-        if found is None:
-            return math.inf
-        seconds, size, others = found
-        total += count * seconds
-        excess += count * size
-        segments += [(rate, count * saved) for rate, saved in others]
-    for rate, saved in sorted(segments):
-        if excess <= 0:
-            break
-        taken = min(excess, saved)
-        total += taken * rate
-        excess -= taken
-    return math.inf if excess > ROUNDING * problem.budget else total
-
-
-def least_backward(
-    problem: Problem, counts: Integers, alive: int, room: Numbers, limit: float
-) -> Numbers:
-    """Return `least_seconds` of so many layers of each sort [ranges, sorts], in the room of each
-    range."""
-    time, excess = np.zeros(len(counts)), -room
-    segments: list[tuple[float, int, float]] = []
-    for number in range(len(problem.sorts)):
-        found = hull(problem, number, alive, limit)
-        if found is None:
-            time = np.where(counts[:, number] > 0, np.inf, time)
-            continue
-        seconds, size, others = found
-        time = time + counts[:, number] * seconds
-        excess = excess + counts[:, number] * size
-        segments += [(rate, number, saved) for rate, saved in others]
-    for rate, number, saved in sorted(segments):
-        taken = np.clip(excess, 0.0, counts[:, number] * saved)
-        time += taken * rate
-        excess -= taken
-    return np.where(excess > ROUNDING * problem.budget, np.inf, time)
 
 
 def updates(problem: Problem, counts: Integers, stage: int) -> Numbers:
@@ -227,7 +142,7 @@ class Bounds:
 
     def works(self, stage: int) -> list[float]:
         least = max((part.work for part in self.problem.fixed(stage)), default=0.0)
-        return [work for work in works(self.problem) if work >= least]
+        return limits_of(self.problem, set(self.problem.layers), least)
 
     @cached_property
     def times(self) -> Numbers:

@@ -15,8 +15,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from ....pipeline.cuts import Cuts, even
-from .bounds import ROUNDING, least_seconds
-from .knapsack import works
+from .linear import Parts, least_of_limits, limits_of
 from .problem import Choice, Problem
 
 Counts = tuple[tuple[int, ...], ...]
@@ -30,7 +29,6 @@ class Stages:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.works = works(problem)
         self._seconds: dict[tuple[int, Counts], float] = {}
         self._bytes: dict[tuple[int, Counts], float] = {}
 
@@ -49,14 +47,8 @@ class Stages:
         if key not in self._seconds:
             room, least = self._room(stage, counts)
             parts = self._parts(stage, counts)
-            fastest = least_seconds(self.problem, parts, math.inf) * (1 + ROUNDING)
-            found = math.inf
-            for work in reversed(self.works):
-                # Where the fastest choices fit beside the greatest work, no limit of it is better.
-                if work < least or found <= fastest:
-                    break
-                found = min(found, least_seconds(self.problem, parts, room - work, work))
-            self._seconds[key] = found
+            limits = self._limits(parts, least)
+            self._seconds[key] = least_of_limits(self.problem, parts, room, limits)
         return self._seconds[key]
 
     def bytes(self, stage: int, counts: Counts) -> float:
@@ -68,20 +60,17 @@ class Stages:
             used = self.problem.budget - room
             self._bytes[key] = used + min(
                 work + sum(n * self._least(sort, alive, work) for sort, n, alive in parts)
-                for work in self.works
-                if work >= least
+                for work in self._limits(parts, least)
             )
         return self._bytes[key]
 
     def parts(self, stage: int, counts: Counts) -> dict[str, float]:
         """Return the least bytes of a stage by part: state, activations, working set."""
         problem, least = self.problem, self.bytes(stage, counts)
-        room, _ = self._room(stage, counts)
-        for work in self.works:
-            chosen = [
-                (n, alive, self._smallest(sort, alive, work))
-                for sort, n, alive in self._parts(stage, counts)
-            ]
+        room, least_work = self._room(stage, counts)
+        layers = self._parts(stage, counts)
+        for work in self._limits(layers, least_work):
+            chosen = [(n, alive, self._smallest(sort, alive, work)) for sort, n, alive in layers]
             if any(choice is None for _, _, choice in chosen):
                 continue
             kept = sum(n * alive * c.kept for n, alive, c in chosen if c is not None)
@@ -95,6 +84,9 @@ class Stages:
         ]
         kept += sum(ends)
         return {"state": least - kept - work, "activations": kept, "working": work}
+
+    def _limits(self, parts: Parts, least: float) -> list[float]:
+        return limits_of(self.problem, {sort for sort, *_ in parts}, least)
 
     def _smallest(self, sort: int, alive: int, work: float) -> Choice | None:
         """Return the choice of least bytes with work within a limit; None without one."""

@@ -8,11 +8,13 @@ several layers follows from those of fewer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from .linear import least_seconds, limits_of
 from .problem import Flags, Integers, Numbers, Problem, StagePlan
 
 Ranges = Sequence[tuple[int, int]]
@@ -29,18 +31,11 @@ class Frontier:
     """[selections, choices]: layers of each choice."""
 
 
-def works(problem: Problem) -> list[float]:
-    """Return the limits of the greatest part of a stage's memory."""
-    of_layers = {choice.work for sort in problem.sorts for choice in sort.choices}
-    return sorted(of_layers | {problem.first.work, problem.last.work})
-
-
 class Knapsack:
     """Best choices of the stages of a problem; remembers what it has computed."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.works = works(problem)
         alike: dict[tuple[object, ...], int] = {}
         self.same = [
             alike.setdefault(
@@ -93,12 +88,12 @@ class Knapsack:
                     together[key] = together.get(key, 0) + count
         items = [(chunk, sort, alive[chunk], n) for (chunk, sort), n in together.items()]
         items.sort(key=lambda item: item[-1])  # the longest frontier is not joined, but searched
-        best = self._fastest(items, problem.budget - held - kept, least_work)
-        for work in self.works if best is None else ():
-            if work < least_work:
-                continue
-            room = problem.budget - held - kept - work
-            selection = self._select(items, room, work)
+        room = problem.budget - held - kept
+        best = self._fastest(items, room, least_work)
+        for bound, work in [] if best is not None else self._limits(items, room, least_work):
+            if math.isinf(bound) or (best is not None and bound >= best[0]):
+                break
+            selection = self._select(items, room - work, work)
             if selection is not None and (best is None or selection[0] < best[0]):
                 best = (selection[0], selection[1] + work, selection[2])
         if best is None:
@@ -131,6 +126,16 @@ class Knapsack:
             update,
             held + kept + memory,
             tuple(map(tuple, split)),
+        )
+
+    def _limits(
+        self, items: Sequence[tuple[int, int, int, int]], room: float, least: float
+    ) -> list[tuple[float, float]]:
+        """Return bounds of the time, least first, with the limit of the work that each is for."""
+        parts = [(sort, count, alive) for _, sort, alive, count in items]
+        limits = limits_of(self.problem, {sort for sort, *_ in parts}, least)
+        return sorted(
+            (least_seconds(self.problem, parts, room - work, work), work) for work in limits
         )
 
     def _fastest(

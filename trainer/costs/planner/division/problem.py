@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,12 +34,9 @@ Hull = tuple[float, float, list[tuple[float, float]]]
 seconds for each byte saved, and bytes saved."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(NamedTuple):
     """One way to run a layer."""
 
-    name: Any = None
-    """Label for the caller."""
     backward: float
     """Seconds of a backward pass, with recomputation."""
     held: float = 0.0
@@ -48,6 +45,8 @@ class Choice:
     """Bytes from the forward to the backward pass of each micro-batch."""
     work: float = 0.0
     """Bytes while a pass of this layer runs; of a stage's layers, one runs at a time."""
+    name: Any = None
+    """Label for the caller."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +114,14 @@ class Problem:
         return [self.layers.count(sort) for sort in range(len(self.sorts))]
 
     @cached_property
-    def hulls(self) -> dict[tuple[int, int, float], Hull | None]:
-        """Hulls of the choices of each sort, by micro-batches alive and limit of the work."""
+    def works_of(self) -> list[list[float]]:
+        """Work of the choices of each sort, in rising order."""
+        return [sorted(choice.work for choice in sort.choices) for sort in self.sorts]
+
+    @cached_property
+    def hulls(self) -> dict[tuple[int, int, int], Hull | None]:
+        """Hulls of the choices of each sort, by micro-batches alive and the number of choices whose
+        work is within the limit."""
         return {}
 
     @cached_property

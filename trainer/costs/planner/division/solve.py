@@ -18,9 +18,10 @@ from itertools import combinations
 import numpy as np
 
 from ....pipeline.cuts import Cuts, neighbours
-from .bounds import ROUNDING, Bounds, least_cuts, quick_bound
+from .bounds import Bounds, least_cuts, quick_bound
 from .interleaved import DivisionBound, least_division, starts
 from .knapsack import Knapsack
+from .linear import ROUNDING
 from .problem import Problem, Solution, StagePlan, price
 
 EVENTS = 200_000
