@@ -15,6 +15,7 @@ from ..dataplane.arrays import Int64
 from ..dataplane.datasets.chunks import ChunkHasher, check_stored
 from ..dataplane.datasets.manifest import Shard
 from ..dataplane.shards import shard_format
+from ..dataplane.shards.compression import decompress
 from ..dataplane.shards.format import ShardLayout
 from ..dataplane.storage import storage
 from ..dataplane.storage.verified import read_checked
@@ -57,18 +58,13 @@ def read_shard(
                 hint="run the command where the file is on a local disk",
             )
         return read_checked(where, check)
-    import zstandard
-
     where = storage.join(url, shard.stored_name)
     packed = (
         storage.read(where)
         if shard.stored_hash is None
         else read_checked(where, partial(check_stored, where, shard))
     )
-    try:
-        return check(zstandard.ZstdDecompressor().decompress(packed, max_output_size=shard.size))
-    except zstandard.ZstdError as error:
-        raise IntegrityError(f"{where} cannot be decompressed: {error}") from None
+    return check(decompress(where, packed, shard.size))
 
 
 def hash_of(data: Bytes) -> tuple[bytes, str]:

@@ -20,6 +20,7 @@ import numpy as np
 from ...console.errors import IntegrityError
 from ...console.log import get_logger
 from ..arrays import Bytes
+from ..shards.compression import decompress
 from ..storage import storage
 from ..storage.verified import read_checked
 from .cache_folder import CacheFolder
@@ -109,8 +110,6 @@ class Cache:
 
     def _unpack(self, url: str, shard: Shard) -> dict[int, Bytes]:
         """Fetch, verify and decompress a whole compressed shard; return its chunks."""
-        import zstandard
-
         assert shard.stored_name is not None
         where = storage.join(url, shard.stored_name)
 
@@ -119,7 +118,7 @@ class Cache:
             return check_stored(where, shard, packed)
 
         packed = read_checked(where, check)
-        data = zstandard.ZstdDecompressor().decompress(packed, max_output_size=shard.size)
+        data = decompress(where, packed, shard.size)
         return self._checked(where, shard, 0, -(-shard.size // CHUNK_BYTES), data)
 
     def _checked(

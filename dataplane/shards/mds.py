@@ -22,6 +22,7 @@ import numpy as np
 from ...console.errors import InputError, IntegrityError
 from ..arrays import Int64
 from ..storage import storage
+from .compression import algorithm, decompress
 from .documents import DocumentOrigin, ShardDocuments
 from .format import ExternalShard, Reader, ShardFormat, ShardLayout, StoredShard
 from .mds_external import external_layout, id_type, places
@@ -157,12 +158,8 @@ class MdsFormat(ShardFormat):
     def external_shards(self, url: str, column: str, dtype: str | None) -> Iterator[ExternalShard]:
         for entry in _listed(url):
             raw, packed = entry["raw_data"], entry["zip_data"]
-            if packed is not None and not str(entry["compression"]).startswith("zstd"):
-                raise InputError(
-                    f"{packed['basename']} is compressed with {entry['compression']}; only zstd "
-                    "is read",
-                    hint="decompress the shards",
-                )
+            if packed is not None:
+                algorithm(packed["basename"])
             yield ExternalShard(
                 name=raw["basename"],
                 size=raw["bytes"],
@@ -240,12 +237,8 @@ def _first_value(url: str, entry: dict[str, Any], column: str) -> bytes:
     if packed is None:
         read: Reader = partial(storage.read, storage.join(url, raw["basename"]))
     else:
-        import zstandard
-
-        data = zstandard.ZstdDecompressor().decompress(
-            storage.read(storage.join(url, packed["basename"])), max_output_size=raw["bytes"]
-        )
-        read = partial(_part, data)
+        where = storage.join(url, packed["basename"])
+        read = partial(_part, decompress(where, storage.read(where), raw["bytes"]))
     offsets, config, _ = _head(read, raw["bytes"])
     if len(offsets) < 2:
         return b""

@@ -35,8 +35,14 @@ def check(folder: Path, **options: Any) -> Dataset:
     return dataset
 
 
-@pytest.mark.parametrize("encoding", ["ndarray:uint16", "ndarray:int64", "bytes"])
-@pytest.mark.parametrize("compression", [None, "zstd:3"])
+@pytest.mark.parametrize(
+    ("encoding", "compression"),
+    [
+        *(("ndarray:uint16", name) for name in (None, "zstd:3", "gz", "br:4", "snappy", "bz2:9")),
+        *(("ndarray:int64", name) for name in (None, "zstd:3")),
+        *(("bytes", name) for name in (None, "gz")),
+    ],
+)
 def test_mds(tmp_path: Path, encoding: str, compression: str | None) -> None:
     from streaming import MDSWriter
 
