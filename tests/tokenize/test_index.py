@@ -68,6 +68,57 @@ def test_arrow_lists(tmp_path: Path) -> None:
     assert [(o.file, o.position) for o in dataset.origins(1, 3)] == [("0.arrow", 1), ("1.arrow", 0)]
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.large_list(pa.uint16()),
+        pa.list_view(pa.int32()),
+        pa.large_list_view(pa.uint32()),
+    ],
+    ids=str,
+)
+def test_other_lists_beside_columns_of_views(tmp_path: Path, kind: Any) -> None:
+    """Columns of views have any number of buffers, before the tokens and after them."""
+    words = ["a", "a word that no view holds inside itself"] * len(DOCUMENTS)
+    note = pa.array(words[: len(DOCUMENTS)], pa.string_view())
+    table = pa.table({"note": note, "ids": pa.array(DOCUMENTS, kind), "last": note})
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as out:
+        out.write_table(table, max_chunksize=2)
+    check(tmp_path, column="ids")
+
+
+def saved_to_disk(folder: Path) -> None:
+    """Write a folder as `Dataset.save_to_disk` does: IPC streams, and a list of them."""
+    schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
+    folder.mkdir(parents=True)
+    for number, part in enumerate((DOCUMENTS[:2], DOCUMENTS[2:])):
+        name = folder / f"data-{number:05}-of-00002.arrow"
+        with pa.ipc.new_stream(str(name), schema) as out:
+            for document in part:
+                rows = pa.array([document], schema[0].type)
+                out.write_batch(pa.record_batch([rows], schema=schema))
+    (folder / "cache-8a1f.arrow").write_bytes(b"the result of a map, which is no part of it")
+    names = [{"filename": f"data-{number:05}-of-00002.arrow"} for number in range(2)]
+    (folder / "state.json").write_text(json.dumps({"_data_files": names, "_split": "train"}))
+
+
+def test_a_folder_of_save_to_disk(tmp_path: Path) -> None:
+    saved_to_disk(tmp_path / "d" / "train")
+    dataset = check(tmp_path / "d" / "train", column="input_ids")
+    assert [o.file for o in dataset.origins(1, 3)] == [
+        "data-00000-of-00002.arrow",
+        "data-00001-of-00002.arrow",
+    ]
+    (tmp_path / "d" / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    with pytest.raises(InputError, match="holds the splits of a dataset") as caught:
+        index(IndexConfig(url=str(tmp_path / "d"), column="input_ids", engine=ONE))
+    assert "name the folder of a split: train" in str(caught.value.hint)
+    (tmp_path / "d" / "train" / "manifest.json").unlink()
+    (tmp_path / "d" / "train" / "state.json").write_text("{}")
+    with pytest.raises(IntegrityError, match="does not list the files"):
+        index(IndexConfig(url=str(tmp_path / "d" / "train"), column="input_ids", engine=ONE))
+
+
 def test_arrow_with_one_record_batch_per_document(tmp_path: Path) -> None:
     schema = pa.schema([("tokens", pa.uint32())])
     with pa.ipc.new_file(str(tmp_path / "a.arrow"), schema) as out:
@@ -150,10 +201,11 @@ def list_file(path: Path, ids: list[Any], **options: Any) -> None:
         out.write_table(table)
 
 
-def stream_file(path: Path) -> None:
+def cut_stream(path: Path) -> None:
     table = pa.table({"tokens": [[1, 2]]})
     with pa.ipc.new_stream(str(path), table.schema) as out:
         out.write_table(table)
+    path.write_bytes(path.read_bytes()[:-8])
 
 
 def cut_index(path: Path, size: int) -> None:
@@ -175,7 +227,7 @@ def crossed_index(path: Path) -> None:
         (lambda path: list_file(path, [1, None]), "nulls among its ids"),
         (lambda path: list_file(path, [[1, -1]]), "has -1, which is not an id"),
         (lambda path: list_file(path, []), "has no tokens"),
-        (stream_file, "an Arrow IPC stream"),
+        (cut_stream, "not a whole Arrow IPC stream"),
         (lambda path: cut_index(path, 20), "is truncated"),
         (lambda path: cut_index(path, 70), "is truncated"),
         (crossed_index, "are not made of its sequences"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ...dataplane.shards.arrow import batch_rows
+from ...dataplane.shards.arrow_ipc import batch_rows
 from ..files.input_file import DamagedFile, File
 from ..files.open_file import open_file
 from .columns import columns_to_read, schema_problem, small_batches, texts_of
