@@ -76,6 +76,7 @@ def train_command(as_json: bool, **values: Any) -> None:
     "--dedup", type=click.Choice(["exact"]), help="Keep only the first of byte-equal documents."
 )
 @click.option("--max-document-tokens", type=int, metavar="N", help="Split longer documents.")
+@options.keep_option
 @click.option("--rehash", is_flag=True, help="Hash all inputs, also those that seem unchanged.")
 @options.tokenizer_options
 @options.source_options
@@ -195,23 +196,36 @@ def inspect_command(url: str, number: int | None, documents: int, as_json: bool)
 
     More: docs/tokenize.md
     """
+    from ..dataplane.datasets.fields import as_text
     from .inspect import describe, document, summary, text
 
     numbers = range(documents) if number is None else [number]
     if as_json:
         shown = []
         for k in numbers:
-            origin, ids = document(url, k)
-            shown.append({"origin": vars(origin), "ids": ids, "text": text(url, ids)})
+            found = document(url, k)
+            fields = {} if found.fields is None else {"fields": found.fields}
+            shown.append(
+                {
+                    "origin": vars(found.origin),
+                    **fields,
+                    "ids": found.ids,
+                    "text": text(url, found.ids),
+                }
+            )
         command.emit({**summary(url), "shown": shown})
         return
     if number is None:
         click.echo(describe(url))
     for k in numbers:
-        origin, ids = document(url, k)
+        found = document(url, k)
+        origin = found.origin
         name = f", id {origin.id}" if origin.id else ""
-        click.echo(f"\n--- document {k}: {len(ids)} tokens, {origin.file}:{origin.position}{name}")
-        click.echo(text(url, ids))
+        place = f"{origin.file}:{origin.position}{name}"
+        click.echo(f"\n--- document {k}: {len(found.ids)} tokens, {place}")
+        if found.fields is not None:
+            click.echo(f"--- {as_text(found.fields)}")
+        click.echo(text(url, found.ids))
 
 
 @main.command("verify")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ def summary(url: str) -> dict[str, Any]:
             "fingerprint": held.tokenizer.fingerprint,
         },
         "weights": held.weights,
+        "fields": held.kept_fields,
         "settings": held.settings,
         "generations": [
             {
@@ -60,6 +62,9 @@ def describe(url: str) -> str:
     ]
     if held.weights is not None:
         lines.append(f"  loss weights {', '.join(map(str, held.weights))}")
+    if held.kept_fields:
+        kept = ", ".join(f"{name} ({kind})" for name, kind in held.kept_fields.items())
+        lines.append(f"  fields {kept}")
     for number, made in enumerate(held.generations):
         lines.append(
             f"  generation {number}: {made.documents:,} documents, {human(made.tokens)} tokens, "
@@ -77,8 +82,18 @@ def _end(id: int | None) -> str:
     return "the end of documents is unknown" if id is None else f"documents end with {id}"
 
 
-def document(url: str, number: int) -> tuple[DocumentOrigin, list[int]]:
-    """Return the origin and the ids of a document."""
+@dataclass(frozen=True)
+class ShownDocument:
+    """A document of a dataset."""
+
+    origin: DocumentOrigin
+    fields: dict[str, Any] | None
+    """Its kept fields; None if the dataset keeps none."""
+    ids: list[int]
+
+
+def document(url: str, number: int) -> ShownDocument:
+    """Return a document, by its number in the dataset."""
     dataset = Dataset(url)
     total = int(dataset.shard_documents[-1])
     if not 0 <= number < total:
@@ -86,7 +101,9 @@ def document(url: str, number: int) -> tuple[DocumentOrigin, list[int]]:
     start, end = dataset.document(number)
     ids = np.empty(end - start, np.int64)
     dataset.fill(start, ids)
-    return dataset.origins(number, number + 1)[0], ids.tolist()
+    fields = dataset.fields(number, number + 1)
+    origin = dataset.origins(number, number + 1)[0]
+    return ShownDocument(origin, fields[0] if fields else None, ids.tolist())
 
 
 def text(url: str, ids: list[int]) -> str:

@@ -9,6 +9,7 @@ import click
 
 from .executors import ExecutorKind
 from .sources import CORPUS_FORMATS
+from .sources.fields import FIELD_KINDS
 from .sources.format import OnError, TextDocuments
 
 if TYPE_CHECKING:
@@ -30,6 +31,13 @@ on_error_option = click.option(
     default="fail",
     show_default=True,
     help="Stop at a bad record, or leave it out.",
+)
+
+
+keep_option = click.option(
+    "--keep",
+    metavar="NAME[:TYPE],…",
+    help=f"Fields or columns to keep for each document ({', '.join(FIELD_KINDS)}).",
 )
 
 
@@ -126,6 +134,8 @@ def source_of(values: dict[str, Any]) -> dict[str, Any]:
         if given["text_documents"] != "separator":
             raise click.UsageError("--separator needs --text-documents separator")
         given["separator"] = _unescaped("--separator", separator)
+    if (kept := values.pop("keep", None)) is not None:
+        given["keep"] = [_kept_field(word) for word in kept.split(",")]
     if (name := values.pop("input_format")) not in ("auto", *CORPUS_FORMATS):
         known = ", ".join(CORPUS_FORMATS)
         raise click.UsageError(f"--input-format {name}: no such format; known: auto, {known}")
@@ -133,6 +143,16 @@ def source_of(values: dict[str, Any]) -> dict[str, Any]:
         "format": name,
         **{name: value for name, value in given.items() if value is not None},
     }
+
+
+def _kept_field(word: str) -> dict[str, str]:
+    name, colon, kind = word.strip().rpartition(":")
+    if not colon:
+        return {"name": kind}
+    if kind not in FIELD_KINDS:
+        known = ", ".join(FIELD_KINDS)
+        raise click.UsageError(f"--keep {word}: no such type `{kind}`; known: {known}")
+    return {"name": name, "type": kind}
 
 
 def _tokenizer(values: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from ..console.errors import IntegrityError, UserError
 from ..console.progress import Progress
-from ..dataplane.datasets import manifest
+from ..dataplane.datasets import fields, manifest
 from ..dataplane.datasets.chunks import CHUNK_BYTES
 from ..dataplane.datasets.manifest import Manifest, Shard
 from ..dataplane.shards import shard_format
@@ -64,6 +64,8 @@ class VerifyWorker:
             what = error.what
         hint = REMOVE if shard.task else REBUILD
         yield ShardCheck(shard.size, Damage(name, what, shard.task, hint) if what else None)
+        if (damage := self._fields_damage(shard)) is not None:
+            yield ShardCheck(0, damage)
 
     def _problem(self, shard: Shard) -> str | None:
         held = self.manifest
@@ -97,6 +99,22 @@ class VerifyWorker:
         if end is not None and contents.ends - {end}:
             return f"a document ends with the id {min(contents.ends - {end})}, not with {end}"
         return None
+
+    def _fields_damage(self, shard: Shard) -> Damage | None:
+        """Return the damage of the file that holds the fields of a shard's documents, or None."""
+        kept = self.manifest.kept_fields
+        file = fields.file_of(shard)
+        if file is None:
+            what = "it has no file of fields; the manifest names some" if kept else None
+            return Damage(shard.name, what, shard.task) if what else None
+        try:
+            table = fields.FieldsReader(self.url, file).rows(0, shard.documents)
+            what = None
+            if table.column_names != list(kept):
+                what = f"it has the fields {', '.join(table.column_names)}, not {', '.join(kept)}"
+        except UserError as error:
+            what = error.what
+        return Damage(file.name, what, shard.task, REMOVE) if what else None
 
 
 def verify(url: str, engine: ExecutorConfig | None = None) -> list[Damage]:

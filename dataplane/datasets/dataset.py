@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...console.errors import PlanError
+from ...console.errors import IntegrityError, PlanError
 from ..arrays import Bytes, Int64, Tokens
 from ..shards.documents import DocumentOrigin
 from ..storage import storage
 from . import manifest as manifests
 from .cache import Cache
 from .chunks import CHUNK_BYTES
+from .fields import FieldsReader, file_of
 from .manifest import Shard
 from .open_shard import OpenShard, OpenShards
 from .shard_file import CachedShardFile, LocalShardFile, ShardFile
@@ -77,6 +78,7 @@ class Dataset:
         self._open_shards = open_shards or OpenShards()
         self._lock = threading.Lock()
         self._shards: ShardTables | None = None
+        self._fields: tuple[int, FieldsReader] | None = None
         self._blocks: dict[int, list[int]] = {}
 
     @property
@@ -176,6 +178,29 @@ class Dataset:
             origins += self.open_shard(number).origins(first - before, until - before)
             first = until
         return origins
+
+    def fields(self, first: int, last: int) -> list[dict[str, Any]]:
+        """Return the kept fields of the documents [first, last)."""
+        rows: list[dict[str, Any]] = []
+        while self.manifest.kept_fields and first < last:
+            number = int(np.searchsorted(self.shard_documents, first, side="right")) - 1
+            before = int(self.shard_documents[number])
+            until = min(last, int(self.shard_documents[number + 1]))
+            rows += self._fields_reader(number).rows(first - before, until - before).to_pylist()
+            first = until
+        return rows
+
+    def _fields_reader(self, number: int) -> FieldsReader:
+        """Return the reader of a shard's fields; the last one is kept."""
+        if self._fields is None or self._fields[0] != number:
+            file = file_of(self.shards[number])
+            if file is None:
+                raise IntegrityError(
+                    f"shard {number} of {self.url} has no file of fields; its manifest names some",
+                    hint="build the dataset again at another URL",
+                )
+            self._fields = number, FieldsReader(self.url, file)
+        return self._fields[1]
 
     def chunks(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the (shard, chunk) pairs whose bytes hold the tokens [start, end)."""

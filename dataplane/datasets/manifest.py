@@ -124,6 +124,15 @@ class Manifest:
             names += made.get("digests", [])
         return names
 
+    @property
+    def kept_fields(self) -> dict[str, str]:
+        """The types of the fields that the dataset keeps for each document, by name."""
+        return {field["name"]: field["type"] for field in self._kept()}
+
+    def _kept(self) -> list[dict[str, str]]:
+        kept: list[dict[str, str]] = self.settings.get("source", {}).get("keep", [])
+        return kept
+
     def append(self, generation: Generation) -> Manifest:
         """Return the manifest with one more generation, chained to its predecessors."""
         chained = _digest(self.hash, generation.table_hash, generation.tokens)

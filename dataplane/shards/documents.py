@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,9 @@ class ShardDocuments:
     piece: Int64 | None = None
     """For each document, its number among the pieces that a long document of the corpus was split
     into. Not stored; the shuffle uses it to distinguish the pieces."""
+    fields: Any = None
+    """The kept fields: a pyarrow.Table with a row for each document. Shard files do not hold it; it
+    has a file of its own (datasets/fields.py)."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -62,6 +66,7 @@ class ShardDocuments:
             ids=None if self.ids is None else self.ids[first:last],
             weights=None if self.weights is None else self.weights[start:end],
             piece=None if self.piece is None else self.piece[first:last],
+            fields=None if self.fields is None else self.fields.slice(first, last - first),
         )
 
     @property
@@ -86,7 +91,9 @@ class ShardDocuments:
             ids = tuple(id for part in parts for id in (part.ids or (None,) * len(part)))
         weights = [part.weights for part in parts if part.weights is not None]
         pieces = [part.piece for part in parts if part.piece is not None]
-        assert len(weights) in (0, len(parts)) and len(pieces) in (0, len(parts))
+        fields = [part.fields for part in parts if part.fields is not None]
+        for columns in (weights, pieces, fields):
+            assert len(columns) in (0, len(parts))
         return ShardDocuments(
             tokens=np.concatenate([part.tokens for part in parts]),
             starts=np.concatenate(starts),
@@ -96,4 +103,11 @@ class ShardDocuments:
             ids=ids,
             weights=np.concatenate(weights) if weights else None,
             piece=np.concatenate(pieces) if pieces else None,
+            fields=_joined(fields) if fields else None,
         )
+
+
+def _joined(tables: Sequence[Any]) -> Any:
+    import pyarrow as pa
+
+    return pa.concat_tables(tables)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from ...dataplane.datasets.fields import as_text
 from ...dataplane.shards.documents import DocumentOrigin
 
 
@@ -24,12 +26,20 @@ class DocumentInRow:
     """First token of the document that is in the row."""
     at: int
     """Place of that token in the row."""
+    fields: dict[str, Any] | None = None
+    """The kept fields of the document; None if the dataset keeps none."""
+
+    def as_data(self) -> dict[str, Any]:
+        data = dict(vars(self))
+        if self.fields is None:
+            del data["fields"]
+        return data
 
     def as_text(self) -> str:
         return (
             f"tokens {self.at:,} to {self.at + self.tokens:,}: document "
             f"{self.document:,}{_in_brackets(self.id)}, its tokens {self.first:,} to "
-            f"{self.first + self.tokens:,}, {self.file} at {self.position:,}"
+            f"{self.first + self.tokens:,}, {self.file} at {self.position:,}{_listed(self.fields)}"
         )
 
 
@@ -49,7 +59,7 @@ class AuditedRow:
     def as_json(self) -> str:
         names = ("row", "phase", "source", "epoch", "documents", "tokens_hash")
         data = {name: getattr(self, name) for name in names}
-        data["documents"] = [vars(document) for document in self.documents]
+        data["documents"] = [document.as_data() for document in self.documents]
         if self.text is not None:
             data["text"] = self.text
         return json.dumps(data)
@@ -89,12 +99,20 @@ class AuditedDocument:
     source: str
     document: int
     origin: DocumentOrigin
+    fields: dict[str, Any] | None
+    """Its kept fields; None if the dataset keeps none."""
     tokens: int
     occurrences: tuple[Occurrence, ...]
     text: str | None = None
 
     def as_json(self) -> Iterator[str]:
-        origin = {"id": self.origin.id, "file": self.origin.file, "position": self.origin.position}
+        origin: dict[str, Any] = {
+            "id": self.origin.id,
+            "file": self.origin.file,
+            "position": self.origin.position,
+        }
+        if self.fields is not None:
+            origin["fields"] = self.fields
         for occurrence in self.occurrences:
             data = {"source": self.source, "document": self.document, **origin, **vars(occurrence)}
             yield json.dumps(data if self.text is None else {**data, "text": self.text})
@@ -103,6 +121,7 @@ class AuditedDocument:
         lines = [
             f"document {self.document:,}{_in_brackets(self.origin.id)} of {self.source}: "
             f"{self.tokens:,} tokens, {self.origin.file} at {self.origin.position:,}"
+            f"{_listed(self.fields)}"
         ]
         status = {True: ", trained on", False: ", not trained on yet", None: ""}
         lines += [
@@ -120,3 +139,7 @@ class AuditedDocument:
 
 def _in_brackets(id: str | None) -> str:
     return "" if id is None else f" ({id})"
+
+
+def _listed(fields: dict[str, Any] | None) -> str:
+    return f"; {as_text(fields)}" if fields else ""

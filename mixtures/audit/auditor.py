@@ -133,6 +133,7 @@ class Auditor:
         spans = dataset.documents(start, end)
         first = spans[0].number
         origins = dataset.origins(first, spans[-1].number + 1)
+        fields = dataset.fields(first, spans[-1].number + 1)
         for span in spans:
             origin = origins[span.number - first]
             first_token = max(start, span.first_token)
@@ -145,6 +146,7 @@ class Auditor:
                 tokens=last_token - first_token,
                 first=first_token - span.first_token,
                 at=first_token - start,
+                fields=fields[span.number - first] if fields else None,
             )
 
     def _planned_step(self, number: int) -> Step[Phase]:
@@ -205,10 +207,12 @@ class Auditor:
             tokens = np.empty(end - start, np.int64)
             dataset.fill(start, tokens)
             text = self._decode(source, tokens.tolist())
+        fields = dataset.fields(number, number + 1)
         return AuditedDocument(
             source=name,
             document=number,
             origin=dataset.origins(number, number + 1)[0],
+            fields=fields[0] if fields else None,
             tokens=end - start,
             occurrences=tuple(self._occurrence(row, start, end) for row in rows.tolist()),
             text=text,

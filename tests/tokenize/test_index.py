@@ -140,7 +140,8 @@ def test_a_tokenizer_decodes_ids(tmp_path: Path) -> None:
 
     write_megatron(tmp_path / "a", [[*b"hello", 256]], "uint16")
     index(IndexConfig(url=str(tmp_path), tokenizer="byte", engine=ONE))
-    origin, ids = inspect.document(str(tmp_path), 0)
+    found = inspect.document(str(tmp_path), 0)
+    origin, ids = found.origin, found.ids
     assert inspect.text(str(tmp_path), ids) == "hello<|endoftext|>"
     assert origin.file == "a.bin"
 

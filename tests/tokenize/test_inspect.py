@@ -21,7 +21,7 @@ def test_every_document_is_shown_with_its_origin(
 ) -> None:
     out = str(run_build(corpus, source=BY_NAME, **options))
     for number, (origin, text, ids) in enumerate(read_dataset(out)):
-        assert inspect.document(out, number) == (origin, ids)
+        assert inspect.document(out, number) == inspect.ShownDocument(origin, None, ids)
         assert inspect.text(out, ids) == f"{text}<|endoftext|>"
 
 

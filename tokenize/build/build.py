@@ -25,6 +25,7 @@ from ...dataplane.tokenizers import Tokenizer, bpe
 from ...dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from ...dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from .. import executors, sources
+from ..corpus.field_types import with_types
 from ..corpus.inputs import find_files
 from ..executors import ExecutorConfig
 from ..files.file_hashes import check_unchanged, with_fingerprints
@@ -33,7 +34,7 @@ from ..sources.format import OnError, Slice, SourceConfig
 from .commit import BuildResult, commit, write_derived_files
 from .dedup import DigestWorker, find_duplicates
 from .garbage import FOLDERS, remove_garbage
-from .generations import existing, files_of, missing, new_files
+from .generations import existing, files_of, kept_types, missing, new_files
 from .lock import BuildLock
 from .settings import DROPS, LOCKS, WORK, BuildJob, dataset_url, work_url
 from .shuffle import GatherWorker, gather_tasks
@@ -129,6 +130,9 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
     )
     if isinstance(tokenizer, BpeTokenizer) and tokenizer.slow_because:
         log.warning("using the slower `tokenizers` library: %s", tokenizer.slow_because)
+    if config.source.keep:
+        known = kept_types(config.out.rstrip("/"), job_of(config, tokenizer).outputs)
+        config = replace(config, source=with_types(config.source, inputs, known))
     job = job_of(config, tokenizer)
     with BuildLock(work_url(job.url, LOCKS)) as lock:
         manifests = {name: existing(job, name, tokenizer) for name in job.outputs}

@@ -12,15 +12,15 @@ import re
 import shutil
 from collections.abc import Mapping
 
-from ...dataplane.datasets import manifest
+from ...dataplane.datasets import fields, manifest
 from ...dataplane.datasets.manifest import Manifest
 from ...dataplane.storage import storage
 from ...dataplane.storage.atomic import HALF_WRITTEN
 from .settings import DIGESTS, DROPS, LOCKS, SPILLS, TASKS, BuildJob, dataset_url, work_url
 
-FOLDERS = ("", "shards", "tables", "tokenizers")
+FOLDERS = ("", "shards", "fields", "tables", "tokenizers")
 """Folders of a dataset."""
-NAMED_BY_CONTENT = re.compile(r"(shards|tables|tokenizers)/[0-9a-f]{32}\.\w+(\.zstd)?")
+NAMED_BY_CONTENT = re.compile(r"(shards|fields|tables|tokenizers)/[0-9a-f]{32}\.\w+(\.zstd)?")
 
 
 def remove_garbage(job: BuildJob, manifests: Mapping[str, Manifest]) -> None:
@@ -52,6 +52,8 @@ def _remove_unreferenced(url: str, held: Manifest) -> None:
     for generation in held.generations:
         for shard in manifest.load_table(url, generation):
             referenced |= {shard.name, shard.stored_name or shard.name}
+            if (beside := fields.file_of(shard)) is not None:
+                referenced.add(beside.name)
     for name in storage.list_files(url):
         folder, _, base = name.rpartition("/")
         orphan = NAMED_BY_CONTENT.fullmatch(name) and name not in referenced

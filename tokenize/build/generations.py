@@ -9,12 +9,13 @@ from typing import Any
 
 from ...console.errors import InputError, StorageError
 from ...console.log import get_logger
-from ...dataplane.datasets import manifest
+from ...dataplane.datasets import fields, manifest
 from ...dataplane.datasets.manifest import Generation, Manifest
 from ...dataplane.storage import storage
 from ...dataplane.storage.verified import read_named
 from ...dataplane.tokenizers import Tokenizer, id_type
 from ..files.input_file import File
+from ..sources.fields import FieldKind
 from .settings import BuildJob, dataset_url
 
 log = get_logger(__name__)
@@ -46,6 +47,15 @@ def existing(job: BuildJob, output: str, tokenizer: Tokenizer) -> Manifest:
     return old
 
 
+def kept_types(url: str, outputs: Sequence[str]) -> dict[str, FieldKind]:
+    """Return the types of the fields that a dataset keeps, by name; empty if there is none yet."""
+    for name in outputs:
+        where = dataset_url(url, name)
+        if storage.exists(storage.join(where, manifest.NAME)):
+            return dict(manifest.load(where).kept_fields)  # type: ignore[arg-type]
+    return {}
+
+
 def _difference(old: Manifest, new: Manifest) -> str:
     pairs: dict[str, Any] = {
         "tokenizer": (old.tokenizer.fingerprint[:12], new.tokenizer.fingerprint[:12])
@@ -53,7 +63,8 @@ def _difference(old: Manifest, new: Manifest) -> str:
     specs = (old.tokenizer.spec, new.tokenizer.spec)
     pairs |= {key: (specs[0].get(key), specs[1].get(key)) for key in specs[1]}
     were, are = _flat(old.settings), _flat(new.settings)
-    pairs |= {key: (were.get(key), are[key]) for key in are if key != "tokenizer"}
+    names = dict.fromkeys([*are, *were])
+    pairs |= {key: (were.get(key), are.get(key)) for key in names if key != "tokenizer"}
     differences = [
         f"{OPTIONS.get(key, key)} was {_shown(was)}, is {_shown(now)}"
         for key, (was, now) in pairs.items()
@@ -63,6 +74,8 @@ def _difference(old: Manifest, new: Manifest) -> str:
 
 
 def _shown(setting: Any) -> str:
+    if isinstance(setting, list) and setting and all("name" in item for item in setting):
+        return ",".join(f"{item['name']}:{item['type']}" for item in setting)
     return "not given" if setting is None else str(setting)
 
 
@@ -100,11 +113,18 @@ def missing(job: BuildJob, before: dict[str, Manifest]) -> dict[int, set[str]]:
     lost: dict[int, set[str]] = {}
     for name, held in before.items():
         url = dataset_url(job.url, name)
-        stored = set(storage.list_files(storage.join(url, "shards"))) if held.generations else set()
+        stored = {
+            f"{folder}/{name}"
+            for folder in (("shards", *([fields.FOLDER] if job.source.keep else [])))
+            if held.generations
+            for name in storage.list_files(storage.join(url, folder))
+        }
         for number, generation in enumerate(held.generations):
             for shard in manifest.load_table(url, generation):
-                file = shard.stored_name or shard.name
-                if file.removeprefix("shards/") not in stored:
+                files = {shard.stored_name or shard.name}
+                if (beside := fields.file_of(shard)) is not None:
+                    files.add(beside.name)
+                if not files <= stored:
                     lost.setdefault(number, set()).add(shard.task)
     return lost
 

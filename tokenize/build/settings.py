@@ -46,8 +46,11 @@ class BuildJob:
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide the bytes of a task, besides its input. Task ids hash
-        them and manifests store them: do not rename fields."""
+        them and manifests store them: do not rename fields, and leave newer ones out where they are
+        not given, or no earlier dataset could grow."""
         settings = asdict(self)
+        if not self.source.keep:
+            del settings["source"]["keep"]
         for key in ("url", "tokenizer", "tokenizer_files"):
             del settings[key]
         tokenizer = [self.tokenizer.kind, self.tokenizer.fingerprint, self.tokenizer.spec]

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...console.errors import IntegrityError
+from ...dataplane.datasets import fields
 from ...dataplane.datasets.chunks import ChunkHasher
 from ...dataplane.datasets.manifest import Shard
 from ...dataplane.datasets.shard_file import UncachedShardFile
@@ -125,6 +126,7 @@ def write_spill(url: str, documents: ShardDocuments, job: BuildJob, task: str) -
     return replace(
         spill,
         details={
+            **spill.details,
             "bytes": documents.size,
             "dtype": documents.tokens.dtype.name,
             "keys": {"hash": digest, "chunks": base64.b64encode(chunks).decode()},
@@ -184,6 +186,7 @@ def read_documents(url: str, shard: Shard, first: int, last: int) -> ShardDocume
     names = dict.fromkeys(origin.file for origin in origins)
     number = {name: k for k, name in enumerate(names)}
     joined: Any = np.concatenate(tokens)
+    beside = fields.file_of(shard)
     return ShardDocuments(
         tokens=joined,
         starts=starts - low,
@@ -192,4 +195,5 @@ def read_documents(url: str, shard: Shard, first: int, last: int) -> ShardDocume
         position=np.array([origin.position for origin in origins], np.int64),
         ids=tuple(origin.id for origin in origins),
         weights=None if layout.weight_bytes is None else np.concatenate(codes),
+        fields=None if beside is None else fields.FieldsReader(url, beside).rows(first, last),
     )

@@ -194,6 +194,7 @@ class TokenizeWorker:
             position=np.array(texts.positions, np.int64),
             ids=None if texts.ids is None else tuple(texts.ids),
             weights=encoded.weights,
+            fields=texts.fields,
         )
         return documents, numbers
 

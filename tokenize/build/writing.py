@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
+from ...dataplane.datasets import fields
 from ...dataplane.datasets.chunks import ChunkHasher
 from ...dataplane.datasets.manifest import Shard
 from ...dataplane.shards import shard_format
@@ -31,6 +32,10 @@ def write_shard(
         shard_format(job.format).write(cast(BinaryIO, out), documents)
         chunks, digest = out.hasher.finish()
         name = f"{folder}/{digest[:32]}.{job.format}"
+        details = {}
+        if documents.fields is not None:
+            beside = fields.FOLDER if folder == "shards" else folder
+            details[fields.KEY] = fields.write(url, beside, documents.fields)
         shard = Shard(
             name=name,
             size=out.hasher.size,
@@ -39,6 +44,7 @@ def write_shard(
             hash=digest,
             chunks=chunks,
             task=task,
+            details=details,
         )
         if not job.compression:
             out.move(storage.join(url, name))
@@ -139,6 +145,7 @@ def split_long(documents: ShardDocuments, limit: int) -> ShardDocuments:
         ids=None if documents.ids is None else tuple(documents.ids[k] for k in owner.tolist()),
         weights=weights,
         piece=before + order,
+        fields=None if documents.fields is None else documents.fields.take(owner),
     )
 
 
@@ -159,4 +166,5 @@ def take(documents: ShardDocuments, order: npt.NDArray[np.int64]) -> ShardDocume
         ids=None if documents.ids is None else tuple(documents.ids[k] for k in order.tolist()),
         weights=weights,
         piece=None if documents.piece is None else documents.piece[order],
+        fields=None if documents.fields is None else documents.fields.take(order),
     )

@@ -13,6 +13,7 @@ from os.path import commonprefix
 from ...console.errors import InputError
 from ...dataplane.tokenizers import Raw
 from ..sources import corpus_format
+from ..sources.fields import no_values
 from ..sources.format import BadRecord, Slice, SourceConfig, Texts
 from .read_stats import MAX_MESSAGES, ReadStats
 
@@ -21,6 +22,7 @@ FIELD_HINT = f"name the right field with --text-field (or --id-field), {SKIP}"
 HINTS = {
     "missing field": FIELD_HINT,
     "other schema": FIELD_HINT,
+    "other type": f"name the type with --keep NAME:TYPE, {SKIP}",
     "not JSON lines": "convert it with jq -c 'if type == \"array\" then .[] else . end', or read "
     "it as text with --input-format text",
     "not text": "extract the text of pages with another program, or leave such records out with "
@@ -49,9 +51,20 @@ class DocumentReader:
                     stats.counts["empty documents"] += empty
                     texts = select(texts, [k for k, text in enumerate(texts.texts) if text])
                 records += len(texts.texts) + len(texts.problems)
+                if self.config.keep:
+                    texts = self._with_fields(texts, stats)
                 yield part.file.name, texts
             if not records and part.start == 0:
                 stats.counts["files without documents"] += 1
+
+    def _with_fields(self, texts: Texts, stats: ReadStats) -> Texts:
+        """Return texts with their kept fields, which are null for formats without fields; count the
+        nulls."""
+        if texts.fields is None:
+            texts = replace(texts, fields=no_values(len(texts.texts), self.config.keep))
+        for name, column in zip(texts.fields.column_names, texts.fields.columns, strict=True):
+            stats.counts[f"documents without {name}"] += column.null_count
+        return texts
 
     def reject(self, problem: BadRecord) -> None:
         """Raise an error for a bad record, unless bad records are skipped."""
@@ -98,4 +111,5 @@ def select(texts: Texts, kept: Sequence[int]) -> Texts:
         texts=[texts.texts[k] for k in kept],
         positions=[texts.positions[k] for k in kept],
         ids=None if texts.ids is None else [texts.ids[k] for k in kept],
+        fields=None if texts.fields is None else texts.fields.take(list(kept)),
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...dataplane.shards.arrow_ipc import batch_rows
 from ..files.input_file import DamagedFile, File
 from ..files.open_file import open_file
-from .columns import columns_to_read, schema_problem, small_batches, texts_of
+from .columns import column_kinds, columns_to_read, schema_problem, small_batches, texts_of
+from .fields import FieldKind
 from .format import BadRecord, CorpusFormat, Slice, SourceConfig, Texts
 
 
@@ -16,7 +17,7 @@ class Arrow(CorpusFormat):
     """Arrow IPC files, sliced by record batches, and streams, which are one slice."""
 
     endings = ("arrow", "feather", "ipc")
-    settings = ("text_field", "id_field")
+    settings = ("text_field", "id_field", "keep")
     compressible = False
 
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
@@ -52,13 +53,18 @@ class Arrow(CorpusFormat):
             return
         number = part.first
         try:
+            columns = columns_to_read(opened.schema, config)
             for batch in _batches(opened, part):
                 yield Texts([], [], size=batch.nbytes)
-                for piece in small_batches(batch.select(columns_to_read(config)), config):
+                for piece in small_batches(batch.select(columns), config):
                     yield texts_of(piece, number, config, name, "row", 0)
                     number += len(piece)
         except (pa.ArrowInvalid, OSError) as error:
             yield Texts([], [], None, [BadRecord("damaged file", str(error), name, number, "row")])
+
+    def field_kinds(self, part: Slice, names: Sequence[str]) -> dict[str, set[FieldKind | str]]:
+        opened = _open(part.file.name)
+        return column_kinds(opened.schema, names)
 
 
 FORMAT = Arrow()

@@ -9,11 +9,26 @@ import numpy as np
 
 from ...dataplane.arrays import Int64
 from ..files.input_file import BLOCK_BYTES
+from .fields import (
+    FieldKind,
+    arrow_schema,
+    column_kind,
+    column_type,
+    column_values,
+    root_column,
+    type_problem,
+)
 from .format import LARGEST_DOCUMENT, BadRecord, Slice, SourceConfig, Texts
 
 
-def columns_to_read(config: SourceConfig) -> list[str]:
+def columns_to_read(schema: Any, config: SourceConfig) -> list[str]:
     """Return the names of the columns that are read."""
+    kept = [root_column(schema, field.name) for field in config.keep]
+    return list(dict.fromkeys([*own_columns(config), *kept]))
+
+
+def own_columns(config: SourceConfig) -> list[str]:
+    """Return the names of the columns of the text and the id."""
     return [config.text_field, *([config.id_field] if config.id_field else [])]
 
 
@@ -26,19 +41,35 @@ def column_problem(names: Sequence[str], wanted: Sequence[str]) -> str | None:
     return None
 
 
+def column_kinds(schema: Any, names: Sequence[str]) -> dict[str, set[FieldKind | str]]:
+    """Return the types of columns, by the names of fields."""
+    kinds: dict[str, set[FieldKind | str]] = {}
+    for name in names:
+        try:
+            kind = column_kind(column_type(schema, name))
+        except KeyError:
+            continue
+        if kind is not None:
+            kinds[name] = {kind}
+    return kinds
+
+
 def schema_problem(schema: Any, part: Slice, config: SourceConfig) -> Texts | None:
     """Return empty Texts if a file lacks the columns, else None. The file's first slice reports
     the problem."""
     import pyarrow as pa
 
-    what = column_problem(schema.names, columns_to_read(config))
+    what = column_problem(schema.names, own_columns(config))
     if what is None:
         kind = schema.field(config.text_field).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         strings = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-        if any(test(kind) for test in strings):
+        kept = (type_problem(schema, field) for field in config.keep)
+        what = next((problem for problem in kept if problem is not None), None)
+        if not any(test(kind) for test in strings):
+            what = f"column `{config.text_field}` holds {kind}, not text"
+        if what is None:
             return None
-        what = f"column `{config.text_field}` holds {kind}, not text"
     problems = [BadRecord("other schema", what, part.file.name)] if part.start == 0 else []
     return Texts([], [], None, problems, part.size)
 
@@ -95,6 +126,14 @@ def texts_of(
                 texts.append(None)
                 problems.append(BadRecord("invalid UTF-8", "in the text", name, number, unit))
     ids = batch.column(config.id_field).to_pylist() if config.id_field else None
+    columns = []
+    for field in config.keep:
+        values, wide = column_values(batch, field)
+        columns.append(values)
+        for k in wide:
+            what = f"`{field.name}` is an int of more than 64 bits"
+            problems.append(BadRecord("other type", what, name, first + k, unit))
+            texts[k] = None
     bad = {problem.position for problem in problems}
     kept, positions, own = [], [], []
     for number, text in enumerate(texts, start=first):
@@ -108,4 +147,8 @@ def texts_of(
             if ids is not None:
                 id = ids[number - first]
                 own.append(None if id is None else str(id))
-    return Texts(kept, positions, own if ids is not None else None, problems, size)
+    fields = None
+    if config.keep:
+        fields = pa.table(columns, schema=arrow_schema(config.keep))
+        fields = fields.take([position - first for position in positions])
+    return Texts(kept, positions, own if ids is not None else None, problems, size, fields)

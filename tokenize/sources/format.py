@@ -10,9 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from ..files.input_file import File
+from .fields import FieldKind, KeptField, check_names
 
 LARGEST_DOCUMENT = 32 << 20
 """Bytes of text. A worker holds a document several times (its text, where one emoji makes Python
@@ -38,8 +39,11 @@ class SourceConfig:
     """Separator of the documents of a plain text, if `text_documents` is `separator`."""
     split_large: bool = False
     """Read a text above the memory limit in pieces, instead of rejecting it."""
+    keep: tuple[KeptField, ...] = ()
+    """Fields or columns that the dataset keeps for each document."""
 
     def __post_init__(self) -> None:
+        check_names(self.keep)
         if not self.separator:
             raise ValueError("separator is empty")
         if self.separator != "\n\n" and self.text_documents != "separator":
@@ -89,6 +93,8 @@ class Texts:
     problems: list[BadRecord] = field(default_factory=list)
     size: int = 0
     """Bytes of the file that were read for them."""
+    fields: Any = None
+    """The kept fields of the documents: a pyarrow.Table with a row for each text, or None."""
 
 
 class CorpusFormat(ABC):
@@ -108,3 +114,8 @@ class CorpusFormat(ABC):
     @abstractmethod
     def read(self, part: Slice, config: SourceConfig) -> Iterator[Texts]:
         """Read the documents of a slice. Records that cannot be read are in `problems`."""
+
+    def field_kinds(self, part: Slice, names: Sequence[str]) -> dict[str, set[FieldKind | str]]:
+        """Return the types that fields have in the first records of a slice: names of FIELD_KINDS,
+        or descriptions of other types. A field without a value there has no entry."""
+        return {}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..files.input_file import File
 from .delimited import cut_bytes, record_blocks
+from .fields import FieldKind, FieldProblem, kind_of, look_up, table_of, value_of
 from .format import BadRecord, CorpusFormat, Slice, SourceConfig, Texts
 
 DELIMITER = b"\n"
@@ -18,7 +20,7 @@ class Jsonl(CorpusFormat):
     """JSON lines; the text is in a field."""
 
     endings = ("jsonl", "ndjson", "json")
-    settings = ("text_field", "id_field")
+    settings = ("text_field", "id_field", "keep")
 
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
         return cut_bytes(file, DELIMITER, size)
@@ -29,12 +31,13 @@ class Jsonl(CorpusFormat):
             texts: list[str] = []
             positions: list[int] = []
             ids: list[str | None] = []
+            fields: list[list[Any]] = []
             problems = [] if block.problem is None else [block.problem]
             for number, line in enumerate(block.data.split(b"\n"), start=block.first):
                 if not line or line.isspace():
                     continue
                 try:
-                    text, id = _document(line, config)
+                    text, id, values = _document(line, config)
                 except _Bad as bad:
                     kind, what = bad.kind, str(bad)
                     if number == 0 and (form := _other_form(line)) is not None:
@@ -44,7 +47,28 @@ class Jsonl(CorpusFormat):
                 texts.append(text)
                 positions.append(number)
                 ids.append(id)
-            yield Texts(texts, positions, ids if config.id_field else None, problems, block.read)
+                fields.append(values)
+            yield Texts(
+                texts,
+                positions,
+                ids if config.id_field else None,
+                problems,
+                block.read,
+                table_of(fields, config.keep) if config.keep else None,
+            )
+
+    def field_kinds(self, part: Slice, names: Sequence[str]) -> dict[str, set[FieldKind | str]]:
+        kinds: dict[str, set[FieldKind | str]] = {}
+        for block in record_blocks(part, DELIMITER, unit=UNIT, split=False):
+            for line in block.data.split(b"\n"):
+                with suppress(ValueError, RecursionError):  # reading reports bad records
+                    record: Any = json.loads(line)
+                    for name in names if isinstance(record, dict) else ():
+                        with suppress(KeyError):
+                            if (value := look_up(record, name)) is not None:
+                                kinds.setdefault(name, set()).add(kind_of(value))
+            break
+        return kinds
 
 
 FORMAT = Jsonl()
@@ -69,7 +93,7 @@ class _Bad(Exception):
         self.kind = kind
 
 
-def _document(line: bytes, config: SourceConfig) -> tuple[str, str | None]:
+def _document(line: bytes, config: SourceConfig) -> tuple[str, str | None, list[Any]]:
     try:
         decoded = line.decode()
     except UnicodeDecodeError as error:
@@ -89,13 +113,17 @@ def _document(line: bytes, config: SourceConfig) -> tuple[str, str | None]:
         raise _Bad("missing field", f"no field `{config.text_field}` (it has {known})")
     if b"\\u" in line and not _encodes(text):
         raise _Bad("invalid UTF-8", "half of a surrogate pair, which is not a character")
+    try:
+        values = [value_of(record, field) for field in config.keep]
+    except FieldProblem as problem:
+        raise _Bad(problem.kind, str(problem)) from None
     if config.id_field is None:
-        return text, None
+        return text, None, values
     if config.id_field not in record:
         known = ", ".join(f"`{key}`" for key in list(record)[:10])
         raise _Bad("missing field", f"no field `{config.id_field}` (it has {known})")
     id = record[config.id_field]
-    return text, None if id is None else str(id)
+    return text, None if id is None else str(id), values
 
 
 def _encodes(text: str) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..files.input_file import BLOCK_BYTES, DamagedFile, File
 from ..files.open_file import open_file
-from .columns import columns_to_read, schema_problem, small_batches, texts_of
+from .columns import column_kinds, columns_to_read, schema_problem, small_batches, texts_of
+from .fields import FieldKind
 from .format import BadRecord, CorpusFormat, Slice, SourceConfig, Texts
 
 ROWS = 256
@@ -19,7 +20,7 @@ class Parquet(CorpusFormat):
     """Parquet files; a slice is a range of row groups."""
 
     endings = ("parquet", "pq")
-    settings = ("text_field", "id_field")
+    settings = ("text_field", "id_field", "keep")
     compressible = False
 
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
@@ -58,7 +59,7 @@ class Parquet(CorpusFormat):
                 for batch in opened.iter_batches(
                     min(ROWS, 1 + BLOCK_BYTES * rows // max(1, total)),
                     row_groups=list(range(part.start, part.end)),
-                    columns=columns_to_read(config),
+                    columns=columns_to_read(opened.schema_arrow, config),
                     use_threads=False,
                 ):
                     for piece in small_batches(batch, config):
@@ -69,6 +70,10 @@ class Parquet(CorpusFormat):
                 yield Texts(
                     [], [], None, [BadRecord("damaged file", str(error), name, number, "row")]
                 )
+
+    def field_kinds(self, part: Slice, names: Sequence[str]) -> dict[str, set[FieldKind | str]]:
+        with _open(part.file.name) as opened:
+            return column_kinds(opened.schema_arrow, names)
 
 
 FORMAT = Parquet()

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import csv
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ..files.input_file import BLOCK_BYTES, DamagedFile, File
 from ..files.open_file import decompressed
-from .columns import column_problem, columns_to_read
+from .columns import column_problem, own_columns
 from .delimited import BOM
+from .fields import FieldKind, FieldProblem, table_of, value_of_text
 from .format import LARGEST_DOCUMENT, BadRecord, CorpusFormat, Slice, SourceConfig, Texts
 
 UNIT = "row"
@@ -25,7 +27,7 @@ class Separated(CorpusFormat):
     """Rows of values; the first row names the columns."""
 
     endings = ("csv", *TAB_ENDINGS)
-    settings = ("text_field", "id_field")
+    settings = ("text_field", "id_field", "keep")
 
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
         return [Slice(file, 0, file.size, 0, file.size)]
@@ -40,7 +42,8 @@ class Separated(CorpusFormat):
             header = next(rows, None)
             if header is None:
                 return
-            if (what := column_problem(header, columns_to_read(config))) is not None:
+            wanted = [*own_columns(config), *(field.name for field in config.keep)]
+            if (what := column_problem(header, wanted)) is not None:
                 yield Texts([], [], None, [BadRecord("other schema", what, name)], lines.take())
                 return
             block = _Block(header, config, name)
@@ -69,6 +72,10 @@ class Separated(CorpusFormat):
                 yield block.take(lines.take())
             yield Texts([], [], None, [problem])
 
+    def field_kinds(self, part: Slice, names: Sequence[str]) -> dict[str, set[FieldKind | str]]:
+        header = next(csv.reader(_Lines(part.file), delimiter=_separator(part.file.name)), [])
+        return {name: {"string"} for name in names if name in header}
+
 
 FORMAT = Separated()
 
@@ -80,6 +87,7 @@ class _Block:
         self.width, self.name = len(header), name
         self.text = header.index(config.text_field)
         self.id = None if config.id_field is None else header.index(config.id_field)
+        self.keep = [(header.index(field.name), field) for field in config.keep]
         self._clear()
 
     def _clear(self) -> None:
@@ -87,6 +95,7 @@ class _Block:
         self.texts: list[str] = []
         self.positions: list[int] = []
         self.ids: list[str | None] = []
+        self.fields: list[list[Any]] = []
         self.problems: list[BadRecord] = []
 
     def add(self, number: int, row: list[str], broken: bool) -> None:
@@ -95,13 +104,20 @@ class _Block:
             self.reject(number, "broken CSV", what)
             return
         text, id = row[self.text], None if self.id is None else row[self.id]
-        if broken and _has_bytes(text + (id or "")):
+        kept = [row[place] for place, _ in self.keep]
+        if broken and _has_bytes("".join([text, id or "", *kept])):
             self.reject(number, "invalid UTF-8", "bytes of the row are not UTF-8")
             return
         if 4 * len(text) > LARGEST_DOCUMENT and len(text.encode()) > LARGEST_DOCUMENT:
             what = f"a document of more than {LARGEST_DOCUMENT >> 20} MiB"
             self.reject(number, "too large", what)
             return
+        try:
+            fields = [value_of_text(row[place], field) for place, field in self.keep]
+        except FieldProblem as problem:
+            self.reject(number, problem.kind, str(problem))
+            return
+        self.fields.append(fields)
         self.size += len(text)
         self.texts.append(text)
         self.positions.append(number)
@@ -113,7 +129,10 @@ class _Block:
     def take(self, read: int) -> Texts:
         """Return the documents, for which `read` bytes of the file were read, and forget them."""
         ids = None if self.id is None else self.ids
-        taken = Texts(self.texts, self.positions, ids, self.problems, read)
+        fields = None
+        if self.keep:
+            fields = table_of(self.fields, [field for _, field in self.keep])
+        taken = Texts(self.texts, self.positions, ids, self.problems, read, fields)
         self._clear()
         return taken
 
