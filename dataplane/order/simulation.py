@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
+from typing import Any
 
-from .tables import Tables, TablesBuilder
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays import Int64
+from .tables import Tables, TablesBuilder, ranks_of
+
+Numbers = npt.NDArray[Any]
+"""Integers: of 64 bits, or Python's where those are too short."""
 
 NEVER = 1 << 62
+SAFE = 4
+"""Sums of a few debts must fit into 64 bits."""
 CLOSING_TABLES = 3
 """Tables before an edge that are written out: deadlines reach at most two tables ahead."""
 MOST_TABLES = CLOSING_TABLES + 3
@@ -29,7 +40,7 @@ class Segment:
     weights: tuple[int, ...]
     row_tokens: int
 
-    @property
+    @cached_property
     def period(self) -> int:
         return sum(self.weights)
 
@@ -101,7 +112,8 @@ def _assign(
 class _Simulation:
     """Assigns the rows of one segment in order, in exact integers.
 
-    All debts are multiplied by `unit`: a row is `unit`, the slack d is `slack`.
+    All debts are multiplied by `unit`: a row is `unit`, the slack d is `slack`. The releases and
+    deadlines of many jobs are computed together; only the queue goes from row to row.
     """
 
     def __init__(
@@ -115,68 +127,86 @@ class _Simulation:
         common = math.lcm(segment.period, whole // shared)
         doubled = max(2, 2 * sources - 2)
         self.unit, self.slack = common * doubled, common
-        self.gain = [weight * (self.unit // segment.period) for weight in segment.weights]
         scale = self.unit // (whole // shared)
-        self.entry = [debt // shared * scale for debt in owed]
-        self.taken = [0] * sources
+        most = self.unit * (2 * min(segment.rows, MOST_TABLES * segment.period) + segment.rows + 9)
+        self.dtype: type = np.int64 if most * SAFE < NEVER else object
+        self.gain = self._array(
+            weight * (self.unit // segment.period) for weight in segment.weights
+        )
+        self.entry = self._array(debt // shared * scale for debt in owed)
+        self.taken = np.zeros(sources, np.int64)
         self.row = 0
         self.largest_debt = 0
-        self.ready: list[tuple[int, int]] = []
-        """Heap of (deadline, source)."""
-        self.waiting: dict[int, list[int]] = {}
-        """Sources whose next row is not released yet, by the row of the release."""
-        for source in range(sources):
-            self._queue(source)
 
     def run(self, rows: int) -> tuple[list[int], list[int]]:
         """Return the sources of the next rows, and the number of rows of each source."""
+        keys, released = self._jobs(rows)
+        sources, queue, first = len(self.taken), list[int](), 0
         assigned = []
-        before = list(self.taken)
-        for _ in range(rows):
-            self.row += 1
-            for source in self.waiting.pop(self.row, ()):
-                heapq.heappush(self.ready, (self._deadline(source), source))
-            source = heapq.heappop(self.ready)[1]
-            assigned.append(source)
-            # The debt of a source is largest just before it gets a row.
-            owed = self.entry[source] + (self.row - 1) * self.gain[source]
-            self.largest_debt = max(self.largest_debt, owed - self.taken[source] * self.unit)
-            self.taken[source] += 1
-            self._queue(source)
-        gained = [now - then for now, then in zip(self.taken, before, strict=True)]
-        return assigned, gained
+        for last in released:  # the jobs [first, last) are released with this row
+            for key in keys[first:last]:
+                heapq.heappush(queue, key)
+            first = last
+            assigned.append(heapq.heappop(queue) % sources)
+        self._note_debts(np.array(assigned, np.int64))
+        gained = np.bincount(assigned, minlength=sources)
+        self.taken += gained
+        self.row += rows
+        return assigned, gained.tolist()
 
     def skip(self, periods: int) -> None:
         """Advance as if the last period were repeated `periods` more times."""
         segment = self.segments[self.position]
         self.row += periods * segment.period
-        for source, weight in enumerate(segment.weights):
-            self.taken[source] += periods * weight
-        self.ready, self.waiting = [], {}
-        for source in range(len(self.taken)):
-            self._queue(source)
+        self.taken += periods * np.array(segment.weights)
 
-    def _queue(self, source: int) -> None:
-        """Queue a source's next row, if it has one in this segment."""
-        gain = self.gain[source]
-        short = self.slack + self.taken[source] * self.unit - self.entry[source]
-        owed_in_full = NEVER if short > 0 else self.row
-        release = -(-short // gain) if gain else owed_in_full
-        if release <= self.row:
-            heapq.heappush(self.ready, (self._deadline(source), source))
-        else:
-            self.waiting.setdefault(release, []).append(source)
+    def _array(self, values: Iterable[int]) -> Numbers:
+        return np.array(list(values), self.dtype)
 
-    def _deadline(self, source: int) -> int:
-        """Return the first row at which the debt exceeds 1 - d without the source's next row."""
-        segment = self.segments[self.position]
-        limit = self.unit - self.slack
-        debt = self.entry[source] - self.taken[source] * self.unit
-        if self.gain[source]:
-            due = (limit - debt) // self.gain[source] + 1
-            if due <= segment.rows:
-                return due
-        return segment.rows + self._later_deadline(source, debt + segment.rows * self.gain[source])
+    def _jobs(self, rows: int) -> tuple[list[int], list[int]]:
+        """Return the jobs that are released within the next rows, in the order of their release,
+        and for each row the number of jobs that are released by then.
+
+        A job is the number (deadline, source): deadline * sources + source.
+        """
+        last = self.row + rows
+        # debt: that of the source, if it gets no more rows. A job is released when the debt
+        # reaches the slack, and each earlier job of the source takes `unit` off it.
+        debt = self.entry - self.taken.astype(self.dtype) * self.unit
+        counts = np.maximum((debt + last * self.gain - self.slack) // self.unit + 1, 0)
+        sources, ranks = _numbered(counts.astype(np.int64))
+        debt = debt[sources] - ranks.astype(self.dtype) * self.unit
+        gain = self.gain[sources]
+        growing = gain > 0
+        releases = np.full(len(sources), self.row, np.int64)
+        releases[growing] = -((debt[growing] - self.slack) // gain[growing])
+        keys = self._deadlines(sources, debt) * len(self.taken) + sources
+        releases = np.maximum(releases, self.row + 1)
+        order = np.argsort(releases, kind="stable")
+        released = np.searchsorted(releases[order], np.arange(self.row + 1, last + 1), side="right")
+        return keys[order].tolist(), released.tolist()
+
+    def _deadlines(self, sources: Int64, debt: Numbers) -> Numbers:
+        """Return the first row at which each debt exceeds 1 - d without the source's next row."""
+        rows, gain = self.segments[self.position].rows, self.gain[sources]
+        due = (self.unit - self.slack - debt) // np.maximum(gain, 1) + 1
+        later = np.flatnonzero((gain == 0) | (due > rows))
+        # A deadline times the number of sources may exceed 64 bits.
+        deadlines: Numbers = due.astype(object)
+        at_end = debt[later] + rows * gain[later]
+        for place, source, owed in zip(
+            later.tolist(), sources[later].tolist(), at_end.tolist(), strict=True
+        ):
+            deadlines[place] = rows + self._later_deadline(source, owed)
+        return deadlines
+
+    def _note_debts(self, assigned: Int64) -> None:
+        """Note the largest debt: that of a source is largest just before it gets a row."""
+        before = self.taken[assigned] + ranks_of(assigned, len(self.taken))
+        rows = np.arange(self.row, self.row + len(assigned)).astype(self.dtype)
+        owed = self.entry[assigned] + rows * self.gain[assigned]
+        debts = owed - before.astype(self.dtype) * self.unit
+        self.largest_debt = max(self.largest_debt, int(debts.max(initial=0)))
 
     def _later_deadline(self, source: int, debt: int) -> int:
         """Return the deadline, counted from the segment's end, where the debt is `debt`."""
@@ -196,3 +226,9 @@ class _Simulation:
             parts *= segment.period
             passed += segment.rows
         return NEVER
+
+
+def _numbered(counts: Int64) -> tuple[Int64, Int64]:
+    """Return (source, number) of counts[source] numbered things of each source."""
+    sources = np.repeat(np.arange(len(counts)), counts)
+    return sources, np.arange(len(sources)) - np.repeat(np.cumsum(counts) - counts, counts)

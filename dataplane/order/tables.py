@@ -85,13 +85,10 @@ class TablesBuilder:
         if not sources:
             return
         table: Array = np.array(sources, np.uint16 if self.sources <= 1 << 16 else np.uint32)
-        order = np.argsort(table, kind="stable")
         per_table = np.bincount(table, minlength=self.sources)
-        rank = np.empty(len(table), np.uint32)
-        rank[order] = np.arange(len(table)) - np.repeat(np.cumsum(per_table) - per_table, per_table)
         self._rows.append(rows)
         self._tables.append(table)
-        self._ranks.append(rank)
+        self._ranks.append(ranks_of(table, self.sources).astype(np.uint32))
         self._before.append(self.counts)
         self._per_table.append(per_table.astype(np.int64))
         self.counts = self.counts + rows // len(table) * per_table
@@ -107,3 +104,12 @@ class TablesBuilder:
             before=np.stack(self._before),
             per_table=np.stack(self._per_table),
         )
+
+
+def ranks_of(table: Array, sources: int) -> Int64:
+    """Return for each entry the number of earlier entries with the same source."""
+    order = np.argsort(table, kind="stable")
+    counts = np.bincount(table, minlength=sources)
+    ranks = np.empty(len(table), np.int64)
+    ranks[order] = np.arange(len(table)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return ranks
