@@ -5,7 +5,8 @@
 Planning reads the heads of manifests only, so the large datasets here are heads without shards.
 Seeking is measured as a run does it after a restart: one row at a time, anywhere in the plan.
 A process of a run is measured as one that starts where the plan's tables are on the disk already:
-its memory beyond mapped files, after it has located rows of all sources.
+its memory beyond mapped files, after it has located rows of all sources. The memory of open datasets
+is that of a process that has read rows of all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from plan_data import write_head
 from small_data import write_dataset
 
+from headrace.dataplane.loader.rows import RowReader
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
 from headrace.dataplane.storage import host_files
@@ -145,19 +147,65 @@ def fifteen_trillion_tokens(folder: Path, count: int) -> None:
     report(f"plan {name}", [timed(resolve, mixture)], LARGE_PLAN_SECONDS)
     plan = folder / f"{count}.json"
     resolve(mixture).save(plan)
-    command = [sys.executable, __file__, str(plan)]
-    started = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    started = in_a_process("locate", plan)
     report(f"ready, {name}", [Times(*started["ready"])], READY_SECONDS)
     tables = sum(file.stat().st_size for file in host_files.folder().iterdir())
-    for what, octets, limit in (
-        ("memory of a process", started["bytes"], PROCESS_BYTES),
-        ("all files that are mapped", tables, FILE_BYTES),
-    ):
-        print(
-            f"{what}, {name}: {octets / 2**20:.1f} MiB, {octets / limit:.3f} of the limit of "
-            f"{limit >> 20} MiB",
-            flush=True,
-        )
+    report_bytes(f"memory of a process, {name}", started["bytes"], PROCESS_BYTES)
+    report_bytes(f"all files that are mapped, {name}", tables, FILE_BYTES)
+
+
+def report_bytes(name: str, octets: int, limit: int) -> None:
+    print(
+        f"{name}: {octets / 2**20:.1f} MiB, {octets / limit:.3f} of the limit of "
+        f"{limit >> 20} MiB",
+        flush=True,
+    )
+
+
+def in_a_process(mode: str, plan: Path) -> dict[str, Any]:
+    """Return what a process of its own measures with a plan."""
+    command = [sys.executable, __file__, mode, str(plan)]
+    measured: dict[str, Any] = json.loads(
+        subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+    )
+    return measured
+
+
+def open_datasets(folder: Path, count: int) -> None:
+    """Open `count` real datasets at once, of three shards each, and read rows of all of them."""
+    rng = np.random.default_rng(0)
+    names = [f"d{number}" for number in range(count)]
+    for name in names:
+        documents = np.split(rng.integers(1, 512, 6_000).astype(np.uint16), range(200, 6_000, 200))
+        write_dataset(str(folder / name), documents, shard_documents=10)
+    mixture = Mixture(
+        sources={name: SourceSpec(data=str(folder / name)) for name in names},
+        phases={
+            "all": PhaseSpec(
+                tokens=count * 2048,
+                seq_len=256,
+                batch=count * 256,
+                weights=dict.fromkeys(names, 1 / count),
+            )
+        },
+    )
+    plan = folder / f"open-{count}.json"
+    resolve(mixture).save(plan)
+    opened = in_a_process("read", plan)
+    assert opened["datasets"] == count
+    name = f"memory of a process with {count:,} open datasets of 3 shards"
+    report_bytes(name, opened["bytes"], PROCESS_BYTES)
+
+
+def read_all(plan: str) -> None:
+    """Read rows of all datasets of a plan, as a worker of a loader does."""
+    import pyarrow  # noqa: F401 (its libraries are no part of what the datasets cost)
+
+    before = private_bytes()
+    reader = RowReader(Plan.load(plan))
+    for first in range(0, reader.plan.last_row, 64):
+        reader.read(reader.stream.locate(np.arange(first, min(first + 64, reader.plan.last_row))))
+    print(json.dumps({"datasets": len(reader.opened), "bytes": private_bytes() - before}))
 
 
 def start_process(plan: str) -> None:
@@ -215,13 +263,18 @@ def main() -> None:
         os.environ["XDG_CACHE_HOME"] = folder
         fifteen_trillion_tokens(Path(folder), 200)
         fifteen_trillion_tokens(Path(folder), 2_000)
+        open_datasets(Path(folder), 200)
+        open_datasets(Path(folder), 2_000)
         many_sources(Path(folder))
         ten_trillion_tokens(Path(folder))
         local_audit(Path(folder))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2:
-        start_process(sys.argv[1])
-    else:
-        main()
+    match sys.argv[1:]:
+        case ["locate", plan]:
+            start_process(plan)
+        case ["read", plan]:
+            read_all(plan)
+        case _:
+            main()

@@ -64,15 +64,16 @@ class RowReader:
         self.plan = plan
         self.stream = stream or Stream(plan)
         self.cache = cache
-        self._datasets: dict[int, Dataset] = {}
+        self.opened: dict[int, Dataset] = {}
+        """By the index of the source."""
         self._opening = [threading.Lock() for _ in plan.sources]
         self._open_shards = OpenShards()
 
     def dataset(self, source: int) -> Dataset:
         with self._opening[source]:
-            if source not in self._datasets:
+            if source not in self.opened:
                 planned = self.plan.sources[source]
-                self._datasets[source] = open_pinned(
+                self.opened[source] = open_pinned(
                     planned.url,
                     hash=planned.dataset,
                     generations=planned.generations,
@@ -80,7 +81,7 @@ class RowReader:
                     cache=self.cache,
                     open_shards=self._open_shards,
                 )
-        return self._datasets[source]
+        return self.opened[source]
 
     def read(
         self, located: Located, into: RowArrays | None = None, *, digests: bool = True
@@ -93,7 +94,7 @@ class RowReader:
         gathered, row_digests = Gathered(), []
         places = zip(located.sources.tolist(), located.tokens.tolist(), strict=True)
         for number, (source, first) in enumerate(places):
-            dataset = self._datasets.get(source) or self.dataset(source)
+            dataset = self.opened.get(source) or self.dataset(source)
             before = len(gathered.tokens)
             dataset.gather(first, first + length + 1, number * length, gathered)
             if dataset.weight_table is not None:

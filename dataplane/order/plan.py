@@ -57,6 +57,8 @@ class Phase(PhaseRows):
     lr: Mapping[str, Any] = field(default_factory=dict)
     asked_tokens: int = 0
     """Tokens in the mixture, before rounding to whole steps."""
+    weights_rule: str = ""
+    """The rule that gave the weights from the sizes of the sources, for people."""
 
 
 @dataclass(frozen=True, kw_only=True)

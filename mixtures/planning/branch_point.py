@@ -22,7 +22,7 @@ from ...dataplane.order.source_order import Position, Rest, SourceOrder
 from ...dataplane.order.stream import Stream
 from ...dataplane.storage import storage
 from ..spec.check import Finding, Inherited
-from ..spec.mixture import After, Mixture, SourceSpec
+from ..spec.mixture import After, Mixture, SourceSpec, shares_of, temperature_of
 from .open_sources import OpenedSource
 from .shares import Shares, drawn_shares
 
@@ -124,8 +124,12 @@ def _newest_checkpoint(run: str) -> int:
 
 
 def with_inherited_sources(mixture: Mixture, branch: BranchPoint) -> Mixture:
-    """Add the run's sources that the mixture uses, by name or by replaying a phase."""
-    used = {name for phase in mixture.phases.values() for name in phase.weights}
+    """Add the run's sources that the mixture uses, by name, by replaying a phase, or in shares that
+    follow from the sizes of all sources."""
+    used = {name for phase in mixture.phases.values() for name in shares_of(phase)}
+    names = {*mixture.sources, *mixture.phases, *branch.inherited.phases, *branch.inherited.sources}
+    if any(temperature_of(phase, names) is not None for phase in mixture.phases.values()):
+        used |= set(branch.inherited.sources)
     for phase, shares in branch.shares().items():
         if phase in used:
             used |= set(shares)

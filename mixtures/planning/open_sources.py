@@ -14,7 +14,14 @@ from ...console.errors import UserError
 from ...dataplane.datasets import manifest as manifests
 from ...dataplane.datasets.manifest import Generation, Manifest
 from ..spec.check import Finding
-from ..spec.mixture import Mixture, SourceSpec, endpoints, sized_phases
+from ..spec.mixture import (
+    Mixture,
+    SourceSpec,
+    endpoints,
+    shares_of,
+    sized_phases,
+    temperature_of,
+)
 
 READERS = 16
 """Manifests read in parallel; on an object store each of them is one request."""
@@ -117,9 +124,12 @@ def sources_too_short(
     `seq_len` is that of the run that the mixture continues.
     """
     drawn: dict[str, set[str]] = {}
+    known = {*mixture.sources, *mixture.phases}
     for phase in sized_phases(mixture, seq_len, None):
         names: set[str] = set()
-        for name, weight in phase.spec.weights.items():
+        if temperature_of(phase.spec, known) is not None:
+            names |= set(opened)
+        for name, weight in shares_of(phase.spec).items():
             if not (isinstance(weight, dict) and len(weight) < 2) and any(endpoints(weight)):
                 names |= drawn.get(name, {name})
         drawn[phase.name] = names

@@ -19,7 +19,7 @@ from ...dataplane.order.plan import Phase, Plan, PlanSource
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
 from ..spec.check import Finding, check_mixture
-from ..spec.mixture import Mixture, sized_phases
+from ..spec.mixture import Mixture, PhaseSpec, Weight, sized_phases, temperature_of
 from ..spec.tolerant_read import Draft, read
 from .branch_point import (
     BranchPoint,
@@ -31,8 +31,10 @@ from .branch_point import (
     source_conflicts,
     with_inherited_sources,
 )
+from .continuation import epochs_consumed
 from .open_sources import OpenedSource, open_sources, source_mismatches, sources_too_short
 from .shares import Shares, average, phase_shares, stretches
+from .size_weights import Supply, size_weights
 
 CHUNK_TOKENS = 1 << 23
 SMALL_CHUNKS = 256
@@ -101,8 +103,8 @@ def _plan(mixture: Mixture, opened: Mapping[str, OpenedSource], branch: BranchPo
     before = {source.name: source for source in branch.plan.sources} if branch else {}
     # Sources of the run that this mixture does not use stay in the plan, with their positions.
     names = [*mixture.sources, *(name for name in before if name not in mixture.sources)]
-    phases = _phases(mixture, names, branch)
-    lengths = sorted({phase.seq_len for phase in phases})
+    lengths = _lengths(mixture, branch)
+    phases = _phases(mixture, opened, names, branch)
     planned = []
     for name in names:
         tokens = opened[name].tokens if name in opened else before[name].order.tokens
@@ -141,19 +143,81 @@ def _plan(mixture: Mixture, opened: Mapping[str, OpenedSource], branch: BranchPo
     return replace(plan, debts=tuple(carried(plan.segments(), inherited_debts(branch, plan))))
 
 
-def _phases(mixture: Mixture, names: Sequence[str], branch: BranchPoint | None) -> list[Phase]:
+def _lengths(mixture: Mixture, branch: BranchPoint | None) -> list[int]:
+    """Return the sequence lengths of the phases."""
+    before = branch.inherited.seq_len if branch else None
+    return sorted({sized.seq_len for sized in sized_phases(mixture, before, None) if sized.seq_len})
+
+
+def _supply(
+    mixture: Mixture, opened: Mapping[str, OpenedSource], branch: BranchPoint | None
+) -> Supply:
+    """Return the tokens that each source has left at the start of the plan."""
+    lengths = _lengths(mixture, branch)
+    left, skipped = {}, {}
+    before = (
+        {source.name: index for index, source in enumerate(branch.plan.sources)} if branch else {}
+    )
+    for name, source in opened.items():
+        order, epochs = None, 0.0
+        if branch and name in before:
+            order, position = (
+                branch.plan.sources[before[name]].order,
+                branch.positions[before[name]],
+            )
+            epochs = epochs_consumed(order, position, branch.last_phase.seq_len)
+        chunk, window = _chunking(mixture, source.tokens, lengths, order)
+        left[name] = source.spec.max_epochs * (source.tokens - 1) - epochs * source.tokens
+        skipped[name] = chunk * window
+    touched = set(before) & set(opened)
+    return Supply(left, skipped, branch.inherited.seq_len if branch else None, touched)
+
+
+def _with_shares(
+    name: str,
+    spec: PhaseSpec,
+    temperature: float,
+    rows: int,
+    supply: Supply,
+    opened: Mapping[str, OpenedSource],
+) -> tuple[PhaseSpec, str]:
+    """Return a phase with the shares that follow from the sizes of its sources, and the rule."""
+    sizes = {name: source.tokens for name, source in opened.items()}
+    most = {name: supply.rows(name, source.spec.max_epochs) for name, source in opened.items()}
+    weights, limited = size_weights(name, sizes, temperature, rows, most)
+    rule = "proportional to the sizes of the sources"
+    if temperature != 1:
+        rule = f"proportional to the sizes of the sources to the power of 1/{temperature:g}"
+    if limited:
+        rule += f"; max_epochs limits {', '.join(limited)}"
+    return replace(spec, weights=dict[str, Weight](weights)), rule
+
+
+def _phases(
+    mixture: Mixture,
+    opened: Mapping[str, OpenedSource],
+    names: Sequence[str],
+    branch: BranchPoint | None,
+) -> list[Phase]:
     """Return the phases in rows, each rounded to whole steps."""
     row, step, token = (branch.row, branch.step, branch.token) if branch else (0, 0, 0)
     before = (branch.inherited.seq_len, branch.inherited.batch) if branch else (None, None)
     replays: dict[str, Shares] = replayed_shares(branch, names) if branch else {}
+    supply, known = _supply(mixture, opened, branch), {*names, *mixture.phases, *replays}
     phases = []
     for sized in sized_phases(mixture, *before):
         name, spec, seq_len, batch = sized.name, sized.spec, sized.seq_len, sized.batch
         assert seq_len and batch, name
         batch_rows = max(1, round(Fraction(batch, seq_len)))
         rows = max(1, round(Fraction(spec.tokens, batch_rows * seq_len))) * batch_rows
+        supply.change_length(seq_len)
+        temperature, rule = temperature_of(spec, known), ""
+        if temperature is not None:
+            spec, rule = _with_shares(name, spec, temperature, rows, supply, opened)
         first, last = phase_shares(spec, names, replays)
         replays[name] = average(first, last)
+        drawn = dict(zip(names, map(float, replays[name]), strict=True))
+        supply.take({name: drawn[name] for name in opened}, rows * seq_len)
         phases.append(
             Phase(
                 name=name,
@@ -166,6 +230,7 @@ def _phases(mixture: Mixture, names: Sequence[str], branch: BranchPoint | None) 
                 stretches=stretches(name, rows, first, last),
                 lr=asdict(spec.lr),
                 asked_tokens=spec.tokens,
+                weights_rule=rule,
             )
         )
         row, step, token = row + rows, step + rows // batch_rows, token + rows * seq_len

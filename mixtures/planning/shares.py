@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from ...console.errors import PlanError
 from ...dataplane.order.plan import Phase, Stretch
-from ..spec.mixture import PhaseSpec, endpoints, exact_fraction
+from ..spec.mixture import PhaseSpec, endpoints, exact_fraction, shares_of
 
 PERIODS = (1 << 14, 1 << 17, 1 << 20)
 """Table sizes in rows. Small tables are built faster: a million rows take about ten seconds."""
@@ -34,7 +34,7 @@ def phase_shares(
     Replayed phases are replaced by their sources: `replays` has the shares of earlier phases.
     """
     shares = ([Fraction(0)] * len(sources), [Fraction(0)] * len(sources))
-    for name, weight in phase.weights.items():
+    for name, weight in shares_of(phase).items():
         for side, value in enumerate(endpoints(weight)):
             if name in replays:
                 for index, share in enumerate(replays[name]):

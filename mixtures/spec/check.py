@@ -16,7 +16,17 @@ from typing import NamedTuple
 from ...console.explain import nearest
 from ...console.yaml_text import Path
 from ...dataplane.storage import storage
-from .mixture import Mixture, PhaseSpec, SizedPhase, endpoints, exact_fraction, sized_phases
+from .mixture import (
+    TEMPERATURE,
+    Mixture,
+    PhaseSpec,
+    SizedPhase,
+    endpoints,
+    exact_fraction,
+    shares_of,
+    sized_phases,
+    temperature_of,
+)
 
 TOLERANCE = 1e-6
 """Maximum distance of a sum of shares from 1: three times 0.333 is refused, 0.3333333 is not."""
@@ -70,7 +80,12 @@ def check_mixture(
                 "the run that this mixture continues has a phase of this name; choose another "
                 "name, and replay that phase in `weights`",
             )
-        yield from _weight_findings(name, phase, mixture, None if names_incomplete else known)
+        temperature = temperature_of(phase, known)
+        if temperature is None:
+            yield from _weight_findings(name, phase, mixture, None if names_incomplete else known)
+        elif not (math.isfinite(temperature) and temperature > 0):
+            what = f"is {temperature:g}; it must be above 0"
+            yield Finding(("phases", name, "weights", TEMPERATURE), what)
         replayable.append(name)
     before = (inherited.seq_len, inherited.batch) if inherited else (None, None)
     for sized in sized_phases(mixture, *before):
@@ -102,11 +117,11 @@ def _weight_findings(
 ) -> Iterator[Finding]:
     """Check the weights of a phase. `known` are its possible keys; None if they are not known."""
     place: Path = ("phases", name, "weights")
-    if not phase.weights:
+    if not shares_of(phase):
         yield Finding(place, "is empty; name the sources of the phase and their shares")
         return
     sums: list[Fraction] | None = [Fraction(0), Fraction(0)]
-    for key, weight in phase.weights.items():
+    for key, weight in shares_of(phase).items():
         if key == name:
             yield Finding((*place, key), "a phase cannot replay itself")
         elif known is not None and key not in known:

@@ -19,7 +19,7 @@ phases:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Literal
@@ -30,6 +30,7 @@ from ..lr_shapes.shape import LearningRate
 
 Lr = Annotated[LearningRate, OneOf(SHAPES, tag="shape", default=DEFAULT_SHAPE)]
 Weight = float | dict[Literal["from", "to"], float]
+TEMPERATURE = "temperature"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +51,11 @@ class PhaseSpec:
 
     tokens: int = 0
     """Tokens of the phase, over all sources; rounded to whole steps."""
-    weights: dict[str, Weight] = field(default_factory=dict)
+    weights: Literal["proportional"] | dict[str, Weight] = field(default_factory=dict)
     """Share of each source in the phase's tokens; the shares sum to 1. A share is a number, or
     {from, to} for one that changes linearly over the phase. The name of an earlier phase replays
-    that phase's mixture."""
+    that phase's mixture. `proportional` and {temperature: T} compute the shares of all sources
+    from their sizes, in proportion to tokens ** (1 / T); sources stay within `max_epochs`."""
     seq_len: int | None = None
     """Tokens of a row. Default: that of the phase before."""
     batch: int | None = None
@@ -117,6 +119,22 @@ def endpoints(weight: Weight) -> tuple[float, float]:
     if isinstance(weight, Mapping):
         return weight["from"], weight["to"]
     return weight, weight
+
+
+def shares_of(phase: PhaseSpec) -> dict[str, Weight]:
+    """Return the shares that a phase names; none if they follow from the sizes of the sources."""
+    return phase.weights if isinstance(phase.weights, dict) else {}
+
+
+def temperature_of(phase: PhaseSpec, names: Container[str]) -> float | None:
+    """Return the temperature by which the sizes of the sources give a phase's shares; None if the
+    phase names its shares. `names` are those of sources and phases: one may be `temperature`."""
+    if not isinstance(phase.weights, dict):
+        return 1.0
+    value = phase.weights.get(TEMPERATURE)
+    if len(phase.weights) != 1 or TEMPERATURE in names or value is None or isinstance(value, dict):
+        return None
+    return value
 
 
 def exact_fraction(value: float) -> Fraction:

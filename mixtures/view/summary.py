@@ -56,6 +56,9 @@ class PhaseUse:
     batch_tokens: int
     tokens_asked: int
     tokens: int
+    weights_rule: str
+    """The rule that gave the shares from the sizes of the sources; empty if the mixture names
+    them."""
     changing: bool
     """True if the shares change over the phase; the given shares are averages."""
     sources: tuple[SourceUse, ...]
@@ -117,6 +120,7 @@ def _phase_use(stream: Stream, phase: Phase, rows: Int64, skipped: Int64 | None)
         batch_tokens=phase.batch_rows * length,
         tokens_asked=phase.asked_tokens,
         tokens=phase.tokens,
+        weights_rule=phase.weights_rule,
         changing=len(phase.stretches) > 1,
         sources=tuple(
             SourceUse(

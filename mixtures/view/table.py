@@ -64,6 +64,8 @@ def _phase(phase: PhaseUse, speed: float | None) -> Iterator[str]:
         f"{rows} of {phase.seq_len:,} tokens per step ({human(phase.batch_tokens)} tokens)"
     )
     yield from _uses(phase.sources, speed)
+    if phase.weights_rule:
+        yield f"  The shares are {phase.weights_rule}."
     if phase.changing:
         yield "  The shares change over the phase; the table shows averages."
 
