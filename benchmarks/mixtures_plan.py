@@ -5,8 +5,8 @@
 Planning reads the heads of manifests only, so the large datasets here are heads without shards.
 Seeking is measured as a run does it after a restart: one row at a time, anywhere in the plan.
 A process of a run is measured as one that starts where the plan's tables are on the disk already:
-its memory beyond mapped files, after it has located rows of all sources. The memory of open datasets
-is that of a process that has read rows of all of them.
+its memory beyond mapped files, after it has located rows of all sources. The memory of open
+datasets is that of a process that has read rows of all of them.
 """
 
 from __future__ import annotations
@@ -156,8 +156,7 @@ def fifteen_trillion_tokens(folder: Path, count: int) -> None:
 
 def report_bytes(name: str, octets: int, limit: int) -> None:
     print(
-        f"{name}: {octets / 2**20:.1f} MiB, {octets / limit:.3f} of the limit of "
-        f"{limit >> 20} MiB",
+        f"{name}: {octets / 2**20:.1f} MiB, {octets / limit:.3f} of the limit of {limit >> 20} MiB",
         flush=True,
     )
 

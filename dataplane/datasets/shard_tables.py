@@ -35,8 +35,11 @@ class ShardTables:
             buffer = pa.py_buffer(map_named(url, generation.table))
             return pa.ipc.open_file(buffer).read_all()
 
-        with ThreadPoolExecutor(TABLE_READERS) as pool:
-            self._tables = list(pool.map(table, generations))
+        if len(generations) == 1:  # a thread costs memory, and there may be thousands of datasets
+            self._tables = [table(generations[0])]
+        else:
+            with ThreadPoolExecutor(TABLE_READERS) as pool:
+                self._tables = list(pool.map(table, generations))
         self._firsts = [0, *accumulate(len(table) for table in self._tables)]
         """Shards before each table, then the total."""
         self.blocks: list[int] = self.sums("tokens")[:-1:BLOCK].tolist()

@@ -203,7 +203,7 @@ class _Simulation:
     def _note_debts(self, assigned: Int64) -> None:
         """Note the largest debt: that of a source is largest just before it gets a row."""
         before = self.taken[assigned] + ranks_of(assigned, len(self.taken))
-        rows = np.arange(self.row, self.row + len(assigned)).astype(self.dtype)
+        rows: Numbers = np.arange(self.row, self.row + len(assigned)).astype(self.dtype)
         owed = self.entry[assigned] + rows * self.gain[assigned]
         debts = owed - before.astype(self.dtype) * self.unit
         self.largest_debt = max(self.largest_debt, int(debts.max(initial=0)))
