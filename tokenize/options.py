@@ -67,7 +67,10 @@ def tokenizer_options(function: Any) -> Any:
     """Add the options for tokenizing."""
     options = [
         click.option(
-            "--tokenizer", required=True, metavar="byte|FILE", help="byte, or a tokenizer.json."
+            "--tokenizer",
+            required=True,
+            metavar="byte|FILE",
+            help="byte, or a tokenizer.json (a path, a URL, or hf://OWNER/NAME@COMMIT).",
         ),
         click.option("--dna", is_flag=True, help="byte: lower-case bases get a lower loss weight."),
         click.option("--masked-weight", type=float, help="--dna: this loss weight (0.1)."),

@@ -14,6 +14,7 @@ from urllib.request import getproxies, proxy_bypass
 from ...console.errors import MissingError, UserError
 from ...console.explain import nearest
 from ...console.log import get_logger
+from . import hub
 from .faults import is_transient, message_of, response_of, storage_error, unknown_host
 
 T = TypeVar("T")
@@ -48,6 +49,8 @@ def file_system(url: str) -> tuple[Any, str]:
         near = nearest(scheme, known_implementations)
         hint = f"did you mean {near}://?" if near else "check the URL"
         raise MissingError(f"cannot open {url}: {error}", hint=hint) from None
+    if hub.is_hub(url):
+        hub.check_pinned(url)
     if "s3" in fs.protocol:
         events = fs.s3.meta.events
         events.register("before-send.s3", _resolve_host, unique_id=_resolve_host.__qualname__)

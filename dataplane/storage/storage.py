@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...console.errors import StorageError
-from . import remote
+from . import hub, remote
 from .atomic import replacing, sync
 from .faults import response_of, storage_error
 
@@ -45,9 +45,11 @@ def read(url: str, start: int = 0, end: int | None = None) -> bytes:
             raise storage_error("read", url, error) from None
     if start == 0 and end is None:
         return remote.request("read", url, lambda fs, path: bytes(fs.cat_file(path)))
-    return remote.request(
-        "read", url, lambda fs, path: bytes(fs.cat_file(path, start=start, end=end))
-    )
+
+    def fetch(fs: Any, path: str) -> bytes:
+        return bytes(fs.cat_file(path, start=start, end=end, **hub.reading(fs)))
+
+    return remote.request("read", url, fetch)
 
 
 def size(url: str) -> int:

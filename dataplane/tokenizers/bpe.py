@@ -19,7 +19,7 @@ from ...console.errors import InputError, MisuseError, StorageError
 from ...console.explain import path_hint
 from ..arrays import Int64
 from ..datasets.manifest import TokenizerInfo
-from ..storage import storage
+from ..storage import hub, storage
 from .fast_bpe import BATCH, CUT, END, FastBpe, Inexact, convert, spelled
 from .tokenizer import Encoded, TextError, id_type
 
@@ -43,7 +43,8 @@ class BpeConfig:
 
 
 def load(source: str, config: BpeConfig) -> BpeTokenizer:
-    """Load a tokenizer from its JSON file."""
+    """Load a tokenizer from its JSON file, or from a repository of the Hub that has one."""
+    source = hub.file_of(source, "tokenizer.json")
     if not storage.exists(source):
         hint = "name a tokenizer.json, or the tokenizer `byte`"
         if storage.is_local(source):

@@ -26,7 +26,7 @@ from typing import Any
 from ...console.errors import InputError
 from ...console.log import get_logger
 from ...console.progress import Progress
-from ...dataplane.storage import remote, storage
+from ...dataplane.storage import hub, remote, storage
 from . import web
 from .input_file import BLOCK_BYTES, File
 from .open_file import open_file
@@ -193,6 +193,8 @@ def _name_of(parts: Iterable[bytes]) -> str:
 def _version(file: File) -> str | None:
     """Return attributes of an object that identify its content, if the store has any."""
     info = information(file.name)
+    if hub.is_hub(file.name) and (content := hub.content_hash(info)) is not None:
+        return f"{file.size} {content}"
     for key in CONTENT_KEYS:
         if info.get(key):
             return f"{file.size} {info[key]}"

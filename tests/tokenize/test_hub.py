@@ -1,0 +1,122 @@
+"""Corpora and tokenizers of the Hugging Face Hub, through `huggingface_hub` and a local hub."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from corpora import ONE, read_dataset, texts
+from hub_server import COMMIT, Hub, hub_of
+
+from headrace.console.errors import InputError, StorageError
+from headrace.dataplane.storage import remote, storage
+from headrace.tokenize.build.build import BuildConfig, build
+from headrace.tokenize.cli import main
+from headrace.tokenize.train import TrainConfig, train
+
+LINES = texts(40)
+ROWS = texts(60, seed=1)
+URL = f"hf://datasets/owner/corpus@{COMMIT}"
+
+
+def parquet(rows: list[str]) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.table({"text": rows}), out, row_group_size=20)
+    return out.getvalue()
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    import huggingface_hub
+    from huggingface_hub import constants, file_download
+
+    path = tmp_path / "for-the-tokenizer.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in LINES))
+    train(TrainConfig(inputs=(str(path),), out=str(tmp_path / "t.json"), vocab_size=300))
+    repositories = {
+        "datasets/owner/corpus": {
+            "README.md": b"a card, which is a text",
+            "data/a.jsonl": path.read_bytes(),
+            "data/more/b.parquet": parquet(ROWS),
+        },
+        "owner/model": {"tokenizer.json": (tmp_path / "t.json").read_bytes()},
+    }
+    monkeypatch.setattr(remote, "FIRST_PAUSE", 0.01)
+    with hub_of(repositories) as served:
+        monkeypatch.setattr(constants, "ENDPOINT", served.endpoint)
+        template = served.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(file_download, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        huggingface_hub.HfFileSystem.clear_instance_cache()
+        yield served
+        huggingface_hub.HfFileSystem.clear_instance_cache()
+
+
+def test_a_build_from_the_hub(tmp_path: Path, hub: Hub) -> None:
+    hub.faults += [503]
+    config = BuildConfig(
+        inputs=(f"{URL}/data",),
+        out=str(tmp_path / "out"),
+        tokenizer=f"hf://owner/model@{COMMIT}",
+        engine=ONE,
+    )
+    build(config)
+    found = read_dataset(tmp_path / "out")
+    assert [text for _, text, _ in found] == [*LINES, *ROWS]
+    assert {origin.file for origin, _, _ in found} == {
+        f"{URL}/data/a.jsonl",
+        f"{URL}/data/more/b.parquet",
+    }
+    before = len(hub.requests)
+    build(config)  # nothing is new: no file is read again
+    assert not [
+        line for line in hub.requests[before:] if "/resolve/" in line and ".json" not in line
+    ]
+
+
+def test_only_the_bytes_of_a_range_are_sent(hub: Hub) -> None:
+    whole = storage.read(f"{URL}/data/a.jsonl")
+    hub.sent = 0
+    assert storage.read(f"{URL}/data/a.jsonl", 10, 30) == whole[10:30]
+    assert hub.sent == 20
+
+
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("hf://datasets/owner/corpus/data/a.jsonl", "(no commit)"),
+        ("hf://datasets/owner/corpus@main/data/*.jsonl", "`main/data/*.jsonl` is no commit"),
+    ],
+)
+def test_a_url_must_name_a_commit(hub: Hub, url: str, what: str) -> None:
+    with pytest.raises(InputError, match="must name a commit") as caught:
+        storage.exists(url)
+    assert what in caught.value.what
+    assert f"@{COMMIT}, the commit that it names now" in str(caught.value.hint)
+    with pytest.raises(InputError, match="must name a commit") as caught:
+        storage.exists(url.replace("owner", "nobody"))
+    assert caught.value.hint == "write …@COMMIT"
+
+
+def test_what_is_not_there_is_named(tmp_path: Path, hub: Hub) -> None:
+    with pytest.raises(StorageError, match=r"cannot read .*/nothing: it does not exist"):
+        storage.read(f"{URL}/nothing")
+    run = CliRunner().invoke(
+        main, ["build", f"{URL}/*.fasta", "--tokenizer", "byte", "--out", str(tmp_path / "o")]
+    )
+    assert run.exit_code == 1
+    assert f"no files at {URL}/*.fasta" in run.stderr
+    with pytest.raises(StorageError, match="there is no tokenizer hf://owner/corpus"):
+        build(
+            BuildConfig(
+                inputs=(f"{URL}/data",),
+                out=str(tmp_path / "out"),
+                tokenizer=f"hf://owner/corpus@{COMMIT}",
+                engine=ONE,
+            )
+        )
