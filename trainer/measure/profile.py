@@ -29,6 +29,7 @@ from ..costs.hardware.file import (
     Kernel,
     Matmul,
     Memory,
+    Overhead,
     Overlap,
     Reserved,
     Row,
@@ -38,6 +39,7 @@ from ..record.speed import memory_used
 from . import kernels, overlap
 from .clock import Clock
 from .collectives import Group, Shape, World, group_of, known, round_size, sweep
+from .launches import launch_seconds
 
 logger = get_logger(__name__)
 
@@ -218,6 +220,10 @@ def begin(path: Path, name: str | None, device: torch.device, per_node: int, mod
 
 def measure_device(profile: Profile, sizes: Sizes, clock: Clock) -> int:
     """Measure what one device computes; return the number of steps that had no rows yet."""
+    launches = profile.file.overhead is None and clock.device.type == "cpu"
+    if launches:  # a GPU computes while its host launches the next operations
+        each = launch_seconds(clock)
+        profile.update(overhead=Overhead(operation=each, step=0.0, source=profile.source))
     steps = [step for step in device_steps(sizes, clock) if profile.lacks(step)]
     with Progress("profiling", total=len(steps)) as progress:
         for step in steps:
@@ -226,7 +232,7 @@ def measure_device(profile: Profile, sizes: Sizes, clock: Clock) -> int:
             except torch.OutOfMemoryError:
                 logger.warning("skipped, out of memory: %s %s", TABLES[step.kind], step.rows[0])
             progress.advance()
-    return len(steps)
+    return len(steps) + launches
 
 
 def device_steps(sizes: Sizes, clock: Clock) -> Iterator[Step]:

@@ -1,7 +1,7 @@
 """Files of a tune: its request, candidates and finished trials. A killed tune continues there.
 
 tune.json                  the request; written when all candidates are there
-candidates/00.yaml …       layout plans, the best predicted first
+candidates/00.yaml …       layout plans, the best predicted first; then those of probes
 results/00-0.json …        finished trials, by candidate and round
 trials/00-0/ …             the runs
 plan.yaml hardware.yaml    the best plan, and the corrected figures
@@ -87,12 +87,16 @@ class TuneFolder:
             return [load_plan(self.candidate(n)) for n in range(stored["candidates"])]
         found = list(search())
         for number, plan in enumerate(found):
-            write(self.candidate(number), reader.dump(plan))
+            self.add(number, plan)
         write(self.request, json.dumps({**request, "candidates": len(found)}, indent=1))
         return found
 
     def candidate(self, number: int) -> Path:
         return self.candidates / f"{number:02}.yaml"
+
+    def add(self, number: int, plan: LayoutPlan) -> None:
+        """Write the plan of a trial."""
+        write(self.candidate(number), reader.dump(plan))
 
     def once(self, name: str, run: Callable[[Path], Result]) -> Result:
         """Return the stored result of a trial, or run it in its folder and store it."""

@@ -1,7 +1,7 @@
 """Tune a layout plan: measure the best layouts by prediction, and correct the figures behind them.
 
-search ─► candidates ─► halving: trials ─► best plan
-                                  └─► fit ─► corrected hardware file
+search ─► candidates ─► halving: trials ─► best plan ─► other phases and probes
+                                  └──────► fit ◄─────────┘   ─► corrected hardware file
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 from ...console import config as reader
@@ -22,6 +23,7 @@ from .correct import Correction, Step, corrected, fit
 from .folder import TuneFolder, write
 from .halving import Ranked, halve
 from .prices import Pricing
+from .probes import probes
 from .trial import Result, Runner, Trial
 
 
@@ -75,7 +77,8 @@ class Row:
 @dataclass(frozen=True)
 class Outcome:
     rows: Sequence[Row]
-    """Layouts of the tuned phase in the order of prediction, then the other phases of the best."""
+    """Layouts of the tuned phase in the order of prediction, then the other phases of the best, and
+    the runs that separate the figures (probes.py)."""
     ranked: Ranked
     correction: Correction
     folder: TuneFolder
@@ -126,9 +129,12 @@ def tune(question: Question, folder: TuneFolder, runner: Runner) -> Outcome:
         candidates = folder.open(question.identity(), lambda: list(_candidates(question)))
         phase = question.phase
 
+        def trial(name: str, plan: LayoutPlan, file: int, steps: int, at: PlannedPhase) -> Result:
+            return _trial(folder, runner, name, plan, folder.candidate(file), steps, at)
+
         def measure(candidate: int, number: int, steps: int) -> Result:
             name = f"{candidate:02}-{number}"
-            return _trial(folder, runner, name, candidates[candidate], candidate, steps, phase)
+            return trial(name, candidates[candidate], candidate, steps, phase)
 
         ranked = halve(len(candidates), question.steps, measure)
         if ranked.best is None:
@@ -137,8 +143,14 @@ def tune(question: Question, folder: TuneFolder, runner: Runner) -> Outcome:
         best, steps = candidates[ranked.best], question.steps << (ranked.rounds - 1)
         for number, other in enumerate(best.planned.phases[1:], start=1):
             name = f"{ranked.best:02}-phase-{number}"
-            result = _trial(folder, runner, name, best, ranked.best, steps, other)
-            rows.append((best, other, result))
+            rows.append((best, other, trial(name, best, ranked.best, steps, other)))
+        budget = question.hardware.usable_memory * question.memory
+        for number, plan in enumerate(
+            probes(best, question.pricing, question.hardware, budget), start=len(candidates)
+        ):
+            folder.add(number, plan)
+            [other] = plan.planned.phases
+            rows.append((plan, other, trial(f"{number:02}-0", plan, number, question.steps, other)))
         outcome = _outcome(question, rows, ranked, folder)
         _write(outcome)
         return outcome
@@ -184,7 +196,7 @@ def _trial(
     runner: Runner,
     name: str,
     plan: LayoutPlan,
-    candidate: int,
+    file: Path,
     steps: int,
     phase: PlannedPhase,
 ) -> Result:
@@ -192,7 +204,7 @@ def _trial(
         return runner(
             Trial(
                 plan=plan,
-                file=folder.candidate(candidate),
+                file=file,
                 folder=place,
                 steps=steps,
                 seq_len=phase.seq_len,

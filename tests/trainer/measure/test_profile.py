@@ -44,6 +44,8 @@ def test_a_profile_answers_for_every_kernel(measured: Path) -> None:
     assert hardware.rate("memory", bytes=1 << 16) > 1e6
     attention = {"heads": 2, "head_width": 32, "length": 64, "precision": "fp32"}
     assert hardware.rate("attention", direction="forward", **attention) > 1e6
+    overhead = hardware.file.overhead
+    assert overhead is not None and 1e-7 < overhead.operation < 1e-3 and overhead.step == 0
     assert hardware.usable_memory < hardware.file.device.memory
     with pytest.raises(PlanError, match=r"links\.node"):
         hardware.seconds("all-reduce", 1 << 20, 2)
@@ -52,13 +54,15 @@ def test_a_profile_answers_for_every_kernel(measured: Path) -> None:
 def test_a_profile_measures_what_is_missing_alone(measured: Path, tmp_path: Path) -> None:
     data, _ = reader.read_yaml(measured)
     lost = data["kernels"].pop(), data["matmul"].pop(0)
+    data["overhead"] = None
     file = tmp_path / "interrupted.yaml"
     file.write_text(reader.dump(data))
     sizes, clock = profiles.SIZES["cpu", True], Clock(torch.device("cpu"), 0.0)
     begun = profiles.begin(file, None, clock.device, 2, "quick")
-    assert profiles.measure_device(begun, sizes, clock) == 2
+    assert profiles.measure_device(begun, sizes, clock) == 3
     again = Hardware.load(file).file
     assert again.kernels[-1].kernel == lost[0]["kernel"]
+    assert again.overhead is not None
     assert (again.matmul[-1].m, again.matmul[-1].n) == (lost[1]["m"], lost[1]["n"])
     assert profiles.measure_device(begun, sizes, clock) == 0
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ....models.accounting.count import build_meta
@@ -29,7 +29,7 @@ from .division.problem import Choice, Fixed, Problem, Sort
 from .grid import Grid
 from .machine import Machine, Split
 from .trace import LayerTrace, ModelTrace, local_shards, one_of_each, trace
-from .work import RULES, Parts, Passes
+from .work import RULES, Parts, Passes, recompute_launches
 
 if TYPE_CHECKING:
     from ....dataplane.order.timeline import PhaseRows
@@ -56,7 +56,7 @@ class Form(NamedTuple):
     @property
     def forward(self) -> float:
         """Seconds of the forward pass."""
-        return self.engine.together(self.passes.ahead, self.engine.forward_message(self.shards))
+        return self.engine.forward(self.passes.ahead, self.shards)
 
     @property
     def update(self) -> float:
@@ -86,14 +86,22 @@ class Way(NamedTuple):
     @property
     def forward(self) -> Parts:
         """Seconds of the forward pass by part."""
-        return self.engine.parts(self.passes.forward, self.engine.forward_message(self.shards))
+        return self._with_messages(self.passes.forward, self.engine.forward)
 
     @property
     def backward(self) -> Parts:
         back = dict(self.passes.backward, recompute=self.passes.again[self.rule])
-        message = self.engine.backward_message(self.shards, gathers=self.reshard is None)
-        found = self.engine.parts(back, message)
+        whole = partial(self.engine.backward, gathers=self.reshard is None)
+        found = self._with_messages(back, whole)
         return {**found, "update": self.later} if self.later else found
+
+    def _with_messages(
+        self, parts: Parts, whole: Callable[[float, messages.Sharded], float]
+    ) -> Parts:
+        """Return the parts of a pass, with the time of its messages that it does not hide."""
+        busy = sum(parts.values())
+        more = whole(busy, self.shards) - busy
+        return {**parts, "data": more} if more else parts
 
 
 class Costs:
@@ -147,6 +155,7 @@ class Costs:
             forward[name], backward[name] = there, back
         again, kept, work = {}, {}, {}
         sizes = KeptLayer(layer.everything, layer.stream, layer.calls, layer.results, layer.needed)
+        launched = sum(work.count for work in layer.forward if work.kind == "launch")
         gathered = layer.calls * layer.stream * split.rows / split.cp * (1 - 1 / split.tp)
         for rule in RULES:
             saved: tuple[Results, ...] = rule.save if isinstance(rule, Selective) else ()
@@ -155,7 +164,8 @@ class Costs:
                 for seconds, done in zip(each, layer.forward, strict=True)
                 if not saved or done.saved not in saved
             )
-            again[rule] = 0.0 if rule == "none" else repeated
+            more = machine.launches(recompute_launches(rule, layer.calls, launched))
+            again[rule] = 0.0 if rule == "none" else repeated + more
             kept[rule] = sizes.forward(rule) * part + (gathered if rule == "none" else 0.0)
             work[rule] = sizes.backward(rule) * part + (0.0 if rule == "none" else gathered)
         return Passes(forward, backward, again, kept, work)
@@ -225,7 +235,6 @@ class Costs:
                     module=None if shared is None else names.index(shared),
                 )
             )
-        backward = engine.backward_message(at_end, gathers=False)
         stream = self.trace.head.stream * split.rows / split.ranks
         hop = stream * (2 if modules else 1)
         stride = grid.shape.dp * layout.cp * layout.tp
@@ -246,8 +255,8 @@ class Costs:
                 update=engine.update(0.0, 0.0, first),
             ),
             last=Fixed(
-                forward=engine.together(head.ahead, engine.forward_message(at_end)),
-                backward=engine.together(head.back, backward),
+                forward=engine.forward(head.ahead, at_end),
+                backward=engine.backward(head.back, at_end, gathers=False),
                 held=memory.last,
                 kept=head.kept["none"],
                 work=engine.work(at_end),
@@ -368,11 +377,11 @@ def _choices(form: Form, longer: float, later: float, rules: Sequence[Rule]) -> 
     cost, engine, shards, held, sequence = form
     work = engine.work(shards)
     for reshard in (None, False) if engine.gathers_blocks else (None,):
-        message = engine.backward_message(shards, gathers=reshard is None)
         for rule in rules:
+            back = cost.back + cost.again[rule]
             yield Choice(
                 name=Way(rule, reshard, cost, engine, shards, sequence, later),
-                backward=engine.together(cost.back + cost.again[rule], message) + longer + later,
+                backward=engine.backward(back, shards, gathers=reshard is None) + longer + later,
                 held=held if reshard is None else held + engine.whole_weights(shards),
                 kept=cost.kept[rule],
                 work=cost.work[rule] + work,

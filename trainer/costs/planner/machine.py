@@ -69,6 +69,10 @@ class Machine:
         """Seconds of each operation and each step; nothing where the file has none."""
         return self.hardware.file.overhead or Overhead(operation=0.0, step=0.0, source="")
 
+    def launches(self, count: float) -> float:
+        """Return the seconds in which a device's host launches so many operations."""
+        return count * self.overhead.operation
+
     @property
     def per_node(self) -> int:
         return self.hardware.file.devices_per_node
@@ -141,7 +145,7 @@ class Machine:
 
     def _one(self, work: Work, direction: Direction, split: Split) -> float:
         if work.kind == "launch":
-            return work.count * self.overhead.operation
+            return self.launches(work.count)
         times, part = work.count * split.rows, split.ranks
         if work.kind == "matmul":
             groups, m, k, n = work.shape

@@ -28,6 +28,9 @@ GRADIENT_BYTES = 4
 UPDATE_BYTES = 30
 """Bytes that an optimizer step reads and writes for each parameter of a rank: gradients, masters
 and two moments in fp32, and the weights that compute."""
+BLOCK_LAUNCHES = MESSAGE_LAUNCHES = 20
+"""Launches that take as long as FSDP2's own work in a pass of a block, and in each of its gathers
+and sums. Measured on a CPU."""
 SCANS = ("ssd", "selective_scan", "modal")
 
 
@@ -193,16 +196,25 @@ class EngineMessages:
             message += costs.all_reduce_compute
         return message
 
+    def forward(self, busy: float, costs: Sharded) -> float:
+        """Return the seconds of a forward pass of a block, with the messages beside it."""
+        return self.together(busy + self._host(1), self.forward_message(costs))
+
+    def backward(self, busy: float, costs: Sharded, *, gathers: bool = True) -> float:
+        """Return the seconds of a backward pass of a block, with the messages beside it."""
+        host = self._host(1 + (self.gather == "block" and gathers))
+        return self.together(busy + host, self.backward_message(costs, gathers=gathers))
+
+    def _host(self, messages: int) -> float:
+        """Return the seconds of FSDP2's own work on the host in a pass of a block."""
+        if not isinstance(self.engine, Fsdp2Config):
+            return 0.0
+        sent = messages if self.gather != "step" else 0
+        return self.machine.launches(BLOCK_LAUNCHES + MESSAGE_LAUNCHES * sent)
+
     def together(self, busy: float, message: float) -> float:
         """Return the seconds of a pass and the messages beside it."""
         return self.machine.overlapped(busy, message, self.stride * self.shard)
-
-    def parts(self, parts: dict[str, float], message: float) -> dict[str, float]:
-        """Return the parts of a pass with those of its messages that it does not hide."""
-        if not message:
-            return parts
-        busy = sum(parts.values())
-        return {**parts, "data": self.together(busy, message) - busy}
 
     def update(self, forward: float, backward: float, costs: Sharded) -> float:
         """Return the seconds of a step outside its passes."""

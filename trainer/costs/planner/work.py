@@ -16,6 +16,11 @@ RULES: tuple[Rule, ...] = (
     Selective(save=tuple(OPERATIONS)),
 )
 """Recompute rules that are tried for each layer."""
+CALL_LAUNCHES = 50
+"""Launches that take as long as torch's own work for a call that is recomputed: random states,
+and a hook for each kept tensor. Measured on a CPU, as the next one."""
+SEEN_LAUNCHES = 2.3
+"""Launches that an operation costs more where Python sees it, because its result may be kept."""
 Parts = dict[str, float]
 """Seconds by part."""
 WorkKind = Literal["matmul", "attention", "kernel", "memory", "launch"]
@@ -37,6 +42,16 @@ class Work:
     """Bytes that one operation reads and writes."""
     saved: str = ""
     """Kind of result by the names of `recompute: {save: …}`."""
+
+
+def recompute_launches(rule: Rule, calls: int, forward: int) -> float:
+    """Return the launches that the rule of a layer costs beside its second forward pass, by its
+    operator calls and the operations of its forward pass."""
+    if rule == "none":
+        return 0
+    if isinstance(rule, Selective):
+        return CALL_LAUNCHES + 2 * SEEN_LAUNCHES * forward
+    return CALL_LAUNCHES * (calls if rule == "operator" else 1)
 
 
 @dataclass(frozen=True)
