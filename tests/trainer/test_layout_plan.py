@@ -18,8 +18,11 @@ from headrace.dataplane.order.timeline import PhaseRows
 from headrace.models.config import load_model_config
 from headrace.trainer.cli import main
 from headrace.trainer.costs.hardware import Hardware
+from headrace.trainer.costs.planner.assemble import in_phase
 from headrace.trainer.costs.planner.grid import Grid, Shape
-from headrace.trainer.costs.planner.make import Question, make_plans
+from headrace.trainer.costs.planner.machine import Machine
+from headrace.trainer.costs.planner.make import Question, drawn, make_plans
+from headrace.trainer.costs.planner.search import search
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.shard_groups import LayerShards
@@ -147,6 +150,24 @@ def test_one_plan_serves_all_phases(machine: str) -> None:
         name = own.costs.phase.name
         assert seconds[name] >= each.predicted.seconds * (1 - 1e-9)
     assert len(plans.best.planned.phases) == 2
+    for own, made in zip(plans.phases, plans.in_phases, strict=True):
+        assert made.plan.price == seconds[own.costs.phase.name]
+
+
+def test_the_plan_of_all_phases_is_drawn_where_it_is_not_the_best_of_the_phase(
+    machine: str,
+) -> None:
+    plans = make_plans(question(machine, 16, 32))
+    [one, two] = [in_phase(own.best) for own in plans.phases]
+    other = in_phase(plans.phases[0].outcome.candidates[1])
+    titles = [title for title, *_ in drawn(replace(plans, in_phases=[one, two]), [], None)]
+    assert titles == ["phase of16", "phase of32"]
+    explained = list(zip(plans.phases, (own.best for own in plans.phases), strict=True))
+    found = drawn(replace(plans, in_phases=[other, two]), explained[:1], "tp=1")
+    assert [title for title, *_ in found] == [
+        *titles, "phase of16 with the plan of all phases", "phase of16 with tp=1",
+    ]  # fmt: skip
+    assert found[2][2] is other
 
 
 @pytest.mark.long
@@ -234,6 +255,17 @@ def test_a_layout_that_is_not_best_is_explained(machine: str, searched: tuple[Pa
     refused = small(machine, "--explain", "tp=3").stderr
     assert "no layout of 2 devices with tp=3 can run this model" in refused
     assert "pp, tp, cp and ep divide 2 devices, tp at most 2 (a node)" in refused
+
+
+def test_reasons_of_layouts_that_were_not_asked_for_are_not_listed(machine: str) -> None:
+    asks = question(machine, 16)
+    node = Hardware(replace(asks.hardware.file, devices_per_node=4), "node.yaml")
+    costs = asks.costs(Machine(node, "fp32"), asks.phases[0])
+    every = " ".join(search(costs, 4, 1e9, best=1).refused)
+    assert "cp=4" in every and "cp=2" in every
+    asked = search(costs, 4, 1e9, wanted={"cp": 4, "attention": "a2a"})
+    assert asked.refused and all("cp=4" in reason for reason in asked.refused)
+    assert not asked.candidates
 
 
 def test_a_plan_for_another_run_is_refused_with_every_difference(

@@ -13,6 +13,7 @@ import pytest
 from headrace.console.errors import MisuseError
 from headrace.models.config import load_model_config
 from headrace.trainer.costs.hardware import Hardware
+from headrace.trainer.costs.planner.assemble import in_phase
 from headrace.trainer.costs.planner.division.problem import price
 from headrace.trainer.costs.planner.layers import Costs
 from headrace.trainer.costs.planner.machine import Machine
@@ -55,7 +56,7 @@ def simulation(costs: Costs) -> Simulation:
     wanted = {"pp": 2, "tp": 2, "cp": 2, "schedule": "1f1b", "gather": "block"}
     wanted |= {"rows": 1, "attention": "ring"}
     [candidate] = search(costs, RANKS, BUDGET, wanted=wanted, best=1).candidates
-    return Simulation(costs, candidate, BUDGET)
+    return Simulation(costs, in_phase(candidate), BUDGET)
 
 
 def test_a_simulated_step_takes_the_seconds_of_the_search(simulation: Simulation) -> None:
@@ -124,7 +125,7 @@ def test_a_slow_rank_without_messages_multiplies_its_passes(costs: Costs) -> Non
     """The step is then that of the planner's own price with longer passes of one stage."""
     wanted = {"pp": 2, "dp": 1, "tp": 1, "cp": 1, "schedule": "1f1b", "engine": "fsdp2"}
     [candidate] = search(costs, 2, BUDGET, wanted=wanted, best=1).candidates
-    simulation = Simulation(costs, candidate, BUDGET)
+    simulation = Simulation(costs, in_phase(candidate), BUDGET)
     stages = list(simulation.plan.stages)
     stages[1] = replace(
         stages[1],

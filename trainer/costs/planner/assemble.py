@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any, NamedTuple
 
 from ...pipeline.cuts import Cuts
 from ...run.layout_plan import (
@@ -16,6 +17,7 @@ from ...run.layout_plan import (
     model_hash,
 )
 from .division.problem import Choice, Fixed, Problem, StagePlan, price
+from .grid import Grid
 from .layers import Costs, Way
 from .search import Candidate
 
@@ -45,6 +47,26 @@ class Assigned:
     choices: tuple[Choice, ...]
     """Choice of each layer."""
     stages: tuple[StagePlan, ...]
+
+
+class InPhase(NamedTuple):
+    """A plan in a phase."""
+
+    grid: Grid
+    problem: Problem
+    plan: Assigned
+
+    @property
+    def runs_as(self) -> tuple[Any, ...]:
+        """All choices, without their costs."""
+        return self.grid, self.plan.cuts, tuple(choice.name.key for choice in self.plan.choices)
+
+
+def in_phase(candidate: Candidate) -> InPhase:
+    """Return a candidate in the phase that it was found for."""
+    grid, problem = candidate.grid, candidate.problem
+    made = assigned(problem, candidate.solution.cuts, choices_of(candidate))
+    return InPhase(grid, problem, made)
 
 
 def choices_of(candidate: Candidate) -> list[Choice]:

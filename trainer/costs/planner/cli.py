@@ -160,11 +160,13 @@ Explained = list[tuple["PhasePlans", "Candidate | PlanError"]]
 
 def _simulated(options: dict[str, Any]) -> Callable[[Plans, Explained], list[Outlook]]:
     """Check the options of the simulation; return the function that simulates the best plan of
-    each phase and the explained ones, if one of the options is given."""
+    each phase, the one that serves all phases, and the explained ones, if one of the options is
+    given."""
     from ..simulation.failures import parse_failures
     from ..simulation.outlook import Outlook
     from ..simulation.slow import parse_slow
     from ..simulation.step import Simulation
+    from .make import drawn
 
     slow = [parse_slow(text, options["gpus"]) for text in options["slow"]]
     failures = parse_failures(options["failures"] or "")
@@ -173,16 +175,10 @@ def _simulated(options: dict[str, Any]) -> Callable[[Plans, Explained], list[Out
     def simulate(plans: Plans, explained: Explained) -> list[Outlook]:
         if not asked:
             return []
-        found = [(f"phase {own.costs.phase.name}", own, own.best) for own in plans.phases]
-        found += [
-            (f"phase {own.costs.phase.name} with {options['explain']}", own, other)
-            for own, other in explained
-            if not isinstance(other, Exception)
-        ]
         budget = plans.question.budget
         return [
-            Outlook(title, Simulation(own.costs, candidate, budget), slow, failures)
-            for title, own, candidate in found
+            Outlook(title, Simulation(own.costs, made, budget), slow, failures)
+            for title, own, made in drawn(plans, explained, options["explain"])
         ]
 
     return simulate

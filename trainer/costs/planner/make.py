@@ -15,7 +15,7 @@ from ...run.layout_plan import LayoutPlan
 from ..hardware import Hardware
 from ..modules.costs import ModuleCosts
 from ..modules.trace import Traced
-from .assemble import assigned, choices_of, plan_of, same_choices
+from .assemble import InPhase, assigned, choices_of, in_phase, plan_of, same_choices
 from .grid import grid_of
 from .layers import Costs
 from .machine import Machine
@@ -91,6 +91,8 @@ class Plans:
     """The plan that serves all phases; None if each needs one of its own."""
     each: Sequence[LayoutPlan]
     """The best plan of each phase."""
+    in_phases: Sequence[InPhase] = ()
+    """`best` in each of several phases."""
 
 
 def make_plans(question: Question) -> Plans:
@@ -112,7 +114,10 @@ def make_plans(question: Question) -> Plans:
         )
         for own in phases
     ]
-    return Plans(question, phases, each[0] if len(each) == 1 else joint(question, phases), each)
+    if len(phases) == 1:
+        return Plans(question, phases, each[0], each)
+    best, in_phases = joint(question, phases)
+    return Plans(question, phases, best, each, in_phases)
 
 
 def machine_of(question: Question) -> Machine:
@@ -138,28 +143,35 @@ def different(phases: Sequence[PhaseRows]) -> list[PhaseRows]:
     return list(found.values())
 
 
-def joint(question: Question, phases: Sequence[PhasePlans]) -> LayoutPlan | None:
-    """Return the cheapest of all phases' plans that runs every phase; None if none does."""
-    best: tuple[float, PhasePlans, Candidate, dict[str, float]] | None = None
+def joint(
+    question: Question, phases: Sequence[PhasePlans]
+) -> tuple[LayoutPlan | None, Sequence[InPhase]]:
+    """Return the cheapest of all phases' plans that runs every phase, and as it runs each of them;
+    None if no plan does."""
+    best: tuple[float, PhasePlans, Candidate, list[InPhase]] | None = None
     for own in phases:
         for candidate in own.outcome.candidates:
-            times = dict(_times(question, phases, own, candidate))
-            if len(times) < len(phases):
+            made = list(_in_phases(question, phases, own, candidate))
+            if len(made) < len(phases):
                 continue
-            total = sum(times[p.costs.phase.name] * p.costs.phase.steps for p in phases)
+            total = sum(
+                each.plan.price * other.costs.phase.steps
+                for each, other in zip(made, phases, strict=True)
+            )
             if best is None or total < best[0]:
-                best = total, own, candidate, times
+                best = total, own, candidate, made
     if best is None:
-        return None
-    _, own, candidate, times = best
+        return None, ()
+    _, own, candidate, made = best
     costs = [own.costs, *(p.costs for p in phases if p is not own)]
-    return plan_of(costs, times, candidate, question.budget)
+    times = {p.costs.phase.name: each.plan.price for p, each in zip(phases, made, strict=True)}
+    return plan_of(costs, times, candidate, question.budget), made
 
 
-def _times(
+def _in_phases(
     question: Question, phases: Sequence[PhasePlans], own: PhasePlans, candidate: Candidate
-) -> Iterator[tuple[str, float]]:
-    """Yield the seconds of a step of each phase that the plan of one phase runs."""
+) -> Iterator[InPhase]:
+    """Yield the plan of one phase in each phase that it runs."""
     layout = candidate.grid.layout
     tokens = candidate.grid.shape.rows * own.costs.phase.seq_len // layout.cp
     choices = choices_of(candidate)
@@ -173,7 +185,7 @@ def _times(
         )
         found = assigned(problem, candidate.solution.cuts, same_choices(problem, choices))
         if max(stage.memory for stage in found.stages) <= problem.budget:
-            yield phase.name, found.price
+            yield InPhase(grid, problem, found)
 
 
 def no_plan(
@@ -232,6 +244,25 @@ def explain(plans: Plans, wanted: Wanted) -> list[tuple[PhasePlans, Candidate | 
             continue
         found.append((own, outcome.candidates[0]))
     return found
+
+
+def drawn(
+    plans: Plans, explained: Sequence[tuple[PhasePlans, Candidate | PlanError]], asked: str | None
+) -> list[tuple[str, PhasePlans, InPhase]]:
+    """Return the plans that are simulated, with their titles: the best of each phase, the one that
+    serves all phases, and those that were `asked` for by --explain."""
+    best = [(f"phase {own.costs.phase.name}", own, in_phase(own.best)) for own in plans.phases]
+    serving = [
+        (f"{title} with the plan of all phases", own, made)
+        for (title, own, alone), made in zip(best, plans.in_phases, strict=False)
+        if made.runs_as != alone.runs_as
+    ]
+    others = [
+        (f"phase {own.costs.phase.name} with {asked}", own, in_phase(other))
+        for own, other in explained
+        if not isinstance(other, Exception)
+    ]
+    return [*best, *serving, *others]
 
 
 def parse_wanted(text: str) -> Mapping[str, Any]:

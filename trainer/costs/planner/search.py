@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+from ...layout.config import LayoutConfig
 from ...pipeline.cuts import Cuts
 from .division.bounds import Bounds, least_cuts, quick_bound, stage_alone
 from .division.interleaved import NODES, fullest, interleaved_estimate, least_division
@@ -125,8 +126,9 @@ def search(
             outcome.candidates.sort(key=_rank)
             del outcome.candidates[best:]
 
-    for shape, _, wrong in shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
-        outcome.refused.update(wrong)
+    for shape, layout, wrong in shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
+        if _agrees(_settings(layout), wanted):  # reasons of layouts that are asked for
+            outcome.refused.update(wrong)
         if shape is not None and _may_be(shape, wanted):
             outcome.shapes += 1
             push(shape_bound(costs, shape, simulate), lambda s=shape: expand(s))  # type: ignore[misc]
@@ -242,18 +244,16 @@ def memory_bound(problem: Problem, budget: float) -> float:
 
 def _may_be(shape: Shape, wanted: Wanted | None) -> bool:
     """True unless the shape contradicts what is wanted."""
-    layout = shape.layout
-    known = {
-        "pp": layout.pp,
-        "dp": shape.dp,
-        "cp": layout.cp,
-        "tp": layout.tp,
-        "ep": layout.ep,
-        "rows": shape.rows,
-        "micro": shape.micro_batches,
-        "attention": layout.attention,
-        "hyena_li": layout.hyena_li,
-    }
+    sizes = {"dp": shape.dp, "rows": shape.rows, "micro": shape.micro_batches}
+    return _agrees({**_settings(shape.layout), **sizes}, wanted)
+
+
+def _settings(layout: LayoutConfig) -> Wanted:
+    names = ("pp", "cp", "tp", "ep", "attention", "hyena_li")
+    return {name: getattr(layout, name) for name in names}
+
+
+def _agrees(known: Wanted, wanted: Wanted | None) -> bool:
     return not wanted or all(known.get(name, value) == value for name, value in wanted.items())
 
 

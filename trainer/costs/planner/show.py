@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ....console.progress import as_bytes
 from ....models.layers.recompute import Rule
 from ...run.layout_plan import LayoutPlan
-from .assemble import PARTS, assigned, choices_of, memory_by_part, time_by_part
+from .assemble import PARTS, in_phase, memory_by_part, time_by_part
 from .make import PhasePlans, Plans
 from .search import Candidate
 
@@ -52,8 +52,7 @@ def _table(own: PhasePlans, budget: float) -> list[str]:
 
 def parts_of(candidate: Candidate, budget: float) -> tuple[dict[str, float], dict[str, int]]:
     """Return seconds and bytes by part."""
-    problem = candidate.problem
-    made = assigned(problem, candidate.solution.cuts, choices_of(candidate))
+    _, problem, made = in_phase(candidate)
     return time_by_part(problem, made), memory_by_part(problem, made, budget - problem.budget)
 
 

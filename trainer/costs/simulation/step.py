@@ -8,10 +8,9 @@ from functools import cached_property
 
 from ...pipeline.schedules import Kind
 from ...pipeline.simulate import Timeline, simulate
-from ..planner.assemble import Assigned, assigned, choices_of, same_choices
+from ..planner.assemble import Assigned, InPhase, assigned, same_choices
 from ..planner.division.problem import Problem, StagePlan, orders
 from ..planner.layers import Costs
-from ..planner.search import Candidate
 from .slow import Slow, SlowMachine
 
 
@@ -36,10 +35,9 @@ class Step:
 class Simulation:
     """Simulates steps of one plan."""
 
-    def __init__(self, costs: Costs, candidate: Candidate, budget: float) -> None:
-        self.costs, self.grid, self.budget = costs, candidate.grid, budget
-        self.problem = candidate.problem
-        self.plan = assigned(self.problem, candidate.solution.cuts, choices_of(candidate))
+    def __init__(self, costs: Costs, made: InPhase, budget: float) -> None:
+        self.costs, self.budget = costs, budget
+        self.grid, self.problem, self.plan = made
 
     @cached_property
     def step(self) -> Step:
