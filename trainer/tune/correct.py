@@ -18,8 +18,10 @@ TABLES = ("matmul", "memory", "attention", "kernels", "collectives")
 """Tables of rates, each with one factor. Links belong to the collectives."""
 LEAST, MOST = 1 / 8, 8.0
 """Limits of a factor."""
-STIFFNESS = 1e-3
+STIFFNESS = 1e-2
 """Cost of a factor of 2, beside the squares of relative errors."""
+STEP = 0.1
+"""Seconds outside the passes whose cost is that of a factor of 2, in typical steps."""
 ROUNDS = 2000
 VISIBLE = 0.01
 """Least change of a factor that is written."""
@@ -65,8 +67,8 @@ def fit(steps: Sequence[Step], hardware: Hardware) -> Correction:
     typical = sum(step.seconds for step in steps) / len(steps)
     launches = sum(row[len(TABLES)] for row in rows) / len(rows)
     # A deviation counts in factors of a table, or in typical steps.
-    units = [*[1.0] * len(TABLES), typical / max(launches, 1.0), typical]
-    limits = [*[(LEAST, MOST)] * len(TABLES), (0.0, units[-2]), (0.0, units[-1])]
+    units = [*[1.0] * len(TABLES), typical / max(launches, 1.0), STEP * typical]
+    limits = [*[(LEAST, MOST)] * len(TABLES), (0.0, units[-2]), (0.0, typical)]
     values = list(start)
     scaled = [[part / step.seconds for part in row] for row, step in zip(rows, steps, strict=True)]
     for _ in range(ROUNDS):  # one unknown after the other: the sum is convex

@@ -1,7 +1,7 @@
 """Runs that separate the figures: the best layout, with one thing changed in each.
 
-Layouts that are the best by prediction differ little. In these runs launches, attention and the
-second forward pass have other shares of the step, so that the correction finds each of them.
+Layouts that are the best by prediction differ little. In these runs attention, launches, the rest
+of a step and the second forward pass have other shares, so that the correction finds each of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ def probes(
 ) -> list[LayoutPlan]:
     """Return the plans of these runs that fit into `budget` bytes, each with one phase."""
     found = []
-    for plan in (*_shorter(best, pricing), *_other_rows(best), *_recomputed(best)):
+    for plan in (
+        *_shorter(best, pricing),
+        *_fewer(best),
+        *_other_rows(best),
+        *_recomputed(best),
+    ):
         [phase] = plan.planned.phases
         seconds, memory = pricing.price(plan, hardware, phase.seq_len, phase.batch_tokens)
         if memory > budget:
@@ -49,6 +54,15 @@ def _shorter(best: LayoutPlan, pricing: Pricing) -> Iterator[LayoutPlan]:
         return
     if not any(problems(layout, gpus, pricing.model, [length])):
         yield _of(best, replace(phase, seq_len=length))
+
+
+def _fewer(best: LayoutPlan) -> Iterator[LayoutPlan]:
+    """Yield the plan with half of the rows in a step: what a step takes outside its passes has a
+    larger share."""
+    phase = best.planned.phases[0]
+    rows = phase.batch_tokens // phase.seq_len
+    if rows % (2 * best.layout.data_parallel(best.planned.gpus)) == 0:
+        yield _of(best, replace(phase, batch_tokens=phase.batch_tokens // 2))
 
 
 def _other_rows(best: LayoutPlan) -> Iterator[LayoutPlan]:

@@ -24,6 +24,7 @@ from headrace.trainer.tune import tune as work
 from headrace.trainer.tune.correct import Step, corrected, fit
 from headrace.trainer.tune.folder import TuneFolder
 from headrace.trainer.tune.prices import Pricing
+from headrace.trainer.tune.probes import probes
 from headrace.trainer.tune.trial import Result, Trial, read
 
 MODEL = "tiny-transformer"
@@ -143,6 +144,45 @@ def test_a_planted_wrong_rate_is_corrected_by_trials(
     assert pricing.seconds(best, question.hardware, *at) < 0.85 * measured
     text = "\n".join(work.lines(outcome))
     assert "attention × 0.3" in text and f"rows of {HELD_OUT}" not in text
+
+
+def test_launches_are_found_where_the_best_layouts_have_the_same(
+    question: work.Question, truth: HardwareFile, pricing: Pricing, tmp_path: Path
+) -> None:
+    """Held out: a second forward pass of each operator call, in rows of another length."""
+    overhead = Overhead(operation=1e-4, step=2e-3, source="here")
+    machine = Hardware(replace(truth, overhead=overhead), "the machine")
+
+    def run(trial: Trial) -> Result:
+        seconds = pricing.seconds(trial.plan, machine, trial.seq_len, trial.batch_tokens)
+        return Result(outcome="measured", seconds=seconds, memory=1000)
+
+    outcome = work.tune(question, TuneFolder(tmp_path / "tune"), run)
+    best, stored = outcome.best.plan, Hardware.load(tmp_path / "tune" / "hardware.yaml")
+    layers = tuple(replace(span, recompute="operator") for span in best.layers)
+    other = replace(best, layers=layers, micro_batch_tokens=HELD_OUT)
+    at = (HELD_OUT, 4 * HELD_OUT)
+    exact = pricing.seconds(other, machine, *at)
+    assert pricing.seconds(other, stored, *at) == pytest.approx(exact, rel=0.05)
+    # Negative control: without launches the same layout is far off.
+    found = stored.file.overhead
+    assert found is not None
+    without = replace(stored.file, overhead=replace(found, operation=0.0))
+    assert pricing.seconds(other, Hardware(without, "x"), *at) < 0.85 * exact
+
+
+def test_probes_change_one_thing_of_the_best_layout(
+    question: work.Question, pricing: Pricing
+) -> None:
+    best = question.plan
+    short, fewer, rows, again = probes(best, pricing, question.hardware, 1e12)
+    [first, *_] = best.planned.phases
+    assert short.planned.phases[0].seq_len == first.seq_len // 4
+    assert fewer.planned.phases[0].batch_tokens == first.batch_tokens // 2
+    assert rows.micro_batch_tokens != best.micro_batch_tokens
+    assert {span.recompute for span in again.layers} == {"block"}
+    assert again.planned.phases[0].seconds > first.seconds
+    assert probes(best, pricing, question.hardware, 1.0) == []  # none fits
 
 
 def test_a_tune_that_ended_is_read_from_its_folder(
