@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from planner_hardware import cpu_hardware
 from small_data import random_documents, write_dataset
 
 from headrace.console.errors import ConfigError, LayoutError, MisuseError
-from headrace.dataplane.order.timeline import PhaseRows
-from headrace.models.config import load_model_config
 from headrace.trainer.cli import main
-from headrace.trainer.costs.hardware import Hardware
-from headrace.trainer.costs.planner.assemble import in_phase
-from headrace.trainer.costs.planner.grid import Grid, Shape
-from headrace.trainer.costs.planner.machine import Machine
-from headrace.trainer.costs.planner.make import Question, drawn, make_plans
-from headrace.trainer.costs.planner.search import search
-from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.shard_groups import LayerShards
-from headrace.trainer.layout.config import LayoutConfig
-from headrace.trainer.run.config import RunConfig
 from headrace.trainer.run.job import Job
 from headrace.trainer.run.layout_plan import load_plan
 
@@ -45,27 +34,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A CPU with rates for plain torch."""
-    row = {"source": "here"}
-    file = tmp_path_factory.mktemp("hardware") / "cpu.yaml"
-    directions = ("forward", "backward")
-    figures = {
-        "name": "cpu",
-        "devices_per_node": 2,
-        "sources": {"here": {"kind": "measured", "date": "2026-11-22", "text": "a test"}},
-        "device": {"name": "cpu", "kind": "cpu", "memory": 1 << 30, **row},
-        "reserved": {"bytes": 1, **row},
-        "matmul": [{"m": 64, "k": 64, "n": 64, "precision": "fp32", "rate": 1e10, **row}],
-        "memory": [{"bytes": 1 << 20, "rate": 1e10, **row}],
-        "attention": [
-            {"head_width": 18, "heads": 2, "length": 16, "precision": "fp32", "rate": 1e9,
-             "direction": direction, **row}
-            for direction in directions
-        ],
-        "links": {"node": {"bandwidth": 1e9, "latency": 1e-5, **row}},
-    }  # fmt: skip
-    file.write_text(json.dumps(figures))
-    return str(file)
+    return cpu_hardware(tmp_path_factory.mktemp("hardware"))
 
 
 def plan(*words: str, code: int = 0) -> Result:
@@ -121,55 +90,6 @@ def test_a_plan_is_what_a_run_resolves_to(
     assert "tokens/s on each device" in plan("show", str(file)).stderr
 
 
-def question(machine: str, *lengths: int, **more: Any) -> Question:
-    """A question about phases of 64 tokens a step."""
-    phases = [
-        PhaseRows(
-            name=f"of{length}", first_row=0, first_step=0, first_token=0,
-            rows=64 // length, seq_len=length, batch_rows=64 // length,
-        )
-        for length in lengths
-    ]  # fmt: skip
-    return Question(
-        model=load_model_config(TINY),
-        run=replace(RunConfig(), precision="fp32"),
-        hardware=Hardware.load(machine),
-        gpus=2,
-        phases=phases,
-        **more,
-    )
-
-
-def test_one_plan_serves_all_phases(machine: str) -> None:
-    plans = make_plans(question(machine, 16, 32, 16))
-    assert [own.costs.phase.name for own in plans.phases] == ["of16", "of32"]
-    assert plans.phases[0].costs.phase.rows == 8  # those of both phases of 16 tokens
-    assert plans.best is not None
-    seconds = {phase.name: phase.seconds for phase in plans.best.planned.phases}
-    for own, each in zip(plans.phases, plans.each, strict=True):
-        name = own.costs.phase.name
-        assert seconds[name] >= each.predicted.seconds * (1 - 1e-9)
-    assert len(plans.best.planned.phases) == 2
-    for own, made in zip(plans.phases, plans.in_phases, strict=True):
-        assert made.plan.price == seconds[own.costs.phase.name]
-
-
-def test_the_plan_of_all_phases_is_drawn_where_it_is_not_the_best_of_the_phase(
-    machine: str,
-) -> None:
-    plans = make_plans(question(machine, 16, 32))
-    [one, two] = [in_phase(own.best) for own in plans.phases]
-    other = in_phase(plans.phases[0].outcome.candidates[1])
-    titles = [title for title, *_ in drawn(replace(plans, in_phases=[one, two]), [], None)]
-    assert titles == ["phase of16", "phase of32"]
-    explained = list(zip(plans.phases, (own.best for own in plans.phases), strict=True))
-    found = drawn(replace(plans, in_phases=[other, two]), explained[:1], "tp=1")
-    assert [title for title, *_ in found] == [
-        *titles, "phase of16 with the plan of all phases", "phase of16 with tp=1",
-    ]  # fmt: skip
-    assert found[2][2] is other
-
-
 @pytest.mark.long
 def test_phases_of_a_mixture_are_planned(machine: str, tmp_path: Path) -> None:
     """Through the command: two lengths and three batches, of which two are alike."""
@@ -209,45 +129,6 @@ def test_a_missing_link_is_named_with_the_command(machine: str, tmp_path: Path) 
     plan("--model", TINY, *batch, "--hardware", str(file))
 
 
-def test_reshard_of_a_layer_is_a_choice_of_fsdp2_by_block_alone(machine: str) -> None:
-    [own] = make_plans(question(machine, 16)).phases
-    costs = own.costs
-    layout = LayoutConfig()
-    grids = [
-        Grid(Shape(layout, 2, 1, 2), engine, layout)
-        for engine in (Fsdp2Config(gather="block"), Fsdp2Config(gather="step"), DeepSpeedConfig())
-    ]
-    for grid in grids:
-        problem = costs.problem(grid, 1e9, all_choices=True)
-        [first, *_] = problem.sorts
-        by = {(c.name.rule, c.name.reshard): c for c in first.choices}
-        block = grid.engine == Fsdp2Config(gather="block")
-        assert (("none", False) in by) == block
-        if block:
-            gathered = by["none", False]
-            assert gathered.backward <= by["none", None].backward
-            assert gathered.held > by["none", None].held
-
-
-def test_tensor_ranks_as_context_ranks_are_simulated(machine: str) -> None:
-    """Such a layer gathers whole weights, and its messages are those of a context axis."""
-    [own] = make_plans(question(machine, 16)).phases
-    layout = LayoutConfig(tp=2)
-    grid = Grid(Shape(layout, 1, 2, 2), Fsdp2Config(), layout)
-    problem = own.costs.problem(grid, 1e9, simulate=True, all_choices=True)
-    plain = own.costs.problem(grid, 1e9, all_choices=True)
-    for sort, without in zip(problem.sorts, plain.sorts, strict=True):
-        by = {c.name.key: c for c in sort.choices}
-        rank, whole = by["none", None, False], by["none", None, True]
-        assert "context" in whole.name.forward or "tensor" not in whole.name.forward
-        assert "tensor" in rank.name.forward
-        assert whole.work > 1.5 * rank.work  # weights and gradients of all tensor ranks
-        assert sort.forward <= without.forward
-        same = next(c for c in without.choices if c.name.key == rank.name.key)
-        own = sort.forward + rank.backward + sort.update / 2  # two micro-batches
-        assert own == pytest.approx(without.forward + same.backward + without.update / 2)
-
-
 def test_a_layout_that_is_not_best_is_explained(machine: str, searched: tuple[Path, Any]) -> None:
     text = searched[1].stderr
     assert "pp=2 in phase steps:" in text
@@ -255,17 +136,6 @@ def test_a_layout_that_is_not_best_is_explained(machine: str, searched: tuple[Pa
     refused = small(machine, "--explain", "tp=3").stderr
     assert "no layout of 2 devices with tp=3 can run this model" in refused
     assert "pp, tp, cp and ep divide 2 devices, tp at most 2 (a node)" in refused
-
-
-def test_reasons_of_layouts_that_were_not_asked_for_are_not_listed(machine: str) -> None:
-    asks = question(machine, 16)
-    node = Hardware(replace(asks.hardware.file, devices_per_node=4), "node.yaml")
-    costs = asks.costs(Machine(node, "fp32"), asks.phases[0])
-    every = " ".join(search(costs, 4, 1e9, best=1).refused)
-    assert "cp=4" in every and "cp=2" in every
-    asked = search(costs, 4, 1e9, wanted={"cp": 4, "attention": "a2a"})
-    assert asked.refused and all("cp=4" in reason for reason in asked.refused)
-    assert not asked.candidates
 
 
 def test_a_plan_for_another_run_is_refused_with_every_difference(

@@ -227,7 +227,7 @@ class Overlap(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead(Row):
-    """Seconds that no rate counts. `trainer tune` finds them."""
+    """Seconds that no rate counts: a CPU's profile has launches, and `trainer tune` finds both."""
 
     operation: float
     """Seconds to launch an operation, whatever its size."""
