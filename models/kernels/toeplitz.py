@@ -10,7 +10,7 @@ registers or comes from a cache. The twin is `plain` in models/layers/gated_conv
 
 In bf16 and fp16 the products are of rounded numbers (w and the taps), summed in fp32; in fp32 one
 product is three of tf32. The filter's gradient is the sum, over chunks, of G_n·W_{n−p}ᵀ along its
-diagonals: it stays in registers until the program ends.
+diagonals: it stays in registers until the program ends, which for longer filters are two.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ REACHES = 4 * CHUNK + 1
 REGISTERS = 255
 """Registers of a thread in the backward pass: the maximum. Without this setting, an assembler for
 sm_80 was seen to take 32, which do not suffice."""
+NEAR, FIRST = 3 * CHUNK, 2 * CHUNK
+"""Tokens that the blocks of a filter span: up to NEAR, one program of the backward pass holds the
+sums for the gradients of all of them in registers; beyond, for those of the FIRST tokens, and a
+second program for the others."""
 OPTIONAL = ("HISTORY", "SKIP", "PACKED")
 
 
@@ -111,11 +115,17 @@ def _backward(
     shape = (rows * parts, groups, blocks, passes, chunk, chunk)
     met = torch.empty(shape, dtype=torch.float32, device=x.device)
     partial = x.new_empty(rows * parts, width if skip is not None else 0, dtype=torch.float32)
-    _programs_backward().backward[(parts * groups * blocks * rows,)](
-        grad.contiguous(), x, history_, taps.to(x.dtype).contiguous(), skip_, positions_,
-        grad_x, grad_history, met, partial, length, width, parts, each, **switches, num_stages=1,
-        maxnreg=REGISTERS,
+    near = passes if passes * chunk <= NEAR else FIRST // chunk
+    switches |= {"SUMS": near, "num_warps": 4, "num_stages": 1, "maxnreg": REGISTERS}
+    grad, programs, grid = grad.contiguous(), _programs_backward(), parts * groups * blocks * rows
+    programs.backward[(grid,)](
+        grad, x, history_, taps.to(x.dtype).contiguous(), skip_, positions_, grad_x, grad_history,
+        met, partial, length, width, parts, each, **switches,
     )  # fmt: skip
+    if near < passes:
+        programs.far_sums[(grid,)](
+            grad, x, history_, positions_, met, length, width, parts, each, **switches
+        )
     return grad_x, diagonals(met.sum((0, 2)), taps.shape[1]), partial.sum(0), grad_history
 
 
@@ -184,7 +194,7 @@ def _laid_out(
             "GATED": gated,
             **dict(zip(OPTIONAL, (t is not None for t in given), strict=True)),
             "PRECISION": "tf32x3" if x.dtype == torch.float32 else "ieee",
-            "num_warps": 4 if passes * chunk <= 3 * CHUNK else 8,
+            "num_warps": 4 if passes * chunk <= NEAR else 8,
         },
     )
 

@@ -35,7 +35,8 @@ def toeplitzes() -> Iterator[Case]:
     yield direct(name, 128, 16)
     yield direct(name, 65, 20, skip=True)  # two passes
     yield direct(name, 17, 18, gated=False, history=True, packed=True)
-    yield direct(name, 130, 40, skip=True, history=True, packed=True)
+    yield direct(name, 130, 8, history=True, packed=True)
+    yield direct(name, 257, 40, skip=True, history=True, packed=True)  # the longest
 
 
 def direct(

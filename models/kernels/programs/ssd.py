@@ -219,10 +219,6 @@ def outputs(
             steps, totals, positions, first, length, CHUNK, PACKED
         )
         queries = tile(outof, b_token, first, length, size, CHUNK, SIZE)
-        y = tl.dot(
-            queries, tl.trans(state.to(kind)), input_precision=PRECISION, out_dtype=tl.float32
-        )  # fmt: skip
-        y *= (fade if BACKWARD else carried)[:, None]
         keys = tile(into, b_token, first, length, size, CHUNK, SIZE)
         mixing = tl.dot(
             queries, tl.trans(keys), input_precision=PRECISION, out_dtype=tl.float32
@@ -230,6 +226,10 @@ def outputs(
         mixing *= within(total, positions, first, length, CHUNK, PACKED, BACKWARD)
         if not BACKWARD:
             mixing *= step[None, :]
+        y = tl.dot(
+            queries, tl.trans(state.to(kind)), input_precision=PRECISION, out_dtype=tl.float32
+        )  # fmt: skip
+        y *= (fade if BACKWARD else carried)[:, None]
         inputs = tile(x, x_token, first, length, dim, CHUNK, DIM)
         y = plus(y, mixing.to(kind), inputs, PRECISION)
         if BACKWARD:

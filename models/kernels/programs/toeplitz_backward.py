@@ -39,33 +39,47 @@ def _again(x, here):
 
 
 @triton.jit
+def _streams(
+    width, parts, each, SHARE: tl.constexpr, BLOCKS: tl.constexpr, PASSES: tl.constexpr,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr, HISTORY: tl.constexpr,
+):  # fmt: skip
+    """Return the program's group, row, part and first channel; by column the channel and the first
+    token of the stream; and the tokens from there to the stream's last chunk."""
+    columns = width // SHARE * BLOCKS
+    group = tl.program_id(0) % columns // BLOCKS
+    part = tl.program_id(0) // columns % parts
+    row = (tl.program_id(0) // columns // parts).to(tl.int64)
+    first = group * SHARE + tl.program_id(0) % BLOCKS * SIDE
+    column = tl.arange(0, CHUNKS * SIDE)[None, :]
+    start = (part * CHUNKS + column // SIDE) * (each * CHUNK)
+    down = (each - 1) * CHUNK
+    if HISTORY:
+        down -= (PASSES - 1) * CHUNK  # inputs before the row have gradients too
+    return group, row, part, first, first + column % SIDE, start, down
+
+
+@triton.jit
 def backward(
     grad, x, history, taps, skip, positions, grad_x, grad_history, partial, grad_skip,
     length, width, parts, each,
     SHARE: tl.constexpr, BLOCKS: tl.constexpr, REACH: tl.constexpr, PASSES: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr, GATED: tl.constexpr,
     SKIP: tl.constexpr, HISTORY: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    SUMS: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients. The streams run from their ends: the gradient of w mirrors `forward`.
 
-    For the filter, `partial` receives Σ G_n·W_{n−p}ᵀ, whose diagonals sum to the gradients of the
-    taps. These sums take most registers, so all else is read again for each chunk, from the cache.
+    For the filter, `partial` receives Σ G_n·W_{n−p}ᵀ for the first SUMS of p, whose diagonals sum
+    to the gradients of the taps; `far_sums` computes the others. These sums take most registers, so
+    all else is read again for each chunk, from the cache.
     """
     token_stride = width * (3 if GATED else 1)
     kind = x.dtype.element_ty
-    columns = width // SHARE * BLOCKS
-    group = tl.program_id(0) % columns // BLOCKS
-    part = tl.program_id(0) // columns % parts
-    row = (tl.program_id(0) // columns // parts).to(tl.int64)
-    first = group * SHARE + tl.program_id(0) % BLOCKS * SIDE
+    group, row, part, first, channel, start, down = _streams(
+        width, parts, each, SHARE, BLOCKS, PASSES, CHUNK, CHUNKS, SIDE, HISTORY
+    )
     last = (group + 1) * SHARE
-    column = tl.arange(0, CHUNKS * SIDE)[None, :]
-    channel = first + column % SIDE
     time = tl.arange(0, CHUNK)[:, None]
-    down = (each - 1) * CHUNK  # to the last chunk of a stream
-    if HISTORY:
-        down -= (PASSES - 1) * CHUNK  # inputs before the row have gradients too
-    start = (part * CHUNKS + column // SIDE) * (each * CHUNK)
     at = start.to(tl.int64) * token_stride + channel + time * token_stride
     to = start.to(tl.int64) * width + channel + time * width
     start += down
@@ -79,7 +93,7 @@ def backward(
     matrices = matrices_of(taps + group * REACH, REACH, PASSES, CHUNK)
     skipped = tl.zeros([CHUNKS * SIDE], dtype=tl.float32)
     sums = ()
-    for _ in tl.static_range(PASSES):
+    for _ in tl.static_range(SUMS):
         sums = sums + (tl.zeros([CHUNK, CHUNK], dtype=tl.float32),)
 
     sees = ()  # for each later chunk, how many tokens see this one
@@ -112,7 +126,8 @@ def backward(
                 w = tl.where(time - back * CHUNK >= -open, w, 0.0)
             if GATED:
                 y = product(matrices[back], w, y, PRECISION)
-            new = new + (product(far, tl.trans(w), sums[back], PRECISION),)
+            if back < SUMS:
+                new = new + (product(far, tl.trans(w), sums[back], PRECISION),)
         w = inputs_of(
             x, history, at, start, channel, last, length, width, REACH, CHUNK, GATED, HISTORY
         ).to(kind)
@@ -190,12 +205,67 @@ def backward(
         grad -= CHUNK * width
         grad_x -= CHUNK * token_stride
 
-    side = tl.arange(0, CHUNK)
-    partial += tl.program_id(0).to(tl.int64) * (PASSES * CHUNK * CHUNK)
-    for back in tl.static_range(PASSES):
-        place = partial + (back * CHUNK + side[:, None]) * CHUNK + side[None, :]
-        tl.store(place, sums[back])
+    _store(partial, sums, 0, PASSES, CHUNK)
     if SKIP:
         by_channel = tl.sum(tl.reshape(skipped, [CHUNKS, SIDE]), axis=0)
         own = first + tl.arange(0, SIDE)
         tl.store(grad_skip + (row * parts + part) * width + own, by_channel, mask=own < last)
+
+
+@triton.jit
+def far_sums(
+    grad, x, history, positions, partial, length, width, parts, each,
+    SHARE: tl.constexpr, BLOCKS: tl.constexpr, REACH: tl.constexpr, PASSES: tl.constexpr,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr, GATED: tl.constexpr,
+    SKIP: tl.constexpr, HISTORY: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    SUMS: tl.constexpr,
+):  # fmt: skip
+    """Write to `partial` the sums that `backward` leaves out: those of p from SUMS on."""
+    token_stride = width * (3 if GATED else 1)
+    kind = x.dtype.element_ty
+    group, row, part, first, channel, start, down = _streams(
+        width, parts, each, SHARE, BLOCKS, PASSES, CHUNK, CHUNKS, SIDE, HISTORY
+    )
+    last = (group + 1) * SHARE
+    time = tl.arange(0, CHUNK)[:, None]
+    at = start.to(tl.int64) * token_stride + channel + time * token_stride
+    to = start.to(tl.int64) * width + channel + time * width
+    start += down
+    starts = (part * CHUNKS + tl.arange(0, CHUNKS)) * (each * CHUNK) + down
+    x += (row * length + down) * token_stride
+    grad += (row * length + down) * width
+    positions += row * length
+    history += row * (REACH - 1) * width
+    sums = ()
+    for _ in tl.static_range(SUMS, PASSES):
+        sums = sums + (tl.zeros([CHUNK, CHUNK], dtype=tl.float32),)
+    for _ in range(each):
+        far = _pulls(grad, x, to, at, start, channel, last, length, CHUNK, GATED)
+        if PACKED:
+            opened = next_begin(begins_of(positions, starts, length, CHUNK), -1, CHUNK)
+            far = tl.where(time < spread(opened, CHUNKS, SIDE), far, 0.0)
+            open = open_before(positions, start, length)
+        new = ()
+        for back in tl.static_range(SUMS, PASSES):
+            w = inputs_of(
+                x - (back * CHUNK) * token_stride, history, at, start - back * CHUNK, channel, last,
+                length, width, REACH, CHUNK, GATED, HISTORY,
+            ).to(kind)  # fmt: skip
+            if PACKED:
+                w = tl.where(time - back * CHUNK >= -open, w, 0.0)
+            new = new + (product(far, tl.trans(w), sums[back - SUMS], PRECISION),)
+        sums = new
+        start -= CHUNK
+        starts -= CHUNK
+        x -= CHUNK * token_stride
+        grad -= CHUNK * width
+    _store(partial, sums, SUMS, PASSES, CHUNK)
+
+
+@triton.jit
+def _store(partial, sums, FROM: tl.constexpr, PASSES: tl.constexpr, CHUNK: tl.constexpr):
+    side = tl.arange(0, CHUNK)
+    partial += tl.program_id(0).to(tl.int64) * (PASSES * CHUNK * CHUNK)
+    for number in tl.static_range(len(sums)):
+        place = partial + ((FROM + number) * CHUNK + side[:, None]) * CHUNK + side[None, :]
+        tl.store(place, sums[number])
