@@ -43,6 +43,8 @@ BLOCKS = 16
 SPAN = 32
 """Bytes of a token that a program reads, the size of one memory access; half of it for more than 16
 states, and half of that in the backward pass, whose numbers do not fit the registers otherwise."""
+PART = 16
+"""States that a warp scans for a channel: more states are divided into parts."""
 WARPS = 8
 NUMBERS = 256
 """Numbers of state that a program scans over the chunks."""
@@ -219,9 +221,10 @@ def _laid_out(
     (rows, length), (width, modes) = x.shape[:2], rates.shape
     assert length % BLOCK == 0, length
     held = _held(modes)
-    channels = span // x.itemsize * 16 // held
-    parts = rows * -(-width // channels)
-    chunks, each = splits(-(-length // (BLOCK * BLOCKS)), parts)
+    parts = held // PART
+    channels = span // x.itemsize // parts
+    columns = rows * -(-width // channels)
+    chunks, each = splits(-(-length // (BLOCK * BLOCKS)), columns)
     taps = (residues.float().unsqueeze(-1) * _decays(rates)).sum(1)
     if skip is not None:
         taps[:, 0] += skip
@@ -233,7 +236,8 @@ def _laid_out(
         "BLOCKS": BLOCKS,
         "LEVELS": BLOCKS.bit_length() - 1,
         "CHANNELS": channels,
-        "MODES": held,
+        "MODES": PART,
+        "PARTS": parts,
         "INPUTS": 2 if whole else 1,
         "POWERS": 2 if whole else 3,
         "num_warps": WARPS,
@@ -241,7 +245,7 @@ def _laid_out(
     }
     where = x if positions is None else positions.contiguous()
     filters = (_by_mode(rates, held), _by_mode(residues, held), taps)
-    return x, where, filters, (length, width, each, chunks), switches, (parts * chunks,)
+    return x, where, filters, (length, width, each, chunks), switches, (columns * chunks,)
 
 
 def _unbroken(x: Tensor, positions: Tensor | None, sizes: tuple[int, ...]) -> Tensor:

@@ -1,7 +1,8 @@
 """Shared functions of modal.py: blocks of tokens as matrices, for filters of decaying states.
 
-Tokens are [CHANNELS, BLOCK, BLOCKS], states [CHANNELS, MODES, BLOCKS]. Each channel has its own
-products, and each warp its own channels.
+Tokens are [CHANNELS, BLOCK, BLOCKS], states [CHANNELS · PARTS, MODES, BLOCKS]: the states of a
+channel are divided into PARTS of MODES, and each part has its own products. Each warp has its own
+channels or parts.
 """
 
 from __future__ import annotations
@@ -101,16 +102,36 @@ def write(x, stride, tile, at, end, channel, width, values):
 
 
 @triton.jit
-def read_modes(numbers, channel, width, MODES: tl.constexpr):
-    """Load [CHANNELS, MODES] of a tensor that is stored mode by mode."""
-    place = numbers + tl.arange(0, MODES)[None, :] * width + channel[:, None]
-    return tl.load(place, mask=(channel < width)[:, None], other=0.0)
+def _modes_at(numbers, channel, width, MODES: tl.constexpr, PARTS: tl.constexpr):
+    mode = tl.arange(0, MODES)[None, :]
+    if PARTS > 1:
+        part = tl.arange(0, channel.shape[0] * PARTS) % PARTS
+        mode += part[:, None] * MODES
+        apart = tl.broadcast_to(channel[:, None], [channel.shape[0], PARTS])
+        channel = tl.reshape(apart, [channel.shape[0] * PARTS])
+    return numbers + mode * width + channel[:, None], (channel < width)[:, None]
 
 
 @triton.jit
-def write_modes(numbers, channel, width, values, MODES: tl.constexpr):
-    place = numbers + tl.arange(0, MODES)[None, :] * width + channel[:, None]
-    tl.store(place, values, mask=(channel < width)[:, None])
+def read_modes(numbers, channel, width, MODES: tl.constexpr, PARTS: tl.constexpr):
+    """Load [CHANNELS · PARTS, MODES] of a tensor that is stored mode by mode."""
+    place, here = _modes_at(numbers, channel, width, MODES, PARTS)
+    return tl.load(place, mask=here, other=0.0)
+
+
+@triton.jit
+def write_modes(numbers, channel, width, values, MODES: tl.constexpr, PARTS: tl.constexpr):
+    place, here = _modes_at(numbers, channel, width, MODES, PARTS)
+    tl.store(place, values, mask=here)
+
+
+@triton.jit
+def by_part(x, PARTS: tl.constexpr):
+    """Repeat the tokens of each channel for its parts."""
+    if PARTS > 1:
+        apart = tl.broadcast_to(x[:, None, :, :], [x.shape[0], PARTS, x.shape[1], x.shape[2]])
+        x = tl.reshape(apart, [x.shape[0] * PARTS, x.shape[1], x.shape[2]])
+    return x
 
 
 # Documents
@@ -160,12 +181,15 @@ def matrix_of(taps, channel, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def filtered(
-    matrix, spread, x, states, segment, met, most, INPUTS: tl.constexpr, PACKED: tl.constexpr
+    matrix, spread, x, states, segment, met, most,
+    INPUTS: tl.constexpr, PACKED: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Return the filter's outputs: from the tokens of the block, and from the states at its start
     for tokens in the segment `met`."""
-    y = tl.zeros(x.shape, dtype=tl.float32)
+    y = tl.zeros([states.shape[0], x.shape[1], x.shape[2]], dtype=tl.float32)
     y = plus_product(y, spread, terms(states, tl.float32, 2), 2, 2)
+    if PARTS > 1:
+        y = tl.sum(tl.reshape(y, [x.shape[0], PARTS, x.shape[1], x.shape[2]]), 1)
     if PACKED:
         y = only(y, segment, met, True)
         for number in range(most + 1):

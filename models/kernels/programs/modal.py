@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 
 from .blocks import (
+    by_part,
     chunk_of,
     filtered,
     matrix_of,
@@ -49,7 +50,7 @@ def summaries(
     a_row, a_stride, b_row, b_stride,
     GATED: tl.constexpr, PACKED: tl.constexpr, BACKWARD: tl.constexpr, BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr, LEVELS: tl.constexpr, CHANNELS: tl.constexpr, MODES: tl.constexpr,
-    INPUTS: tl.constexpr, POWERS: tl.constexpr,
+    INPUTS: tl.constexpr, POWERS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Write each chunk's contribution to the states after it, from inputs a ⊙ b; if BACKWARD, to
     the gradients of the states before it. Tiles are aligned to the chunk's end on that side."""
@@ -59,14 +60,14 @@ def summaries(
     a += row * a_row
     b += row * b_row
     positions += row * length
-    rate = read_modes(rates, channel, width, MODES)
+    rate = read_modes(rates, channel, width, MODES, PARTS)
     gather = terms(powers(rate, BLOCK - 1 - tl.arange(0, BLOCK), False), kind, POWERS)
     fade = tl.exp(-rate * TOKENS)[:, :, None]
     at = places(BLOCK, BLOCKS, BACKWARD)
     tiles = tl.cdiv(end - start, TOKENS)
     tile = start + (tiles - 1) * TOKENS if BACKWARD else end - tiles * TOKENS
     step = -TOKENS if BACKWARD else TOKENS
-    sums = tl.zeros([CHANNELS, MODES, BLOCKS], dtype=tl.float32)  # over all tiles, by block
+    sums = tl.zeros([CHANNELS * PARTS, MODES, BLOCKS], dtype=tl.float32)  # over all tiles, by block
     x = read_product(a, b, a_stride, b_stride, tile, at, start, end, channel, width, GATED)
     for _ in range(tiles):
         ahead = read_product(
@@ -79,14 +80,14 @@ def summaries(
             segment += (tl.cumsum(count, 0) - count)[None, :]  # in the tile
             x = only(x, segment, 0 if BACKWARD else begun, True)
             sums = tl.where(begun == 0, sums, 0.0)
-        sums = plus_product(sums, gather, terms(x, kind, INPUTS), POWERS, INPUTS)
+        sums = plus_product(sums, gather, terms(by_part(x, PARTS), kind, INPUTS), POWERS, INPUTS)
         x = ahead
         tile += step
     age = tl.arange(0, BLOCKS) if BACKWARD else BLOCKS - 1 - tl.arange(0, BLOCKS)
     state = tl.sum(sums * powers(rate, BLOCK * age, False), 2)
     if BACKWARD:
-        state *= tl.exp(-rate) * read_modes(residues, channel, width, MODES)
-    write_modes(added + number * MODES * width, channel, width, state, MODES)
+        state *= tl.exp(-rate) * read_modes(residues, channel, width, MODES, PARTS)
+    write_modes(added + number * MODES * PARTS * width, channel, width, state, MODES, PARTS)
 
 
 @triton.jit
@@ -131,7 +132,7 @@ def forward(
     length, width, each, chunks, row_stride, stride,
     GATED: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     LEVELS: tl.constexpr, CHANNELS: tl.constexpr, MODES: tl.constexpr, INPUTS: tl.constexpr,
-    POWERS: tl.constexpr,
+    POWERS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Write the outputs, and the states at each tile's start; `between` has those of each chunk."""
     TOKENS: tl.constexpr = BLOCK * BLOCKS
@@ -141,11 +142,11 @@ def forward(
     key = x + width if GATED else x
     value = x + 2 * width
     positions += row * length
-    states += row * tl.cdiv(length, TOKENS) * MODES * width
+    states += row * tl.cdiv(length, TOKENS) * MODES * PARTS * width
     out += row * length * width
     side = tl.arange(0, BLOCK)
-    rate = read_modes(rates, channel, width, MODES)
-    weight = (tl.exp(-rate) * read_modes(residues, channel, width, MODES))[:, :, None]
+    rate = read_modes(rates, channel, width, MODES, PARTS)
+    weight = (tl.exp(-rate) * read_modes(residues, channel, width, MODES, PARTS))[:, :, None]
     fade = tl.exp(-rate * BLOCK)
     gather = terms(powers(rate, BLOCK - 1 - side, False), kind, POWERS)
     spread = terms(powers(rate, side, True), tl.float32, 2)
@@ -153,7 +154,7 @@ def forward(
     at = places(BLOCK, BLOCKS, False)
     segment, count, most = at, tl.arange(0, BLOCKS), 0
     unbroken = tl.full([BLOCKS], 1.0, dtype=tl.float32)
-    state = read_modes(between + number * MODES * width, channel, width, MODES)
+    state = read_modes(between + number * MODES * PARTS * width, channel, width, MODES, PARTS)
     tile = start
     w = read_product(key, value, stride, stride, tile, at, start, end, channel, width, GATED)
     for _ in range(tl.cdiv(end - start, TOKENS)):
@@ -162,19 +163,20 @@ def forward(
         )
         if GATED:
             gate = read(x, stride, tile, at, start, end, channel, width)
-        own = states + (tile // TOKENS).to(tl.int64) * MODES * width
-        write_modes(own, channel, width, state, MODES)
+        own = states + (tile // TOKENS).to(tl.int64) * MODES * PARTS * width
+        write_modes(own, channel, width, state, MODES, PARTS)
         if PACKED:
             segment, count = segments(positions, tile, at, start, end, False)
             unbroken = (count == 0).to(tl.float32)
             most = tl.max(count, 0)
-        last = terms(only(w, segment, count[None, :], PACKED), kind, INPUTS)
-        added = tl.zeros([CHANNELS, MODES, BLOCKS], dtype=tl.float32)
+        last = by_part(only(w, segment, count[None, :], PACKED), PARTS)
+        last = terms(last, kind, INPUTS)
+        added = tl.zeros([CHANNELS * PARTS, MODES, BLOCKS], dtype=tl.float32)
         added = plus_product(added, gather, last, POWERS, INPUTS)
         came, state = scan(
-            added, fade, unbroken, state, CHANNELS, MODES, BLOCKS, LEVELS, PACKED, False
+            added, fade, unbroken, state, CHANNELS * PARTS, MODES, BLOCKS, LEVELS, PACKED, False
         )
-        y = filtered(matrix, spread, w, came * weight, segment, 0, most, INPUTS, PACKED)
+        y = filtered(matrix, spread, w, came * weight, segment, 0, most, INPUTS, PACKED, PARTS)
         if GATED:
             y *= gate.to(tl.float32)
         write(out, width, tile, at, end, channel, width, y)
@@ -188,7 +190,7 @@ def backward(
     length, width, each, chunks, row_stride, stride,
     GATED: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     LEVELS: tl.constexpr, CHANNELS: tl.constexpr, MODES: tl.constexpr, INPUTS: tl.constexpr,
-    POWERS: tl.constexpr,
+    POWERS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of the inputs and of the filter. `between`: the gradients of the states
     at each chunk's end.
@@ -205,13 +207,13 @@ def backward(
     key = x + width if GATED else x
     value = x + 2 * width
     positions += row * length
-    states += row * tl.cdiv(length, TOKENS) * MODES * width
+    states += row * tl.cdiv(length, TOKENS) * MODES * PARTS * width
     grad += row * length * width
     out_stride = width * (3 if GATED else 1)
     grad_x += row * length * out_stride
     side = tl.arange(0, BLOCK)
-    rate = read_modes(rates, channel, width, MODES)
-    weight = (tl.exp(-rate) * read_modes(residues, channel, width, MODES))[:, :, None]
+    rate = read_modes(rates, channel, width, MODES, PARTS)
+    weight = (tl.exp(-rate) * read_modes(residues, channel, width, MODES, PARTS))[:, :, None]
     fade = tl.exp(-rate * BLOCK)
     gathers = powers(rate, BLOCK - 1 - side, False)
     gather = terms(gathers, kind, POWERS)
@@ -222,13 +224,13 @@ def backward(
     turned = places(BLOCK, BLOCKS, True)
     segment, turned_segment, count, most = at, at, tl.arange(0, BLOCKS), 0
     unbroken = tl.full([BLOCKS], 1.0, dtype=tl.float32)
-    nothing = tl.zeros([CHANNELS, MODES, BLOCKS], dtype=tl.float32)
+    nothing = tl.zeros([CHANNELS * PARTS, MODES, BLOCKS], dtype=tl.float32)
     met = tl.zeros([CHANNELS, BLOCK, BLOCK], dtype=tl.float32)
-    decays = tl.zeros([CHANNELS, MODES], dtype=tl.float32)
-    lags = tl.zeros([CHANNELS, MODES], dtype=tl.float32)
+    decays = tl.zeros([CHANNELS * PARTS, MODES], dtype=tl.float32)
+    lags = tl.zeros([CHANNELS * PARTS, MODES], dtype=tl.float32)
     tiles = tl.cdiv(end - start, TOKENS)
     tile = start + (tiles - 1) * TOKENS
-    behind = read_modes(between + number * MODES * width, channel, width, MODES)
+    behind = read_modes(between + number * MODES * PARTS * width, channel, width, MODES, PARTS)
     adjoint = tl.where(tile + TOKENS == end, behind, 0.0)
     w = read_product(key, value, stride, stride, tile, at, start, end, channel, width, GATED)
     p = read_product(grad, x, width, stride, tile, turned, start, end, channel, width, GATED)
@@ -239,8 +241,8 @@ def backward(
         next_p = read_product(
             grad, x, width, stride, tile - TOKENS, turned, start, end, channel, width, GATED
         )
-        own = states + (tile // TOKENS).to(tl.int64) * MODES * width
-        state = read_modes(own, channel, width, MODES)
+        own = states + (tile // TOKENS).to(tl.int64) * MODES * PARTS * width
+        state = read_modes(own, channel, width, MODES, PARTS)
         if PACKED:
             segment, count = segments(positions, tile, at, start, end, False)
             turned_segment, _ = segments(positions, tile, turned, start, end, True)
@@ -253,21 +255,25 @@ def backward(
         else:
             met = plus_pairs(met, terms(p, kind, INPUTS), terms(w, kind, INPUTS), INPUTS)
 
-        last = terms(only(w, segment, count[None, :], PACKED), kind, INPUTS)
+        last = by_part(only(w, segment, count[None, :], PACKED), PARTS)
+        last = terms(last, kind, INPUTS)
         added = plus_product(nothing, gather, last, POWERS, INPUTS)
-        came, _ = scan(added, fade, unbroken, state, CHANNELS, MODES, BLOCKS, LEVELS, PACKED, False)
+        came, _ = scan(
+            added, fade, unbroken, state, CHANNELS * PARTS, MODES, BLOCKS, LEVELS, PACKED, False
+        )
         if GATED:
-            y = filtered(matrix, spread, w, came * weight, segment, 0, most, INPUTS, PACKED)
+            y = filtered(matrix, spread, w, came * weight, segment, 0, most, INPUTS, PACKED, PARTS)
             y *= read(grad, width, tile, at, start, end, channel, width).to(tl.float32)
             write(grad_x, out_stride, tile, at, end, channel, width, y)
 
-        first = terms(only(p, turned_segment, 0, PACKED), kind, INPUTS)
+        first = by_part(only(p, turned_segment, 0, PACKED), PARTS)
+        first = terms(first, kind, INPUTS)
         pulled = plus_product(nothing, gather, first, POWERS, INPUTS)
         # If the row ends within the tile, the block after its last holds the incoming gradients.
         after = (tl.arange(0, BLOCKS) == (end - tile) // BLOCK)[None, None, :]
         pulls = pulled * weight + tl.where(after, behind[:, :, None], 0.0)
         back, adjoint = scan(
-            pulls, fade, unbroken, adjoint, CHANNELS, MODES, BLOCKS, LEVELS, PACKED, True
+            pulls, fade, unbroken, adjoint, CHANNELS * PARTS, MODES, BLOCKS, LEVELS, PACKED, True
         )
         decays += tl.sum(pulled * came, 2)
         from_w = plus_product(nothing, slopes, last, 2, INPUTS)
@@ -275,7 +281,9 @@ def backward(
         whole = BLOCK * fade[:, :, None] * unbroken[None, None, :]
         lags += tl.sum(from_w * back + whole * back * came + to_p * came, 2)
 
-        dw = filtered(matrix, spread, p, back, turned_segment, count[None, :], most, INPUTS, PACKED)
+        dw = filtered(
+            matrix, spread, p, back, turned_segment, count[None, :], most, INPUTS, PACKED, PARTS
+        )
         if GATED:
             k = read(key, stride, tile, turned, start, end, channel, width).to(tl.float32)
             v = read(value, stride, tile, turned, start, end, channel, width).to(tl.float32)
@@ -290,6 +298,6 @@ def backward(
     channels = number * width + channel[:, None, None]
     there = (channel < width)[:, None, None]
     tl.store(pairs + channels * (BLOCK * BLOCK) + cell, met, mask=there)
-    sums += number * 2 * MODES * width
-    write_modes(sums, channel, width, decays, MODES)
-    write_modes(sums + MODES * width, channel, width, lags, MODES)
+    sums += number * 2 * MODES * PARTS * width
+    write_modes(sums, channel, width, decays, MODES, PARTS)
+    write_modes(sums + MODES * PARTS * width, channel, width, lags, MODES, PARTS)

@@ -223,7 +223,7 @@ def far_sums(
     """Write to `partial` the sums that `backward` leaves out: those of p from SUMS on."""
     token_stride = width * (3 if GATED else 1)
     kind = x.dtype.element_ty
-    group, row, part, first, channel, start, down = _streams(
+    group, row, part, _, channel, start, down = _streams(
         width, parts, each, SHARE, BLOCKS, PASSES, CHUNK, CHUNKS, SIDE, HISTORY
     )
     last = (group + 1) * SHARE
