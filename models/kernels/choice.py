@@ -18,8 +18,23 @@ from ...console.errors import LayoutError
 Kernel = Literal["auto", "triton", "torch"]
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
+FAILED: dict[str, str] = {}
+"""Kernels that failed on this device, with the reason; `kernel: auto` runs their twins."""
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """True if Triton interprets its programs in Python, on any device. Triton decides at import."""
+
+
+class KernelFailed(LayoutError):
+    """A kernel could not be compiled or launched."""
+
+    def __init__(self, kernel: str, problem: str) -> None:
+        super().__init__(
+            f"the kernel {kernel} failed: {problem}",
+            hint="set kernels.fallback=true in the run, or `kernel: torch` in the model: both take "
+            "plain torch",
+        )
+        self.kernel = kernel
+        self.problem = problem
 
 
 def wanted(kernel: Kernel, device: torch.device) -> bool:
@@ -41,6 +56,7 @@ def chosen(kernel: Kernel, name: str, x: Tensor, problem: str | None = None) -> 
     # Shapes alone need no device, and under torch.compile a query of the driver breaks the graph.
     if not (is_compiling() or isinstance(x, FakeTensor)):
         problem = unfit(x.device) or problem
+    problem = FAILED.get(name, problem)
     if problem is None:
         return True
     if kernel == "triton":

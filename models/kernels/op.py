@@ -10,7 +10,10 @@ import torch
 from torch._library.custom_ops import CustomOpDef
 
 from ...console.errors import LayoutError
-from .choice import unfit
+from .choice import KernelFailed, unfit
+
+DRIVER = "Triton Error"
+"""Beginning of the messages with which Triton passes on errors of the driver."""
 
 
 def op(name: str, **options: Any) -> Callable[[Callable[..., Any]], CustomOpDef]:
@@ -29,8 +32,11 @@ def op(name: str, **options: Any) -> Callable[[Callable[..., Any]], CustomOpDef]
             try:
                 with torch.cuda.device_of(arguments[0]):
                     return function(*arguments)
-            except _out_of_resources() as error:  # evaluated only if something is raised
-                raise _cannot(name, str(error)) from error
+            except _failures() as error:  # evaluated only if something is raised
+                if isinstance(error, RuntimeError) and not str(error).startswith(DRIVER):
+                    raise
+                kernel = function.__module__.rpartition(".")[2]
+                raise KernelFailed(kernel, f"{name}: {error}") from error
 
         schema = torch.library.infer_schema(function, mutates_args=())
         return torch.library.custom_op(
@@ -47,9 +53,8 @@ def _cannot(name: str, problem: str) -> LayoutError:
     )
 
 
-def _out_of_resources() -> type[Exception]:
-    """Return the exception that Triton raises where a program is too large for the GPU."""
-    from triton.runtime.errors import OutOfResources
+def _failures() -> tuple[type[Exception], ...]:
+    """Return the errors that Triton raises where it cannot compile or launch a program."""
+    from triton.errors import TritonError
 
-    refused: type[Exception] = OutOfResources
-    return refused
+    return TritonError, RuntimeError

@@ -15,12 +15,15 @@ NOT_DETERMINISTIC = {"cudnn"}
 
 @dataclass(frozen=True, kw_only=True)
 class KernelsConfig:
-    """Implementations of operations that torch has several of."""
+    """Implementations of operations that have several."""
 
     attention: tuple[Implementation, ...] = ALL
     """Implementations of attention in order of preference; those left out never run. torch takes
     the first that can compute a call. cudnn: cuDNN; flash: FlashAttention, also on CPU; efficient:
     for fp32 on GPUs; math: plain torch. `deterministic: true` leaves out cudnn."""
+    fallback: bool = False
+    """On GPUs, try the fused kernels of the model before the first step, and run plain torch in
+    place of those that fail. false: a kernel that fails ends the run."""
 
     def __post_init__(self) -> None:
         if not self.attention or len(set(self.attention)) < len(self.attention):

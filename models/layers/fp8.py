@@ -44,7 +44,7 @@ def quantize(x: Tensor, axis: Axis = ALONE, gains: Tensor | None = None) -> Quan
     top = None
     if axis.size > 1:
         top = highest(tops_of(x if gains is None else x * gains), axis)
-    if chosen("auto", "fp8_rows", x, kernel.beyond(x.shape[-1])):
+    if chosen("auto", "fp8", x, kernel.beyond(x.shape[-1])):
         return Quantized(*kernel.fp8_rows(x, gains, top))
     return plain(x, gains, top)
 

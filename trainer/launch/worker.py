@@ -46,6 +46,7 @@ from ..run.job import Job
 from ..run.plan_check import prediction
 from . import records, restore
 from .facts import facts_of
+from .kernel_trial import settle_kernels
 from .options import StartOptions
 
 MINIMUM_TIMEOUT = timedelta(minutes=30)
@@ -66,6 +67,10 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
         exceeded.explained, job, parallel.rank, lambda: watched.last[0], parallel.device
     )
     with explained():
+        watched.beat("trying the kernels")
+        for name, problem in settle_kernels(job, parallel).items():
+            if parallel.first:
+                log.warning("the kernel %s failed, plain torch takes its place: %s", name, problem)
         watched.beat("building the model")
         engine = build_engine(job, parallel)
         watched.beat("loading weights")

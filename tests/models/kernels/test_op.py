@@ -51,7 +51,7 @@ def test_a_program_too_large_for_the_gpu_is_an_error() -> None:
     with (
         mock.patch.object(choice, "INTERPRETED", True),
         mock.patch.object(JITFunction, "run", refuse),
-        pytest.raises(LayoutError, match=r"the kernel glu cannot run.*262144"),
+        pytest.raises(LayoutError, match=r"the kernel glu failed.*262144"),
     ):
         glu(torch.ones(2, 6), "silu")
 
