@@ -63,6 +63,8 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "train",
         "count",
         "inspect",
+        "where",
+        "select",
         "verify",
         "index",
         "cli",

@@ -228,6 +228,36 @@ def inspect_command(url: str, number: int | None, documents: int, as_json: bool)
         click.echo(text(url, found.ids))
 
 
+@main.command("select")
+@click.argument("dataset", metavar="URL")
+@click.option("--where", required=True, metavar="EXPRESSION", help="Documents that the view has.")
+@click.option("--out", required=True, metavar="URL", help="Folder or URL of the view.")
+@options.executor_options
+@command.json_option
+def select_command(as_json: bool, **values: Any) -> None:
+    """Make a view: a dataset of some documents of another one, without tokens of its own.
+
+    An expression over kept fields (`tokenize build --keep`), `tokens`, `id`, `file`, `position` and
+    `document` chooses the documents.
+
+    \b
+    Example:
+      tokenize select data/web --where "language == 'en' and score >= 0.8" --out data/web-en
+
+    More: docs/tokenize.md, section Views
+    """
+    from .select import SelectConfig, select, share_of
+
+    data = {"engine": options.executor_of(values), **values}
+    held = select(options.checked(SelectConfig, data))
+    if as_json:
+        from .inspect import summary
+
+        command.emit(summary(values["out"]))
+        return
+    command.say(f"{values['out']}: {share_of(held)}")
+
+
 @main.command("verify")
 @click.argument("url")
 @options.executor_options

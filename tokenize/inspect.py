@@ -12,6 +12,7 @@ from ..console.progress import as_bytes, human
 from ..dataplane import tokenizers
 from ..dataplane.datasets import manifest
 from ..dataplane.datasets.dataset import Dataset
+from ..dataplane.datasets.view import view_of
 from ..dataplane.shards.documents import DocumentOrigin
 
 
@@ -52,6 +53,7 @@ def describe(url: str) -> str:
     """Return the contents of the manifest as text."""
     held = manifest.load(url)
     info = held.tokenizer
+    view = view_of(url, held)
     lines = [
         f"{url}",
         f"  {held.tokens:,} tokens in {held.documents:,} documents "
@@ -60,6 +62,14 @@ def describe(url: str) -> str:
         + _end(info.end_of_document),
         f"  hash {held.hash}",
     ]
+    if view is not None:
+        of = [made.provenance["view"] for made in held.generations]
+        documents = sum(each["documents"] for each in of)
+        share = held.tokens / max(1, sum(each["tokens"] for each in of))
+        lines.append(f"  view of {view.url}: its {documents:,} documents where {view.where}")
+        lines.append(
+            f"  {held.documents / max(1, documents):.1%} of them, {share:.1%} of the tokens"
+        )
     if held.weights is not None:
         lines.append(f"  loss weights {', '.join(map(str, held.weights))}")
     if held.kept_fields:

@@ -13,9 +13,11 @@ from functools import cached_property
 
 from ..console.errors import IntegrityError, UserError
 from ..console.progress import Progress
-from ..dataplane.datasets import fields, manifest
+from ..dataplane.datasets import fields, manifest, view
 from ..dataplane.datasets.chunks import CHUNK_BYTES
+from ..dataplane.datasets.dataset import Dataset
 from ..dataplane.datasets.manifest import Manifest, Shard
+from ..dataplane.datasets.open_shard import OpenShard
 from ..dataplane.shards import shard_format
 from ..dataplane.storage import storage
 from ..dataplane.storage.verified import REBUILD, read_named
@@ -53,8 +55,12 @@ class VerifyWorker:
     url: str
 
     @cached_property
+    def opened(self) -> Dataset:
+        return Dataset(self.url)
+
+    @property
     def manifest(self) -> Manifest:
-        return manifest.load(self.url)
+        return self.opened.manifest
 
     def __call__(self, shard: Shard) -> Iterator[ShardCheck]:
         name = shard.stored_name or shard.name
@@ -83,13 +89,16 @@ class VerifyWorker:
                 )
             return data
 
-        data = read_shard(self.url, shard, check)
+        data = read_shard(self.opened.shards_url, shard, check)
         contents = read_contents(data, held.format, held.dtype, shard.details)
-        if (contents.documents, contents.tokens) != (shard.documents, shard.tokens):
+        whole = shard.details.get(view.KEY, vars(shard))
+        if (contents.documents, contents.tokens) != (whole["documents"], whole["tokens"]):
             return (
                 f"it has {contents.documents:,} documents and {contents.tokens:,} tokens; the "
-                f"manifest says {shard.documents:,} and {shard.tokens:,}"
+                f"manifest says {whole['documents']:,} and {whole['tokens']:,}"
             )
+        if (chosen := view.selection_of(self.url, shard)) is not None:  # opening compares its sums
+            OpenShard(0, self.opened.file(shard), shard, held, chosen)
         if contents.largest_id >= held.tokenizer.vocab_size:
             return (
                 f"it has the id {contents.largest_id}, but the vocabulary has only "
@@ -108,7 +117,9 @@ class VerifyWorker:
             what = "it has no file of fields; the manifest names some" if kept else None
             return Damage(shard.name, what, shard.task) if what else None
         try:
-            table = fields.FieldsReader(self.url, file).rows(0, shard.documents)
+            documents = shard.details.get(view.KEY, vars(shard))["documents"]
+            reader = fields.FieldsReader(self.opened.shards_url, file)
+            table = reader.rows(0, documents)
             what = None
             if table.column_names != list(kept):
                 what = f"it has the fields {', '.join(table.column_names)}, not {', '.join(kept)}"
@@ -139,7 +150,7 @@ def verify(url: str, engine: ExecutorConfig | None = None) -> list[Damage]:
             if checked.damage:
                 damage.append(checked.damage)
     format = shard_format(held.format)
-    if format.index_name is not None and not damage:
+    if format.index_name is not None and view.view_of(url, held) is None and not damage:
         problem = _index_problem(url, held, shards)
         damage += [Damage(format.index_name, problem, hint=RUN_AGAIN)] if problem else []
     return sorted(damage, key=lambda item: item.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -24,6 +24,7 @@ from .manifest import Shard
 from .open_shard import OpenShard, OpenShards
 from .shard_file import CachedShardFile, LocalShardFile, ShardFile
 from .shard_tables import BLOCK, ShardTables
+from .view import Selection, selection_of, view_of
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,11 @@ class Dataset:
         self._open: dict[int, OpenShard] = {}
         self._open_shards = open_shards or OpenShards()
         self._lock = threading.Lock()
+        self.view = view_of(url, self.manifest)
+        self.shards_url = self.view.url if self.view else url
+        """The URL of the dataset that holds the files: this one's, or that of a view."""
         self._shards: ShardTables | None = None
-        self._fields: tuple[int, FieldsReader] | None = None
+        self._fields: tuple[int, FieldsReader, Selection | None] | None = None
         self._blocks: dict[int, list[int]] = {}
 
     @property
@@ -180,27 +184,78 @@ class Dataset:
         return origins
 
     def fields(self, first: int, last: int) -> list[dict[str, Any]]:
-        """Return the kept fields of the documents [first, last)."""
-        rows: list[dict[str, Any]] = []
-        while self.manifest.kept_fields and first < last:
+        """Return the kept fields of the documents [first, last); nothing if there are none."""
+        names = list(self.manifest.kept_fields)
+        rows: list[dict[str, Any]] = self.columns(first, last, names).to_pylist() if names else []
+        return rows
+
+    def columns(self, first: int, last: int, names: Sequence[str]) -> Any:
+        """Return a table of the documents [first, last): kept fields, and what every document has:
+        `document` (its number), `tokens`, `file`, `position`, `id`."""
+        import pyarrow as pa
+
+        tables = []
+        while first < last:
             number = int(np.searchsorted(self.shard_documents, first, side="right")) - 1
             before = int(self.shard_documents[number])
             until = min(last, int(self.shard_documents[number + 1]))
-            rows += self._fields_reader(number).rows(first - before, until - before).to_pylist()
+            tables.append(self._shard_columns(number, first - before, until - before, names))
             first = until
-        return rows
+        return pa.concat_tables(tables)
 
-    def _fields_reader(self, number: int) -> FieldsReader:
-        """Return the reader of a shard's fields; the last one is kept."""
+    def _shard_columns(self, number: int, first: int, last: int, names: Sequence[str]) -> Any:
+        import pyarrow as pa
+
+        kept = [name for name in names if name in self.manifest.kept_fields]
+        columns: dict[str, Any] = {}
+        if kept:
+            rows = self._kept_rows(number, first, last)
+            columns |= {name: rows.column(name) for name in kept}
+        if "document" in names:
+            before = int(self.shard_documents[number])
+            columns["document"] = np.arange(before + first, before + last)
+        if "tokens" in names:
+            starts = self.open_shard(number).layout.document_starts
+            columns["tokens"] = np.diff(starts[first : last + 1])
+        if own := [name for name in names if name in ("file", "position", "id")]:
+            origins = self.open_shard(number).origins(first, last)
+            types = {"file": pa.string(), "position": pa.int64(), "id": pa.string()}
+            for name in own:
+                values = [getattr(origin, name) for origin in origins]
+                columns[name] = pa.array(values, types[name])
+        return pa.table({name: columns[name] for name in names})
+
+    def _kept_rows(self, number: int, first: int, last: int) -> Any:
+        """Return the kept fields of documents of a shard; the reader of the last shard is kept."""
         if self._fields is None or self._fields[0] != number:
-            file = file_of(self.shards[number])
+            shard = self.shards[number]
+            file = file_of(shard)
             if file is None:
                 raise IntegrityError(
                     f"shard {number} of {self.url} has no file of fields; its manifest names some",
                     hint="build the dataset again at another URL",
                 )
-            self._fields = number, FieldsReader(self.url, file)
-        return self._fields[1]
+            chosen = selection_of(self.url, shard)
+            self._fields = number, FieldsReader(self.shards_url, file), chosen
+        _, reader, selection = self._fields
+        if selection is None:
+            return reader.rows(first, last)
+        numbers = selection.documents[first:last]
+        return reader.rows(int(numbers[0]), int(numbers[-1]) + 1).take(numbers - numbers[0])
+
+    def numbers_in_view(self, first: int, last: int) -> list[int]:
+        """Return the numbers that documents [first, last) of a view have in its dataset."""
+        numbers: list[int] = []
+        while first < last:
+            shard = int(np.searchsorted(self.shard_documents, first, side="right")) - 1
+            before = int(self.shard_documents[shard])
+            until = min(last, int(self.shard_documents[shard + 1]))
+            selection = self.open_shard(shard).selection
+            assert selection is not None, "the dataset is no view"
+            chosen = selection.documents[first - before : until - before] + selection.first
+            numbers += chosen.tolist()
+            first = until
+        return numbers
 
     def chunks(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the (shard, chunk) pairs whose bytes hold the tokens [start, end)."""
@@ -219,20 +274,21 @@ class Dataset:
         opened = self._open.get(number)
         if opened is None:
             shard = self.shards[number]
-            fresh = OpenShard(number, self.file(shard), shard, self.manifest)
+            chosen = selection_of(self.url, shard)
+            fresh = OpenShard(number, self.file(shard), shard, self.manifest, chosen)
             opened = self._open_shards.shards.keep(self._open, number, fresh)
         return opened
 
     def is_mapped(self, shard: Shard) -> bool:
         """True if a shard is memory-mapped in place, False if it is read through the cache."""
-        return storage.is_local(self.url) and shard.stored_name is None
+        return storage.is_local(self.shards_url) and shard.stored_name is None
 
     def file(self, shard: Shard) -> ShardFile:
         if self.is_mapped(shard):
-            return LocalShardFile(self.url, shard)
+            return LocalShardFile(self.shards_url, shard)
         if self.cache is None:
             self.cache = Cache()
-        return CachedShardFile(self.url, shard, self.cache)
+        return CachedShardFile(self.shards_url, shard, self.cache)
 
     def _parts(self, start: int, end: int) -> Iterator[tuple[OpenShard, int, int, int]]:
         """Yield the shards that hold [start, end): shard, its first token in the dataset, and the

@@ -16,6 +16,7 @@ from ..shards.documents import DocumentOrigin
 from ..shards.format import ShardLayout
 from .manifest import Manifest, Shard
 from .shard_file import ShardFile
+from .view import Selection
 
 OPEN_SHARDS = 512
 """Shards that a reader keeps open. Each costs its document offsets and a file descriptor, and the
@@ -29,7 +30,16 @@ T = TypeVar("T")
 class OpenShard:
     """A shard with its layout in memory."""
 
-    def __init__(self, number: int, file: ShardFile, shard: Shard, manifest: Manifest) -> None:
+    def __init__(
+        self,
+        number: int,
+        file: ShardFile,
+        shard: Shard,
+        manifest: Manifest,
+        selection: Selection | None = None,
+    ) -> None:
+        """Open a shard, or those of its documents that a view has."""
+        self.selection = selection
         self.number = number
         self.file = file
         self.shard = shard
@@ -38,6 +48,8 @@ class OpenShard:
         self.layout: ShardLayout = self.format.layout(
             self._read, shard.size, dtype=manifest.dtype, details=shard.details
         )
+        if selection is not None:
+            self.layout = selection.layout(self.layout, self.dtype.itemsize)
         # Indexing a list is several times faster than indexing an array.
         self._width = self.dtype.itemsize
         self._run_tokens: list[int] = self.layout.run_tokens.tolist()
@@ -81,9 +93,14 @@ class OpenShard:
         return inside
 
     def origins(self, first: int, last: int) -> list[DocumentOrigin]:
-        return self.format.origins(
-            self._read, self.shard.size, first, last, details=self.shard.details
+        numbers = range(first, last)
+        if self.selection is not None:
+            numbers = self.selection.documents[first:last].tolist()
+        low = numbers[0]
+        origins = self.format.origins(
+            self._read, self.shard.size, low, numbers[-1] + 1, details=self.shard.details
         )
+        return [origins[number - low] for number in numbers]
 
     def byte_ranges(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the byte ranges that hold the tokens [start, end) and their weight codes."""

@@ -163,7 +163,7 @@ class Prefetcher:
             for number, chunk in dataset.chunks(token, token + length):
                 shard = dataset.open_shard(number).shard
                 if not dataset.is_mapped(shard):
-                    chunks[shard.hash, chunk] = (dataset.url, shard, chunk)
+                    chunks[shard.hash, chunk] = (dataset.shards_url, shard, chunk)
         return chunks
 
     def _open(self, places: list[tuple[int, int]], length: int) -> None:

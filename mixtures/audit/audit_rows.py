@@ -12,6 +12,18 @@ from ...dataplane.shards.documents import DocumentOrigin
 
 
 @dataclass(frozen=True, kw_only=True)
+class ThroughView:
+    """The view that a document came through."""
+
+    dataset: str
+    """The URL of the dataset that holds the document."""
+    document: int
+    """Number of the document there."""
+    where: str
+    """The expression of the view."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DocumentInRow:
     """The piece of a document that is in a row."""
 
@@ -28,18 +40,19 @@ class DocumentInRow:
     """Place of that token in the row."""
     fields: dict[str, Any] | None = None
     """The kept fields of the document; None if the dataset keeps none."""
+    view: ThroughView | None = None
+    """The view that the row was read through; None for a dataset with tokens of its own."""
 
     def as_data(self) -> dict[str, Any]:
-        data = dict(vars(self))
-        if self.fields is None:
-            del data["fields"]
-        return data
+        data = {name: value for name, value in vars(self).items() if value is not None}
+        return data | {"id": self.id} | ({} if self.view is None else {"view": vars(self.view)})
 
     def as_text(self) -> str:
         return (
             f"tokens {self.at:,} to {self.at + self.tokens:,}: document "
             f"{self.document:,}{_in_brackets(self.id)}, its tokens {self.first:,} to "
-            f"{self.first + self.tokens:,}, {self.file} at {self.position:,}{_listed(self.fields)}"
+            f"{self.first + self.tokens:,}, {self.file} at {self.position:,}{_through(self.view)}"
+            f"{_listed(self.fields)}"
         )
 
 
@@ -101,6 +114,8 @@ class AuditedDocument:
     origin: DocumentOrigin
     fields: dict[str, Any] | None
     """Its kept fields; None if the dataset keeps none."""
+    view: ThroughView | None
+    """The view that it is searched through; None for a dataset with tokens of its own."""
     tokens: int
     occurrences: tuple[Occurrence, ...]
     text: str | None = None
@@ -113,6 +128,8 @@ class AuditedDocument:
         }
         if self.fields is not None:
             origin["fields"] = self.fields
+        if self.view is not None:
+            origin["view"] = vars(self.view)
         for occurrence in self.occurrences:
             data = {"source": self.source, "document": self.document, **origin, **vars(occurrence)}
             yield json.dumps(data if self.text is None else {**data, "text": self.text})
@@ -121,7 +138,7 @@ class AuditedDocument:
         lines = [
             f"document {self.document:,}{_in_brackets(self.origin.id)} of {self.source}: "
             f"{self.tokens:,} tokens, {self.origin.file} at {self.origin.position:,}"
-            f"{_listed(self.fields)}"
+            f"{_through(self.view)}{_listed(self.fields)}"
         ]
         status = {True: ", trained on", False: ", not trained on yet", None: ""}
         lines += [
@@ -143,3 +160,9 @@ def _in_brackets(id: str | None) -> str:
 
 def _listed(fields: dict[str, Any] | None) -> str:
     return f"; {as_text(fields)}" if fields else ""
+
+
+def _through(view: ThroughView | None) -> str:
+    if view is None:
+        return ""
+    return f"; document {view.document:,} of {view.dataset}, through the view {view.where}"

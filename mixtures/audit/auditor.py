@@ -24,7 +24,7 @@ from ...dataplane.runlog.ledger import LedgerEntry
 from ...dataplane.storage import storage
 from ...dataplane.tokenizers import Tokenizer
 from ..planning.open_plan import OpenedPlan
-from .audit_rows import AuditedDocument, AuditedRow, DocumentInRow, Occurrence
+from .audit_rows import AuditedDocument, AuditedRow, DocumentInRow, Occurrence, ThroughView
 
 BLOCK = 256
 """Number of rows read at once."""
@@ -134,6 +134,7 @@ class Auditor:
         first = spans[0].number
         origins = dataset.origins(first, spans[-1].number + 1)
         fields = dataset.fields(first, spans[-1].number + 1)
+        views = _views(dataset, first, spans[-1].number + 1)
         for span in spans:
             origin = origins[span.number - first]
             first_token = max(start, span.first_token)
@@ -147,6 +148,7 @@ class Auditor:
                 first=first_token - span.first_token,
                 at=first_token - start,
                 fields=fields[span.number - first] if fields else None,
+                view=views[span.number - first] if views else None,
             )
 
     def _planned_step(self, number: int) -> Step[Phase]:
@@ -208,11 +210,13 @@ class Auditor:
             dataset.fill(start, tokens)
             text = self._decode(source, tokens.tolist())
         fields = dataset.fields(number, number + 1)
+        views = _views(dataset, number, number + 1)
         return AuditedDocument(
             source=name,
             document=number,
             origin=dataset.origins(number, number + 1)[0],
             fields=fields[0] if fields else None,
+            view=views[0] if views else None,
             tokens=end - start,
             occurrences=tuple(self._occurrence(row, start, end) for row in rows.tolist()),
             text=text,
@@ -248,3 +252,14 @@ class Auditor:
         return tokenizers.load(
             self.reader.dataset(source).manifest.tokenizer, self.plan.sources[source].url
         )
+
+
+def _views(dataset: Dataset, first: int, last: int) -> list[ThroughView]:
+    """Return for documents of a view where they come from; nothing for other datasets."""
+    view = dataset.view
+    if view is None:
+        return []
+    return [
+        ThroughView(dataset=view.url, document=number, where=view.where)
+        for number in dataset.numbers_in_view(first, last)
+    ]

@@ -1,0 +1,124 @@
+"""Expressions over documents, against Python's own evaluation of the same text."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headrace.console.errors import MisuseError
+from headrace.tokenize.select import holds
+from headrace.tokenize.where import parse
+
+KINDS: Any = {"language": "string", "score": "float", "words": "int", "good": "bool", "m.x": "int"}
+ROWS = [
+    {"language": a, "score": b, "words": c, "good": d, "m.x": c, "tokens": 3}
+    for a, b, c, d in itertools.product(
+        ("en", "de", "english"), (0.0, 0.5, 0.8), (-1, 0, 5), (True, False)
+    )
+]
+SCHEMA = pa.schema(
+    [
+        ("language", pa.string()),
+        ("score", pa.float64()),
+        ("words", pa.int64()),
+        ("good", pa.bool_()),
+        ("m.x", pa.int64()),
+        ("tokens", pa.int64()),
+    ]
+)
+
+
+def chosen(text: str, rows: list[dict[str, Any]]) -> list[bool]:
+    table = pa.Table.from_pylist(rows, schema=SCHEMA)
+    found: list[bool] = holds(table, parse(text, KINDS)).tolist()
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "language == 'en' and score >= 0.8",
+        "language != 'en' or not good",
+        "0.5 <= score < 0.8",
+        "'en' == language",
+        "0.5 < score",
+        "score > words",
+        "words == 0.0",
+        "words in (0, 5)",
+        "words in (0, 0.5)",
+        "score in [0, 0.5]",
+        "language not in {'en', 'de'}",
+        "good in (True,)",
+        "'en' in language",
+        "'en' not in language",
+        "words == -1",
+        "good",
+        "not good and words < 5",
+        "good == True",
+        "(language == 'en' or language == 'de') and not (words > 0 and good)",
+        "tokens >= 3",
+    ],
+)
+def test_an_expression_chooses_what_python_would(text: str) -> None:
+    expected = [bool(eval(text, {}, dict(row))) for row in ROWS]
+    assert chosen(text, ROWS) == expected
+    assert sum(expected) > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("language == 'en'", False),
+        ("language != 'en'", False),
+        ("not language == 'en'", False),
+        ("language in ('en',)", False),
+        ("language not in ('en',)", False),
+        ("language is None", True),
+        ("language is not None", False),
+        ("language == 'en' or words == 5", True),
+        ("language == 'en' and words == 5", False),
+        ("good", False),
+        ("not good", False),
+    ],
+)
+def test_null_is_neither_true_nor_false(text: str, expected: bool) -> None:
+    row = {**ROWS[0], "language": None, "good": None, "words": 5}
+    assert chosen(text, [row]) == [expected]
+
+
+def test_a_dot_leads_into_nested_fields() -> None:
+    assert chosen("m.x == 5", ROWS) == [row["m.x"] == 5 for row in ROWS]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("language ==", "cannot be read"),
+        ("", "cannot be read"),
+        ("lang == 'en'", "no field `lang`"),
+        ("language == 5", "`language` is of type string, and 5 is a int"),
+        ("score == '0.5'", "`score` is of type float, and '0.5' is a string"),
+        ("good == 1", "`good` is of type bool, and 1 is a int"),
+        ("good < True", "which has no order"),
+        ("language < score", "and `score` is a float"),
+        ("words in ('a', 1)", "and 'a' is a string"),
+        ("words in ()", "the list is empty"),
+        ("language in score", "`in` needs a list"),
+        ("language == None", "`language is None`"),
+        ("1 == 1", "it compares no field"),
+        ("language", "neither a comparison nor a field of type bool"),
+        ("words + 1 == 2", "an expression has names"),
+        ("__import__('os').system('true') == 0", "an expression has names"),
+        ("(lambda: good)()", "neither|an expression has names"),
+        ("language.upper() == 'EN'", "an expression has names"),
+        ("words == 99999999999999999999", "more than 64 bits"),
+    ],
+)
+def test_a_wrong_expression_is_an_error_that_names_the_place(text: str, message: str) -> None:
+    with pytest.raises(MisuseError, match=message) as caught:
+        parse(text, KINDS)
+    assert caught.value.where is not None
+    assert caught.value.where.endswith(text)
