@@ -25,6 +25,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "run",
         "costs",
         "measure",
+        "board",
         "report",
         "launch",
         "tune",

@@ -4,7 +4,7 @@
     layout.yaml measured.json                       its layout plan; measured beside predicted
     metrics.jsonl ledger.jsonl events.jsonl         what each step did
     held-out-….json evaluations.jsonl               held-out rows and their losses
-    checkpoints/ logs/ profiles/ tensorboard/
+    checkpoints/ logs/ profiles/ tensorboard/ board/
     slurm.sh report.html
 
 The names inside these subfolders belong to the modules that write them.
@@ -40,6 +40,8 @@ CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 PROFILES = "profiles"
 TENSORBOARD = "tensorboard"
+BOARD = "board"
+"""Levels of detail of the curves, for the live page."""
 REPORT = "report.html"
 COMPARISON = "compare.html"
 SLURM_SCRIPT = "slurm.sh"

@@ -84,6 +84,17 @@ class Auditor:
             )
         return audited, True
 
+    def texts(self, row: int) -> list[str]:
+        """Return the text of each document's piece in a row, in order."""
+        located = self.reader.stream.locate(np.array([row], np.int64))
+        source, start = int(located.sources[0]), int(located.tokens[0])
+        [tokens] = self.reader.read(located).arrays.tokens
+        pieces = self._documents(self.reader.dataset(source), start, start + located.length)
+        return [
+            self._decode(source, tokens[piece.at : piece.at + piece.tokens].tolist())
+            for piece in pieces
+        ]
+
     def find(self, document: str, source: str | None) -> Iterator[AuditedDocument]:
         """Yield each document that has a number or an id, with its rows, in one source or in all.
 

@@ -1,12 +1,16 @@
 """Style sheet of a page; dark if the reader's system is."""
 
-CSS = """
+COLOURS = """
 :root { --paper:#faf9f6; --card:#ffffff; --ink:#1e272e; --soft:#6c7780; --line:#e4e2db;
   --band0:#f3f6f7; --band1:#e6eff2; --water:#1f6f8b; --fill:#1f6f8b1c; --mark:#b4534f;
   --past:#7a8791; }
 @media (prefers-color-scheme: dark) { :root { --paper:#12181c; --card:#1a2227; --ink:#e6ebee;
   --soft:#93a0a8; --line:#2c363c; --band0:#1e272c; --band1:#243037; --water:#63b3cf;
   --fill:#63b3cf22; --mark:#e08a84; --past:#8797a1; } }
+"""
+
+CSS = f"""{COLOURS}"""
+CSS += """
 * { box-sizing:border-box; margin:0; }
 body { background:var(--paper); color:var(--ink); font:15px/1.5 ui-sans-serif,system-ui,
   "Segoe UI","Helvetica Neue",Arial,sans-serif; font-variant-numeric:tabular-nums; }

@@ -8,9 +8,10 @@ from typing import Any
 
 from ...console.errors import MisuseError
 from ...dataplane.storage import storage
+from ..board.runs import shortest_names
 from ..folder import RunFolder
 from . import comparison, page
-from .data import RunData, first_difference, shortest_names
+from .data import RunData, first_difference
 from .loss_unit import in_one_unit
 
 

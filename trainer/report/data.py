@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from ...console.errors import RunError
 from ...dataplane.runlog import writer as lines
+from ..board.runs import SKIPPED, status_of
 from ..checkpoints import store
 from ..costs import measured
 from ..costs.describe import describe
@@ -19,8 +19,6 @@ from ..run.stored import read_run
 
 T = TypeVar("T")
 
-SKIPPED = ("spike", "not finite")
-"""Events of skipped steps."""
 MOST_POINTS = 500
 """Points of a curve: more would not be visible, and the file must open at once."""
 
@@ -38,12 +36,6 @@ class PhaseShares:
     planned: list[float]
     realised: list[int]
     """Tokens by source."""
-
-
-def status_of(event: dict[str, Any] | None) -> str:
-    """Return the status of a run whose last event this is."""
-    ends = {"finish": "finished", "stop": "interrupted", "fail": "failed"}
-    return ends.get(event["event"], "running") if event else "running"
 
 
 @dataclass(frozen=True)
@@ -226,18 +218,6 @@ class RunData:
             "plan_hash": self.job.plan.hash,
             "ledger_hash": self.ledger,
         }
-
-
-def shortest_names(folders: Sequence[Path]) -> list[str]:
-    """Return the fewest last parts of each path that tell it from the other paths."""
-    paths = [folder.resolve().parts for folder in folders]
-    names = []
-    for parts in paths:
-        count = 1
-        while count < len(parts) and sum(path[-count:] == parts[-count:] for path in paths) > 1:
-            count += 1
-        names.append(str(Path(*parts[-count:])))
-    return names
 
 
 def first_difference(one: RunData, other: RunData) -> int | None:

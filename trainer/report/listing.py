@@ -11,10 +11,10 @@ from ...console.errors import RunError, UserError
 from ...console.explain import path_hint
 from ...console.progress import duration, human
 from ...dataplane.runlog import writer as lines
+from ..board.runs import status_of
 from ..checkpoints import store
 from ..folder import RunFolder
 from ..run.stored import read_run
-from .data import status_of
 
 KILLED = "killed"
 """The last event is no end, and the process that held the folder's lock has ended."""

@@ -9,11 +9,12 @@ from typing import Any
 
 from ...console.progress import duration, human
 from ...models.accounting.show import shown_active
+from ..board.runs import SKIPPED
 from ..costs.describe import degrees
 from ..costs.measured import EVENT
 from ..drawing.page import definitions, layer_stripe, legend, page, section, tiles
 from . import charts, predicted, schedule
-from .data import SKIPPED, RunData
+from .data import RunData
 from .outliers import DEVIATIONS, WINDOW, OutlierStep, find_outliers
 
 NATS = "nats per token"

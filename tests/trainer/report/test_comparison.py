@@ -17,9 +17,9 @@ from headrace.mixtures.planning.resolve_mixture import resolve_file
 from headrace.tokenize.build.build import BuildConfig, build
 from headrace.tokenize.sources.format import SourceConfig
 from headrace.tokenize.train import TrainConfig, train
+from headrace.trainer.board.runs import shortest_names
 from headrace.trainer.cli import main
 from headrace.trainer.folder import RunFolder
-from headrace.trainer.report.data import shortest_names
 from headrace.trainer.report.loss_unit import measure
 from headrace.trainer.run.stored import read_run
 

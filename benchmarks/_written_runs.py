@@ -1,0 +1,61 @@
+"""Folders of long runs, written without training: the files that the board and the report read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SOURCES = tuple(f"source-{number}" for number in range(8))
+SPIKES = 50
+TAILS = 20_000
+"""Lines differ in their numbers; after so many, the numbers repeat."""
+
+
+def write(root: Path, steps: int, seed: int = 0) -> Path:
+    """Write a run of so many steps with eight sources: 20 curves, one of them held-out loss."""
+    rng = np.random.default_rng(seed)
+    root.mkdir(parents=True)
+    (root / "checkpoints").mkdir()
+    batch = {"steps": steps, "seq_len": 1024, "batch_rows": 64}
+    run: dict[str, Any] = {"synthetic": batch, "optimizer": {"lr": 1e-3 * (1 + seed)}}
+    (root / "run.yaml").write_text(json.dumps(run))  # JSON is YAML
+    (root / "model.yaml").write_text(json.dumps({"width": 1024}))
+    layout = {"engine": "FSDP2", "processes": 8, "pp": 1, "dp": 8, "cp": 1, "tp": 1, "ep": 1}
+    layout |= {"precision": "bf16", "device": "cuda", "threads": 1}
+    start = {"time": 1e9, "event": "start", "step": 0, "layout": layout, "seconds": 9.0}
+    (root / "events.jsonl").write_text(json.dumps(start) + "\n")
+    spikes = set(rng.integers(0, steps, SPIKES).tolist())
+    tails = [_tail(0, rng) for _ in range(min(steps, TAILS))]
+    with (root / "metrics.jsonl").open("w") as file, (root / "ledger.jsonl").open("w") as ledger:
+        for step in range(steps):
+            tail = _tail(9, rng) if step in spikes else tails[step % TAILS]
+            row = 64 * (step + 1)
+            file.write(f'{{"step": {step}, "row": {row}, "tokens": {1024 * row}, {tail}')
+            ledger.write(
+                f'{{"step": {step}, "first_row": {64 * step}, "rows": 64, "hash": "{step:032x}"}}\n'
+            )
+    with (root / "evaluations.jsonl").open("w") as file:
+        for step in range(99, steps, 100):
+            entry = {"step": step, "tokens": 65536 * (step + 1), "loss": 2.0, "sources": {}}
+            file.write(json.dumps(entry) + "\n")
+    return root
+
+
+def _tail(spike: float, rng: np.random.Generator) -> str:
+    """Return the rest of a line of metrics, as a run writes it."""
+    a, b, c = rng.standard_normal(3).tolist()
+    loss = 2 + 0.02 * a + spike
+    sources = ", ".join(
+        f'"{name}": {{"loss": {loss + number / 10 + 0.01 * b:.15f}, "weight": 8192.0, "rows": 8}}'
+        for number, name in enumerate(SOURCES)
+    )
+    return (
+        f'"phase": "synthetic", "loss": {loss:.15f}, "lr": 0.0003, '
+        f'"grad_norm": {1 + 0.1 * abs(c):.15f}, "tokens_per_second": {90000 + 900 * b:.1f}, '
+        f'"mfu": {0.41 + 0.01 * b:.15f}, "hfu": {0.45 + 0.01 * b:.15f}, "memory": 71234567890, '
+        f'"data_wait": {0.002 * abs(a):.6f}, "seconds": {0.7 + 0.01 * abs(b):.6f}, '
+        f'"expert_load": {1.2 + 0.01 * abs(b):.4f}, "sources": {{{sources}}}}}\n'
+    )

@@ -1,0 +1,316 @@
+"""The board's server, asked as the page asks it; every answer is compared with the run's files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
+
+import fsspec
+import numpy as np
+import pytest
+from board_runs import BATCH, LENGTH, write_checkpoint, write_plan, write_run
+from click.testing import CliRunner
+
+from headrace.dataplane.order.plan import Plan
+from headrace.trainer.board.board import Board
+from headrace.trainer.board.server import Server
+from headrace.trainer.cli import main
+
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan]:
+    """Two runs of one plan, in a folder: one has ended, one goes on."""
+    root = tmp_path_factory.mktemp("board")
+    plan = write_plan(root, STEPS)
+    write_checkpoint(write_run(root / "runs/base", plan), plan, 10)
+    write_run(root / "runs/other", plan, lr=2e-3, taken=12)
+    return root, plan
+
+
+@pytest.fixture
+def runs(written: tuple[Path, Plan], tmp_path: Path) -> Path:
+    """A copy of the runs, which a test may change."""
+    return Path(shutil.copytree(written[0] / "runs", tmp_path / "runs"))
+
+
+class Client:
+    """Asks a server as a browser does."""
+
+    def __init__(self, *places: Path | str) -> None:
+        self.board = Board([str(place) for place in places])
+        self.board.look()
+        self.board.refresh()
+        self.server = Server(self.board, 0)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def bytes(self, path: str, **words: Any) -> bytes:
+        with urlopen(f"{self.server.url}{path}?{urlencode(words, doseq=True)}") as answer:
+            assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+            data: bytes = answer.read()
+            return data
+
+    def json(self, path: str, **words: Any) -> Any:
+        return json.loads(self.bytes(path, **words))
+
+    def refused(self, path: str, code: int, **headers: str) -> None:
+        with pytest.raises(HTTPError) as error:
+            urlopen(Request(path, headers=headers))
+        assert error.value.code == code
+        error.value.close()
+
+    def ids(self) -> dict[str, str]:
+        return {run["name"]: run["id"] for run in self.json("api/runs")["runs"]}
+
+    def curves(self, **words: Any) -> list[dict[str, Any]]:
+        """Return the parts of an answer, read as plot.js reads them."""
+        data = self.bytes("api/curves", **words)
+        size = int.from_bytes(data[:4], "little")
+        parts, at = json.loads(data[4 : 4 + size]), 4 + size
+        for part in parts:
+            for name in ("x", "first", "last"):
+                part[name] = np.frombuffer(data, "<f8", part["points"], at)
+                at += part[name].nbytes
+            part["values"] = {}
+            for name in part["curves"]:
+                part["values"][name] = np.frombuffer(data, "<f4", 3 * part["points"], at)
+                part["values"][name] = part["values"][name].reshape(3, -1)
+                at += 12 * part["points"]
+            at = -(-at // 8) * 8
+        assert at == len(data)
+        return list(parts)
+
+
+@pytest.fixture
+def open_board() -> Iterator[Any]:
+    clients: list[Client] = []
+
+    def start(*places: Path | str) -> Client:
+        clients.append(Client(*places))
+        return clients[-1]
+
+    yield start
+    for client in clients:
+        client.server.shutdown()
+        client.server.server_close()
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+# Who is answered
+
+
+def test_only_the_token_and_this_machines_name_are_answered(open_board: Any, runs: Path) -> None:
+    client = open_board(runs)
+    root = client.server.url.rsplit("/", 2)[0]
+    assert b"board.js" in client.bytes("")
+    for url in (root, f"{root}/", f"{root}/wrong/", f"{root}/wrong/api/runs", f"{root}/%ff/"):
+        client.refused(url, 403)
+    client.refused(client.server.url, 403, Host="evil.example:8688")
+    client.refused(client.server.url, 403, Host="127.0.0.1.evil.example")
+    for host in ("localhost:9999", "127.0.0.1:1", "localhost", "[::1]:8688"):
+        urlopen(Request(client.server.url, headers={"Host": host})).close()
+    assert client.server.server_address[0] == "127.0.0.1"
+
+
+def test_what_is_no_file_of_a_run_is_refused(open_board: Any, runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("a private key")
+    (runs / "base/secret.yaml").write_text("beside the run")
+    (runs / "base/mixture.yaml").unlink()
+    (runs / "base/mixture.yaml").symlink_to(tmp_path / "secret")
+    client = open_board(runs)
+    id = client.ids()["base"]
+    assert client.bytes(f"file/{id}/run.yaml") == (runs / "base/run.yaml").read_bytes()
+    client.refused(f"{client.server.url}file/{id}/mixture.yaml", 403)
+    for path in (
+        f"file/{id}/secret.yaml",
+        f"file/{id}/../secret",
+        f"file/{id}/..%2Fsecret",
+        f"file/{id}/%2Fetc%2Fpasswd",
+        f"file/{id}/checkpoints",
+        f"file/{id}/layout.yaml",
+        "file/0123456789ab/run.yaml",
+        "../server.py",
+        "%2e%2e/server.py",
+        "server.py",
+        "static/board.js",
+        "api/run/..",
+        f"api/step/{id}/-1",
+    ):
+        client.refused(client.server.url + path, 404)
+    for words in ("axis=time", "width=wide", "low=a"):
+        client.refused(f"{client.server.url}api/curves?{words}", 400)
+
+
+# What is answered
+
+
+def test_runs_are_listed_with_their_state_and_settings(open_board: Any, runs: Path) -> None:
+    client = open_board(runs)
+    listed = {run["name"]: run for run in client.json("api/runs")["runs"]}
+    base, other = listed["base"], listed["other"]
+    assert (base["status"], other["status"]) == ("finished", "running")
+    assert (base["step"], base["last_step"], other["step"]) == (STEPS, STEPS, 12)
+    assert base["loss"] == lines(runs / "base/metrics.jsonl")[-1]["loss"]
+    assert {"loss", "loss/web", "rows/code", "mfu", "memory"} <= set(base["series"])
+    assert [phase["name"] for phase in base["phases"]] == ["stable", "anneal"]
+    assert other["phases"][1]["step"] == 10 and other["phases"][1]["tokens"] is not None
+    assert [(mark["kind"], mark["step"]) for mark in base["marks"]] == [("resume", 5)]
+    settings = client.json("api/settings")
+    found = [settings[run["id"]]["optimizer.lr"] for run in (base, other)]
+    assert found == [1e-3, 2e-3] and settings[base["id"]]["model.width"] == 64
+
+
+@pytest.mark.parametrize("log", [0, 1])
+@pytest.mark.parametrize("axis", ["step", "tokens", "hours"])
+def test_curves_are_those_of_the_lines(open_board: Any, runs: Path, axis: str, log: int) -> None:
+    client = open_board(runs)
+    ids = client.ids()
+    names = ["loss", "loss/web", "held-out/loss", "held-out/loss/code", "no such curve"]
+    parts = client.curves(run=list(ids.values()), curve=names, axis=axis, width=1000, log=log)
+    assert [part["run"] for part in parts] == [ids["base"]] * 2 + [ids["other"]] * 2
+    for name, part in zip(("base", "base", "other", "other"), parts, strict=True):
+        held = "held-out/loss" in part["values"]
+        entries = lines(runs / name / ("evaluations.jsonl" if held else "metrics.jsonl"))
+        x = {
+            "step": [entry["step"] for entry in entries],
+            "tokens": [entry["tokens"] for entry in entries],
+            "hours": [0.25 * (entry["step"] + 1) / 3600 for entry in entries],
+        }
+        assert np.allclose(part["x"], x[axis], rtol=1e-9)
+        assert part["first"].tolist() == part["last"].tolist() == x["step"]
+        for curve, values in part["values"].items():
+            wanted = [
+                entry["sources"].get(curve.split("/")[-1], {}).get("loss", np.nan)
+                if curve.endswith(("web", "code"))
+                else entry["loss"]
+                for entry in entries
+            ]
+            assert np.allclose(values, np.array(wanted), rtol=1e-6, equal_nan=True)
+
+
+def test_few_buckets_show_the_spike_and_a_click_finds_its_step(open_board: Any, runs: Path) -> None:
+    client = open_board(runs)
+    id = client.ids()["base"]
+    for log in (0, 1):
+        [part] = client.curves(run=id, curve="loss", axis="step", width=2, log=log)
+        entries = lines(runs / "base/metrics.jsonl")
+        assert len(part["x"]) < 12
+        _, low, high = part["values"]["loss"]
+        wanted = [entry["loss"] for entry in entries]
+        assert high.max() == np.float32(max(wanted)) and low.min() == np.float32(min(wanted))
+        assert part["first"][0] == 0 and part["last"][-1] == STEPS - 1
+        assert (part["last"][:-1] < part["first"][1:]).all()
+    near = {"curve": "loss", "first": 2, "last": 15, "value": wanted[7] + 0.1}
+    assert client.json(f"api/nearest/{id}", **near) == {"step": 7}
+    assert client.json(f"api/nearest/{id}", **near | {"value": 0})["step"] == 15
+
+
+def test_a_step_shows_documents_with_text_and_the_proof(
+    open_board: Any, runs: Path, written: tuple[Path, Plan]
+) -> None:
+    client = open_board(runs)
+    id = client.ids()["other"]
+    found = client.json(f"api/step/{id}/7")
+    assert found["proved"] and found["count"] == BATCH == len(found["rows"])
+    assert found["metrics"] == lines(runs / "other/metrics.jsonl")[7]
+    assert found["before"] == lines(runs / "other/metrics.jsonl")[6]
+    assert sum(found["counts"].values()) == BATCH
+    from headrace.mixtures.audit.auditor import Auditor
+    from headrace.mixtures.planning.open_plan import open_plan
+
+    rows, _ = Auditor(open_plan(str(runs / "other")), text=True).step(7)
+    for shown, row in zip(found["rows"], rows, strict=True):
+        assert shown["hash"] == row.tokens_hash and shown["source"] == row.source
+        pieces = [document["text"] for document in shown["documents"]]
+        assert row.text is not None
+        # a character whose bytes two pieces share is whole in the row alone
+        assert "".join(pieces).replace("\ufffd", "")[:8] in row.text.replace("\ufffd", "")
+        assert sum(document["tokens"] for document in shown["documents"]) == LENGTH
+        for document, audited in zip(shown["documents"], row.documents, strict=True):
+            assert {name: document[name] for name in vars(audited)} == vars(audited)
+    planned = client.json(f"api/step/{id}/15")
+    assert not planned["proved"] and not planned["taken"] and planned["metrics"] is None
+    assert "steps 0 to 20, not 99" in client.json(f"api/step/{id}/99")["error"]
+
+
+def test_changed_rows_are_no_proof(open_board: Any, runs: Path) -> None:
+    ledger = runs / "base/ledger.jsonl"
+    entries = lines(ledger)
+    entries[7]["hash"] = "0" * 32
+    ledger.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    client = open_board(runs)
+    found = client.json(f"api/step/{client.ids()['base']}/7")
+    assert "do not match their hash" in found["error"] and "rows" not in found
+    assert client.json(f"api/step/{client.ids()['base']}/6")["proved"]
+
+
+def test_plan_layout_checkpoints_and_history(
+    open_board: Any, runs: Path, written: tuple[Path, Plan]
+) -> None:
+    (runs / "base/checkpoints/step-00000015").mkdir()
+    client = open_board(runs)
+    found = client.json(f"api/run/{client.ids()['base']}")
+    stable, anneal = found["plan"]["phases"]
+    assert stable["planned"] == pytest.approx([0.75, 0.25]) and anneal["planned"] == [0.5, 0.5]
+    assert sum(stable["taken"]) == 10 * BATCH and stable["taken"][0] == pytest.approx(30, abs=1)
+    assert sum(stretch["tokens"] for stretch in stable["stretches"]) == 10 * BATCH * LENGTH
+    ranks = found["layout"]["ranks"]
+    assert [rank["place"]["dp"] for rank in ranks] == [0, 0, 1, 1]
+    assert [rank["place"]["tp"] for rank in ranks] == [0, 1, 0, 1]
+    assert [rank["memory"] for rank in ranks] == [pytest.approx(3e9), None, None, None]
+    damaged, whole = found["checkpoints"]
+    assert (whole["step"], whole["tokens"]) == (10, 10 * BATCH * LENGTH) and whole["size"] > 0
+    assert damaged["step"] == 15 and "manifest.json" in damaged["problem"]
+    assert [event["event"] for event in found["events"]] == ["start", "resume", "finish"]
+    assert "plan.json" in found["files"] and "layout.yaml" not in found["files"]
+
+
+def test_new_steps_and_new_runs_appear(open_board: Any, runs: Path) -> None:
+    later = lines(runs / "other/metrics.jsonl")
+    shutil.move(runs / "base", runs.parent / "base")
+    client = open_board(runs)
+    assert list(client.ids()) == ["other"]
+    with (runs / "other/metrics.jsonl").open("a") as file:
+        file.write(json.dumps({**later[-1], "step": 12, "tokens": 13 * 256}) + "\n")
+    shutil.move(runs.parent / "base", runs / "a/b/base")
+    client.board.look()
+    client.board.refresh()
+    found = {run["name"]: run["entries"] for run in client.json("api/runs")["runs"]}
+    assert found == {"base": STEPS, "other": 13}
+    with (runs / "other/metrics.jsonl").open("a") as file:
+        file.write("{broken\n")
+    client.board.refresh()
+    listed = {run["name"]: run for run in client.json("api/runs")["runs"]}
+    assert "invalid line" in listed["other"]["problem"] and listed["base"]["problem"] is None
+
+
+def test_runs_in_a_store_are_shown(
+    open_board: Any, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    store, root = fsspec.filesystem("memory"), f"/board-{tmp_path.name}"
+    for name in ("run.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "ledger.jsonl"):
+        store.pipe_file(f"{root}/runs/base/{name}", (runs / "base" / name).read_bytes())
+    client = open_board(f"memory:/{root}")
+    [(name, id)] = client.ids().items()
+    [part] = client.curves(run=id, curve="loss", width=100)
+    assert name == "base" and len(part["x"]) == STEPS
+    assert client.json(f"api/step/{id}/7")["proved"]
+    assert (tmp_path / "cache/headrace-board").is_dir()
+    assert not store.exists(f"{root}/runs/base/board")
+
+
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["board", str(tmp_path / "none")])
+    assert result.exit_code == 1 and "there is no folder" in result.output

@@ -1,0 +1,81 @@
+"""Columns of the numbers in lines of metrics or evaluations.
+
+{"step": 7, "loss": 2.5, "sources": {"web": {"loss": 2.4, "rows": 6}}, …}
+    ──► step, loss, loss/web, rows/web, …
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...console.errors import IntegrityError
+
+Float64 = npt.NDArray[np.float64]
+
+OF_A_SOURCE = ("loss", "rows")
+"""Fields of a source that become columns."""
+LEFT_OUT = ("row", "back_to")
+"""Numbers of a line that are no curve."""
+
+
+def columns(lines: bytes, where: str) -> tuple[dict[str, Float64], Float64, Float64]:
+    """Return the columns of whole lines, with NaN where a line lacks a number, and for each line
+    its size in bytes and its checksum."""
+    import pyarrow as pa
+    from pyarrow import json
+
+    ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n")) + 1
+    sizes = np.diff(ends, prepend=0)
+    try:
+        table = json.read_json(
+            io.BytesIO(lines),
+            read_options=json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
+        )
+    except pa.ArrowInvalid as error:
+        raise IntegrityError(f"{where} has an invalid line: {error}") from None
+    if len(table) != len(ends):
+        raise IntegrityError(f"{where} has an empty line")
+    sums = [zlib.crc32(lines[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+    found = dict(_numbers(table))
+    return found, sizes.astype(np.float64), np.array(sums, np.float64)
+
+
+def _numbers(table: Any) -> Iterator[tuple[str, Float64]]:
+    import pyarrow as pa
+
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        whole = column.combine_chunks()
+        if name == "sources" and pa.types.is_struct(whole.type):
+            for source, fields in _fields(whole):
+                if pa.types.is_struct(fields.type):
+                    for field, values in _fields(fields):
+                        if field in OF_A_SOURCE and _is_number(values.type):
+                            yield f"{field}/{source}", _floats(values)
+        elif name not in LEFT_OUT and _is_number(whole.type):
+            yield name, _floats(whole)
+
+
+def _fields(struct: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a column of objects; a missing object has missing fields."""
+    names = (field.name for field in struct.type)
+    return zip(names, struct.flatten(), strict=True)
+
+
+def _is_number(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
+
+def _floats(values: Any) -> Float64:
+    import pyarrow as pa
+
+    numbers = values.cast(pa.int8()) if pa.types.is_boolean(values.type) else values
+    found: Float64 = numbers.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return found

@@ -1,0 +1,141 @@
+"""Curves of a window as bytes: what the page asks for at each zoom.
+
+    uint32 length of the head | head: JSON, padded with spaces to a multiple of 8
+    for each run and table: x, first, last as float64, then mean, low, high of each curve as float32
+
+All numbers are little-endian; a table whose float32 values end in the middle of 8 bytes is padded.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from .columns import Float64
+from .levels import FACTOR, Float32, Levels, Window
+from .runs import BoardRun
+
+HELD_OUT = "held-out/"
+"""Prefix of the curves of evaluations."""
+AXES = ("step", "tokens", "hours")
+WIDEST = 4000
+LEAST = 1e-9
+"""Part of a logarithmic axis's end at which it begins, if the window begins at 0."""
+
+
+def curves(
+    runs: Sequence[BoardRun],
+    names: Sequence[str],
+    axis: str,
+    low: float,
+    high: float,
+    width: int,
+    *,
+    log: bool = False,
+) -> bytes:
+    """Return the curves of a window of an axis, in about `width` buckets each: of one size, or with
+    `log` smaller ones at the begin."""
+    width = max(1, min(width, WIDEST))
+    metrics = [name for name in names if not name.startswith(HELD_OUT)]
+    evaluations = [name.removeprefix(HELD_OUT) for name in names if name.startswith(HELD_OUT)]
+    head: list[dict[str, Any]] = []
+    parts: list[bytes] = []
+    for run in runs:
+        of_steps = (_log_window if log else Levels.window)(
+            run.metrics, metrics, axis, low, high, width
+        )
+        windows = [("", of_steps)]
+        if evaluations and run.evaluations.index.entries:
+            windows.append((HELD_OUT, _evaluations(run, evaluations, axis, low, high, width)))
+        for prefix, window in windows:
+            found = {prefix + name: values for name, values in window.curves.items()}
+            head.append({"run": run.id, "points": len(window.x), "curves": list(found)})
+            parts += [np.ascontiguousarray(each, "<f8").tobytes() for each in _places(window)]
+            parts += [each.astype("<f4").tobytes() for values in found.values() for each in values]
+            parts.append(bytes(-sum(map(len, parts)) % 8))
+    text = json.dumps(head).encode()
+    text += b" " * (-(len(text) + 4) % 8)
+    return len(text).to_bytes(4, "little") + text + b"".join(parts)
+
+
+def _log_window(
+    levels: Levels, names: Sequence[str], axis: str, low: float, high: float, width: int
+) -> Window:
+    """Return windows that are each FACTOR times as long as the one before, as one window."""
+    x = levels.axis(axis)
+    if not len(x):
+        return levels.window(names, axis, low, high, width)
+    last = min(high, float(x[-1]))
+    first = max(low, float(x[0]), last * LEAST)
+    count = max(1, math.ceil(math.log(last / first, FACTOR))) if last > first > 0 else 1
+    edges = [low, *(last / FACTOR**power for power in range(count - 1, 0, -1)), high]
+    parts = [
+        levels.window(names, axis, begin, end, max(1, width // count))
+        for begin, end in itertools.pairwise(edges)
+    ]
+    return _joined(levels, axis, parts)
+
+
+def _joined(levels: Levels, axis: str, parts: Sequence[Window]) -> Window:
+    """Return neighbouring windows as one. A bucket that two of them share begins where the bucket
+    before it ends."""
+    kept, firsts, done = [], [], -math.inf
+    for part in parts:
+        kept.append(part.last > done)
+        firsts.append(np.maximum(part.first, done + 1))
+        done = max(done, *part.last[-1:]) if len(part.last) else done
+
+    def join(arrays: Iterable[Any]) -> Any:
+        return np.concatenate([each[new] for each, new in zip(arrays, kept, strict=True)])
+
+    def curve(name: str, place: int) -> Float32:
+        joined: Float32 = join(part.curves[name][place] for part in parts)
+        return joined
+
+    first, last = join(firsts), join(part.last for part in parts)
+    steps = levels.axis("step")
+    middle = (np.searchsorted(steps, first) + np.searchsorted(steps, last)) // 2
+    return Window(
+        np.asarray(levels.axis(axis))[middle],
+        first,
+        last,
+        {name: (curve(name, 0), curve(name, 1), curve(name, 2)) for name in parts[0].curves},
+    )
+
+
+def _places(window: Window) -> Iterator[Float64]:
+    yield window.x
+    yield window.first
+    yield window.last
+
+
+def _evaluations(
+    run: BoardRun, names: Sequence[str], axis: str, low: float, high: float, width: int
+) -> Window:
+    """Return curves of evaluations. Their lines have no hours: those of the run's steps count."""
+    if axis != "hours":
+        return run.evaluations.window(names, axis, low, high, width)
+    steps, hours = run.metrics.axis("step"), run.metrics.axis("hours")
+    first, last = (
+        float(steps[min(int(np.searchsorted(hours, value)), len(steps) - 1)])
+        for value in (low, high)
+    )
+    window = run.evaluations.window(names, "step", first, last, width)
+    places = np.minimum(np.searchsorted(steps, window.x), len(steps) - 1)
+    return Window(np.asarray(hours)[places], window.first, window.last, window.curves)
+
+
+def nearest_step(levels: Levels, name: str, first: int, last: int, value: float) -> int | None:
+    """Return the step from `first` to `last` whose value is nearest to one that was clicked."""
+    begin, end = levels.entry(first), levels.entry(last)
+    if begin is None or end is None or name not in levels.index.series:
+        return None
+    apart = np.abs(levels.values(name, begin, end + 1) - np.float32(value))
+    if not np.isfinite(apart).any():
+        return first
+    return int(levels.axis("step")[begin + int(np.nanargmin(apart))])

@@ -1,0 +1,446 @@
+"use strict";
+/* The page of `trainer board`: the list of runs, tabs of panels, and the rows of a step.
+ * Text of runs goes into the page as text nodes alone, never as HTML. */
+
+const $ = id => document.getElementById(id);
+const POLL = 2500, SETTLE = 25; // milliseconds
+const HELD = "held-out/";
+
+function el(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "class") element.className = value;
+    else if (name === "style") Object.assign(element.style, value);
+    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== false && value !== null) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter(child => child !== null && child !== undefined));
+  return element;
+}
+const whole = number => Number(number).toLocaleString("en");
+const ofAll = (part, total) => total ? percent(part / total) : "–";
+async function ask(path) {
+  const answer = await fetch(path);
+  if (!answer.ok) throw new Error(await answer.text());
+  return answer;
+}
+const json = async path => (await ask(path)).json();
+
+/* State */
+const state = {
+  runs: [], settings: {}, palette: [], hidden: new Set(), quiet: new Set(), focus: null, tab: "Curves",
+  axis: "step", low: null, high: null, smooth: 0, logX: false, logY: false, full: false, filter: "",
+};
+const AXES = { step: "steps", tokens: "tokens", hours: "hours" };
+const shown = () => state.runs.filter(run => !state.hidden.has(run.id) && matches(run) && run.entries);
+const runOf = id => state.runs.find(run => run.id === id);
+const colourOf = run => state.palette[state.runs.indexOf(run) % state.palette.length];
+const focused = () => runOf(state.focus) || shown()[0] || state.runs[0];
+function matches(run) {
+  if (!state.filter) return true;
+  const [key, value] = state.filter.split("=");
+  if (value === undefined) return run.name.toLowerCase().includes(key.toLowerCase());
+  return Object.entries(state.settings[run.id] || {}).some(([name, own]) => name.endsWith(key.trim()) && String(own).startsWith(value.trim()));
+}
+
+/* Panels of curves */
+const PANELS = [
+  { title: "Loss", unit: "nats per token", own: ["loss"], wide: true },
+  { title: "Loss by source", unit: "nats per token", prefix: "loss/", wide: true },
+  { title: "Held-out loss", unit: "nats per token", own: [HELD + "loss"], prefix: HELD + "loss/", wide: true },
+  { title: "Learning rate", own: ["lr"], zero: true },
+  { title: "Gradient norm", unit: "before clipping", own: ["grad_norm"], zero: true },
+  { title: "Tokens per second", own: ["tokens_per_second"], zero: true },
+  { title: "MFU and HFU", own: ["mfu", "hfu"], format: percent, zero: true },
+  { title: "Memory", unit: "most of rank 0", own: ["memory"], format: bytes, zero: true },
+  { title: "Data wait", unit: "part of the step", own: ["data_wait"], format: percent, zero: true },
+  { title: "Seconds per step", own: ["seconds"], zero: true },
+  { title: "Expert load", unit: "max / mean", own: ["expert_load"] },
+];
+const NO_CURVE = ["rows/", HELD + "rows/", HELD + "seconds", "skipped"];
+const CURVE_NAMES = { lr: "learning rate", grad_norm: "gradient norm", tokens_per_second: "tokens/s", mfu: "MFU", hfu: "HFU", data_wait: "data wait", seconds: "seconds", expert_load: "expert load" };
+
+function curveNames(runs) {
+  const names = new Set();
+  for (const run of runs) { run.series.forEach(name => names.add(name)); run.held_out.forEach(name => names.add(HELD + name)); }
+  return [...names];
+}
+/* Return the panels that these runs have curves for: one for each source if there are several runs. */
+function panelsOf(runs) {
+  const names = curveNames(runs), used = new Set(), found = [];
+  for (const panel of PANELS) {
+    const own = (panel.own || []).filter(name => names.includes(name));
+    const parts = panel.prefix ? names.filter(name => name.startsWith(panel.prefix)) : [];
+    [...own, ...parts].forEach(name => used.add(name));
+    if (runs.length > 1) {
+      if (own.length) found.push({ ...panel, curves: own, key: panel.title });
+      for (const name of parts.length > 1 ? parts : [])
+        found.push({ ...panel, wide: false, title: panel.title.replace(" by source", ""), of: name.slice(panel.prefix.length), curves: [name], key: name });
+    } else if (own.length + parts.length && (own.length || parts.length > 1))
+      found.push({ ...panel, curves: [...own, ...(parts.length > 1 ? parts : [])], key: panel.title });
+  }
+  for (const name of names)
+    if (!used.has(name) && !NO_CURVE.some(prefix => name.startsWith(prefix))) found.push({ title: name.replace(/_/g, " "), curves: [name], key: name });
+  return found;
+}
+const labelOf = (name, panel) => panel.prefix && name.startsWith(panel.prefix) ? name.slice(panel.prefix.length) : name === HELD + "loss" ? "all" : CURVE_NAMES[name] || name;
+
+class Card {
+  constructor(panel) {
+    this.panel = panel;
+    this.plot = new Plot({ label: panel.title, format: panel.format, zero: panel.zero, height: panel.wide ? 290 : 190, act: { zoom, hover, click } });
+    this.legend = el("div", { class: "legend" });
+    this.element = el("section", { class: panel.wide ? "card wide" : "card", "data-panel": panel.key },
+      el("div", { class: "head" }, el("h2", {}, panel.title, panel.of ? " · " + panel.of : "", panel.unit ? el("small", {}, panel.unit) : null), this.legend),
+      this.plot.element);
+    this.seen = false; this.data = [];
+  }
+  width() { return Math.max(200, Math.round((this.plot.canvas.clientWidth - 70) / 1.5)); }
+  colour(run, name, count) {
+    if (count > 1 || this.panel.curves.length === 1) return colourOf(run);
+    if (name === HELD + "loss") return getComputedStyle(document.documentElement).getPropertyValue("--ink").trim();
+    const parts = this.panel.prefix ? this.panel.curves.filter(other => other.startsWith(this.panel.prefix)) : this.panel.curves;
+    return state.palette[parts.indexOf(name) % state.palette.length];
+  }
+  show(answer) { this.data = answer; this.draw(); }
+  draw() {
+    const runs = shown(), curves = [], key = name => `${this.panel.key} ${name}`;
+    for (const part of this.data) {
+      const run = runs.find(each => each.id === part.run);
+      if (!run) continue;
+      for (const name of this.panel.curves) {
+        const values = part.curves[name];
+        if (!values || state.quiet.has(key(name))) continue;
+        const label = runs.length > 1 ? run.name + (this.panel.curves.length > 1 ? ` ${labelOf(name, this.panel)}` : "") : labelOf(name, this.panel);
+        curves.push({ run, name, label, colour: this.colour(run, name, runs.length), strong: name === "loss" || name === HELD + "loss",
+          x: part.x, first: part.first, last: part.last, mean: values[0], low: values[1], high: values[2] });
+      }
+    }
+    const begins = runs.map(run => run.range[state.axis][0]), ends = runs.map(run => run.range[state.axis][1]);
+    const view = { ...state, begin: Math.min(...begins), end: Math.max(...ends), least: state.axis === "step" ? 1 : 0 };
+    this.plot.show(curves, view, this.marks(runs), this.phases(runs, view.end));
+    this.keys(runs, key);
+  }
+  marks(runs) {
+    return runs.flatMap(run => run.marks.map(mark => ({ kind: mark.kind, x: mark[state.axis] }))).filter(mark => mark.x !== null);
+  }
+  phases(runs, end) {
+    const each = runs.map(run => JSON.stringify(run.phases.map(phase => [phase.name, phase[state.axis]])));
+    if (!runs.length || each.some(own => own !== each[0])) return [];
+    const begun = runs[0].phases.filter(phase => phase[state.axis] !== null);
+    return begun.map((phase, i) => ({ name: phase.name, from: i ? phase[state.axis] : -Infinity, to: begun[i + 1]?.[state.axis] ?? end }));
+  }
+  keys(runs, key) {
+    const several = this.panel.curves.length > 1, kinds = new Set(runs.flatMap(run => run.marks.map(mark => mark.kind)));
+    const signs = this.panel.key !== "Loss" ? [] : ["resume", "skipped"].filter(kind => kinds.has(kind)).map(kind => el("span", { class: `sign ${kind}` }, kind === "resume" ? "restart" : "skipped step"));
+    this.legend.replaceChildren(...signs, ...(several ? this.panel.curves : []).map(name => el("button", {
+      class: state.quiet.has(key(name)) ? "key off" : "key", "aria-pressed": String(!state.quiet.has(key(name))),
+      onclick: () => { state.quiet.has(key(name)) ? state.quiet.delete(key(name)) : state.quiet.add(key(name)); this.draw(); },
+    }, el("i", { style: { background: runs.length > 1 ? "var(--soft)" : this.colour(runs[0], name, runs.length) } }), labelOf(name, this.panel))));
+  }
+}
+
+let cards = [], seen = null, waiting = null, asking = 0, changedAt = 0;
+
+function buildCurves() {
+  const runs = shown();
+  seen?.disconnect();
+  cards = panelsOf(runs).map(panel => new Card(panel));
+  $("view").replaceChildren(runs.length ? el("div", { class: "grid" }, ...cards.map(card => card.element)) : nothing());
+  seen = new IntersectionObserver(entries => {
+    for (const entry of entries) {
+      const card = cards.find(each => each.element === entry.target);
+      if (card) card.seen = entry.isIntersecting;
+    }
+    load(0);
+  }, { rootMargin: "300px" });
+  cards.forEach(card => seen.observe(card.element));
+}
+const nothing = () => el("p", { class: "empty" }, state.runs.length ? "No run is chosen that has taken a step." : "There is no run here yet. The page shows new runs as they begin.");
+
+/* Ask for the curves of the panels in sight, those of one width at once. */
+function load(delay = SETTLE) {
+  clearTimeout(waiting);
+  changedAt = performance.now();
+  waiting = setTimeout(fetchCurves, delay);
+}
+async function fetchCurves() {
+  const runs = shown(), turn = ++asking, began = changedAt;
+  const sight = cards.filter(card => card.seen);
+  if (!runs.length || !sight.length) return;
+  const widths = new Map();
+  for (const card of sight) widths.set(card.width(), [...(widths.get(card.width()) || []), card]);
+  try {
+    await Promise.all([...widths].map(async ([width, group]) => {
+      const words = new URLSearchParams({ axis: state.axis, width, log: state.logX ? "1" : "0" });
+      if (state.low !== null) { words.set("low", state.low); words.set("high", state.high); }
+      for (const run of runs) words.append("run", run.id);
+      for (const name of new Set(group.flatMap(card => card.panel.curves))) words.append("curve", name);
+      const parts = parse(await (await ask(`api/curves?${words}`)).arrayBuffer());
+      if (turn === asking) group.forEach(card => card.show(parts));
+    }));
+    if (turn === asking) drawn(performance.now(), began, turn);
+  } catch (error) { offline(error); }
+}
+/* Say when the curves were drawn, and how long after the change of the window: for tests. */
+function drawn(now, began, turn) {
+  const { dataset } = document.body;
+  dataset.first ||= String(now);
+  dataset.took = String(now - began);
+  dataset.turn = String(turn);
+}
+function parse(buffer) {
+  const size = new DataView(buffer).getUint32(0, true), head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));
+  let at = 4 + size;
+  const take = (kind, count) => { const found = new kind(buffer, at, count); at += count * kind.BYTES_PER_ELEMENT; return found; };
+  return head.map(({ run, points, curves }) => {
+    const part = { run, x: take(Float64Array, points), first: take(Float64Array, points), last: take(Float64Array, points), curves: {} };
+    for (const name of curves) part.curves[name] = [take(Float32Array, points), take(Float32Array, points), take(Float32Array, points)];
+    at = Math.ceil(at / 8) * 8;
+    return part;
+  });
+}
+
+function zoom(low, high) {
+  if (low === null) { state.low = state.high = null; }
+  else {
+    const ranges = shown().map(run => run.range[state.axis]), first = Math.min(...ranges.map(r => r[0])), last = Math.max(...ranges.map(r => r[1]));
+    if (low <= first && high >= last) state.low = state.high = null;
+    else { state.low = Math.max(low, first); state.high = Math.min(Math.max(high, state.low + (last - first) * 1e-9), last); }
+    if (state.low !== null && !(state.high > state.low)) state.low = state.high = null;
+  }
+  cards.forEach(card => card.draw());
+  load();
+}
+function hover(x, plot) { for (const card of cards) if (card.seen) card.plot.hover(x, card.plot === plot); }
+async function click(curve, i, y) {
+  let step = curve.first[i];
+  if (curve.last[i] > step && !curve.name.startsWith(HELD)) {
+    const words = new URLSearchParams({ curve: curve.name, first: step, last: curve.last[i], value: y });
+    step = (await json(`api/nearest/${curve.run.id}?${words}`)).step ?? step;
+  }
+  openStep(curve.run.id, step);
+}
+
+/* List of runs */
+function differing(runs) {
+  const keys = new Set(runs.flatMap(run => Object.keys(state.settings[run.id] || {})));
+  return [...keys].filter(key => new Set(runs.map(run => JSON.stringify(state.settings[run.id]?.[key]))).size > 1);
+}
+const text = value => value === undefined ? "–" : typeof value === "object" ? JSON.stringify(value) : String(value);
+
+function drawRuns() {
+  const keys = state.runs.length > 1 ? differing(state.runs).filter(key => !key.startsWith("mixture.sources")) : [];
+  $("count").textContent = `${shown().length} of ${state.runs.length}`;
+  $("runs").replaceChildren(...state.runs.filter(matches).map(run => {
+    const done = run.last_step ? Math.min(1, (run.step || 0) / run.last_step) : 0;
+    const chips = keys.slice(0, 4).map(key => el("span", { class: "chip", title: key }, `${key.split(".").pop()} ${text(state.settings[run.id]?.[key]).slice(0, 24)}`));
+    return el("li", { class: run.id === focused()?.id ? "run focus" : "run" },
+      el("input", { type: "checkbox", checked: !state.hidden.has(run.id), "aria-label": `show ${run.name}`, style: { accentColor: colourOf(run) },
+        onchange: event => { event.target.checked ? state.hidden.delete(run.id) : state.hidden.add(run.id); changed(); } }),
+      el("div", { class: "about" },
+        el("button", { class: "title", title: run.url, onclick: () => { state.focus = run.id; changed(); } }, el("i", { style: { background: colourOf(run) } }), run.name),
+        el("p", {}, el("span", { class: `status ${run.status}` }, run.status), ` ${run.step === null ? "no step" : whole(run.step)}${run.last_step ? " / " + whole(run.last_step) : ""}`,
+          run.loss === null || run.loss === undefined ? "" : ` · loss ${run.loss.toFixed(4)}`),
+        el("div", { class: "bar" }, el("i", { style: { width: `${100 * done}%`, background: colourOf(run) } })),
+        run.read < 1 && !run.problem ? el("p", { class: "reading" }, `reading its curves: ${percent(run.read)}`) : null,
+        run.problem ? el("p", { class: "problem" }, run.problem) : null,
+        chips.length ? el("p", { class: "chips" }, ...chips) : null));
+  }));
+}
+
+/* Other tabs */
+const runChoice = () => el("label", { class: "which" }, "run ", el("select", { "aria-label": "run", onchange: event => { state.focus = event.target.value; changed(); } },
+  ...state.runs.map(run => el("option", { value: run.id, selected: run === focused() }, run.name))));
+const table = (head, rows, kind = "") => el("div", { class: "scroll" }, el("table", { class: kind }, el("thead", {}, el("tr", {}, ...head.map(cell => el("th", {}, cell)))), el("tbody", {}, ...rows)));
+const row = (cells, kind = "") => el("tr", { class: kind }, ...cells.map((cell, i) => el(i ? "td" : "th", {}, cell)));
+const card = (title, ...content) => el("section", { class: "card wide" }, el("div", { class: "head" }, el("h2", {}, title)), ...content);
+
+function strip(label, parts, total) {
+  const bar = el("div", { class: "strip", role: "img", "aria-label": label });
+  for (const part of parts) {
+    const column = el("div", { style: { width: `${100 * part.tokens / total}%` } });
+    part.shares.forEach((share, i) => share > 0 && column.append(el("i", { style: { height: `${100 * share}%`, background: state.palette[i % state.palette.length] } })));
+    bar.append(column);
+  }
+  return el("div", { class: "striped" }, el("span", {}, label), bar);
+}
+
+const TABS = {
+  Curves: null,
+  async Mixture(run) {
+    const { plan } = await json(`api/run/${run.id}`);
+    if (!plan) return card("Mixture", el("p", { class: "empty" }, "The rows of this run are synthetic: it has no plan."));
+    const total = plan.phases.reduce((sum, phase) => sum + phase.tokens, 0), first = plan.phases[0].first_token;
+    const words = new URLSearchParams({ axis: "tokens", width: 240, run: run.id });
+    plan.sources.forEach(name => words.append("curve", `rows/${name}`));
+    const [part] = parse(await (await ask(`api/curves?${words}`)).arrayBuffer());
+    const taken = [];
+    let before = first;
+    for (let i = 0; i < part.x.length; i++) {
+      const end = i + 1 < part.x.length ? (part.x[i] + part.x[i + 1]) / 2 : run.range.tokens[1];
+      const rows = plan.sources.map(name => part.curves[`rows/${name}`]?.[0][i] || 0), all = rows.reduce((a, b) => a + b, 0) || 1;
+      taken.push({ tokens: end - before, shares: rows.map(each => each / all) });
+      before = end;
+    }
+    const rows = plan.phases.map(phase => {
+      const all = phase.taken.reduce((a, b) => a + b, 0);
+      return row([phase.name, `${human(all * phase.seq_len)} of ${human(phase.tokens)}`, `${phase.batch_rows} × ${whole(phase.seq_len)}`,
+        ...plan.sources.flatMap((_, i) => [percent(phase.planned[i]), all ? percent(phase.taken[i] / all) : "–"])]);
+    });
+    return el("div", {},
+      card("Mixture over tokens",
+        el("div", { class: "legend" }, ...plan.sources.map((name, i) => el("span", { class: "key", title: plan.urls[i] }, el("i", { style: { background: state.palette[i % state.palette.length] } }), name))),
+        strip("plan", plan.phases.flatMap(phase => phase.stretches), total), strip("taken", taken, total),
+        el("div", { class: "striped" }, el("span"), el("div", { class: "spans" }, ...plan.phases.map(phase => el("span", { style: { width: `${100 * phase.tokens / total}%` } }, phase.name))))),
+      card("Phases", table(["phase", "tokens taken", "batch", ...plan.sources.flatMap(name => [`${name}: plan`, "taken"])], rows)));
+  },
+  async Settings() {
+    const runs = shown().length ? shown() : state.runs, differ = new Set(differing(runs));
+    const keys = [...new Set(runs.flatMap(run => Object.keys(state.settings[run.id] || {})))];
+    const chosen = runs.length > 1 && !state.everything ? keys.filter(key => differ.has(key)) : keys;
+    return card(runs.length > 1 ? (state.everything ? "All settings" : "Settings that differ") : "Settings",
+      runs.length > 1 ? el("label", { class: "which" }, el("input", { type: "checkbox", checked: Boolean(state.everything), onchange: event => { state.everything = event.target.checked; drawView(); } }), " all settings") : null,
+      chosen.length ? table(["", ...runs.map(run => run.name)], chosen.map(key => row([key, ...runs.map(run => text(state.settings[run.id]?.[key]))], differ.has(key) ? "differs" : "")), "sides")
+        : el("p", { class: "empty" }, "All settings of these runs are equal."));
+  },
+  async Machine(run) {
+    const { layout } = await json(`api/run/${run.id}`);
+    if (!layout.ranks) return card("Layout", el("p", { class: "empty" }, "The run has not started."));
+    const axes = ["pp", "dp", "cp", "tp"].filter(axis => layout.degrees[axis] > 1), most = Math.max(...layout.ranks.map(rank => rank.memory || 0));
+    const cell = rank => el("div", { class: "rank", title: [`rank ${rank.rank}`, ...Object.entries(rank.place).map(([axis, place]) => `${axis} ${place}`), rank.memory ? bytes(rank.memory) : ""].join(", ") },
+      el("b", {}, String(rank.rank)), el("small", {}, axes.map(axis => `${axis}${rank.place[axis]}`).join(" ") || "alone"),
+      el("div", { class: "bar" }, el("i", { style: { width: `${most ? 100 * (rank.memory || 0) / most : 0}%` } })), el("small", {}, rank.memory ? bytes(rank.memory) : "–"));
+    const d = layout.degrees;
+    return el("div", {},
+      card("Layout", el("dl", {}, ...Object.entries({ engine: d.engine, ranks: `${d.processes} × ${d.device}`, degrees: `pp ${d.pp} × dp ${d.dp} × cp ${d.cp} × tp ${d.tp}${d.ep > 1 ? `, experts over ${d.ep}` : ""}`, precision: d.precision, starts: String(layout.starts) })
+        .flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]))),
+      card("Ranks and their memory", el("p", { class: "note" }, layout.measured ? "The most bytes of tensors that each rank held in the measured steps." : "Only the memory of rank 0 is in the metrics. A run with a layout plan (trainer run --layout) measures all ranks."),
+        el("div", { class: "ranks" }, ...layout.ranks.slice(0, 2048).map(cell))));
+  },
+  async Checkpoints(run) {
+    const { checkpoints } = await json(`api/run/${run.id}`);
+    if (!checkpoints.length) return card("Checkpoints", el("p", { class: "empty" }, "There is no checkpoint yet."));
+    return card("Checkpoints", table(["step", "tokens", "size", "updates", "saved", "blocked the run", "ledger", "state"], checkpoints.map(each => row([whole(each.step),
+      each.tokens === undefined ? "–" : human(each.tokens), each.size ? bytes(each.size) : "–", each.updates === undefined ? "–" : whole(each.updates),
+      each.time ? new Date(1000 * each.time).toLocaleString() : "–", each.blocked === undefined || each.blocked === null ? "–" : `${each.blocked} s`,
+      el("code", {}, (each.ledger || "–").slice(0, 12)), each.problem ? el("span", { class: "problem" }, each.problem) : each.remote ? "in a store" : "whole"]))));
+  },
+  async History(run) {
+    const { events, files } = await json(`api/run/${run.id}`);
+    const detail = event => Object.entries(event).filter(([key]) => !["time", "event", "step"].includes(key)).map(([key, value]) => `${key} ${text(value)}`).join(", ");
+    return el("div", {}, card("History", table(["when", "event", "step", ""], events.reverse().map(event => row([new Date(1000 * event.time).toLocaleString(), el("b", {}, event.event), whole(event.step), detail(event)])), "history")),
+      card("Files", el("p", { class: "files" }, ...files.map(name => el("a", { href: `file/${run.id}/${name}`, target: "_blank", rel: "noopener" }, name)))));
+  },
+};
+
+async function drawView() {
+  const name = state.tab, run = focused();
+  $("controls").hidden = name !== "Curves";
+  $("tabs").replaceChildren(...Object.keys(TABS).map(tab => el("button", { role: "tab", "aria-selected": String(tab === name), onclick: () => { state.tab = tab; drawView(); } }, tab)),
+    ...(name !== "Curves" && name !== "Settings" && state.runs.length > 1 ? [runChoice()] : []));
+  if (name === "Curves") return buildCurves();
+  cards = [];
+  if (!run) return $("view").replaceChildren(nothing());
+  try {
+    const content = await TABS[name](run);
+    if (state.tab === name) $("view").replaceChildren(content);
+  } catch (error) { $("view").replaceChildren(el("p", { class: "problem" }, String(error.message))); }
+}
+function changed() { drawRuns(); drawView(); }
+
+/* Rows of a step */
+async function openStep(id, step, first = 0) {
+  const run = runOf(id), drawer = $("drawer");
+  if (!drawer.open) drawer.showModal();
+  const head = el("div", { class: "bartop" },
+    el("button", { "aria-label": "step before", disabled: step <= run.range.step[0], onclick: () => openStep(id, step - 1) }, "‹"),
+    el("h2", {}, `Step ${whole(step)}`, el("small", {}, run.name)),
+    el("button", { "aria-label": "step after", disabled: step >= run.range.step[1], onclick: () => openStep(id, step + 1) }, "›"),
+    el("button", { class: "close", "aria-label": "close", onclick: () => drawer.close() }, "×"));
+  drawer.replaceChildren(head, el("p", { class: "empty" }, "reading the rows …"));
+  let found;
+  try { found = await json(`api/step/${id}/${step}?first=${first}`); }
+  catch (error) { found = { error: String(error.message) }; }
+  drawer.replaceChildren(head, proof(found), measured(found), ...(found.rows || []).map(rowCard), pager(found, id, step));
+  drawer.scrollTop = 0;
+}
+function proof(found) {
+  if (found.error) return el("div", { class: "proof bad" }, el("b", {}, found.error), found.hint ? el("p", {}, found.hint) : null);
+  if (found.why) return el("p", { class: "proof" }, found.why);
+  if (found.proved) return el("p", { class: "proof good" }, el("b", {}, "Proved. "), `The ${whole(found.count)} rows match their hash in the run's ledger.`);
+  return el("p", { class: "proof" }, found.taken ? "Not proved: the ledger does not hold the hash of the step before." : "Planned: the run has not taken this step yet.");
+}
+function measured({ metrics, before }) {
+  if (!metrics) return null;
+  const value = number => number === null || number === undefined ? "not finite" : number.toFixed(4);
+  const was = previous => previous === null || previous === undefined ? "–" : previous.toFixed(4);
+  const rows = [row(["all", value(metrics.loss), was(before?.loss), whole(Object.values(metrics.sources).reduce((sum, each) => sum + each.rows, 0))]),
+    ...Object.entries(metrics.sources).map(([name, each]) => row([name, value(each.loss), was(before?.sources[name]?.loss), whole(each.rows)]))];
+  return el("div", {}, table(["source", "loss", "step before", "rows"], rows),
+    el("p", { class: "note" }, `phase ${metrics.phase} · gradient norm ${metrics.grad_norm === null ? "not finite" : human(metrics.grad_norm)} · learning rate ${human(metrics.lr)} · ${human(metrics.tokens_per_second)} tokens/s`,
+      metrics.skipped ? el("b", {}, ` · skipped: ${metrics.why}`) : ""));
+}
+function rowCard(each) {
+  return el("article", { class: "rowcard" },
+    el("h3", {}, `row ${whole(each.row)}`, el("small", {}, `${each.source} · epoch ${each.epoch} · ${each.phase}`), el("code", { title: "hash of the row's tokens" }, each.hash.slice(0, 16))),
+    ...each.documents.map(piece => {
+      const words = el("pre", {}, piece.text, piece.cut ? "\n…" : "");
+      return el("div", { class: "piece" },
+        el("p", {}, el("b", {}, piece.id || `document ${whole(piece.document)}`), ` ${piece.file} at ${whole(piece.position)}`, el("small", {}, ` tokens ${whole(piece.at)} to ${whole(piece.at + piece.tokens)} of the row, from its token ${whole(piece.first)} on`)),
+        words, piece.text.length > 300 ? el("button", { class: "more", onclick: event => { words.classList.toggle("open"); event.target.textContent = words.classList.contains("open") ? "less" : "whole text"; } }, "whole text") : null);
+    }));
+}
+function pager(found, id, step) {
+  if (!found.rows || found.count <= found.page) return el("span");
+  const last = Math.min(found.first + found.page, found.count);
+  return el("div", { class: "pager" },
+    el("button", { disabled: !found.first, onclick: () => openStep(id, step, found.first - found.page) }, "rows before"),
+    el("span", {}, `rows ${found.first + 1} to ${last} of ${whole(found.count)}`),
+    el("button", { disabled: last >= found.count, onclick: () => openStep(id, step, found.first + found.page) }, "rows after"));
+}
+
+/* Polling */
+function offline(error) {
+  $("live").className = "live off";
+  $("live").textContent = "no answer from the board";
+  document.body.dataset.error = String(error.message);
+}
+let shape = "";
+async function poll() {
+  try {
+    const list = await json("api/runs");
+    if (list.runs.some(run => !(run.id in state.settings))) state.settings = await json("api/settings");
+    const before = JSON.stringify(state.runs.map(run => [run.entries, run.evaluations]));
+    state.runs = list.runs; state.palette = list.palette;
+    $("live").className = list.problems.length ? "live off" : "live";
+    $("live").textContent = list.problems[0] || "live";
+    const now = JSON.stringify(state.runs.map(run => [run.id, run.series, run.held_out, Boolean(run.entries)]));
+    drawRuns();
+    if (now !== shape) { shape = now; drawView(); }
+    else if (before !== JSON.stringify(state.runs.map(run => [run.entries, run.evaluations])) && state.tab === "Curves") load(0);
+  } catch (error) { offline(error); }
+  setTimeout(poll, POLL);
+}
+
+/* Controls */
+function controls() {
+  $("axis").replaceChildren(...Object.entries(AXES).map(([axis, name]) => el("button", { role: "radio", "aria-checked": String(state.axis === axis),
+    onclick: () => { state.axis = axis; state.low = state.high = null; controls(); cards.forEach(card => { card.data = []; }); load(0); } }, name)));
+}
+const redraw = () => cards.forEach(card => card.draw());
+$("smooth").addEventListener("input", event => { state.smooth = Number(event.target.value) ** 1.4 / 2; redraw(); });
+$("logx").addEventListener("change", event => { state.logX = event.target.checked; redraw(); load(0); });
+$("logy").addEventListener("change", event => { state.logY = event.target.checked; redraw(); });
+$("full").addEventListener("change", event => { state.full = event.target.checked; redraw(); });
+$("reset").addEventListener("click", () => zoom(null, null));
+$("filter").addEventListener("input", event => { state.filter = event.target.value.trim(); changed(); });
+$("all").addEventListener("click", () => { state.hidden.clear(); changed(); });
+$("none").addEventListener("click", () => { state.runs.forEach(run => state.hidden.add(run.id)); changed(); });
+$("drawer").addEventListener("click", event => { if (event.target === $("drawer")) $("drawer").close(); });
+$("hint").textContent = matchMedia("(pointer: coarse)").matches ? "pinch: zoom · drag: move · tap: rows of the step" : "drag: zoom · shift-drag: move · ctrl-wheel: zoom · click: rows of the step";
+if (matchMedia("(max-width: 900px)").matches) $("list").open = false;
+addEventListener("resize", () => { redraw(); load(200); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+controls();
+poll();

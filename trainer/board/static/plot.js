@@ -1,0 +1,341 @@
+"use strict";
+/* A plot of curves on a canvas.
+ *
+ * A curve has buckets: x (middle), first and last step, mean, low and high. The plot draws the mean
+ * as a line and low to high as a band. It changes nothing by itself: a drag, the wheel or a pinch
+ * calls `act.zoom(low, high)`, a click calls `act.click(curve, bucket, y)`, the pointer `act.hover`.
+ */
+
+const LEFT = 56, RIGHT = 14, TOP = 10, BOTTOM = 26;
+const CLICK = 5; // pixels that the pointer may move in a click
+const QUANTILE = 0.97;
+
+function human(number) {
+  const size = Math.abs(number);
+  for (const [suffix, unit] of [["T", 1e12], ["B", 1e9], ["M", 1e6], ["K", 1e3]])
+    if (size >= unit * 0.9995) return trim(number / unit) + suffix;
+  return size !== 0 && size < 1e-3 ? number.toExponential(1).replace("e-0", "e-") : trim(number);
+}
+function trim(number) { return String(Number(number.toPrecision(4))); }
+function percent(number) { return trim(100 * number) + "%"; }
+function bytes(number) { return human(number).replace("B", "G") + "B"; }
+
+function ticks(low, high, count) {
+  if (!(high > low)) return [low];
+  const rough = (high - low) / count, size = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 2.5, 5, 10].map(m => m * size).find(s => s >= rough * 0.999);
+  const found = [];
+  for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n++) found.push(n * step);
+  return found;
+}
+function logTicks(low, high, count) {
+  const found = [];
+  for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++)
+    for (const m of [1, 2, 5]) found.push(m * 10 ** e);
+  const inside = found.filter(v => v >= low * 0.999 && v <= high * 1.001);
+  if (inside.length < 2) return ticks(low, high, count);
+  const tens = inside.filter(v => /^1(e|0*$|\.?$)|^0?\.0*1$/.test(String(v)));
+  return inside.length > count * 1.6 && tens.length > 1 ? tens : inside;
+}
+
+/* Smooth with an exponential mean forwards and backwards: no shift, gaps stay gaps. */
+function smoothed(values, strength) {
+  if (!strength) return values;
+  const keep = strength / (1 + strength), total = new Float64Array(values.length), weight = new Float64Array(values.length);
+  for (const backwards of [false, true]) {
+    let sum = 0, known = 0;
+    for (let i = 0; i < values.length; i++) {
+      const place = backwards ? values.length - 1 - i : i, value = values[place];
+      if (backwards) { total[place] += sum * keep; weight[place] += known * keep; }
+      sum *= keep; known *= keep;
+      if (value === value) { sum += value; known += 1; }
+      if (!backwards) { total[place] += sum; weight[place] += known; }
+    }
+  }
+  return values.map((value, i) => value === value ? total[i] / weight[i] : NaN);
+}
+
+function nearest(sorted, x) {
+  let low = 0, high = sorted.length;
+  while (low < high) { const middle = (low + high) >> 1; if (sorted[middle] < x) low = middle + 1; else high = middle; }
+  return low > 0 && (low === sorted.length || x - sorted[low - 1] < sorted[low] - x) ? low - 1 : low;
+}
+
+class Plot {
+  constructor({ label, format = human, height = 200, zero = false, act }) {
+    Object.assign(this, { label, format, height, zero, act });
+    this.curves = []; this.marks = []; this.phases = []; this.view = {};
+    this.pointers = new Map(); this.selection = null; this.hovered = null;
+    this.element = document.createElement("div");
+    this.element.className = "plot";
+    this.canvas = document.createElement("canvas");
+    this.canvas.tabIndex = 0;
+    this.canvas.setAttribute("role", "img");
+    this.canvas.setAttribute("aria-label", label);
+    this.canvas.style.height = `${height}px`;
+    this.tip = document.createElement("div");
+    this.tip.className = "tip";
+    this.tip.hidden = true;
+    this.element.append(this.canvas, this.tip);
+    this.listen();
+  }
+
+  show(curves, view, marks, phases) {
+    Object.assign(this, { curves, view, marks, phases });
+    for (const curve of curves) curve.line = smoothed(curve.mean, view.smooth);
+    this.draw();
+  }
+
+  /* Scales */
+  range() {
+    let low = Infinity, high = -Infinity;
+    for (const { x } of this.curves) if (x.length) { low = Math.min(low, x[0]); high = Math.max(high, x[x.length - 1]); }
+    const { view } = this;
+    low = view.low ?? (view.begin ?? low); high = view.high ?? (view.end ?? high);
+    if (!(high > low)) { const pad = Math.abs(low) * 0.01 || 1; return [low - pad, low + pad]; }
+    return view.logX ? [Math.max(low, high * 1e-7, view.least ?? 0) || 1e-9, high] : [low, high];
+  }
+  heights([left, right]) {
+    const lines = [], all = [];
+    for (const curve of this.curves)
+      for (let i = 0; i < curve.x.length; i++) {
+        if (curve.x[i] < left || curve.x[i] > right || curve.mean[i] !== curve.mean[i]) continue;
+        lines.push(curve.line[i]); all.push(curve.low[i], curve.high[i]);
+      }
+    const fine = this.view.logY ? values => values.filter(v => v > 0) : values => values;
+    let sorted = Float64Array.from(fine(lines)).sort(), every = fine(all);
+    if (!sorted.length) return this.view.logY ? [0.1, 1] : [0, 1];
+    let low = sorted[0], high = sorted[sorted.length - 1];
+    let least = Infinity, most = -Infinity;
+    for (const v of every) { if (v < least) least = v; if (v > most) most = v; }
+    if (this.view.full || this.view.logY) { low = Math.min(low, least); high = Math.max(high, most); }
+    else {
+      const usual = sorted[Math.floor((sorted.length - 1) * QUANTILE)], room = 0.3 * (usual - low);
+      high = Math.min(Math.max(usual + room, usual), Math.max(high, most));
+      low = Math.max(least, low - room);
+    }
+    if (this.view.logY) return low === high ? [low / 2, high * 2] : [low / 1.08, high * 1.08];
+    const room = (high - low) * 0.06 || Math.abs(high) * 0.06 || 1;
+    return [this.zero ? 0 : low - room, high + room];
+  }
+  scales() {
+    const width = this.canvas.clientWidth, [x0, x1] = this.range(), [y0, y1] = this.heights([x0, x1]);
+    const { logX, logY } = this.view, inner = width - LEFT - RIGHT, tall = this.height - TOP - BOTTOM;
+    const f = logX ? Math.log : v => v, g = logY ? Math.log : v => v, inverse = logX ? Math.exp : v => v;
+    return {
+      width, x0, x1, y0, y1,
+      px: x => LEFT + (f(Math.max(x, logX ? x0 * 1e-3 : -Infinity)) - f(x0)) / (f(x1) - f(x0)) * inner,
+      py: y => TOP + (1 - (g(y) - g(y0)) / (g(y1) - g(y0))) * tall,
+      back: p => inverse(f(x0) + (p - LEFT) / inner * (f(x1) - f(x0))),
+      up: p => { const v = g(y0) + (1 - (p - TOP) / tall) * (g(y1) - g(y0)); return logY ? Math.exp(v) : v; },
+    };
+  }
+
+  /* Drawing */
+  draw() {
+    const { canvas } = this, ratio = window.devicePixelRatio || 1, width = canvas.clientWidth;
+    if (!width) return;
+    canvas.width = Math.round(width * ratio); canvas.height = Math.round(this.height * ratio);
+    const pen = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
+    const colour = name => style.getPropertyValue(name).trim();
+    pen.scale(ratio, ratio);
+    const s = this.scale = this.scales(), bottom = this.height - BOTTOM;
+    pen.font = "11px ui-sans-serif, system-ui, sans-serif";
+    this.drawPhases(pen, s, bottom, colour);
+    pen.lineWidth = 1; pen.fillStyle = colour("--soft"); pen.textBaseline = "middle"; pen.textAlign = "right";
+    const rows = Math.max(2, Math.round(this.height / 55));
+    for (const y of (this.view.logY ? logTicks : ticks)(s.y0, s.y1, rows)) {
+      const p = s.py(y);
+      if (p < TOP - 1 || p > bottom + 1) continue;
+      pen.strokeStyle = colour("--line");
+      pen.beginPath(); pen.moveTo(LEFT, p); pen.lineTo(width - RIGHT, p); pen.stroke();
+      pen.fillText(this.format(y), LEFT - 8, p);
+    }
+    pen.textBaseline = "top"; pen.textAlign = "center";
+    for (const x of (this.view.logX ? logTicks : ticks)(s.x0, s.x1, Math.max(2, Math.round(width / 110)))) {
+      const p = s.px(x), text = human(x) + (this.view.axis === "hours" ? " h" : "");
+      const half = pen.measureText(text).width / 2;
+      pen.fillText(text, Math.min(Math.max(p, LEFT + half), width - half - 2), bottom + 8);
+    }
+    pen.save();
+    pen.beginPath(); pen.rect(LEFT, TOP - 2, width - LEFT - RIGHT, bottom - TOP + 4); pen.clip();
+    this.drawMarks(pen, s, bottom, colour);
+    for (const curve of this.curves) this.drawBand(pen, s, curve);
+    for (const curve of this.curves) this.drawLine(pen, s, curve);
+    this.drawHover(pen, s, bottom, colour);
+    pen.restore();
+    if (!this.curves.some(curve => curve.x.length)) {
+      pen.textAlign = "center"; pen.textBaseline = "middle";
+      pen.fillText("no values here", (LEFT + width - RIGHT) / 2, this.height / 2);
+    }
+  }
+  drawPhases(pen, s, bottom, colour) {
+    this.phases.forEach((phase, i) => {
+      const from = Math.max(s.px(phase.from), LEFT), to = Math.min(s.px(phase.to), s.width - RIGHT);
+      if (to <= from) return;
+      pen.fillStyle = colour(i % 2 ? "--band1" : "--band0");
+      pen.fillRect(from, TOP, to - from, bottom - TOP);
+      const text = pen.measureText(phase.name).width;
+      if (this.phases.length > 1 && text + 12 < to - from) {
+        pen.fillStyle = colour("--soft"); pen.textAlign = "left"; pen.textBaseline = "top";
+        pen.fillText(phase.name, from + 6, TOP + 4);
+      }
+    });
+  }
+  drawMarks(pen, s, bottom, colour) {
+    for (const mark of this.marks) {
+      const p = s.px(mark.x);
+      if (!(p >= LEFT && p <= s.width - RIGHT)) continue;
+      pen.strokeStyle = pen.fillStyle = colour(mark.kind === "skipped" ? "--mark" : "--past");
+      pen.setLineDash([3, 3]); pen.beginPath(); pen.moveTo(p, TOP); pen.lineTo(p, bottom); pen.stroke(); pen.setLineDash([]);
+      pen.beginPath(); pen.arc(p, bottom - 3, 3, 0, 7); pen.fill();
+    }
+  }
+  drawBand(pen, s, curve) {
+    const { x, low, high, first, last } = curve;
+    if (!x.length || first[x.length - 1] === last[x.length - 1] && first[0] === last[0] && !this.view.smooth) return;
+    pen.fillStyle = curve.colour; pen.globalAlpha = 0.16; pen.beginPath();
+    let begin = 0;
+    for (let i = 0; i <= x.length; i++) {
+      if (i < x.length && low[i] === low[i]) continue;
+      for (let k = begin; k < i; k++) pen.lineTo(s.px(x[k]), s.py(high[k]));
+      for (let k = i - 1; k >= begin; k--) pen.lineTo(s.px(x[k]), s.py(low[k]));
+      pen.closePath(); begin = i + 1;
+    }
+    pen.fill();
+    if (this.view.smooth) { pen.globalAlpha = 0.25; this.stroke(pen, s, curve, curve.mean, 1); }
+    pen.globalAlpha = 1;
+  }
+  drawLine(pen, s, curve) { this.stroke(pen, s, curve, curve.line, curve.strong ? 2 : 1.6); }
+  stroke(pen, s, { x, colour }, y, width) {
+    pen.strokeStyle = pen.fillStyle = colour; pen.lineWidth = width; pen.lineJoin = "round"; pen.beginPath();
+    let down = false, alone = [];
+    for (let i = 0; i < x.length; i++) {
+      if (y[i] !== y[i]) { down = false; continue; }
+      const px = s.px(x[i]), py = s.py(y[i]);
+      if (down) pen.lineTo(px, py); else pen.moveTo(px, py);
+      if (!down && !(y[i + 1] === y[i + 1] && i + 1 < x.length)) alone.push([px, py]);
+      down = true;
+    }
+    pen.stroke();
+    for (const [px, py] of alone) { pen.beginPath(); pen.arc(px, py, 2.2, 0, 7); pen.fill(); }
+  }
+  drawHover(pen, s, bottom, colour) {
+    if (this.selection) {
+      const [a, b] = this.selection;
+      pen.fillStyle = colour("--water"); pen.globalAlpha = 0.15; pen.fillRect(Math.min(a, b), TOP, Math.abs(b - a), bottom - TOP); pen.globalAlpha = 1;
+    }
+    if (this.hovered === null) return;
+    const p = s.px(this.hovered);
+    pen.strokeStyle = colour("--soft"); pen.lineWidth = 1;
+    pen.beginPath(); pen.moveTo(p, TOP); pen.lineTo(p, bottom); pen.stroke();
+    for (const curve of this.curves) {
+      const i = nearest(curve.x, this.hovered);
+      if (i >= curve.x.length || curve.line[i] !== curve.line[i]) continue;
+      pen.fillStyle = curve.colour; pen.strokeStyle = colour("--card"); pen.lineWidth = 1.5;
+      pen.beginPath(); pen.arc(s.px(curve.x[i]), s.py(curve.line[i]), 3.6, 0, 7); pen.fill(); pen.stroke();
+    }
+  }
+
+  /* Pointer */
+  hover(x, own) {
+    this.hovered = x; this.draw();
+    this.tip.hidden = !own || x === null;
+    if (this.tip.hidden) return;
+    const rows = [];
+    let title = "";
+    for (const curve of this.curves) {
+      const i = nearest(curve.x, x);
+      if (i >= curve.x.length || curve.mean[i] !== curve.mean[i]) continue;
+      if (curve.x[i] < this.scale.x0 || curve.x[i] > this.scale.x1) continue;
+      const [a, b] = [curve.first[i], curve.last[i]];
+      title ||= a === b ? `step ${a.toLocaleString("en")}` : `steps ${a.toLocaleString("en")} to ${b.toLocaleString("en")}`;
+      const row = document.createElement("p"), key = document.createElement("i"), value = document.createElement("b");
+      key.style.background = curve.colour;
+      value.textContent = this.format(curve.mean[i]);
+      row.append(key, `${curve.label} `, value);
+      if (a !== b) row.append(` ${this.format(curve.low[i])} … ${this.format(curve.high[i])}`);
+      rows.push(row);
+    }
+    this.tip.replaceChildren(Object.assign(document.createElement("p"), { textContent: title, className: "at" }), ...rows.slice(0, 14));
+    this.tip.hidden = !rows.length;
+    const p = this.scale.px(x), right = p > this.scale.width / 2;
+    this.tip.style.left = right ? "auto" : `${p + 14}px`;
+    this.tip.style.right = right ? `${this.scale.width - p + 14}px` : "auto";
+  }
+  closest(px, py) {
+    let best = null;
+    for (const curve of this.curves) {
+      const i = nearest(curve.x, this.scale.back(px));
+      if (i >= curve.x.length || curve.mean[i] !== curve.mean[i]) continue;
+      const y = this.scale.py(curve.mean[i]), top = this.scale.py(curve.high[i]), base = this.scale.py(curve.low[i]);
+      const apart = py < top ? top - py : py > base ? py - base : Math.min(Math.abs(py - y), 2);
+      if (!best || apart < best.apart) best = { curve, i, apart };
+    }
+    return best;
+  }
+  zoomAt(px, factor) {
+    const { back } = this.scale;
+    const left = back(px + (LEFT - px) * factor), right = back(px + (this.scale.width - RIGHT - px) * factor);
+    if (right > left) this.act.zoom(left, right);
+  }
+  pan(dx) { this.act.zoom(this.scale.back(LEFT + dx), this.scale.back(this.scale.width - RIGHT + dx)); }
+  place(event) { const box = this.canvas.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; }
+
+  listen() {
+    const on = (name, act, options) => this.canvas.addEventListener(name, act, options);
+    on("pointerdown", event => {
+      if (event.button || !this.scale) return;
+      const at = this.place(event);
+      this.canvas.setPointerCapture(event.pointerId);
+      this.pointers.set(event.pointerId, { from: at, last: at, moved: false });
+      this.panning = event.shiftKey || event.pointerType === "touch";
+    });
+    on("pointermove", event => {
+      const at = this.place(event), held = this.pointers.get(event.pointerId);
+      if (!this.scale) return;
+      if (held && Math.abs(at[0] - held.from[0]) > CLICK) held.moved = true;
+      if (this.pointers.size === 2) this.pinch(event.pointerId, at);
+      else if (held && held.moved && this.panning) this.pan(held.last[0] - at[0]);
+      else if (held && held.moved) { this.selection = [held.from[0], at[0]]; this.draw(); }
+      if (held) held.last = at;
+      if (!held || !held.moved) this.act.hover(at[0] < LEFT - 6 ? null : this.scale.back(at[0]), this);
+    });
+    const up = event => {
+      const held = this.pointers.get(event.pointerId), at = this.place(event);
+      this.pointers.delete(event.pointerId);
+      const selection = this.selection;
+      this.selection = null;
+      if (!held || event.type === "pointercancel") return this.draw();
+      if (selection && Math.abs(selection[1] - selection[0]) > CLICK) {
+        const [a, b] = selection.map(p => this.scale.back(Math.min(Math.max(p, LEFT), this.scale.width - RIGHT)));
+        this.act.zoom(Math.min(a, b), Math.max(a, b));
+      } else if (!held.moved) {
+        const found = this.closest(...at);
+        if (found && at[0] >= LEFT) this.act.click(found.curve, found.i, this.scale.up(at[1]));
+      }
+    };
+    on("pointerup", up); on("pointercancel", up);
+    on("pointerleave", event => { if (!this.pointers.size && event.pointerType !== "touch") this.act.hover(null, this); });
+    on("wheel", event => {
+      if (!this.scale) return;
+      if (event.ctrlKey || event.metaKey || event.altKey) { event.preventDefault(); this.zoomAt(this.place(event)[0], Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.006)); }
+      else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) { event.preventDefault(); this.pan(event.deltaX || event.deltaY); }
+    }, { passive: false });
+    on("keydown", event => {
+      if (!this.scale) return;
+      const middle = this.scale.width / 2, inner = this.scale.width - LEFT - RIGHT;
+      const keys = {
+        ArrowLeft: () => this.pan(-inner / 8), ArrowRight: () => this.pan(inner / 8),
+        "+": () => this.zoomAt(middle, 0.6), "-": () => this.zoomAt(middle, 1 / 0.6), 0: () => this.act.zoom(null, null),
+      };
+      if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
+    });
+  }
+  pinch(id, at) {
+    const [one, two] = [...this.pointers.entries()], moved = one[0] === id ? one[1] : two[1], other = one[0] === id ? two[1] : one[1];
+    const before = Math.abs(moved.last[0] - other.last[0]), now = Math.abs(at[0] - other.last[0]);
+    one[1].moved = two[1].moved = true;
+    if (before > 8 && now > 8) this.zoomAt((at[0] + other.last[0]) / 2, before / now);
+  }
+}
