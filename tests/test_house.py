@@ -115,6 +115,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
         commands = re.findall(r"^(\w+) = ", archive.read(entry).decode(), re.MULTILINE)
     packaged = {name for name in names if ".dist-info/" not in name}
     shipped = [*ALL_FILES, ROOT / "py.typed", *(ROOT / "configs").rglob("*.yaml")]
+    shipped += (ROOT / "trainer/board/static").iterdir()
     assert packaged == {f"headrace/{file.relative_to(ROOT)}" for file in shipped}
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert set(commands) == {"tokenize", "mixtures", "trainer", "headrace"}

@@ -3,7 +3,7 @@
  * Text of runs goes into the page as text nodes alone, never as HTML. */
 
 const $ = id => document.getElementById(id);
-const POLL = 2500, SETTLE = 25; // milliseconds
+const POLL = 2500, SETTLE = 25, PATIENCE = 120; // milliseconds
 const HELD = "held-out/";
 
 function el(tag, attributes = {}, ...children) {
@@ -95,7 +95,7 @@ class Card {
       this.plot.element);
     this.seen = false; this.data = [];
   }
-  width() { return Math.max(200, Math.round((this.plot.canvas.clientWidth - 70) / 1.5)); }
+  width() { return Math.max(150, Math.round((this.plot.canvas.clientWidth - 70) / (shown().length > 2 ? 2.5 : 1.5))); }
   colour(run, name, count) {
     if (count > 1 || this.panel.curves.length === 1) return colourOf(run);
     if (name === HELD + "loss") return getComputedStyle(document.documentElement).getPropertyValue("--ink").trim();
@@ -140,7 +140,7 @@ class Card {
   }
 }
 
-let cards = [], seen = null, waiting = null, asking = 0, changedAt = 0;
+let cards = [], seen = null, waiting = null, asking = 0, answered = 0, changedAt = 0;
 
 function buildCurves() {
   const runs = shown();
@@ -177,7 +177,9 @@ async function fetchCurves() {
       for (const run of runs) words.append("run", run.id);
       for (const name of new Set(group.flatMap(card => card.panel.curves))) words.append("curve", name);
       const parts = parse(await (await ask(`api/curves?${words}`)).arrayBuffer());
-      if (turn === asking) group.forEach(card => card.show(parts));
+      if (turn !== asking) return;
+      answered = turn;
+      group.forEach(card => card.show(parts));
     }));
     if (turn === asking) drawn(performance.now(), began, turn);
   } catch (error) { offline(error); }
@@ -201,7 +203,7 @@ function parse(buffer) {
   });
 }
 
-function zoom(low, high) {
+function zoom(low, high, goesOn = false) {
   if (low === null) { state.low = state.high = null; }
   else {
     const ranges = shown().map(run => run.range[state.axis]), first = Math.min(...ranges.map(r => r[0])), last = Math.max(...ranges.map(r => r[1]));
@@ -209,9 +211,12 @@ function zoom(low, high) {
     else { state.low = Math.max(low, first); state.high = Math.min(Math.max(high, state.low + (last - first) * 1e-9), last); }
     if (state.low !== null && !(state.high > state.low)) state.low = state.high = null;
   }
-  cards.forEach(card => card.draw());
-  load();
+  // While the reader moves, the curves at hand are drawn anew; else only if the answer takes long.
+  const had = asking;
+  if (goesOn) { inSight(); load(); }
+  else { load(0); setTimeout(() => { if (answered <= had) inSight(); }, PATIENCE); }
 }
+const inSight = () => cards.filter(card => card.seen).forEach(card => card.draw());
 function hover(x, plot) { for (const card of cards) if (card.seen) card.plot.hover(x, card.plot === plot); }
 async function click(curve, i, y) {
   let step = curve.first[i];

@@ -3,7 +3,7 @@
  *
  * A curve has buckets: x (middle), first and last step, mean, low and high. The plot draws the mean
  * as a line and low to high as a band. It changes nothing by itself: a drag, the wheel or a pinch
- * calls `act.zoom(low, high)`, a click calls `act.click(curve, bucket, y)`, the pointer `act.hover`.
+ * calls `act.zoom(low, high, goes on)`, a click calls `act.click(curve, bucket, y)`, the pointer `act.hover`.
  */
 
 const LEFT = 56, RIGHT = 14, TOP = 10, BOTTOM = 26;
@@ -76,7 +76,10 @@ class Plot {
     this.tip = document.createElement("div");
     this.tip.className = "tip";
     this.tip.hidden = true;
-    this.element.append(this.canvas, this.tip);
+    this.over = document.createElement("canvas"); // crosshair and selection: the curves stay as drawn
+    this.over.className = "over";
+    this.over.style.height = `${height}px`;
+    this.element.append(this.canvas, this.over, this.tip);
     this.listen();
   }
 
@@ -133,12 +136,9 @@ class Plot {
 
   /* Drawing */
   draw() {
-    const { canvas } = this, ratio = window.devicePixelRatio || 1, width = canvas.clientWidth;
+    const { width } = this.fit(this.canvas);
     if (!width) return;
-    canvas.width = Math.round(width * ratio); canvas.height = Math.round(this.height * ratio);
-    const pen = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
-    const colour = name => style.getPropertyValue(name).trim();
-    pen.scale(ratio, ratio);
+    const pen = this.pen(this.canvas), colour = this.colours();
     const s = this.scale = this.scales(), bottom = this.height - BOTTOM;
     pen.font = "11px ui-sans-serif, system-ui, sans-serif";
     this.drawPhases(pen, s, bottom, colour);
@@ -162,12 +162,29 @@ class Plot {
     this.drawMarks(pen, s, bottom, colour);
     for (const curve of this.curves) this.drawBand(pen, s, curve);
     for (const curve of this.curves) this.drawLine(pen, s, curve);
-    this.drawHover(pen, s, bottom, colour);
     pen.restore();
     if (!this.curves.some(curve => curve.x.length)) {
       pen.textAlign = "center"; pen.textBaseline = "middle";
       pen.fillText("no values here", (LEFT + width - RIGHT) / 2, this.height / 2);
     }
+    this.drawOver();
+  }
+  /* Give a canvas the size of its place; a new size costs more than a clear one. */
+  fit(canvas) {
+    const ratio = window.devicePixelRatio || 1, width = this.canvas.clientWidth, size = [Math.round(width * ratio), Math.round(this.height * ratio)];
+    if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
+    return { width, ratio };
+  }
+  pen(canvas) {
+    const pen = canvas.getContext("2d"), ratio = window.devicePixelRatio || 1;
+    pen.setTransform(1, 0, 0, 1, 0, 0);
+    pen.clearRect(0, 0, canvas.width, canvas.height);
+    pen.scale(ratio, ratio);
+    return pen;
+  }
+  colours() {
+    const style = getComputedStyle(document.documentElement);
+    return name => style.getPropertyValue(name).trim();
   }
   drawPhases(pen, s, bottom, colour) {
     this.phases.forEach((phase, i) => {
@@ -192,23 +209,30 @@ class Plot {
     }
   }
   drawBand(pen, s, curve) {
-    const { x, low, high, first, last } = curve;
-    if (!x.length || first[x.length - 1] === last[x.length - 1] && first[0] === last[0] && !this.view.smooth) return;
-    pen.fillStyle = curve.colour; pen.globalAlpha = 0.16; pen.beginPath();
-    let begin = 0;
-    for (let i = 0; i <= x.length; i++) {
-      if (i < x.length && low[i] === low[i]) continue;
-      for (let k = begin; k < i; k++) pen.lineTo(s.px(x[k]), s.py(high[k]));
-      for (let k = i - 1; k >= begin; k--) pen.lineTo(s.px(x[k]), s.py(low[k]));
-      pen.closePath(); begin = i + 1;
+    const { x, low, high, first, last } = curve, end = x.length - 1;
+    const several = x.length && (first[0] !== last[0] || first[end] !== last[end]);
+    if (several) {
+      // Columns of whole pixels: a jagged path of them costs many times as much.
+      pen.fillStyle = curve.colour; pen.globalAlpha = 0.2;
+      let left = Math.round(s.px(x[0]));
+      for (let i = 0; i <= end; i++) {
+        const right = i < end ? Math.round((s.px(x[i]) + s.px(x[i + 1])) / 2) : Math.round(s.px(x[i])) + 1;
+        const top = Math.round(s.py(high[i])), tall = Math.round(s.py(low[i])) - top;
+        if (tall > 1 && right > left && right > LEFT && left < s.width) pen.fillRect(left, top, right - left, tall);
+        left = right;
+      }
+      pen.globalAlpha = 1;
     }
-    pen.fill();
     if (this.view.smooth) { pen.globalAlpha = 0.25; this.stroke(pen, s, curve, curve.mean, 1); }
     pen.globalAlpha = 1;
   }
-  drawLine(pen, s, curve) { this.stroke(pen, s, curve, curve.line, curve.strong ? 2 : 1.6); }
+  drawLine(pen, s, curve) {
+    // A browser without a GPU draws lines of one pixel many times as fast as wide ones.
+    const dense = curve.x.length * this.curves.length > s.width && !this.view.smooth;
+    this.stroke(pen, s, curve, curve.line, dense ? 1 : curve.strong ? 2 : 1.6);
+  }
   stroke(pen, s, { x, colour }, y, width) {
-    pen.strokeStyle = pen.fillStyle = colour; pen.lineWidth = width; pen.lineJoin = "round"; pen.beginPath();
+    pen.strokeStyle = pen.fillStyle = colour; pen.lineWidth = width; pen.lineJoin = "bevel"; pen.beginPath();
     let down = false, alone = [];
     for (let i = 0; i < x.length; i++) {
       if (y[i] !== y[i]) { down = false; continue; }
@@ -220,12 +244,23 @@ class Plot {
     pen.stroke();
     for (const [px, py] of alone) { pen.beginPath(); pen.arc(px, py, 2.2, 0, 7); pen.fill(); }
   }
-  drawHover(pen, s, bottom, colour) {
+  drawOver() {
+    this.fit(this.over);
+    const pen = this.pen(this.over), colour = this.colours(), s = this.scale, bottom = this.height - BOTTOM;
+    if (!s || !this.selection && this.hovered === null) return;
+    pen.save();
+    pen.beginPath(); pen.rect(LEFT, TOP - 2, s.width - LEFT - RIGHT, bottom - TOP + 4); pen.clip();
+    this.drawSelection(pen, bottom, colour);
+    if (this.hovered !== null) this.drawCrosshair(pen, s, bottom, colour);
+    pen.restore();
+  }
+  drawSelection(pen, bottom, colour) {
     if (this.selection) {
       const [a, b] = this.selection;
       pen.fillStyle = colour("--water"); pen.globalAlpha = 0.15; pen.fillRect(Math.min(a, b), TOP, Math.abs(b - a), bottom - TOP); pen.globalAlpha = 1;
     }
-    if (this.hovered === null) return;
+  }
+  drawCrosshair(pen, s, bottom, colour) {
     const p = s.px(this.hovered);
     pen.strokeStyle = colour("--soft"); pen.lineWidth = 1;
     pen.beginPath(); pen.moveTo(p, TOP); pen.lineTo(p, bottom); pen.stroke();
@@ -239,7 +274,7 @@ class Plot {
 
   /* Pointer */
   hover(x, own) {
-    this.hovered = x; this.draw();
+    this.hovered = x; this.drawOver();
     this.tip.hidden = !own || x === null;
     if (this.tip.hidden) return;
     const rows = [];
@@ -277,9 +312,9 @@ class Plot {
   zoomAt(px, factor) {
     const { back } = this.scale;
     const left = back(px + (LEFT - px) * factor), right = back(px + (this.scale.width - RIGHT - px) * factor);
-    if (right > left) this.act.zoom(left, right);
+    if (right > left) this.act.zoom(left, right, true);
   }
-  pan(dx) { this.act.zoom(this.scale.back(LEFT + dx), this.scale.back(this.scale.width - RIGHT + dx)); }
+  pan(dx) { this.act.zoom(this.scale.back(LEFT + dx), this.scale.back(this.scale.width - RIGHT + dx), true); }
   place(event) { const box = this.canvas.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; }
 
   listen() {
@@ -297,7 +332,7 @@ class Plot {
       if (held && Math.abs(at[0] - held.from[0]) > CLICK) held.moved = true;
       if (this.pointers.size === 2) this.pinch(event.pointerId, at);
       else if (held && held.moved && this.panning) this.pan(held.last[0] - at[0]);
-      else if (held && held.moved) { this.selection = [held.from[0], at[0]]; this.draw(); }
+      else if (held && held.moved) { this.selection = [held.from[0], at[0]]; this.drawOver(); }
       if (held) held.last = at;
       if (!held || !held.moved) this.act.hover(at[0] < LEFT - 6 ? null : this.scale.back(at[0]), this);
     });
@@ -306,7 +341,8 @@ class Plot {
       this.pointers.delete(event.pointerId);
       const selection = this.selection;
       this.selection = null;
-      if (!held || event.type === "pointercancel") return this.draw();
+      this.drawOver();
+      if (!held || event.type === "pointercancel") return;
       if (selection && Math.abs(selection[1] - selection[0]) > CLICK) {
         const [a, b] = selection.map(p => this.scale.back(Math.min(Math.max(p, LEFT), this.scale.width - RIGHT)));
         this.act.zoom(Math.min(a, b), Math.max(a, b));
