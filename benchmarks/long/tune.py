@@ -4,14 +4,14 @@
 
 Ranks of this machine's CPU with one thread each (one by default): `trainer profile`, a plan for two
 lengths, `trainer tune`, and then runs of other layouts and lengths. Seconds are CPU seconds of the
-busiest rank, medians of 6 steps, so that other programs do not count. A FOLDER keeps what is done:
+busiest rank, medians of 6 steps, so that other programs count less. A FOLDER keeps what is done:
 the same command continues after an interruption.
 """
 
 from __future__ import annotations
 
-import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -56,11 +56,12 @@ HELD_OUT: dict[int, tuple[tuple[int, str, Rule], ...]] = {
 }
 """Lengths, layouts and recompute rules that are predicted, then run, by the number of ranks."""
 TURNS = 2
-"""Runs of a held-out layout, of which the shorter counts: programs beside it can only add."""
+"""Runs of a held-out layout, whose mean counts, as programs beside them change their CPU time."""
 LIMIT = 0.15
 
 
-def main(root: Path, ranks: int) -> None:
+def main(root: Path, ranks: int) -> list[float]:
+    """Print the figures; return the relative errors of held-out steps."""
     root.mkdir(parents=True, exist_ok=True)
     file = root / "cpu.yaml"
     if not (root / "profiled").exists():
@@ -86,7 +87,7 @@ def main(root: Path, ranks: int) -> None:
     outcome = work.tune(question, TuneFolder(root / "tune"), runner)
     print("\n".join(f"tune: {line}" for line in work.lines(outcome)), flush=True)
     after = Hardware.load(root / "tune" / "hardware.yaml")
-    held_out(TuneFolder(root / "held-out"), pricing, hardware, after, runner, ranks)
+    return held_out(TuneFolder(root / "held-out"), pricing, hardware, after, runner, ranks)
 
 
 def batch(length: int, ranks: int) -> int:
@@ -114,8 +115,8 @@ def held_out(
     after: Hardware,
     runner: Runs,
     ranks: int,
-) -> None:
-    """Print predicted and measured figures of each held-out layout."""
+) -> list[float]:
+    """Print predicted and measured figures of each held-out layout; return the errors of steps."""
     errors, memory = [], []
     for number, (length, words, rule) in enumerate(HELD_OUT[ranks]):
         file, tokens = folder.candidate(number), batch(length, ranks)
@@ -130,18 +131,21 @@ def held_out(
         plan = load_plan(file)
         trial = partial(measure, runner, plan, file, length, tokens)
         results = [folder.once(f"{number:02}-{turn}", trial) for turn in range(TURNS)]
-        result = min(results, key=lambda each: each.seconds or math.inf)
-        if result.seconds is None or result.memory is None:
-            print(f"held out: rows of {length}, {words}: {result.outcome}: {result.error}")
+        if any(each.seconds is None or each.memory is None for each in results):
+            print(f"held out: rows of {length}, {words}: {results}")
             continue
+        times = [each.seconds for each in results if each.seconds is not None]
+        seconds = statistics.mean(times)
+        most = max(each.memory for each in results if each.memory is not None)
         prices = [pricing.price(plan, by, length, tokens) for by in (before, after)]
-        alone, corrected = (seconds / result.seconds for seconds, _ in prices)
+        alone, corrected = (predicted / seconds for predicted, _ in prices)
         errors.append(corrected - 1)
-        memory.append(prices[1][1] / result.memory - 1)
+        memory.append(prices[1][1] / most - 1)
         print(
-            f"held out: rows of {length:>4}, {words}, recompute {rule}: {result.seconds:.4f} CPU s "
-            f"a step; by the profile alone {alone:.2f}, corrected {corrected:.2f}; memory "
-            f"{1 + memory[-1]:.2f} of {result.memory / 2**20:.1f} MiB",
+            f"held out: rows of {length:>4}, {words}, recompute {rule}: {seconds:.4f} CPU s "
+            f"a step, runs differ by {max(times) / min(times) - 1:.0%}; by the profile alone "
+            f"{alone:.2f}, corrected {corrected:.2f}; memory {1 + memory[-1]:.2f} of "
+            f"{most / 2**20:.1f} MiB",
             flush=True,
         )
     worst = max(errors, key=abs)
@@ -149,6 +153,7 @@ def held_out(
         f"held out: worst step {worst:+.1%}, {abs(worst) / LIMIT:.2f} of the limit of {LIMIT:.0%}; "
         f"worst memory {max(memory, key=abs):+.1%}"
     )
+    return errors
 
 
 def measure(
