@@ -14,16 +14,17 @@ import fcntl
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from ...console.log import get_logger
 from ..arrays import Bytes
 from ..storage import host_files
-from .tables import Tables
+from .tables import Array
 
 log = get_logger(__name__)
 
@@ -32,34 +33,46 @@ DIGEST_BYTES = 32
 HEAD = struct.Struct(f"<{DIGEST_BYTES}sQ")
 
 
+class Arrays(Protocol):
+    """A dataclass of arrays."""
+
+    @property
+    def arrays(self) -> Mapping[str, Array]: ...
+
+
+A = TypeVar("A", bound=Arrays)
+
+
 class _DamagedError(Exception):
     """The file does not hold what was written."""
 
 
-def kept(name: str, compute: Callable[[], Tables]) -> Tables:
-    """Return the tables of the plan with the hash `name`: mapped, and computed if necessary."""
+def kept(name: str, compute: Callable[[], A], kind: Callable[..., A]) -> A:
+    """Return the tables of the plan with the hash `name`: mapped, and computed if necessary.
+
+    `kind` makes them from their arrays."""
     file = host_files.folder() / f"{name}.tables"
-    tables = _open(file)
+    tables = _open(file, kind)
     if tables is not None:
         return tables
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with _locked(file.with_suffix(".lock")):
-            tables = _open(file)  # another process may have just written it
+            tables = _open(file, kind)  # another process may have just written it
             if tables is None:
                 tables = compute()
                 _write(file, tables)
-                tables = _open(file) or tables
+                tables = _open(file, kind) or tables
             return tables
     except OSError as error:
         log.warning("cannot keep the order of the plan in %s: %s", file, error.strerror or error)
     return tables or compute()
 
 
-def _open(file: Path) -> Tables | None:
+def _open(file: Path, kind: Callable[..., A]) -> A | None:
     """Map and verify a file; None if there is none, or none that is whole."""
     try:
-        return _parse(np.frombuffer(host_files.map_file(file), np.uint8))
+        return kind(**_parse(np.frombuffer(host_files.map_file(file), np.uint8)))
     except OSError:
         return None
     except _DamagedError:
@@ -67,7 +80,7 @@ def _open(file: Path) -> Tables | None:
         return None
 
 
-def _parse(data: Bytes) -> Tables:
+def _parse(data: Bytes) -> dict[str, Array]:
     if len(data) < HEAD.size:
         raise _DamagedError
     digest, header_bytes = HEAD.unpack(data[: HEAD.size].tobytes())
@@ -77,10 +90,10 @@ def _parse(data: Bytes) -> Tables:
     for name, dtype, shape, start in json.loads(data[HEAD.size :][:header_bytes].tobytes()):
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         arrays[name] = data[start : start + size].view(dtype).reshape(shape)
-    return Tables(**arrays)
+    return arrays
 
 
-def _write(file: Path, tables: Tables) -> None:
+def _write(file: Path, tables: Arrays) -> None:
     arrays = {name: np.ascontiguousarray(array) for name, array in tables.arrays.items()}
     # The offsets depend on the header's size, and its size on the offsets' digits: leave room.
     start = first = HEAD.size + 4096

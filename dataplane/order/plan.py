@@ -15,16 +15,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 from ...console.errors import IntegrityError, StorageError
 from ..storage import storage
+from .owed import Line
 from .simulation import Segment
 from .source_order import Position, Rest, SourceOrder
 from .timeline import PhaseRows, Timeline
 
-VERSION = 2
+TABLES, FAIR = 2, 3
+VERSIONS = (TABLES, FAIR)
+"""How rows are assigned to sources: by small tables that repeat (apportionment.py), or by lines of
+any shares (fair_order.py). A plan keeps its version."""
+PARTS = 32
+"""Parts with the same shares, as which a line is drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +50,31 @@ class PlanSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Rows of a phase with constant integer weights, one per source of the plan."""
+    """Rows of a phase with integer weights, one per source of the plan."""
 
     rows: int
     weights: tuple[int, ...]
+    to: tuple[int, ...] = ()
+    """The weights at the end, of the same sum, if they change linearly over the rows."""
+
+    @property
+    def parts(self) -> list[tuple[int, list[float]]]:
+        """Rows of parts of the stretch, and the average share of each source in them."""
+        total, to = sum(self.weights), self.to or self.weights
+        edges = (
+            [self.rows * part // PARTS for part in range(PARTS + 1)] if self.to else [0, self.rows]
+        )
+        return [
+            (
+                last - first,
+                [
+                    (start + (end - start) * (first + last) / (2 * self.rows)) / total
+                    for start, end in zip(self.weights, to, strict=True)
+                ],
+            )
+            for first, last in pairwise(edges)
+            if last > first
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +115,21 @@ class Plan(Timeline[Phase]):
     debts: tuple[Fraction, ...] = ()
     """Tokens that each source is owed at the start of the plan."""
     parent: Parent | None = None
+    version: int = TABLES
+
+    def lines(self) -> list[tuple[int, list[Line]]]:
+        """Return, for consecutive phases of one sequence length, that length and their lines."""
+        return [
+            (
+                length,
+                [
+                    Line(stretch.rows, stretch.weights, stretch.to or stretch.weights)
+                    for phase in phases
+                    for stretch in phase.stretches
+                ],
+            )
+            for length, phases in groupby(self.phases, lambda phase: phase.seq_len)
+        ]
 
     def segments(self) -> list[Segment]:
         return [
@@ -100,7 +143,7 @@ class Plan(Timeline[Phase]):
         """Identifies the order: plans with equal hashes have equal tokens in every row."""
         data = self.to_json()
         order = {
-            "version": VERSION,
+            "version": self.version,
             "parent": self.parent and {"hash": self.parent.hash, "row": self.parent.row},
             "debts": data["debts"],
             "isolate_documents": self.isolate_documents,
@@ -118,7 +161,7 @@ class Plan(Timeline[Phase]):
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "version": VERSION,
+            "version": self.version,
             "seed": self.seed,
             "tokenizer": self.tokenizer,
             "vocab_size": self.vocab_size,
@@ -139,6 +182,7 @@ class Plan(Timeline[Phase]):
                     "lr": dict(phase.lr),
                     "stretches": [
                         {"rows": stretch.rows, "weights": list(stretch.weights)}
+                        | ({"to": list(stretch.to)} if stretch.to else {})
                         for stretch in phase.stretches
                     ],
                 }
@@ -149,6 +193,7 @@ class Plan(Timeline[Phase]):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
         return cls(
+            version=data["version"],
             seed=data["seed"],
             tokenizer=data["tokenizer"],
             vocab_size=data["vocab_size"],
@@ -170,7 +215,11 @@ class Plan(Timeline[Phase]):
                     **{
                         **phase,
                         "stretches": tuple(
-                            Stretch(rows=item["rows"], weights=tuple(item["weights"]))
+                            Stretch(
+                                rows=item["rows"],
+                                weights=tuple(item["weights"]),
+                                to=tuple(item.get("to", ())),
+                            )
                             for item in phase["stretches"]
                         ),
                     }
@@ -199,11 +248,12 @@ class Plan(Timeline[Phase]):
                     f"{file} was changed after it was written",
                     hint="change the mixture instead, and make the plan again",
                 )
-            version = data.pop("version")
+            version = data["version"]
             written, folder = data.pop("hash"), data.pop("folder")
-            if version != VERSION:
+            if version not in VERSIONS:
+                known = " and ".join(map(str, VERSIONS))
                 raise StorageError(
-                    f"{file} is a plan of version {version}; this headrace reads {VERSION}",
+                    f"{file} is a plan of version {version}; this headrace reads {known}",
                     hint="make the plan again with `mixtures plan`",
                 )
             plan = cls.from_json(data)

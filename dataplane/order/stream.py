@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -17,10 +18,14 @@ import numpy.typing as npt
 
 from ..arrays import Int64
 from .apportionment import Assignment
+from .fair_order import Eras, FairOrder
 from .kept_tables import kept
-from .plan import Phase, Plan
+from .owed import Owed
+from .plan import FAIR, Phase, Plan
 from .simulation import most_simulated, simulate
+from .slow_jobs import SlowJobs, SlowTable, assign
 from .source_order import Position
+from .tables import Tables
 
 KEPT_ROWS = 1 << 17
 """Plans whose simulation may take more rows than this keep their tables on disk; a quarter of a
@@ -79,7 +84,7 @@ class Stream:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.assignment = _assignment(plan)
+        self.assignment = _fair(plan) if plan.version == FAIR else _assignment(plan)
         self.spans = self._spans()
 
     def locate(self, rows: Int64) -> Located:
@@ -140,6 +145,12 @@ class Stream:
     def counts(self, row: int) -> Int64:
         """Return the rows of each source between the plan's start and `row`."""
         return self.assignment.counts(row - self.plan.first_row)
+
+    def about(self, row: int) -> Int64:
+        """Return `counts(row)` to within a row; quick, for pictures."""
+        if isinstance(self.assignment, Eras):
+            return self.assignment.about(row - self.plan.first_row)
+        return self.counts(row)
 
     def positions(self, row: int) -> tuple[Position, ...]:
         """Return the position of each source before `row`, in rows of the length before it."""
@@ -237,5 +248,17 @@ def _assignment(plan: Plan) -> Assignment:
     debts = list(plan.debts) or [Fraction(0)] * len(plan.sources)
     tables = None
     if most_simulated(segments) > KEPT_ROWS:
-        tables = kept(plan.hash, lambda: simulate(segments, debts)[0])
+        tables = kept(plan.hash, lambda: simulate(segments, debts)[0], Tables)
     return Assignment(segments, debts, tables)
+
+
+def _fair(plan: Plan) -> Eras:
+    orders = []
+    for number, (length, lines) in enumerate(plan.lines()):
+        owed = Owed(lines)
+        if owed.rows > KEPT_ROWS:
+            table = kept(f"{plan.hash}-{number}", partial(assign, owed), SlowTable)
+        else:
+            table = assign(owed)
+        orders.append((length, FairOrder(owed, SlowJobs(owed, table))))
+    return Eras(orders)

@@ -201,7 +201,14 @@ def inherited_debts(branch: BranchPoint, plan: Plan) -> tuple[Fraction, ...]:
     sign, so that no source is owed more than before and the debts sum to 0.
     """
     weights = zip(
-        *(stretch.weights for phase in plan.phases for stretch in phase.stretches), strict=True
+        *(
+            weights
+            for phase in plan.phases
+            for stretch in phase.stretches
+            for weights in (stretch.weights, stretch.to)
+            if weights
+        ),
+        strict=True,
     )
     drawn = [any(source_weights) for source_weights in weights]
     names = [source.name for source in branch.plan.sources]

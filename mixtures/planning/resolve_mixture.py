@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...console.errors import ConfigError, UserError
 from ...dataplane.order.apportionment import carried
-from ...dataplane.order.plan import Phase, Plan, PlanSource
+from ...dataplane.order.plan import FAIR, TABLES, Phase, Plan, PlanSource
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
 from ..spec.check import Finding, check_mixture
@@ -33,7 +33,7 @@ from .branch_point import (
 )
 from .continuation import epochs_consumed
 from .open_sources import OpenedSource, open_sources, source_mismatches, sources_too_short
-from .shares import Shares, average, phase_shares, stretches
+from .shares import Shares, average, fits_tables, line, phase_shares, stretches
 from .size_weights import Supply, size_weights
 
 CHUNK_TOKENS = 1 << 23
@@ -104,7 +104,7 @@ def _plan(mixture: Mixture, opened: Mapping[str, OpenedSource], branch: BranchPo
     # Sources of the run that this mixture does not use stay in the plan, with their positions.
     names = [*mixture.sources, *(name for name in before if name not in mixture.sources)]
     lengths = _lengths(mixture, branch)
-    phases = _phases(mixture, opened, names, branch)
+    version, phases = _phases(mixture, opened, names, branch)
     planned = []
     for name in names:
         tokens = opened[name].tokens if name in opened else before[name].order.tokens
@@ -130,6 +130,7 @@ def _plan(mixture: Mixture, opened: Mapping[str, OpenedSource], branch: BranchPo
         )
     tokenizer = next(iter(opened.values())).manifest.tokenizer
     plan = Plan(
+        version=version,
         seed=mixture.seed,
         sources=tuple(planned),
         phases=tuple(phases),
@@ -140,6 +141,8 @@ def _plan(mixture: Mixture, opened: Mapping[str, OpenedSource], branch: BranchPo
     )
     if branch is None:
         return plan
+    if version == FAIR:
+        return replace(plan, debts=(Fraction(0),) * len(names))
     return replace(plan, debts=tuple(carried(plan.segments(), inherited_debts(branch, plan))))
 
 
@@ -198,13 +201,14 @@ def _phases(
     opened: Mapping[str, OpenedSource],
     names: Sequence[str],
     branch: BranchPoint | None,
-) -> list[Phase]:
-    """Return the phases in rows, each rounded to whole steps."""
+) -> tuple[int, list[Phase]]:
+    """Return the plan's version, and the phases in rows, each rounded to whole steps."""
     row, step, token = (branch.row, branch.step, branch.token) if branch else (0, 0, 0)
     before = (branch.inherited.seq_len, branch.inherited.batch) if branch else (None, None)
     replays: dict[str, Shares] = replayed_shares(branch, names) if branch else {}
     supply, known = _supply(mixture, opened, branch), {*names, *mixture.phases, *replays}
-    phases = []
+    phases: list[Phase] = []
+    sides: list[tuple[Shares, Shares]] = []
     for sized in sized_phases(mixture, *before):
         name, spec, seq_len, batch = sized.name, sized.spec, sized.seq_len, sized.batch
         assert seq_len and batch, name
@@ -227,14 +231,24 @@ def _phases(
                 rows=rows,
                 seq_len=seq_len,
                 batch_rows=batch_rows,
-                stretches=stretches(name, rows, first, last),
+                stretches=(),
                 lr=asdict(spec.lr),
                 asked_tokens=spec.tokens,
                 weights_rule=rule,
             )
         )
+        sides.append((first, last))
         row, step, token = row + rows, step + rows // batch_rows, token + rows * seq_len
-    return phases
+    version = TABLES if all(fits_tables(*both) for both in sides) else FAIR
+    return version, [
+        replace(
+            phase,
+            stretches=stretches(phase.rows, *both)
+            if version == TABLES
+            else (line(phase.rows, *both),),
+        )
+        for phase, both in zip(phases, sides, strict=True)
+    ]
 
 
 def _chunking(

@@ -1,8 +1,8 @@
 """Turn the shares of a mixture into exact fractions, and those into integer weights of a plan.
 
-Shares are read as the decimals that were written. The integer weights of a phase reproduce them
-exactly if a table of PERIODS[1] rows can. Otherwise the smallest table is used that keeps every
-source within a row of its share over the phase; if no table does, the plan is refused.
+Shares are read as the decimals that were written. If tables of PERIOD rows hold all shares of a
+plan, it has version 2, in which changing shares are a staircase. Otherwise it has version 3: lines
+of the exact shares.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 
-from ...console.errors import PlanError
 from ...dataplane.order.plan import Phase, Stretch
 from ..spec.mixture import PhaseSpec, endpoints, exact_fraction, shares_of
 
-PERIODS = (1 << 14, 1 << 17, 1 << 20)
-"""Table sizes in rows. Small tables are built faster: a million rows take about ten seconds."""
+PERIOD = 1 << 17
+"""Rows of the largest table."""
 RAMP_STRETCHES = 128
 RAMP_PERIOD = 1 << 10
 RAMP_END = 1 << 7
@@ -54,17 +53,30 @@ def drawn_shares(phase: Phase) -> Shares:
     """Return the average shares of a planned phase, from its integer weights."""
     sums = [Fraction(0)] * len(phase.stretches[0].weights)
     for stretch in phase.stretches:
-        total = sum(stretch.weights)
-        for index, weight in enumerate(stretch.weights):
-            if weight:
-                sums[index] += Fraction(weight * stretch.rows, total * phase.rows)
+        whole = 2 * sum(stretch.weights) * phase.rows
+        both = zip(stretch.weights, stretch.to or stretch.weights, strict=True)
+        for index, (start, end) in enumerate(both):
+            if start or end:
+                sums[index] += Fraction((start + end) * stretch.rows, whole)
     return tuple(sums)
 
 
-def stretches(name: str, rows: int, first: Shares, last: Shares) -> tuple[Stretch, ...]:
+def fits_tables(first: Shares, last: Shares) -> bool:
+    """Return whether a table of PERIOD rows holds the shares of a phase."""
+    return all(math.lcm(*(share.denominator for share in side)) <= PERIOD for side in (first, last))
+
+
+def line(rows: int, first: Shares, last: Shares) -> Stretch:
+    """Return the rows of a phase as one stretch of the exact shares."""
+    common = math.lcm(*(share.denominator for share in (*first, *last)))
+    start, end = (tuple(int(share * common) for share in side) for side in (first, last))
+    return Stretch(rows=rows, weights=start, to=() if start == end else end)
+
+
+def stretches(rows: int, first: Shares, last: Shares) -> tuple[Stretch, ...]:
     """Split the rows of a phase into stretches of constant integer weights."""
     if first == last:
-        return (_constant(name, rows, first),)
+        return (line(rows, first, last),)
     period = max(RAMP_PERIOD, 4 * len(first))
     # Shares are integers over `common`, and rows are counted in units of 1 / (2 * common * rows *
     # period): integers are several times faster than fractions.
@@ -122,27 +134,6 @@ def _ramp_weights(wanted: Sequence[int], later: Sequence[int], period: int) -> t
     return tuple(weights)
 
 
-def _constant(name: str, rows: int, shares: Shares) -> Stretch:
-    exact_period = math.lcm(*(share.denominator for share in shares))
-    error = Fraction(0)
-    for period in PERIODS:
-        if exact_period <= max(period, PERIODS[1]):
-            return Stretch(rows=rows, weights=tuple(int(share * exact_period) for share in shares))
-        weights = _rounded(shares, period)
-        total = sum(weights)
-        error = max(
-            abs(Fraction(weight, total) - share) * rows
-            for weight, share in zip(weights, shares, strict=True)
-        )
-        if error < 1:
-            return Stretch(rows=rows, weights=weights)
-    raise PlanError(
-        f"the weights of phase {name} need a larger table than {PERIODS[-1]:,} rows: over the "
-        f"phase's {rows:,} rows a source would be off by {float(error):.1f} rows",
-        hint="write the weights with fewer decimals",
-    )
-
-
 def _ramp_edges(rows: int) -> list[int]:
     """Return the edges of a ramp's stretches: of equal length, then shorter and shorter, so that
     every source ends within a row of its share."""
@@ -151,19 +142,6 @@ def _ramp_edges(rows: int) -> list[int]:
     while rows - edges[-1] > RAMP_END:
         edges.append((edges[-1] + rows) // 2)
     return [*edges, rows]
-
-
-def _rounded(shares: Sequence[Fraction], period: int) -> tuple[int, ...]:
-    """Return integers in proportion to `shares` that sum to about `period`. Only a share of 0
-    becomes 0."""
-    total = sum(shares)
-    scaled = [share / total * period for share in shares]
-    floors = [max(math.floor(weight), 1 if weight else 0) for weight in scaled]
-    short = period - sum(floors)
-    order = sorted(range(len(shares)), key=lambda index: floors[index] - scaled[index])
-    for index in order[: max(short, 0)]:
-        floors[index] += 1
-    return tuple(floors)
 
 
 def _normal(shares: Sequence[Fraction]) -> Shares:

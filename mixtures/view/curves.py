@@ -124,9 +124,9 @@ def _taken(stream: Stream, rows: Sequence[Sequence[int]]) -> tuple[Int64, list[i
     tokens: list[int] = []
     so_far = np.zeros(len(stream.plan.sources), np.int64)
     for phase, phase_rows in zip(stream.plan.phases, rows, strict=True):
-        first = stream.counts(phase.first_row)
+        first = stream.about(phase.first_row)
         for row in phase_rows:
-            columns.append(so_far + (stream.counts(row) - first) * phase.seq_len)
+            columns.append(so_far + (stream.about(row) - first) * phase.seq_len)
             tokens.append(phase.first_token + (row - phase.first_row) * phase.seq_len)
         so_far = columns[-1]
     return np.stack(columns, axis=1), tokens
@@ -136,8 +136,9 @@ def _shares(plan: Plan) -> tuple[list[int], Float64]:
     edges, columns = [plan.phases[0].first_token], []
     for phase in plan.phases:
         for stretch in phase.stretches:
-            edges.append(edges[-1] + stretch.rows * phase.seq_len)
-            columns.append(np.array(stretch.weights) / sum(stretch.weights))
+            for rows, shares in stretch.parts:
+                edges.append(edges[-1] + rows * phase.seq_len)
+                columns.append(np.array(shares))
     return edges, np.stack(columns, axis=1)
 
 

@@ -121,7 +121,7 @@ def _phase_use(stream: Stream, phase: Phase, rows: Int64, skipped: Int64 | None)
         tokens_asked=phase.asked_tokens,
         tokens=phase.tokens,
         weights_rule=phase.weights_rule,
-        changing=len(phase.stretches) > 1,
+        changing=len(phase.stretches) > 1 or bool(phase.stretches[0].to),
         sources=tuple(
             SourceUse(
                 source=source.name,

@@ -123,8 +123,8 @@ def _continuation(continued: Continuation) -> Iterator[str]:
     written_off = max(abs(source.written_off) for source in continued.sources)
     if written_off:
         yield (
-            f"  Up to {written_off:,} tokens that a source was owed are written off: with them, a "
-            "source would be off by more than a row."
+            f"  Up to {written_off:,} tokens that a source was owed are written off: carried, they "
+            "could put a source off by more than a row."
         )
 
 

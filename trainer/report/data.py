@@ -257,14 +257,11 @@ def realised_over_tokens(run: RunData, bins: int) -> list[tuple[float, float, li
 
 
 def _stretches(phase: Any, sources: int) -> list[tuple[int, list[float]]]:
-    """Return (rows, share of each source) for each stretch of constant weights."""
+    """Return (rows, share of each source) for each stretch, or part of one that changes."""
     stretches = getattr(phase, "stretches", None)
     if stretches is None:  # synthetic rows have one source
         return [(phase.rows, [1.0] * sources)]
-    return [
-        (stretch.rows, [weight / sum(stretch.weights) for weight in stretch.weights])
-        for stretch in stretches
-    ]
+    return [part for stretch in stretches for part in stretch.parts]
 
 
 def _planned(phase: Any, sources: int) -> list[float]:

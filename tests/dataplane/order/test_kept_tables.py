@@ -49,7 +49,7 @@ def located(tables: Tables) -> list[list[int]]:
 
 def test_tables_are_computed_once_and_mapped(cache: Path) -> None:
     compute = Computed()
-    first, second = kept("plan", compute), kept("plan", compute)
+    first, second = kept("plan", compute, Tables), kept("plan", compute, Tables)
     assert compute.times == 1
     for name, array in simulate(SEGMENTS, [Fraction(0)] * 3)[0].arrays.items():
         assert array.dtype == second.arrays[name].dtype
@@ -61,31 +61,31 @@ def test_tables_are_computed_once_and_mapped(cache: Path) -> None:
 
 def test_another_plan_has_other_tables() -> None:
     """Negative control: the name decides which tables are mapped."""
-    kept("plan", Computed())
+    kept("plan", Computed(), Tables)
     other = Computed()
-    kept("other", other)
+    kept("other", other, Tables)
     assert other.times == 1
 
 
 @pytest.mark.parametrize("place", [0, 20, 32, 60, 4200, -1])
 def test_a_flipped_byte_is_noticed_and_repaired(cache: Path, place: int) -> None:
-    whole = located(kept("plan", Computed()))
+    whole = located(kept("plan", Computed(), Tables))
     data = bytearray((cache / FILE).read_bytes())
     data[place] ^= 1
     (cache / FILE).write_bytes(data)
     again, never = Computed(), Computed()
-    assert located(kept("plan", again)) == whole and again.times == 1
-    assert located(kept("plan", never)) == whole and never.times == 0
+    assert located(kept("plan", again, Tables)) == whole and again.times == 1
+    assert located(kept("plan", never, Tables)) == whole and never.times == 0
 
 
 @pytest.mark.parametrize("size", [0, 10, 40, 3000, 4500])
 def test_a_shortened_file_is_noticed_and_repaired(cache: Path, size: int) -> None:
-    whole = located(kept("plan", Computed()))
+    whole = located(kept("plan", Computed(), Tables))
     data = (cache / FILE).read_bytes()
     assert size < len(data)
     (cache / FILE).write_bytes(data[:size])
     again = Computed()
-    assert located(kept("plan", again)) == whole and again.times == 1
+    assert located(kept("plan", again, Tables)) == whole and again.times == 1
     assert (cache / FILE).read_bytes() == data
 
 
@@ -96,7 +96,7 @@ def test_processes_at_the_same_time_compute_once() -> None:
 
     def start() -> None:
         barrier.wait()
-        results.append(located(kept("plan", compute)))
+        results.append(located(kept("plan", compute, Tables)))
 
     threads = [threading.Thread(target=start) for _ in range(4)]
     for thread in threads:
@@ -118,7 +118,7 @@ def test_without_a_folder_each_process_computes(
         monkeypatch.delenv("HOME")
         monkeypatch.setattr("os.getuid", lambda: 123_456_789)
     compute = Computed()
-    assert located(kept("plan", compute)) == located(kept("plan", compute))
+    assert located(kept("plan", compute, Tables)) == located(kept("plan", compute, Tables))
     assert compute.times == 2
 
 
@@ -172,11 +172,11 @@ def test_the_order_of_a_large_plan_is_kept_and_stays_as_it_was(
 
 def test_files_that_were_not_opened_for_long_are_deleted(cache: Path) -> None:
     for name in ("old", "opened", "fresh"):
-        kept(name, Computed())
+        kept(name, Computed(), Tables)
     month_ago = time.time() - 31 * 24 * 3600
     for name in ("old", "opened"):
         os.utime(cache / f"{name}.tables", (month_ago, month_ago))
-    kept("opened", Computed())
-    kept("new", Computed())
+    kept("opened", Computed(), Tables)
+    kept("new", Computed(), Tables)
     names = {file.name for file in cache.glob("*.tables")}
     assert names == {"opened.tables", "fresh.tables", "new.tables"}

@@ -67,8 +67,8 @@ def test_an_incomplete_or_newer_plan_is_refused(
         with pytest.raises(IntegrityError, match="not a whole plan"):
             Plan.load(file)
     file.write_text(whole)
-    monkeypatch.setattr("headrace.dataplane.order.plan.VERSION", 99)
-    with pytest.raises(StorageError, match="version 2; this headrace reads 99"):
+    monkeypatch.setattr("headrace.dataplane.order.plan.VERSIONS", (98, 99))
+    with pytest.raises(StorageError, match="version 2; this headrace reads 98 and 99"):
         Plan.load(file)
 
 

@@ -325,3 +325,70 @@ def test_ten_trillion_tokens_are_planned_and_located_at_any_row(head):
         counts = stream.counts(row)
         assert counts.sum() == row
         assert max(abs(count - row / 20) for count in counts) < 1
+
+
+SEVEN = {"a": 0.3141593, "b": 0.6858404, "c": 0.0000003}
+
+
+@pytest.fixture
+def seven_decimals(head) -> Mixture:
+    """Shares of seven decimals, constant and changing, and rows of two lengths."""
+    return Mixture(
+        chunk=64,
+        window=2,
+        sources={name: SourceSpec(data=head(name, 3_000), max_epochs=20) for name in SEVEN},
+        phases={
+            "one": PhaseSpec(tokens=24_000, seq_len=16, batch=160, weights=dict(SEVEN)),
+            "two": PhaseSpec(
+                tokens=16_000,
+                weights={
+                    **SEVEN,
+                    "a": 0.4141593,
+                    "b": {"from": 0.5858404, "to": 0},
+                    "c": {"from": 0.0000003, "to": 0.5858407},
+                },
+            ),
+            "three": PhaseSpec(tokens=16_000, seq_len=32, weights={"two": 1}),
+        },
+    )
+
+
+def test_seven_decimals_are_planned_and_kept_at_every_row(seven_decimals, tmp_path):
+    plan = resolve(seven_decimals)
+    assert plan.version == 3 and not any(plan.debts)
+    owed = {name: Fraction(0) for name in SEVEN}
+    counts: Counter[str] = Counter()
+    asked, stream = asked_shares(seven_decimals), Stream(plan)
+    for phase in plan.phases:
+        if phase.name == "three":  # debts end where the length changes
+            owed, counts = {name: Fraction(0) for name in SEVEN}, Counter()
+        located = stream.locate(np.arange(phase.first_row, phase.last_row))
+        first, last = asked[phase.name]
+        for row, source in enumerate(located.sources.tolist()):
+            counts[plan.sources[source].name] += 1
+            for name in SEVEN:
+                change = (last[name] - first[name]) * Fraction(2 * row + 1, 2 * phase.rows)
+                owed[name] += first[name] + change
+                assert abs(counts[name] - owed[name]) < 1
+    assert max(served(plan).values()) == 1, "each token once per epoch"
+    plan.save(tmp_path / "plan.json")
+    again = Plan.load(tmp_path / "plan.json")
+    assert again == plan and again.hash == plan.hash
+    rows = np.arange(1_500, 1_600)
+    assert Stream(again).locate(rows).tokens.tolist() == stream.locate(rows).tokens.tolist()
+
+
+def test_plans_of_small_tables_keep_their_version_and_hash(head):
+    mixture = Mixture(
+        sources={name: SourceSpec(data=head(name, 3_000)) for name in ("a", "b")},
+        phases={
+            "p": PhaseSpec(
+                tokens=2_048,
+                seq_len=16,
+                batch=64,
+                weights={"a": {"from": 0.75, "to": 0.2}, "b": {"from": 0.25, "to": 0.8}},
+            )
+        },
+    )
+    plan = resolve(mixture)
+    assert plan.version == 2 and plan.hash == "a88d8bbd48eeeed55319ad6ad805c152"

@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.console.errors import PlanError
 from headrace.dataplane.order.plan import Phase
-from headrace.mixtures.planning.shares import average, drawn_shares, phase_shares, stretches
+from headrace.mixtures.planning.shares import (
+    average,
+    drawn_shares,
+    fits_tables,
+    line,
+    phase_shares,
+    stretches,
+)
 from headrace.mixtures.spec.mixture import PhaseSpec, exact_fraction
 
 F = Fraction
@@ -48,31 +54,8 @@ def as_phase(rows, parts):
 @given(st.lists(st.integers(0, 1000), min_size=2, max_size=12).filter(any), st.integers(1, 10**12))
 def test_weights_reproduce_decimal_shares_exactly(parts, rows):
     shares = tuple(F(part, sum(parts)) for part in parts)
-    (only,) = stretches("p", rows, shares, shares)
+    (only,) = stretches(rows, shares, shares)
     assert [F(weight, sum(only.weights)) for weight in only.weights] == list(shares)
-
-
-@given(
-    st.lists(st.integers(1, 10**9), min_size=2, max_size=10),
-    st.integers(1, 10**6),
-)
-@settings(max_examples=60)
-def test_rounded_weights_are_within_a_row_or_refused(parts, rows):
-    shares = tuple(F(part, sum(parts)) for part in parts)
-    try:
-        (only,) = stretches("p", rows, shares, shares)
-    except PlanError as error:
-        assert "larger table" in error.what
-        return
-    assert all(only.weights), "a share above 0 is never rounded to 0"
-    for share, weight in zip(shares, only.weights, strict=True):
-        assert abs(F(weight, sum(only.weights)) - share) * rows < 1
-
-
-def test_weights_off_by_more_than_a_row_are_refused():
-    shares = (F(1, 3 * 10**9), 1 - F(1, 3 * 10**9))
-    with pytest.raises(PlanError, match="fewer decimals"):
-        stretches("p", 10**12, shares, shares)
 
 
 corners = st.lists(st.integers(0, 100), min_size=3, max_size=6).filter(any)
@@ -87,7 +70,7 @@ def test_a_ramp_follows_its_line_and_ends_within_a_row(one, two, rows):
         return
     first = tuple(F(part, sum(one)) for part in one)
     last = tuple(F(part, sum(two)) for part in two)
-    parts = stretches("p", rows, first, last)
+    parts = stretches(rows, first, last)
     assert sum(part.rows for part in parts) == rows
     assert all(part.rows > 0 for part in parts)
     drawn = drawn_shares(as_phase(rows, parts))
@@ -104,3 +87,17 @@ def test_a_ramp_follows_its_line_and_ends_within_a_row(one, two, rows):
             assert abs(taken[index] - asked) <= 1 + F(size * (math.ceil(rows / 128) + 1), 1024)
     for index in range(size):
         assert abs(drawn[index] - average(first, last)[index]) * rows < 1
+
+
+def test_a_line_keeps_shares_of_any_decimals():
+    first = (F(1, 3), F(2, 3) - F(1, 10**7), F(1, 10**7))
+    last = (F(1), F(0), F(0))
+    assert fits_tables(last, last) and not fits_tables(first, last)
+    only = line(10**9, first, last)
+    assert [F(weight, sum(only.weights)) for weight in only.weights] == list(first)
+    assert [F(weight, sum(only.weights)) for weight in only.to] == list(last)
+    assert drawn_shares(as_phase(10**9, (only,))) == average(first, last)
+    assert sum(rows for rows, _ in only.parts) == 10**9
+    mean = [sum(rows * shares[index] for rows, shares in only.parts) / 1e9 for index in range(3)]
+    assert mean == pytest.approx([float(share) for share in average(first, last)])
+    assert line(7, last, last).to == ()

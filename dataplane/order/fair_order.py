@@ -1,0 +1,281 @@
+"""The source of row n for shares that no small table holds: constant ones of many decimals, and
+changing ones. Every source is off by less than one row, at every row.
+
+The j-th row of a source is a job with a first and a last row that may serve it (owed.py). Whoever
+keeps to these windows is never off by a row. The jobs are divided into slow ones, which are owed
+over more than a block of N rows, and fast ones. X_S(n), the slow jobs' part of the rows owed, is
+rounded to the nearest whole number: where it grows, row n serves a slow job, else a fast one.
+
+    Both groups can keep to their windows. Jobs that lie wholly within the rows (a, b] make up at
+    most X(b) - X(a) of what their group is owed there. The group gets more than X(b) - X(a) - 1
+    rows, because its count is within half a row of X; and as both are whole, not fewer than there
+    are such jobs. By Hall's theorem they can be served in time, and serving the earliest due first
+    does so.
+
+- Slow jobs are few: they are assigned once (slow_jobs.py).
+- Fast jobs are assigned block by block, without those before. Where a block begins, let a state be
+  the set of fast jobs, among those that may be served on both sides, that have been served. The
+  state at a block's end is that of a dry run over the block, from the state at its start in which
+  the earliest due are served. No fast job is older than a block, so the rows can also lead there
+  from the state in which the block really begins: that at the end of the block before.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays import Int64
+from .owed import Bools, Owed
+from .slow_jobs import SlowJobs, serve
+
+KEPT_BLOCKS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """The assignment of consecutive rows."""
+
+    first: int
+    sources: npt.NDArray[np.int32]
+    """Source of each row."""
+    draws: Int64
+    """Earlier rows of that source."""
+    before: Int64
+    """Rows of each source before the block."""
+
+
+class FairOrder:
+    """The source of every row, and the number of the row among that source's rows."""
+
+    def __init__(self, owed: Owed, slow: SlowJobs) -> None:
+        self.owed, self.slow = owed, slow
+        self.blocks = max(1, owed.rows // slow.block)
+        self._kept: OrderedDict[int, Block] = OrderedDict()
+        self._ends: OrderedDict[int, Bools] = OrderedDict()
+
+    @property
+    def rows(self) -> int:
+        return self.owed.rows
+
+    @property
+    def sources(self) -> int:
+        return self.owed.sources
+
+    def locate(self, rows: Int64) -> tuple[npt.NDArray[np.int32], Int64]:
+        """Return for each row its source, and the number of earlier rows of that source."""
+        sources, draws = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
+        numbers = self._numbers(rows)
+        for number in np.unique(numbers).tolist():
+            chosen, block = numbers == number, self._block(number)
+            sources[chosen] = block.sources[rows[chosen] - block.first]
+            draws[chosen] = block.draws[rows[chosen] - block.first]
+        return sources, draws
+
+    def rows_of(self, source: int, draws: Int64) -> Int64:
+        """Return the row of each of a source's draws; `rows` for draws beyond the last row."""
+        found = np.full(len(draws), self.rows, np.int64)
+        drawn = np.flatnonzero(draws < self.counts(self.rows)[source])
+        sources, jobs = np.full(len(drawn), source), draws[drawn] + 1
+        slow, numbers = self.slow.find(sources, jobs)
+        found[drawn[slow]] = self.slow.rows[numbers[slow]]
+        drawn, sources, jobs = drawn[~slow], sources[~slow], jobs[~slow]
+        early = self._numbers(self.owed.release(sources, jobs))
+        late = self._numbers(self.owed.due(sources, jobs))
+        for number in np.unique(np.concatenate([early, late])).tolist():
+            block = self._block(number)
+            places = np.flatnonzero(block.sources == source)
+            wanted = drawn[(early == number) | (late == number)]
+            at = np.searchsorted(block.draws[places], draws[wanted])
+            at = np.minimum(at, max(len(places) - 1, 0))
+            if len(places):
+                here = block.draws[places[at]] == draws[wanted]
+                found[wanted[here]] = block.first + places[at[here]]
+        return found
+
+    def counts(self, row: int) -> Int64:
+        """Return the number of rows of each source among [0, row)."""
+        if row in (0, self.rows):
+            return self._counts_at_edge(0 if row == 0 else self.blocks)
+        block = self._block(int(self._numbers(np.array([row]))[0]))
+        more = np.bincount(block.sources[: row - block.first], minlength=self.sources)
+        counts: Int64 = block.before + more
+        return counts
+
+    def _numbers(self, rows: Int64) -> Int64:
+        """Return the blocks of rows. The last block is the longest: no shorter one follows."""
+        return np.minimum(rows // self.slow.block, self.blocks - 1)
+
+    def _edge(self, number: int) -> int:
+        return self.rows if number == self.blocks else number * self.slow.block
+
+    def _block(self, number: int) -> Block:
+        block = self._kept.get(number)
+        if block is None:
+            block = self._assign(number)
+            self._kept[number] = block
+            while len(self._kept) > KEPT_BLOCKS:
+                self._kept.popitem(last=False)
+        return block
+
+    def _assign(self, number: int) -> Block:
+        first, last = self._edge(number), self._edge(number + 1)
+        sources = np.empty(last - first, np.int32)
+        draws = np.empty(last - first, np.int64)
+        slow_rows, slow_sources, slow_jobs = self.slow.between(first, last)
+        sources[slow_rows - first], draws[slow_rows - first] = slow_sources, slow_jobs - 1
+        free = np.ones(last - first, bool)
+        free[slow_rows - first] = False
+        fast = np.flatnonzero(free)
+        # The jobs that are served in this block: neither before it, nor after its end.
+        jobs_of, jobs = self._fast_jobs(first, last, self._served(number))
+        whole, _ = self.owed.at(last)
+        late = jobs > whole[jobs_of]
+        keep = ~late | self._served(number + 1)[jobs_of]
+        jobs_of, jobs = jobs_of[keep], jobs[keep]
+        order = serve(
+            fast + first,
+            self.owed.release(jobs_of, jobs),
+            np.minimum(self.owed.due(jobs_of, jobs), last - 1),
+        )
+        assert len(order) == len(jobs), "every job of the block is served in it"
+        sources[fast], draws[fast] = jobs_of[order], jobs[order] - 1
+        return Block(first, sources, draws, self._counts_at_edge(number))
+
+    def _served(self, number: int) -> Bools:
+        """Return, where block `number` begins, the sources whose current job is fast and served."""
+        if number in (0, self.blocks):
+            return np.zeros(self.sources, bool)
+        served = self._ends.get(number)
+        if served is None:
+            served = self._dry_run(number - 1)
+            self._ends[number] = served
+            while len(self._ends) > KEPT_BLOCKS:
+                self._ends.popitem(last=False)
+        return served
+
+    def _dry_run(self, number: int) -> Bools:
+        """Return the sources whose job at the end of a block is fast and served by a dry run."""
+        first, last = self._edge(number), self._edge(number + 1)
+        rows = np.setdiff1d(np.arange(first, last), self.slow.between(first, last)[0])
+        jobs_of, jobs = self._fast_jobs(first, last, self._earliest_served(first))
+        order = serve(rows, self.owed.release(jobs_of, jobs), self.owed.due(jobs_of, jobs))
+        whole, _ = self.owed.at(last)
+        served = np.zeros(self.sources, bool)
+        taken_of, taken = jobs_of[order], jobs[order]
+        served[taken_of[taken > whole[taken_of]]] = True
+        return served
+
+    def _earliest_served(self, row: int) -> Bools:
+        """Return the sources whose current fast job is served before `row`, if the earliest due
+        are."""
+        whole, more = self.owed.at(row)
+        current = np.flatnonzero(more)
+        slow, _ = self.slow.find(current, whole[current] + 1)
+        current = current[~slow]
+        taken = row - self.slow.drawn_before(row) - int(self.slow.fast_until(whole).sum())
+        due = self.owed.due(current, whole[current] + 1)
+        served = np.zeros(self.sources, bool)
+        served[current[np.lexsort((current, due))[:taken]]] = True
+        return served
+
+    def _fast_jobs(self, first: int, last: int, served: Bools) -> tuple[Int64, Int64]:
+        """Return the fast jobs that may be served in the rows [first, last) and are not yet."""
+        whole, _ = self.owed.at(first)
+        until, more = self.owed.at(last)
+        counts = until + more - whole
+        sources = np.repeat(np.arange(self.sources), counts)
+        ranks = np.arange(len(sources)) - np.repeat(np.cumsum(counts) - counts, counts)
+        jobs = whole[sources] + 1 + ranks
+        slow, _ = self.slow.find(sources, jobs)
+        keep = ~slow & ~(served[sources] & (ranks == 0))
+        return sources[keep], jobs[keep]
+
+    def _counts_at_edge(self, number: int) -> Int64:
+        """Return the number of rows of each source before block `number`."""
+        row = self._edge(number)
+        whole, more = self.owed.at(row)
+        counts = whole + self._served(number)
+        current = np.flatnonzero(more)
+        slow, numbers = self.slow.find(current, whole[current] + 1)
+        counts[current[slow]] += self.slow.rows[numbers[slow]] < row
+        return counts
+
+
+class Eras:
+    """Fair orders one after the other, one for all rows of one length. What a source is owed at the
+    end of one is not carried into the next: it is less than a row."""
+
+    def __init__(self, orders: Sequence[tuple[int, FairOrder]]) -> None:
+        """`orders`: the tokens of a row, and the order of these rows."""
+        self.orders = [order for _, order in orders]
+        self.row_tokens = [tokens for tokens, _ in orders]
+        self.edges = np.cumsum([0, *(order.rows for order in self.orders)])
+        self.before = np.cumsum(
+            [np.zeros(self.orders[0].sources, np.int64)]
+            + [order.counts(order.rows) for order in self.orders],
+            axis=0,
+        )
+        """Rows of each source before each order: [order, source]."""
+
+    @property
+    def rows(self) -> int:
+        return int(self.edges[-1])
+
+    @property
+    def sources(self) -> int:
+        return self.orders[0].sources
+
+    def locate(self, rows: Int64) -> tuple[npt.NDArray[np.int32], Int64]:
+        """Return for each row its source, and the number of earlier rows of that source."""
+        sources, draws = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
+        eras = np.searchsorted(self.edges, rows, side="right") - 1
+        for era in np.unique(eras).tolist():
+            chosen = eras == era
+            found, drawn = self.orders[era].locate(rows[chosen] - self.edges[era])
+            sources[chosen], draws[chosen] = found, drawn + self.before[era][found]
+        return sources, draws
+
+    def rows_of(self, source: int, draws: Int64) -> Int64:
+        """Return the row of each of a source's draws; `rows` for draws beyond the last row."""
+        rows = np.full(len(draws), self.rows, np.int64)
+        before = self.before[:, source]
+        for era, order in enumerate(self.orders):
+            chosen = (draws >= before[era]) & (draws < before[era + 1])
+            if chosen.any():
+                rows[chosen] = order.rows_of(source, draws[chosen] - before[era]) + self.edges[era]
+        return rows
+
+    def counts(self, row: int) -> Int64:
+        """Return the number of rows of each source among [0, row)."""
+        era = min(int(np.searchsorted(self.edges, row, side="right")) - 1, len(self.orders) - 1)
+        counts: Int64 = self.before[era] + self.orders[era].counts(row - int(self.edges[era]))
+        return counts
+
+    def about(self, row: int) -> Int64:
+        """Return `counts(row)` to within a row, without assigning a block."""
+        era = min(int(np.searchsorted(self.edges, row, side="right")) - 1, len(self.orders) - 1)
+        whole, _ = self.orders[era].owed.at(row - int(self.edges[era]))
+        counts: Int64 = self.before[era] + whole
+        return counts
+
+    def debts(self, row: int) -> list[Fraction]:
+        """Return the tokens that each source is owed after `row` rows."""
+        debts = [Fraction(0)] * self.sources
+        for order, tokens, first in zip(
+            self.orders, self.row_tokens, self.edges.tolist(), strict=False
+        ):
+            if row <= first:
+                break
+            rows = min(row - first, order.rows)
+            owed, taken = order.owed.exactly(rows), order.counts(rows).tolist()
+            debts = [
+                debt + (more - count) * tokens
+                for debt, more, count in zip(debts, owed, taken, strict=True)
+            ]
+        return debts
