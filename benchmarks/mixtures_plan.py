@@ -119,33 +119,35 @@ def ten_trillion_tokens(folder: Path) -> None:
     report("find the rows of a document in 10T tokens, slowest of 300", times, SEEK_SECONDS)
 
 
-def fifteen_trillion_tokens(folder: Path, count: int) -> None:
+def fifteen_trillion_tokens(folder: Path, count: int, decimals: int = 5) -> None:
     """Plan `count` sources over three phases, one with changing shares and one with other rows;
-    then start a process of that run."""
+    then start a process of that run. With seven decimals, the plan has version 3."""
     rng = np.random.default_rng(0)
     sizes = 10 ** rng.uniform(8, 11, count)
     sizes = (sizes * (32e12 / sizes.sum())).astype(int)
     names = [f"s{number}" for number in range(count)]
     sources = {
         name: SourceSpec(
-            data=write_head(str(folder / f"{count}-{name}"), size, shards=10_000), max_epochs=1_000
+            data=write_head(str(folder / f"{decimals}-{count}-{name}"), size, shards=10_000),
+            max_epochs=1_000,
         )
         for name, size in zip(names, sizes.tolist(), strict=True)
     }
     even, uneven = ({} for _ in range(2))
-    units = rng.multinomial(100_000 - count, sizes / sizes.sum()) + 1
+    whole = 10**decimals
+    units = rng.multinomial(whole - count, sizes / sizes.sum()) + 1
     for name, unit in zip(names, units.tolist(), strict=True):
-        even[name] = unit / 100_000
-        uneven[name] = {"from": unit / 100_000, "to": 1 / count}
+        even[name] = unit / whole
+        uneven[name] = {"from": unit / whole, "to": 1 / count}
     phases = {
         "stable": PhaseSpec(tokens=10 * 10**12, seq_len=4096, batch=2**22, weights=even),
         "ramp": PhaseSpec(tokens=4 * 10**12, weights=uneven),
         "anneal": PhaseSpec(tokens=10**12, seq_len=8192, weights={"stable": 0.6, "ramp": 0.4}),
     }
     mixture = Mixture(sources=sources, phases=phases)
-    name = f"{count:,} sources x 10,000 shards, 15T tokens"
+    name = f"{count:,} sources x 10,000 shards, {decimals} decimals, 15T tokens"
     report(f"plan {name}", [timed(resolve, mixture)], LARGE_PLAN_SECONDS)
-    plan = folder / f"{count}.json"
+    plan = folder / f"{decimals}-{count}.json"
     resolve(mixture).save(plan)
     started = in_a_process("locate", plan)
     report(f"ready, {name}", [Times(*started["ready"])], READY_SECONDS)
@@ -262,6 +264,7 @@ def main() -> None:
         os.environ["XDG_CACHE_HOME"] = folder
         fifteen_trillion_tokens(Path(folder), 200)
         fifteen_trillion_tokens(Path(folder), 2_000)
+        fifteen_trillion_tokens(Path(folder), 2_000, decimals=7)
         open_datasets(Path(folder), 200)
         open_datasets(Path(folder), 2_000)
         many_sources(Path(folder))
