@@ -78,7 +78,7 @@ def largest_error(sources: list[int], history: list[list[Fraction]]) -> Fraction
 
 
 @given(lines())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_every_source_is_less_than_a_row_off_at_every_row(lines: list[Line]) -> None:
     order, history = order_of(lines), owed_after(lines)
     sources, draws = order.locate(np.arange(order.rows))
@@ -109,7 +109,7 @@ def test_a_row_does_not_depend_on_the_rows_located_before(
 
 
 @given(lines(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_windows_of_jobs_are_exact(lines: list[Line], data: st.DataObject) -> None:
     owed, history = Owed(lines), owed_after(lines)
     source = data.draw(st.integers(0, owed.sources - 1))
