@@ -216,7 +216,10 @@ def sinkhorn(logits: Tensor, text: Tensor, axis: Axis = ALONE) -> Tensor:
     columns = logits.new_ones(len(logits), experts)
     rows = logits.new_ones(logits.shape[:2])
     for _ in range(SINKHORN_ROUNDS):
-        # Sums of products, not matrix products, which autocast rounds to half precision.
-        rows = 1 / (tokens * (weights * columns.unsqueeze(1)).sum(dim=-1) + 1e-8)
-        columns = 1 / (experts * reduce((weights * rows.unsqueeze(-1)).sum(dim=1), axis) + 1e-8)
+        # Sums of products, not matrix products, which autocast rounds to half precision;
+        # `reciprocal`, because 1 / x is two launches.
+        by_expert = (weights * columns.unsqueeze(1)).sum(dim=-1)
+        rows = (tokens * by_expert + 1e-8).reciprocal()
+        by_token = reduce((weights * rows.unsqueeze(-1)).sum(dim=1), axis)
+        columns = (experts * by_token + 1e-8).reciprocal()
     return weights * columns.unsqueeze(1) * rows.unsqueeze(-1)
