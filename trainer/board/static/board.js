@@ -393,6 +393,7 @@ function rowCard(each) {
       const words = el("pre", {}, piece.text, piece.cut ? "\n…" : "");
       return el("div", { class: "piece" },
         el("p", {}, el("b", {}, piece.id || `document ${whole(piece.document)}`), ` ${piece.file} at ${whole(piece.position)}`, el("small", {}, ` tokens ${whole(piece.at)} to ${whole(piece.at + piece.tokens)} of the row, from its token ${whole(piece.first)} on`)),
+        piece.fields ? el("p", {}, Object.entries(piece.fields).map(([name, value]) => `${name} ${text(value)}`).join(" · ")) : null,
         words, piece.text.length > 300 ? el("button", { class: "more", onclick: event => { words.classList.toggle("open"); event.target.textContent = words.classList.contains("open") ? "less" : "whole text"; } }, "whole text") : null);
     }));
 }

@@ -8,7 +8,7 @@
 
 const LEFT = 56, RIGHT = 14, TOP = 10, BOTTOM = 26;
 const CLICK = 5; // pixels that the pointer may move in a click
-const QUANTILE = 0.97;
+const QUANTILE = 0.97, BAND = 0.6; // parts of the lines, and of the bands, that a plot shows at least
 
 function human(number) {
   const size = Math.abs(number);
@@ -99,23 +99,21 @@ class Plot {
     return view.logX ? [Math.max(low, high * 1e-7, view.least ?? 0) || 1e-9, high] : [low, high];
   }
   heights([left, right]) {
-    const lines = [], all = [];
+    const lines = [], lows = [], highs = [];
     for (const curve of this.curves)
       for (let i = 0; i < curve.x.length; i++) {
         if (curve.x[i] < left || curve.x[i] > right || curve.mean[i] !== curve.mean[i]) continue;
-        lines.push(curve.line[i]); all.push(curve.low[i], curve.high[i]);
+        lines.push(curve.line[i]); lows.push(curve.low[i]); highs.push(curve.high[i]);
       }
-    const fine = this.view.logY ? values => values.filter(v => v > 0) : values => values;
-    let sorted = Float64Array.from(fine(lines)).sort(), every = fine(all);
-    if (!sorted.length) return this.view.logY ? [0.1, 1] : [0, 1];
-    let low = sorted[0], high = sorted[sorted.length - 1];
-    let least = Infinity, most = -Infinity;
-    for (const v of every) { if (v < least) least = v; if (v > most) most = v; }
-    if (this.view.full || this.view.logY) { low = Math.min(low, least); high = Math.max(high, most); }
-    else {
-      const usual = sorted[Math.floor((sorted.length - 1) * QUANTILE)], room = 0.3 * (usual - low);
-      high = Math.min(Math.max(usual + room, usual), Math.max(high, most));
-      low = Math.max(least, low - room);
+    const fine = values => Float64Array.from(this.view.logY ? values.filter(v => v > 0) : values).sort();
+    const usual = fine(lines), least = fine(lows), most = fine(highs);
+    if (!usual.length || !least.length) return this.view.logY ? [0.1, 1] : [0, 1];
+    const at = (sorted, part) => sorted[Math.round((sorted.length - 1) * part)];
+    let low = least[0], high = at(most, 1);
+    if (!this.view.full && !this.view.logY) { // most of the bands, and all of the lines but their highest
+      const top = Math.max(at(usual, QUANTILE), at(most, BAND)), bottom = Math.min(usual[0], at(least, 1 - BAND));
+      high = Math.min(high, top + 0.3 * (top - bottom));
+      low = Math.max(low, bottom - 0.1 * (top - bottom));
     }
     if (this.view.logY) return low === high ? [low / 2, high * 2] : [low / 1.08, high * 1.08];
     const room = (high - low) * 0.06 || Math.abs(high) * 0.06 || 1;
@@ -213,7 +211,7 @@ class Plot {
     const several = x.length && (first[0] !== last[0] || first[end] !== last[end]);
     if (several) {
       // Columns of whole pixels: a jagged path of them costs many times as much.
-      pen.fillStyle = curve.colour; pen.globalAlpha = 0.2;
+      pen.fillStyle = curve.colour; pen.globalAlpha = Math.min(0.2, 0.4 / this.curves.length);
       let left = Math.round(s.px(x[0]));
       for (let i = 0; i <= end; i++) {
         const right = i < end ? Math.round((s.px(x[i]) + s.px(x[i + 1])) / 2) : Math.round(s.px(x[i])) + 1;
