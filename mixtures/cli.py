@@ -176,6 +176,33 @@ def plot(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> None
 @main.command(keys=keys)
 @click.argument("file", metavar=PLAN_ARGUMENT, type=click.Path())
 @command.overrides_argument
+@click.option("--out", metavar="FILE.md", help="Write to this file instead of stdout.")
+def card(file: str, overrides: tuple[str, ...], out: str | None) -> None:
+    """Write a page about the data of a plan: phases, sources, shares, licences.
+
+    `tokenize card` states the licences and the origin of a dataset.
+
+    \b
+    Example:
+      mixtures card runs/first --out DATA.md
+
+    More: docs/mixtures.md
+    """
+    from ..dataplane.storage import storage
+    from .planning.open_plan import open_plan
+    from .view.card import card as card_of
+
+    text = card_of(open_plan(file, overrides).stream)
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    storage.write(out, text.encode())
+    command.say(f"wrote {out}")
+
+
+@main.command(keys=keys)
+@click.argument("file", metavar=PLAN_ARGUMENT, type=click.Path())
+@command.overrides_argument
 @click.option("--rows", metavar="A:B", help="Show rows A to B, without B; or one row.")
 @click.option("--step", type=click.IntRange(min=0), help="Show the rows of a step.")
 @click.option("--document", metavar="ID", help="Show the rows of a document: its number or id.")

@@ -63,6 +63,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "options",
         "train",
         "count",
+        "card",
         "inspect",
         "where",
         "select",

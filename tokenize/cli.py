@@ -258,6 +258,36 @@ def select_command(as_json: bool, **values: Any) -> None:
     command.say(f"{values['out']}: {share_of(held)}")
 
 
+@main.command("card")
+@click.argument("url")
+@click.option("--license", "licenses", multiple=True, metavar="NAME", help="May be repeated.")
+@click.option("--source", "sources", multiple=True, metavar="TEXT", help="May be repeated.")
+@click.option("--out", metavar="FILE.md", help="Write to this file instead of stdout.")
+def card_command(
+    url: str, licenses: tuple[str, ...], sources: tuple[str, ...], out: str | None
+) -> None:
+    """Write a page about a dataset: size, origin, lengths, what was left out, kept fields.
+
+    Licences and sources that are given are kept in about.json beside the manifest; the cards of
+    mixtures show them too.
+
+    \b
+    Example:
+      tokenize card data/web --license CC-BY-4.0 --source "Common Crawl 2026-10" --out web.md
+
+    More: docs/tokenize.md
+    """
+    from ..dataplane.storage import storage
+    from .card import card
+
+    text = card(url, licenses=licenses, sources=sources)
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    storage.write(out, text.encode())
+    command.say(f"wrote {out}")
+
+
 @main.command("verify")
 @click.argument("url")
 @options.executor_options

@@ -13,13 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...dataplane.order.plan import Plan
+from ...dataplane.order.stream import Stream
+from ...dataplane.storage import storage
+from ...mixtures.view.card import card
 from ...models.conversion.folders import write_model
 from ...models.weights import Weights
-from .source import WeightSource
+from .source import Checkpoint, WeightSource
 
 if TYPE_CHECKING:
     from ...dataplane.tokenizers import Tokenizer
 
+DATA_CARD = "DATA.md"
+"""Name of the page about the training data, in an exported folder."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -36,6 +42,9 @@ def export(
         family = write_model(
             source.model, cast, out, format=format, tokenizer=folder if files else None
         )
+    page = data_card(source)
+    if page is not None:
+        storage.write(storage.join(out, DATA_CARD), page.encode())
     return {
         "from": source.where,
         "out": out,
@@ -44,7 +53,16 @@ def export(
         "dtype": dtype,
         "tensors": len(weights),
         "tokenizer": sorted(files),
+        "data": None if page is None else DATA_CARD,
     }
+
+
+def data_card(source: WeightSource) -> str | None:
+    """Return the page about the data of the run that saved the weights; None if it has no plan."""
+    if not isinstance(source, Checkpoint) or source.run is None or not source.run.plan.exists():
+        return None
+    stream = Stream(Plan.load(source.run.plan))
+    return card(stream, steps=source.step - stream.plan.first_step)
 
 
 def tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, bytes]:

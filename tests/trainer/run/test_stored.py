@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from headrace.console import config as reader
 from headrace.console.errors import RunError
+from headrace.dataplane.order.plan import Plan
 from headrace.mixtures.cli import main as mixtures
 from headrace.tokenize.cli import main as tokenize
 from headrace.trainer.cli import main
@@ -90,6 +91,8 @@ def test_weights_are_exported(gpu_run: RunFolder, tmp_path: Path) -> None:
     done = trainer("export", gpu_run.root, tmp_path / "out", "--json")
     assert done.exit_code == 0, done.output
     assert (tmp_path / "out" / "model.safetensors").exists()
+    page = (tmp_path / "out" / "DATA.md").read_text()
+    assert f"# Training data of plan {Plan.load(gpu_run.plan).hash[:16]}" in page
 
 
 @pytest.mark.slow

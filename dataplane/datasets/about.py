@@ -1,0 +1,45 @@
+"""Facts of a dataset that people state, in about.json beside its manifest: licences and sources.
+
+They are no part of the dataset: stating them changes no hash.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from ...console.errors import InputError
+from ..storage import storage
+
+NAME = "about.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What people state of a dataset."""
+
+    licenses: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+
+
+def load(url: str) -> About:
+    """Read the facts that are stated of the dataset at `url`; none if there is no file."""
+    where = storage.join(url, NAME)
+    if not storage.exists(where):
+        return About()
+    try:
+        data = json.loads(storage.read(where))
+        about = About(licenses=tuple(data["licenses"]), sources=tuple(data["sources"]))
+        if not all(isinstance(text, str) for text in (*about.licenses, *about.sources)):
+            raise TypeError("a licence or a source is no text")
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{where} does not state licences and sources: {error!r}",
+            hint="remove it, and state them again with `tokenize card`",
+        ) from None
+    return about
+
+
+def save(url: str, about: About) -> None:
+    """Write the facts beside the manifest."""
+    storage.write(storage.join(url, NAME), json.dumps(asdict(about), indent=1).encode())

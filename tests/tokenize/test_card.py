@@ -1,0 +1,95 @@
+"""Cards of datasets, beside counts that are made from the corpus itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from corpora import read_dataset, texts
+
+from headrace.console.errors import InputError
+from headrace.dataplane.datasets import manifest
+from headrace.tokenize.card import card
+from headrace.tokenize.cli import main
+from headrace.tokenize.sources.format import KeptField, SourceConfig
+
+Run = Callable[..., Path]
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, run_build: Run) -> Path:
+    """A dataset of texts with a language and a score, some of them equal."""
+    lines = [
+        {"text": text, "language": "en" if number % 4 else "de|at", "score": number / 100}
+        for number, text in enumerate([*texts(100), *texts(20)])
+    ]
+    lines[7]["language"] = None
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    keep = (KeptField(name="language"), KeptField(name="score"))
+    return run_build(path, dedup="exact", source=SourceConfig(keep=keep))
+
+
+def rows_of(page: str, heading: str) -> dict[str, list[str]]:
+    """Return the rows of the table below a heading, by their first cell."""
+    part = page.split(f"{heading}\n", 1)[1].split("\n## ")[0]
+    lines = [
+        re.split(r"(?<!\\) \| ", line.strip("| ")) for line in part.splitlines() if "|" in line
+    ]
+    return {cells[0]: cells[1:] for cells in lines[2:]}
+
+
+def test_a_card_has_the_counts_of_its_dataset(dataset: Path) -> None:
+    page = card(str(dataset))
+    held = manifest.load(str(dataset))
+    documents = read_dataset(dataset)
+    lengths = [len(ids) for _, _, ids in documents]
+    totals = rows_of(page, f"# Dataset {dataset.name}")
+    assert totals["tokens"] == [f"{sum(lengths):,}"]
+    assert totals["documents"] == ["100"]
+    assert totals["hash"] == [f"`{held.hash}`"]
+    ratio = sum(len(text.encode()) for _, text, _ in documents) / sum(lengths)
+    assert totals["bytes of a token"][0].startswith(f"{ratio:.3f} in {sum(lengths):,} tokens")
+    median = sorted(lengths)[49]
+    assert rows_of(page, "## Lengths")["50%"] == [f"{median:,}"]
+    assert rows_of(page, "## Lengths")["100%"] == [f"{max(lengths):,}"]
+    assert rows_of(page, "## Counts of the build")["duplicates"] == ["20"]
+    assert "`dedup`" in rows_of(page, "## Settings of the build")
+
+
+def test_shares_of_fields(dataset: Path) -> None:
+    page = card(str(dataset))
+    lengths = [len(ids) for _, _, ids in read_dataset(dataset)]
+    tokens: Counter[str] = Counter()
+    for number, length in enumerate(lengths):
+        if number != 7:
+            tokens["en" if number % 4 else "de|at"] += length
+    shares = rows_of(page, "## Field `language`")
+    assert "Missing in 1 of 100 documents" in page
+    assert shares["en"] == [f"{74 / 99:.2%}", f"{tokens['en'] / sum(tokens.values()):.2%}"]
+    assert shares["de\\|at"][0] == f"{25 / 99:.2%}"
+    scores = rows_of(page, "## Field `score`")
+    assert float(scores["50%"][0]) == pytest.approx(np.quantile(np.arange(100) / 100, 0.5))
+
+
+def test_licences_are_stated_once(dataset: Path, tmp_path: Path) -> None:
+    before = manifest.load(str(dataset)).hash
+    assert "Licences: not stated." in card(str(dataset))
+    out = tmp_path / "card.md"
+    stated = ["--license", "CC-BY-4.0", "--source", "a crawl", "--out", str(out)]
+    run = CliRunner().invoke(main, ["card", str(dataset), *stated])
+    assert run.exit_code == 0
+    assert "Licences: CC-BY-4.0." in out.read_text()
+    again = CliRunner().invoke(main, ["card", str(dataset), "--license", "MIT"]).stdout
+    assert "Licences: MIT." in again
+    assert "Sources: a crawl." in again
+    assert manifest.load(str(dataset)).hash == before
+    (dataset / "about.json").write_text('{"licenses": "MIT"}')
+    with pytest.raises(InputError, match="does not state licences and sources"):
+        card(str(dataset))
