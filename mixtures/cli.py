@@ -184,7 +184,7 @@ def card(file: str, overrides: tuple[str, ...], out: str | None) -> None:
 
     \b
     Example:
-      mixtures card runs/first --out DATA.md
+      mixtures card runs/first --out NAME.md
 
     More: docs/mixtures.md
     """

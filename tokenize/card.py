@@ -84,17 +84,16 @@ def sample_of(url: str) -> Sample:
     count = len(dataset.shard_tokens) - 1
     lengths = [sample.lengths]
     for number in np.unique(np.linspace(0, count - 1, min(SHARDS, count)).astype(int)).tolist():
-        starts = dataset.open_shard(number).layout.document_starts
-        lengths.append(np.diff(starts))
-        first_token = int(dataset.shard_tokens[number])
+        start, end = (int(token) for token in dataset.shard_tokens[number : number + 2])
+        lengths.append(np.diff(np.append(dataset.document_starts(start, end), end)))
         if sizes is not None and sample.bytes is not None:
-            ids = np.empty(min(TOKENS, int(starts[-1])), np.int64)
-            dataset.fill(first_token, ids)
+            ids = np.empty(min(TOKENS, end - start), np.int64)
+            dataset.fill(start, ids)
             sample.tokens += len(ids)
             sample.bytes += int(sizes[ids].sum())
         if held.kept_fields:
             first = int(dataset.shard_documents[number])
-            rows = dataset.fields(first, first + min(DOCUMENTS, len(starts) - 1))
+            rows = dataset.fields(first, first + min(DOCUMENTS, len(lengths[-1])))
             sample.fields += zip(rows, lengths[-1].tolist(), strict=False)
         sample.shards += 1
     sample.lengths = np.concatenate(lengths)

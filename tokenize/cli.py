@@ -273,7 +273,7 @@ def card_command(
 
     \b
     Example:
-      tokenize card data/web --license CC-BY-4.0 --source "Common Crawl 2026-10" --out web.md
+      tokenize card data/web --license CC-BY-4.0 --source "Common Crawl 2026-10" --out NAME.md
 
     More: docs/tokenize.md
     """

@@ -20,7 +20,7 @@ import numpy as np
 from ...console.errors import IntegrityError
 from ...console.log import get_logger
 from ..arrays import Bytes
-from ..shards.compression import decompress
+from ..shards.compression import unpack
 from ..storage import storage
 from ..storage.verified import read_checked
 from .cache_folder import CacheFolder
@@ -118,7 +118,7 @@ class Cache:
             return check_stored(where, shard, packed)
 
         packed = read_checked(where, check)
-        data = decompress(where, packed, shard.size)
+        data = unpack(where, packed, shard.size, shard.details)
         return self._checked(where, shard, 0, -(-shard.size // CHUNK_BYTES), data)
 
     def _checked(

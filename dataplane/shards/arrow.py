@@ -25,7 +25,9 @@ from ...console.errors import InputError, IntegrityError
 from ..arrays import Int64
 from ..storage import storage
 from ..storage.faults import located
+from .arrow_flat import flat_layout, is_flat
 from .arrow_ipc import ORIGINS, IpcFile
+from .compression import ARROW_ENDINGS
 from .documents import DocumentOrigin, ShardDocuments
 from .format import ExternalShard, Reader, ShardFormat, ShardLayout
 
@@ -34,7 +36,6 @@ BATCH_BYTES = 64 << 20
 2^31 elements of list offsets."""
 
 NONE = np.zeros(0, np.int64)
-ENDINGS = (".arrow", ".feather")
 SAVED, SPLITS = "state.json", "dataset_dict.json"
 """Files of `save_to_disk` of `datasets`: the list of a dataset's files, and the list of splits."""
 
@@ -65,6 +66,8 @@ class ArrowFormat(ShardFormat):
     def layout(
         self, read: Reader, size: int, *, dtype: str, details: dict[str, object]
     ) -> ShardLayout:
+        if is_flat(read, size):
+            return flat_layout(read)
         file = IpcFile(read, size)
         name = str(details.get("column", "tokens"))
         file.check_column(name)
@@ -98,6 +101,9 @@ class ArrowFormat(ShardFormat):
     def origins(
         self, read: Reader, size: int, first: int, last: int, *, details: dict[str, object]
     ) -> list[DocumentOrigin]:
+        if is_flat(read, size):
+            name = str(details["file"])
+            return [DocumentOrigin(name, number) for number in range(first, last)]
         file = IpcFile(read, size)
         nested = file.nested(str(details.get("column", "tokens")))
         origins: list[DocumentOrigin] = []
@@ -125,22 +131,28 @@ class ArrowFormat(ShardFormat):
         return origins
 
     def recognises(self, names: Sequence[str]) -> bool:
-        return any(name.endswith(ENDINGS) for name in names)
+        return any(name.endswith(ARROW_ENDINGS) for name in names)
 
     def external_shards(self, url: str, column: str, dtype: str | None) -> Iterator[ExternalShard]:
         for name in _data_files(url):
             where = storage.join(url, name)
             size = storage.size(where)
             with located(where):
-                kind = id_type(partial(storage.read, where), size, column)
+                file = IpcFile(partial(storage.read, where), size)
+                kind = id_type(file, column)
+            packed = file.compressed
             yield ExternalShard(
-                name=name, size=size, dtype=kind, details={"column": column, "file": name}
+                name=name,
+                size=size,
+                dtype=kind,
+                details={"column": column, "file": name},
+                stored_name=name if packed else None,
+                stored_size=size if packed else None,
             )
 
 
-def id_type(read: Reader, size: int, column: str) -> str:
+def id_type(file: IpcFile, column: str) -> str:
     """Return the type of the ids in a file of another program."""
-    file = IpcFile(read, size)
     file.check_column(column)
     kind = file.schema.field(column).type
     kind = kind.value_type if file.nested(column) else kind
@@ -159,7 +171,7 @@ def _data_files(url: str) -> list[str]:
             + ", ".join(sorted({name.split("/")[0] for name in names if "/" in name})),
         )
     if SAVED not in names:
-        return [name for name in names if name.endswith(ENDINGS)]
+        return [name for name in names if name.endswith(ARROW_ENDINGS)]
     where = storage.join(url, SAVED)
     try:
         return [entry["filename"] for entry in json.loads(storage.read(where))["_data_files"]]

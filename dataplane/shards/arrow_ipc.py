@@ -61,6 +61,11 @@ class IpcFile:
             for name, kind in ORIGINS.items()
         )
 
+    @property
+    def compressed(self) -> bool:
+        """True if the buffers of a record batch are compressed."""
+        return any(_batch(self.read, block).field(3) for block in self.blocks)
+
     def check_column(self, name: str) -> None:
         """Raise if the file has no such column."""
         if (count := self.schema.names.count(name)) != 1:
@@ -76,11 +81,7 @@ class IpcFile:
         """Read the header of a record batch."""
         offset, head, _ = block
         batch = _batch(self.read, block)
-        if batch.field(3):
-            raise InputError(
-                "the Arrow file's buffers are compressed: tokens cannot be read in place",
-                hint="write the file without compression",
-            )
+        assert not batch.field(3), "files with compressed buffers are read in their flat form"
         places = [struct.unpack_from("<qq", batch.data, at) for at in batch.vector(2, stride=16)]
         views = [struct.unpack_from("<q", batch.data, at)[0] for at in batch.vector(4, stride=8)]
         first, at = {}, 0

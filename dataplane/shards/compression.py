@@ -1,12 +1,16 @@
-"""Whole shards that are stored compressed: the algorithm by the ending of the stored file's name,
-as mosaicml's `streaming` names them."""
+"""Shards that are stored compressed: the algorithm by the ending of the stored file's name, as
+mosaicml's `streaming` names them; Arrow files compress their own buffers."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from ...console.errors import InputError, IntegrityError
 
 ALGORITHMS = {"zstd": "zstd", "gz": "gzip", "br": "brotli", "snappy": "snappy", "bz2": "bz2"}
 """pyarrow's name of an algorithm, by the ending of a file's name."""
+
+ARROW_ENDINGS = (".arrow", ".feather")
 
 
 def algorithm(name: str) -> str:
@@ -19,6 +23,15 @@ def algorithm(name: str) -> str:
             "by one of these",
         )
     return ALGORITHMS[ending]
+
+
+def unpack(where: str, packed: bytes, size: int, details: Mapping[str, object]) -> bytes:
+    """Return the bytes of a shard whose compressed file `where` holds `packed`."""
+    from .arrow_flat import flatten
+
+    if where.endswith(ARROW_ENDINGS):
+        return flatten(where, packed, str(details["column"]))
+    return decompress(where, packed, size)
 
 
 def decompress(where: str, packed: bytes, size: int) -> bytes:

@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from corpora import read_dataset, texts
+from corpora import ONE, read_dataset, texts
 
 from headrace.console.errors import InputError
 from headrace.dataplane.datasets import manifest
 from headrace.tokenize.card import card
 from headrace.tokenize.cli import main
+from headrace.tokenize.select import SelectConfig, select
 from headrace.tokenize.sources.format import KeptField, SourceConfig
 
 Run = Callable[..., Path]
@@ -76,6 +77,14 @@ def test_shares_of_fields(dataset: Path) -> None:
     assert shares["de\\|at"][0] == f"{25 / 99:.2%}"
     scores = rows_of(page, "## Field `score`")
     assert float(scores["50%"][0]) == pytest.approx(np.quantile(np.arange(100) / 100, 0.5))
+
+
+def test_a_card_of_a_view(dataset: Path, tmp_path: Path) -> None:
+    out = tmp_path / "view"
+    select(SelectConfig(dataset=str(dataset), where="language == 'en'", out=str(out), engine=ONE))
+    page = card(str(out))
+    assert rows_of(page, "# Dataset view")["documents"] == ["74"]
+    assert rows_of(page, "## Field `language`") == {"en": ["100.00%", "100.00%"]}
 
 
 def test_licences_are_stated_once(dataset: Path, tmp_path: Path) -> None:

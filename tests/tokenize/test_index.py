@@ -87,6 +87,31 @@ def test_other_lists_beside_columns_of_views(tmp_path: Path, kind: Any) -> None:
     check(tmp_path, column="ids")
 
 
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_arrow_files_with_compressed_buffers(
+    tmp_path: Path, compression: str, stream: bool
+) -> None:
+    """Feather compresses the buffers of its files."""
+    url = tmp_path / "d"
+    url.mkdir()
+    for number, part in enumerate((DOCUMENTS[:2], DOCUMENTS[2:])):
+        table = pa.table({"note": ["x"] * len(part), "ids": pa.array(part, pa.list_(pa.uint16()))})
+        options = pa.ipc.IpcWriteOptions(compression=compression)
+        start = pa.ipc.new_stream if stream else pa.ipc.new_file
+        with start(str(url / f"{number}.feather"), table.schema, options=options) as out:
+            out.write_table(table, max_chunksize=1)
+    dataset = check(url, column="ids")
+    assert [(o.file, o.position) for o in dataset.origins(1, 3)] == [
+        ("0.feather", 1),
+        ("1.feather", 0),
+    ]
+    damaged = bytearray((url / "0.feather").read_bytes())
+    damaged[len(damaged) // 2] ^= 255
+    (url / "0.feather").write_bytes(damaged)
+    assert [item.name for item in verify(str(url), ONE)] == ["0.feather"]
+
+
 def saved_to_disk(folder: Path) -> None:
     """Write a folder as `Dataset.save_to_disk` does: IPC streams, and a list of them."""
     schema = pa.schema([("input_ids", pa.list_(pa.int32()))])

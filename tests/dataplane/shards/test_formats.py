@@ -223,16 +223,6 @@ def test_an_arrow_file_with_one_record_batch_per_document_is_read(tmp_path: Path
     assert origins == [DocumentOrigin("", 2), DocumentOrigin("", 3)]
 
 
-def test_compressed_arrow_buffers_are_refused() -> None:
-    schema = pa.schema([("tokens", pa.list_(pa.uint16()))])
-    sink = io.BytesIO()
-    with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as out:
-        out.write_batch(pa.record_batch([pa.array([[1, 2]], schema[0].type)], schema=schema))
-    data = sink.getvalue()
-    with pytest.raises(InputError, match="compressed"):
-        arrow_format.FORMAT.layout(lambda a, b: data[a:b], len(data), dtype="uint16", details={})
-
-
 @settings(deadline=None, max_examples=40)
 @given(parts=st.lists(some_documents(weighted=True), min_size=1, max_size=4))
 def test_concatenate_and_slicing_are_inverse(parts: list[ShardDocuments]) -> None:
