@@ -75,7 +75,7 @@ class Piece:
         slope, bend = self._slope_f[sources] / 2, self._bend_f[sources]
         target = (jobs - self.owed[sources]) * float(self.unit)
         root = np.sqrt(np.maximum(slope * slope + bend * target, 0))
-        guess = np.rint(target / np.maximum(slope + root, 1e-300))
+        guess = np.rint(target / np.maximum(slope + root, 0.5))
         n = np.clip(guess, 0, self.rows).astype(np.int64)
         exact = self.whole[sources]
         behind = self._difference(sources, jobs, n)

@@ -251,7 +251,7 @@ class _Part:
         steps: Numbers = np.arange(len(wholes)).astype(dtype)
         targets = float(base) + np.arange(len(wholes)) * float(unit)
         root = np.sqrt(np.maximum(self.slope**2 / 4 + self.bend * targets, 0))
-        guess = np.clip(np.rint(targets / np.maximum(self.slope / 2 + root, 1e-300)), low, high)
+        guess = np.clip(np.rint(targets / np.maximum(self.slope / 2 + root, 0.5)), low, high)
         n: Int64 = guess.astype(np.int64)
         slope, bend, base, unit = (
             modulo(value, dtype) for value in (self.slope, self.bend, base, unit)
