@@ -8,12 +8,13 @@ from html import escape
 from typing import Any
 
 from ...console.progress import duration, human
+from ...dataplane.order.plan import Plan
 from ...models.accounting.show import shown_active
 from ..board.runs import SKIPPED
 from ..costs.describe import degrees
 from ..costs.measured import EVENT
 from ..drawing.page import definitions, layer_stripe, legend, page, section, tiles
-from . import charts, predicted, schedule
+from . import charts, predicted, schedule, sources
 from .data import RunData
 from .outliers import DEVIATIONS, WINDOW, OutlierStep, find_outliers
 
@@ -37,6 +38,7 @@ def run_page(run: RunData) -> str:
             charts.mixture(run) + _phase_table(run),
             legend=legend(run.sources, _overall(run)),
         ),
+        _datasets(run),
         '<div class="pair">',
         section("Tokens per second", charts.small(run, "tokens_per_second", "tokens per second")),
         section(
@@ -251,6 +253,13 @@ def _phase_table(run: RunData) -> str:
         f'<tr class="sub">{under}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
+
+
+def _datasets(run: RunData) -> str:
+    """Return the table of the run's datasets; empty if none of them can be read here."""
+    plan = run.job.plan
+    table = sources.table(plan) if isinstance(plan, Plan) else ""
+    return section("Datasets", table) if table else ""
 
 
 def _predicted(run: RunData) -> str:
