@@ -77,6 +77,7 @@ def train_command(as_json: bool, **values: Any) -> None:
 )
 @click.option("--max-document-tokens", type=int, metavar="N", help="Split longer documents.")
 @options.keep_option
+@options.screen_options
 @click.option("--rehash", is_flag=True, help="Hash all inputs, also those that seem unchanged.")
 @options.tokenizer_options
 @options.source_options

@@ -41,6 +41,29 @@ keep_option = click.option(
 )
 
 
+def screen_options(function: Any) -> Any:
+    """Add the options that decide which documents stay."""
+    options = [
+        click.option(
+            "--drop",
+            multiple=True,
+            metavar="LIST",
+            help="Leave these documents out: ids, or input hashes and record numbers.",
+        ),
+        click.option(
+            "--filter", metavar="MODULE:FUNCTION", help="Function that keeps or drops a document."
+        ),
+        click.option(
+            "--filter-set",
+            "filter_settings",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="--filter: a keyword argument of the function.",
+        ),
+    ]
+    return _apply(options, function)
+
+
 def source_options(function: Any) -> Any:
     """Add the options for reading a corpus."""
     options = [
@@ -210,6 +233,10 @@ def build_config(values: dict[str, Any]) -> BuildConfig:
     from .build.build import BuildConfig
 
     splits = _splits(values.pop("split", ()))
+    if "filter_settings" in values:
+        if values["filter_settings"] and values["filter"] is None:
+            raise click.UsageError("--filter-set needs --filter")
+        values["filter_settings"] = _filter_settings(values["filter_settings"])
     if "shard_size" in values:
         values["shard_size"] = bytes_of(values["shard_size"], "--shard-size")
     data = {
@@ -220,6 +247,21 @@ def build_config(values: dict[str, Any]) -> BuildConfig:
         **values,
     }
     return checked(BuildConfig, data)
+
+
+def _filter_settings(words: tuple[str, ...]) -> dict[str, Any]:
+    from ..console.yaml_text import value
+
+    settings: dict[str, Any] = {}
+    for word in words:
+        name, sign, text = word.partition("=")
+        if not sign or not name.isidentifier() or name in settings:
+            raise click.UsageError(f"--filter-set {word}: write NAME=VALUE, each name once")
+        try:
+            settings[name] = value(text)
+        except ValueError as error:
+            raise click.UsageError(f"--filter-set {word}: {error}") from None
+    return settings
 
 
 def _splits(words: tuple[str, ...]) -> dict[str, float]:

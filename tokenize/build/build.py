@@ -25,7 +25,9 @@ from ...dataplane.tokenizers import Tokenizer, bpe
 from ...dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from ...dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from .. import executors, sources
+from ..corpus.drop_list import StoredDrops, read_lists
 from ..corpus.field_types import with_types
+from ..corpus.filters import Filter
 from ..corpus.inputs import find_files
 from ..executors import ExecutorConfig
 from ..files.file_hashes import check_unchanged, with_fingerprints
@@ -33,6 +35,7 @@ from ..files.input_file import File
 from ..sources.format import OnError, Slice, SourceConfig
 from .commit import BuildResult, commit, write_derived_files
 from .dedup import DigestWorker, find_duplicates
+from .drops import check_drops
 from .garbage import FOLDERS, remove_garbage
 from .generations import existing, files_of, kept_types, missing, new_files
 from .lock import BuildLock
@@ -76,6 +79,12 @@ class BuildConfig:
     """exact: keep only the first of byte-equal documents."""
     max_document_tokens: int | None = None
     """Split longer documents; each piece ends with the end-of-document id."""
+    drop: tuple[str, ...] = ()
+    """Files that list documents to leave out."""
+    filter: str | None = None
+    """`module:function` or `./rules.py:function` that decides which documents stay."""
+    filter_settings: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the filter."""
     on_error: OnError = "fail"
     """fail: stop at a record that cannot be read; skip: leave it out."""
     rehash: bool = False
@@ -98,6 +107,8 @@ class BuildConfig:
                 raise ValueError(f"compression is `{self.compression}`, not zstd or zstd:LEVEL")
             if not shard_format(self.format).compressible:
                 raise ValueError(f"the {self.format} format cannot be compressed")
+        if self.filter_settings and self.filter is None:
+            raise ValueError("filter_settings needs filter")
         check_splits(self.splits)
         for name in ("shard_size", "slice_size"):
             if getattr(self, name) < 1:
@@ -123,18 +134,23 @@ def check_splits(splits: Mapping[str, float]) -> None:
 
 def build(config: BuildConfig) -> dict[str, Manifest]:
     """Build what is missing; return the manifest of each dataset by URL."""
-    tokenizer, inputs, _ = run_all(
+    tokenizer, inputs, _, drops, rule = run_all(
         lambda: load_tokenizer(config),
         lambda: find_files(config.inputs, config.source, config.out),
         lambda: storage.check_writable(config.out),
+        lambda: read_lists(config.drop) if config.drop else None,
+        lambda: Filter.of(config.filter, config.filter_settings) if config.filter else None,
     )
     if isinstance(tokenizer, BpeTokenizer) and tokenizer.slow_because:
         log.warning("using the slower `tokenizers` library: %s", tokenizer.slow_because)
     if config.source.keep:
         known = kept_types(config.out.rstrip("/"), job_of(config, tokenizer).outputs)
         config = replace(config, source=with_types(config.source, inputs, known))
-    job = job_of(config, tokenizer)
+    job = replace(job_of(config, tokenizer), filter=rule)
     with BuildLock(work_url(job.url, LOCKS)) as lock:
+        if drops is not None:
+            stored = StoredDrops.write(drops, work_url(job.url), DROPS)
+            job = replace(job, drops=stored)
         manifests = {name: existing(job, name, tokenizer) for name in job.outputs}
         started = time.time()
         inputs = with_fingerprints(inputs, rehash=config.rehash)
@@ -145,6 +161,7 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
             """Append a generation made of these files to each dataset."""
             made = make(config, job, files, manifests[last].generations)
             check_unchanged(files, started)
+            check_drops(job, config.drop, files, made, manifests[last])
             lock.check()
             return commit(job, tokenizer, files, made, manifests)
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from ...dataplane.datasets.manifest import TokenizerInfo
 from ...dataplane.storage import storage
+from ..corpus.drop_list import StoredDrops
+from ..corpus.filters import Filter
 from ..sources.format import SourceConfig
 
 VERSION = 3
@@ -38,6 +40,10 @@ class BuildJob:
     seed: int | None = None
     """Seed of the shuffle; None: documents keep the order of the corpus."""
     dedup: bool = False
+    drops: StoredDrops | None = None
+    """Documents to leave out."""
+    filter: Filter | None = None
+    """Function that decides which documents stay."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -51,8 +57,12 @@ class BuildJob:
         settings = asdict(self)
         if not self.source.keep:
             del settings["source"]["keep"]
-        for key in ("url", "tokenizer", "tokenizer_files"):
+        for key in ("url", "tokenizer", "tokenizer_files", "drops", "filter"):
             del settings[key]
+        if self.drops is not None:
+            settings["drop"] = self.drops.digest
+        if self.filter is not None:
+            settings["filter"] = self.filter.identity
         tokenizer = [self.tokenizer.kind, self.tokenizer.fingerprint, self.tokenizer.spec]
         return {**settings, "tokenizer": tokenizer, "version": VERSION}
 

@@ -5,7 +5,7 @@ saves its state after every finished shard, so a killed task resumes after its l
 are deterministic and idempotent: any worker, in any order, any number of times, writes the same
 bytes.
 
-    read → leave out duplicates → choose the split → tokenize → shards
+    read, by the rules of what stays → leave out duplicates → choose the split → tokenize → shards
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ...dataplane.storage.verified import read_named
 from ...dataplane.tokenizers import Encoded, TextError, Tokenizer
 from ..corpus.documents import DocumentReader, SpecialNames, select
 from ..corpus.read_stats import MAX_MESSAGES, ReadStats
+from ..corpus.screen import DROPPED, Screen
 from ..sources.format import BadRecord, Slice, Texts
 from .settings import BuildJob, dataset_url, work_url
 from .shuffle import write_spill
@@ -74,7 +75,8 @@ class TokenizeWorker:
 
     @cached_property
     def reader(self) -> DocumentReader:
-        return DocumentReader(self.job.source, self.job.skip_bad)
+        screen = Screen(self.job.drops, self.job.filter)
+        return DocumentReader(self.job.source, self.job.skip_bad, screen if screen else None)
 
     def __call__(self, task: Task) -> Iterator[TaskEvent]:
         job = self.job
@@ -115,7 +117,8 @@ class TokenizeWorker:
                 output.shards.append(shard)
                 output.split += split
             output.next = number
-        stats.counts["documents read"] = number
+        dropped = sum(n for name, n in stats.counts.items() if name.startswith(DROPPED))
+        stats.counts["documents read"] = number + dropped
         stats.counts["duplicates"] = len(duplicates)
         stats.counts["documents that were split"] = sum(o.split for o in state.outputs.values())
         stats.counts["bad: not tokenizable"] = len(state.untokenizable)

@@ -10,12 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from os.path import commonprefix
 
+import numpy as np
+
 from ...console.errors import InputError
 from ...dataplane.tokenizers import Raw
 from ..sources import corpus_format
 from ..sources.fields import no_values
 from ..sources.format import BadRecord, Slice, SourceConfig, Texts
 from .read_stats import MAX_MESSAGES, ReadStats
+from .screen import Screen
 
 SKIP = "fix the file, or leave out bad records with --on-error skip"
 FIELD_HINT = f"name the right field with --text-field (or --id-field), {SKIP}"
@@ -37,6 +40,8 @@ class DocumentReader:
 
     config: SourceConfig
     skip_bad: bool
+    screen: Screen | None = None
+    """Rules by which documents stay; None: all of them."""
 
     def read(self, slices: Sequence[Slice], stats: ReadStats) -> Iterator[tuple[str, Texts]]:
         """Yield the name of a file and documents of it; add to `stats`."""
@@ -53,6 +58,9 @@ class DocumentReader:
                 records += len(texts.texts) + len(texts.problems)
                 if self.config.keep:
                     texts = self._with_fields(texts, stats)
+                if self.screen is not None:
+                    kept = self.screen.kept(part.file, texts, stats)
+                    texts = texts if len(kept) == len(texts.texts) else select(texts, kept)
                 yield part.file.name, texts
             if not records and part.start == 0:
                 stats.counts["files without documents"] += 1
@@ -111,5 +119,5 @@ def select(texts: Texts, kept: Sequence[int]) -> Texts:
         texts=[texts.texts[k] for k in kept],
         positions=[texts.positions[k] for k in kept],
         ids=None if texts.ids is None else [texts.ids[k] for k in kept],
-        fields=None if texts.fields is None else texts.fields.take(list(kept)),
+        fields=None if texts.fields is None else texts.fields.take(np.array(kept, np.int64)),
     )

@@ -150,5 +150,5 @@ def texts_of(
     fields = None
     if config.keep:
         fields = pa.table(columns, schema=arrow_schema(config.keep))
-        fields = fields.take([position - first for position in positions])
+        fields = fields.take(np.array(positions, np.int64) - first)
     return Texts(kept, positions, own if ids is not None else None, problems, size, fields)

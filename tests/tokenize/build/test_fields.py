@@ -244,6 +244,15 @@ def test_a_field_without_values_or_with_several_types_needs_a_type(
         run_build(path, source=keep("y"))
 
 
+def test_a_block_without_documents_has_no_fields(tmp_path: Path, run_build: Run) -> None:
+    write(tmp_path / "c" / "a.jsonl", [{"text": "", "x": 1}] * 3)
+    write(tmp_path / "c" / "b.jsonl", [{"text": "b", "x": 2}])
+    table = pa.table({"text": pa.array([None, None], pa.string()), "x": [1, 2]})
+    pq.write_table(table, tmp_path / "c" / "c.parquet")
+    out = run_build(tmp_path / "c", source=keep("x"), on_error="skip")
+    assert found(out) == [("b", {"x": 2})]
+
+
 def test_fields_need_an_input_that_has_some(tmp_path: Path, run_build: Run) -> None:
     (tmp_path / "a.txt").write_text("some text")
     with pytest.raises(MisuseError, match="--keep is for jsonl, parquet, arrow, csv"):

@@ -1,0 +1,261 @@
+"""Drop lists and filters: which documents stay, and how the others are counted."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from corpora import read_dataset, snapshot, texts, write_jsonl
+
+from headrace.console.errors import InputError, MisuseError, StorageError
+from headrace.dataplane.datasets import manifest
+from headrace.tokenize.cli import main
+from headrace.tokenize.executors import ExecutorConfig
+from headrace.tokenize.sources.fields import KeptField
+from headrace.tokenize.sources.format import SourceConfig
+
+Run = Callable[..., Path]
+NAMED = SourceConfig(id_field="name")
+TWO = ExecutorConfig(workers=2)
+
+
+def ids_of(out: Path) -> list[str | None]:
+    return [origin.id for origin, _, _ in read_dataset(out)]
+
+
+def counts_of(out: Path) -> dict[str, int]:
+    made = manifest.load(str(out)).generations[-1]
+    counts: dict[str, int] = made.provenance["counts"]
+    return counts
+
+
+@pytest.mark.parametrize("ending", ["txt", "jsonl", "parquet"])
+def test_documents_are_dropped_by_their_ids(
+    tmp_path: Path, corpus: Path, run_build: Run, ending: str
+) -> None:
+    whole = ids_of(run_build(corpus, source=NAMED, out="whole"))
+    drops = [id for number, id in enumerate(whole) if number % 7 == 0 and id]
+    path = tmp_path / f"drops.{ending}"
+    entries = [*reversed(drops), "unknown"]
+    if ending == "txt":
+        path.write_text("\n".join(entries))
+    elif ending == "jsonl":
+        path.write_text("".join(json.dumps({"id": id, "why": 1}) + "\n" for id in entries))
+    else:
+        pq.write_table(pa.table({"score": [0] * len(entries), "id": entries}), path)
+    out = run_build(corpus, source=NAMED, drop=(str(path),))
+    assert ids_of(out) == [id for id in whole if id not in drops]
+    assert counts_of(out)["dropped by the list"] == len(drops)
+    assert counts_of(out)["documents read"] == len(whole)
+
+
+def test_documents_are_dropped_by_input_and_record(
+    tmp_path: Path, corpus: Path, run_build: Run
+) -> None:
+    whole = run_build(corpus, out="whole")
+    table = manifest.load(str(whole)).generations[0].provenance["inputs"]["name"]
+    hashes = {name: hash for name, _, hash in json.loads((whole / table).read_bytes())}
+    kept = [(origin.file, origin.position) for origin, _, _ in read_dataset(whole)]
+    drops = kept[3::5]
+    path = tmp_path / "drops.parquet"
+    rows = {"input": [hashes[file] for file, _ in drops], "record": [at for _, at in drops]}
+    pq.write_table(pa.table(rows), path)
+    out = run_build(corpus, drop=(str(path),))
+    left = [(origin.file, origin.position) for origin, _, _ in read_dataset(out)]
+    assert left == [place for place in kept if place not in drops]
+
+
+def test_a_list_that_matches_nothing_is_an_error_with_counts(
+    tmp_path: Path, corpus: Path, run_build: Run
+) -> None:
+    path = tmp_path / "drops.txt"
+    path.write_text("one\ntwo\n")
+    with pytest.raises(InputError, match="2 entries, 244 documents read") as caught:
+        run_build(corpus, source=NAMED, drop=(str(path),))
+    assert caught.value.where == str(path)
+    with pytest.raises(InputError, match="ids, but the documents have none"):
+        run_build(corpus, drop=(str(path),), out="other")
+    path = tmp_path / "drops.jsonl"
+    path.write_text('{"input": "0000", "record": 3}\n')
+    with pytest.raises(InputError, match="records of 1 inputs, 0 of them read here"):
+        run_build(corpus, drop=(str(path),), out="third")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.txt", "\n", "is empty"),
+        ("a.jsonl", '{"name": 1}\n', "has the columns name"),
+        ("a.jsonl", "[1]\n", "a line that is no JSON object"),
+        ("a.jsonl", '{"input": "x", "record": -1}\n', "the record -1"),
+        ("a.parquet", "no", "is not a Parquet file"),
+    ],
+)
+def test_a_wrong_list_is_an_error(
+    tmp_path: Path, corpus: Path, run_build: Run, name: str, text: str, message: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=message):
+        run_build(corpus, source=NAMED, drop=(str(tmp_path / name),))
+
+
+RULES = """
+def keep(text, fields, *, shortest=0, letter=""):
+    if len(text) < shortest:
+        return "too short"
+    if fields.get("name", "").endswith(letter or "never"):
+        return False
+"""
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    path = tmp_path / "rules.py"
+    path.write_text(RULES)
+    return path
+
+
+KEEP = SourceConfig(id_field="name", keep=(KeptField(name="name"),))
+
+
+@pytest.mark.parametrize("engine", [ExecutorConfig(workers=1), TWO], ids=["one", "two"])
+def test_a_filter_drops_by_text_and_fields(
+    corpus: Path, run_build: Run, rules: Path, engine: ExecutorConfig
+) -> None:
+    whole = [(o.id or "", text) for o, text, _ in read_dataset(run_build(corpus, source=KEEP))]
+    settings = {"shortest": 100, "letter": "5"}
+    options: dict[str, Any] = {
+        "source": KEEP,
+        "filter": f"{rules}:keep",
+        "filter_settings": settings,
+        "engine": engine,
+        "shuffle": 1,
+    }
+    out = run_build(corpus, out="filtered", **options)
+    stay = {id for id, text in whole if len(text) >= 100 and not id.endswith("5")}
+    assert set(ids_of(out)) == stay
+    short = sum(len(text) < 100 for _, text in whole)
+    assert counts_of(out)["dropped by the filter: too short"] == short
+    reason = "dropped by the filter: no reason given"
+    assert counts_of(out)[reason] == len(whole) - short - len(stay)
+    settled = manifest.load(str(out)).settings["filter"]
+    assert (settled["name"], settled["settings"]) == ("rules.py:keep", settings)
+
+
+def test_a_duplicate_is_one_of_a_document_that_stays(
+    tmp_path: Path, run_build: Run, rules: Path
+) -> None:
+    first = write_jsonl(tmp_path / "a.jsonl", ["twice", "other"])
+    second = write_jsonl(tmp_path / "b.jsonl", ["once", "twice", "twice"])
+    (tmp_path / "drops.txt").write_text("a.jsonl#0")
+    out = run_build(
+        first,
+        second,
+        source=KEEP,
+        dedup="exact",
+        drop=(str(tmp_path / "drops.txt"),),
+        filter=f"{rules}:keep",
+        filter_settings={"letter": "#1"},
+    )
+    assert ids_of(out) == ["b.jsonl#0", "b.jsonl#2"]
+    assert counts_of(out)["dropped by the list"] == 1
+    assert "duplicates" not in counts_of(out)
+
+
+def test_a_killed_build_resumes_with_the_same_bytes(
+    corpus: Path, run_build: Run, rules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {
+        "source": KEEP,
+        "filter": f"{rules}:keep",
+        "filter_settings": {"shortest": 150},
+        "shuffle": 2,
+        "dedup": "exact",
+    }
+    whole = snapshot(run_build(corpus, out="whole", **options))
+    with monkeypatch.context() as patched:
+        patched.setattr(manifest, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run_build(corpus, **options)
+    assert snapshot(run_build(corpus, **options)) == whole
+
+
+def test_another_filter_is_another_build(
+    tmp_path: Path, corpus: Path, run_build: Run, rules: Path
+) -> None:
+    run_build(corpus, filter=f"{rules}:keep")
+    with pytest.raises(StorageError, match="other settings: filter was"):
+        run_build(corpus, filter=f"{rules}:keep", filter_settings={"shortest": 3})
+    rules.write_text(rules.read_text() + "\n# changed\n")
+    with pytest.raises(StorageError, match="other settings: filter was"):
+        run_build(corpus, filter=f"{rules}:keep")
+    with pytest.raises(StorageError, match=r"other settings: filter was .*, is not given"):
+        run_build(corpus)
+
+
+def test_an_exception_names_the_file_and_the_record(
+    tmp_path: Path, run_build: Run, rules: Path
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["good", "good", "bad"])
+    rules.write_text("def keep(text, fields):\n    return {'good': None}[text]\n")
+    with pytest.raises(InputError, match="raised KeyError: 'bad'") as caught:
+        run_build(path, filter=f"{rules}:keep", on_error="skip")
+    assert caught.value.where == f"{path}, record 3"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [("return 5", "returned 5"), ("return ''", "returned ''"), ("return text", "100 different")],
+)
+def test_answers_that_are_no_reasons_are_errors(
+    corpus: Path, run_build: Run, rules: Path, body: str, message: str
+) -> None:
+    rules.write_text(f"def keep(text, fields):\n    text = text[:30]\n    {body}\n")
+    with pytest.raises(InputError, match=message):
+        run_build(corpus, filter=f"{rules}:keep", slice_size=1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("rules.py:keep", {"longest": 1}, "cannot be called with .*longest"),
+        ("rules.py:other", {}, "has no function other"),
+        ("rules.py", {}, "names no function"),
+        ("missing.py:keep", {}, "cannot be imported: FileNotFoundError"),
+        ("no_such_module:keep", {}, "cannot be imported: ModuleNotFoundError"),
+    ],
+)
+def test_a_filter_that_cannot_be_called_is_misuse(
+    corpus: Path,
+    run_build: Run,
+    rules: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    settings: dict[str, Any],
+    message: str,
+) -> None:
+    monkeypatch.chdir(rules.parent)
+    with pytest.raises(MisuseError, match=message):
+        run_build(corpus, filter=name, filter_settings=settings)
+
+
+def test_the_command_shows_the_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = texts(30)
+    write_jsonl(tmp_path / "a.jsonl", lines)
+    (tmp_path / "rules_of_the_command.py").write_text(RULES)
+    command = ["build", "a.jsonl", "--tokenizer", "byte", "--out", "out", "--workers", "1"]
+    command += ["--filter", "rules_of_the_command:keep", "--filter-set", "shortest=200"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    short = Counter(len(text) < 200 for text in lines)[True]
+    shown = CliRunner().invoke(main, ["inspect", "out"]).output
+    assert f"dropped by the filter: too short: {short}" in shown
+    assert CliRunner().invoke(main, [*command[:-4], "--filter-set", "x=1"]).exit_code == 2
